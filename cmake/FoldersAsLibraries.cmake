@@ -1,0 +1,29 @@
+# One folder, one library: foremoe_folder(plan DEPENDS rollout cluster LINKS fmt::fmt) makes the library
+# foremoe_plan of every source in this folder that is not a test, and the test program plan_test of every
+# *_test.cpp beside them. DEPENDS are folders: the arrows of docs/architecture.md, kept by the linker.
+
+add_library(foremoe_warnings INTERFACE)
+target_compile_options(foremoe_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
+  $<$<BOOL:${FOREMOE_WERROR}>:-Werror>)
+
+function(foremoe_folder name)
+  cmake_parse_arguments(ARG "" "" "DEPENDS;LINKS;TEST_LINKS" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cpp)
+  set(tests ${sources})
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
+  list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
+  list(TRANSFORM ARG_DEPENDS PREPEND foremoe_)
+
+  add_library(foremoe_${name} STATIC ${sources})
+  target_include_directories(foremoe_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(foremoe_${name} PUBLIC ${ARG_DEPENDS} ${ARG_LINKS} PRIVATE foremoe_warnings)
+
+  if(FOREMOE_TESTS AND tests)
+    find_package(GTest REQUIRED)
+    include(GoogleTest)
+    add_executable(${name}_test ${tests})
+    target_link_libraries(${name}_test PRIVATE foremoe_${name} ${ARG_TEST_LINKS} GTest::gtest GTest::gmock
+      GTest::gtest_main foremoe_warnings)
+    gtest_discover_tests(${name}_test DISCOVERY_TIMEOUT 60 WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  endif()
+endfunction()

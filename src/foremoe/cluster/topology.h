@@ -1,0 +1,19 @@
+#pragma once
+
+// The ranks of one expert-parallel group and the nodes they sit on: rank r is on node r / ranks_per_node.
+// The last node may have fewer ranks.
+
+#include "foremoe/core/ids.h"
+
+namespace foremoe {
+
+struct Topology {
+  int num_ranks = 1;
+  int ranks_per_node = 1;
+
+  int num_nodes() const { return (num_ranks + ranks_per_node - 1) / ranks_per_node; }
+  NodeId node_of(RankId r) const { return NodeId{r.value / ranks_per_node}; }
+  bool same_node(RankId a, RankId b) const { return node_of(a) == node_of(b); }
+};
+
+}  // namespace foremoe

@@ -1,0 +1,36 @@
+#pragma once
+
+// The identifiers of the project. Each counts from 0 and converts explicitly, so that a rank is never
+// mistaken for an expert. Words as in docs/glossary.md.
+
+#include <compare>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+namespace foremoe {
+
+template <class Tag>
+struct Id {
+  std::int32_t value = 0;
+
+  constexpr Id() = default;
+  constexpr explicit Id(std::integral auto v) : value(static_cast<std::int32_t>(v)) {}
+
+  constexpr std::size_t index() const { return static_cast<std::size_t>(value); }
+  friend constexpr auto operator<=>(Id, Id) = default;
+};
+
+using RankId = Id<struct RankTag>;      // a device of the expert-parallel group
+using NodeId = Id<struct NodeTag>;      // ranks that share the fast interconnect and one host memory
+using ExpertId = Id<struct ExpertTag>;  // a logical expert of one MoE layer
+using SlotId = Id<struct SlotTag>;      // a place for one expert on one rank: homes first, then guests
+using LayerId = Id<struct LayerTag>;    // a MoE layer, counted in the order of the trace
+using MicroStepId = Id<struct MicroStepTag>;
+using EventId = Id<struct EventTag>;  // one (pass, micro-step) in execution order
+
+inline constexpr ExpertId kNoExpert{-1};  // an empty slot; also a missing entry of a route
+
+static_assert(sizeof(ExpertId) == 4, "arrays of ids are read and written as I32");
+
+}  // namespace foremoe

@@ -1,0 +1,42 @@
+#pragma once
+
+// What a user may ask of the planner. Every default is what `foremoe plan` does when told nothing.
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "foremoe/plan/step_plan.h"
+
+namespace foremoe {
+
+struct Stages {
+  bool base = true;         // B: homes (with rehome) and the guests that the step begins with
+  bool relocation = true;   // L: whole experts
+  bool replication = true;  // P: guests where the bottleneck is
+  bool tokens = true;       // T: exact quotas; off: equal split over the replicas that serve
+};
+
+enum class Prefer : std::uint8_t { kBalance, kLinks };
+
+inline constexpr int kNoLimit = std::numeric_limits<int>::max();
+
+struct PlannerOptions {
+  int guest_slots = 1;  // G ≥ 0
+  Residency residency = Residency::kResident;
+  int in_flight = 1;  // K ≥ 1
+  Stages stages;
+  int rehome = 0;  // home moves permitted per layer; kNoLimit: free
+  Prefer prefer = Prefer::kBalance;
+  double tolerance = 0.01;  // a micro-step is balanced at max load ≤ max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋)
+  std::optional<int> max_copies_per_rank;  // per event and layer; none: G (under `free` no limit)
+  int max_copies_per_source = kNoLimit;    // per event and layer, counted at the home of the copied expert
+  std::int64_t min_tokens_per_guest = 0;   // a guest has quota 0 or at least this
+  std::uint64_t seed = 0;
+};
+
+// The options as a JSON object keyed by long option name, as a plan records them.
+std::string to_json(const PlannerOptions& options);
+
+}  // namespace foremoe

@@ -1,0 +1,43 @@
+#pragma once
+
+// Every system's planner behind one interface, so that comparisons are on equal terms: loads in, a plan out
+// that `check_plan` accepts, or the reason why the policy is not defined for this input.
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "foremoe/core/parallel.h"
+#include "foremoe/planner/planner.h"
+
+namespace foremoe {
+
+struct PolicyInput {
+  const LoadTable& load;
+  ArrayView<const RankId, 2> home;           // [layer][expert]
+  PlannerOptions options;                    // guest slots, in-flight, seed …; each policy uses what it has a use for
+  const StepPlan* previous = nullptr;        // a former step's plan, for warm starts
+  const LoadTable* previous_load = nullptr;  // a former step's load, for policies that predict from history
+};
+
+struct Skipped {
+  std::string reason;
+};
+
+using PolicyResult = std::variant<PlannedStep, Skipped>;
+
+class Policy {
+ public:
+  virtual ~Policy() = default;
+  virtual std::string_view name() const = 0;
+  virtual std::string_view summary() const = 0;  // one line for `--help`
+  virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
+};
+
+// All policies, in the order in which tables show them.
+const std::vector<std::unique_ptr<Policy>>& all_policies();
+const Policy* find_policy(std::string_view name);  // nullptr when there is none
+
+}  // namespace foremoe

@@ -1,0 +1,34 @@
+#pragma once
+
+// Which sequence runs on which rank in which micro-step: as the trainer recorded it, or balanced by tokens.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "foremoe/core/ids.h"
+#include "foremoe/rollout/routing_trace.h"
+
+namespace foremoe {
+
+struct Batching {
+  int num_micro_steps = 0;
+  int num_ranks = 0;
+  int ranks_per_node = 0;
+  bool recorded = false;                // taken from the trace
+  std::vector<MicroStepId> micro_step;  // [sequences]
+  std::vector<RankId> rank;             // [sequences]
+};
+
+struct BatchingOptions {
+  int num_ranks = 0;                    // 0: as recorded; it is an error when nothing was recorded
+  int ranks_per_node = 0;               // 0: as recorded, else min(8, ranks)
+  std::int64_t tokens_per_rank = 8192;  // bound on each rank's tokens in one micro-step
+};
+
+// Recorded batching when the options ask for no rank count or the same one; otherwise the sequences are spread
+// over as few micro-steps as fit, by Karmarkar–Karp on tokens, first over micro-steps, then over ranks. A
+// sequence longer than tokens_per_rank is an InputError.
+Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options);
+
+}  // namespace foremoe

@@ -1,0 +1,42 @@
+#pragma once
+
+// The counts that the planner works on: how many tokens of each source rank chose each expert, in every
+// layer of every micro-step. All of it is known before the micro-steps run.
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "foremoe/cluster/topology.h"
+#include "foremoe/core/array.h"
+#include "foremoe/core/units.h"
+
+namespace foremoe {
+
+struct LoadTable {
+  Array<Tokens, 4> load;  // [micro_step][layer][source rank][expert], tokens, never negative
+  int top_k = 1;
+  int ranks_per_node = 1;
+  std::string name;  // for display only
+
+  int num_micro_steps() const { return static_cast<int>(load.extent(0)); }
+  int num_layers() const { return static_cast<int>(load.extent(1)); }
+  int num_ranks() const { return static_cast<int>(load.extent(2)); }
+  int num_experts() const { return static_cast<int>(load.extent(3)); }
+  Topology topology() const { return {.num_ranks = num_ranks(), .ranks_per_node = ranks_per_node}; }
+
+  // Sums over source ranks. [expert], tokens, of one (micro-step, layer).
+  void expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> out) const;
+};
+
+// The same load on `num_ranks` sources: consecutive sources are added together. `num_ranks` must divide the
+// table's ranks; throws InputError otherwise. ranks_per_node becomes min(ranks_per_node, num_ranks).
+LoadTable fold_ranks(const LoadTable& table, int num_ranks);
+
+// The first so many micro-steps and layers.
+LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers);
+
+// Hex SHA-256 of the whole load as little-endian I64 [micro_steps, layers, ranks, experts].
+std::string load_digest(const LoadTable& table);
+
+}  // namespace foremoe
