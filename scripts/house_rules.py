@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""The rules of the house that a compiler does not keep. `--self-test` proves that each of them can fail.
+
+A rule is a function from a tree, {path: text}, to findings, [(path, line number, what is wrong)]. The rules are told
+in docs/architecture.md (which folder may see which) and CONTRIBUTING.md (the rest).
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# Which folders of src/foremoe a folder may include and link: the arrows of docs/architecture.md, transitively.
+SEES = {
+    "core": set(),
+    "cluster": {"core"},
+    "rollout": {"core", "cluster"},
+    "plan": {"core", "cluster", "rollout"},
+    "planner": {"core", "cluster", "rollout", "plan"},
+    "policy": {"core", "cluster", "rollout", "plan", "planner"},
+    "transfer": {"core", "cluster", "rollout", "plan"},
+    "runtime": {"core", "cluster", "rollout", "plan", "transfer"},
+    "sim": {"core", "cluster", "rollout", "plan", "planner", "policy", "transfer"},
+}
+DEVICE_FOLDERS = {"cuda": "runtime/cuda", "nccl": "runtime/nccl", "mpi": "runtime/mpi"}
+CODE = (".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".sh")
+CPP = (".h", ".cpp", ".cu", ".cuh")
+VAGUE = r"utils?|helpers?|common|misc|mgr|managers?"
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]foremoe/(\w+)/')
+DEPENDS = re.compile(r"\bDEPENDS\s+([\w\s]+?)(?=\s+[A-Z_]{5,}\b|\))")
+
+
+def lines(tree, pattern, where):
+    """(path, line number, match) for every line of the files that `where` accepts."""
+    regex = re.compile(pattern) if isinstance(pattern, str) else pattern
+    for path, text in tree.items():
+        if where(path):
+            for number, line in enumerate(text.splitlines(), 1):
+                for match in regex.finditer(line):
+                    yield path, number, match
+
+
+def folder_of(path):
+    """The folder of src/foremoe that a path is in, or None."""
+    parts = path.split("/")
+    return parts[2] if parts[:2] == ["src", "foremoe"] and len(parts) > 3 else None
+
+
+def includes_point_left(tree):
+    """A folder includes itself and what is left of it. In particular planner and runtime do not know each other,
+    and check_plan, in plan/, shares nothing with the planner."""
+    for path, number, match in lines(tree, INCLUDE, lambda p: p.endswith(CPP) and folder_of(p)):
+        here, there = folder_of(path), match[1]
+        if here not in SEES:
+            yield path, number, f"folder {here} is not in docs/architecture.md"
+        elif there != here and there not in SEES[here]:
+            yield path, number, f"{here}/ must not include {there}/"
+
+
+def libraries_link_left(tree):
+    """The same arrows in the DEPENDS of every folder's CMakeLists.txt."""
+    for path, text in tree.items():
+        here = folder_of(path)
+        if here and path.endswith("CMakeLists.txt"):
+            for match in DEPENDS.finditer(text):
+                number = text[: match.start()].count("\n") + 1
+                for there in set(match[1].split()) - SEES.get(here, set()):
+                    yield path, number, f"{here}/ must not link {there}/"
+
+
+def libraries_know_no_program(tree):
+    """Nothing in src/ includes from apps/, bench/, fuzz/ or python/."""
+    pattern = r'#\s*include\s+"(?:\.\./)*(apps|bench|fuzz|python)/'
+    for path, number, match in lines(tree, pattern, lambda p: p.startswith("src/") and p.endswith(CPP)):
+        yield path, number, f"a library must not include {match[1]}/"
+
+
+def devices_stay_in_their_folders(tree):
+    """CUDA, NCCL and MPI headers, and conditions on them, appear only beneath runtime/cuda, runtime/nccl, runtime/mpi."""
+    header = r"#\s*include\s+[<\"](cuda|cublas|cudnn|cuda_runtime|nvtx|nvtx3|nccl|mpi)[\w/]*\.(?:h|hpp|cuh)"
+    condition = r"#\s*(?:el)?if(?:n?def)?\b.*(CUDA|NCCL|MPI)"
+    for path, number, match in lines(tree, f"{header}|{condition}", lambda p: p.endswith(CPP)):
+        word = (match[1] or match[2]).lower()
+        device = "nccl" if word == "nccl" else "mpi" if word == "mpi" else "cuda"
+        if not any(f"/{DEVICE_FOLDERS[d]}/" in f"/{path}" for d in {device, "nccl" if device == "cuda" else device}):
+            yield path, number, f"{device} outside {DEVICE_FOLDERS[device]}/"
+
+
+def names_say_something(tree):
+    """No file, folder, type or namespace whose name says nothing about what is in it."""
+    for path in tree:
+        for word in re.split(r"[/_.\-]", path.lower()):
+            if re.fullmatch(VAGUE, word):
+                yield path, 0, f"a name with '{word}'"
+    camel = r"\w*(?:Utils?|Helpers?|Common|Misc|Mgr|Managers?)"
+    pattern = rf"\b(?:namespace|class|struct|union|enum class|enum)\s+((?:\w*_)?(?:{VAGUE})(?:_\w*)?|{camel})\b"
+    for path, number, match in lines(tree, pattern, lambda p: p.endswith(CPP)):
+        yield path, number, f"'{match[1]}' says nothing about what it is"
+
+
+def libraries_are_silent(tree):
+    """Libraries report by value and by exception: they never print, never end the process."""
+    pattern = r"\bstd::(cout|cerr|clog|abort|terminate|exit|quick_exit)\b|\bfmt::(?:print)\b|\b(?:f?printf|puts|abort|_exit)\s*\("
+    where = lambda p: p.startswith("src/") and p.endswith(CPP) and not p.endswith("_test.cpp")
+    for path, number, match in lines(tree, pattern, where):
+        yield path, number, f"a library must not call {match[0].rstrip('( ')}"
+
+
+def nothing_is_left_open(tree):
+    """What is committed is finished: what is to come is an issue, not a comment."""
+    pattern = r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b|(?i:\bnot (?:yet )?impl" r"emented\b)"
+    for path, number, match in lines(tree, pattern, lambda p: p.endswith((*CODE, ".txt"))):
+        yield path, number, f"'{match[0]}' left in the code"
+
+
+def no_machine_is_named(tree):
+    """No path of somebody's machine and no package host: a clone works wherever it lies."""
+    path_of_a_machine = r"(?<![\w.$}~)*:/-])/(?:home|root|mnt|srv|tmp|work|farm|opt|var/tmp|Users)(?:/|\b)"
+    host = r"\b(?:deb\.debian|security\.debian|snapshot\.debian|archive\.ubuntu|pypi|files\.pythonhosted)\.(?:org|com)\b"
+    for path, number, match in lines(tree, f"{path_of_a_machine}|{host}", lambda p: True):
+        yield path, number, f"'{match[0]}' names a machine"
+
+
+def headers_are_guarded(tree):
+    """Every header starts with #pragma once."""
+    for path, text in tree.items():
+        if path.endswith((".h", ".cuh")) and not text.startswith("#pragma once\n"):
+            yield path, 1, "must start with #pragma once"
+
+
+# Every rule, with a tree that breaks it (and nothing else in it that does).
+RULES = {
+    includes_point_left: {"src/foremoe/plan/check_plan.cpp": '#include "foremoe/planner/planner.h"\n'},
+    libraries_link_left: {"src/foremoe/planner/CMakeLists.txt": "foremoe_folder(planner DEPENDS plan\n  runtime LINKS x::x)\n"},
+    libraries_know_no_program: {"src/foremoe/sim/replay.cpp": '#include "../apps/foremoe/arguments.h"\n'},
+    devices_stay_in_their_folders: {"src/foremoe/runtime/slot_pool.cpp": "#include <cuda_runtime.h>\n"},
+    names_say_something: {"src/foremoe/core/string_utils.cpp": "\n"},
+    libraries_are_silent: {"src/foremoe/core/error.cpp": 'void f() { std::cerr << "x"; }\n'},
+    nothing_is_left_open: {"src/foremoe/core/error.cpp": "// TO" "DO: finish\n"},
+    no_machine_is_named: {"docs/formats.md": "see /ho" "me/someone/trace.safetensors\n"},
+    headers_are_guarded: {"src/foremoe/core/ids.h": "#ifndef IDS_H\n"},
+}
+# A tree that keeps every rule, close to the edge of each.
+CLEAN = {
+    "src/foremoe/planner/planner.cpp": '#include "foremoe/plan/step_plan.h"\n// uncommon helper\n',
+    "src/foremoe/planner/CMakeLists.txt": "foremoe_folder(planner DEPENDS plan rollout cluster core LINKS fmt::fmt)\n",
+    "src/foremoe/runtime/cuda/stream.cpp": "#include <cuda_runtime.h>\n",
+    "src/foremoe/plan/plan_test.cpp": 'int main() { std::cout << "tests may print"; }\n',
+    "src/foremoe/core/ids.h": "#pragma once\nstruct CommonDivisorTable;\n",
+    "README.md": "build/release/bin/foremoe, ~/tmp, ${dir}/tmp, https://example.org/tmp\n",
+}
+
+
+def read_tree(root):
+    skipped = re.compile(r"(?:^|/)(?:\.git|\.cache|\.venv|venv|__pycache__|build[^/]*)/")
+    suffixes = (*CODE, ".md", ".txt", ".json", ".toml", ".supp")
+    tree = {}
+    for file in sorted(root.rglob("*")):
+        path = file.relative_to(root).as_posix()
+        if skipped.search(path) or not file.is_file():
+            continue
+        plain = file.suffix in suffixes or (file.suffix == "" and file.parent.name in ("scripts", ".ci"))
+        tree[path] = file.read_text(encoding="utf-8", errors="replace") if plain else ""
+    return tree
+
+
+def check(tree):
+    return [(*finding, rule.__name__) for rule in RULES for finding in rule(tree)]
+
+
+def self_test():
+    failures = [f"{rule.__name__} does not see its violation" for rule, broken in RULES.items() if not list(rule(broken))]
+    failures += [f"{f[3]} complains about a clean tree: {f[0]}: {f[2]}" for f in check(CLEAN)]
+    for failure in failures:
+        print(failure)
+    print(f"{len(RULES)} rules, {len(failures)} failures")
+    return bool(failures)
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    tree = read_tree(Path(__file__).resolve().parent.parent)
+    findings = check(tree)
+    for path, number, what, rule in findings:
+        print(f"{path}:{number}: {what} ({rule})")
+    print(f"{len(tree)} files, {len(RULES)} rules, {len(findings)} findings")
+    return bool(findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
