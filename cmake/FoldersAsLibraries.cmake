@@ -1,6 +1,7 @@
 # One folder, one library: foremoe_folder(plan DEPENDS rollout cluster LINKS fmt::fmt) makes the library
 # foremoe_plan of every source in this folder that is not a test, and the test program plan_test of every
-# *_test.cpp beside them. DEPENDS are folders: the arrows of docs/architecture.md, kept by the linker.
+# *_test.cpp beside them. A folder of headers alone becomes an interface library. DEPENDS are folders: the arrows
+# of docs/architecture.md, kept by the linker.
 
 add_library(foremoe_warnings INTERFACE)
 target_compile_options(foremoe_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
@@ -14,9 +15,16 @@ function(foremoe_folder name)
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
   list(TRANSFORM ARG_DEPENDS PREPEND foremoe_)
 
-  add_library(foremoe_${name} STATIC ${sources})
-  target_include_directories(foremoe_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
-  target_link_libraries(foremoe_${name} PUBLIC ${ARG_DEPENDS} ${ARG_LINKS} PRIVATE foremoe_warnings)
+  if(sources)
+    set(scope PUBLIC)
+    add_library(foremoe_${name} STATIC ${sources})
+    target_link_libraries(foremoe_${name} PRIVATE foremoe_warnings)
+  else()
+    set(scope INTERFACE)
+    add_library(foremoe_${name} INTERFACE)
+  endif()
+  target_include_directories(foremoe_${name} ${scope} ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(foremoe_${name} ${scope} ${ARG_DEPENDS} ${ARG_LINKS})
 
   if(FOREMOE_TESTS AND tests)
     find_package(GTest REQUIRED)
