@@ -1,0 +1,212 @@
+#include "foremoe/plan/plan_figures.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "foremoe/plan/dispatch_tables.h"
+#include "foremoe/plan/plan_copies.h"
+
+namespace foremoe {
+namespace {
+
+// `empty` is the value of all three figures when there are no samples.
+Spread spread_of(std::vector<double> samples, double empty) {
+  if (samples.empty()) return {empty, empty, empty};
+  std::ranges::sort(samples);
+  double sum = 0;
+  for (const double x : samples) sum += x;
+  const double position = 0.99 * static_cast<double>(samples.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const auto above = std::min(below + 1, samples.size() - 1);
+  const double fraction = position - static_cast<double>(below);
+  return {.mean = sum / static_cast<double>(samples.size()),
+          .p99 = samples[below] + (samples[above] - samples[below]) * fraction,
+          .max = samples.back()};
+}
+
+// One (layer, micro-step) pair.
+struct Pair {
+  LayerQuotas quotas;
+  ArrayView<const Tokens, 2> load;  // [source rank][expert]
+  Topology topology;
+};
+
+struct RankLoads {
+  std::int64_t largest = 0;
+  std::int64_t largest_padded = 0;  // each replica's tokens rounded up to a multiple of align
+  std::int64_t total = 0;
+};
+
+RankLoads rank_loads(const Pair& pair, std::int64_t align) {
+  RankLoads loads;
+  for (int r = 0; r < pair.topology.num_ranks; ++r) {
+    std::int64_t sum = 0;
+    std::int64_t padded = 0;
+    for (const Tokens quota : pair.quotas.slot_tokens.row(r)) {
+      sum += quota.value;
+      padded += (quota.value + align - 1) / align * align;
+    }
+    loads.largest = std::max(loads.largest, sum);
+    loads.largest_padded = std::max(loads.largest_padded, padded);
+    loads.total += sum;
+  }
+  return loads;
+}
+
+// What the nodes lack or have too much of, expert by expert: that much must travel.
+std::int64_t busiest_node_link(const Pair& pair) {
+  const std::size_t num_experts = pair.load.extent(1);
+  Array<Tokens, 2> surplus({static_cast<std::size_t>(pair.topology.num_nodes()), num_experts});  // load − quota
+  for (int r = 0; r < pair.topology.num_ranks; ++r) {
+    const std::span<Tokens> of_node = surplus.row(pair.topology.node_of(RankId{r}));
+    for (std::size_t e = 0; e < num_experts; ++e) of_node[e] += pair.load(r, e);
+    const std::span<const ExpertId> experts = pair.quotas.slot_expert.row(r);
+    for (std::size_t s = 0; s < experts.size(); ++s) {
+      if (experts[s] != kNoExpert) of_node[experts[s].index()] -= pair.quotas.slot_tokens(r, s);
+    }
+  }
+  std::int64_t busiest = 0;
+  for (int n = 0; n < pair.topology.num_nodes(); ++n) {
+    std::int64_t sent = 0;
+    std::int64_t received = 0;
+    for (const Tokens x : surplus.row(n)) (x.value > 0 ? sent : received) += std::abs(x.value);
+    busiest = std::max({busiest, sent, received});
+  }
+  return busiest;
+}
+
+std::int64_t busiest_node_link_rows(const Pair& pair, const SourceTokens& tokens, MicroStepId m, LayerId l) {
+  const RoutedLayer routed = route_tokens({pair.load, pair.quotas, pair.topology});
+  const TokenDispatch dispatch = token_dispatch(routed, {tokens, m, l, pair.topology});
+  const std::size_t num_nodes = static_cast<std::size_t>(pair.topology.num_nodes());
+  std::vector<std::int64_t> sent(num_nodes);
+  std::vector<std::int64_t> received(num_nodes);
+  for (int r = 0; r < pair.topology.num_ranks; ++r) {
+    const std::size_t from = pair.topology.node_of(RankId{r}).index();
+    for (std::size_t to = 0; to < num_nodes; ++to) {
+      if (to == from) continue;
+      sent[from] += dispatch.to_node(r, to).value;
+      received[to] += dispatch.to_node(r, to).value;
+    }
+  }
+  return std::max(std::ranges::max(sent), std::ranges::max(received));
+}
+
+void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options,
+                             PlanFigures& figures) {
+  std::optional<SourceTokens> tokens;
+  if (options.trace && options.batching) tokens.emplace(*options.trace, *options.batching);
+  const Topology topology{.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
+
+  std::vector<double> rho, rho_lower_bound, rho_padded, node_link_tokens, node_link_rows;  // [pair]
+  for (int t = 0; t < plan.num_events(); ++t) {
+    if (plan.in_flight > 1 && plan.event_pass[t] == Pass::kBackward) continue;  // counted at its forward
+    const MicroStepId m = plan.event_micro_step[t];
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      const Pair pair{layer_quotas(plan, EventId{t}, LayerId{l}), load.load[m][l], topology};
+      const RankLoads loads = rank_loads(pair, options.align);
+      if (loads.total == 0) continue;
+      const double mean = static_cast<double>(loads.total) / topology.num_ranks;
+      rho.push_back(static_cast<double>(loads.largest) / mean);
+      rho_lower_bound.push_back(std::ceil(mean) / mean);
+      rho_padded.push_back(static_cast<double>(loads.largest_padded) / mean);
+      figures.max_rank_tokens = std::max(figures.max_rank_tokens, loads.largest);
+      node_link_tokens.push_back(static_cast<double>(busiest_node_link(pair)));
+      if (tokens) {
+        node_link_rows.push_back(static_cast<double>(busiest_node_link_rows(pair, *tokens, m, LayerId{l})));
+      }
+    }
+  }
+  figures.rho = spread_of(std::move(rho), 1);
+  figures.rho_lower_bound_mean = spread_of(std::move(rho_lower_bound), 1).mean;
+  figures.rho_padded = spread_of(std::move(rho_padded), 1);
+  figures.node_link_tokens = spread_of(std::move(node_link_tokens), 0);
+  if (tokens) figures.node_link_rows = spread_of(std::move(node_link_rows), 0);
+}
+
+void add_copies_and_guests(const StepPlan& plan, PlanFigures& figures) {
+  std::int64_t guests = 0;  // with quota, over all events, layers and ranks
+  for (int l = 0; l < plan.num_layers(); ++l) {
+    CopyFinder copies(plan, LayerId{l});
+    for (int t = 0; t < plan.num_events(); ++t) {
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        const int copied = static_cast<int>(copies.into(EventId{t}, RankId{r}).size());
+        figures.copies += copied;
+        figures.copies_max_per_rank = std::max(figures.copies_max_per_rank, copied);
+        for (int s = 0; s < plan.num_slots(); ++s) {
+          const ExpertId e = plan.slot_expert(t, l, r, s);
+          guests += e != kNoExpert && plan.home(l, e) != RankId{r} && plan.slot_tokens(t, l, r, s) > Tokens{0};
+        }
+      }
+    }
+  }
+  const double layer_events = std::max(1.0, static_cast<double>(plan.num_events()) * plan.num_layers());
+  figures.copies_per_layer_event = static_cast<double>(figures.copies) / layer_events;
+  figures.guests_per_layer = static_cast<double>(guests) / layer_events;
+}
+
+int count_home_moves(const StepPlan& plan, ArrayView<const RankId, 2> initial_home) {
+  const int experts_per_rank = plan.num_experts() / plan.num_ranks();
+  int moves = 0;
+  for (int l = 0; l < plan.num_layers(); ++l) {
+    for (int e = 0; e < plan.num_experts(); ++e) {
+      const RankId initial = initial_home.data() ? initial_home(l, e) : RankId{e / experts_per_rank};
+      moves += plan.home(l, e) != initial;
+    }
+  }
+  return moves;
+}
+
+}  // namespace
+
+PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options) {
+  assert(options.align >= 1);
+  PlanFigures figures{.policy = plan.policy,
+                      .residency = plan.residency,
+                      .events = plan.num_events(),
+                      .micro_steps = plan.num_micro_steps(),
+                      .layers = plan.num_layers(),
+                      .ranks = plan.num_ranks(),
+                      .ranks_per_node = plan.ranks_per_node,
+                      .experts = plan.num_experts(),
+                      .guest_slots = plan.guest_slots,
+                      .in_flight = plan.in_flight,
+                      .align = options.align};
+  add_balance_and_traffic(plan, load, options, figures);
+  add_copies_and_guests(plan, figures);
+  figures.home_moves = count_home_moves(plan, options.initial_home);
+  return figures;
+}
+
+nlohmann::ordered_json to_json(const PlanFigures& figures) {
+  const auto mean_max = [](const Spread& s) { return nlohmann::ordered_json{{"mean", s.mean}, {"max", s.max}}; };
+  nlohmann::ordered_json json{
+      {"policy", figures.policy},
+      {"events", figures.events},
+      {"micro_steps", figures.micro_steps},
+      {"layers", figures.layers},
+      {"ranks", figures.ranks},
+      {"ranks_per_node", figures.ranks_per_node},
+      {"experts", figures.experts},
+      {"guest_slots", figures.guest_slots},
+      {"residency", to_string(figures.residency)},
+      {"in_flight", figures.in_flight},
+      {"rho", {{"mean", figures.rho.mean}, {"p99", figures.rho.p99}, {"max", figures.rho.max}}},
+      {"rho_lower_bound", {{"mean", figures.rho_lower_bound_mean}}},
+      {"rho_padded", mean_max(figures.rho_padded)},
+      {"align", figures.align},
+      {"max_rank_tokens", figures.max_rank_tokens},
+      {"copies", figures.copies},
+      {"copies_per_layer_event", figures.copies_per_layer_event},
+      {"copies_max_per_rank", figures.copies_max_per_rank},
+      {"home_moves", figures.home_moves},
+      {"guests_per_layer", figures.guests_per_layer},
+      {"node_link_tokens", mean_max(figures.node_link_tokens)},
+  };
+  if (figures.node_link_rows) json["node_link_rows"] = mean_max(*figures.node_link_rows);
+  return json;
+}
+
+}  // namespace foremoe

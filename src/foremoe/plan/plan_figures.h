@@ -1,0 +1,71 @@
+#pragma once
+
+// What a plan is worth, in the figures that `foremoe plan --json` prints and that tables compare.
+//
+// Figures of balance and traffic are over the (layer, micro-step) pairs that have load: with more than one
+// micro-step in flight a pair still counts once, as both of its passes have the same quotas. Figures of copies
+// and guests are over all (layer, event) pairs.
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "foremoe/core/array.h"
+#include "foremoe/core/units.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/rollout/batching.h"
+#include "foremoe/rollout/load_table.h"
+#include "foremoe/rollout/routing_trace.h"
+
+namespace foremoe {
+
+struct Spread {
+  double mean = 0;
+  double p99 = 0;  // linear between the two nearest, as numpy.percentile does
+  double max = 0;
+};
+
+struct PlanFigures {
+  std::string policy;
+  Residency residency = Residency::kResident;
+  int events = 0;
+  int micro_steps = 0;
+  int layers = 0;
+  int ranks = 0;
+  int ranks_per_node = 0;
+  int experts = 0;
+  int guest_slots = 0;
+  int in_flight = 0;
+
+  Spread rho;                       // largest rank load ÷ mean rank load; 1 is perfect
+  double rho_lower_bound_mean = 0;  // ⌈mean⌉ ÷ mean
+  int align = 0;                    // tokens
+  Spread rho_padded;  // as rho, each replica's tokens rounded up to a multiple of align, ÷ the mean of rho
+  std::int64_t max_rank_tokens = 0;  // largest load of a rank in any pair
+  std::int64_t copies = 0;           // of the whole step
+  double copies_per_layer_event = 0;
+  int copies_max_per_rank = 0;  // of one event and layer
+  int home_moves = 0;           // (layer, expert) pairs whose home is not the initial one
+  double guests_per_layer = 0;  // mean over (layer, event) of the group's guests with quota
+
+  // Per pair: the most token–expert assignments that any node sends to or receives from other nodes when as
+  // many as the quotas allow stay on their node.
+  Spread node_link_tokens;
+  // The same in rows, one per token and node, as route_tokens sends them; none when the tokens are not known.
+  std::optional<Spread> node_link_rows;
+};
+
+struct FiguresOptions {
+  ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: contiguous blocks
+  int align = 128;                          // tokens, ≥ 1
+  const RoutingTrace* trace = nullptr;      // with batching: the tokens behind the load
+  const Batching* batching = nullptr;
+};
+
+// The plan must be one that check_plan accepts for this load. Nodes are those of the plan.
+PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options = {});
+
+// The keys that docs/formats.md lists, in that order; the caller adds times and threads.
+nlohmann::ordered_json to_json(const PlanFigures& figures);
+
+}  // namespace foremoe

@@ -1,0 +1,91 @@
+#pragma once
+
+// Routing as a function of loads and plan: which replica serves which rows, in one layer at one event.
+//
+// Problem. Every source rank holds rows (token–expert assignments), every replica has a quota; for each expert
+//   both have the same sum. Decide which rows go to which replica so that all ranks reach the same answer
+//   without talking to each other.
+// Method. For each expert three sweeps, sources ascending: to the replica on the source's own rank, then to those
+//   on its node, then to all others. Within a sweep a source takes its rows in row order and replicas by
+//   ascending rank, exhausting one before the next.
+// Invariant. After a sweep no source has both rows left and quota left within that sweep's reach.
+// Guarantee. All rows are placed and all quotas met. For these quotas as many rows as possible stay on their
+//   rank, and as many as possible on their node. A sweep forms at most sources + replicas − 1 pairs per expert.
+// Complexity. O(ranks · experts + slots + shipments).
+
+#include <span>
+#include <vector>
+
+#include "foremoe/cluster/topology.h"
+#include "foremoe/core/array.h"
+#include "foremoe/core/units.h"
+#include "foremoe/plan/step_plan.h"
+
+namespace foremoe {
+
+// What the slots of one layer hold and owe at one event.
+struct LayerQuotas {
+  ArrayView<const ExpertId, 2> slot_expert;  // [rank][slot], kNoExpert when empty; an expert at most once per rank
+  ArrayView<const Tokens, 2> slot_tokens;    // [rank][slot], quota
+};
+
+LayerQuotas layer_quotas(const StepPlan& plan, EventId event, LayerId layer);
+
+// Rows of one expert that one source sends to one replica; never zero.
+struct Shipment {
+  ExpertId expert;
+  RankId source;
+  RankId replica;
+  Tokens rows;
+
+  friend bool operator==(const Shipment&, const Shipment&) = default;
+};
+
+// All shipments of one layer at one event, by source, then expert, then in the order in which the sweeps made
+// them: the rows of (source, expert) go to its shipments one after the other.
+struct RoutedLayer {
+  std::vector<Shipment> shipments;
+  std::vector<std::size_t> first;  // [ranks + 1], each source's first shipment
+
+  std::span<const Shipment> of_source(RankId s) const {
+    return std::span(shipments).subspan(first[s.index()], first[s.index() + 1] - first[s.index()]);
+  }
+};
+
+// Scratch memory, reused so that a warm call allocates nothing.
+struct RouteWorkspace {
+  struct Replica {
+    RankId rank;
+    std::int64_t left;  // quota not yet filled
+  };
+  std::vector<Replica> replicas;           // by expert, then ascending rank
+  std::vector<std::size_t> first_replica;  // [experts + 1]
+  std::vector<std::int64_t> rows_left;     // [ranks], of the expert at hand
+  std::vector<Shipment> by_expert;
+  std::vector<std::size_t> cursor;
+};
+
+struct RoutingProblem {
+  ArrayView<const Tokens, 2> load;  // [source rank][expert], rows
+  LayerQuotas quotas;               // over the replicas of an expert they sum to its load
+  Topology topology;
+};
+
+void route_tokens(const RoutingProblem& problem, RouteWorkspace& workspace, RoutedLayer& routed);
+RoutedLayer route_tokens(const RoutingProblem& problem);
+
+// A row without a route: it goes to the home of whatever expert the router picks when the layer runs.
+inline constexpr RankId kNoReplica{-1};
+
+// The concrete rows of one source.
+struct SourceRows {
+  RankId source;
+  std::span<const ExpertId> routes;  // [row] = [token][k], tokens in the order in which the source holds them
+};
+
+// The replica that serves each row: replica[row] for rows.routes[row], kNoReplica where that is kNoExpert. The
+// routes must be those that the routed load counts.
+void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& workspace,
+                 std::span<RankId> replica);
+
+}  // namespace foremoe
