@@ -10,8 +10,7 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80 90)  # A100, H100/H200
 endif()
 enable_language(CUDA)
-set(CMAKE_CUDA_STANDARD 20)
-set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")  # CMake 3.25 does not know that nvcc has this standard
 find_package(CUDAToolkit REQUIRED)
 
 include(CheckSourceCompiles)
@@ -21,6 +20,6 @@ check_source_compiles(CUDA "
   int main() { scale<<<1, 1>>>(static_cast<float*>(nullptr), 2.0f); return cudaDeviceSynchronize(); }
 " FOREMOE_CUDA_COMPILES)
 if(NOT FOREMOE_CUDA_COMPILES)
-  message(FATAL_ERROR "the CUDA compiler ${CMAKE_CUDA_COMPILER} cannot compile C++20 with ${CMAKE_CXX_COMPILER}; see CMakeFiles/CMakeError.log")
+  message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} cannot compile C++20 with ${CMAKE_CXX_COMPILER} (CMakeFiles/CMakeError.log says why)")
 endif()
 message(STATUS "CUDA ${CUDAToolkit_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}")
