@@ -1,0 +1,105 @@
+#include "foremoe/core/atomic_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int kMaxTemporaryNames = 10'000;  // tried before giving up; left over by killed processes
+constexpr std::size_t kMaxBytesPerWrite = std::size_t{1} << 30;
+
+// A rename is on the disk once its directory is. Not every file system can flush directories; those that cannot
+// make no promise that we could keep for them.
+void flush_directory(const fs::path& directory) {
+  const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  ::fsync(fd);
+  ::close(fd);
+}
+
+fs::path directory_of(const std::string& target) {
+  const fs::path parent = fs::path(target).parent_path();
+  return parent.empty() ? fs::path(".") : parent;
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  if (fs::is_directory(status)) fail(EISDIR);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    fd_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd_ < 0) fail(errno);
+    return;
+  }
+  if (fs::is_symlink(fs::symlink_status(path, ignored))) target_ = fs::weakly_canonical(path, ignored).string();
+  if (target_.empty()) target_ = path;
+  const fs::path directory = directory_of(target_);
+  const std::string name = fs::path(target_).filename().string();
+  if (name.empty()) fail(EISDIR);
+  for (int i = 0; i < kMaxTemporaryNames; ++i) {
+    const std::string candidate = (directory / fmt::format(".{}.{}.{}", name, ::getpid(), i)).string();
+    fd_ = ::open(candidate.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);  // the user's umask applies
+    if (fd_ >= 0) {
+      temporary_ = candidate;
+      return;
+    }
+    if (errno != EEXIST) break;
+  }
+  fail(errno);
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  assert(fd_ >= 0);
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd_, bytes.data(), std::min(bytes.size(), kMaxBytesPerWrite));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail(errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+void AtomicFile::commit() {
+  assert(fd_ >= 0);
+  const bool replaces = !temporary_.empty();
+  if (replaces && ::fsync(fd_) != 0) fail(errno);
+  if (::close(std::exchange(fd_, -1)) != 0) fail(errno);
+  if (!replaces) return;
+  if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
+  temporary_.clear();
+  flush_directory(directory_of(target_));
+}
+
+void AtomicFile::fail(int error) const {
+  throw InputError({.file = path_, .field = {}, .index = {}},
+                   "cannot be written: " + std::generic_category().message(error));
+}
+
+void write_file(const std::string& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+}  // namespace foremoe

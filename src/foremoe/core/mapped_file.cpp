@@ -1,0 +1,55 @@
+#include "foremoe/core/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+[[noreturn]] void fail(const std::string& path, int error) {
+  throw InputError({.file = path, .field = {}, .index = {}},
+                   "cannot be read: " + std::generic_category().message(error));
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) {
+  const Descriptor fd(path);
+  if (fd.get() < 0) fail(path, errno);
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) fail(path, errno);
+  if (!S_ISREG(status.st_mode)) throw InputError({.file = path, .field = {}, .index = {}}, "is not a regular file");
+  const auto size = static_cast<std::size_t>(status.st_size);
+  if (size == 0) return;  // mmap refuses empty files
+  void* const data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  if (data == MAP_FAILED) fail(path, errno);
+  bytes_ = {static_cast<const std::byte*>(data), size};
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+}  // namespace foremoe
