@@ -4,8 +4,9 @@
 // layer of every micro-step. All of it is known before the micro-steps run.
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
-#include <string_view>
 
 #include "foremoe/cluster/topology.h"
 #include "foremoe/core/array.h"

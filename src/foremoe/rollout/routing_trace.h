@@ -6,8 +6,10 @@
 // prefix-cached: then all top_k entries are the sentinel, −1 or the largest value of an unsigned type. Missing
 // rows are no load; the runtime routes them to homes as the router picks then.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,8 @@ std::int64_t sentinel_of(RouteType type);         // entry of a missing row
 RouteType narrowest_route_type(int num_experts);  // smallest unsigned type whose sentinel is not an expert
 
 struct RoutingTrace {
+  std::string name;  // the file it came from, for messages and display
+
   // [tokens][layers][top_k] logical expert ids in the type in which they were recorded, little-endian,
   // memory-mapped from the file or owned; `storage` keeps them alive.
   RouteType type = RouteType::kU8;
@@ -48,7 +52,8 @@ struct RoutingTrace {
   bool has_batching() const { return !micro_step.empty(); }
   std::int64_t sequence_length(int s) const { return cu_seqlens[s + 1] - cu_seqlens[s]; }
 
-  // One row widened: out[0 … top_k) are expert ids, or all kNoExpert when the row is missing.
+  // One row widened: out[0 … top_k) are expert ids, or all kNoExpert when the row is missing. Throws InputError when
+  // an entry is out of range; that a row's experts are distinct is checked by whoever sweeps (check_routes, collect).
   void route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const;
 };
 

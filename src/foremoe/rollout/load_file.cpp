@@ -1,0 +1,91 @@
+#include "foremoe/rollout/load_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <vector>
+
+#include "foremoe/rollout/file_kind.h"
+#include "foremoe/rollout/limits.h"
+
+namespace foremoe {
+
+namespace {
+
+void check_values(const Safetensors& file, const LoadTable& table) {
+  for (std::size_t m = 0; m < table.load.extent(0); ++m) {
+    for (std::size_t l = 0; l < table.load.extent(1); ++l) {
+      const std::span<const Tokens> values = table.load[m][l].flat();
+      std::int64_t total = 0;
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const std::int64_t tokens = values[i].value;
+        const std::size_t r = i / table.load.extent(3);
+        const std::size_t e = i % table.load.extent(3);
+        if (tokens < 0)
+          file.fail("load", fmt::format("[{}, {}, {}, {}]", m, l, r, e), fmt::format("{} tokens", tokens));
+        if (tokens > kMaxTokensPerLayer - total) {
+          file.fail("load", fmt::format("[{}, {}, {}, {}]", m, l, r, e),
+                    fmt::format("takes the layer's load of this micro-step above {}", kMaxTokensPerLayer));
+        }
+        total += tokens;
+      }
+    }
+  }
+}
+
+template <class T>
+void write_as(const LoadTable& table, const std::string& path, const Metadata& metadata) {
+  std::vector<T> values(table.load.size());
+  std::ranges::transform(table.load.flat(), values.begin(), [](Tokens t) { return static_cast<T>(t.value); });
+  const auto& shape = table.load.shape();
+  write_safetensors(path, {tensor_data("load", std::span<const T>(values), {shape.begin(), shape.end()})}, metadata);
+}
+
+}  // namespace
+
+LoadTable read_load(const Safetensors& file) {
+  expect_format(file, kLoadFormat);
+  const TensorView& load = file.tensor("load", {DType::kU16, DType::kU32, DType::kI32, DType::kI64}, 4);
+  for (std::size_t axis = 0; axis < 4; ++axis) {
+    if (load.shape[axis] == 0) file.fail("load", "", fmt::format("shape [{}] is empty", fmt::join(load.shape, ", ")));
+  }
+  if (load.shape[2] > kMaxRanks || load.shape[3] > kMaxExperts || load.num_elements() > kMaxLoadCells) {
+    file.fail("load", "", fmt::format("shape [{}] is beyond all limits", fmt::join(load.shape, ", ")));
+  }
+  const auto experts = static_cast<std::int64_t>(load.shape[3]);
+  const auto ranks = static_cast<int>(load.shape[2]);
+  file.integer("num_experts", experts, experts);
+  LoadTable table;
+  table.top_k = static_cast<int>(file.integer("top_k", 1, experts));
+  table.ranks_per_node = std::min(ranks, static_cast<int>(file.integer("ranks_per_node", 1, kMaxRanks)));
+  table.name = file.text_or("name", std::filesystem::path(file.name()).stem().string());
+  table.load = Array<Tokens, 4>({load.shape[0], load.shape[1], load.shape[2], load.shape[3]});
+  load.copy_to(table.load.flat());
+  check_values(file, table);
+  return table;
+}
+
+LoadTable read_load(const std::string& path) { return read_load(Safetensors::open(path)); }
+
+void write_load(const LoadTable& table, const std::string& path, const Metadata& extra) {
+  Metadata metadata{{"format", std::string(kLoadFormat)},
+                    {"num_experts", fmt::to_string(table.num_experts())},
+                    {"top_k", fmt::to_string(table.top_k)},
+                    {"ranks_per_node", fmt::to_string(table.ranks_per_node)}};
+  if (!table.name.empty()) metadata.emplace("name", table.name);
+  metadata.insert(extra.begin(), extra.end());
+  const auto values = table.load.flat();
+  const std::int64_t largest = values.empty() ? 0 : std::ranges::max(values).value;
+  if (largest <= std::numeric_limits<std::uint16_t>::max()) {
+    write_as<std::uint16_t>(table, path, metadata);
+  } else if (largest <= std::numeric_limits<std::uint32_t>::max()) {
+    write_as<std::uint32_t>(table, path, metadata);
+  } else {
+    write_as<std::int64_t>(table, path, metadata);
+  }
+}
+
+}  // namespace foremoe
