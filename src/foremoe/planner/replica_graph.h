@@ -1,0 +1,82 @@
+#pragma once
+
+// Which slot holds which expert in one layer at one moment, indexed both ways: the slots of a rank, and the
+// slots that hold an expert. It is the graph on which token assignment moves tokens: two ranks are neighbours
+// when they hold the same expert.
+//
+// Slots are numbered rank by rank; rank r owns slots [first_slot(r), first_slot(r + 1)). put and drop are O(1).
+// Inside the planner ids are plain ints: this is the hottest data of the project and never crosses its border.
+
+#include <cassert>
+#include <span>
+#include <vector>
+
+namespace foremoe::planner {
+
+class ReplicaGraph {
+ public:
+  ReplicaGraph() = default;
+  ReplicaGraph(int num_ranks, int slots_per_rank, int num_experts)
+      : num_ranks_(num_ranks),
+        slots_per_rank_(slots_per_rank),
+        expert_(static_cast<std::size_t>(num_ranks) * slots_per_rank, -1),
+        next_(expert_.size(), -1),
+        previous_(expert_.size(), -1),
+        rank_(expert_.size()),
+        first_holder_(num_experts, -1),
+        num_holders_(num_experts, 0) {
+    for (std::size_t s = 0; s < rank_.size(); ++s) rank_[s] = static_cast<int>(s) / slots_per_rank;
+  }
+
+  int num_ranks() const { return num_ranks_; }
+  int num_slots() const { return static_cast<int>(expert_.size()); }
+  int num_experts() const { return static_cast<int>(first_holder_.size()); }
+  int slots_per_rank() const { return slots_per_rank_; }
+
+  int first_slot(int rank) const { return rank * slots_per_rank_; }
+  int rank_of(int slot) const { return rank_[slot]; }
+  int expert_in(int slot) const { return expert_[slot]; }  // −1 when empty
+
+  int num_holders(int expert) const { return num_holders_[expert]; }
+  // for (int s = first_holder(e); s >= 0; s = next_holder(s)): the slots that hold e, latest put first.
+  int first_holder(int expert) const { return first_holder_[expert]; }
+  int next_holder(int slot) const { return next_[slot]; }
+
+  // The slot of `rank` that holds `expert`, or −1.
+  int find(int expert, int rank) const {
+    int s = first_holder_[expert];
+    while (s >= 0 && rank_[s] != rank) s = next_[s];
+    return s;
+  }
+
+  void put(int slot, int expert) {
+    assert(expert_[slot] < 0 && find(expert, rank_[slot]) < 0);
+    expert_[slot] = expert;
+    previous_[slot] = -1;
+    next_[slot] = first_holder_[expert];
+    if (next_[slot] >= 0) previous_[next_[slot]] = slot;
+    first_holder_[expert] = slot;
+    ++num_holders_[expert];
+  }
+
+  void drop(int slot) {
+    const int expert = expert_[slot];
+    assert(expert >= 0);
+    (previous_[slot] >= 0 ? next_[previous_[slot]] : first_holder_[expert]) = next_[slot];
+    if (next_[slot] >= 0) previous_[next_[slot]] = previous_[slot];
+    expert_[slot] = -1;
+    --num_holders_[expert];
+  }
+
+ private:
+  int num_ranks_ = 0;
+  int slots_per_rank_ = 0;
+  std::vector<int> expert_;        // [slot], −1 when empty
+  std::vector<int> next_;          // [slot], next holder of the same expert, −1 at the end
+  std::vector<int> previous_;      // [slot]
+  std::vector<int> rank_;          // [slot]
+  std::vector<int> first_holder_;  // [expert], −1 when nobody holds it
+  std::vector<int> num_holders_;   // [expert]
+};
+
+}  // namespace foremoe::planner
