@@ -40,7 +40,8 @@ Budgets read_budgets(const StepPlan& plan, Findings& findings) {
     } else if (at->is_number_integer() && *at >= 0 && *at <= kUnlimited) {
       out = at->get<std::int64_t>();
     } else {
-      findings.add({.kind = ViolationKind::kOptions, .message = fmt::format("option {} is {}", key, at->dump())});
+      findings.add({.kind = ViolationKind::kOptions,
+                    .message = fmt::format("option {} is {}", key, at->is_primitive() ? at->dump() : at->type_name())});
     }
   };
   read("max-copies-per-rank", "none", kUnlimited, budgets.copies_per_rank);

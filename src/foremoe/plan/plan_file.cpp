@@ -1,0 +1,225 @@
+#include "foremoe/plan/plan_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "foremoe/core/safetensors_writer.h"
+#include "foremoe/rollout/file_kind.h"
+#include "foremoe/rollout/limits.h"
+
+namespace foremoe {
+namespace {
+
+constexpr std::string_view kHexDigits = "0123456789abcdef";
+
+// "[3, 0, 17]", the index of element i of a row-major tensor.
+std::string index_of(std::size_t i, std::vector<std::size_t> shape) {
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    const std::size_t extent = shape[axis];
+    shape[axis] = i % extent;
+    i /= extent;
+  }
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+// An integer tensor whose values must all be in [low, high].
+struct Field {
+  const Safetensors& file;
+  std::string_view name;
+  const TensorView& tensor;
+
+  void expect_range(std::int64_t low, std::int64_t high) const {
+    for (std::size_t i = 0; i < tensor.num_elements(); ++i) {
+      const std::int64_t value = tensor.integer(i);
+      if (value < low || value > high) {
+        file.fail(name, index_of(i, tensor.shape), fmt::format("{} is not in [{}, {}]", value, low, high));
+      }
+    }
+  }
+};
+
+void read_metadata(const Safetensors& file, StepPlan& plan) {
+  plan.policy = file.text("policy");
+  const auto residency = residency_from_string(file.text("residency"));
+  if (!residency) file.fail("residency", "", fmt::format("'{}' is no residency", file.text("residency")));
+  plan.residency = *residency;
+  plan.guest_slots = static_cast<int>(file.integer("guest_slots", 0, kMaxExperts));
+  plan.ranks_per_node = static_cast<int>(file.integer("ranks_per_node", 1, kMaxRanks));
+  plan.in_flight = static_cast<int>(file.integer("in_flight", 1, std::numeric_limits<int>::max()));
+  plan.options = file.text("options");
+  if (!nlohmann::json::parse(plan.options, nullptr, /*allow_exceptions=*/false).is_object()) {
+    file.fail("options", "", "not a JSON object");
+  }
+  plan.load_digest = file.text("load_digest");
+  if (plan.load_digest.size() != 64 || plan.load_digest.find_first_not_of(kHexDigits) != std::string::npos) {
+    file.fail("load_digest", "", fmt::format("'{}' is not a hexadecimal SHA-256", plan.load_digest));
+  }
+}
+
+void read_home(const Safetensors& file, const TensorView& home, int num_ranks, StepPlan& plan) {
+  const std::size_t num_experts = home.shape[1];
+  if (num_experts == 0 || num_experts > kMaxExperts || num_experts % num_ranks != 0) {
+    file.fail("home", "", fmt::format("{} experts cannot be spread evenly over {} ranks", num_experts, num_ranks));
+  }
+  Field{file, "home", home}.expect_range(0, num_ranks - 1);
+  plan.home = Array<RankId, 2>({home.shape[0], num_experts});
+  home.copy_to(plan.home.flat());
+  for (std::size_t l = 0; l < home.shape[0]; ++l) {
+    std::vector<std::size_t> num_homes(num_ranks);
+    for (const RankId r : plan.home.row(l)) ++num_homes[r.index()];
+    for (int r = 0; r < num_ranks; ++r) {
+      if (num_homes[r] == num_experts / num_ranks) continue;
+      file.fail("home", fmt::format("[{}]", l),
+                fmt::format("rank {} is home of {} experts, not of {}", r, num_homes[r], num_experts / num_ranks));
+    }
+  }
+}
+
+void read_slots(const Safetensors& file, const TensorView& slot_expert, StepPlan& plan) {
+  const int num_homes = plan.num_experts() / static_cast<int>(slot_expert.shape[2]);
+  if (static_cast<int>(slot_expert.shape[3]) != num_homes + plan.guest_slots) {
+    file.fail("slot_expert", "",
+              fmt::format("{} slots per rank, but {} homes and {} guest slots", slot_expert.shape[3], num_homes,
+                          plan.guest_slots));
+  }
+  Field{file, "slot_expert", slot_expert}.expect_range(kNoExpert.value, plan.num_experts() - 1);
+  const TensorView& slot_tokens = file.tensor("slot_tokens", {DType::kU32, DType::kI64}, slot_expert.shape);
+  Field{file, "slot_tokens", slot_tokens}.expect_range(0, kMaxTokensPerLayer);
+
+  const auto& shape = slot_expert.shape;
+  plan.slot_expert = Array<ExpertId, 4>({shape[0], shape[1], shape[2], shape[3]});
+  plan.slot_tokens = Array<Tokens, 4>(plan.slot_expert.shape());
+  slot_expert.copy_to(plan.slot_expert.flat());
+  slot_tokens.copy_to(plan.slot_tokens.flat());
+}
+
+void read_events(const Safetensors& file, std::size_t num_events, StepPlan& plan) {
+  if (plan.in_flight > 1 && num_events % 2 != 0) {
+    file.fail("slot_expert", "",
+              fmt::format("{} events, but with {} in flight every micro-step has two", num_events, plan.in_flight));
+  }
+  const int num_micro_steps = static_cast<int>(plan.in_flight == 1 ? num_events : num_events / 2);
+  const ExecutionOrder order = make_execution_order(num_micro_steps, plan.in_flight);
+  const TensorView& micro_step = file.tensor("event_micro_step", {DType::kI32}, {num_events});
+  const TensorView& pass = file.tensor("event_pass", {DType::kU8}, {num_events});
+  for (std::size_t t = 0; t < num_events; ++t) {
+    const auto expect = [&](std::string_view field, std::int64_t value, std::int64_t expected) {
+      if (value == expected) return;
+      file.fail(field, fmt::format("[{}]", t),
+                fmt::format("{}, but with {} in flight this event has {}", value, plan.in_flight, expected));
+    };
+    expect("event_micro_step", micro_step.integer(t), order.micro_step[t].value);
+    expect("event_pass", pass.integer(t), static_cast<std::int64_t>(order.pass[t]));
+  }
+  plan.event_micro_step = order.micro_step;
+  plan.event_pass = order.pass;
+}
+
+// Optional: [micro_steps, layers] or nothing.
+Array<Tokens, 2> read_bound(const Safetensors& file, std::string_view name, const StepPlan& plan) {
+  if (!file.has(name)) return {};
+  Array<Tokens, 2> values({static_cast<std::size_t>(plan.num_micro_steps()), plan.home.extent(0)});
+  const TensorView& tensor = file.tensor(name, {DType::kI64}, {values.extent(0), values.extent(1)});
+  Field{file, name, tensor}.expect_range(0, kMaxTokensPerLayer);
+  tensor.copy_to(values.flat());
+  return values;
+}
+
+// The tensors of a plan in the types in which they are stored.
+class PlanTensors {
+ public:
+  template <class Stored, class T, std::size_t N>
+  void add(std::string name, std::span<const T> values, const std::array<std::size_t, N>& shape) {
+    std::vector<std::byte> bytes(values.size() * sizeof(Stored));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const Stored stored = static_cast<Stored>(to_integer(values[i]));
+      std::memcpy(bytes.data() + i * sizeof(Stored), &stored, sizeof(Stored));
+    }
+    tensors_.push_back({std::move(name), dtype_of<Stored>(), {shape.begin(), shape.end()}, bytes});
+    storage_.push_back(std::move(bytes));  // moving a vector leaves its elements where they are
+  }
+
+  const std::vector<TensorData>& tensors() const { return tensors_; }
+
+ private:
+  static std::int64_t to_integer(Pass pass) { return static_cast<std::int64_t>(pass); }
+  static std::int64_t to_integer(auto x) { return x.value; }
+
+  std::vector<TensorData> tensors_;
+  std::vector<std::vector<std::byte>> storage_;
+};
+
+}  // namespace
+
+StepPlan read_plan(const Safetensors& file) {
+  expect_format(file, kPlanFormat);
+  StepPlan plan;
+  read_metadata(file, plan);
+  const TensorView& slot_expert = file.tensor("slot_expert", {DType::kI16, DType::kI32}, 4);
+  if (slot_expert.num_elements() == 0 || slot_expert.shape[2] > kMaxRanks ||
+      slot_expert.shape[0] > std::numeric_limits<int>::max()) {
+    file.fail("slot_expert", "", fmt::format("shape [{}] is no plan's", fmt::join(slot_expert.shape, ", ")));
+  }
+  const TensorView& home = file.tensor("home", {DType::kI32}, 2);
+  if (home.shape[0] != slot_expert.shape[1]) {
+    file.fail("home", "", fmt::format("{} layers, but slot_expert has {}", home.shape[0], slot_expert.shape[1]));
+  }
+  plan.ranks_per_node = std::min(plan.ranks_per_node, static_cast<int>(slot_expert.shape[2]));
+  read_home(file, home, static_cast<int>(slot_expert.shape[2]), plan);
+  read_slots(file, slot_expert, plan);
+  read_events(file, slot_expert.shape[0], plan);
+  plan.max_load = read_bound(file, "max_load", plan);
+  plan.lower_bound = read_bound(file, "lower_bound", plan);
+  return plan;
+}
+
+StepPlan read_plan(const std::string& path) { return read_plan(Safetensors::open(path)); }
+
+StepPlan read_plan_for(const LoadTable& load, const std::string& path) {
+  const Safetensors file = Safetensors::open(path);
+  StepPlan plan = read_plan(file);
+  if (plan.load_digest != load_digest(load)) {
+    file.fail("load_digest", "", fmt::format("the plan was made for another load than {}", load.name));
+  }
+  return plan;
+}
+
+void write_plan(const StepPlan& plan, const std::string& path) {
+  const Metadata metadata{{"format", std::string(kPlanFormat)},
+                          {"policy", plan.policy},
+                          {"residency", std::string(to_string(plan.residency))},
+                          {"guest_slots", fmt::to_string(plan.guest_slots)},
+                          {"ranks_per_node", fmt::to_string(plan.ranks_per_node)},
+                          {"in_flight", fmt::to_string(plan.in_flight)},
+                          {"options", plan.options},
+                          {"load_digest", plan.load_digest}};
+  PlanTensors tensors;
+  const auto slot_expert = plan.slot_expert.flat();
+  if (plan.num_experts() - 1 <= std::numeric_limits<std::int16_t>::max()) {
+    tensors.add<std::int16_t>("slot_expert", slot_expert, plan.slot_expert.shape());
+  } else {
+    tensors.add<std::int32_t>("slot_expert", slot_expert, plan.slot_expert.shape());
+  }
+  const auto slot_tokens = plan.slot_tokens.flat();
+  if (slot_tokens.empty() || std::ranges::max(slot_tokens).value <= std::numeric_limits<std::uint32_t>::max()) {
+    tensors.add<std::uint32_t>("slot_tokens", slot_tokens, plan.slot_tokens.shape());
+  } else {
+    tensors.add<std::int64_t>("slot_tokens", slot_tokens, plan.slot_tokens.shape());
+  }
+  const std::array events{plan.event_micro_step.size()};
+  tensors.add<std::int32_t>("event_micro_step", std::span(plan.event_micro_step), events);
+  tensors.add<std::uint8_t>("event_pass", std::span(plan.event_pass), events);
+  tensors.add<std::int32_t>("home", plan.home.flat(), plan.home.shape());
+  if (!plan.max_load.empty()) tensors.add<std::int64_t>("max_load", plan.max_load.flat(), plan.max_load.shape());
+  if (!plan.lower_bound.empty()) {
+    tensors.add<std::int64_t>("lower_bound", plan.lower_bound.flat(), plan.lower_bound.shape());
+  }
+  write_safetensors(path, tensors.tensors(), metadata);
+}
+
+}  // namespace foremoe

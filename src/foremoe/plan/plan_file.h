@@ -1,0 +1,36 @@
+#pragma once
+
+// foremoe.plan/1: a stage's plan as a safetensors file (docs/formats.md).
+//
+//   slot_expert        [events, layers, ranks, slots]  I16 or I32; the expert in that slot, −1 when empty
+//   slot_tokens        [events, layers, ranks, slots]  U32 or I64; its quota
+//   event_micro_step   [events]                        I32
+//   event_pass         [events]                        U8; 0 forward, 1 backward
+//   home               [layers, experts]               I32
+//   max_load           [micro_steps, layers]           I64; optional
+//   lower_bound        [micro_steps, layers]           I64; optional
+//   metadata: policy, residency, guest_slots, ranks_per_node, in_flight, options, load_digest
+//
+// A plan that is read has shapes that fit each other, ids and quotas in range, E/R homes on each rank, and the
+// events of its execution order. Whether it serves its load, and keeps the rules of its residency and its budgets,
+// is for check_plan to say.
+
+#include <string>
+
+#include "foremoe/core/safetensors.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/rollout/load_table.h"
+
+namespace foremoe {
+
+// Throw InputError naming file, field and index.
+StepPlan read_plan(const Safetensors& file);
+StepPlan read_plan(const std::string& path);
+
+// The same, and an InputError when the plan was made for another load.
+StepPlan read_plan_for(const LoadTable& load, const std::string& path);
+
+// Same plan, same bytes. Each tensor in the narrowest of its types that holds every value.
+void write_plan(const StepPlan& plan, const std::string& path);
+
+}  // namespace foremoe
