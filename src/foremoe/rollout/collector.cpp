@@ -1,0 +1,159 @@
+#include "foremoe/rollout/collector.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cassert>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/limits.h"
+
+namespace foremoe {
+
+namespace {
+
+LoadTable empty_table(const Batching& batching, int num_layers, int num_experts, int top_k, const std::string& name) {
+  const std::int64_t cells_per_micro_step = std::int64_t{num_layers} * num_experts * batching.num_ranks;
+  if (num_experts > kMaxExperts || batching.num_ranks > kMaxRanks || cells_per_micro_step > kMaxLoadCells ||
+      cells_per_micro_step * batching.num_micro_steps > kMaxLoadCells) {
+    throw InputError({.file = name, .field = {}, .index = {}},
+                     fmt::format("a load of {} micro-steps, {} layers, {} ranks and {} experts is beyond all limits",
+                                 batching.num_micro_steps, num_layers, batching.num_ranks, num_experts));
+  }
+  const auto extent = [](int n) { return static_cast<std::size_t>(n); };
+  return {.load = Array<Tokens, 4>(
+              {extent(batching.num_micro_steps), extent(num_layers), extent(batching.num_ranks), extent(num_experts)}),
+          .top_k = top_k,
+          .ranks_per_node = batching.ranks_per_node,
+          .name = name};
+}
+
+}  // namespace
+
+RolloutCollector::RolloutCollector(const Shape& shape, std::string name) : shape_(shape), name_(std::move(name)) {}
+
+void RolloutCollector::add(int sequence, RouteType type, std::span<const std::byte> routes) {
+  const RouteShape shape{
+      .type = type, .num_layers = shape_.num_layers, .top_k = shape_.top_k, .num_experts = shape_.num_experts};
+  const auto fail = [&](std::string index, const std::string& what) {
+    throw InputError({.file = name_, .field = fmt::format("sequence {}", sequence), .index = std::move(index)}, what);
+  };
+  if (sequence < 0) fail("", "sequences are numbered from 0");
+  if (const std::int64_t ids = sentinel_of(type); ids > 0 && shape_.num_experts > ids) {
+    fail("", fmt::format("its type cannot tell {} experts from a missing row", shape_.num_experts));
+  }
+  if (routes.size() % shape.token_bytes() != 0) {
+    fail("", fmt::format("{} bytes, not a multiple of the {} of a token", routes.size(), shape.token_bytes()));
+  }
+  const auto num_tokens = static_cast<std::int64_t>(routes.size() / shape.token_bytes());
+  const auto experts = static_cast<std::size_t>(shape_.num_experts);
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(shape_.num_layers) * experts);
+  if (!RouteCounter(shape).count(routes.data(), num_tokens, counts.data(), experts)) {
+    const RouteFault fault = find_fault(shape, routes.data(), num_tokens).value();
+    fail(fmt::format("[{}, {}, {}]", fault.token, fault.layer, fault.entry), fault.what);
+  }
+  Sequence finished{.num_tokens = num_tokens, .counts = narrowest(counts)};
+  const std::scoped_lock lock(mutex_);
+  if (!sequences_.emplace(sequence, std::move(finished)).second) fail("", "finished twice");
+}
+
+RolloutCollector::Counts RolloutCollector::narrowest(std::span<const std::int64_t> counts) {
+  const auto largest = static_cast<std::uint64_t>(std::ranges::max(counts));
+  const auto copy = [&]<class T>(std::type_identity<T>) {
+    std::vector<T> narrow(counts.size());
+    std::ranges::transform(counts, narrow.begin(), [](std::int64_t n) { return static_cast<T>(n); });
+    return Counts(std::move(narrow));
+  };
+  if (largest <= std::numeric_limits<std::uint8_t>::max()) return copy(std::type_identity<std::uint8_t>{});
+  if (largest <= std::numeric_limits<std::uint16_t>::max()) return copy(std::type_identity<std::uint16_t>{});
+  if (largest <= std::numeric_limits<std::uint32_t>::max()) return copy(std::type_identity<std::uint32_t>{});
+  return copy(std::type_identity<std::uint64_t>{});
+}
+
+std::size_t RolloutCollector::num_sequences() const {
+  const std::scoped_lock lock(mutex_);
+  return sequences_.size();
+}
+
+std::size_t RolloutCollector::bytes_of_counts() const {
+  const std::scoped_lock lock(mutex_);
+  std::size_t bytes = 0;
+  for (const auto& [number, sequence] : sequences_) {
+    std::visit([&](const auto& counts) { bytes += counts.size() * sizeof(counts[0]); }, sequence.counts);
+  }
+  return bytes;
+}
+
+void RolloutCollector::require_sequences(std::size_t n) const {
+  std::size_t expected = 0;
+  for (const auto& [number, sequence] : sequences_) {
+    if (static_cast<std::size_t>(number) != expected) break;
+    ++expected;
+  }
+  if (expected < n || sequences_.size() > n) {
+    const bool missing = expected < n;
+    throw InputError({.file = name_, .field = fmt::format("sequence {}", missing ? expected : n), .index = {}},
+                     missing ? "has not finished" : fmt::format("is not among the {} of the batching", n));
+  }
+}
+
+std::vector<std::int64_t> RolloutCollector::sequence_lengths() const {
+  const std::scoped_lock lock(mutex_);
+  require_sequences(sequences_.size());
+  std::vector<std::int64_t> lengths;
+  for (const auto& [number, sequence] : sequences_) lengths.push_back(sequence.num_tokens);
+  return lengths;
+}
+
+LoadTable RolloutCollector::to_load_table(const Batching& batching) const {
+  const std::scoped_lock lock(mutex_);
+  require_sequences(batching.rank.size());
+  LoadTable table = empty_table(batching, shape_.num_layers, shape_.num_experts, shape_.top_k, name_);
+  for (const auto& [number, sequence] : sequences_) {
+    const auto s = static_cast<std::size_t>(number);
+    std::visit(
+        [&](const auto& counts) {
+          auto count = counts.begin();
+          for (int l = 0; l < shape_.num_layers; ++l) {
+            for (Tokens& load : table.load.row(batching.micro_step[s], l, batching.rank[s])) load += Tokens{*count++};
+          }
+        },
+        sequence.counts);
+  }
+  return table;
+}
+
+LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPool& pool) {
+  assert(batching.rank.size() == static_cast<std::size_t>(trace.num_sequences()));
+  LoadTable table = empty_table(batching, trace.num_layers, trace.num_experts, trace.top_k, trace.name);
+  const RouteShape shape = shape_of(trace);
+  const auto num_ranks = static_cast<std::size_t>(batching.num_ranks);
+
+  // A task owns the cells of one (micro-step, rank), so tasks never write to the same place.
+  std::vector<std::vector<int>> sequences_of(static_cast<std::size_t>(batching.num_micro_steps) * num_ranks);
+  for (int s = 0; s < trace.num_sequences(); ++s) {
+    const auto i = static_cast<std::size_t>(s);
+    sequences_of[batching.micro_step[i].index() * num_ranks + batching.rank[i].index()].push_back(s);
+  }
+  std::vector<std::unique_ptr<RouteCounter>> counters(pool.num_threads());
+  std::atomic<bool> malformed = false;
+  pool.for_each_index(sequences_of.size(), [&](std::size_t cell, std::size_t worker) {
+    if (!counters[worker]) counters[worker] = std::make_unique<RouteCounter>(shape);
+    static_assert(sizeof(Tokens) == sizeof(std::int64_t));
+    std::int64_t* const counts = &table.load(cell / num_ranks, 0, cell % num_ranks, 0).value;
+    const std::size_t layer_stride = num_ranks * table.load.extent(3);
+    for (const int s : sequences_of[cell]) {
+      const auto first = static_cast<std::size_t>(trace.cu_seqlens[static_cast<std::size_t>(s)]);
+      const std::byte* const routes = trace.routes + first * shape.token_bytes();
+      if (!counters[worker]->count(routes, trace.sequence_length(s), counts, layer_stride)) malformed = true;
+    }
+  });
+  if (malformed) check_routes(trace);  // throws for the first in file order
+  return table;
+}
+
+}  // namespace foremoe

@@ -1,0 +1,168 @@
+#include "foremoe/rollout/count_routes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/route_entry.h"
+
+namespace foremoe {
+
+namespace {
+
+constexpr std::size_t kTokensPerFlush = std::numeric_limits<std::uint16_t>::max();  // no counter can overflow before
+constexpr std::size_t kBytesPerCheck = 512;  // validated at once: enough to amortise a call, few enough to stay hot
+
+// Adds one valid row. Entries of eight bytes are loaded together and taken apart by shifts: a quarter faster than
+// a load for each.
+template <class Id>
+void scatter(const std::byte* row, std::size_t top_k, std::uint16_t* counts) {
+  using Unsigned = std::make_unsigned_t<Id>;
+  constexpr std::size_t kTogether = sizeof(std::uint64_t) / sizeof(Id);
+  constexpr unsigned kBits = 8 * sizeof(Id);
+  std::size_t k = 0;
+  for (; k + kTogether <= top_k; k += kTogether) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, row + k * sizeof(Id), sizeof word);
+    for (unsigned j = 0; j < kTogether; ++j) ++counts[static_cast<Unsigned>(word >> (j * kBits))];
+  }
+  for (; k < top_k; ++k) ++counts[load_entry<Unsigned>(row, k)];
+}
+
+template <class Id>
+bool is_missing(const std::byte* row, std::size_t top_k) {
+  std::size_t k = 0;
+  while (k < top_k && load_entry<Id>(row, k) == kSentinel<Id>) ++k;
+  return k == top_k;
+}
+
+}  // namespace
+
+RouteShape shape_of(const RoutingTrace& trace) {
+  return {.type = trace.type, .num_layers = trace.num_layers, .top_k = trace.top_k, .num_experts = trace.num_experts};
+}
+
+RouteCounter::RouteCounter(const RouteShape& shape)
+    : shape_(shape),
+      clean_rows_(clean_rows_avx2(shape.type, shape.top_k)),
+      histogram_(static_cast<std::size_t>(shape.num_layers) * static_cast<std::size_t>(shape.num_experts)),
+      seen_(static_cast<std::size_t>(shape.num_experts)) {
+  assert(sentinel_of(shape.type) < 0 || shape.num_experts <= sentinel_of(shape.type));
+}
+
+bool RouteCounter::count(const std::byte* routes, std::int64_t num_tokens, std::int64_t* counts,
+                         std::size_t layer_stride) {
+  auto left = static_cast<std::size_t>(num_tokens);
+  while (left > 0) {
+    const std::size_t tokens = std::min(left, kTokensPerFlush);
+    const bool valid = visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
+      return clean_rows_ != nullptr ? count_rows<Id>(routes, tokens) : count_row_by_row<Id>(routes, tokens);
+    });
+    flush(counts, layer_stride);  // also leaves the histogram empty when a row was malformed
+    if (!valid) return false;
+    routes += tokens * shape_.token_bytes();
+    left -= tokens;
+  }
+  return true;
+}
+
+template <class Id>
+bool RouteCounter::count_rows(const std::byte* rows, std::size_t num_tokens) {
+  const std::size_t token_bytes = shape_.token_bytes();
+  const std::size_t row_bytes = shape_.row_bytes();
+  const auto top_k = static_cast<std::size_t>(shape_.top_k);
+  const auto experts = static_cast<std::size_t>(shape_.num_experts);
+  const std::size_t tokens_per_check = std::max<std::size_t>(1, kBytesPerCheck / token_bytes);
+  for (std::size_t t = 0; t < num_tokens; t += tokens_per_check) {
+    const std::size_t tokens = std::min(tokens_per_check, num_tokens - t);
+    const std::byte* row = rows + t * token_bytes;
+    if (!clean_rows_(row, tokens * token_bytes, shape_.num_experts)) {
+      if (!count_row_by_row<Id>(row, tokens)) return false;
+      continue;
+    }
+    const auto scatter_all = [&](auto k) {
+      for (std::size_t i = 0; i < tokens; ++i) {
+        std::uint16_t* counts = histogram_.data();
+        for (int l = 0; l < shape_.num_layers; ++l, row += row_bytes, counts += experts) {
+          scatter<Id>(row, k, counts);
+        }
+      }
+    };
+    if (top_k == 8) {
+      scatter_all(std::integral_constant<std::size_t, 8>{});  // unrolled
+    } else {
+      scatter_all(top_k);
+    }
+  }
+  return true;
+}
+
+template <class Id>
+bool RouteCounter::count_row_by_row(const std::byte* rows, std::size_t num_tokens) {
+  const std::size_t row_bytes = shape_.row_bytes();
+  const auto top_k = static_cast<std::size_t>(shape_.top_k);
+  for (std::size_t t = 0; t < num_tokens; ++t) {
+    std::uint16_t* counts = histogram_.data();
+    for (int l = 0; l < shape_.num_layers; ++l, rows += row_bytes, counts += seen_.size()) {
+      if (is_missing<Id>(rows, top_k)) continue;
+      ++row_;
+      for (std::size_t k = 0; k < top_k; ++k) {
+        const std::size_t e = load_entry<std::make_unsigned_t<Id>>(rows, k);  // a negative id is too large as well
+        if (e >= seen_.size() || seen_[e] == row_) return false;
+        seen_[e] = row_;
+        ++counts[e];
+      }
+    }
+  }
+  return true;
+}
+
+void RouteCounter::flush(std::int64_t* counts, std::size_t layer_stride) {
+  const std::size_t experts = seen_.size();
+  for (std::size_t l = 0; l < static_cast<std::size_t>(shape_.num_layers); ++l) {
+    for (std::size_t e = 0; e < experts; ++e) counts[l * layer_stride + e] += histogram_[l * experts + e];
+  }
+  std::ranges::fill(histogram_, std::uint16_t{0});
+}
+
+std::optional<RouteFault> find_fault(const RouteShape& shape, const std::byte* routes, std::int64_t num_tokens) {
+  const auto top_k = static_cast<std::size_t>(shape.top_k);
+  return visit_route_type(shape.type, [&]<class Id>(std::type_identity<Id>) -> std::optional<RouteFault> {
+    const std::byte* row = routes;
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      for (int l = 0; l < shape.num_layers; ++l, row += shape.row_bytes()) {
+        if (is_missing<Id>(row, top_k)) continue;
+        for (std::size_t k = 0; k < top_k; ++k) {
+          const auto id = static_cast<std::int64_t>(load_entry<Id>(row, k));
+          RouteFault fault{.token = t, .layer = l, .entry = static_cast<int>(k), .what = {}};
+          if (id < 0 || id >= shape.num_experts) {
+            fault.what = id == kSentinel<Id> ? fmt::format("sentinel {} in a row that is not missing", id)
+                                             : fmt::format("expert {} of {}", id, shape.num_experts);
+            return fault;
+          }
+          for (std::size_t j = 0; j < k; ++j) {
+            if (load_entry<Id>(row, j) == id) {
+              fault.what = fmt::format("expert {} appears twice in a row", id);
+              return fault;
+            }
+          }
+        }
+      }
+    }
+    return std::nullopt;
+  });
+}
+
+void check_routes(const RoutingTrace& trace) {
+  if (const auto fault = find_fault(shape_of(trace), trace.routes, trace.num_tokens)) {
+    throw InputError({.file = trace.name,
+                      .field = "routed_experts",
+                      .index = fmt::format("[{}, {}, {}]", fault->token, fault->layer, fault->entry)},
+                     fault->what);
+  }
+}
+
+}  // namespace foremoe

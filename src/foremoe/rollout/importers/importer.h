@@ -1,0 +1,91 @@
+#pragma once
+
+// From the formats in which rollout engines and trainers record routes to ours.
+//
+//   ImportSource source{.name = "sample.npy", .bytes = bytes};
+//   Imported in = import_rollout({&source, 1}, {.num_experts = 128});
+//   if (const RoutingTrace* trace = in.trace()) …
+//
+// Several sources are several sequences in the order given (Megatron: one file per rank). What no format can
+// tell is left to the reader of the report: padding filled with 0, 1, …, k−1 looks like a route, and at top-1
+// so does padding filled with zeros; recomputed layers repeat records.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "foremoe/rollout/load_table.h"
+#include "foremoe/rollout/routing_trace.h"
+
+namespace foremoe {
+
+enum class ImportFormat : std::uint8_t {
+  kNpy,            // numpy array [tokens, layers, top_k], one sequence
+  kNpz,            // zip of .npy members, one sequence each
+  kNpyBase64,      // base64 of .npy, one sequence per line
+  kJson,           // responses of vLLM (≥ 0.22: base64 of .npy; 0.21: nested lists) and SGLang (base64 of int32)
+  kSglang,         // int32 [tokens, layers, top_k] without a header, raw or one base64 per line; needs layers, top_k
+  kNrlre1,         // NeMo-RL text envelope, one sequence per line
+  kMegatronTrace,  // router_trace_rank{N}.jsonl
+  kMegatronCounts  // tokens_per_expert/rank{N}.jsonl: yields a LoadTable
+};
+
+std::string_view name_of(ImportFormat format);  // "npy", "npy-base64", "megatron-trace", …
+std::optional<ImportFormat> import_format_named(std::string_view name);
+
+struct ImportSource {
+  std::string name;                  // as the user gave it, for messages; Megatron counts take the rank from it
+  std::span<const std::byte> bytes;  // only read while importing
+};
+
+// Where Megatron's tokens per expert were counted.
+enum class CountsAt : std::uint8_t {
+  kAuto,     // by num_experts if given, else by the sums; see megatron_counts.cpp
+  kSource,   // a rank counts its own tokens over all experts
+  kReceived  // a rank counts what its own experts received; sources are then taken to be even
+};
+
+struct ImportOptions {
+  std::optional<ImportFormat> format;  // none: detected, for each source
+  int num_experts = 0;                 // 0: largest id + 1
+  int num_layers = 0;                  // of headerless arrays; elsewhere 0 or as recorded
+  int top_k = 0;                       // of headerless arrays and of counts (there 0 means 1); else 0 or as recorded
+  int ranks_per_node = 0;              // 0: min(8, ranks)
+  int pipeline_stages = 1;             // Megatron: the ranks, ascending, are this many stages whose layers follow
+  bool drop_recomputed = false;    // Megatron trace: a call equal to an earlier call of its layer is its recomputation
+  bool drop_empty_layers = false;  // layers without any route, such as dense ones, leave the trace
+  CountsAt counts_at = CountsAt::kAuto;
+  std::string model;  // for the trace's metadata
+};
+
+struct ImportReport {
+  ImportFormat format = ImportFormat::kNpy;  // of the first source
+  std::int64_t rows = 0;                     // (token, layer) pairs read
+  std::int64_t rows_recorded_missing = 0;    // rows of −1 or of an unsigned type's largest value
+  std::int64_t rows_repeating = 0;           // rows with repeated ids, no legal route: turned into missing ones
+  std::int64_t rows_skipped = 0;             // rows of calls that were not recorded: filled in as missing ones
+  bool num_experts_inferred = false;         // from the largest id
+  std::vector<std::string> notes;            // sentences about what was assumed
+};
+
+struct Imported {
+  std::variant<RoutingTrace, LoadTable> value;
+  ImportReport report;
+
+  const RoutingTrace* trace() const { return std::get_if<RoutingTrace>(&value); }
+  const LoadTable* load() const { return std::get_if<LoadTable>(&value); }
+};
+
+// What the bytes look like. Throws InputError when they look like nothing known.
+ImportFormat detect_format(const ImportSource& source, const ImportOptions& options = {});
+
+// Reads all sources into one trace or load. Throws InputError naming source, field and index; memory stays
+// proportional to the bytes given (times 1032 for a compressed .npz), whatever a header claims.
+Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& options = {});
+
+}  // namespace foremoe

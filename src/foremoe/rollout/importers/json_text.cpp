@@ -1,0 +1,57 @@
+#include "foremoe/rollout/importers/json_text.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+namespace foremoe {
+
+using nlohmann::json;
+
+constexpr int kMaxDepth = 64;
+
+Where with_field(Where where, std::string_view key) {
+  where.field += fmt::format("{}{}", where.field.empty() ? "" : ": ", key);
+  return where;
+}
+
+Where with_index(Where where, std::string_view index) {
+  where.index += index;
+  return where;
+}
+
+json parse_json(std::string_view text, const Where& where) {
+  const auto bound_depth = [&](int depth, json::parse_event_t, json&) {
+    if (depth > kMaxDepth) throw InputError(where, fmt::format("nests deeper than {}", kMaxDepth));
+    return true;
+  };
+  try {
+    return json::parse(text, bound_depth);
+  } catch (const json::exception& e) {
+    const std::string_view what = e.what();  // "[json.exception.parse_error.101] parse error at …"
+    const auto begin = what.find("] ");
+    throw InputError(where,
+                     fmt::format("is not JSON: {}", begin == std::string_view::npos ? what : what.substr(begin + 2)));
+  }
+}
+
+std::int64_t integer_entry(const json& value, const Where& where) {
+  if (!value.is_number_integer())
+    throw InputError(where, fmt::format("should be an integer, not {}", value.type_name()));
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
+    throw InputError(where, fmt::format("{} is beyond 64 bits", value.get<std::uint64_t>()));
+  }
+  return value.get<std::int64_t>();
+}
+
+std::int64_t integer_member(const json& object, const char* key, std::int64_t low, std::int64_t high,
+                            const Where& where) {
+  const Where place = with_field(where, key);
+  const auto found = object.find(key);
+  if (found == object.end()) throw InputError(place, "is missing");
+  const std::int64_t value = integer_entry(*found, place);
+  if (value < low || value > high) throw InputError(place, fmt::format("{} is not in [{}, {}]", value, low, high));
+  return value;
+}
+
+}  // namespace foremoe

@@ -1,0 +1,209 @@
+#include "foremoe/rollout/importers/trace_assembler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace foremoe {
+
+namespace {
+
+std::int64_t sentinel_of_width(std::size_t width) { return width == 1 ? 0xFF : 0xFFFF; }
+
+std::int64_t read_entry(const std::byte* at, std::size_t width) {
+  std::uint16_t value = 0;  // little-endian hosts only, as everywhere in the project's files
+  std::memcpy(&value, at, width);
+  return value;
+}
+
+void write_entry(std::byte* at, std::size_t width, std::int64_t value) {
+  const auto narrow = static_cast<std::uint16_t>(value);
+  std::memcpy(at, &narrow, width);
+}
+
+}  // namespace
+
+TraceAssembler::TraceAssembler(const ImportOptions& options)
+    : options_(options), width_(options.num_experts > 0xFF ? 2 : 1), seen_in_row_(kMaxImportedExperts, 0) {
+  if (options.num_experts < 0 || options.num_experts > kMaxImportedExperts) {
+    throw InputError({.field = "num_experts"}, fmt::format("should be at most {}", kMaxImportedExperts));
+  }
+}
+
+void TraceAssembler::begin_sequence(Where where, const SequenceInfo& info) {
+  assert(row_ == sequence_.num_tokens * sequence_.num_layers && "the sequence before is complete");
+  where_ = std::move(where);
+  check_shape(info);
+  sequence_ = info;
+  row_ = 0;
+  entries_.resize(entries_.size() + static_cast<std::size_t>(info.num_tokens * num_layers_ * top_k_) * width_);
+  cu_seqlens_.push_back(cu_seqlens_.back() + info.num_tokens);
+  prompt_lengths_.push_back(info.prompt_length);
+  micro_step_.push_back(info.micro_step);
+  rank_.push_back(info.rank);
+}
+
+void TraceAssembler::check_shape(const SequenceInfo& info) {
+  const auto fail = [&](const std::string& what) { throw InputError(where_, what); };
+  const bool first = cu_seqlens_.size() == 1;
+  if (first) {
+    if (info.num_layers < 1 || info.num_layers > kMaxImportedLayers) {
+      fail(fmt::format("has {} layers; expected 1 to {}", info.num_layers, kMaxImportedLayers));
+    }
+    const std::int64_t max_top_k = options_.num_experts > 0 ? options_.num_experts : kMaxImportedExperts;
+    if (info.top_k < 1 || info.top_k > max_top_k) {
+      fail(fmt::format("has {} experts per token; expected 1 to {}", info.top_k, max_top_k));
+    }
+    if (options_.num_layers > 0 && info.num_layers != options_.num_layers) {
+      fail(fmt::format("has {} layers, but {} were asked for", info.num_layers, options_.num_layers));
+    }
+    if (options_.top_k > 0 && info.top_k != options_.top_k) {
+      fail(fmt::format("has {} experts per token, but {} were asked for", info.top_k, options_.top_k));
+    }
+    first_where_ = where_;
+    num_layers_ = info.num_layers;
+    top_k_ = info.top_k;
+    routed_in_layer_.assign(static_cast<std::size_t>(num_layers_), 0);
+  } else if (info.num_layers != num_layers_ || info.top_k != top_k_) {
+    fail(fmt::format("has {} layers and top-{}, but the first sequence ({}) has {} layers and top-{}", info.num_layers,
+                     info.top_k, first_where_.file, num_layers_, top_k_));
+  }
+}
+
+void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
+  assert(static_cast<std::int64_t>(ids.size()) == top_k_);
+  ++report_.rows;
+  if (is_missing(ids)) {
+    ++report_.rows_recorded_missing;
+    return put_missing();
+  }
+  const std::int64_t num_experts = options_.num_experts > 0 ? options_.num_experts : kMaxImportedExperts;
+  bool repeating = false;
+  ++stamp_;
+  for (std::size_t k = 0; k < ids.size(); ++k) {
+    if (ids[k] < 0 || ids[k] >= num_experts) {
+      fail_row(k, options_.num_experts > 0
+                      ? fmt::format("expert {} is out of range; there are {} experts", ids[k], num_experts)
+                      : fmt::format("expert {} is out of range; at most {} experts are read", ids[k], num_experts));
+    }
+    auto& seen = seen_in_row_[static_cast<std::size_t>(ids[k])];
+    repeating |= std::exchange(seen, stamp_) == stamp_;
+  }
+  if (repeating) {
+    ++report_.rows_repeating;
+    return put_missing();
+  }
+  max_id_ = std::max(max_id_, *std::max_element(ids.begin(), ids.end()));
+  if (max_id_ >= sentinel_of_width(width_)) widen();
+  for (const std::int64_t id : ids) write_entry(&entries_[written_++ * width_], width_, id);
+  ++routed_in_layer_[static_cast<std::size_t>(row_ % num_layers_)];
+  ++row_;
+}
+
+void TraceAssembler::add_skipped_row() {
+  ++report_.rows_skipped;
+  put_missing();
+}
+
+bool TraceAssembler::is_missing(std::span<const std::int64_t> ids) const {
+  const auto all = [&](std::int64_t value) {
+    return std::all_of(ids.begin(), ids.end(), [=](auto id) { return id == value; });
+  };
+  // At top-1 the largest value of an unsigned type may be an expert: then num_experts says so.
+  return all(-1) || (sequence_.sentinel >= options_.num_experts && all(sequence_.sentinel));
+}
+
+void TraceAssembler::put_missing() {
+  for (std::int64_t k = 0; k < top_k_; ++k) {
+    write_entry(&entries_[written_++ * width_], width_, sentinel_of_width(width_));
+  }
+  ++row_;
+}
+
+void TraceAssembler::widen() {
+  std::vector<std::byte> wide(entries_.size() / width_ * 2);
+  for (std::size_t i = 0; i < written_; ++i) {
+    const std::int64_t value = read_entry(&entries_[i * width_], width_);
+    write_entry(&wide[i * 2], 2, value == sentinel_of_width(width_) ? sentinel_of_width(2) : value);
+  }
+  entries_ = std::move(wide);
+  width_ = 2;
+}
+
+void TraceAssembler::fail_row(std::size_t k, const std::string& what) const {
+  Where where = where_;
+  where.index +=
+      fmt::format("{}[{}, {}, {}]", where.index.empty() ? "" : " ", row_ / num_layers_, row_ % num_layers_, k);
+  throw InputError(where, what);
+}
+
+Imported TraceAssembler::finish() && {
+  assert(row_ == sequence_.num_tokens * sequence_.num_layers && "the last sequence is complete");
+  if (cu_seqlens_.size() == 1) throw InputError({}, "no sequence to import");
+  const bool inferred = options_.num_experts == 0;
+  if (inferred && max_id_ < 0) throw InputError(first_where_, "no row has a route; give num_experts");
+
+  RoutingTrace trace;
+  trace.num_experts = inferred ? static_cast<int>(max_id_ + 1) : options_.num_experts;
+  trace.type = width_ == 1 ? RouteType::kU8 : RouteType::kU16;
+  trace.num_tokens = cu_seqlens_.back();
+  trace.num_layers = static_cast<int>(num_layers_);
+  trace.top_k = static_cast<int>(top_k_);
+  trace.cu_seqlens = std::move(cu_seqlens_);
+  const auto known = [](const std::vector<std::int32_t>& values) {
+    return std::find(values.begin(), values.end(), -1) == values.end();
+  };
+  if (known(prompt_lengths_)) trace.prompt_lengths = std::move(prompt_lengths_);
+  if (known(micro_step_)) {
+    trace.micro_step = std::move(micro_step_);
+    trace.rank = std::move(rank_);
+    trace.ranks = *std::max_element(trace.rank.begin(), trace.rank.end()) + 1;
+    trace.ranks_per_node = options_.ranks_per_node > 0 ? options_.ranks_per_node : std::min(8, trace.ranks);
+  }
+  trace.layer_ids = std::move(layer_ids_);
+  if (trace.layer_ids.empty()) {
+    trace.layer_ids.resize(static_cast<std::size_t>(num_layers_));
+    std::iota(trace.layer_ids.begin(), trace.layer_ids.end(), 0);
+  }
+  trace.model = options_.model;
+
+  const auto empty_layers = std::count(routed_in_layer_.begin(), routed_in_layer_.end(), 0);
+  if (empty_layers > 0 && empty_layers < num_layers_) {
+    if (options_.drop_empty_layers) drop_empty_layers(trace, entries_);
+    report_.notes.push_back(fmt::format("{} of {} layers have no route in any token (dense layers?){}", empty_layers,
+                                        num_layers_, options_.drop_empty_layers ? "; they were dropped" : ""));
+  }
+  if (inferred) {
+    report_.num_experts_inferred = true;
+    report_.notes.push_back(fmt::format("num_experts = {} is the largest id + 1", trace.num_experts));
+  }
+  auto storage = std::make_shared<std::vector<std::byte>>(std::move(entries_));
+  trace.routes = storage->data();
+  trace.storage = std::move(storage);
+  return {std::move(trace), std::move(report_)};
+}
+
+// Closes the gaps in place: what remains of a token moves towards the front, never over what is still to be read.
+void TraceAssembler::drop_empty_layers(RoutingTrace& trace, std::vector<std::byte>& entries) const {
+  const std::size_t row_bytes = static_cast<std::size_t>(top_k_) * width_;
+  std::byte* to = entries.data();
+  const std::byte* from = entries.data();
+  for (std::int64_t row = 0; row < trace.num_tokens * num_layers_; ++row, from += row_bytes) {
+    if (routed_in_layer_[static_cast<std::size_t>(row % num_layers_)] == 0) continue;
+    std::memmove(to, from, row_bytes);
+    to += row_bytes;
+  }
+  entries.resize(static_cast<std::size_t>(to - entries.data()));
+  std::vector<std::int32_t> kept;
+  for (std::size_t l = 0; l < trace.layer_ids.size(); ++l) {
+    if (routed_in_layer_[l] > 0) kept.push_back(trace.layer_ids[l]);
+  }
+  trace.layer_ids = std::move(kept);
+  trace.num_layers = static_cast<int>(trace.layer_ids.size());
+}
+
+}  // namespace foremoe

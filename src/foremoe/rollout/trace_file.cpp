@@ -1,0 +1,179 @@
+#include "foremoe/rollout/trace_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
+
+#include "foremoe/rollout/file_kind.h"
+#include "foremoe/rollout/limits.h"
+
+namespace foremoe {
+
+namespace {
+
+constexpr std::size_t kMaxInt = std::numeric_limits<int>::max();
+constexpr std::size_t kMaxLayerIdText = 16;  // characters of one layer id in JSON
+
+constexpr std::array<std::pair<DType, RouteType>, 4> kRouteTypes{{{DType::kU8, RouteType::kU8},
+                                                                  {DType::kU16, RouteType::kU16},
+                                                                  {DType::kI16, RouteType::kI16},
+                                                                  {DType::kI32, RouteType::kI32}}};
+
+// Ids that the type can tell from the sentinel.
+std::int64_t num_ids(RouteType type) {
+  switch (type) {
+    case RouteType::kU8:
+    case RouteType::kU16:
+      return sentinel_of(type);
+    case RouteType::kI16:
+      return std::int64_t{1} << 15;
+    case RouteType::kI32:
+      break;
+  }
+  return std::int64_t{1} << 31;
+}
+
+void read_routes(const Safetensors& file, RoutingTrace& trace) {
+  const TensorView& t = file.tensor("routed_experts", {DType::kU8, DType::kU16, DType::kI16, DType::kI32}, 3);
+  if (t.shape[1] == 0 || t.shape[1] > kMaxInt || t.shape[2] == 0 || t.shape[2] > kMaxExperts) {
+    file.fail("routed_experts", "",
+              fmt::format("shape [{}], expected [tokens, layers, top_k]", fmt::join(t.shape, ", ")));
+  }
+  trace.type = std::ranges::find(kRouteTypes, t.dtype, [](const auto& p) { return p.first; })->second;
+  trace.routes = t.bytes.data();
+  trace.storage = file.storage();
+  trace.num_tokens = static_cast<std::int64_t>(t.shape[0]);
+  trace.num_layers = static_cast<int>(t.shape[1]);
+  trace.top_k = static_cast<int>(t.shape[2]);
+  file.integer("top_k", trace.top_k, trace.top_k);
+  const std::int64_t most = std::min(kMaxExperts, num_ids(trace.type));
+  trace.num_experts = static_cast<int>(file.integer("num_experts", trace.top_k, most));
+}
+
+void read_sequences(const Safetensors& file, RoutingTrace& trace) {
+  const TensorView& t = file.tensor("cu_seqlens", {DType::kI64}, 1);
+  if (t.shape[0] < 2 || t.shape[0] > kMaxInt) {
+    file.fail("cu_seqlens", "", fmt::format("{} entries, expected one more than there are sequences", t.shape[0]));
+  }
+  trace.cu_seqlens = t.to_vector<std::int64_t>();
+  const auto& starts = trace.cu_seqlens;
+  if (starts.front() != 0) file.fail("cu_seqlens", "[0]", fmt::format("{}, expected 0", starts.front()));
+  for (std::size_t i = 1; i < starts.size(); ++i) {
+    if (starts[i] < starts[i - 1]) {
+      file.fail("cu_seqlens", fmt::format("[{}]", i), fmt::format("{} after {}", starts[i], starts[i - 1]));
+    }
+  }
+  if (starts.back() != trace.num_tokens) {
+    file.fail("cu_seqlens", fmt::format("[{}]", starts.size() - 1),
+              fmt::format("{}, expected the {} tokens of routed_experts", starts.back(), trace.num_tokens));
+  }
+}
+
+// An optional I32 tensor [sequences] whose entry s must lie in [0, limit(s)).
+template <class Limit>
+std::vector<std::int32_t> read_per_sequence(const Safetensors& file, const RoutingTrace& trace, const char* name,
+                                            Limit&& limit) {
+  if (!file.has(name)) return {};
+  const auto sequences = static_cast<std::size_t>(trace.num_sequences());
+  auto values = file.tensor(name, {DType::kI32}, std::vector{sequences}).to_vector<std::int32_t>();
+  for (std::size_t s = 0; s < sequences; ++s) {
+    const std::int64_t end = limit(static_cast<int>(s));
+    if (values[s] < 0 || values[s] >= end) {
+      file.fail(name, fmt::format("[{}]", s), fmt::format("{}, expected 0 to {}", values[s], end - 1));
+    }
+  }
+  return values;
+}
+
+void read_batching(const Safetensors& file, RoutingTrace& trace) {
+  if (file.has("micro_step") != file.has("rank")) {
+    file.fail(file.has("rank") ? "micro_step" : "rank", "", "is missing: micro_step and rank go together");
+  }
+  if (!file.has("rank")) return;
+  // A micro-step has at least one sequence, so there are no more of them than sequences.
+  trace.micro_step = read_per_sequence(file, trace, "micro_step", [&](int) { return trace.num_sequences(); });
+  const bool told = file.metadata().contains("ranks");
+  const std::int64_t most = told ? file.integer("ranks", 1, kMaxRanks) : kMaxRanks;
+  trace.rank = read_per_sequence(file, trace, "rank", [&](int) { return most; });
+  trace.ranks = told ? static_cast<int>(most) : 1 + *std::ranges::max_element(trace.rank);
+  trace.ranks_per_node = file.metadata().contains("ranks_per_node")
+                             ? static_cast<int>(file.integer("ranks_per_node", 1, kMaxRanks))
+                             : kDefaultRanksPerNode;
+  trace.ranks_per_node = std::min(trace.ranks_per_node, trace.ranks);
+}
+
+void read_layer_ids(const Safetensors& file, RoutingTrace& trace) {
+  const auto layers = static_cast<std::size_t>(trace.num_layers);
+  trace.layer_ids.resize(layers);
+  std::iota(trace.layer_ids.begin(), trace.layer_ids.end(), 0);
+  if (!file.metadata().contains("layer_ids")) return;
+  const std::string& text = file.text("layer_ids");
+  nlohmann::json list;
+  if (text.size() <= (layers + 1) * kMaxLayerIdText) list = nlohmann::json::parse(text, nullptr, false);
+  if (!list.is_array() || list.size() != layers) {
+    file.fail("__metadata__.layer_ids", "", fmt::format("expected a JSON list of {} integers", layers));
+  }
+  for (std::size_t l = 0; l < layers; ++l) {
+    const bool fits = list[l].is_number_unsigned() && list[l].get<std::uint64_t>() <= kMaxInt;
+    if (!fits) file.fail("__metadata__.layer_ids", fmt::format("[{}]", l), "is not a layer number");
+    trace.layer_ids[l] = list[l].get<std::int32_t>();
+  }
+}
+
+}  // namespace
+
+RoutingTrace read_trace(const Safetensors& file) {
+  expect_format(file, kTraceFormat);
+  RoutingTrace trace;
+  trace.name = file.name();
+  read_routes(file, trace);
+  read_sequences(file, trace);
+  trace.prompt_lengths =
+      read_per_sequence(file, trace, "prompt_lengths", [&](int s) { return trace.sequence_length(s) + 1; });
+  trace.group_ids = read_per_sequence(file, trace, "group_ids", [](int) { return std::int64_t{1} << 31; });
+  read_batching(file, trace);
+  read_layer_ids(file, trace);
+  trace.model = file.text_or("model", "");
+  trace.origin = file.text_or("origin", "");
+  return trace;
+}
+
+RoutingTrace read_trace(const std::string& path) { return read_trace(Safetensors::open(path)); }
+
+void write_trace(const RoutingTrace& trace, const std::string& path, const Metadata& extra) {
+  const auto tokens = static_cast<std::size_t>(trace.num_tokens);
+  const auto layers = static_cast<std::size_t>(trace.num_layers);
+  const auto top_k = static_cast<std::size_t>(trace.top_k);
+  const DType dtype = std::ranges::find(kRouteTypes, trace.type, [](const auto& p) { return p.second; })->first;
+  std::vector<TensorData> tensors{{.name = "routed_experts",
+                                   .dtype = dtype,
+                                   .shape = {tokens, layers, top_k},
+                                   .bytes = {trace.routes, tokens * layers * top_k * size_of(trace.type)}},
+                                  tensor_data("cu_seqlens", std::span<const std::int64_t>(trace.cu_seqlens))};
+  Metadata metadata{{"format", std::string(kTraceFormat)},
+                    {"num_experts", fmt::to_string(trace.num_experts)},
+                    {"top_k", fmt::to_string(trace.top_k)}};
+  const auto add = [&](const char* name, const std::vector<std::int32_t>& values) {
+    if (!values.empty()) tensors.push_back(tensor_data(name, std::span<const std::int32_t>(values)));
+  };
+  add("prompt_lengths", trace.prompt_lengths);
+  add("group_ids", trace.group_ids);
+  if (trace.has_batching()) {
+    add("micro_step", trace.micro_step);
+    add("rank", trace.rank);
+    metadata.emplace("ranks", fmt::to_string(trace.ranks));
+    metadata.emplace("ranks_per_node", fmt::to_string(trace.ranks_per_node));
+  }
+  if (!trace.layer_ids.empty()) metadata.emplace("layer_ids", nlohmann::json(trace.layer_ids).dump());
+  if (!trace.model.empty()) metadata.emplace("model", trace.model);
+  if (!trace.origin.empty()) metadata.emplace("origin", trace.origin);
+  metadata.insert(extra.begin(), extra.end());
+  write_safetensors(path, std::move(tensors), metadata);
+}
+
+}  // namespace foremoe

@@ -1,0 +1,26 @@
+#pragma once
+
+// foremoe.trace/1: a recorded rollout as a safetensors file (docs/formats.md).
+//
+//   routed_experts  [tokens, layers, top_k]  U8, U16, I16 or I32
+//   cu_seqlens      [sequences + 1]  I64
+//   prompt_lengths, group_ids, micro_step, rank  [sequences]  I32, each optional; the last two together
+//   metadata: num_experts, top_k; optional layer_ids (default 0, 1, …), model, origin, ranks, ranks_per_node
+
+#include <string>
+
+#include "foremoe/core/safetensors.h"
+#include "foremoe/core/safetensors_writer.h"
+#include "foremoe/rollout/routing_trace.h"
+
+namespace foremoe {
+
+// Checks everything but the routes themselves, which stay in the mapped file untouched: whoever sweeps over them
+// validates (count_routes.h). Throws InputError naming file, field and index.
+RoutingTrace read_trace(const Safetensors& file);
+RoutingTrace read_trace(const std::string& path);
+
+// Entries keep the type they have. `extra` metadata may not replace what the format defines.
+void write_trace(const RoutingTrace& trace, const std::string& path, const Metadata& extra = {});
+
+}  // namespace foremoe
