@@ -1,0 +1,40 @@
+#pragma once
+
+// Importers under fuzzing: the first bytes choose options, the rest is the file.
+
+#include <array>
+#include <span>
+
+#include "foremoe/rollout/importers/importer.h"
+#include "fuzzed_input.h"
+
+namespace foremoe {
+
+// bytes[0] the format, counted in `formats` (one more: detected); bytes[1] layers of headerless arrays and flags;
+// bytes[2] their top_k and the number of experts.
+template <std::size_t N>
+void import_fuzzed(std::span<const std::byte> bytes, const std::array<ImportFormat, N>& formats) {
+  if (bytes.size() < 3) return;
+  const auto byte = [&](std::size_t i) { return std::to_integer<unsigned>(bytes[i]); };
+  ImportOptions options;
+  if (const unsigned choice = byte(0) % (N + 1); choice < N) options.format = formats[choice];
+  options.num_layers = static_cast<int>(byte(1) & 7);
+  options.drop_recomputed = (byte(1) & 8) != 0;
+  options.drop_empty_layers = (byte(1) & 16) != 0;
+  options.pipeline_stages = 1 + static_cast<int>(byte(1) >> 7);
+  options.top_k = static_cast<int>(byte(2) & 7);
+  options.num_experts = static_cast<int>(byte(2) >> 3);  // 0 … 31
+  const ImportSource source{.name = kFuzzedInput, .bytes = bytes.subspan(3)};
+  const Imported imported = import_rollout({&source, 1}, options);
+
+  if (const RoutingTrace* trace = imported.trace()) {
+    std::vector<ExpertId> route(static_cast<std::size_t>(trace->top_k));
+    for (std::int64_t token = 0; token < trace->num_tokens; ++token) {
+      for (int l = 0; l < trace->num_layers; ++l) trace->route(token, LayerId{l}, route);
+    }
+  } else {
+    load_digest(*imported.load());
+  }
+}
+
+}  // namespace foremoe

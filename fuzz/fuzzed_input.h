@@ -1,0 +1,37 @@
+#pragma once
+
+// What every target does with its bytes: read them, and use what was read. An InputError that names the input is
+// the right answer to bytes that are wrong; any other exception, assertion or sanitizer report is a finding.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+
+inline constexpr const char* kFuzzedInput = "fuzzed input";
+
+[[noreturn]] inline void found(const char* what) {
+  std::fprintf(stderr, "found: %s\n", what);
+  std::abort();
+}
+
+// With FOREMOE_SEEDS in the environment all inputs are seeds, which must be readable: a corpus that is refused at
+// the first byte explores nothing.
+inline bool inputs_are_seeds() { return std::getenv("FOREMOE_SEEDS") != nullptr; }
+
+template <class Read>
+int read_or_refuse(const std::uint8_t* data, std::size_t size, Read&& read) {
+  try {
+    read(std::as_bytes(std::span(data, size)));
+  } catch (const InputError& error) {
+    if (error.where().file != kFuzzedInput) found(error.what());  // an error that does not say where it is
+    if (inputs_are_seeds() && size > 0) found(error.what());
+  }
+  return 0;
+}
+
+}  // namespace foremoe

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Writes one small, well-formed input or more per fuzz target: fuzz/make_seeds.py DIRECTORY
+
+DIRECTORY/<target>/<name> for every fuzz/<target>.cpp. Only the standard library is used. The importers' inputs start with three
+bytes of options (fuzzed_import.h).
+"""
+
+import base64
+import hashlib
+import io
+import json
+import struct
+import sys
+import zipfile
+from pathlib import Path
+
+SIZES = {"U8": "B", "U16": "H", "I16": "h", "U32": "I", "I32": "i", "I64": "q"}
+
+
+def safetensors(tensors, metadata):
+    """tensors: {name: (dtype, shape, flat values)}"""
+    header, data = {"__metadata__": metadata}, b""
+    for name, (dtype, shape, values) in tensors.items():
+        packed = struct.pack(f"<{len(values)}{SIZES[dtype]}", *values)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(packed)]}
+        data += packed
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def trace(dtype, sentinel, batching):
+    """3 sequences of 2 tokens, 2 layers, top-2 of 4 experts; the last token of each has no route."""
+    routes = []
+    for token in range(6):
+        for layer in range(2):
+            routes += [sentinel] * 2 if token % 2 else [(token + layer) % 4, (token + layer + 1) % 4]
+    tensors = {
+        "routed_experts": (dtype, [6, 2, 2], routes),
+        "cu_seqlens": ("I64", [4], [0, 2, 4, 6]),
+    }
+    metadata = {"format": "foremoe.trace/1", "num_experts": "4", "top_k": "2", "layer_ids": "[0, 5]", "model": "m", "origin": "o"}
+    if batching:
+        tensors |= {"prompt_lengths": ("I32", [3], [1, 1, 0]), "group_ids": ("I32", [3], [0, 0, 1])}
+        tensors |= {"micro_step": ("I32", [3], [0, 1, 1]), "rank": ("I32", [3], [0, 0, 1])}
+        metadata |= {"ranks": "2", "ranks_per_node": "2"}
+    return safetensors(tensors, metadata)
+
+
+LOAD = [5, 1, 0, 2, 3, 3, 1, 1, 0, 0, 7, 1, 2, 2, 2, 2]  # 2 micro-steps, 1 layer, 2 ranks, 4 experts; also in plan_fuzz.cpp
+
+
+def load(dtype):
+    return safetensors({"load": (dtype, [2, 1, 2, 4], LOAD)},
+                       {"format": "foremoe.load/1", "num_experts": "4", "top_k": "2", "ranks_per_node": "2", "name": "tiny"})
+
+
+def plan(in_flight, residency):
+    """For LOAD, with 1 guest slot: expert 0 is a guest of rank 1 in the second micro-step."""
+    order = [(0, 0), (1, 0)] if in_flight == 1 else [(0, 0), (1, 0), (0, 1), (1, 1)]
+    experts, tokens = [], []
+    for micro_step, _ in order:
+        experts += [0, 1, -1, 2, 3, 0 if micro_step else -1]
+        tokens += [1, 2, 0, 9, 3, 1] if micro_step else [8, 4, 0, 1, 3, 0]
+    tensors = {
+        "slot_expert": ("I16", [len(order), 1, 2, 3], experts),
+        "slot_tokens": ("U32", [len(order), 1, 2, 3], tokens),
+        "event_micro_step": ("I32", [len(order)], [m for m, _ in order]),
+        "event_pass": ("U8", [len(order)], [p for _, p in order]),
+        "home": ("I32", [1, 4], [0, 0, 1, 1]),
+        "max_load": ("I64", [2, 1], [12, 13]),
+        "lower_bound": ("I64", [2, 1], [8, 8]),
+    }
+    return safetensors(tensors, {
+        "format": "foremoe.plan/1", "policy": "foremoe", "residency": residency, "guest_slots": "1", "ranks_per_node": "2",
+        "in_flight": str(in_flight), "options": '{"max-copies-per-rank": 1}', "load_digest": hashlib.sha256(struct.pack("<16q", *LOAD)).hexdigest()})
+
+
+def npy(descr, shape, values):
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    code = {"|u1": "B", "<u2": "H", "<i2": "h", "<i4": "i"}[descr]
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + struct.pack(f"<{len(values)}{code}", *values)
+
+
+def imports():
+    routes = [0, 1, 2, 3, 1, 2, 3, 0]  # 2 tokens, 2 layers, top-2
+    flat = struct.pack("<8i", *routes)
+    text = base64.b64encode
+    array = npy("|u1", (2, 2, 2), routes)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a.npy", array)
+        file.writestr("b.npy", npy("<i2", (2, 2, 2), [-1, -1, *routes[2:]]))
+    arrays = {
+        "npy": b"\x00\x00\x20" + array,
+        "npz": b"\x01\x00\x20" + archive.getvalue(),
+        "npy-base64": b"\x02\x00\x20" + text(array) + b"\n",
+        "nrlre1": b"\x03\x00\x20nrlre1:int8:2x2x2:" + text(bytes(routes)) + b"\n",
+        "sglang": b"\x04\x02\x22" + flat,
+        "sglang-base64": b"\x04\x02\x22" + text(flat) + b"\n",
+        "detected": b"\x05\x00\x20" + array,
+    }
+    rows = [[[0, 1], [2, 3]], [[1, 2], [3, 0]]]
+    calls = [{"step": 0, "stage": "pre_dispatch", "block": "decoder", "layer": layer, "rank": 0, "num_tokens": 2, "topk": 2,
+              "top_indices": [row[layer] for row in rows]} for layer in range(2)]
+    counts = [{"iter": 0, "block": "decoder", "layer": layer, "tpe": [[1, 2, 1, 0], [0, 2, 2, 0]]} for layer in range(2)]
+    lines = lambda objects: "".join(json.dumps(o) + "\n" for o in objects).encode()
+    from_json = {
+        "vllm-0.22": b"\x00\x00\x20" + json.dumps({"choices": [{"routed_experts": text(array).decode()}]}).encode(),
+        "vllm-0.21": b"\x00\x00\x20" + json.dumps({"choices": [{"prompt_routed_experts": rows, "routed_experts": rows}]}).encode(),
+        "sglang": b"\x00\x02\x22" + json.dumps({"meta_info": {"routed_experts": text(flat).decode()}}).encode(),
+        "megatron-trace": b"\x01\x00\x20" + lines(calls),
+        "megatron-counts": b"\x02\x00\x22" + lines(counts),
+        "detected": b"\x03\x00\x20" + lines(calls),
+    }
+    return arrays, from_json
+
+
+def main():
+    root = Path(sys.argv[1])
+    arrays, from_json = imports()
+    seeds = {
+        "trace_fuzz": {"u8": trace("U8", 255, True), "i16": trace("I16", -1, False)},
+        "load_fuzz": {"u16": load("U16"), "i64": load("I64")},
+        "plan_fuzz": {"resident": plan(1, "resident"), "in-flight": plan(2, "resident"), "shared": plan(1, "shared")},
+        "import_arrays_fuzz": arrays,
+        "import_json_fuzz": from_json,
+    }
+    for target, inputs in seeds.items():
+        (root / target).mkdir(parents=True, exist_ok=True)
+        for name, content in inputs.items():
+            (root / target / name).write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()
