@@ -3,6 +3,7 @@
 // Which sequence runs on which rank in which micro-step: as the trainer recorded it, or balanced by tokens.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,9 +27,15 @@ struct BatchingOptions {
   std::int64_t tokens_per_rank = 8192;  // bound on each rank's tokens in one micro-step
 };
 
-// Recorded batching when the options ask for no rank count or the same one; otherwise the sequences are spread
-// over as few micro-steps as fit, by Karmarkar–Karp on tokens, first over micro-steps, then over ranks. A
-// sequence longer than tokens_per_rank is an InputError.
+// Recorded batching when the options ask for no rank count or the same one; otherwise balanced by tokens. Throws
+// InputError as balanced_batching, and when neither trace nor options tell the rank count.
 Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options);
+
+// The sequences are spread over as few micro-steps as fit, by Karmarkar–Karp on tokens, first over micro-steps, then
+// over ranks. No rank gets more than tokens_per_rank: where Karmarkar–Karp does not manage, one more micro-step is
+// tried. Micro-steps, and ranks within, come in the order of their first sequence. num_ranks must be given. A
+// sequence longer than tokens_per_rank is an InputError; `name` is where lengths come from, for messages.
+Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
+                           const std::string& name);
 
 }  // namespace foremoe

@@ -1,0 +1,131 @@
+#include "foremoe/rollout/batching.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <functional>
+#include <numeric>
+#include <optional>
+
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/karmarkar_karp.h"
+#include "foremoe/rollout/limits.h"
+
+namespace foremoe {
+
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Bins of this capacity that any packing needs (Martello and Toth's bound L2): for each threshold t, the items above
+// half the capacity need a bin each, those above capacity − t a whole one, and what the others leave free must hold
+// the items of at least t. Items do not exceed the capacity.
+std::int64_t least_bins(std::vector<std::int64_t> sizes, std::int64_t capacity) {
+  std::ranges::sort(sizes, std::greater<>{});
+  std::vector<std::int64_t> sum(sizes.size() + 1, 0);  // of the largest so many
+  std::partial_sum(sizes.begin(), sizes.end(), sum.begin() + 1);
+  const auto num_such = [&](auto&& large_enough) {
+    return std::ranges::partition_point(sizes, large_enough) - sizes.begin();
+  };
+  const std::int64_t large = num_such([&](std::int64_t s) { return 2 * s > capacity; });
+  std::int64_t bins = std::max(large, ceil_div(sum.back(), capacity));
+  for (std::size_t i = static_cast<std::size_t>(large); i < sizes.size(); ++i) {
+    const std::int64_t t = sizes[i];
+    if (i + 1 < sizes.size() && sizes[i + 1] == t) continue;  // the last of equals stands for all
+    const std::int64_t whole = num_such([&](std::int64_t s) { return s > capacity - t; });
+    const std::int64_t free =
+        (large - whole) * capacity - (sum[static_cast<std::size_t>(large)] - sum[static_cast<std::size_t>(whole)]);
+    const std::int64_t small = sum[i + 1] - sum[static_cast<std::size_t>(large)];
+    bins = std::max(bins, large + std::max<std::int64_t>(0, ceil_div(small - free, capacity)));
+  }
+  return bins;
+}
+
+// Over so many micro-steps and the ranks of each; nothing when some rank would get too much.
+std::optional<Batching> try_micro_steps(std::span<const std::int64_t> lengths, int num_micro_steps, int num_ranks,
+                                        std::int64_t tokens_per_rank) {
+  const std::vector<int> micro_step = karmarkar_karp(lengths, num_micro_steps);
+  std::vector<std::vector<std::size_t>> members(static_cast<std::size_t>(num_micro_steps));
+  for (std::size_t s = 0; s < lengths.size(); ++s) members[static_cast<std::size_t>(micro_step[s])].push_back(s);
+
+  Batching batching{.num_micro_steps = num_micro_steps, .num_ranks = num_ranks, .micro_step = {}, .rank = {}};
+  for (const int m : micro_step) batching.micro_step.emplace_back(m);
+  batching.rank.resize(lengths.size());
+  for (const std::vector<std::size_t>& sequences : members) {
+    std::vector<std::int64_t> sizes;
+    for (const std::size_t s : sequences) sizes.push_back(lengths[s]);
+    const std::vector<int> rank = karmarkar_karp(sizes, num_ranks);
+    std::vector<std::int64_t> tokens(static_cast<std::size_t>(num_ranks), 0);
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      std::int64_t& of_rank = tokens[static_cast<std::size_t>(rank[i])];
+      of_rank += sizes[i];
+      if (of_rank > tokens_per_rank) return std::nullopt;
+      batching.rank[sequences[i]] = RankId{rank[i]};
+    }
+  }
+  return batching;
+}
+
+void check(const BatchingOptions& options) {
+  const auto fail = [](const char* option, const std::string& what) {
+    throw InputError({.file = option, .field = {}, .index = {}}, what);
+  };
+  if (options.num_ranks < 0 || options.num_ranks > kMaxRanks) {
+    fail("--ranks", fmt::format("{}, expected 1 to {}", options.num_ranks, kMaxRanks));
+  }
+  if (options.ranks_per_node < 0) fail("--ranks-per-node", fmt::format("{} is negative", options.ranks_per_node));
+  if (options.tokens_per_rank < 1) {
+    fail("--tokens-per-rank", fmt::format("{}, expected at least 1", options.tokens_per_rank));
+  }
+}
+
+}  // namespace
+
+Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options) {
+  check(options);
+  if (trace.has_batching() && (options.num_ranks == 0 || options.num_ranks == trace.ranks)) {
+    Batching batching{.num_micro_steps = 1 + *std::ranges::max_element(trace.micro_step),
+                      .num_ranks = trace.ranks,
+                      .ranks_per_node = options.ranks_per_node != 0 ? options.ranks_per_node : trace.ranks_per_node,
+                      .recorded = true,
+                      .micro_step = {},
+                      .rank = {}};
+    batching.ranks_per_node = std::min(batching.ranks_per_node, batching.num_ranks);
+    for (const std::int32_t m : trace.micro_step) batching.micro_step.emplace_back(m);
+    for (const std::int32_t r : trace.rank) batching.rank.emplace_back(r);
+    return batching;
+  }
+  std::vector<std::int64_t> lengths;
+  for (int s = 0; s < trace.num_sequences(); ++s) lengths.push_back(trace.sequence_length(s));
+  return balanced_batching(lengths, options, trace.name);
+}
+
+Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
+                           const std::string& name) {
+  check(options);
+  if (options.num_ranks == 0) {
+    throw InputError({.file = name, .field = {}, .index = {}},
+                     "no batching was recorded: tell the rank count (--ranks)");
+  }
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    if (lengths[s] > options.tokens_per_rank) {
+      throw InputError({.file = name, .field = "cu_seqlens", .index = fmt::format("[{}]", s)},
+                       fmt::format("a sequence of {} tokens is longer than the {} that a rank takes in a micro-step "
+                                   "(--tokens-per-rank)",
+                                   lengths[s], options.tokens_per_rank));
+    }
+  }
+  const std::int64_t bins = least_bins({lengths.begin(), lengths.end()}, options.tokens_per_rank);
+  int micro_steps = static_cast<int>(std::max<std::int64_t>(1, ceil_div(bins, options.num_ranks)));
+  // Ends at the latest with a micro-step for each sequence, which always fits.
+  auto batching = try_micro_steps(lengths, micro_steps, options.num_ranks, options.tokens_per_rank);
+  while (!batching) {
+    batching = try_micro_steps(lengths, ++micro_steps, options.num_ranks, options.tokens_per_rank);
+  }
+  batching->ranks_per_node = options.ranks_per_node != 0 ? options.ranks_per_node : kDefaultRanksPerNode;
+  batching->ranks_per_node = std::min(batching->ranks_per_node, options.num_ranks);
+  return *batching;
+}
+
+}  // namespace foremoe
