@@ -28,6 +28,10 @@ void check_options(const ImportOptions& options) {
     if (value < 0) throw InputError({.field = field}, fmt::format("{} is negative", value));
   };
   not_negative("num_experts", options.num_experts);
+  if (options.num_experts > kMaxImportedExperts) {
+    throw InputError({.field = "num_experts"},
+                     fmt::format("{} is more than {}", options.num_experts, kMaxImportedExperts));
+  }
   not_negative("num_layers", options.num_layers);
   not_negative("top_k", options.top_k);
   not_negative("ranks_per_node", options.ranks_per_node);

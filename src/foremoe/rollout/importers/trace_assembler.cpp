@@ -29,9 +29,7 @@ void write_entry(std::byte* at, std::size_t width, std::int64_t value) {
 
 TraceAssembler::TraceAssembler(const ImportOptions& options)
     : options_(options), width_(options.num_experts > 0xFF ? 2 : 1), seen_in_row_(kMaxImportedExperts, 0) {
-  if (options.num_experts < 0 || options.num_experts > kMaxImportedExperts) {
-    throw InputError({.field = "num_experts"}, fmt::format("should be at most {}", kMaxImportedExperts));
-  }
+  assert(options.num_experts >= 0 && options.num_experts <= kMaxImportedExperts);
 }
 
 void TraceAssembler::begin_sequence(Where where, const SequenceInfo& info) {
@@ -169,6 +167,7 @@ Imported TraceAssembler::finish() && {
     trace.layer_ids.resize(static_cast<std::size_t>(num_layers_));
     std::iota(trace.layer_ids.begin(), trace.layer_ids.end(), 0);
   }
+  trace.name = first_where_.file;
   trace.model = options_.model;
 
   const auto empty_layers = std::count(routed_in_layer_.begin(), routed_in_layer_.end(), 0);

@@ -1,0 +1,140 @@
+// What every importer does alike: which rows are missing, which ids are wrong, how sequences line up.
+
+#include "foremoe/rollout/importers/importer_testing.h"
+
+namespace foremoe::testing {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(Importer, RowsWithRepeatedIdsBecomeMissingAndAreCounted) {
+  const Imported in = import_text(npy("|u1", "(3, 1, 2)", raw({4, 1, 0, 0, 2, 2}, 1)));
+  EXPECT_THAT(routes_of(in), ElementsAre(4, 1, -1, -1, -1, -1));
+  EXPECT_EQ(in.report.rows, 3);
+  EXPECT_EQ(in.report.rows_repeating, 2);
+  EXPECT_EQ(in.report.rows_recorded_missing, 0);
+}
+
+TEST(Importer, RowsOfMinusOneStayMissingAndAreNotCalledRepeating) {
+  const Imported in = import_text(npy("<i2", "(2, 1, 2)", raw({-1, -1, 3, 0}, 2)));
+  EXPECT_THAT(routes_of(in), ElementsAre(-1, -1, 3, 0));
+  EXPECT_EQ(in.report.rows_recorded_missing, 1);
+  EXPECT_EQ(in.report.rows_repeating, 0);
+}
+
+TEST(Importer, TheLargestUnsignedValueIsASentinelUnlessItIsAnExpert) {
+  const std::string top1 = npy("|u1", "(2, 1, 1)", raw({7, 255}, 1));
+  EXPECT_THAT(routes_of(import_text(top1)), ElementsAre(7, -1));
+  EXPECT_THAT(routes_of(import_text(top1, {.num_experts = 256})), ElementsAre(7, 255));
+}
+
+TEST(Importer, TheResultUsesTheNarrowestUnsignedType) {
+  EXPECT_EQ(import_text(npy("<i8", "(1, 1, 2)", raw({254, 0}, 8))).trace()->type, RouteType::kU8);
+  EXPECT_EQ(import_text(npy("<i8", "(1, 1, 2)", raw({255, 0}, 8))).trace()->type, RouteType::kU16);
+  EXPECT_EQ(import_text(npy("<i8", "(1, 1, 2)", raw({1, 0}, 8)), {.num_experts = 256}).trace()->type, RouteType::kU16);
+}
+
+TEST(Importer, AnIdThatNeedsTwoBytesWidensWhatWasReadBefore) {
+  const Imported in = import_text(npy("<u2", "(3, 1, 2)", raw({254, 3, 65535, 65535, 300, 1}, 2)));
+  EXPECT_THAT(routes_of(in), ElementsAre(254, 3, -1, -1, 300, 1));
+  EXPECT_EQ(in.trace()->num_experts, 301);
+}
+
+TEST(Importer, TheNumberOfExpertsIsInferredAndSaidSo) {
+  const Imported in = import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)));
+  EXPECT_EQ(in.trace()->num_experts, 5);
+  EXPECT_TRUE(in.report.num_experts_inferred);
+  EXPECT_THAT(in.report.notes, ::testing::Contains(HasSubstr("num_experts = 5")));
+  EXPECT_FALSE(import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)), {.num_experts = 8}).report.num_experts_inferred);
+}
+
+TEST(Importer, SeveralFilesAreSequencesInTheirOrder) {
+  const Imported in = import_texts(
+      {{"b", npy("|u1", "(1, 1, 2)", raw({4, 1}, 1))}, {"a", "nrlre1:int8:2x1x2:" + base64(raw({5, 6, -1, -1}, 1))}});
+  EXPECT_THAT(in.trace()->cu_seqlens, ElementsAre(0, 1, 3));
+  EXPECT_THAT(routes_of(in), ElementsAre(4, 1, 5, 6, -1, -1));
+  EXPECT_FALSE(in.trace()->has_batching());
+  EXPECT_THAT(in.trace()->prompt_lengths, IsEmpty());
+}
+
+TEST(Importer, LayersWithoutAnyRouteAreNotedAndDroppedOnRequest) {
+  const std::string dense_first = npy("|u1", "(2, 3, 2)", raw({0, 0, 1, 2, 3, 4, 0, 0, 5, 6, 7, 8}, 1));
+  const Imported kept = import_text(dense_first);
+  EXPECT_EQ(kept.trace()->num_layers, 3);
+  EXPECT_THAT(kept.report.notes, ::testing::Contains(HasSubstr("1 of 3 layers")));
+  const Imported dropped = import_text(dense_first, {.drop_empty_layers = true});
+  EXPECT_THAT(dropped.trace()->layer_ids, ElementsAre(1, 2));
+  EXPECT_THAT(routes_of(dropped), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+}
+
+TEST(Importer, AnIdOutOfRangeNamesFileAndIndex) {
+  EXPECT_EQ(error_of(npy("|u1", "(2, 1, 2)", raw({1, 2, 3, 9}, 1)), {.num_experts = 8}),
+            "in: routed_experts[1, 0, 1]: expert 9 is out of range; there are 8 experts");
+  EXPECT_THAT(error_of(npy("<i2", "(1, 1, 2)", raw({3, -1}, 2))), HasSubstr("in: routed_experts[0, 0, 1]: expert -1"));
+  EXPECT_THAT(error_of(npy("<i4", "(1, 1, 2)", raw({3, 70000}, 4))), HasSubstr("at most 65535"));
+}
+
+TEST(Importer, SequencesOfDifferentShapeAreRefused) {
+  const std::string one = npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
+  const std::string other = npy("|u1", "(1, 2, 2)", raw({4, 1, 2, 3}, 1));
+  EXPECT_THAT(
+      error_of({{"one.npy", one}, {"other.npy", other}}),
+      HasSubstr("other.npy: routed_experts: has 2 layers and top-2, but the first sequence (one.npy) has 1 layers"));
+  EXPECT_THAT(error_of(one, {.num_layers = 3}), HasSubstr("3 were asked for"));
+  EXPECT_THAT(error_of(one, {.top_k = 4}), HasSubstr("4 were asked for"));
+}
+
+TEST(Importer, FilesWithoutAnyRouteNeedTheNumberOfExperts) {
+  const std::string padding = npy("|u1", "(2, 1, 2)", raw({0, 0, 0, 0}, 1));
+  EXPECT_THAT(error_of(padding), HasSubstr("give num_experts"));
+  EXPECT_THAT(routes_of(import_text(padding, {.num_experts = 4})), ElementsAre(-1, -1, -1, -1));
+}
+
+TEST(Importer, UnknownBytesAreRefusedWithAHint) {
+  EXPECT_THAT(error_of("hello"), HasSubstr("in: is in no format that could be recognised"));
+  EXPECT_THAT(error_of(""), HasSubstr("in: is in no format"));
+  EXPECT_THROW(import_rollout({}), InputError);
+  EXPECT_THAT(error_of("x", {.num_experts = 70000}), HasSubstr("num_experts"));
+}
+
+TEST(Importer, MegatronFilesDoNotMixWithOthers) {
+  const std::string trace = R"({"layer": 0, "rank": 0, "top_indices": [[0, 1]]})";
+  EXPECT_THAT(error_of({{"a", trace}, {"b", "nrlre1:int8:1x1x2:AAE="}}), HasSubstr("b: is no megatron-trace file"));
+  EXPECT_THAT(error_of({{"b", "nrlre1:int8:1x1x2:AAE="}, {"a", trace}}), HasSubstr("a: is a megatron-trace file"));
+}
+
+TEST(Importer, EveryFormatHasANameThatLeadsBack) {
+  for (const auto format :
+       {ImportFormat::kNpy, ImportFormat::kNpz, ImportFormat::kNpyBase64, ImportFormat::kJson, ImportFormat::kSglang,
+        ImportFormat::kNrlre1, ImportFormat::kMegatronTrace, ImportFormat::kMegatronCounts}) {
+    EXPECT_EQ(import_format_named(name_of(format)), format);
+  }
+  EXPECT_EQ(import_format_named("pickle"), std::nullopt);
+}
+
+// No prefix of a good file, and no file with one byte changed, does more than import or name what is wrong.
+TEST(Importer, CutAndAlteredFilesNeverCrash) {
+  const std::string array = npy("<u2", "(2, 2, 2)", raw({1, 2, 3, 4, 5, 6, 7, 8}, 2));
+  const std::vector<std::string> good{
+      array,
+      base64(array) + "\n",
+      R"({"choices": [{"routed_experts": ")" + base64(array) + "\"}]}",
+      R"({"prompt_routed_experts": [[[1, 2]]], "choices": [{"routed_experts": [[[-1, -1]]]}]})",
+      "nrlre1:int16:2x2x2:" + base64(raw({1, 2, 3, 4, 5, 6, 7, 8}, 2)),
+      R"({"step": 0, "stage": "pre_dispatch", "block": "decoder", "layer": 1, "rank": 0, "num_tokens": 1, "topk": 2, "top_indices": [[0, 1]]})",
+      R"({"iter": 1, "block": "decoder", "layer": 1, "tpe": [[3, 4], [5, 6]]})"};
+  for (const std::string& text : good) {
+    ASSERT_EQ(error_of(text), "");
+    for (std::size_t cut = 0; cut < text.size(); ++cut) error_of(text.substr(0, cut));
+    for (std::size_t at = 0; at < text.size(); ++at) {
+      for (const char c : {'\0', '\xff', '"', '9', '}'}) {
+        std::string altered = text;
+        altered[at] = c;
+        error_of(altered);
+      }
+    }
+  }
+}
+
+}  // namespace foremoe::testing

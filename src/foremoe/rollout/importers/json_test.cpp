@@ -1,0 +1,83 @@
+#include "foremoe/rollout/importers/importer_testing.h"
+
+namespace foremoe::testing {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(JsonImport, AVllmResponseHasOneSequencePerChoice) {
+  const std::string one = base64(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)));
+  const std::string two = base64(npy("|u1", "(2, 1, 2)", raw({5, 6, 7, 8}, 1)));
+  const Imported in = import_text(R"({"id": "x", "choices": [{"routed_experts": ")" + one +
+                                  R"("}, {"routed_experts": ")" + two + "\"}]}");
+  EXPECT_EQ(in.report.format, ImportFormat::kJson);
+  EXPECT_THAT(in.trace()->cu_seqlens, ElementsAre(0, 1, 3));
+  EXPECT_THAT(routes_of(in), ElementsAre(4, 1, 5, 6, 7, 8));
+}
+
+TEST(JsonImport, Vllm021PutsThePromptBeforeEachChoice) {
+  const Imported in = import_text(R"({
+    "prompt_routed_experts": [[[-1, -1]], [[1, 2]]],
+    "choices": [{"routed_experts": [[[3, 4]]]}, {"routed_experts": []}]
+  })");
+  EXPECT_THAT(in.trace()->cu_seqlens, ElementsAre(0, 3, 5));
+  EXPECT_THAT(in.trace()->prompt_lengths, ElementsAre(2, 2));
+  EXPECT_THAT(routes_of(in), ElementsAre(-1, -1, 1, 2, 3, 4, -1, -1, 1, 2));
+  EXPECT_EQ(in.report.rows_recorded_missing, 2);
+}
+
+TEST(JsonImport, DocumentsMayComeOnePerLineOrInAList) {
+  const std::string a = R"({"routed_experts": [[[3, 4]]]})";
+  const std::string b = R"({"outputs": [{"routed_experts": [[[5, 6]]]}]})";
+  EXPECT_THAT(routes_of(import_text(a + "\n" + b + "\n")), ElementsAre(3, 4, 5, 6));
+  EXPECT_THAT(routes_of(import_text("[" + b + ",\n" + a + "]")), ElementsAre(5, 6, 3, 4));
+}
+
+TEST(JsonImport, PromptLengthsAreRecordedOnlyWhenAllAreKnown) {
+  const Imported in = import_text(
+      R"([{"prompt_routed_experts": [[[1, 2]]], "routed_experts": [[[3, 4]]]}, {"routed_experts": [[[3, 4]]]}])");
+  EXPECT_THAT(in.trace()->prompt_lengths, IsEmpty());
+}
+
+TEST(JsonImport, SglangResponsesHoldFlatArrays) {
+  const std::string flat = base64(raw({1, 2, 0, 0}, 4));
+  const ImportOptions options{.num_layers = 2, .top_k = 2};
+  EXPECT_THAT(routes_of(import_text(R"({"text": "", "meta_info": {"routed_experts": ")" + flat + "\"}}", options)),
+              ElementsAre(1, 2, -1, -1));
+  EXPECT_THAT(routes_of(import_text(R"({"choices": [{"sgl_ext": {"routed_experts": ")" + flat + "\"}}]}", options)),
+              ElementsAre(1, 2, -1, -1));
+}
+
+TEST(JsonImport, NemoEnvelopesInsideJsonAreRead) {
+  EXPECT_THAT(routes_of(import_text(R"({"routed_experts": "nrlre1:int8:1x1x2:AAE="})")), ElementsAre(0, 1));
+}
+
+TEST(JsonImport, MalformedResponsesNameThePlace) {
+  EXPECT_THAT(error_of("{\"choices\": [{}]}"), HasSubstr("in: choices[0]: routed_experts: is missing"));
+  EXPECT_THAT(error_of("{\"choices\": [{\"routed_experts\": 7}]}"),
+              HasSubstr("in: choices[0]: routed_experts: should be a string or a list"));
+  EXPECT_THAT(error_of("{\"choices\": 3}"), HasSubstr("in: choices: should be a list"));
+  EXPECT_THAT(error_of("{\"routed_experts\": [[[1, 2]], [[1, 2], [3, 4]]]}"),
+              HasSubstr("in: routed_experts[1]: has 2 layers instead of 1"));
+  EXPECT_THAT(error_of("{\"routed_experts\": [[[1, 2]], [[1]]]}"),
+              HasSubstr("in: routed_experts[1, 0]: should be a list of 2"));
+  EXPECT_THAT(error_of("{\"routed_experts\": [[[1, 2.5]]]}"),
+              HasSubstr("in: routed_experts[0, 0]: should be an integer"));
+  EXPECT_THAT(error_of("{\"routed_experts\": []}"), HasSubstr("in: routed_experts: is empty"));
+  EXPECT_THAT(error_of("{\"routed_experts\": \"AAAA\"}"), HasSubstr("give its layers and top_k"));
+  EXPECT_THAT(error_of("{\"routed_experts\": [[[1, 2]]]}\n{\"x\": 1"),
+              HasSubstr("in: line 2: is not JSON: parse error"));
+  EXPECT_THAT(error_of("[1]"), HasSubstr("in: [0]: should be an object"));
+}
+
+TEST(JsonImport, AnIdOutOfRangeCountsTokensFromThePrompt) {
+  EXPECT_THAT(error_of(R"({"prompt_routed_experts": [[[1, 2]]], "routed_experts": [[[3, 9]]]})", {.num_experts = 8}),
+              HasSubstr("in: routed_experts[1, 0, 1]: expert 9 is out of range"));
+}
+
+TEST(JsonImport, DeepNestingIsRefused) {
+  EXPECT_THAT(error_of(std::string(100000, '[')), HasSubstr("nests deeper than 64"));
+}
+
+}  // namespace foremoe::testing
