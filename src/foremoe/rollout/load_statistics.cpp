@@ -1,0 +1,132 @@
+#include "foremoe/rollout/load_statistics.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <numeric>
+
+namespace foremoe {
+
+namespace {
+
+std::int64_t sum(std::span<const std::int64_t> values) {
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+}
+
+double mean(std::span<const std::int64_t> values) {
+  return static_cast<double>(sum(values)) / static_cast<double>(values.size());
+}
+
+// Experts at home: [rank].
+std::vector<std::int64_t> rank_loads(std::span<const std::int64_t> expert_loads, std::span<const RankId> home,
+                                     int num_ranks) {
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(num_ranks), 0);
+  for (std::size_t e = 0; e < expert_loads.size(); ++e) loads[home[e].index()] += expert_loads[e];
+  return loads;
+}
+
+// Expert loads of every micro-step of a layer. [micro_step][expert].
+Array<std::int64_t, 2> expert_loads_of(const LoadTable& table, LayerId layer) {
+  Array<std::int64_t, 2> loads({table.load.extent(0), table.load.extent(3)});
+  for (std::size_t m = 0; m < loads.extent(0); ++m) table.expert_loads(MicroStepId{m}, layer, loads.row(m));
+  return loads;
+}
+
+double fluctuation(const Array<std::int64_t, 2>& loads) {
+  const std::size_t experts = loads.extent(1);
+  std::vector<double> first(experts, 0);   // sums of shares
+  std::vector<double> second(experts, 0);  // and of their squares
+  double micro_steps = 0;
+  for (std::size_t m = 0; m < loads.extent(0); ++m) {
+    const auto total = static_cast<double>(sum(loads.row(m)));
+    if (total == 0) continue;
+    ++micro_steps;
+    for (std::size_t e = 0; e < experts; ++e) {
+      const double share = static_cast<double>(loads(m, e)) / total;
+      first[e] += share;
+      second[e] += share * share;
+    }
+  }
+  double result = 0;
+  double chosen = 0;  // experts
+  for (std::size_t e = 0; e < experts; ++e) {
+    if (first[e] == 0) continue;
+    ++chosen;
+    const double average = first[e] / micro_steps;
+    const double variance = second[e] / micro_steps - average * average;
+    result += std::sqrt(std::max(0.0, variance)) / average;
+  }
+  return chosen == 0 ? 0 : result / chosen;
+}
+
+LayerStatistics statistics(const LoadTable& table, LayerId layer, std::span<const RankId> home) {
+  const Array<std::int64_t, 2> loads = expert_loads_of(table, layer);
+  std::vector<std::int64_t> step(loads.extent(1), 0);
+  LayerStatistics result;
+  double loaded = 0;  // micro-steps
+  double ratio_sum = 0;
+  for (std::size_t m = 0; m < loads.extent(0); ++m) {
+    const std::span<const std::int64_t> row = loads.row(m);
+    if (sum(row) == 0) continue;
+    for (std::size_t e = 0; e < row.size(); ++e) step[e] += row[e];
+    ++loaded;
+    const Violation v = violation(row);
+    result.mean_micro_step.max_vio += v.max_vio;
+    result.mean_micro_step.min_vio += v.min_vio;
+    result.mean_micro_step.avg_vio += v.avg_vio;
+    result.worst_micro_step.max_vio = std::max(result.worst_micro_step.max_vio, v.max_vio);
+    result.worst_micro_step.min_vio = std::min(result.worst_micro_step.min_vio, v.min_vio);
+    result.worst_micro_step.avg_vio = std::max(result.worst_micro_step.avg_vio, v.avg_vio);
+    const double ratio = imbalance_ratio(rank_loads(row, home, table.num_ranks()));
+    ratio_sum += ratio;
+    result.max_ratio = std::max(result.max_ratio, ratio);
+  }
+  if (loaded == 0) return result;
+  result.mean_micro_step.max_vio /= loaded;
+  result.mean_micro_step.min_vio /= loaded;
+  result.mean_micro_step.avg_vio /= loaded;
+  result.mean_ratio = ratio_sum / loaded;
+  result.step = violation(step);
+  result.step_ratio = imbalance_ratio(rank_loads(step, home, table.num_ranks()));
+  result.fluctuation = fluctuation(loads);
+  return result;
+}
+
+}  // namespace
+
+Violation violation(std::span<const std::int64_t> expert_loads) {
+  if (expert_loads.empty() || sum(expert_loads) == 0) return {};
+  const double average = mean(expert_loads);
+  const auto [least, most] = std::ranges::minmax(expert_loads);
+  double distance = 0;
+  for (const std::int64_t load : expert_loads) distance += std::abs(static_cast<double>(load) / average - 1);
+  return {.max_vio = static_cast<double>(most) / average - 1,
+          .min_vio = static_cast<double>(least) / average - 1,
+          .avg_vio = distance / static_cast<double>(expert_loads.size())};
+}
+
+double imbalance_ratio(std::span<const std::int64_t> rank_loads) {
+  if (rank_loads.empty() || sum(rank_loads) == 0) return 1;
+  return static_cast<double>(std::ranges::max(rank_loads)) / mean(rank_loads);
+}
+
+std::vector<LayerStatistics> layer_statistics(const LoadTable& table, ArrayView<const RankId, 2> home) {
+  assert(home.extent(0) == table.load.extent(1) && home.extent(1) == table.load.extent(3));
+  std::vector<LayerStatistics> result;
+  for (int l = 0; l < table.num_layers(); ++l) result.push_back(statistics(table, LayerId{l}, home.row(l)));
+  return result;
+}
+
+Array<double, 2> imbalance_ratios(const LoadTable& table, ArrayView<const RankId, 2> home) {
+  Array<double, 2> ratios({table.load.extent(0), table.load.extent(1)}, 1);
+  std::vector<std::int64_t> loads(table.load.extent(3));
+  for (int m = 0; m < table.num_micro_steps(); ++m) {
+    for (int l = 0; l < table.num_layers(); ++l) {
+      table.expert_loads(MicroStepId{m}, LayerId{l}, loads);
+      ratios(m, l) = imbalance_ratio(rank_loads(loads, home.row(l), table.num_ranks()));
+    }
+  }
+  return ratios;
+}
+
+}  // namespace foremoe
