@@ -1,0 +1,195 @@
+#include "foremoe/plan/route_tokens.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "foremoe/plan/source_tokens.h"
+#include "foremoe/plan/test_plans.h"
+#include "foremoe/plan/test_traces.h"
+
+namespace foremoe {
+namespace {
+
+using testing::ElementsAre;
+
+constexpr ExpertId kExpert{0};
+
+Shipment ship(int source, int replica, int rows) { return {kExpert, RankId{source}, RankId{replica}, Tokens{rows}}; }
+
+// One expert on four ranks of two nodes: rows that each source holds, quota of each rank (0: no replica there).
+RoutedLayer route_one_expert(const std::vector<int>& load, const std::vector<int>& quota) {
+  const std::size_t num_ranks = load.size();
+  Array<Tokens, 2> rows({num_ranks, 1});
+  Array<ExpertId, 2> slot_expert({num_ranks, 1}, kNoExpert);
+  Array<Tokens, 2> slot_tokens({num_ranks, 1});
+  for (std::size_t r = 0; r < num_ranks; ++r) {
+    rows(r, 0) = Tokens{load[r]};
+    slot_tokens(r, 0) = Tokens{quota[r]};
+    if (quota[r] > 0) slot_expert(r, 0) = kExpert;
+  }
+  return route_tokens({rows, {slot_expert, slot_tokens}, {.num_ranks = int(num_ranks), .ranks_per_node = 2}});
+}
+
+TEST(RouteTokens, RowsStayOnTheirRankAsFarAsItsQuotaGoes) {
+  const RoutedLayer routed = route_one_expert({3, 5, 0, 2}, {3, 4, 1, 2});
+  EXPECT_THAT(routed.shipments, ElementsAre(ship(0, 0, 3), ship(1, 1, 4), ship(1, 2, 1), ship(3, 3, 2)));
+}
+
+TEST(RouteTokens, RowsLeaveTheirNodeOnlyWhenItsQuotasAreExhausted) {
+  // Rank 0's rows fill rank 1 first, though rank 3 of the other node has quota, which its neighbour 2 fills.
+  const RoutedLayer routed = route_one_expert({6, 0, 4, 0}, {0, 5, 0, 5});
+  EXPECT_THAT(routed.shipments, ElementsAre(ship(0, 1, 5), ship(0, 3, 1), ship(2, 3, 4)));
+}
+
+TEST(RouteTokens, SourcesAndReplicasGoInAscendingOrderOneExhaustedBeforeTheNext) {
+  const RoutedLayer routed = route_one_expert({4, 4, 0, 0}, {0, 0, 3, 5});
+  EXPECT_THAT(routed.shipments, ElementsAre(ship(0, 2, 3), ship(0, 3, 1), ship(1, 3, 4)));
+}
+
+TEST(RouteTokens, ASourcesShipmentsOfAnExpertComeInTheOrderOfTheSweeps) {
+  // Own rank 1, then its neighbour 0, then rank 2: not by rank.
+  const RoutedLayer routed = route_one_expert({0, 9, 0, 0}, {2, 3, 4, 0});
+  EXPECT_THAT(routed.of_source(RankId{1}), ElementsAre(ship(1, 1, 3), ship(1, 0, 2), ship(1, 2, 4)));
+  EXPECT_TRUE(routed.of_source(RankId{0}).empty());
+}
+
+TEST(RouteTokens, AnExpertWithoutLoadShipsNothing) { EXPECT_TRUE(route_one_expert({0, 0}, {0, 0}).shipments.empty()); }
+
+TEST(RouteTokens, ALastNodeWithFewerRanksIsANode) {
+  const RoutedLayer routed = route_one_expert({0, 0, 4}, {2, 2, 0});
+  EXPECT_THAT(routed.shipments, ElementsAre(ship(2, 0, 2), ship(2, 1, 2)));
+}
+
+class RouteTokensOfRandomPlans : public testing::TestWithParam<int> {};
+
+TEST_P(RouteTokensOfRandomPlans, DeliverAllRowsAndMeetAllQuotas) {
+  const LoadTable load = test::random_load({.ranks = 8, .experts = 16, .ranks_per_node = 3}, 1);
+  const StepPlan plan = test::random_plan(load, {.guest_slots = 3, .in_flight = GetParam()}, 2);
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      const auto rows = load.load[plan.event_micro_step[t]][l];
+      const LayerQuotas quotas = layer_quotas(plan, EventId{t}, LayerId{l});
+      Array<Tokens, 2> sent({8, 16});
+      Array<Tokens, 2> received({8, 16});
+      for (const Shipment& s : route_tokens({rows, quotas, load.topology()}).shipments) {
+        EXPECT_GT(s.rows, Tokens{0});
+        sent(s.source, s.expert) += s.rows;
+        received(s.replica, s.expert) += s.rows;
+      }
+      EXPECT_TRUE(std::ranges::equal(sent.flat(), rows.flat()));
+      for (int r = 0; r < 8; ++r) {
+        for (int s = 0; s < plan.num_slots(); ++s) {
+          const ExpertId e = quotas.slot_expert(r, s);
+          if (e == kNoExpert) continue;
+          EXPECT_EQ(received(r, e), quotas.slot_tokens(r, s));
+          received(r, e) = Tokens{0};
+        }
+      }
+      EXPECT_THAT(received.flat(), testing::Each(Tokens{0}));
+    }
+  }
+}
+
+TEST_P(RouteTokensOfRandomPlans, FormFewPairsPerSweepAndCrossNodesOnlyForWhatANodeLacks) {
+  const LoadTable load = test::random_load({.ranks = 8, .experts = 16, .ranks_per_node = 3}, 3);
+  const StepPlan plan = test::random_plan(load, {.guest_slots = 3, .in_flight = GetParam()}, 4);
+  const Topology topology = load.topology();
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      const auto rows = load.load[plan.event_micro_step[t]][l];
+      const LayerQuotas quotas = layer_quotas(plan, EventId{t}, LayerId{l});
+      const RoutedLayer routed = route_tokens({rows, quotas, topology});
+      for (int e = 0; e < 16; ++e) {
+        int sources = 0;
+        int replicas = 0;
+        std::vector<std::int64_t> surplus(topology.num_nodes());
+        for (int r = 0; r < 8; ++r) {
+          sources += rows(r, e) > Tokens{0};
+          surplus[topology.node_of(RankId{r}).index()] += rows(r, e).value;
+          for (int s = 0; s < plan.num_slots(); ++s) {
+            if (quotas.slot_expert(r, s) != ExpertId{e} || quotas.slot_tokens(r, s) == Tokens{0}) continue;
+            ++replicas;
+            surplus[topology.node_of(RankId{r}).index()] -= quotas.slot_tokens(r, s).value;
+          }
+        }
+        std::int64_t must_cross = 0;
+        for (const std::int64_t x : surplus) must_cross += std::max<std::int64_t>(x, 0);
+        std::int64_t crosses = 0;
+        std::array<int, 3> pairs{};  // per sweep
+        for (const Shipment& s : routed.shipments) {
+          if (s.expert != ExpertId{e}) continue;
+          ++pairs[s.source == s.replica ? 0 : topology.same_node(s.source, s.replica) ? 1 : 2];
+          if (!topology.same_node(s.source, s.replica)) crosses += s.rows.value;
+        }
+        EXPECT_EQ(crosses, must_cross);
+        for (const int n : pairs) EXPECT_LE(n, std::max(0, sources + replicas - 1));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(InFlight, RouteTokensOfRandomPlans, testing::Values(1, 2, 4));
+
+TEST(AssignRows, RowsOfAnExpertFillItsShipmentsInRowOrder) {
+  const RoutedLayer routed = route_one_expert({0, 4, 0, 0}, {1, 1, 2, 0});
+  const std::vector<ExpertId> routes{kExpert, kNoExpert, kExpert, kExpert, kNoExpert, kExpert};
+  std::vector<RankId> replica(routes.size());
+  RouteWorkspace workspace;
+  assign_rows(routed, {RankId{1}, routes}, workspace, replica);
+  EXPECT_THAT(replica, ElementsAre(RankId{1}, kNoReplica, RankId{0}, RankId{2}, kNoReplica, RankId{2}));
+}
+
+TEST(AssignRows, EveryRowOfATraceGoesToAReplicaAndEveryQuotaIsMet) {
+  const test::BatchedTrace batched = test::random_trace(5);
+  const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 2}, 6);
+  const SourceTokens tokens(batched.trace, batched.batching);
+  RouteWorkspace workspace;
+  RoutedLayer routed;
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      const LayerQuotas quotas = layer_quotas(plan, EventId{t}, LayerId{l});
+      route_tokens({batched.load.load[t][l], quotas, batched.load.topology()}, workspace, routed);
+      std::map<std::pair<RankId, ExpertId>, std::int64_t> received;
+      for (int s = 0; s < plan.num_ranks(); ++s) {
+        std::vector<ExpertId> routes;
+        tokens.gather(plan.event_micro_step[t], RankId{s}, LayerId{l}, routes);
+        std::vector<RankId> replica(routes.size());
+        assign_rows(routed, {RankId{s}, routes}, workspace, replica);
+        for (std::size_t row = 0; row < routes.size(); ++row) {
+          ASSERT_EQ(routes[row] == kNoExpert, replica[row] == kNoReplica);
+          if (routes[row] != kNoExpert) ++received[{replica[row], routes[row]}];
+        }
+      }
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        for (int s = 0; s < plan.num_slots(); ++s) {
+          const ExpertId e = quotas.slot_expert(r, s);
+          if (e == kNoExpert) continue;
+          EXPECT_EQ((received[{RankId{r}, e}]), quotas.slot_tokens(r, s).value);
+        }
+      }
+    }
+  }
+}
+
+TEST(SourceTokens, HoldTheTokensOfTheirSequencesInAscendingOrder) {
+  RoutingTrace shape{.num_layers = 1, .top_k = 1, .num_experts = 8, .cu_seqlens = {0, 2, 3, 5}};
+  const RoutingTrace trace = test::trace_of({0, 1, 2, 3, 255}, shape);
+  const Batching batching{.num_micro_steps = 2,
+                          .num_ranks = 2,
+                          .ranks_per_node = 2,
+                          .micro_step = {MicroStepId{1}, MicroStepId{0}, MicroStepId{1}},
+                          .rank = {RankId{1}, RankId{1}, RankId{1}}};
+  const SourceTokens tokens(trace, batching);
+  std::vector<ExpertId> routes;
+  tokens.gather(MicroStepId{1}, RankId{1}, LayerId{0}, routes);
+  EXPECT_THAT(routes, ElementsAre(ExpertId{0}, ExpertId{1}, ExpertId{3}, kNoExpert));
+  tokens.gather(MicroStepId{0}, RankId{1}, LayerId{0}, routes);
+  EXPECT_THAT(routes, ElementsAre(ExpertId{2}));
+  tokens.gather(MicroStepId{0}, RankId{0}, LayerId{0}, routes);
+  EXPECT_TRUE(routes.empty());
+}
+
+}  // namespace
+}  // namespace foremoe
