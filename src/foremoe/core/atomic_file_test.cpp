@@ -1,0 +1,92 @@
+#include "foremoe/core/atomic_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class AtomicFileTest : public testing::Test {
+ protected:
+  void SetUp() override { fs::create_directories(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+  static std::string contents(const std::string& path) {
+    std::ifstream in(path);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  std::size_t num_files() const { return std::distance(fs::directory_iterator(folder_), {}); }
+
+  fs::path folder_ = fs::path(testing::TempDir()) /
+                     (std::string("atomic_file_") + testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+TEST_F(AtomicFileTest, AppearsOnCommitAndNotBefore) {
+  AtomicFile file(path("a"));
+  file.write("one ");
+  file.write("two");
+  EXPECT_FALSE(fs::exists(path("a")));
+  file.commit();
+  EXPECT_EQ(contents(path("a")), "one two");
+  EXPECT_EQ(num_files(), 1U);
+}
+
+TEST_F(AtomicFileTest, LeavesTheOldFileAndNoOtherWhenAbandoned) {
+  write_file(path("a"), "old");
+  {
+    AtomicFile file(path("a"));
+    file.write("half of the ne");
+  }
+  EXPECT_EQ(contents(path("a")), "old");
+  EXPECT_EQ(num_files(), 1U);
+}
+
+TEST_F(AtomicFileTest, ReplacesTheFileThatALinkNames) {
+  write_file(path("target"), "old");
+  fs::create_symlink(path("target"), path("link"));
+  write_file(path("link"), "new");
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_EQ(contents(path("target")), "new");
+}
+
+TEST_F(AtomicFileTest, TwoWritersOfOnePathDoNotMeet) {
+  AtomicFile first(path("a"));
+  AtomicFile second(path("a"));
+  first.write("first");
+  second.write("second");
+  first.commit();
+  second.commit();
+  EXPECT_EQ(contents(path("a")), "second");
+  EXPECT_EQ(num_files(), 1U);
+}
+
+TEST_F(AtomicFileTest, WritesToADeviceInPlace) {
+  write_file("/dev/null", "gone");
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
+TEST_F(AtomicFileTest, SaysWhichPathCannotBeWritten) {
+  for (const std::string& bad : {path("no/such/folder"), folder_.string()}) {
+    try {
+      write_file(bad, "x");
+      FAIL() << bad;
+    } catch (const InputError& error) {
+      EXPECT_EQ(error.where().file, bad);
+      EXPECT_THAT(error.what(), HasSubstr("cannot be written"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foremoe
