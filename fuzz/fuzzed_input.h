@@ -1,7 +1,8 @@
 #pragma once
 
-// What every target does with its bytes: read them, and use what was read. An InputError that names the input is
-// the right answer to bytes that are wrong; any other exception, assertion or sanitizer report is a finding.
+// What every target does with its bytes: read them, and use what was read. An InputError that names the input
+// (or an option) is the right answer to bytes that are wrong; any other exception, assertion or sanitizer report is a
+// finding.
 
 #include <cstdint>
 #include <cstdio>
@@ -28,7 +29,9 @@ int read_or_refuse(const std::uint8_t* data, std::size_t size, Read&& read) {
   try {
     read(std::as_bytes(std::span(data, size)));
   } catch (const InputError& error) {
-    if (error.where().file != kFuzzedInput) found(error.what());  // an error that does not say where it is
+    const Where& where = error.where();
+    const bool names_option = where.file.empty() && !where.field.empty();
+    if (where.file != kFuzzedInput && !names_option) found(error.what());  // an error that does not say where it is
     if (inputs_are_seeds() && size > 0) found(error.what());
   }
   return 0;
