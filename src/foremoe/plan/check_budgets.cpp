@@ -31,12 +31,13 @@ Budgets read_budgets(const StepPlan& plan, Findings& findings) {
     findings.add({.kind = ViolationKind::kOptions, .message = "the plan's options are not a JSON object"});
     return budgets;
   }
-  // A number, or the word that stands for a number of its own.
-  const auto read = [&](const char* key, std::string_view word, std::int64_t value_of_word, std::int64_t& out) {
+  const auto read = [&](const char* key, std::int64_t none, std::int64_t& out) {
     const auto at = options.find(key);
     if (at == options.end() || at->is_null()) return;
-    if (at->is_string() && at->get<std::string>() == word) {
-      out = value_of_word;
+    if (*at == "none") {
+      out = none;
+    } else if (*at == "free") {
+      out = kUnlimited;
     } else if (at->is_number_integer() && *at >= 0 && *at <= kUnlimited) {
       out = at->get<std::int64_t>();
     } else {
@@ -44,10 +45,10 @@ Budgets read_budgets(const StepPlan& plan, Findings& findings) {
                     .message = fmt::format("option {} is {}", key, at->is_primitive() ? at->dump() : at->type_name())});
     }
   };
-  read("max-copies-per-rank", "none", kUnlimited, budgets.copies_per_rank);
-  read("max-copies-per-source", "none", kUnlimited, budgets.copies_per_source);
-  read("min-tokens-per-guest", "none", 0, budgets.tokens_per_guest);
-  read("rehome", "free", kUnlimited, budgets.home_moves);
+  read("max-copies-per-rank", kUnlimited, budgets.copies_per_rank);
+  read("max-copies-per-source", kUnlimited, budgets.copies_per_source);
+  read("min-tokens-per-guest", 0, budgets.tokens_per_guest);
+  read("rehome", 0, budgets.home_moves);
   const auto homes = options.find("homes");
   if (homes != options.end() && homes->is_string()) budgets.homes = homes->get<std::string>();
   return budgets;
