@@ -105,8 +105,9 @@ void read_events(const Safetensors& file, std::size_t num_events, StepPlan& plan
   }
   const int num_micro_steps = static_cast<int>(plan.in_flight == 1 ? num_events : num_events / 2);
   const ExecutionOrder order = make_execution_order(num_micro_steps, plan.in_flight);
-  const TensorView& micro_step = file.tensor("event_micro_step", {DType::kI32}, {num_events});
-  const TensorView& pass = file.tensor("event_pass", {DType::kU8}, {num_events});
+  const std::vector<std::size_t> shape{num_events};
+  const TensorView& micro_step = file.tensor("event_micro_step", {DType::kI32}, shape);
+  const TensorView& pass = file.tensor("event_pass", {DType::kU8}, shape);
   for (std::size_t t = 0; t < num_events; ++t) {
     const auto expect = [&](std::string_view field, std::int64_t value, std::int64_t expected) {
       if (value == expected) return;
