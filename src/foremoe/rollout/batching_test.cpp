@@ -1,0 +1,131 @@
+#include "foremoe/rollout/batching.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "foremoe/core/error.h"
+#include "foremoe/core/random.h"
+#include "foremoe/rollout/random_traces.h"
+
+namespace foremoe {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// [micro_step * ranks + rank], tokens.
+std::vector<std::int64_t> tokens_of(const Batching& batching, const std::vector<std::int64_t>& lengths) {
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(batching.num_micro_steps * batching.num_ranks), 0);
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    tokens[batching.micro_step[s].index() * static_cast<std::size_t>(batching.num_ranks) + batching.rank[s].index()] +=
+        lengths[s];
+  }
+  return tokens;
+}
+
+std::string complaint_of(const RoutingTrace& trace, const BatchingOptions& options) {
+  try {
+    make_batching(trace, options);
+    return "";
+  } catch (const InputError& error) {
+    return error.what();
+  }
+}
+
+RoutingTrace recorded_trace() {
+  RoutingTrace trace = make_random_trace({.lengths = {5, 6, 7}}).first;
+  trace.micro_step = {1, 0, 1};
+  trace.rank = {0, 3, 2};
+  trace.ranks = 4;
+  trace.ranks_per_node = 2;
+  return trace;
+}
+
+TEST(Batching, IsTheRecordedOneWhenNoOrTheSameRankCountIsAskedFor) {
+  for (const int ranks : {0, 4}) {
+    const Batching batching = make_batching(recorded_trace(), {.num_ranks = ranks, .tokens_per_rank = 1});
+    EXPECT_TRUE(batching.recorded);
+    EXPECT_EQ(batching.num_micro_steps, 2);
+    EXPECT_EQ(batching.num_ranks, 4);
+    EXPECT_EQ(batching.ranks_per_node, 2);
+    EXPECT_THAT(batching.micro_step, ElementsAre(MicroStepId{1}, MicroStepId{0}, MicroStepId{1}));
+    EXPECT_THAT(batching.rank, ElementsAre(RankId{0}, RankId{3}, RankId{2}));
+  }
+  EXPECT_EQ(make_batching(recorded_trace(), {.ranks_per_node = 1}).ranks_per_node, 1);
+}
+
+TEST(Batching, IsMadeAnewForAnotherRankCount) {
+  const Batching batching = make_batching(recorded_trace(), {.num_ranks = 2, .tokens_per_rank = 20});
+  EXPECT_FALSE(batching.recorded);
+  EXPECT_EQ(batching.num_micro_steps, 1);
+  EXPECT_EQ(batching.ranks_per_node, 2);
+}
+
+TEST(Batching, NeverGivesARankMoreThanItsTokens) {
+  Random random(5);
+  for (int round = 0; round < 300; ++round) {
+    const std::int64_t limit = 1 + static_cast<std::int64_t>(random.below(100));
+    std::vector<std::int64_t> lengths(1 + random.below(60));
+    for (auto& length : lengths)
+      length = static_cast<std::int64_t>(random.below(static_cast<std::uint64_t>(limit + 1)));
+    const int ranks = 1 + static_cast<int>(random.below(9));
+    const Batching batching = balanced_batching(lengths, {.num_ranks = ranks, .tokens_per_rank = limit}, "random");
+    EXPECT_LE(std::ranges::max(tokens_of(batching, lengths)), limit);
+    EXPECT_EQ(batching.num_ranks, ranks);
+    // No micro-step without a sequence, and they come in the order of their first.
+    int known = 0;
+    for (const MicroStepId m : batching.micro_step) {
+      EXPECT_LE(m.value, known);
+      known = std::max(known, m.value + 1);
+    }
+    EXPECT_EQ(known, batching.num_micro_steps);
+  }
+}
+
+TEST(Batching, TakesNoMoreMicroStepsThanTheTokensNeed) {
+  EXPECT_EQ(balanced_batching(std::vector<std::int64_t>(64, 128), {.num_ranks = 8, .tokens_per_rank = 256}, "")
+                .num_micro_steps,
+            4);
+  // Two of 129 do not fit in 256: half the tokens of each rank stay unused, and no attempt is made to use them.
+  EXPECT_EQ(balanced_batching(std::vector<std::int64_t>(64, 129), {.num_ranks = 8, .tokens_per_rank = 256}, "")
+                .num_micro_steps,
+            8);
+}
+
+TEST(Batching, SpreadsTokensEvenly) {
+  Random random(6);
+  std::vector<std::int64_t> lengths(512);
+  for (auto& length : lengths) length = 100 + static_cast<std::int64_t>(random.below(900));
+  const Batching batching = balanced_batching(lengths, {.num_ranks = 8, .tokens_per_rank = 8'192}, "");
+  const auto [least, most] = std::ranges::minmax(tokens_of(batching, lengths));
+  EXPECT_LE(static_cast<double>(most - least), 0.05 * static_cast<double>(most));
+}
+
+TEST(Batching, GivesEverySequenceOnARankOfItsOwnWhenNothingElseFits) {
+  const Batching batching =
+      balanced_batching(std::vector<std::int64_t>(5, 10), {.num_ranks = 1, .tokens_per_rank = 10}, "");
+  EXPECT_EQ(batching.num_micro_steps, 5);
+  EXPECT_THAT(batching.rank, Each(RankId{0}));
+}
+
+TEST(Batching, RefusesASequenceLongerThanARankTakes) {
+  const RoutingTrace trace = make_random_trace({.lengths = {5, 60, 7}}).first;
+  EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 59}),
+            "random: cu_seqlens[1]: a sequence of 60 tokens is longer than the 59 that a rank takes in a micro-step "
+            "(--tokens-per-rank)");
+  EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 60}), "");
+}
+
+TEST(Batching, RefusesOptionsThatMeanNothing) {
+  const RoutingTrace trace = make_random_trace({.lengths = {5}}).first;
+  EXPECT_THAT(complaint_of(trace, {}), HasSubstr("tell the rank count (--ranks)"));
+  EXPECT_THAT(complaint_of(trace, {.num_ranks = -1}), HasSubstr("--ranks: -1"));
+  EXPECT_THAT(complaint_of(trace, {.num_ranks = 1, .ranks_per_node = -1}), HasSubstr("--ranks-per-node: -1"));
+  EXPECT_THAT(complaint_of(trace, {.num_ranks = 1, .tokens_per_rank = 0}), HasSubstr("--tokens-per-rank: 0"));
+}
+
+}  // namespace
+}  // namespace foremoe
