@@ -97,14 +97,10 @@ std::int64_t link_rows(const Subject& subject, EventId t, LayerId l, int num_nod
   return busiest_link(crossing);
 }
 
-}  // namespace
-
-PlanFigures recompute_figures(const Subject& subject) {
+void balance_and_traffic(const Subject& subject, PlanFigures& figures) {
   const auto& [plan, load, options] = subject;
   const int num_nodes = (plan.num_ranks() + plan.ranks_per_node - 1) / plan.ranks_per_node;
-
   std::vector<double> rho, rho_lower_bound, rho_padded, node_link_tokens, node_link_rows;  // [pair with load]
-  std::int64_t max_rank_tokens = 0;
   for (int m = 0; m < load.num_micro_steps(); ++m) {
     const EventId t = forward_of(plan, m);
     for (int l = 0; l < load.num_layers(); ++l) {
@@ -116,9 +112,9 @@ PlanFigures recompute_figures(const Subject& subject) {
       for (int r = 0; r < plan.num_ranks(); ++r) {
         std::int64_t of_rank = 0;
         std::int64_t padded = 0;
-        for (int s = 0; s < plan.num_slots(); ++s) {
-          of_rank += plan.slot_tokens(t, l, r, s).value;
-          padded += up_to_multiple(plan.slot_tokens(t, l, r, s).value, options.align);
+        for (const Tokens quota : plan.slot_tokens.row(t, l, r)) {
+          of_rank += quota.value;
+          padded += up_to_multiple(quota.value, options.align);
         }
         largest = std::max(largest, of_rank);
         largest_padded = std::max(largest_padded, padded);
@@ -127,46 +123,59 @@ PlanFigures recompute_figures(const Subject& subject) {
       rho.push_back(static_cast<double>(largest) / mean);
       rho_lower_bound.push_back(std::ceil(mean) / mean);
       rho_padded.push_back(static_cast<double>(largest_padded) / mean);
-      max_rank_tokens = std::max(max_rank_tokens, largest);
+      figures.max_rank_tokens = std::max(figures.max_rank_tokens, largest);
       node_link_tokens.push_back(static_cast<double>(link_tokens(subject, t, LayerId{l}, num_nodes)));
-      if (options.trace) {
-        node_link_rows.push_back(static_cast<double>(link_rows(subject, t, LayerId{l}, num_nodes)));
-      }
+      if (!options.trace) continue;
+      node_link_rows.push_back(static_cast<double>(link_rows(subject, t, LayerId{l}, num_nodes)));
     }
   }
+  figures.rho = spread(rho, 1);
+  figures.rho_lower_bound_mean = spread(rho_lower_bound, 1).mean;
+  figures.rho_padded = spread(rho_padded, 1);
+  figures.node_link_tokens = spread(node_link_tokens, 0);
+  if (options.trace) figures.node_link_rows = spread(node_link_rows, 0);
+}
 
-  std::int64_t copies = 0;
-  std::int64_t copies_max_per_rank = 0;
+void copies_and_guests(const StepPlan& plan, PlanFigures& figures) {
   std::int64_t guests_with_quota = 0;
   for (int t = 0; t < plan.num_events(); ++t) {
     for (int l = 0; l < plan.num_layers(); ++l) {
       for (int r = 0; r < plan.num_ranks(); ++r) {
-        std::int64_t into_rank = 0;
+        int into_rank = 0;
         for (int s = 0; s < plan.num_slots(); ++s) {
           if (is_copy(plan, EventId{t}, LayerId{l}, RankId{r}, SlotId{s})) ++into_rank;
           const ExpertId e = plan.slot_expert(t, l, r, s);
           const bool guest = e != kNoExpert && plan.home(l, e) != RankId{r};
           if (guest && plan.slot_tokens(t, l, r, s) > Tokens{0}) ++guests_with_quota;
         }
-        copies += into_rank;
-        copies_max_per_rank = std::max(copies_max_per_rank, into_rank);
+        figures.copies += into_rank;
+        figures.copies_max_per_rank = std::max(figures.copies_max_per_rank, into_rank);
       }
     }
   }
-  const std::int64_t layer_events = std::int64_t{plan.num_events()} * plan.num_layers();
-  const auto per_layer_event = [&](std::int64_t n) {
-    return layer_events == 0 ? 0.0 : static_cast<double>(n) / static_cast<double>(layer_events);
-  };
+  const double layer_events = static_cast<double>(plan.num_events()) * plan.num_layers();
+  if (layer_events == 0) return;
+  figures.copies_per_layer_event = static_cast<double>(figures.copies) / layer_events;
+  figures.guests_per_layer = static_cast<double>(guests_with_quota) / layer_events;
+}
 
-  int home_moves = 0;
+int moved_homes(const Subject& subject) {
+  const StepPlan& plan = subject.plan;
+  const ArrayView<const RankId, 2> given = subject.options.initial_home;
+  int moves = 0;
   for (int l = 0; l < plan.num_layers(); ++l) {
     for (int e = 0; e < plan.num_experts(); ++e) {
       const RankId contiguous{e / (plan.num_experts() / plan.num_ranks())};
-      const RankId initial = options.initial_home.data() ? options.initial_home(l, e) : contiguous;
-      if (plan.home(l, e) != initial) ++home_moves;
+      if (plan.home(l, e) != (given.data() ? given(l, e) : contiguous)) ++moves;
     }
   }
+  return moves;
+}
 
+}  // namespace
+
+PlanFigures recompute_figures(const Subject& subject) {
+  const auto& [plan, load, options] = subject;
   PlanFigures figures{.policy = plan.policy,
                       .residency = plan.residency,
                       .events = plan.num_events(),
@@ -177,18 +186,10 @@ PlanFigures recompute_figures(const Subject& subject) {
                       .experts = load.num_experts(),
                       .guest_slots = plan.guest_slots,
                       .in_flight = plan.in_flight,
-                      .rho = spread(rho, 1),
-                      .rho_lower_bound_mean = spread(rho_lower_bound, 1).mean,
                       .align = options.align,
-                      .rho_padded = spread(rho_padded, 1),
-                      .max_rank_tokens = max_rank_tokens,
-                      .copies = copies,
-                      .copies_per_layer_event = per_layer_event(copies),
-                      .copies_max_per_rank = static_cast<int>(copies_max_per_rank),
-                      .home_moves = home_moves,
-                      .guests_per_layer = per_layer_event(guests_with_quota),
-                      .node_link_tokens = spread(node_link_tokens, 0)};
-  if (options.trace) figures.node_link_rows = spread(node_link_rows, 0);
+                      .home_moves = moved_homes(subject)};
+  balance_and_traffic(subject, figures);
+  copies_and_guests(plan, figures);
   return figures;
 }
 

@@ -15,15 +15,13 @@ namespace {
 
 void shipped_rows(const Subject& subject, EventId t, LayerId l, const RoutedLayer& routed, Findings& findings) {
   using RowsByPlace = std::map<std::pair<RankId, RankId>, std::int64_t>;  // (source, replica)
+  std::vector<RowsByPlace> shipped(subject.plan.num_experts());
+  for (const Shipment& s : routed.shipments) shipped[s.expert.index()][{s.source, s.replica}] += s.rows.value;
   const std::vector<std::vector<Delivery>> expected = deliveries(subject, t, l);
   for (int e = 0; e < subject.plan.num_experts(); ++e) {
     RowsByPlace right;
-    RowsByPlace shipped;
     for (const Delivery& d : expected[e]) right[{d.source, d.replica}] += d.rows;
-    for (const Shipment& s : routed.shipments) {
-      if (s.expert == ExpertId{e}) shipped[{s.source, s.replica}] += s.rows.value;
-    }
-    if (shipped == right) continue;
+    if (shipped[e] == right) continue;
     findings.add({.kind = ViolationKind::kRoutes,
                   .event = t,
                   .layer = l,
