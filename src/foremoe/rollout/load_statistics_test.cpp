@@ -1,0 +1,91 @@
+#include "foremoe/rollout/load_statistics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace foremoe {
+namespace {
+
+TEST(Violation, IsTheDistanceFromTheMean) {
+  const Violation v = violation(std::vector<std::int64_t>{0, 10, 20, 10});
+  EXPECT_DOUBLE_EQ(v.max_vio, 1);
+  EXPECT_DOUBLE_EQ(v.min_vio, -1);
+  EXPECT_DOUBLE_EQ(v.avg_vio, 0.5);
+}
+
+TEST(Violation, IsZeroForEqualLoadsAndForNone) {
+  for (const std::int64_t load : {0, 5}) {
+    const Violation v = violation(std::vector<std::int64_t>(6, load));
+    EXPECT_EQ(v.max_vio, 0);
+    EXPECT_EQ(v.min_vio, 0);
+    EXPECT_EQ(v.avg_vio, 0);
+  }
+}
+
+TEST(ImbalanceRatio, IsMaxOverMeanAndOneWithoutLoad) {
+  EXPECT_DOUBLE_EQ(imbalance_ratio(std::vector<std::int64_t>{1, 2, 3}), 1.5);
+  EXPECT_DOUBLE_EQ(imbalance_ratio(std::vector<std::int64_t>{0, 0}), 1);
+}
+
+// Two experts on two ranks; they take turns, so that the step hides what every micro-step suffers.
+LoadTable taking_turns() {
+  LoadTable table{.load = Array<Tokens, 4>({4, 1, 2, 2}), .name = "turns"};
+  for (std::size_t m = 0; m < 4; ++m) {
+    for (std::size_t r = 0; r < 2; ++r) table.load(m, 0, r, m % 2) = Tokens{50};
+  }
+  return table;
+}
+
+Array<RankId, 2> one_expert_per_rank() {
+  Array<RankId, 2> home({1, 2});
+  home(0, 1) = RankId{1};
+  return home;
+}
+
+TEST(LayerStatistics, ShowTheMicroStepsThatTheStepHides) {
+  const LayerStatistics s = layer_statistics(taking_turns(), one_expert_per_rank().view()).at(0);
+  EXPECT_DOUBLE_EQ(s.step.max_vio, 0);
+  EXPECT_DOUBLE_EQ(s.step_ratio, 1);
+  EXPECT_DOUBLE_EQ(s.mean_micro_step.max_vio, 1);
+  EXPECT_DOUBLE_EQ(s.worst_micro_step.min_vio, -1);
+  EXPECT_DOUBLE_EQ(s.mean_ratio, 2);
+  EXPECT_DOUBLE_EQ(s.max_ratio, 2);
+  EXPECT_DOUBLE_EQ(s.fluctuation, 1);
+}
+
+TEST(LayerStatistics, DoNotCountMicroStepsWithoutLoad) {
+  LoadTable table = taking_turns();
+  std::ranges::fill(table.load[3].flat(), Tokens{0});
+  const LayerStatistics s = layer_statistics(table, one_expert_per_rank().view()).at(0);
+  EXPECT_DOUBLE_EQ(s.mean_ratio, 2);
+  EXPECT_DOUBLE_EQ(s.step_ratio, 4.0 / 3);
+}
+
+TEST(LayerStatistics, FluctuationIsOfSharesNotOfSizes) {
+  LoadTable table{.load = Array<Tokens, 4>({2, 1, 1, 2}), .name = "sizes"};
+  table.load(0, 0, 0, 0) = Tokens{1};
+  table.load(0, 0, 0, 1) = Tokens{3};
+  table.load(1, 0, 0, 0) = Tokens{100};
+  table.load(1, 0, 0, 1) = Tokens{300};
+  const Array<RankId, 2> home({1, 2});
+  const LayerStatistics s = layer_statistics(table, home.view()).at(0);
+  EXPECT_DOUBLE_EQ(s.fluctuation, 0);
+  EXPECT_DOUBLE_EQ(s.step.max_vio, 0.5);
+}
+
+TEST(LayerStatistics, AreThoseOfAnEmptyLayerWithoutLoad) {
+  const LoadTable table{.load = Array<Tokens, 4>({2, 1, 2, 2}), .name = "none"};
+  const LayerStatistics s = layer_statistics(table, one_expert_per_rank().view()).at(0);
+  EXPECT_EQ(s.step_ratio, 1);
+  EXPECT_EQ(s.max_ratio, 1);
+  EXPECT_EQ(s.fluctuation, 0);
+}
+
+TEST(ImbalanceRatios, AreGivenForEveryMicroStepAndLayer) {
+  const Array<double, 2> ratios = imbalance_ratios(taking_turns(), one_expert_per_rank().view());
+  EXPECT_EQ(ratios.shape(), (std::array<std::size_t, 2>{4, 1}));
+  EXPECT_THAT(ratios.flat(), testing::Each(2.0));
+}
+
+}  // namespace
+}  // namespace foremoe

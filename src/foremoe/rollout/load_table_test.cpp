@@ -1,0 +1,69 @@
+#include "foremoe/rollout/load_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+namespace {
+
+using testing::ElementsAre;
+
+// load = 7 · (flat index).
+LoadTable ramp(std::array<std::size_t, 4> shape) {
+  LoadTable table{.load = Array<Tokens, 4>(shape), .top_k = 2, .ranks_per_node = 2, .name = "ramp"};
+  std::int64_t next = 0;
+  for (Tokens& t : table.load.flat()) t = Tokens{7 * next++};
+  return table;
+}
+
+TEST(LoadTable, SumsOverSourceRanks) {
+  const LoadTable table = ramp({2, 1, 3, 4});
+  std::vector<std::int64_t> loads(4, -1);
+  table.expert_loads(MicroStepId{1}, LayerId{0}, loads);
+  EXPECT_THAT(loads, ElementsAre(7 * (12 + 16 + 20), 7 * (13 + 17 + 21), 7 * (14 + 18 + 22), 7 * (15 + 19 + 23)));
+}
+
+TEST(LoadTable, FoldsConsecutiveSourcesTogether) {
+  const LoadTable table = ramp({2, 3, 6, 4});
+  for (const int ranks : {1, 2, 3, 6}) {
+    const LoadTable folded = fold_ranks(table, ranks);
+    EXPECT_EQ(folded.num_ranks(), ranks);
+    EXPECT_EQ(folded.ranks_per_node, std::min(2, ranks));
+    for (std::size_t m = 0; m < 2; ++m) {
+      for (std::size_t l = 0; l < 3; ++l) {
+        Array<Tokens, 2> expected({static_cast<std::size_t>(ranks), 4});
+        for (int r = 0; r < 6; ++r) {
+          for (std::size_t e = 0; e < 4; ++e) expected(r / (6 / ranks), e) += table.load(m, l, r, e);
+        }
+        EXPECT_TRUE(std::ranges::equal(folded.load[m][l].flat(), expected.flat()));
+      }
+    }
+  }
+  EXPECT_THROW(fold_ranks(table, 4), InputError);
+  EXPECT_THROW(fold_ranks(table, 0), InputError);
+  EXPECT_THROW(fold_ranks(table, 12), InputError);
+}
+
+TEST(LoadTable, TakesTheFirstMicroStepsAndLayers) {
+  const LoadTable table = ramp({3, 4, 2, 5});
+  const LoadTable first = take_first(table, 2, 3);
+  EXPECT_EQ(first.load.shape(), (std::array<std::size_t, 4>{2, 3, 2, 5}));
+  for (std::size_t m = 0; m < 2; ++m) {
+    for (std::size_t l = 0; l < 3; ++l) {
+      EXPECT_TRUE(std::ranges::equal(first.load[m][l].flat(), table.load[m][l].flat()));
+    }
+  }
+  EXPECT_EQ(take_first(table, 100, 100).load, table.load);
+}
+
+TEST(LoadTable, HasTheDigestOfItsLittleEndianBytes) {
+  // hashlib.sha256((7 * numpy.arange(24, dtype="<i8")).tobytes()).hexdigest()
+  EXPECT_EQ(load_digest(ramp({2, 1, 3, 4})), "8a48f90a7cb6dc54e7bfd8f67141ff501b8d81075673e4f880c75546c099cec1");
+}
+
+}  // namespace
+}  // namespace foremoe
