@@ -1,0 +1,241 @@
+#include "foremoe/rollout/synthesis/synthesis.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/synthesis/draw.h"
+#include "foremoe/rollout/synthesis/sequences.h"
+#include "foremoe/rollout/synthesis/token_router.h"
+
+namespace foremoe {
+
+namespace {
+
+constexpr std::int64_t kMaxTraceEntries = std::int64_t{1} << 40;
+
+void check(const SynthesisOptions& options) {
+  const auto at_least_one = [](const char* field, std::int64_t value, std::int64_t most) {
+    if (value < 1 || value > most) throw InputError({.field = field}, fmt::format("{} is not in [1, {}]", value, most));
+  };
+  constexpr std::int64_t kMost = 1 << 20;
+  at_least_one("num_layers", options.num_layers, kMost);
+  at_least_one("num_experts", options.num_experts, kMaxExperts - 1);  // U16 keeps one value for missing rows
+  at_least_one("top_k", options.top_k, options.num_experts);
+  at_least_one("num_micro_steps", options.num_micro_steps, kMost);
+  at_least_one("num_ranks", options.num_ranks, kMaxRanks);
+  at_least_one("tokens_per_rank", options.tokens_per_rank, std::int64_t{1} << 31);
+  at_least_one("sequences_per_rank", options.sequences_per_rank, 1 << 16);
+  at_least_one("group_size", options.group_size, kMost);
+  if (options.ranks_per_node < 0) throw InputError({.field = "ranks_per_node"}, "is negative");
+  if (!(options.length_spread >= 0 && options.length_spread <= 10))
+    throw InputError({.field = "length_spread"}, "should be in [0, 10]");
+  const double sequences = 1.0 * options.num_micro_steps * options.num_ranks * options.sequences_per_rank;
+  if (sequences > static_cast<double>(std::int64_t{1} << 30)) {
+    throw InputError({.field = "sequences_per_rank"}, fmt::format("makes {} sequences in all", sequences));
+  }
+}
+
+std::unique_ptr<TokenRouter> router_of(const SynthesisOptions& options, const RoutingModel& model) {
+  return std::visit([&](const auto& parameters) { return make_router(options, parameters); }, model);
+}
+
+int ranks_per_node_of(const SynthesisOptions& options) {
+  return options.ranks_per_node > 0 ? options.ranks_per_node : std::min(kDefaultRanksPerNode, options.num_ranks);
+}
+
+// Draws one sequence in one layer, over and over with the same memory; sequences come in the order of the step.
+class SequenceDraw {
+ public:
+  SequenceDraw(const SynthesisOptions& options, const TokenRouter& router)
+      : options_(options),
+        router_(router),
+        p_(static_cast<std::size_t>(options.num_experts)),
+        counts_(p_.size()),
+        shares_(p_.size()),
+        owed_({static_cast<std::size_t>(options.num_layers), p_.size()}) {}
+
+  // [expert], tokens.
+  std::span<const std::int64_t> counts(const SyntheticSequence& sequence, LayerId layer) {
+    weigh(sequence, layer);
+    if (router_.without_chance()) {
+      round_shares(sequence, layer);
+    } else {
+      Random random =
+          stream_of(options_.seed, Purpose::kCounts, static_cast<std::uint64_t>(sequence.index), layer.index());
+      multinomial(random, sequence.tokens * options_.top_k, p_, sequence.tokens, counts_);
+    }
+    return counts_;
+  }
+
+  // [token][top_k], experts.
+  std::span<const std::int64_t> rows(const SyntheticSequence& sequence, LayerId layer) {
+    const auto top_k = static_cast<std::size_t>(options_.top_k);
+    rows_.resize(static_cast<std::size_t>(sequence.tokens) * top_k);
+    if (router_.without_chance()) {
+      deal(counts(sequence, layer), static_cast<std::size_t>(sequence.tokens));
+    } else {
+      weigh(sequence, layer);
+      Random random =
+          stream_of(options_.seed, Purpose::kRows, static_cast<std::uint64_t>(sequence.index), layer.index());
+      DistinctSampler sampler(p_, options_.top_k, random);
+      for (std::size_t t = 0; t < rows_.size(); t += top_k) sampler.draw({&rows_[t], top_k});
+    }
+    return rows_;
+  }
+
+ private:
+  void weigh(const SyntheticSequence& sequence, LayerId layer) {
+    router_.weigh(sequence, layer, p_);
+    normalize(p_, 1.0 / options_.top_k);
+  }
+
+  // What rounding owes an expert is carried to the next sequence of the micro-step, so that also the micro-step's
+  // counts are its rounded shares.
+  void round_shares(const SyntheticSequence& sequence, LayerId layer) {
+    if (owed_in_ != sequence.micro_step) {
+      std::fill(owed_.flat().begin(), owed_.flat().end(), 0.0);
+      owed_in_ = sequence.micro_step;
+    }
+    const auto owed = owed_.row(layer);
+    const std::int64_t assignments = sequence.tokens * options_.top_k;
+    for (std::size_t e = 0; e < p_.size(); ++e) shares_[e] = static_cast<double>(assignments) * p_[e] + owed[e];
+    apportion(assignments, shares_, sequence.tokens, counts_);
+    for (std::size_t e = 0; e < p_.size(); ++e) owed[e] = shares_[e] - static_cast<double>(counts_[e]);
+  }
+
+  // Experts, ascending, to tokens 0, 1, …, 0, 1, …: as no count exceeds the tokens, no token has an expert twice.
+  void deal(std::span<const std::int64_t> counts, std::size_t tokens) {
+    std::size_t dealt = 0;
+    for (std::size_t e = 0; e < counts.size(); ++e) {
+      for (std::int64_t i = 0; i < counts[e]; ++i, ++dealt) {
+        rows_[dealt % tokens * static_cast<std::size_t>(options_.top_k) + dealt / tokens] =
+            static_cast<std::int64_t>(e);
+      }
+    }
+  }
+
+  const SynthesisOptions& options_;
+  const TokenRouter& router_;
+  std::vector<double> p_;
+  std::vector<std::int64_t> counts_;
+  std::vector<double> shares_;
+  Array<double, 2> owed_;  // [layer][expert], tokens
+  MicroStepId owed_in_;
+  std::vector<std::int64_t> rows_;
+};
+
+// The trace without its routes.
+RoutingTrace outline(const SynthesisOptions& options, const std::vector<SyntheticSequence>& sequences) {
+  RoutingTrace trace;
+  trace.num_layers = options.num_layers;
+  trace.top_k = options.top_k;
+  trace.num_experts = options.num_experts;
+  trace.type = narrowest_route_type(options.num_experts);
+  trace.cu_seqlens.push_back(0);
+  for (const SyntheticSequence& sequence : sequences) {
+    trace.cu_seqlens.push_back(trace.cu_seqlens.back() + sequence.tokens);
+    trace.group_ids.push_back(sequence.group);
+    trace.micro_step.push_back(sequence.micro_step.value);
+    trace.rank.push_back(sequence.rank.value);
+  }
+  trace.num_tokens = trace.cu_seqlens.back();
+  trace.layer_ids.resize(static_cast<std::size_t>(options.num_layers));
+  std::iota(trace.layer_ids.begin(), trace.layer_ids.end(), 0);
+  trace.ranks = options.num_ranks;
+  trace.ranks_per_node = ranks_per_node_of(options);
+  return trace;
+}
+
+}  // namespace
+
+SynthesisOptions with_shape(SynthesisOptions options, const ModelShape& shape) {
+  options.num_layers = shape.moe_layers;
+  options.num_experts = shape.experts;
+  options.top_k = shape.top_k;
+  return options;
+}
+
+LoadTable synthesize_load(const SynthesisOptions& options, const RoutingModel& model) {
+  check(options);
+  const double cells = 1.0 * options.num_micro_steps * options.num_layers * options.num_ranks * options.num_experts;
+  if (cells > static_cast<double>(kMaxLoadCells))
+    throw InputError({}, fmt::format("a load of {} cells is more than {}", cells, kMaxLoadCells));
+  const auto router = router_of(options, model);
+  LoadTable table;
+  table.load =
+      Array<Tokens, 4>({static_cast<std::size_t>(options.num_micro_steps), static_cast<std::size_t>(options.num_layers),
+                        static_cast<std::size_t>(options.num_ranks), static_cast<std::size_t>(options.num_experts)});
+  table.top_k = options.top_k;
+  table.ranks_per_node = ranks_per_node_of(options);
+  table.name = describe(options, model);
+  SequenceDraw draw(options, *router);
+  for (const SyntheticSequence& sequence : draw_sequences(options, *router)) {
+    for (int l = 0; l < options.num_layers; ++l) {
+      const auto counts = draw.counts(sequence, LayerId{l});
+      const auto load = table.load.row(sequence.micro_step, l, sequence.rank);
+      for (std::size_t e = 0; e < load.size(); ++e) load[e] += Tokens{counts[e]};
+    }
+  }
+  return table;
+}
+
+RoutingTrace synthesize_trace(const SynthesisOptions& options, const RoutingModel& model) {
+  check(options);
+  const double entries = 2.0 * options.num_micro_steps * options.num_ranks *
+                         static_cast<double>(options.tokens_per_rank) * options.num_layers * options.top_k;
+  if (entries > static_cast<double>(kMaxTraceEntries))
+    throw InputError({.field = "tokens_per_rank"}, "makes a trace beyond 2^40 entries");
+  const auto router = router_of(options, model);
+  const auto sequences = draw_sequences(options, *router);
+  RoutingTrace trace = outline(options, sequences);
+  trace.origin = "synthetic: " + describe(options, model);
+
+  const std::size_t width = size_of(trace.type);
+  const auto top_k = static_cast<std::size_t>(options.top_k);
+  const std::size_t token_entries = top_k * static_cast<std::size_t>(options.num_layers);
+  auto storage =
+      std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(trace.num_tokens) * token_entries * width);
+  SequenceDraw draw(options, *router);
+  for (const SyntheticSequence& sequence : sequences) {
+    const auto first =
+        static_cast<std::size_t>(trace.cu_seqlens[static_cast<std::size_t>(sequence.index)]) * token_entries;
+    for (int l = 0; l < options.num_layers; ++l) {
+      const auto rows = draw.rows(sequence, LayerId{l});
+      std::byte* const layer = storage->data() + (first + static_cast<std::size_t>(l) * top_k) * width;
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        const auto expert = static_cast<std::uint16_t>(rows[i]);  // little-endian: its first bytes are the narrow value
+        std::memcpy(layer + (i / top_k * token_entries + i % top_k) * width, &expert, width);
+      }
+    }
+  }
+  trace.routes = storage->data();
+  trace.storage = std::move(storage);
+  return trace;
+}
+
+std::string describe(const SynthesisOptions& options, const RoutingModel& model) {
+  struct Name {
+    std::string operator()(const ZipfRouting& zipf) const {
+      return fmt::format("zipf skew={} permute_probability={}", zipf.skew, zipf.permute_probability);
+    }
+    std::string operator()(const DirichletRouting& dirichlet) const {
+      return fmt::format("dirichlet concentration={} sequence_concentration={}", dirichlet.concentration,
+                         dirichlet.sequence_concentration);
+    }
+    std::string operator()(const GrpoRouting& grpo) const {
+      return fmt::format("grpo step_spread={} group_spread={}", grpo.step_spread, grpo.group_spread);
+    }
+    std::string operator()(StressWorkload workload) const {
+      return fmt::format("{} ({})", name_of(workload), description_of(workload));
+    }
+  };
+  return fmt::format("{}, {} sequences of a group {}, seed {}", std::visit(Name{}, model), options.group_size,
+                     options.layout == Layout::kGrouped ? "together" : "shuffled", options.seed);
+}
+
+}  // namespace foremoe
