@@ -91,12 +91,11 @@ void write_draws(const std::string& path, const ReplicaGraph& graph, std::span<c
   for (int s = 0; s < graph.num_slots(); ++s) slot_expert.push_back(graph.expert_in(s));
   const auto num_experts = static_cast<std::size_t>(graph.num_experts());
   const auto num_ranks = static_cast<std::size_t>(graph.num_ranks());
-  write_safetensors(
-      path,
-      {tensor_data<std::int32_t>("slot_expert", slot_expert, {num_ranks, slot_expert.size() / num_ranks}),
-       tensor_data<std::int64_t>("load", load, {kDraws, num_experts}), tensor_data<double>("seconds", seconds),
-       tensor_data<std::int64_t>("max_load", max_load)},
-      {});
+  write_safetensors(path,
+                    {tensor_data<std::int32_t>("slot_expert", slot_expert, {num_ranks, slot_expert.size() / num_ranks}),
+                     tensor_data<std::int64_t>("load", load, {kDraws, num_experts}),
+                     tensor_data<double>("seconds", seconds), tensor_data<std::int64_t>("max_load", max_load)},
+                    {});
 }
 
 void assign_cold(benchmark::State& state, Cell cell) {
@@ -130,7 +129,10 @@ const bool kRegistered = [] {
           const Cell cell{experts, ranks, replicas, 0.5 * halves};
           const std::string name = "assign_cold/experts:" + std::to_string(experts) +
                                    "/ranks:" + std::to_string(ranks) + "/replicas:" + std::to_string(replicas) +
-                                   "/zipf:" + (halves == 0 ? "0" : halves == 1 ? "0.5" : "1");
+                                   "/zipf:" +
+                                   (halves == 0   ? "0"
+                                    : halves == 1 ? "0.5"
+                                                  : "1");
           benchmark::RegisterBenchmark(name.c_str(), assign_cold, cell)
               ->Iterations(kDraws * kPasses)
               ->UseManualTime()

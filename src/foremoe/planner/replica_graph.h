@@ -4,11 +4,11 @@
 // slots that hold an expert. It is the graph on which token assignment moves tokens: two ranks are neighbours
 // when they hold the same expert.
 //
-// Slots are numbered rank by rank; rank r owns slots [first_slot(r), first_slot(r + 1)). put and drop are O(1).
+// Slots are numbered rank by rank; rank r owns slots [first_slot(r), first_slot(r + 1)). put is O(1), drop O(holders).
 // Inside the planner ids are plain ints: this is the hottest data of the project and never crosses its border.
 
 #include <cassert>
-#include <span>
+#include <cstdint>
 #include <vector>
 
 namespace foremoe::planner {
@@ -24,7 +24,8 @@ class ReplicaGraph {
         previous_(expert_.size(), -1),
         rank_(expert_.size()),
         first_holder_(num_experts, -1),
-        num_holders_(num_experts, 0) {
+        num_holders_(num_experts, 0),
+        shadow_(num_experts, 0) {
     for (std::size_t s = 0; s < rank_.size(); ++s) rank_[s] = static_cast<int>(s) / slots_per_rank;
   }
 
@@ -42,6 +43,10 @@ class ReplicaGraph {
   int first_holder(int expert) const { return first_holder_[expert]; }
   int next_holder(int slot) const { return next_[slot]; }
 
+  // The ranks that hold an expert, as bits, rank modulo 64: exact up to 64 ranks, beyond that never a rank too few.
+  std::uint64_t shadow(int expert) const { return shadow_[expert]; }
+  static std::uint64_t bit(int rank) { return std::uint64_t{1} << (rank % 64); }
+
   // The slot of `rank` that holds `expert`, or −1.
   int find(int expert, int rank) const {
     int s = first_holder_[expert];
@@ -57,6 +62,7 @@ class ReplicaGraph {
     if (next_[slot] >= 0) previous_[next_[slot]] = slot;
     first_holder_[expert] = slot;
     ++num_holders_[expert];
+    shadow_[expert] |= bit(rank_[slot]);
   }
 
   void drop(int slot) {
@@ -66,17 +72,20 @@ class ReplicaGraph {
     if (next_[slot] >= 0) previous_[next_[slot]] = previous_[slot];
     expert_[slot] = -1;
     --num_holders_[expert];
+    shadow_[expert] = 0;
+    for (int s = first_holder_[expert]; s >= 0; s = next_[s]) shadow_[expert] |= bit(rank_[s]);
   }
 
  private:
   int num_ranks_ = 0;
   int slots_per_rank_ = 0;
-  std::vector<int> expert_;        // [slot], −1 when empty
-  std::vector<int> next_;          // [slot], next holder of the same expert, −1 at the end
-  std::vector<int> previous_;      // [slot]
-  std::vector<int> rank_;          // [slot]
-  std::vector<int> first_holder_;  // [expert], −1 when nobody holds it
-  std::vector<int> num_holders_;   // [expert]
+  std::vector<int> expert_;            // [slot], −1 when empty
+  std::vector<int> next_;              // [slot], next holder of the same expert, −1 at the end
+  std::vector<int> previous_;          // [slot]
+  std::vector<int> rank_;              // [slot]
+  std::vector<int> first_holder_;      // [expert], −1 when nobody holds it
+  std::vector<int> num_holders_;       // [expert]
+  std::vector<std::uint64_t> shadow_;  // [expert]
 };
 
 }  // namespace foremoe::planner

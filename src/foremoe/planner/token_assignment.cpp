@@ -1,23 +1,12 @@
 #include "foremoe/planner/token_assignment.h"
 
 #include <algorithm>
+#include <cassert>
 #include <limits>
 
 namespace foremoe::planner {
 
-void AssignmentWorkspace::prepare(const ReplicaGraph& graph) {
-  if (rank_mark_.size() == static_cast<std::size_t>(graph.num_ranks()) &&
-      expert_mark_.size() == static_cast<std::size_t>(graph.num_experts())) {
-    return;
-  }
-  queue_.assign(graph.num_ranks(), 0);
-  arrival_.assign(graph.num_ranks(), -1);
-  departure_.assign(graph.num_experts(), -1);
-  rank_mark_.assign(graph.num_ranks(), 0);
-  expert_mark_.assign(graph.num_experts(), 0);
-  mark_ = 0;
-  queue_size_ = 0;
-}
+static std::int64_t ceil_div(std::int64_t tokens, std::int64_t ranks) { return (tokens + ranks - 1) / ranks; }
 
 static void reset(const ReplicaGraph& graph, Assignment& a) {
   a.quota.assign(graph.num_slots(), 0);
@@ -29,131 +18,171 @@ static void give(const ReplicaGraph& graph, Assignment& a, int slot, std::int64_
   a.rank_load[graph.rank_of(slot)] += tokens;
 }
 
+// Full evaluation, for debug builds: no quota below 0 or in an empty slot, and rank loads their sums.
+[[maybe_unused]] static bool adds_up(const ReplicaGraph& graph, const Assignment& a) {
+  for (int r = 0; r < graph.num_ranks(); ++r) {
+    std::int64_t load = 0;
+    for (int s = graph.first_slot(r); s < graph.first_slot(r + 1); ++s) {
+      if (a.quota[s] < 0 || (a.quota[s] > 0 && graph.expert_in(s) < 0)) return false;
+      load += a.quota[s];
+    }
+    if (load != a.rank_load[r]) return false;
+  }
+  return true;
+}
+
 void serve_at_homes(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& a) {
   reset(graph, a);
   for (int e = 0; e < graph.num_experts(); ++e) {
     int s = graph.first_holder(e);
     while (s >= 0 && graph.next_holder(s) >= 0) s = graph.next_holder(s);
+    assert(s >= 0 || expert_load[e] == 0);
     if (s >= 0) give(graph, a, s, expert_load[e]);
   }
 }
 
-// Raises the holders of one expert to a common level, lowest first, until its tokens are spent.
+// Raises the holders of one expert to a common level, as water fills vessels; those above it get nothing.
 static void fill_holders(const ReplicaGraph& graph, int expert, std::int64_t tokens, Assignment& a) {
-  while (tokens > 0) {
-    std::int64_t lowest = std::numeric_limits<std::int64_t>::max();
-    std::int64_t next = lowest;  // the level above the lowest
-    int at_lowest = 0;
+  // The level falls from pass to pass, as holders above it leave, until none does.
+  std::int64_t level = std::numeric_limits<std::int64_t>::max();
+  std::int64_t remainder = 0;
+  for (int sharing = 0;;) {
+    std::int64_t sum = tokens;
+    int below = 0;
     for (int s = graph.first_holder(expert); s >= 0; s = graph.next_holder(s)) {
       const std::int64_t load = a.rank_load[graph.rank_of(s)];
-      if (load < lowest) {
-        next = lowest;
-        lowest = load;
-        at_lowest = 1;
-      } else if (load == lowest) {
-        ++at_lowest;
-      } else {
-        next = std::min(next, load);
-      }
+      if (load > level) continue;
+      sum += load;
+      ++below;
     }
-    const bool spread = next == std::numeric_limits<std::int64_t>::max() || (next - lowest) >= tokens / at_lowest;
-    const std::int64_t share = spread ? tokens / at_lowest : next - lowest;
-    std::int64_t extra = spread ? tokens % at_lowest : 0;
-    for (int s = graph.first_holder(expert); s >= 0 && tokens > 0; s = graph.next_holder(s)) {
-      if (a.rank_load[graph.rank_of(s)] != lowest) continue;
-      const std::int64_t given = share + (extra > 0 ? 1 : 0);
-      extra -= extra > 0 ? 1 : 0;
-      give(graph, a, s, given);
-      tokens -= given;
-    }
+    if (below == sharing) break;
+    sharing = below;
+    level = sum / sharing;
+    remainder = sum % sharing;
+  }
+  for (int s = graph.first_holder(expert); s >= 0; s = graph.next_holder(s)) {
+    const std::int64_t load = a.rank_load[graph.rank_of(s)];
+    if (load > level) continue;
+    give(graph, a, s, level - load + (remainder > 0 ? 1 : 0));
+    --remainder;
   }
 }
 
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& a) {
   reset(graph, a);
-  int most = 0;
-  for (int e = 0; e < graph.num_experts(); ++e) most = std::max(most, graph.num_holders(e));
-  for (int holders = 1; holders <= most; ++holders) {
-    for (int e = 0; e < graph.num_experts(); ++e) {
-      if (graph.num_holders(e) != holders) continue;
-      if (holders == 1) {
-        give(graph, a, graph.first_holder(e), expert_load[e]);
-      } else {
-        fill_holders(graph, e, expert_load[e], a);
+  for (int e = 0; e < graph.num_experts(); ++e) {
+    assert(graph.num_holders(e) > 0 || expert_load[e] == 0);
+    if (graph.num_holders(e) == 1) give(graph, a, graph.first_holder(e), expert_load[e]);
+  }
+  for (int e = 0; e < graph.num_experts(); ++e) {
+    if (graph.num_holders(e) > 1) fill_holders(graph, e, expert_load[e], a);
+  }
+  assert(adds_up(graph, a));
+}
+
+std::int64_t AssignmentWorkspace::start(const ReplicaGraph& graph, std::int64_t target, const Assignment& a) {
+  queue_.resize(graph.num_ranks());
+  leaving_.resize(graph.num_ranks());
+  arriving_.resize(graph.num_ranks());
+  visited_.resize(graph.num_ranks());
+  num_visited_ = 0;
+  unvisited_shadow_ = 0;
+  std::int64_t excess = 0;
+  for (int r = 0; r < graph.num_ranks(); ++r) {
+    visited_[r] = a.rank_load[r] > target;
+    if (!visited_[r]) {
+      unvisited_shadow_ |= ReplicaGraph::bit(r);
+      continue;
+    }
+    excess += a.rank_load[r] - target;
+    queue_[num_visited_++] = r;
+    leaving_[r] = -1;
+  }
+  return excess;
+}
+
+std::int64_t AssignmentWorkspace::search(const ReplicaGraph& graph, std::int64_t target, std::int64_t excess,
+                                         Assignment& a) {
+  // Beyond 64 ranks a bit stands for several; it then stays.
+  const std::uint64_t kept = graph.num_ranks() > 64 ? unvisited_shadow_ : 0;
+  for (int head = 0; head < num_visited_ && num_visited_ < graph.num_ranks() && excess > 0; ++head) {
+    const int from = queue_[head];
+    for (int s = graph.first_slot(from); s < graph.first_slot(from + 1); ++s) {
+      const int e = graph.expert_in(s);
+      if (e < 0 || (graph.shadow(e) & unvisited_shadow_) == 0 || a.quota[s] == 0) continue;
+      for (int t = graph.first_holder(e); t >= 0; t = graph.next_holder(t)) {
+        const int to = graph.rank_of(t);
+        if (visited_[to]) continue;
+        visited_[to] = 1;
+        unvisited_shadow_ &= kept | ~ReplicaGraph::bit(to);
+        leaving_[to] = s;
+        arriving_[to] = t;
+        queue_[num_visited_++] = to;
+        if (a.rank_load[to] < target) excess -= augment(graph, target, to, a);
       }
     }
   }
+  return excess;
+}
+
+std::int64_t AssignmentWorkspace::augment(const ReplicaGraph& graph, std::int64_t target, int sink,
+                                          Assignment& a) const {
+  std::int64_t tokens = target - a.rank_load[sink];
+  int source = sink;
+  for (; leaving_[source] >= 0; source = graph.rank_of(leaving_[source])) {
+    tokens = std::min(tokens, a.quota[leaving_[source]]);
+  }
+  tokens = std::min(tokens, a.rank_load[source] - target);
+  if (tokens <= 0) return 0;  // an earlier path of this search used it up
+  for (int rank = sink; rank != source; rank = graph.rank_of(leaving_[rank])) {
+    a.quota[leaving_[rank]] -= tokens;
+    a.quota[arriving_[rank]] += tokens;
+  }
+  a.rank_load[source] -= tokens;
+  a.rank_load[sink] += tokens;
+  return tokens;
 }
 
 std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& a, AssignmentWorkspace& w) {
-  w.prepare(graph);
-  const int per_rank = graph.slots_per_rank();
   for (;;) {
-    ++w.mark_;
-    int head = 0;
-    int tail = 0;
-    std::int64_t excess = 0;
-    for (int r = 0; r < graph.num_ranks(); ++r) {
-      if (a.rank_load[r] <= target) continue;
-      excess += a.rank_load[r] - target;
-      w.queue_[tail++] = r;
-      w.rank_mark_[r] = w.mark_;
-      w.arrival_[r] = -1;
-    }
-    bool moved = false;
-    while (head < tail && excess > 0) {
-      const int from = w.queue_[head++];
-      for (int s = graph.first_slot(from), end = s + per_rank; s < end; ++s) {
-        const int e = graph.expert_in(s);
-        if (e < 0 || a.quota[s] <= 0 || graph.num_holders(e) < 2 || w.expert_mark_[e] == w.mark_) continue;
-        w.expert_mark_[e] = w.mark_;
-        w.departure_[e] = s;
-        for (int t = graph.first_holder(e); t >= 0; t = graph.next_holder(t)) {
-          const int to = graph.rank_of(t);
-          if (w.rank_mark_[to] == w.mark_) continue;
-          w.rank_mark_[to] = w.mark_;
-          w.arrival_[to] = t;
-          w.queue_[tail++] = to;
-          if (a.rank_load[to] >= target) continue;
-          // A rank with room: how much does the path to it carry?
-          std::int64_t tokens = target - a.rank_load[to];
-          int source = to;
-          while (w.arrival_[source] >= 0) {
-            const int leaving = w.departure_[graph.expert_in(w.arrival_[source])];
-            tokens = std::min(tokens, a.quota[leaving]);
-            source = graph.rank_of(leaving);
-          }
-          tokens = std::min(tokens, a.rank_load[source] - target);
-          if (tokens <= 0) continue;  // an earlier path of this search used it up
-          for (int rank = to; w.arrival_[rank] >= 0;) {
-            const int arriving = w.arrival_[rank];
-            const int leaving = w.departure_[graph.expert_in(arriving)];
-            a.quota[leaving] -= tokens;
-            a.quota[arriving] += tokens;
-            rank = graph.rank_of(leaving);
-          }
-          a.rank_load[source] -= tokens;
-          a.rank_load[to] += tokens;
-          excess -= tokens;
-          moved = true;
-        }
-      }
-    }
-    w.queue_size_ = tail;
-    if (excess == 0) return 0;
-    if (!moved) return excess;
+    const std::int64_t excess = w.start(graph, target, a);
+    const std::int64_t left = w.search(graph, target, excess, a);
+    assert(adds_up(graph, a));
+    if (left == 0 || left == excess) return left;
   }
+}
+
+// Raises `bound` to the density of the densest expert, all of whose tokens its holders must serve. Returns that
+// expert; −1 when the bound is not below it.
+static int densest_expert(const ReplicaGraph& graph, const Assignment& a, std::int64_t& bound) {
+  int densest = -1;
+  for (int s = 0; s < graph.num_slots(); ++s) {
+    if (a.quota[s] <= bound) continue;  // all slots of an expert that is no denser
+    const int e = graph.expert_in(s);
+    std::int64_t load = 0;
+    for (int t = graph.first_holder(e); t >= 0; t = graph.next_holder(t)) load += a.quota[t];
+    const std::int64_t density = ceil_div(load, graph.num_holders(e));
+    if (density <= bound) continue;
+    bound = density;
+    densest = e;
+  }
+  return densest;
 }
 
 std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, Assignment& a, AssignmentWorkspace& w,
                            std::vector<int>* tight_set) {
   if (tight_set != nullptr) tight_set->clear();
   std::int64_t target = lower_bound;
+  const int densest = densest_expert(graph, a, target);
+  if (densest >= 0 && tight_set != nullptr) {
+    for (int s = graph.first_holder(densest); s >= 0; s = graph.next_holder(s)) {
+      tight_set->push_back(graph.rank_of(s));
+    }
+  }
   while (relieve(graph, target, a, w) > 0) {
     std::int64_t load = 0;
     for (const int r : w.closed_set()) load += a.rank_load[r];
-    const auto size = static_cast<std::int64_t>(w.closed_set().size());
-    target = (load + size - 1) / size;  // above the old target: all of S is at it and some rank is beyond
+    target = ceil_div(load, std::ssize(w.closed_set()));  // higher: all of S is at the old one or above, some above
     if (tight_set != nullptr) tight_set->assign(w.closed_set().begin(), w.closed_set().end());
   }
   return *std::max_element(a.rank_load.begin(), a.rank_load.end());
