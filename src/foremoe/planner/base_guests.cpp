@@ -1,0 +1,206 @@
+#include "foremoe/planner/base_guests.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+namespace foremoe::planner {
+
+static double env(const char* n, double d) {
+  const char* v = getenv(n);
+  return v ? atof(v) : d;
+}
+static const float kCopyWorth = env("KAP", 30);  // guests that one mean rank load of excess is worth
+static const int kTrials = env("BTOP", 8);
+static const int kSweeps = env("BSW", 3);
+static const float kSquare = env("SQ", 1);
+static const float kThr = env("THR", 0.05);
+
+BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal)
+    : problem_(problem),
+      goal_(goal),
+      per_guest_(goal == BaseGoal::kFinal ? 0.0F : 1.0F / kCopyWorth),
+      now_(problem.num_micro_steps),
+      without_(problem.num_micro_steps),
+      trial_(problem.num_micro_steps),
+      best_(problem.num_micro_steps) {}
+
+// From an assignment of all tokens; `bound` is a lower bound on the level.
+void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, MicroStep& s) {
+  s.in_tight.assign(problem_.num_ranks(), 0);
+  if (goal_ == BaseGoal::kFinal) {
+    s.level = assign_tokens(graph, bound, s.assignment, workspace_, &s.tight);
+    const float over = static_cast<float>(s.level - problem_.lower_bound[m]) * problem_.per_mean[m];
+    s.cost = over + kSquare * over * over;
+    if (s.tight.empty() &&
+        s.level > problem_.lower_bound[m]) {  // `bound` was attained at once: its set is still to be found
+      relieve(graph, s.level - 1, s.assignment, workspace_);
+      s.tight.assign(workspace_.closed_set().begin(), workspace_.closed_set().end());
+    }
+  } else {
+    s.level = problem_.target[m];
+    const std::int64_t excess = relieve(graph, s.level, s.assignment, workspace_);
+    s.cost = static_cast<float>(excess) * problem_.per_mean[m];
+    s.tight.clear();
+    if (excess > 0) s.tight.assign(workspace_.closed_set().begin(), workspace_.closed_set().end());
+  }
+  for (const int r : s.tight) s.in_tight[r] = 1;
+}
+
+// What a copy of the expert in `slot`, a slot inside the closed set, could carry out of it. Shares.
+float BaseGuests::promise(const MicroStep& s, int m, const ReplicaGraph& graph, int slot) const {
+  const std::int64_t over = s.assignment.rank_load[graph.rank_of(slot)] - s.level;
+  const auto carried = static_cast<float>(s.assignment.quota[slot]) * problem_.per_mean[m];
+  if (goal_ == BaseGoal::kFinal) return carried;
+  if (over > 0) return std::min(carried, static_cast<float>(over) * problem_.per_mean[m]);
+  return 0.5F * std::min(carried, s.cost);  // through other ranks
+}
+
+float BaseGuests::total() const {
+  return std::accumulate(now_.begin(), now_.end(), 0.0F, [](float sum, const MicroStep& s) { return sum + s.cost; });
+}
+
+// Adds the guest that promises most to any free slot.
+bool BaseGuests::grow(ReplicaGraph& graph) {
+  const int ranks = problem_.num_ranks();
+  score_.assign(static_cast<std::size_t>(problem_.num_experts) * ranks, 0.0F);
+  std::vector<float> room(ranks);
+  std::vector<int> free_slot(ranks, -1);
+  for (int r = 0; r < ranks; ++r) {
+    for (int s = graph.first_slot(r) + problem_.homes_per_rank(); s < graph.first_slot(r) + graph.slots_per_rank();
+         ++s) {
+      if (graph.expert_in(s) < 0 && free_slot[r] < 0) free_slot[r] = s;
+    }
+  }
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    const MicroStep& state = now_[m];
+    if (state.tight.empty()) continue;
+    const float weight =
+        goal_ == BaseGoal::kFinal ? (1 + 2 * kSquare * state.cost) / static_cast<float>(state.tight.size()) : 1.0F;
+    for (int r = 0; r < ranks; ++r) {
+      const bool open = free_slot[r] >= 0 && !state.in_tight[r];
+      room[r] = open ? weight *
+                           static_cast<float>(std::max<std::int64_t>(0, state.level - state.assignment.rank_load[r])) *
+                           problem_.per_mean[m]
+                     : 0;
+    }
+    for (const int r : state.tight) {
+      for (int s = graph.first_slot(r); s < graph.first_slot(r) + graph.slots_per_rank(); ++s) {
+        if (graph.expert_in(s) < 0 || state.assignment.quota[s] <= 0) continue;
+        const float most = weight * promise(state, m, graph, s);
+        float* row = &score_[static_cast<std::size_t>(graph.expert_in(s)) * ranks];
+        for (int to = 0; to < ranks; ++to) row[to] += std::min(most, room[to]);
+      }
+    }
+  }
+  const auto best = std::max_element(score_.begin(), score_.end());
+  if (*best <= (goal_ == BaseGoal::kFinal ? 0.0F : kThr)) return false;
+  const auto at = best - score_.begin();
+  const int expert = static_cast<int>(at / ranks);
+  const int rank = static_cast<int>(at % ranks);
+  graph.put(free_slot[rank], expert);
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    if (now_[m].tight.empty() || now_[m].in_tight[rank]) continue;
+    solve(graph, m, goal_ == BaseGoal::kFinal ? problem_.lower_bound[m] : 0, now_[m]);
+  }
+  return true;
+}
+
+// Empties a guest slot and fills it with the best expert, or none. True when that changed it.
+bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
+  const int old = graph.expert_in(slot);
+  const int rank = graph.rank_of(slot);
+  const int micro_steps = problem_.num_micro_steps;
+  float cost_now = 0;
+  float cost_without = 0;
+  score_.assign(problem_.num_experts, 0.0F);
+  std::vector<char> moved(micro_steps, 0);
+  if (old >= 0) {
+    for (int m = 0; m < micro_steps; ++m) {
+      if (now_[m].assignment.quota[slot] == 0) continue;
+      moved[m] = 1;
+      without_[m] = now_[m];
+      release(problem_, graph, slot, without_[m].assignment);
+    }
+    graph.drop(slot);
+  }
+  const auto state = [&](int m) -> const MicroStep& { return moved[m] ? without_[m] : now_[m]; };
+  for (int m = 0; m < micro_steps; ++m) {
+    cost_now += now_[m].cost;
+    if (moved[m]) solve(graph, m, goal_ == BaseGoal::kFinal ? now_[m].level : 0, without_[m]);
+    const MicroStep& s = state(m);
+    cost_without += s.cost;
+    if (s.tight.empty() || s.in_tight[rank]) continue;
+    const float weight =
+        goal_ == BaseGoal::kFinal ? (1 + 2 * kSquare * s.cost) / static_cast<float>(s.tight.size()) : 1.0F;
+    const float room =
+        std::max(0.02F, static_cast<float>(s.level - s.assignment.rank_load[rank]) * problem_.per_mean[m]);
+    for (const int r : s.tight) {
+      for (int q = graph.first_slot(r); q < graph.first_slot(r) + graph.slots_per_rank(); ++q) {
+        if (graph.expert_in(q) >= 0 && s.assignment.quota[q] > 0)
+          score_[graph.expert_in(q)] += weight * std::min(room, promise(s, m, graph, q));
+      }
+    }
+  }
+  order_.resize(problem_.num_experts);
+  std::iota(order_.begin(), order_.end(), 0);
+  const int trials = std::min(kTrials, problem_.num_experts);
+  std::partial_sort(order_.begin(), order_.begin() + trials, order_.end(),
+                    [&](int x, int y) { return score_[x] > score_[y] || (score_[x] == score_[y] && x < y); });
+  float best_cost = cost_without;
+  int best = -1;
+  for (int i = 0; i < trials; ++i) {
+    const int e = order_[i];
+    if (score_[e] <= 0 || e == old || graph.find(e, rank) >= 0) continue;
+    graph.put(slot, e);
+    float cost = cost_without + per_guest_;
+    changed_.clear();
+    for (int m = 0; m < micro_steps; ++m) {
+      const MicroStep& s = state(m);
+      if (s.tight.empty() || s.in_tight[rank] || !s.in_tight[problem_.home[e]]) continue;
+      trial_[m] = s;
+      solve(graph, m, goal_ == BaseGoal::kFinal ? problem_.lower_bound[m] : 0, trial_[m]);
+      cost += trial_[m].cost - s.cost;
+      changed_.push_back(m);
+    }
+    graph.drop(slot);
+    if (cost >= best_cost - 1e-6F) continue;
+    best_cost = cost;
+    best = e;
+    std::swap(best_, trial_);
+    std::swap(best_changed_, changed_);
+  }
+  if (best_cost >= cost_now + (old >= 0 ? per_guest_ : 0.0F) - 1e-5F) {
+    if (old >= 0) graph.put(slot, old);
+    return false;
+  }
+  for (int m = 0; m < micro_steps; ++m) {
+    if (moved[m]) std::swap(now_[m], without_[m]);
+  }
+  if (best >= 0) {
+    graph.put(slot, best);
+    for (const int m : best_changed_) std::swap(now_[m], best_[m]);
+  }
+  return true;
+}
+
+void BaseGuests::choose(ReplicaGraph& graph) {
+  if (problem_.guest_slots == 0 || problem_.num_micro_steps == 0) return;
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    serve_at_homes(problem_, m, now_[m].assignment);
+    solve(graph, m, goal_ == BaseGoal::kFinal ? problem_.lower_bound[m] : 0, now_[m]);
+  }
+  while (grow(graph)) {
+  }
+  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+    bool changed = false;
+    for (int g = problem_.homes_per_rank(); g < graph.slots_per_rank(); ++g) {
+      for (int r = 0; r < problem_.num_ranks(); ++r) {
+        if (revise(graph, graph.first_slot(r) + g)) changed = true;
+      }
+    }
+    if (!changed) break;
+  }
+}
+
+}  // namespace foremoe::planner

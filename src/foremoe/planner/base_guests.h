@@ -1,0 +1,67 @@
+#pragma once
+
+// Stage B, guests: those that the step begins with, from all of its micro-steps.
+//
+// Problem. One set of guests for the whole step. As the final word (residency static) it should make the largest rank
+// load of every micro-step small; as a beginning (resident) it should leave little for copies inside the step to mend,
+// and every guest is a copy too.
+//
+// Method. Every micro-step keeps its own assignment on the common placement, and the closed set S that binds it.
+// Only a guest of an expert held wholly inside S on a rank outside helps that micro-step, so a change is re-solved in
+// just those micro-steps whose S it crosses or whose tokens it moves. Guests are added greedily by the sum of what they
+// promise over the micro-steps; then every guest slot in turn is emptied and given to the best expert, or to none,
+// until a sweep changes nothing.
+//
+// Every accepted change lowers the cost, so the search ends; sweeps are bounded. Cost per slot and sweep: one
+// `relieve` per micro-step touched and per trial.
+
+#include <cstdint>
+#include <vector>
+
+#include "foremoe/planner/layer_problem.h"
+#include "foremoe/planner/token_assignment.h"
+
+namespace foremoe::planner {
+
+enum class BaseGoal : std::uint8_t {
+  kFinal,      // guests are final: Σ over micro-steps of the exact imbalance, large ones dearer
+  kBeginning,  // guests may be replaced: tokens above the target, weighed against copies
+};
+
+class BaseGuests {
+ public:
+  BaseGuests(const LayerProblem& problem, BaseGoal goal);
+
+  // Fills the guest slots of `graph`; guests that are already there are the start.
+  void choose(ReplicaGraph& graph);
+
+ private:
+  struct MicroStep {
+    Assignment assignment;
+    float cost = 0;
+    std::vector<int> tight;      // ranks of the closed set; empty when nothing could be gained
+    std::vector<char> in_tight;  // [rank]
+    std::int64_t level = 0;      // load that S cannot get below, or the target
+  };
+
+  void solve(const ReplicaGraph& graph, int m, std::int64_t bound, MicroStep& state);
+  float promise(const MicroStep& state, int m, const ReplicaGraph& graph, int slot) const;
+  bool grow(ReplicaGraph& graph);
+  bool revise(ReplicaGraph& graph, int slot);
+  float total() const;
+
+  const LayerProblem& problem_;
+  BaseGoal goal_;
+  float per_guest_;  // cost of one guest
+  AssignmentWorkspace workspace_;
+  std::vector<MicroStep> now_;      // [micro_step], of the placement as it is
+  std::vector<MicroStep> without_;  // [micro_step], with one slot emptied
+  std::vector<MicroStep> trial_;    // [micro_step]
+  std::vector<MicroStep> best_;     // [micro_step]
+  std::vector<int> changed_;        // micro-steps that trial_ holds
+  std::vector<int> best_changed_;   // micro-steps that best_ holds
+  std::vector<float> score_;        // [expert] or [expert][rank]
+  std::vector<int> order_;
+};
+
+}  // namespace foremoe::planner

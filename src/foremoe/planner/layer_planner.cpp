@@ -1,0 +1,198 @@
+#include "foremoe/planner/layer_planner.h"
+
+#include <algorithm>
+
+#include "foremoe/core/cpu_time.h"
+#include "foremoe/planner/base_guests.h"
+#include "foremoe/planner/exchange.h"
+#include "foremoe/planner/rehoming.h"
+#include "foremoe/planner/relocation.h"
+#include "foremoe/planner/replication.h"
+
+namespace foremoe::planner {
+
+static std::vector<RankId> homes_of_layer(const PlanRequest& request, LayerId layer) {
+  const auto row = request.home.row(layer);
+  return {row.begin(), row.end()};
+}
+
+LayerPlanner::LayerPlanner(const PlanRequest& request, const ExecutionOrder& order, LayerId layer)
+    : request_(request),
+      options_(request.options),
+      order_(order),
+      layer_(layer),
+      problem_(make_layer_problem(request.load, layer, homes_of_layer(request, layer), request.options)),
+      wanted_(problem_.num_micro_steps, WantedGuests(problem_.num_ranks())),
+      rests_(problem_.num_micro_steps) {}
+
+// The guests that the previous plan held longest, as far as they still are guests: a beginning for stage B.
+void LayerPlanner::start_from_previous(ReplicaGraph& graph) const {
+  const StepPlan& previous = *request_.previous;
+  for (int r = 0; r < problem_.num_ranks(); ++r) {
+    std::vector<int> events_held(problem_.num_experts, 0);
+    for (int t = 0; t < previous.num_events(); ++t) {
+      for (const ExpertId e : previous.slot_expert.row(t, layer_, r)) {
+        if (e != kNoExpert && problem_.home[e.value] != r) ++events_held[e.value];
+      }
+    }
+    for (int s = graph.first_slot(r) + problem_.homes_per_rank(); s < graph.first_slot(r) + graph.slots_per_rank();
+         ++s) {
+      const auto longest = std::max_element(events_held.begin(), events_held.end());
+      if (*longest == 0) break;
+      graph.put(s, static_cast<int>(longest - events_held.begin()));
+      *longest = 0;
+    }
+  }
+}
+
+void LayerPlanner::place(StepPlan& plan) {
+  const double begin = thread_cpu_seconds();
+  if (options_.stages.base && options_.rehome > 0) set_homes(problem_, rehome(problem_, options_.rehome));
+  for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
+  ReplicaGraph graph = homes_only(problem_);
+  const bool keeps_guests = options_.residency == Residency::kStatic || options_.residency == Residency::kResident;
+  if (options_.stages.base && keeps_guests) {
+    if (request_.previous != nullptr) start_from_previous(graph);
+    BaseGuests(problem_, options_.residency == Residency::kStatic ? BaseGoal::kFinal : BaseGoal::kBeginning)
+        .choose(graph);
+  }
+  const double based = thread_cpu_seconds();
+  base_cpu_seconds_ += based - begin;
+
+  if (options_.residency == Residency::kFree) {
+    place_freely(graph, plan);
+  } else {
+    place_guests(graph);
+    write_slots(options_.residency == Residency::kShared ? lend_slots(problem_, order_, wanted_)
+                                                         : retain_guests(problem_, options_, order_, wanted_),
+                plan);
+  }
+  planning_cpu_seconds_ += thread_cpu_seconds() - based;
+}
+
+void LayerPlanner::place_guests(ReplicaGraph& graph) {
+  Replication replication(problem_, options_);
+  const ReplicaGraph homes = options_.residency == Residency::kShared ? graph : ReplicaGraph();
+  Assignment assignment;
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    if (options_.residency == Residency::kShared) graph = homes;
+    if (options_.residency != Residency::kStatic) balance(m, graph, assignment, replication);
+    want(m, graph, assignment);
+  }
+}
+
+// L or P for one micro-step, as far as they are switched on.
+void LayerPlanner::balance(int m, ReplicaGraph& graph, Assignment& assignment, Replication& replication) {
+  if (options_.stages.replication) {
+    replication.balance(m, graph, assignment);
+    return;
+  }
+  AssignmentWorkspace workspace;
+  serve_at_homes(problem_, m, assignment);
+  relieve(graph, problem_.target[m], assignment, workspace);
+  if (!options_.stages.relocation) return;
+  CopyLedger ledger(problem_, options_);
+  ledger.begin(graph);
+  rests_[m].assign(problem_.num_experts, 0);
+  relocate_experts(problem_, m, ledger, graph, assignment, rests_[m]);
+}
+
+// What m wants: the guests that serve it; under `static` all of them, for they stay anyway.
+void LayerPlanner::want(int m, const ReplicaGraph& graph, const Assignment& assignment) {
+  for (int s = 0; s < graph.num_slots(); ++s) {
+    const int e = graph.expert_in(s);
+    if (e < 0 || s == problem_.home_slot[e]) continue;
+    if (options_.residency == Residency::kStatic || assignment.quota[s] > 0) wanted_[m][graph.rank_of(s)].push_back(e);
+  }
+  for (auto& guests : wanted_[m]) std::sort(guests.begin(), guests.end());
+}
+
+void LayerPlanner::place_freely(ReplicaGraph& graph, StepPlan& plan) {
+  Assignment assignment;
+  AssignmentWorkspace workspace;
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    Replication replication(problem_, options_);
+    balance(m, graph, assignment, replication);
+    if (options_.stages.relocation &&
+        *std::max_element(assignment.rank_load.begin(), assignment.rank_load.end()) > problem_.target[m] &&
+        exchange_anchors(problem_, m, graph, assignment, workspace)) {
+      balance(m, graph, assignment, replication);
+    }
+    for (int s = 0; s < graph.num_slots(); ++s) {
+      const int r = graph.rank_of(s);
+      plan.slot_expert(order_.forward[m], layer_, r, s - graph.first_slot(r)) = ExpertId{graph.expert_in(s)};
+    }
+  }
+}
+
+void LayerPlanner::write_slots(const GuestSlots& guests, StepPlan& plan) const {
+  for (int t = 0; t < order_.num_events(); ++t) {
+    for (int e = 0; e < problem_.num_experts; ++e) {
+      const int r = problem_.home[e];
+      plan.slot_expert(t, layer_, r, problem_.home_slot[e] - r * problem_.slots_per_rank()) = ExpertId{e};
+    }
+    for (int r = 0; r < problem_.num_ranks(); ++r) {
+      for (int g = 0; g < problem_.guest_slots; ++g) {
+        plan.slot_expert(t, layer_, r, problem_.homes_per_rank() + g) = ExpertId{guests(t, r, g)};
+      }
+    }
+  }
+}
+
+// The replicas that are there in both passes of m.
+ReplicaGraph LayerPlanner::replicas_of(int m, const StepPlan& plan) const {
+  ReplicaGraph graph(problem_.num_ranks(), problem_.slots_per_rank(), problem_.num_experts);
+  for (int r = 0; r < problem_.num_ranks(); ++r) {
+    const auto forward = plan.slot_expert.row(order_.forward[m], layer_, r);
+    const auto backward = plan.slot_expert.row(order_.backward[m], layer_, r);
+    for (int s = 0; s < problem_.slots_per_rank(); ++s) {
+      const bool stays =
+          forward[s] != kNoExpert && std::find(backward.begin(), backward.end(), forward[s]) != backward.end();
+      const bool wanted = options_.stages.tokens || options_.residency == Residency::kFree ||
+                          s < problem_.homes_per_rank() ||
+                          std::binary_search(wanted_[m][r].begin(), wanted_[m][r].end(), forward[s].value);
+      if (stays && wanted) graph.put(graph.first_slot(r) + s, forward[s].value);
+    }
+  }
+  return graph;
+}
+
+void LayerPlanner::finish(MicroStepId micro_step, StepPlan& plan) {
+  const double begin = thread_cpu_seconds();
+  const int m = micro_step.value;
+  ReplicaGraph graph = replicas_of(m, plan);
+  if (options_.residency == Residency::kFree) {  // any replica may be the one that tokens start from
+    for (int s = graph.num_slots() - 1; s >= 0; --s) {
+      if (graph.expert_in(s) < 0) continue;
+      problem_.home[graph.expert_in(s)] = graph.rank_of(s);
+      problem_.home_slot[graph.expert_in(s)] = s;
+    }
+  }
+  Assignment assignment;
+  std::int64_t level = 0;
+  Quotas quotas(problem_, options_);
+  if (options_.stages.tokens) {
+    level = quotas.exact(m, graph, assignment);
+  } else {
+    rests_[m].resize(problem_.num_experts, 0);
+    level = quotas.equal(m, graph, rests_[m], assignment);
+  }
+  plan.max_load(m, layer_) = Tokens{level};
+  plan.lower_bound(m, layer_) = Tokens{problem_.lower_bound[m]};
+  for (const EventId t : {order_.forward[m], order_.backward[m]}) {
+    for (int r = 0; r < problem_.num_ranks(); ++r) {
+      const auto experts = plan.slot_expert.row(t, layer_, r);
+      const auto tokens = plan.slot_tokens.row(t, layer_, r);
+      for (int s = 0; s < problem_.slots_per_rank(); ++s) {
+        const int held = experts[s] == kNoExpert ? -1 : graph.find(experts[s].value, r);
+        tokens[s] = Tokens{held < 0 ? 0 : assignment.quota[held]};
+        const bool lent_in_vain =
+            options_.residency == Residency::kShared && s >= problem_.homes_per_rank() && tokens[s] == Tokens{0};
+        if (lent_in_vain) experts[s] = kNoExpert;
+      }
+    }
+  }
+  planning_cpu_seconds_ += thread_cpu_seconds() - begin;
+}
+
+}  // namespace foremoe::planner

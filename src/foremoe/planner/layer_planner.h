@@ -1,0 +1,51 @@
+#pragma once
+
+// The four stages composed over the horizon, for one layer.
+//
+// place() decides the slots of every event: B once, then L or P micro-step by micro-step on what the one before left,
+// then retention. finish(m) is stage T for one micro-step on what is there in both of its passes. Layers share nothing.
+//
+// Where P runs, L does not: a copy that P makes may serve a whole expert, and P weighs it against splitting. (Running L
+// first was measured: 10 to 20 % more copies at the same balance, see docs/performance.md.) Under `free`, L exchanges
+// experts where guests alone do not reach the target.
+
+#include <vector>
+
+#include "foremoe/planner/layer_problem.h"
+#include "foremoe/planner/planner.h"
+#include "foremoe/planner/quotas.h"
+#include "foremoe/planner/retention.h"
+
+namespace foremoe::planner {
+
+class LayerPlanner {
+ public:
+  LayerPlanner(const PlanRequest& request, const ExecutionOrder& order, LayerId layer);
+
+  void place(StepPlan& plan);                  // writes slot_expert and home of this layer
+  void finish(MicroStepId m, StepPlan& plan);  // writes slot_tokens, max_load and lower_bound of (m, layer)
+
+  double base_cpu_seconds() const { return base_cpu_seconds_; }
+  double planning_cpu_seconds() const { return planning_cpu_seconds_; }
+
+ private:
+  void start_from_previous(ReplicaGraph& graph) const;
+  void place_guests(ReplicaGraph& graph);
+  void place_freely(ReplicaGraph& graph, StepPlan& plan);
+  void balance(int m, ReplicaGraph& graph, Assignment& assignment, class Replication& replication);
+  void want(int m, const ReplicaGraph& graph, const Assignment& assignment);
+  void write_slots(const GuestSlots& guests, StepPlan& plan) const;
+  ReplicaGraph replicas_of(int m, const StepPlan& plan) const;
+
+  const PlanRequest& request_;
+  const PlannerOptions& options_;
+  const ExecutionOrder& order_;
+  LayerId layer_;
+  LayerProblem problem_;
+  std::vector<WantedGuests> wanted_;      // [micro_step]
+  std::vector<std::vector<char>> rests_;  // [micro_step][expert], relocated: home does not serve
+  double base_cpu_seconds_ = 0;
+  double planning_cpu_seconds_ = 0;
+};
+
+}  // namespace foremoe::planner

@@ -1,0 +1,43 @@
+#include "foremoe/policy/foremoe_policies.h"
+
+#include <optional>
+
+namespace foremoe {
+
+namespace {
+
+class ForeMoe final : public Policy {
+ public:
+  ForeMoe(std::string_view name, std::string_view summary, std::optional<Residency> residency)
+      : name_(name), summary_(summary), residency_(residency) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    PlanRequest request{.load = input.load, .home = input.home, .options = input.options, .previous = input.previous};
+    if (residency_) request.options.residency = *residency_;
+    PlannedStep step = plan_step(request, pool);
+    step.plan.policy = name_;
+    return step;
+  }
+
+ private:
+  std::string_view name_;
+  std::string_view summary_;
+  std::optional<Residency> residency_;  // none: as the options say
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_foremoe() {
+  return std::make_unique<ForeMoe>("foremoe", "our planner: exact quotas, guests copied where and when they pay",
+                                   std::nullopt);
+}
+
+std::unique_ptr<Policy> make_static() {
+  return std::make_unique<ForeMoe>(
+      "static", "our planner, guests chosen once per step, exact quotas in every micro-step", Residency::kStatic);
+}
+
+}  // namespace foremoe
