@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
+#include "foremoe/core/mapped_file.h"
 #include "foremoe/rollout/importers/base64.h"
 #include "foremoe/rollout/importers/formats.h"
 #include "foremoe/rollout/importers/lines.h"
@@ -118,6 +120,16 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
                                 sources.size() == 1 ? "file" : "files", name_of(first));
   }
   return result;
+}
+
+Imported import_files(std::span<const std::string> paths, const ImportOptions& options) {
+  std::vector<std::unique_ptr<MappedFile>> files;
+  std::vector<ImportSource> sources;
+  for (const std::string& path : paths) {
+    files.push_back(std::make_unique<MappedFile>(path));
+    sources.push_back({path, files.back()->bytes()});
+  }
+  return import_rollout(sources, options);
 }
 
 }  // namespace foremoe

@@ -2,8 +2,7 @@
 
 // From the formats in which rollout engines and trainers record routes to ours.
 //
-//   ImportSource source{.name = "sample.npy", .bytes = bytes};
-//   Imported in = import_rollout({&source, 1}, {.num_experts = 128});
+//   Imported in = import_files(paths, {.num_experts = 128});
 //   if (const RoutingTrace* trace = in.trace()) …
 //
 // Several sources are several sequences in the order given (Megatron: one file per rank). What no format can
@@ -87,5 +86,8 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
 // Reads all sources into one trace or load. Throws InputError naming source, field and index; memory stays
 // proportional to the bytes given (times 1032 for a compressed .npz), whatever a header claims.
 Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& options = {});
+
+// The same for files, which are mapped while they are read. Throws InputError for a path that cannot be read.
+Imported import_files(std::span<const std::string> paths, const ImportOptions& options = {});
 
 }  // namespace foremoe

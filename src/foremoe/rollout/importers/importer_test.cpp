@@ -1,5 +1,7 @@
 // What every importer does alike: which rows are missing, which ids are wrong, how sequences line up.
 
+#include <fstream>
+
 #include "foremoe/rollout/importers/importer_testing.h"
 
 namespace foremoe::testing {
@@ -111,6 +113,17 @@ TEST(Importer, EveryFormatHasANameThatLeadsBack) {
     EXPECT_EQ(import_format_named(name_of(format)), format);
   }
   EXPECT_EQ(import_format_named("pickle"), std::nullopt);
+}
+
+TEST(Importer, FilesAreReadByPath) {
+  const std::string path = ::testing::TempDir() + "foremoe_importer_test.npy";
+  std::ofstream(path, std::ios::binary) << npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
+  const std::vector<std::string> paths{path, path};
+  const Imported in = import_files(paths);
+  EXPECT_THAT(routes_of(in), ElementsAre(4, 1, 4, 1));
+  EXPECT_EQ(in.trace()->name, path);
+  const std::vector<std::string> absent{path + ".absent"};
+  EXPECT_THROW(import_files(absent), InputError);
 }
 
 // No prefix of a good file, and no file with one byte changed, does more than import or name what is wrong.

@@ -150,6 +150,13 @@ TEST(MegatronCountsImport, ReceivedCountsBecomeLoadsWithEvenSources) {
   EXPECT_THAT(error_of(files, {.num_experts = 6}), HasSubstr("2 counts on each of 2 ranks do not make 6 experts"));
 }
 
+TEST(MegatronCountsImport, CountsWhoseTotalsDifferBetweenLayersAreNotTakenAsReceived) {
+  const Imported in = import_texts({{"rank0.jsonl", counts(0, "[[5, 1]]") + counts(1, "[[2, 0]]")},
+                                    {"rank1.jsonl", counts(0, "[[2, 0]]") + counts(1, "[[3, 4]]")}});
+  EXPECT_THAT(flat(in), ElementsAre(5, 1, 2, 0, 2, 0, 3, 4));
+  EXPECT_THAT(in.report.notes, Contains(HasSubstr("chose among all experts")));
+}
+
 TEST(MegatronCountsImport, WhatIsMissingIsNamed) {
   EXPECT_THAT(error_of({{"rank0.jsonl", counts(0, "[[1, 2]]") + counts(1, "[[1, 2]]")},
                         {"rank1.jsonl", counts(0, "[[1, 2]]")}}),
