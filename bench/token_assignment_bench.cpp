@@ -1,4 +1,5 @@
-// Stage T alone: from a placement and the loads of a draw to optimal quotas, cold.
+// Stage T alone. `assign_cold`: from a placement and the loads of a draw to optimal quotas. `relieve_after_copy`: what
+// one trial of stage P costs.
 //
 // A cell is a number of experts E, of ranks R, of replicas per expert and a Zipf exponent. Its placement is random,
 // with equally many slots on every rank. Its draws are a sequence: expert popularity is a permuted Zipf law, permuted
@@ -120,6 +121,68 @@ void assign_cold(benchmark::State& state, Cell cell) {
   }
   if (const char* path = std::getenv("FOREMOE_DRAWS")) write_draws(path, graph, load, seconds, max_load);
 }
+
+// As stage P tries a guest: E/R homes and two guests per rank, an assignment at the target; a guest goes, its tokens
+// return to its home, a copy of a popular expert comes, and what is then above the target moves.
+void relieve_after_copy(benchmark::State& state) {
+  const auto num_experts = static_cast<int>(state.range(0));
+  const auto num_ranks = static_cast<int>(state.range(1));
+  constexpr int kGuests = 2;
+  const int homes = num_experts / num_ranks;
+  Random random(3);
+  ReplicaGraph graph(num_ranks, homes + kGuests, num_experts);
+  std::vector<std::int64_t> load(num_experts);
+  for (int e = 0; e < num_experts; ++e) {
+    graph.put(graph.first_slot(e / homes) + e % homes, e);
+    load[e] = std::llround(kTokensPerRank / homes * std::exp(0.8 * random.normal()));
+  }
+  const auto popular = [&] {  // the most popular of four
+    auto best = static_cast<int>(random.below(num_experts));
+    for (int i = 0; i < 3; ++i) {
+      const auto e = static_cast<int>(random.below(num_experts));
+      if (load[e] > load[best]) best = e;
+    }
+    return best;
+  };
+  for (int r = 0; r < num_ranks; ++r) {
+    for (int g = 0; g < kGuests;) {
+      if (const int e = popular(); graph.find(e, r) < 0) graph.put(graph.first_slot(r) + homes + g++, e);
+    }
+  }
+  const std::int64_t total = std::accumulate(load.begin(), load.end(), std::int64_t{0});
+  const std::int64_t target = total / num_ranks + total / num_ranks / 100;
+  Assignment start;
+  Assignment trial;
+  AssignmentWorkspace workspace;
+  serve_at_homes(graph, load, start);
+  relieve(graph, target, start, workspace);
+  for (auto _ : state) {
+    const auto rank = static_cast<int>(random.below(num_ranks));
+    const int slot = graph.first_slot(rank) + homes + static_cast<int>(random.below(kGuests));
+    const int old = graph.expert_in(slot);
+    const int arriving = popular();
+    if (graph.find(arriving, rank) >= 0) continue;
+    trial.quota = start.quota;
+    trial.rank_load = start.rank_load;
+    graph.drop(slot);
+    const int home = old / homes * graph.slots_per_rank() + old % homes;
+    trial.quota[home] += trial.quota[slot];
+    trial.rank_load[old / homes] += trial.quota[slot];
+    trial.rank_load[rank] -= trial.quota[slot];
+    trial.quota[slot] = 0;
+    graph.put(slot, arriving);
+    benchmark::DoNotOptimize(relieve(graph, target, trial, workspace));
+    graph.drop(slot);
+    graph.put(slot, old);
+  }
+}
+BENCHMARK(relieve_after_copy)
+    ->ArgNames({"experts", "ranks"})
+    ->Args({128, 8})
+    ->Args({128, 64})
+    ->Args({256, 64})
+    ->Args({2048, 1024})
+    ->Unit(benchmark::kMicrosecond);
 
 const bool kRegistered = [] {
   for (const int experts : {32, 128, 256}) {

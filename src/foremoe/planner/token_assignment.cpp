@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <limits>
+#include <numeric>
 
 namespace foremoe::planner {
 
@@ -70,16 +71,16 @@ static void fill_holders(const ReplicaGraph& graph, int expert, std::int64_t tok
 
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& a) {
   reset(graph, a);
-  std::int64_t total = 0;
   for (int e = 0; e < graph.num_experts(); ++e) {
     assert(graph.num_holders(e) > 0 || expert_load[e] == 0);
-    total += expert_load[e];
     if (graph.num_holders(e) == 1) give(graph, a, graph.first_holder(e), expert_load[e]);
   }
-  const std::int64_t mean = total / graph.num_experts();
-  for (const bool large : {true, false}) {
+  const std::int64_t total = std::accumulate(expert_load.begin(), expert_load.end(), std::int64_t{0});
+  const std::int64_t large = 4 * total / std::max(1, graph.num_experts());
+  for (const bool first : {true, false}) {
     for (int e = 0; e < graph.num_experts(); ++e) {
-      if (graph.num_holders(e) > 1 && (expert_load[e] > mean) == large) fill_holders(graph, e, expert_load[e], a);
+      if ((expert_load[e] > large) != first || graph.num_holders(e) < 2) continue;
+      fill_holders(graph, e, expert_load[e], a);
     }
   }
   assert(adds_up(graph, a));

@@ -57,8 +57,8 @@ class AssignmentWorkspace {
   std::uint64_t unvisited_shadow_ = 0;  // ReplicaGraph::bit of the ranks not visited
 };
 
-// Experts that one slot holds first; then each expert, ascending, spread over its holders as water fills vessels.
-// A good start for `assign_tokens`.
+// Experts that one slot holds first; then those of more than four times the mean load, then the rest, each spread over
+// its holders as water fills vessels: what comes late evens out what came early. A good start for `assign_tokens`.
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& assignment);
 
 // Every expert's tokens to its last holder in list order, which is the slot that was put first: the home.
