@@ -56,7 +56,8 @@ std::vector<GoodPlan> good_plans() {
       for (const int in_flight : {1, 2, 4}) {
         if (residency == Residency::kFree && in_flight > 1) continue;
         for (const test::Shape& load : {test::Shape{.micro_steps = 5}, test::Shape{.ranks = 1, .experts = 4},
-                                        test::Shape{.ranks = 6, .experts = 6, .ranks_per_node = 4}}) {
+                                        test::Shape{.ranks = 6, .experts = 12, .ranks_per_node = 2},
+                                        test::Shape{.ranks = 3, .experts = 3, .ranks_per_node = 2}}) {
           plans.push_back({{residency, guest_slots, in_flight}, load});
         }
       }

@@ -74,6 +74,15 @@ TEST(PlanFigures, LinkFiguresAreZeroOnOneNode) {
   EXPECT_EQ(plan_figures(example.plan, example.load).node_link_tokens.max, 0);
 }
 
+TEST(PlanFigures, TheBusiestNodeMayBeOneThatReceives) {
+  // Three nodes of one rank; both others send all they have to the expert at home on rank 0.
+  LoadTable load{.load = Array<Tokens, 4>({1, 1, 3, 3}), .ranks_per_node = 1};
+  load.load(0, 0, 1, 0) = Tokens{4};
+  load.load(0, 0, 2, 0) = Tokens{3};
+  const StepPlan plan = test::random_plan(load, {.guest_slots = 0}, 1);
+  EXPECT_EQ(plan_figures(plan, load).node_link_tokens.max, 7);
+}
+
 TEST(PlanFigures, HomeMovesAreCountedAgainstTheGivenHomes) {
   const WorkedExample example;
   Array<RankId, 2> swapped({1, 2});

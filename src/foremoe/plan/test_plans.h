@@ -54,30 +54,40 @@ inline std::vector<int> passes_of(const StepPlan& plan, int event) {
   return passes;
 }
 
+// Where each rank holds each expert in one layer at one event. [rank][expert], −1 where it does not.
+inline Array<SlotId, 2> slots_of(const StepPlan& plan, int event, int layer) {
+  Array<SlotId, 2> slot({std::size_t(plan.num_ranks()), std::size_t(plan.num_experts())}, SlotId{-1});
+  for (int r = 0; r < plan.num_ranks(); ++r) {
+    for (int s = 0; s < plan.num_slots(); ++s) {
+      const ExpertId e = plan.slot_expert(event, layer, r, s);
+      if (e != kNoExpert) slot(r, e) = SlotId{s};
+    }
+  }
+  return slot;
+}
+
 // Splits every expert's load at random over the ranks that hold it in all passes of the micro-step, and records
 // max_load and lower_bound.
 inline void deal_quotas(StepPlan& plan, const LoadTable& load, Random& random) {
-  const auto slot_of = [&](int t, int l, int r, int e) {
-    const auto slots = plan.slot_expert.row(t, l, r);
-    return static_cast<int>(std::ranges::find(slots, ExpertId{e}) - slots.begin());
-  };
   for (int t = 0; t < plan.num_events(); ++t) {
     const std::vector<int> passes = passes_of(plan, t);
     if (passes.front() != t) continue;
+    const int last_pass = passes.back();
     const MicroStepId m = plan.event_micro_step[t];
     for (int l = 0; l < plan.num_layers(); ++l) {
+      const Array<SlotId, 2> first = slots_of(plan, t, l);
+      const Array<SlotId, 2> last = slots_of(plan, last_pass, l);
       std::vector<std::int64_t> rank_load(plan.num_ranks());
       for (int e = 0; e < plan.num_experts(); ++e) {
         std::vector<int> holders;
         for (int r = 0; r < plan.num_ranks(); ++r) {
-          if (std::ranges::all_of(passes, [&](int p) { return slot_of(p, l, r, e) < plan.num_slots(); })) {
-            holders.push_back(r);
-          }
+          if (first(r, e).value >= 0 && last(r, e).value >= 0) holders.push_back(r);
         }
         Tokens left = expert_load(load, m, l, e);
         for (const int r : holders) {
           const Tokens quota = r == holders.back() ? left : Tokens{random.below(left.value + 1)};
-          for (const int p : passes) plan.slot_tokens(p, l, r, slot_of(p, l, r, e)) = quota;
+          plan.slot_tokens(t, l, r, first(r, e)) = quota;
+          plan.slot_tokens(last_pass, l, r, last(r, e)) = quota;
           rank_load[r] += quota.value;
           left -= quota;
         }
