@@ -1,6 +1,4 @@
-#include "foremoe/rollout/count_routes.h"
-
-// The one file that knows the processor's vectors; elsewhere than on x86-64 it offers nothing.
+#include "foremoe/rollout/route_kernels.h"
 
 #if defined(__x86_64__)
 
@@ -100,15 +98,15 @@ CleanRows for_top_k(int top_k) {
 
 }  // namespace
 
-CleanRows clean_rows_avx2(RouteType type, int top_k) {
+CleanRows clean_rows_avx2(const RouteShape& shape) {
   if (!__builtin_cpu_supports("avx2")) return nullptr;
-  switch (size_of(type)) {
+  switch (size_of(shape.type)) {
     case 1:
-      return for_top_k<1>(top_k);
+      return for_top_k<1>(shape.top_k);
     case 2:
-      return for_top_k<2>(top_k);
+      return for_top_k<2>(shape.top_k);
     default:
-      return for_top_k<4>(top_k);
+      return for_top_k<4>(shape.top_k);
   }
 }
 
@@ -118,7 +116,7 @@ CleanRows clean_rows_avx2(RouteType type, int top_k) {
 
 namespace foremoe {
 
-CleanRows clean_rows_avx2(RouteType, int) { return nullptr; }
+CleanRows clean_rows_avx2(const RouteShape&) { return nullptr; }
 
 }  // namespace foremoe
 

@@ -8,6 +8,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/route_entry.h"
+#include "foremoe/rollout/route_kernels.h"
 
 namespace foremoe {
 
@@ -45,12 +46,13 @@ RouteShape shape_of(const RoutingTrace& trace) {
   return {.type = trace.type, .num_layers = trace.num_layers, .top_k = trace.top_k, .num_experts = trace.num_experts};
 }
 
-RouteCounter::RouteCounter(const RouteShape& shape)
+RouteCounter::RouteCounter(const RouteShape& shape, RouteKernel kernel)
     : shape_(shape),
-      clean_rows_(clean_rows_avx2(shape.type, shape.top_k)),
       histogram_(static_cast<std::size_t>(shape.num_layers) * static_cast<std::size_t>(shape.num_experts)),
       seen_(static_cast<std::size_t>(shape.num_experts)) {
   assert(sentinel_of(shape.type) < 0 || shape.num_experts <= sentinel_of(shape.type));
+  if (kernel == RouteKernel::kAny) count_rows_ = count_rows_avx512(shape);
+  if (kernel != RouteKernel::kPortable) clean_rows_ = clean_rows_avx2(shape);
 }
 
 bool RouteCounter::count(const std::byte* routes, std::int64_t num_tokens, std::int64_t* counts,
@@ -58,9 +60,7 @@ bool RouteCounter::count(const std::byte* routes, std::int64_t num_tokens, std::
   auto left = static_cast<std::size_t>(num_tokens);
   while (left > 0) {
     const std::size_t tokens = std::min(left, kTokensPerFlush);
-    const bool valid = visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
-      return clean_rows_ != nullptr ? count_rows<Id>(routes, tokens) : count_row_by_row<Id>(routes, tokens);
-    });
+    const bool valid = count_some(routes, tokens);
     flush(counts, layer_stride);  // also leaves the histogram empty when a row was malformed
     if (!valid) return false;
     routes += tokens * shape_.token_bytes();
@@ -69,8 +69,15 @@ bool RouteCounter::count(const std::byte* routes, std::int64_t num_tokens, std::
   return true;
 }
 
+bool RouteCounter::count_some(const std::byte* rows, std::size_t num_tokens) {
+  if (count_rows_ != nullptr) return count_rows_(shape_, rows, num_tokens, histogram_.data());
+  return visit_route_type(shape_.type, [&]<class Id>(std::type_identity<Id>) {
+    return clean_rows_ != nullptr ? count_checked<Id>(rows, num_tokens) : count_row_by_row<Id>(rows, num_tokens);
+  });
+}
+
 template <class Id>
-bool RouteCounter::count_rows(const std::byte* rows, std::size_t num_tokens) {
+bool RouteCounter::count_checked(const std::byte* rows, std::size_t num_tokens) {
   const std::size_t token_bytes = shape_.token_bytes();
   const std::size_t row_bytes = shape_.row_bytes();
   const auto top_k = static_cast<std::size_t>(shape_.top_k);

@@ -10,11 +10,12 @@
 // counter: counting is a plain scatter without chains of dependent additions, into a 16-bit histogram that fits
 // the first-level cache (2·layers·experts bytes) and is added to the caller's 64-bit counts every 65,535 tokens.
 // Validation runs a few hundred bytes ahead of it, many rows at once where the processor has vectors for them: a
-// row is distinct when it differs everywhere from each of its own rotations, in range when the maximum is. Rows
-// that fail, missing ones among them, are looked at one by one.
+// row is distinct when it differs everywhere from its own rotations, in range when the maximum is. Rows that fail,
+// missing ones among them, are looked at one by one. Where AVX-512 meets the shape of most models (U8, top-8, up to
+// 128 experts), rows become sets of bits and are added 64 experts at a time (count_rows_avx512.cpp).
 //
-// Cost: one addition to memory per id is the bound (about one per cycle); validation adds a tenth of that with
-// AVX2 and top_k 2, 4 or 8 entries of at most 16 bytes, as much again otherwise. docs/performance.md has figures.
+// Cost: the scatter is bound by one addition to memory per id, about a cycle; validation by vectors adds a tenth,
+// row by row three times as much again; sets of bits take half a cycle in all. Measured in docs/performance.md.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,29 +39,33 @@ struct RouteShape {
 
 RouteShape shape_of(const RoutingTrace& trace);
 
-// Does the rows' check of many rows at once: true when every row has distinct entries below num_experts. Null
-// where this processor or shape has no such check.
-using CleanRows = bool (*)(const std::byte* rows, std::size_t bytes, int num_experts);
-CleanRows clean_rows_avx2(RouteType type, int top_k);
+// How rows are counted; all give the same result.
+enum class RouteKernel : std::uint8_t {
+  kAny,       // the fastest that the processor has for the shape
+  kVectors,   // scatter, validated by vectors where there are any
+  kPortable,  // row by row
+};
 
 // Scratch memory and the choice of kernel for one shape; one per thread.
 class RouteCounter {
  public:
-  explicit RouteCounter(const RouteShape& shape);
+  explicit RouteCounter(const RouteShape& shape, RouteKernel kernel = RouteKernel::kAny);
 
   // Adds the routes of num_tokens tokens, [token][layer][top_k], to counts[layer * layer_stride + expert]. Returns
   // false when a row is malformed; then the counts are unspecified and find_fault tells which.
   bool count(const std::byte* routes, std::int64_t num_tokens, std::int64_t* counts, std::size_t layer_stride);
 
  private:
+  bool count_some(const std::byte* rows, std::size_t num_tokens);
   template <class Id>
-  bool count_rows(const std::byte* rows, std::size_t num_tokens);
+  bool count_checked(const std::byte* rows, std::size_t num_tokens);
   template <class Id>
   bool count_row_by_row(const std::byte* rows, std::size_t num_tokens);
   void flush(std::int64_t* counts, std::size_t layer_stride);
 
   RouteShape shape_;
-  CleanRows clean_rows_;
+  bool (*count_rows_)(const RouteShape&, const std::byte*, std::size_t, std::uint16_t*) = nullptr;  // route_kernels.h
+  bool (*clean_rows_)(const std::byte*, std::size_t, int) = nullptr;
   std::vector<std::uint16_t> histogram_;  // [layer][expert], since the last flush
   std::vector<std::uint64_t> seen_;       // [expert], number of the last row that had it
   std::uint64_t row_ = 0;                 // rows looked at one by one, ever

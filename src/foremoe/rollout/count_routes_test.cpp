@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "foremoe/core/error.h"
@@ -28,18 +29,20 @@ std::vector<std::int64_t> counted_slowly(const RoutingTrace& trace) {
   return counts;
 }
 
-bool count(const RoutingTrace& trace, std::vector<std::int64_t>& counts) {
+constexpr RouteKernel kKernels[] = {RouteKernel::kAny, RouteKernel::kVectors, RouteKernel::kPortable};
+
+bool count(const RoutingTrace& trace, std::vector<std::int64_t>& counts, RouteKernel kernel) {
   counts.assign(static_cast<std::size_t>(trace.num_layers * trace.num_experts), 0);
-  return RouteCounter(shape_of(trace))
+  return RouteCounter(shape_of(trace), kernel)
       .count(trace.routes, trace.num_tokens, counts.data(), static_cast<std::size_t>(trace.num_experts));
 }
 
 std::vector<RandomTrace> shapes() {
   std::vector<RandomTrace> all;
   for (const RouteType type : {RouteType::kU8, RouteType::kU16, RouteType::kI16, RouteType::kI32}) {
-    for (const int top_k : {1, 2, 3, 4, 6, 8, 16}) {
-      for (const int layers : {1, 3, 8, 48}) {
-        for (const int experts : {top_k, 64, 255}) {
+    for (const int top_k : {1, 2, 4, 6, 8, 16}) {
+      for (const int layers : {1, 3, 8, 13, 48}) {
+        for (const int experts : {top_k, 64, 100, 128, 255}) {
           all.push_back({.type = type,
                          .lengths = {1, 5, 0, 37},
                          .num_layers = layers,
@@ -53,14 +56,28 @@ std::vector<RandomTrace> shapes() {
   return all;
 }
 
-TEST(CountRoutes, AgreesWithCountingOneByOneForEveryTypeAndShape) {
-  for (const RandomTrace& shape : shapes()) {
-    const auto trace = make_random_trace(shape).first;
+void expect_every_kernel_right(const RandomTrace& shape) {
+  const auto trace = make_random_trace(shape).first;
+  const std::vector<std::int64_t> expected = counted_slowly(trace);
+  for (const RouteKernel kernel : kKernels) {
     std::vector<std::int64_t> counts;
-    EXPECT_TRUE(count(trace, counts));
-    EXPECT_EQ(counts, counted_slowly(trace))
-        << "top-" << shape.top_k << ", " << shape.num_layers << " layers, " << shape.num_experts << " experts";
-    EXPECT_EQ(find_fault(shape_of(trace), trace.routes, trace.num_tokens), std::nullopt);
+    EXPECT_TRUE(count(trace, counts, kernel));
+    EXPECT_EQ(counts, expected) << "top-" << shape.top_k << ", " << shape.num_layers << " layers, " << shape.num_experts
+                                << " experts";
+  }
+  EXPECT_EQ(find_fault(shape_of(trace), trace.routes, trace.num_tokens), std::nullopt);
+}
+
+TEST(CountRoutes, AgreesWithCountingOneByOneForEveryTypeAndShape) {
+  for (const RandomTrace& shape : shapes()) expect_every_kernel_right(shape);
+}
+
+TEST(CountRoutes, AgreesWithCountingOneByOneOverManyBlocksOfTokens) {
+  for (const int experts : {9, 64, 65, 128}) {
+    for (const int layers : {8, 13, 16}) {
+      expect_every_kernel_right(
+          {.lengths = {252, 253, 1, 520}, .num_layers = layers, .top_k = 8, .num_experts = experts});
+    }
   }
 }
 
@@ -87,7 +104,7 @@ TEST(CountRoutes, FindsTheEntryThatIsWrongWhereverItIs) {
   for (const int top_k : {2, 6, 8}) {
     for (const RouteType type : {RouteType::kU8, RouteType::kU16, RouteType::kI16, RouteType::kI32}) {
       auto [trace, bytes] =
-          make_random_trace({.type = type, .lengths = {4}, .num_layers = 3, .top_k = top_k, .num_experts = 20});
+          make_random_trace({.type = type, .lengths = {4}, .num_layers = 11, .top_k = top_k, .num_experts = 20});
       const std::size_t entry_bytes = size_of(type);
       const std::size_t entries = bytes->size() / entry_bytes / 4 * 3;  // those of the missing token stay
       for (std::size_t i = 0; i < entries; ++i) {
@@ -98,12 +115,12 @@ TEST(CountRoutes, FindsTheEntryThatIsWrongWhereverItIs) {
           const std::vector<std::byte> saved = *bytes;
           std::memcpy(bytes->data() + i * entry_bytes, &wrong, entry_bytes);
           std::vector<std::int64_t> counts;
-          EXPECT_FALSE(count(trace, counts));
+          for (const RouteKernel kernel : kKernels) EXPECT_FALSE(count(trace, counts, kernel));
           const auto fault = find_fault(shape_of(trace), trace.routes, trace.num_tokens);
           ASSERT_TRUE(fault.has_value());
           const std::size_t row = i / static_cast<std::size_t>(top_k);
-          EXPECT_EQ(fault->token, static_cast<std::int64_t>(row / 3));
-          EXPECT_EQ(fault->layer, static_cast<int>(row % 3));
+          EXPECT_EQ(fault->token, static_cast<std::int64_t>(row / 11));
+          EXPECT_EQ(fault->layer, static_cast<int>(row % 11));
           EXPECT_EQ(fault->entry, static_cast<int>(wrong == twin && k == 0 ? 1 : k));
           std::ranges::copy(saved, bytes->begin());
         }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -44,11 +45,11 @@ inline std::pair<RoutingTrace, std::shared_ptr<std::vector<std::byte>>> make_ran
 
   Random random(wanted.seed);
   const auto bytes = std::make_shared<std::vector<std::byte>>();
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(wanted.num_experts));
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(wanted.num_experts));  // some order of all experts
+  std::iota(ids.begin(), ids.end(), 0);
   for (std::size_t s = 0; s < wanted.lengths.size(); ++s) {
     for (std::int64_t t = 0; t < wanted.lengths[s]; ++t) {
       for (int l = 0; l < wanted.num_layers; ++l) {
-        for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i);
         for (std::size_t k = 0; k < static_cast<std::size_t>(wanted.top_k); ++k) {
           std::swap(ids[k], ids[k + random.below(ids.size() - k)]);
           const std::int32_t entry = t + 1 == wanted.lengths[s] ? -1 : ids[k];
