@@ -109,7 +109,11 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
     if (together) {
       import_megatron_trace(sources, options, assembler);
     } else {
-      for (const ImportSource& source : sources) import_sequences(format_of(source), source, options, assembler);
+      for (const ImportSource& source : sources) {
+        const std::size_t before = assembler.num_sequences();
+        import_sequences(format_of(source), source, options, assembler);
+        if (assembler.num_sequences() == before) throw InputError({.file = source.name}, "holds no sequence");
+      }
     }
     return std::move(assembler).finish();
   };

@@ -141,7 +141,7 @@ void TraceAssembler::fail_row(std::size_t k, const std::string& what) const {
 
 Imported TraceAssembler::finish() && {
   assert(row_ == sequence_.num_tokens * sequence_.num_layers && "the last sequence is complete");
-  if (cu_seqlens_.size() == 1) throw InputError({}, "no sequence to import");
+  assert(num_sequences() > 0 && "a source without any is refused by its name");
   const bool inferred = options_.num_experts == 0;
   if (inferred && max_id_ < 0) throw InputError(first_where_, "no row has a route; give num_experts");
 

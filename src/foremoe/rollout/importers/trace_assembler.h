@@ -44,7 +44,9 @@ class TraceAssembler {
   ImportReport& report() { return report_; }
   void set_layer_ids(std::vector<std::int32_t> ids) { layer_ids_ = std::move(ids); }
 
-  // All sequences must be complete.
+  std::size_t num_sequences() const { return cu_seqlens_.size() - 1; }  // begun so far
+
+  // All sequences must be complete, and there must be one.
   Imported finish() &&;
 
  private:
