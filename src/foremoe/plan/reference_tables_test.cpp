@@ -1,5 +1,5 @@
-// The load tables that come with the project: what they look like without a planner is known, and whatever plan
-// serves them, figures and checker agree.
+// The load tables and rollouts that come with the project: what the tables look like without a planner is known,
+// and whatever plan serves them, figures and checker agree.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,9 @@
 
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/test_plans.h"
+#include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/rollout/trace_file.h"
 
 namespace foremoe {
 namespace {
@@ -52,6 +54,23 @@ INSTANTIATE_TEST_SUITE_P(
                     Reference{"q30-ep64", 3.383, 4.943}, Reference{"q30-ep64-shuffled", 3.027, 3.591},
                     Reference{"q30-ep64-bursty", 3.626, 5.728}, Reference{"v3-ep64", 2.251, 2.963},
                     Reference{"v3-ep64-skewed", 4.263, 6.448}, Reference{"v3-ep64-bursty", 3.455, 5.904}));
+
+TEST(RecordedRollout, IsRoutedRowByRowAsTheCheckerSays) {
+  const std::string path = "../shared/data/rollout-math.safetensors";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
+  const RoutingTrace trace = read_trace(path);
+  const Batching batching = make_batching(trace, {.num_ranks = 8, .ranks_per_node = 2});
+  ThreadPool pool(1);
+  const LoadTable load = collect(trace, batching, pool);
+  const StepPlan plan = test::random_plan(load, {.guest_slots = 2}, 1);
+  const PlanFigures figures = plan_figures(plan, load, {.trace = &trace, .batching = &batching});
+  ASSERT_TRUE(figures.node_link_rows);
+  EXPECT_LT(figures.node_link_rows->mean, figures.node_link_tokens.mean);
+  const CheckReport report =
+      check_plan(plan, load, {.trace = &trace, .batching = &batching, .reported = &figures, .certificate_ranks = 8});
+  EXPECT_TRUE(report.ok()) << (report.violations.empty() ? "" : report.violations.front().message);
+  EXPECT_TRUE(report.not_checked.empty());
+}
 
 }  // namespace
 }  // namespace foremoe
