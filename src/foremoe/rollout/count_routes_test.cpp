@@ -4,6 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "foremoe/core/error.h"
@@ -99,35 +105,70 @@ TEST(CountRoutes, CountsPastTheRangeOfItsNarrowCounters) {
   EXPECT_THAT(counts, testing::ElementsAre(0, 0, 0, kTokens));
 }
 
-// Every entry of a small trace in turn gets an entry that makes its row malformed.
-TEST(CountRoutes, FindsTheEntryThatIsWrongWhereverItIs) {
+// A small trace of which one entry at a time is damaged.
+class DamagedRoutes : public testing::TestWithParam<RouteType> {
+ protected:
+  static constexpr int kLayers = 11;
+  static constexpr int kTokens = 60;
+
+  // Entry i becomes `value`; every kernel must reject the trace, and the fault must be this entry of the same row.
+  void expect_fault(std::size_t i, std::int32_t value, std::size_t entry) {
+    const std::size_t bytes_each = size_of(GetParam());
+    const std::vector<std::byte> saved = *bytes_;
+    std::memcpy(bytes_->data() + i * bytes_each, &value, bytes_each);
+    std::vector<std::int64_t> counts;
+    for (const RouteKernel kernel : kKernels) EXPECT_FALSE(count(trace_, counts, kernel));
+    const auto fault = find_fault(shape_of(trace_), trace_.routes, trace_.num_tokens);
+    ASSERT_TRUE(fault.has_value());
+    const auto row = static_cast<int>(i / static_cast<std::size_t>(trace_.top_k));
+    EXPECT_EQ(fault->token, row / kLayers);
+    EXPECT_EQ(fault->layer, row % kLayers);
+    EXPECT_EQ(fault->entry, static_cast<int>(entry));
+    std::ranges::copy(saved, bytes_->begin());
+  }
+
+  // Calls f with the number of every entry of the first two tokens. The one missing token is so far behind that it
+  // does not share their fate of being looked at row by row.
+  void for_each_entry(int top_k, const std::function<void(std::size_t)>& f) {
+    std::tie(trace_, bytes_) = make_random_trace(
+        {.type = GetParam(), .lengths = {kTokens}, .num_layers = kLayers, .top_k = top_k, .num_experts = 20});
+    const std::size_t entries = bytes_->size() / size_of(GetParam());
+    for (std::size_t i = 0; i < entries / kTokens * 2; ++i) f(i);
+  }
+
+  RoutingTrace trace_;
+  std::shared_ptr<std::vector<std::byte>> bytes_;
+};
+
+TEST_P(DamagedRoutes, AreRejectedForAnIdOutOfRangeWhereverItIs) {
   for (const int top_k : {2, 6, 8}) {
-    for (const RouteType type : {RouteType::kU8, RouteType::kU16, RouteType::kI16, RouteType::kI32}) {
-      auto [trace, bytes] =
-          make_random_trace({.type = type, .lengths = {4}, .num_layers = 11, .top_k = top_k, .num_experts = 20});
-      const std::size_t entry_bytes = size_of(type);
-      const std::size_t entries = bytes->size() / entry_bytes / 4 * 3;  // those of the missing token stay
-      for (std::size_t i = 0; i < entries; ++i) {
-        const std::size_t k = i % static_cast<std::size_t>(top_k);
-        std::int32_t twin = 0;  // an entry of the same row
-        std::memcpy(&twin, bytes->data() + (k == 0 ? i + 1 : i - 1) * entry_bytes, entry_bytes);
-        for (const std::int32_t wrong : {std::int32_t{20}, std::int32_t{-1}, std::int32_t{-2}, twin}) {
-          const std::vector<std::byte> saved = *bytes;
-          std::memcpy(bytes->data() + i * entry_bytes, &wrong, entry_bytes);
-          std::vector<std::int64_t> counts;
-          for (const RouteKernel kernel : kKernels) EXPECT_FALSE(count(trace, counts, kernel));
-          const auto fault = find_fault(shape_of(trace), trace.routes, trace.num_tokens);
-          ASSERT_TRUE(fault.has_value());
-          const std::size_t row = i / static_cast<std::size_t>(top_k);
-          EXPECT_EQ(fault->token, static_cast<std::int64_t>(row / 11));
-          EXPECT_EQ(fault->layer, static_cast<int>(row % 11));
-          EXPECT_EQ(fault->entry, static_cast<int>(wrong == twin && k == 0 ? 1 : k));
-          std::ranges::copy(saved, bytes->begin());
-        }
-      }
-    }
+    for_each_entry(top_k, [&](std::size_t i) {
+      for (const std::int32_t value : {20, -1, -2}) expect_fault(i, value, i % static_cast<std::size_t>(top_k));
+    });
   }
 }
+
+TEST_P(DamagedRoutes, AreRejectedForAnyTwoEntriesThatAreTheSame) {
+  for (const std::size_t top_k : {2U, 4U, 6U, 8U}) {
+    for_each_entry(static_cast<int>(top_k), [&](std::size_t i) {
+      const std::size_t k = i % top_k;
+      for (std::size_t j = 0; j < top_k; ++j) {
+        if (j == k) continue;
+        std::int32_t twin = 0;
+        std::memcpy(&twin, bytes_->data() + (i - k + j) * size_of(GetParam()), size_of(GetParam()));
+        expect_fault(i, twin, std::max(j, k));
+      }
+    });
+  }
+}
+
+std::string name_of(const testing::TestParamInfo<RouteType>& type) {
+  constexpr std::array kNames{"U8", "U16", "I16", "I32"};
+  return kNames[static_cast<std::size_t>(type.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryType, DamagedRoutes,
+                         testing::Values(RouteType::kU8, RouteType::kU16, RouteType::kI16, RouteType::kI32), name_of);
 
 TEST(CountRoutes, SaysWhatIsWrongWithARow) {
   auto [trace, bytes] = make_random_trace({.lengths = {4}, .num_layers = 2, .num_experts = 8});
