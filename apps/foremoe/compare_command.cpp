@@ -1,0 +1,159 @@
+// foremoe compare: several policies on one load, each plan proved right before its figures are shown.
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "command.h"
+#include "foremoe/plan/check_plan.h"
+#include "help_text.h"
+#include "measured_plan.h"
+#include "messages.h"
+#include "planner_arguments.h"
+#include "text_table.h"
+
+namespace foremoe::cli {
+namespace {
+
+constexpr std::string_view kExamples = R"(  foremoe compare step.load.safetensors --guest-slots 1
+  foremoe compare step.trace.safetensors --ranks 16 --guest-slots 2 --policy vanilla,eplb,foremoe
+  foremoe compare step.load.safetensors --policy all --json
+)";
+
+constexpr std::string_view kColumns =
+    R"(Columns, over all layers and micro-steps with load:
+  ρ           imbalance: tokens of the busiest rank ÷ mean of all ranks. All others wait for it, so the experts of a
+              layer take ρ times as long as they could. 1 is perfect{}
+  copies      weights of one expert moved to another rank, per layer and event (a pass of a micro-step), whole group
+  per rank    the most copies that one rank receives in one layer at one event
+  guests      copies that serve tokens, per layer and event
+  home moves  experts whose owner changed, over all layers
+  node link   tokens that the busiest node sends or receives, mean over layers and micro-steps
+  µs          CPU time of planning one layer of one micro-step, without what is done once per step
+)";
+
+struct CompareArguments {
+  InputOptions input;
+  PlannerArguments planner;
+  std::vector<std::string> policies{"all"};
+  bool json = false;
+};
+
+struct Row {
+  std::string policy;
+  std::variant<MeasuredPlan, Skipped> result;
+  CheckReport check;  // of a plan
+};
+
+std::vector<const Policy*> chosen(const std::vector<std::string>& names) {
+  std::vector<const Policy*> policies;
+  for (const std::string& name : names) {
+    if (name == "all") {
+      for (const auto& policy : all_policies()) policies.push_back(policy.get());
+    } else {
+      policies.push_back(&policy_named(name));
+    }
+  }
+  return policies;
+}
+
+CheckReport checked(const MeasureProblem& problem, const MeasuredPlan& measured) {
+  const Activity activity(fmt::format("checking the plan of {}", problem.policy.name()));
+  return check_plan(measured.plan, problem.step.load,
+                    {.initial_home = problem.input.home,
+                     .align = problem.align,
+                     .trace = problem.step.trace_or_null(),
+                     .batching = problem.step.batching_or_null(),
+                     .reported = &measured.figures});
+}
+
+nlohmann::ordered_json to_json(const Row& row) {
+  if (const auto* skipped = std::get_if<Skipped>(&row.result)) {
+    return {{"policy", row.policy}, {"skipped", skipped->reason}};
+  }
+  nlohmann::ordered_json json = to_json(std::get<MeasuredPlan>(row.result));
+  json["ok"] = row.check.ok();
+  if (!row.check.ok()) json["violations"] = foremoe::to_json(row.check)["violations"];
+  return json;
+}
+
+void print(const std::vector<Row>& rows, const LoadTable& load, int guest_slots) {
+  fmt::print("{}: {}, {} guest slot{} per rank and layer\n\n", load.name, describe(load), guest_slots,
+             guest_slots == 1 ? "" : "s");
+  TextTable table(
+      {"policy", "ρ mean", "ρ p99", "ρ max", "copies", "per rank", "guests", "home moves", "node link", "µs"});
+  double bound = 0;
+  for (const Row& row : rows) {
+    if (const auto* skipped = std::get_if<Skipped>(&row.result)) {
+      table.add({row.policy, "skipped: " + skipped->reason});
+    } else if (!row.check.ok()) {
+      table.add({row.policy, fmt::format("WRONG, {} violations: {}", row.check.num_violations(),
+                                         row.check.violations.front().message)});
+    } else {
+      const auto& measured = std::get<MeasuredPlan>(row.result);
+      const PlanFigures& f = measured.figures;
+      bound = f.rho_lower_bound_mean;
+      table.add({row.policy, fmt::format("{:.4f}", f.rho.mean), fmt::format("{:.4f}", f.rho.p99),
+                 fmt::format("{:.4f}", f.rho.max), fmt::format("{:.2f}", f.copies_per_layer_event),
+                 fmt::format("{}", f.copies_max_per_rank), fmt::format("{:.2f}", f.guests_per_layer),
+                 fmt::format("{}", f.home_moves), fmt::format("{:.0f}", f.node_link_tokens.mean),
+                 fmt::format("{:.1f}", measured.us_per_layer_micro_step())});
+    }
+  }
+  fmt::print("{}\n", table.to_string());
+  fmt::print(kColumns, bound > 0 ? fmt::format("; whole tokens permit {:.4f} here", bound) : std::string{});
+}
+
+int run(const CompareArguments& arguments) {
+  const std::vector<const Policy*> policies = chosen(arguments.policies);
+  ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
+  const StepInput step = read_step(arguments.input, pool);
+  const Array<RankId, 2> homes = initial_homes(arguments.planner.homes, step.load);
+  const FormerStep former = read_former_step(arguments.planner, arguments.input, step.load, pool);
+
+  std::vector<Row> rows;
+  bool ok = true;
+  for (const Policy* policy : policies) {
+    const MeasureProblem problem{.policy = *policy,
+                                 .step = step,
+                                 .input = {.load = step.load,
+                                           .home = homes,
+                                           .options = arguments.planner.options,
+                                           .previous = former.plan ? &*former.plan : nullptr,
+                                           .previous_load = former.load ? &*former.load : nullptr},
+                                 .align = arguments.planner.align};
+    Row row{.policy = std::string(policy->name()), .result = measure(problem, pool), .check = {}};
+    if (const auto* measured = std::get_if<MeasuredPlan>(&row.result)) row.check = checked(problem, *measured);
+    ok = ok && row.check.ok();
+    rows.push_back(std::move(row));
+  }
+  if (arguments.json) {
+    nlohmann::ordered_json array = nlohmann::ordered_json::array();
+    for (const Row& row : rows) array.push_back(to_json(row));
+    fmt::print("{}\n", array.dump(2));
+  } else {
+    print(rows, step.load, arguments.planner.options.guest_slots);
+  }
+  return ok ? kOk : kFoundWrong;
+}
+
+}  // namespace
+
+Command compare_command(CLI::App& parent) {
+  auto arguments = std::make_shared<CompareArguments>();
+  CLI::App* const command =
+      parent.add_subcommand("compare", "Plan with several policies, prove each plan right, show figures side by side");
+  add_input_options(*command, arguments->input);
+  command->add_option("--policy", arguments->policies, "Who plans: all, or names from below between commas")
+      ->type_name("A,B,…")
+      ->delimiter(',')
+      ->default_str("all");
+  add_planner_options(*command, arguments->planner);
+  add_align_option(*command, arguments->planner.align);
+  add_threads_option(*command, arguments->planner.threads);
+  command->add_flag("--json", arguments->json, "Print an array of objects as plan --json prints");
+  teach(*command, kExamples, fmt::format("Policies:\n{}\n{}", list_of_policies(), fmt::format(kColumns, "")));
+  return {command, [arguments] { return run(*arguments); }};
+}
+
+}  // namespace foremoe::cli

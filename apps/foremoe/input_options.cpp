@@ -1,0 +1,118 @@
+#include "input_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "foremoe/core/error.h"
+#include "foremoe/core/safetensors.h"
+#include "foremoe/rollout/collector.h"
+#include "foremoe/rollout/file_kind.h"
+#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/load_file.h"
+#include "foremoe/rollout/trace_file.h"
+#include "messages.h"
+#include "option_checks.h"
+
+namespace foremoe::cli {
+namespace {
+
+LoadTable folded(LoadTable load, const InputOptions& options) {
+  load.name = options.path;
+  const int before = load.num_ranks();
+  int ranks = options.ranks;
+  if (ranks == 0)
+    ranks = options.wanted_ranks != 0 && before % options.wanted_ranks == 0 ? options.wanted_ranks : before;
+  if (ranks != before) {
+    load = fold_ranks(load, ranks);
+    note(fmt::format("{}: a load of {} ranks, folded to {}: the loads of {} consecutive ranks are added", options.path,
+                     before, ranks, before / ranks));
+  }
+  if (options.ranks_per_node != 0) load.ranks_per_node = std::min(options.ranks_per_node, load.num_ranks());
+  return load;
+}
+
+StepInput collected(RoutingTrace trace, const InputOptions& options, ThreadPool& pool) {
+  const Activity activity(fmt::format("counting the routes of {}", options.path));
+  StepInput step{.trace = std::move(trace)};
+  step.batching = batch(*step.trace, options);
+  step.load = collect(*step.trace, *step.batching, pool);
+  step.load.name = options.path;
+  return step;
+}
+
+}  // namespace
+
+void add_batching_options(CLI::App& command, InputOptions& options, const std::string& input_description) {
+  command.add_option("INPUT", options.path, input_description)->required();
+  command
+      .add_option("--ranks", options.ranks,
+                  "Accelerators of the expert-parallel group. A trace is batched anew when it was recorded for another "
+                  "number; a load is folded to a divisor of its own. Otherwise as the file says")
+      ->type_name("R")
+      ->check(in_range(1, kMaxRanks));
+  command
+      .add_option("--ranks-per-node", options.ranks_per_node,
+                  "Ranks that share one fast interconnect. Otherwise as the file says, for a trace batched anew 8")
+      ->type_name("N")
+      ->check(in_range(1, kMaxRanks));
+  command
+      .add_option("--tokens-per-rank", options.tokens_per_rank,
+                  "When a trace is batched anew: the most tokens of a rank in one micro-step (each counted once, "
+                  "however many experts it chose)")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(in_range(1, std::int64_t{1} << 40));
+}
+
+void add_input_options(CLI::App& command, InputOptions& options) {
+  add_batching_options(command, options, "A trace or a load file (made by import, collect or synth)");
+  command.add_option("--layers", options.layers, "Only the first N layers")->type_name("N")->check(at_least(1));
+  command.add_option("--micro-steps", options.micro_steps, "Only the first N micro-steps")
+      ->type_name("N")
+      ->check(at_least(1));
+}
+
+Batching batch(const RoutingTrace& trace, const InputOptions& options) {
+  Batching batching = make_batching(trace, {.num_ranks = options.ranks != 0 ? options.ranks : options.wanted_ranks,
+                                            .ranks_per_node = options.ranks_per_node,
+                                            .tokens_per_rank = options.tokens_per_rank});
+  if (!batching.recorded) {
+    const std::string recorded =
+        trace.has_batching() ? fmt::format("recorded for {} ranks", trace.ranks) : std::string("no batching recorded");
+    note(fmt::format("{}: {}, batched anew: {} micro-steps on {} ranks, at most {} tokens each", options.path, recorded,
+                     batching.num_micro_steps, batching.num_ranks, options.tokens_per_rank));
+  }
+  return batching;
+}
+
+StepInput read_step(const InputOptions& options, ThreadPool& pool) {
+  const Safetensors file = Safetensors::open(options.path);
+  StepInput step;
+  switch (file_kind(file)) {
+    case FileKind::kTrace:
+      step = collected(read_trace(file), options, pool);
+      break;
+    case FileKind::kLoad:
+      step.load = folded(read_load(file), options);
+      break;
+    case FileKind::kPlan:
+      file.fail("__metadata__.format", "", "a plan, expected a trace or a load");
+  }
+  const int layers = options.layers != 0 ? options.layers : step.load.num_layers();
+  const int micro_steps = options.micro_steps != 0 ? options.micro_steps : step.load.num_micro_steps();
+  if (layers < step.load.num_layers() || micro_steps < step.load.num_micro_steps()) {
+    step = {.load = take_first(step.load, micro_steps, layers)};
+  }
+  return step;
+}
+
+std::string describe(const LoadTable& load) {
+  const int nodes = load.topology().num_nodes();
+  return fmt::format("{} micro-step{} × {} layer{}, {} experts on {} rank{} ({} node{})", load.num_micro_steps(),
+                     load.num_micro_steps() == 1 ? "" : "s", load.num_layers(), load.num_layers() == 1 ? "" : "s",
+                     load.num_experts(), load.num_ranks(), load.num_ranks() == 1 ? "" : "s", nodes,
+                     nodes == 1 ? "" : "s");
+}
+
+}  // namespace foremoe::cli

@@ -1,0 +1,129 @@
+// What a plan holds: who made it and how, what it copies, and the loads that it gives the ranks.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "foremoe/plan/plan_copies.h"
+#include "foremoe/plan/plan_file.h"
+#include "inspection.h"
+#include "load_picture.h"
+#include "text_table.h"
+
+namespace foremoe::cli {
+namespace {
+
+struct LayerSummary {
+  std::vector<double> rho;  // [micro_step], 1 without load
+  double mean_rho = 1;
+  double max_rho = 1;
+  double copies_per_event = 0;
+  double guests_per_event = 0;  // with quota
+};
+
+// [micro_step][layer][rank], quotas; of two passes of a micro-step the last, as they are equal.
+Array<std::int64_t, 3> planned_loads(const StepPlan& plan) {
+  Array<std::int64_t, 3> loads({static_cast<std::size_t>(plan.num_micro_steps()),
+                                static_cast<std::size_t>(plan.num_layers()),
+                                static_cast<std::size_t>(plan.num_ranks())});
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        const auto quotas = plan.slot_tokens.row(t, l, r);
+        loads(plan.event_micro_step[static_cast<std::size_t>(t)], l, r) =
+            std::accumulate(quotas.begin(), quotas.end(), Tokens{}).value;
+      }
+    }
+  }
+  return loads;
+}
+
+std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<std::int64_t, 3>& loads) {
+  std::vector<LayerSummary> layers(loads.extent(1));
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    LayerSummary& layer = layers[l];
+    int with_load = 0;
+    double sum = 0;
+    for (std::size_t m = 0; m < loads.extent(0); ++m) {
+      const auto row = loads.row(m, l);
+      const std::int64_t total = std::accumulate(row.begin(), row.end(), std::int64_t{0});
+      const double rho = total == 0 ? 1
+                                    : static_cast<double>(std::ranges::max(row)) * static_cast<double>(row.size()) /
+                                          static_cast<double>(total);
+      layer.rho.push_back(rho);
+      layer.max_rho = std::max(layer.max_rho, rho);
+      if (total > 0) {
+        ++with_load;
+        sum += rho;
+      }
+    }
+    if (with_load > 0) layer.mean_rho = sum / with_load;
+    CopyFinder copies(plan, LayerId{l});
+    for (int t = 0; t < plan.num_events(); ++t) {
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        layer.copies_per_event += static_cast<double>(copies.into(EventId{t}, RankId{r}).size()) / plan.num_events();
+        for (int s = 0; s < plan.num_slots(); ++s) {
+          const ExpertId e = plan.slot_expert(t, l, r, s);
+          const bool serves =
+              e != kNoExpert && plan.home(l, e) != RankId{r} && plan.slot_tokens(t, l, r, s) > Tokens{0};
+          if (serves) layer.guests_per_event += 1.0 / plan.num_events();
+        }
+      }
+    }
+  }
+  return layers;
+}
+
+}  // namespace
+
+nlohmann::ordered_json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
+  using Json = nlohmann::ordered_json;
+  const StepPlan plan = read_plan(file);
+  const Array<std::int64_t, 3> loads = planned_loads(plan);
+  const std::vector<LayerSummary> layers = summarise(plan, loads);
+  Json json{{"kind", "plan"},
+            {"policy", plan.policy},
+            {"residency", to_string(plan.residency)},
+            {"guest_slots", plan.guest_slots},
+            {"in_flight", plan.in_flight},
+            {"events", plan.num_events()},
+            {"micro_steps", plan.num_micro_steps()},
+            {"layers", plan.num_layers()},
+            {"ranks", plan.num_ranks()},
+            {"ranks_per_node", plan.ranks_per_node},
+            {"experts", plan.num_experts()},
+            {"load_digest", plan.load_digest},
+            {"options", Json::parse(plan.options)},
+            {"layer_statistics", Json::array()}};
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    json["layer_statistics"].push_back({{"layer", l},
+                                        {"rho", {{"mean", layers[l].mean_rho}, {"max", layers[l].max_rho}}},
+                                        {"copies_per_event", layers[l].copies_per_event},
+                                        {"guests_per_event", layers[l].guests_per_event},
+                                        {"micro_step_rho", layers[l].rho}});
+  }
+  if (arguments.json) return json;
+
+  fmt::print("{}: a plan by {}, residency {}, {} guest slots per rank and layer, {} in flight\n", arguments.input.path,
+             plan.policy, to_string(plan.residency), plan.guest_slots, plan.in_flight);
+  fmt::print("{} events of {} micro-steps × {} layers, {} experts on {} ranks, {} to a node\n", plan.num_events(),
+             plan.num_micro_steps(), plan.num_layers(), plan.num_experts(), plan.num_ranks(), plan.ranks_per_node);
+  fmt::print("options: {}\nfor the load {}\n\n", plan.options, plan.load_digest);
+  if (layers.empty() || loads.extent(0) == 0) return json;
+
+  const double largest = std::ranges::max_element(layers, {}, &LayerSummary::max_rho)->max_rho;
+  TextTable table({"layer", "ρ mean", "ρ max", "copies per event", "guests per event", "micro-steps"});
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    table.add({fmt::format("{}", l), fmt::format("{:.4f}", layers[l].mean_rho),
+               fmt::format("{:.4f}", layers[l].max_rho), fmt::format("{:.2f}", layers[l].copies_per_event),
+               fmt::format("{:.2f}", layers[l].guests_per_event), sparkline(layers[l].rho, 1, largest, 32)});
+  }
+  fmt::print("{}\n", table.to_string());
+  const auto worst = std::ranges::max_element(layers, {}, &LayerSummary::mean_rho);
+  print_picture(loads, static_cast<int>(worst - layers.begin()), arguments);
+  return json;
+}
+
+}  // namespace foremoe::cli

@@ -1,0 +1,29 @@
+#pragma once
+
+// What `inspect` tells of a file: printed unless JSON is asked for, and returned as JSON.
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "foremoe/core/safetensors.h"
+#include "input_options.h"
+#include "planner_arguments.h"
+
+namespace foremoe::cli {
+
+struct InspectArguments {
+  InputOptions input;
+  std::optional<int> layer;  // to draw; none: the most uneven
+  int rows = 64;             // micro-steps to draw
+  std::string homes{kContiguous};
+  bool json = false;
+};
+
+nlohmann::ordered_json inspect_rollout(const Safetensors& file, bool is_trace, const InspectArguments& arguments);
+nlohmann::ordered_json inspect_plan(const Safetensors& file, const InspectArguments& arguments);
+
+// Draws one layer. rank_loads: [micro_step][layer][rank], tokens. Throws InputError when --layer is out of range.
+void print_picture(const Array<std::int64_t, 3>& rank_loads, int most_uneven, const InspectArguments& arguments);
+
+}  // namespace foremoe::cli

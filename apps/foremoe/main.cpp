@@ -1,0 +1,99 @@
+// foremoe: plans where the experts of a Mixture-of-Experts model sit while it is trained by reinforcement learning.
+// Parse, call, print; everything that has an opinion is in src/foremoe.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <cstdio>
+#include <new>
+
+#include "command.h"
+#include "foremoe/core/error.h"
+#include "help_text.h"
+
+namespace foremoe::cli {
+namespace {
+
+constexpr std::string_view kDescription =
+    "Plans where copies of a Mixture-of-Experts model's experts sit while it is trained by reinforcement learning,\n"
+    "for every layer of every micro-step, from the routes that a rollout recorded.";
+
+constexpr std::string_view kFooter = R"(
+From a recorded rollout to a verified plan:
+
+  foremoe import  sample*.npy --experts 128 --out step.trace.safetensors    what your engine recorded, as a trace
+  foremoe collect step.trace.safetensors --ranks 8 --out step.load.safetensors    only its counts
+  foremoe inspect step.load.safetensors                                     how uneven is it?
+  foremoe compare step.load.safetensors --guest-slots 1                     what would help, and how much
+  foremoe plan    step.load.safetensors --guest-slots 1 --out plan.safetensors
+  foremoe verify  step.load.safetensors plan.safetensors
+
+No rollout at hand? foremoe synth --kind load --out step.load.safetensors
+
+Words: a *rank* is one accelerator of the expert-parallel group, the *home* of an expert the rank that owns it, a
+*guest slot* room on a rank for a copy of somebody else's expert, a *micro-step* one small batch, *tokens* are counted
+once per expert that they chose. The imbalance ratio ρ is the busiest rank's tokens ÷ the mean rank's; 1 is perfect.
+
+Exit codes: 0 fine; 1 checked and found wrong; 2 wrong usage or input that cannot be read.)";
+
+int fail(const std::string& command, const std::string& message, bool usage) {
+  std::string line = fmt::format("{}: {}", command, message);
+  for (char& c : line) {
+    if (c == '\n') c = ' ';
+  }
+  fmt::print(stderr, "{}{}\n", line, usage ? fmt::format(" (see {} --help)", command) : "");
+  return kBadInput;
+}
+
+std::string name_of_parsed(const CLI::App& app) {
+  const auto parsed = app.get_subcommands();
+  return parsed.empty() ? "foremoe" : "foremoe " + parsed.front()->get_name();
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{std::string(kDescription), "foremoe"};
+  app.formatter(std::make_shared<HelpText>());
+  app.footer(std::string(kFooter));
+  app.set_version_flag("--version", "foremoe " FOREMOE_VERSION, "Print the version and exit");
+  app.set_help_flag("-h,--help", "Print this help and exit");
+  app.require_subcommand(1);
+  const std::array<Command, 7> commands = {synth_command(app),   import_command(app), collect_command(app),
+                                           inspect_command(app), plan_command(app),   verify_command(app),
+                                           compare_command(app)};
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    return fail(name_of_parsed(app), error.what(), /*usage=*/true);
+  }
+
+  for (const Command& command : commands) {
+    if (!app.got_subcommand(command.app)) continue;
+    try {
+      const int code = command.run();
+      if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+        return fail(name_of_parsed(app), "standard output cannot be written", /*usage=*/false);
+      }
+      return code;
+    } catch (const InputError& error) {
+      return fail(name_of_parsed(app), error.what(), /*usage=*/false);
+    } catch (const std::bad_alloc&) {
+      return fail(name_of_parsed(app), "not enough memory for an input of this size", /*usage=*/false);
+    }
+  }
+  return kBadInput;
+}
+
+}  // namespace
+}  // namespace foremoe::cli
+
+int main(int argc, char** argv) {
+  try {
+    return foremoe::cli::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "foremoe: %s\n", error.what());
+    return foremoe::cli::kBadInput;
+  }
+}

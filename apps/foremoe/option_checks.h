@@ -1,0 +1,14 @@
+#pragma once
+
+// Checks of option values, in the words of our errors: "--guest-slots: -1 is less than 0".
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+
+namespace foremoe::cli {
+
+CLI::Validator at_least(std::int64_t least);
+CLI::Validator in_range(std::int64_t least, std::int64_t most);
+CLI::Validator fraction(double most);  // a number in [0, most]
+
+}  // namespace foremoe::cli

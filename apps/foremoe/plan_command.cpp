@@ -1,0 +1,135 @@
+// foremoe plan: a load in, a plan and its figures out.
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "command.h"
+#include "foremoe/core/error.h"
+#include "foremoe/plan/plan_file.h"
+#include "help_text.h"
+#include "measured_plan.h"
+#include "messages.h"
+#include "planner_arguments.h"
+#include "text_table.h"
+
+namespace foremoe::cli {
+namespace {
+
+constexpr std::string_view kExamples =
+    R"(  foremoe plan step.load.safetensors --guest-slots 2 --out plan.safetensors
+  foremoe plan step.trace.safetensors --ranks 16 --residency static --out plan.safetensors
+  foremoe plan step.load.safetensors --in-flight 4 --json      forward and backward in 1F1B order; figures as JSON
+  foremoe plan step.load.safetensors --stages BPT              without relocation: what is it worth?
+)";
+
+constexpr std::string_view kMeaning =
+    R"(Figures. ρ is the busiest rank's tokens ÷ the mean rank's, in one layer of one micro-step; a layer takes ρ times as
+long as it could. mean, p99 and max are over all (layer, micro-step) pairs with load. A copy moves one expert's weights
+into one guest slot; an event is a pass (forward or backward) of a micro-step, with one in flight both together.
+"foremoe verify" proves a plan right. In --json, tokens are token–expert assignments, plan_seconds wall time,
+plan_us_per_layer_micro_step CPU time in µs without stage B.)";
+
+struct PlanArguments {
+  InputOptions input;
+  PlannerArguments planner;
+  std::string policy = "foremoe";
+  std::string out;
+  bool json = false;
+};
+
+// What verify must know to make the same load again and to hold homes against those before.
+void record_input_options(const PlanArguments& arguments, StepPlan& plan) {
+  auto options = nlohmann::ordered_json::parse(plan.options);
+  const InputOptions& input = arguments.input;
+  if (arguments.planner.homes != kContiguous) options["homes"] = arguments.planner.homes;
+  if (input.tokens_per_rank != kDefaultTokensPerRank) options["tokens-per-rank"] = input.tokens_per_rank;
+  if (input.layers != 0) options["layers"] = input.layers;
+  if (input.micro_steps != 0) options["micro-steps"] = input.micro_steps;
+  plan.options = options.dump();
+}
+
+void print(const MeasuredPlan& measured, const LoadTable& load, const std::string& out) {
+  const PlanFigures& f = measured.figures;
+  fmt::print("{}: {}\n", load.name, describe(load));
+  fmt::print("Planned by {}: residency {}, {} guest slot{} per rank and layer, {} micro-step{} in flight\n\n", f.policy,
+             to_string(f.residency), f.guest_slots, f.guest_slots == 1 ? "" : "s", f.in_flight,
+             f.in_flight == 1 ? "" : "s");
+  TextTable table({"", ""});
+  table.add({"imbalance ρ", fmt::format("mean {:.4f}, p99 {:.4f}, max {:.4f}; 1 is perfect, {:.4f} the least possible",
+                                        f.rho.mean, f.rho.p99, f.rho.max, f.rho_lower_bound_mean)});
+  table.add(
+      {"ρ in tiles", fmt::format("mean {:.4f}, max {:.4f}, with each replica's tokens rounded up to a multiple of {}",
+                                 f.rho_padded.mean, f.rho_padded.max, f.align)});
+  table.add({"busiest rank", fmt::format("{} tokens in one layer of one micro-step", f.max_rank_tokens)});
+  table.add({"copies", fmt::format("{:.2f} per layer and event in the whole group, at most {} into one rank",
+                                   f.copies_per_layer_event, f.copies_max_per_rank)});
+  table.add({"guests", fmt::format("{:.2f} copies serve tokens, per layer and event", f.guests_per_layer)});
+  if (f.home_moves > 0) table.add({"homes", fmt::format("{} moved, over all layers", f.home_moves)});
+  if (load.topology().num_nodes() > 1) {
+    table.add({"busiest node link", fmt::format("mean {:.0f}, max {:.0f} tokens per layer and micro-step",
+                                                f.node_link_tokens.mean, f.node_link_tokens.max)});
+  }
+  if (load.topology().num_nodes() > 1 && f.node_link_rows) {
+    table.add({"", fmt::format("mean {:.0f}, max {:.0f} rows, one per token and node", f.node_link_rows->mean,
+                               f.node_link_rows->max)});
+  }
+  table.add({"planning", fmt::format("{:.3f} s on {} thread{}; {:.1f} µs of CPU per layer and micro-step",
+                                     measured.times.wall_seconds, measured.threads, measured.threads == 1 ? "" : "s",
+                                     measured.us_per_layer_micro_step())});
+  if (!out.empty()) table.add({"written", out});
+  fmt::print("{}", table.to_string().substr(table.to_string().find('\n') + 1));
+}
+
+int run(const PlanArguments& arguments) {
+  const Policy& policy = policy_named(arguments.policy);
+  ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
+  const StepInput step = read_step(arguments.input, pool);
+  const Array<RankId, 2> homes = initial_homes(arguments.planner.homes, step.load);
+  const FormerStep former = read_former_step(arguments.planner, arguments.input, step.load, pool);
+
+  auto result = measure({.policy = policy,
+                         .step = step,
+                         .input = {.load = step.load,
+                                   .home = homes,
+                                   .options = arguments.planner.options,
+                                   .previous = former.plan ? &*former.plan : nullptr,
+                                   .previous_load = former.load ? &*former.load : nullptr},
+                         .align = arguments.planner.align},
+                        pool);
+  if (const auto* skipped = std::get_if<Skipped>(&result)) {
+    throw InputError({.file = step.load.name, .field = {}, .index = {}},
+                     fmt::format("policy {} cannot plan it: {}", arguments.policy, skipped->reason));
+  }
+  auto& measured = std::get<MeasuredPlan>(result);
+  if (!arguments.out.empty()) {
+    record_input_options(arguments, measured.plan);
+    write_plan(measured.plan, arguments.out);
+  }
+  if (arguments.json) {
+    fmt::print("{}\n", to_json(measured).dump(2));
+  } else {
+    print(measured, step.load, arguments.out);
+  }
+  return kOk;
+}
+
+}  // namespace
+
+Command plan_command(CLI::App& parent) {
+  auto arguments = std::make_shared<PlanArguments>();
+  CLI::App* const command = parent.add_subcommand(
+      "plan", "Plan where copies of experts sit and which tokens they serve, in every layer of every micro-step");
+  add_input_options(*command, arguments->input);
+  add_planner_options(*command, arguments->planner);
+  command->add_option("--policy", arguments->policy, "Who plans; see below")->type_name("NAME")->capture_default_str();
+  command->add_option("-o,--out", arguments->out, "Write the plan here; it appears whole or not at all")
+      ->type_name("PLAN");
+  add_align_option(*command, arguments->planner.align);
+  add_threads_option(*command, arguments->planner.threads);
+  command->add_flag("--json", arguments->json, "Print the figures as one JSON object");
+  teach(*command, kExamples, fmt::format("Policies:\n{}\n{}", list_of_policies(), kMeaning));
+  return {command, [arguments] { return run(*arguments); }};
+}
+
+}  // namespace foremoe::cli

@@ -1,0 +1,45 @@
+#pragma once
+
+// What `plan` and `compare` let the user ask of a planner, and the files that these options name.
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+#include "foremoe/core/parallel.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/planner/planner_options.h"
+#include "foremoe/rollout/load_table.h"
+#include "input_options.h"
+
+namespace foremoe::cli {
+
+inline constexpr std::string_view kContiguous = "contiguous";
+
+struct PlannerArguments {
+  PlannerOptions options;
+  std::string homes{kContiguous};
+  std::string previous;       // a plan file; empty: none
+  std::string previous_load;  // a trace or load file; empty: none
+  int align = 128;            // tokens
+  int threads = 0;            // 0: all processors
+};
+
+void add_planner_options(CLI::App& command, PlannerArguments& arguments);
+void add_homes_option(CLI::App& command, std::string& homes);
+void add_align_option(CLI::App& command, int& align);
+void add_threads_option(CLI::App& command, int& threads);
+
+// Homes before the plan, [layer][expert]: contiguous, or those that a plan file ends with. Throws InputError when
+// they do not fit the load.
+Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load);
+
+// What the options name, read and held against the load. Throws InputError.
+struct FormerStep {
+  std::optional<StepPlan> plan;
+  std::optional<LoadTable> load;
+};
+FormerStep read_former_step(const PlannerArguments& arguments, const InputOptions& input, const LoadTable& load,
+                            ThreadPool& pool);
+
+}  // namespace foremoe::cli

@@ -1,0 +1,37 @@
+#include "text_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace foremoe::cli {
+
+// fmt counts the columns of UTF-8 text, so its widths are right for ρ and × too.
+std::string TextTable::to_string() const {
+  std::vector<std::size_t> width(rows_.front().size());
+  const auto columns = [](const std::string& cell) {
+    return static_cast<std::size_t>(std::count_if(
+        cell.begin(), cell.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+  };
+  for (const auto& cells : rows_) {
+    if (cells.size() < width.size()) continue;
+    for (std::size_t c = 0; c < cells.size(); ++c) width[c] = std::max(width[c], columns(cells[c]));
+  }
+  std::string out;
+  for (const auto& cells : rows_) {
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      const bool runs_over = cells.size() < width.size() && c + 1 == cells.size();
+      if (c == 0) {
+        out += fmt::format("  {:<{}}", cells[c], width[c]);
+      } else if (runs_over) {
+        out += "  " + cells[c];
+      } else {
+        out += fmt::format("  {:>{}}", cells[c], width[c]);
+      }
+    }
+    out += '\n';
+  }
+  return out;
+}
+
+}  // namespace foremoe::cli

@@ -1,0 +1,67 @@
+"""What the tests of the command share: running it in a folder of its own, and small files to run it on."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import safetensors_file as st
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOREMOE = os.environ.get("FOREMOE", str(ROOT / "build" / "release" / "bin" / "foremoe"))
+BUNDLED = ROOT / "data" / "rollout-math.safetensors"
+SHARED = ROOT.parent / "shared" / "data"
+
+SUBCOMMANDS = ("synth", "import", "collect", "inspect", "plan", "verify", "compare")
+
+
+class CommandTest(unittest.TestCase):
+    """A test runs in an empty folder, so that what it leaves behind can be counted."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="foremoe-test-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def foremoe(self, *arguments):
+        return subprocess.run([FOREMOE, *map(str, arguments)], cwd=self.folder, capture_output=True, text=True)
+
+    def succeed(self, *arguments):
+        """stdout of a run that must end with 0."""
+        done = self.foremoe(*arguments)
+        self.assertEqual(done.returncode, 0, f"{arguments}: {done.stderr}")
+        return done.stdout
+
+    def json_of(self, *arguments):
+        return json.loads(self.succeed(*arguments, "--json"))
+
+    def refuse(self, *arguments, saying=()):
+        """A run that must end with 2, one line on stderr that has these words, nothing on stdout and no new file."""
+        before = self.files()
+        done = self.foremoe(*arguments)
+        self.assertEqual(done.returncode, 2, f"{arguments}: {done.stdout}{done.stderr}")
+        self.assertEqual(done.stdout, "", arguments)
+        lines = done.stderr.splitlines()
+        self.assertEqual(len(lines), 1, f"{arguments}: {done.stderr}")
+        self.assertTrue(lines[0].startswith("foremoe"), lines[0])
+        for word in saying:
+            self.assertIn(word, lines[0], arguments)
+        self.assertEqual(self.files(), before, arguments)
+
+    def files(self):
+        return {p.name: p.read_bytes() for p in self.folder.iterdir()}
+
+    def synthesise(self, out="step.load.safetensors", **options):
+        """A small load: 3 micro-steps, 2 layers, 4 ranks, 16 experts, top-2."""
+        given = {"layers": 2, "experts": 16, "top_k": 2, "micro_steps": 3, "ranks": 4, "tokens_per_rank": 64, **options}
+        words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), value)]
+        self.succeed("synth", "--out", out, *words)
+        return out
+
+    def change(self, path, edit):
+        """Rewrites a safetensors file; edit(metadata, tensors) changes both in place."""
+        metadata, tensors = st.read(self.folder / path)
+        edit(metadata, tensors)
+        st.write(self.folder / path, metadata, tensors)

@@ -1,0 +1,131 @@
+"""From a rollout to a verified plan, as the README tells it."""
+
+import unittest
+
+import safetensors_file as st
+from foremoe_command import BUNDLED, CommandTest
+
+PLAN_KEYS = {
+    "policy", "events", "micro_steps", "layers", "ranks", "experts", "guest_slots", "residency", "in_flight", "rho",
+    "rho_lower_bound", "rho_padded", "max_rank_tokens", "copies_per_layer_event", "copies_max_per_rank", "home_moves",
+    "guests_per_layer", "node_link_tokens", "plan_seconds", "plan_us_per_layer_micro_step", "threads",
+}  # fmt: skip
+PARTS = {
+    "rho": {"mean", "p99", "max"},
+    "rho_lower_bound": {"mean"},
+    "rho_padded": {"mean", "max"},
+    "node_link_tokens": {"mean", "max"},
+    "node_link_rows": {"mean", "max"},
+}
+
+
+class Pipeline(CommandTest):
+    def assert_has_all_figures(self, figures, of_trace):
+        self.assertLessEqual(PLAN_KEYS | ({"node_link_rows"} if of_trace else set()), figures.keys())
+        for key, parts in PARTS.items():
+            if key in figures:
+                self.assertLessEqual(parts, figures[key].keys(), key)
+
+    def test_a_synthetic_trace_is_collected_planned_verified_compared_and_inspected(self):
+        self.synthesise("step.trace.safetensors", kind="trace")
+        counted = self.json_of("collect", "step.trace.safetensors", "--out", "step.load.safetensors")
+        self.assertEqual((counted["micro_steps"], counted["ranks"], counted["assignments"]), (3, 4, 3 * 2 * 4 * 64 * 2))
+        for step in ("step.trace.safetensors", "step.load.safetensors"):
+            figures = self.json_of("plan", step, "--guest-slots", 1, "--out", "plan.safetensors")
+            self.assert_has_all_figures(figures, of_trace="trace" in step)
+            self.assertEqual((figures["policy"], figures["residency"], figures["events"]), ("foremoe", "resident", 3))
+            report = self.json_of("verify", step, "plan.safetensors")
+            self.assertEqual((report["ok"], report["violations"]), (True, []))
+            for row in self.json_of("compare", step, "--guest-slots", 1, "--policy", "vanilla,foremoe"):
+                self.assert_has_all_figures(row, of_trace="trace" in step)
+                self.assertTrue(row["ok"])
+        for file, kind in (("step.trace.safetensors", "trace"), ("step.load.safetensors", "load"), ("plan.safetensors", "plan")):
+            self.assertEqual(self.json_of("inspect", file)["kind"], kind)
+
+    def test_a_trace_and_its_load_have_the_same_plan(self):
+        self.succeed("collect", BUNDLED, "--out", "math.load.safetensors")
+        self.succeed("plan", BUNDLED, "--out", "a.safetensors")
+        self.succeed("plan", "math.load.safetensors", "--out", "b.safetensors")
+        self.assertEqual(self.files()["a.safetensors"], self.files()["b.safetensors"])
+        self.succeed("verify", BUNDLED, "b.safetensors")
+
+    def test_planning_balances_the_bundled_rollout(self):
+        vanilla, planned = self.json_of("compare", BUNDLED, "--guest-slots", 2, "--policy", "vanilla,foremoe")
+        self.assertEqual((vanilla["policy"], vanilla["copies"], vanilla["guests_per_layer"]), ("vanilla", 0, 0))
+        self.assertGreater(vanilla["rho"]["mean"], 1.2)
+        self.assertLess(planned["rho"]["mean"], 1.02)
+        self.assertGreaterEqual(planned["rho"]["mean"], planned["rho_lower_bound"]["mean"])
+
+    def test_figures_do_not_depend_on_who_asks(self):
+        alone = self.json_of("plan", BUNDLED, "--policy", "vanilla")
+        (beside,) = self.json_of("compare", BUNDLED, "--policy", "vanilla")
+        timings = ("plan_seconds", "plan_us_per_layer_micro_step", "ok")
+        self.assertEqual({k: v for k, v in alone.items() if k not in timings},
+                         {k: v for k, v in beside.items() if k not in timings})
+
+    def test_every_way_of_planning_yields_a_plan_that_verifies(self):
+        step = self.synthesise()
+        ways = [["--residency", r] for r in ("static", "resident", "shared", "free")]
+        ways += [["--in-flight", k] for k in (2, 4, 100)]
+        ways += [["--stages", s] for s in ("none", "B", "PT", "BLPT")]
+        ways += [["--rehome", n] for n in (1, "free")]
+        ways += [["--prefer", "links", "--ranks-per-node", 2], ["--tolerance", 0], ["--guest-slots", 0], ["--guest-slots", 14],
+                 ["--max-copies-per-rank", 0], ["--max-copies-per-source", 1], ["--min-tokens-per-guest", 20],
+                 ["--ranks", 2], ["--ranks", 1], ["--layers", 1, "--micro-steps", 2]]  # fmt: skip
+        for way in ways:
+            with self.subTest(way):
+                self.succeed("plan", step, *way, "--out", "plan.safetensors")
+                self.succeed("verify", step, "plan.safetensors")
+
+    def test_the_plan_records_the_options_by_their_long_names(self):
+        step = self.synthesise()
+        self.succeed("plan", step, "-G", 2, "--rehome", "free", "--stages", "PT", "--max-copies-per-rank", 1, "--out", "p")
+        options = self.json_of("inspect", "p")["options"]
+        self.assertEqual(
+            {k: options[k] for k in ("guest-slots", "rehome", "stages", "max-copies-per-rank")},
+            {"guest-slots": 2, "rehome": "free", "stages": "PT", "max-copies-per-rank": 1})
+
+    def test_homes_and_a_warm_start_come_from_a_plan(self):
+        step = self.synthesise()
+        self.succeed("plan", step, "--rehome", "free", "--out", "first.safetensors")
+        self.succeed("plan", step, "--homes", "first.safetensors", "--previous", "first.safetensors", "--out", "second.safetensors")
+        homes = [st.read(self.folder / f"{name}.safetensors")[1]["home"] for name in ("first", "second")]
+        self.assertEqual(*homes)
+        self.succeed("verify", step, "second.safetensors", "--homes", "first.safetensors")
+        self.assertEqual(self.foremoe("verify", step, "second.safetensors", "--homes", "contiguous").returncode, 1)
+
+    def test_a_policy_that_cannot_plan_an_input_is_told_with_the_reason(self):
+        rows = self.json_of("compare", self.synthesise(), "--policy", "all", "--in-flight", 2)
+        for row in rows:
+            if "skipped" in row:
+                self.assertEqual(row.keys(), {"policy", "skipped"})
+                self.assertTrue(row["skipped"])
+            else:
+                self.assert_has_all_figures(row, of_trace=False)
+
+    def test_the_table_of_compare_explains_its_columns(self):
+        text = self.succeed("compare", BUNDLED, "--policy", "vanilla,foremoe")
+        for word in ("vanilla", "foremoe", "ρ mean", "copies", "1 is perfect"):
+            self.assertIn(word, text)
+
+    def test_recorded_batching_is_used_for_the_same_number_of_ranks_and_rebatching_is_told(self):
+        asked = self.foremoe("plan", BUNDLED, "--ranks", 8, "--json")
+        self.assertEqual((asked.returncode, asked.stderr), (0, ""))
+        other = self.foremoe("plan", BUNDLED, "--ranks", 16, "--json")
+        self.assertEqual(other.returncode, 0)
+        self.assertIn("batched anew", other.stderr)
+
+    def test_folding_is_told_and_the_verifier_folds_alike(self):
+        step = self.synthesise()
+        done = self.foremoe("plan", step, "--ranks", 2, "--out", "plan.safetensors")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("folded to 2", done.stderr)
+        self.succeed("verify", step, "plan.safetensors")
+
+    def test_the_verifier_batches_as_the_plan_was_batched(self):
+        self.succeed("plan", BUNDLED, "--ranks", 4, "--tokens-per-rank", 3000, "--out", "plan.safetensors")
+        self.succeed("verify", BUNDLED, "plan.safetensors")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,131 @@
+"""synth, import, collect and inspect: what they make and what they tell."""
+
+import base64
+import json
+import unittest
+
+import safetensors_file as st
+from foremoe_command import BUNDLED, CommandTest
+
+SHAPES = {
+    "Qwen3-30B-A3B": (48, 128, 8), "Qwen3-235B-A22B": (94, 128, 8), "DeepSeek-V3": (58, 256, 8),
+    "GLM-4.5-Air": (45, 128, 8), "Kimi-K2": (60, 384, 8), "Mixtral-8x7B": (32, 8, 2),
+}  # fmt: skip
+
+
+def npy(shape, values):
+    """[tokens, layers, top_k] of bytes as numpy writes it."""
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
+    header += " " * (-(len(header) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(values)
+
+
+class Synth(CommandTest):
+    def test_every_shape_gives_layers_experts_and_top_k(self):
+        for shape, numbers in SHAPES.items():
+            with self.subTest(shape):
+                made = self.json_of("synth", "--shape", shape.lower(), "--micro-steps", 1, "--ranks", 4, "--tokens-per-rank", 64,
+                                    "--out", "x")  # fmt: skip
+                self.assertEqual((made["layers"], made["experts"], made["top_k"]), numbers)
+
+    def test_what_is_given_beside_a_shape_replaces_its_number(self):
+        made = self.json_of("synth", "--shape", "Mixtral-8x7B", "--layers", 4, "--micro-steps", 1, "--ranks", 4, "--out", "x")
+        self.assertEqual((made["layers"], made["experts"]), (4, 8))
+
+    def test_every_routing_model_makes_a_load_and_a_trace_with_all_tokens(self):
+        for routing in ("grpo", "zipf", "dirichlet", "w0", "w1", "w2", "w3", "w5", "w6", "w7"):
+            with self.subTest(routing):
+                step = self.synthesise(routing=routing)
+                self.assertEqual(sum(st.values(st.read(self.folder / step)[1]["load"])), 3 * 2 * 4 * 64 * 2)
+                trace = self.synthesise("x.trace", routing=routing, kind="trace")
+                self.assertEqual(self.json_of("inspect", trace)["tokens"], 3 * 4 * 64)
+
+
+class Import(CommandTest):
+    def test_arrays_become_a_trace_that_counts_what_went_missing(self):
+        (self.folder / "a.npy").write_bytes(npy((2, 1, 2), [0, 1, 2, 2]))
+        (self.folder / "b.npy").write_bytes(npy((2, 1, 2), [3, 0, 255, 255]))
+        report = self.json_of("import", "a.npy", "b.npy", "--experts", 4, "--model", "tiny", "--out", "step")
+        self.assertEqual((report["format"], report["kind"], report["sequences"], report["tokens"]), ("npy", "trace", 2, 4))
+        self.assertEqual((report["rows"], report["rows_repeating"], report["rows_recorded_missing"]), (4, 1, 1))
+        self.assertEqual(report["rows_missing"], 2)
+        counted = self.json_of("collect", "step", "--ranks", 2, "--out", "load")
+        self.assertEqual((counted["assignments"], counted["rows_missing"]), (4, 2))
+        self.assertEqual(self.json_of("inspect", "step")["model"], "tiny")
+
+    def test_the_missing_rows_are_told_in_words(self):
+        (self.folder / "a.npy").write_bytes(npy((2, 1, 2), [0, 1, 2, 2]))
+        self.assertIn("1 of 2 rows have no route", self.succeed("import", "a.npy", "--out", "step"))
+
+    def test_base64_is_detected_and_a_wrong_format_is_refused(self):
+        (self.folder / "a").write_bytes(base64.b64encode(npy((1, 1, 2), [0, 1])))
+        self.assertEqual(self.json_of("import", "a", "--out", "step")["format"], "npy-base64")
+        self.refuse("import", "a", "--format", "npz", "--out", "new", saying=["a"])
+
+    def test_headerless_arrays_need_their_shape(self):
+        (self.folder / "flat").write_bytes(b"".join(i.to_bytes(4, "little") for i in (0, 1, 2, 3)))
+        self.refuse("import", "flat", "--format", "sglang", "--out", "new", saying=["flat"])
+        report = self.json_of("import", "flat", "--format", "sglang", "--layers", 1, "--top-k", 2, "--out", "step")
+        self.assertEqual(report["tokens"], 2)
+
+
+class Collect(CommandTest):
+    def test_the_counts_are_those_of_the_routes(self):
+        routes = [0, 1, 1, 2, 3, 0, 255, 255]  # four tokens, one layer, top-2; the last without a route
+        tensors = {
+            "routed_experts": st.tensor("U8", [4, 1, 2], routes),
+            "cu_seqlens": st.tensor("I64", [3], [0, 2, 4]),
+            "micro_step": st.tensor("I32", [2], [0, 0]),
+            "rank": st.tensor("I32", [2], [0, 1]),
+        }
+        st.write(self.folder / "step", {"format": "foremoe.trace/1", "num_experts": "4", "top_k": "2"}, tensors)
+        counted = self.json_of("collect", "step", "--out", "load")
+        self.assertEqual((counted["assignments"], counted["rows_missing"]), (6, 1))
+        metadata, tensors = st.read(self.folder / "load")
+        self.assertEqual(tensors["load"][1], [1, 1, 2, 4])
+        self.assertEqual(list(st.values(tensors["load"])), [1, 2, 1, 0, 1, 0, 0, 1])
+        self.assertEqual((metadata["format"], metadata["num_experts"]), ("foremoe.load/1", "4"))
+
+
+class Inspect(CommandTest):
+    def test_verls_violations_of_a_known_load(self):
+        values = [10, 20, 30, 0, 0, 0, 0, 100]  # two ranks, four experts, one micro-step, one layer
+        st.write(self.folder / "load", {"format": "foremoe.load/1", "num_experts": "4", "top_k": "1", "ranks_per_node": "2"},
+                 {"load": st.tensor("I32", [1, 1, 2, 4], values)})  # fmt: skip
+        (layer,) = self.json_of("inspect", "load")["layer_statistics"]
+        self.assertAlmostEqual(layer["step"]["max_vio"], 100 / 40 - 1)
+        self.assertAlmostEqual(layer["step"]["min_vio"], 10 / 40 - 1)
+        self.assertAlmostEqual(layer["step"]["avg_vio"], (30 + 20 + 10 + 60) / 4 / 40)
+        self.assertAlmostEqual(layer["rho"]["step"], 130 / 80)
+        self.assertEqual(layer["micro_step_rho"], [130 / 80])
+
+    def test_the_picture_has_a_row_per_micro_step_and_a_bar_per_rank_without_colour_in_a_pipe(self):
+        text = self.succeed("inspect", self.synthesise(), "--layer", 1)
+        self.assertIn("Layer 1", text)
+        self.assertNotIn("\x1b", text)
+        rows = [line.split("  ρ")[0].rstrip() for line in text.splitlines() if line.startswith("  micro-step ")]
+        self.assertEqual(len(rows), 3)
+        for row in rows:
+            self.assertRegex(row, "[▁▂▃▄▅▆▇█]{4}$")
+        self.assertRegex(text, r"whole step +[▁▂▃▄▅▆▇█]{4}  ρ \d\.\d\d")
+
+    def test_a_trace_without_batching_can_still_be_seen(self):
+        tensors = {"routed_experts": st.tensor("U8", [2, 1, 2], [0, 1, 2, 3]), "cu_seqlens": st.tensor("I64", [2], [0, 2])}
+        st.write(self.folder / "step", {"format": "foremoe.trace/1", "num_experts": "4", "top_k": "2"}, tensors)
+        done = self.foremoe("inspect", "step", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("no batching recorded", done.stderr)
+        self.assertEqual(json.loads(done.stdout)["sequences"], 1)
+
+    def test_a_plan_tells_what_planning_changed(self):
+        before = self.json_of("inspect", BUNDLED)["layer_statistics"]
+        self.succeed("plan", BUNDLED, "--guest-slots", 2, "--out", "plan")
+        seen = self.json_of("inspect", "plan")
+        self.assertEqual((seen["kind"], seen["policy"], seen["guest_slots"]), ("plan", "foremoe", 2))
+        for was, now in zip(before, seen["layer_statistics"]):
+            self.assertLess(now["rho"]["mean"], was["rho"]["mean"])
+        self.assertIn("copies per event", self.succeed("inspect", "plan"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,178 @@
+"""Whatever is wrong with the input: exit code 2, one line on stderr that names file, field and index, nothing written."""
+
+import unittest
+
+import safetensors_file as st
+from foremoe_command import SUBCOMMANDS, CommandTest
+
+
+class WrongUsage(CommandTest):
+    def test_no_subcommand_an_unknown_one_and_unknown_options(self):
+        self.refuse(saying=["subcommand"])
+        self.refuse("balance", saying=["balance"])
+        for name in SUBCOMMANDS:
+            with self.subTest(name):
+                self.refuse(name, "--no-such-option", saying=[f"foremoe {name}"])
+
+    def test_missing_arguments(self):
+        for arguments, missing in (
+            (["synth"], "--out"),
+            (["import", "--out", "x"], "FILE"),
+            (["import", "x"], "--out"),
+            (["collect", "x"], "--out"),
+            (["inspect"], "INPUT"),
+            (["plan"], "INPUT"),
+            (["verify", "x"], "PLAN"),
+            (["compare"], "INPUT"),
+            (["plan", "x", "--guest-slots"], "--guest-slots"),
+        ):
+            with self.subTest(arguments):
+                self.refuse(*arguments, saying=[missing])
+
+    def test_values_that_cannot_be(self):
+        step = self.synthesise()
+        for option, value in (
+            ("--guest-slots", "-1"), ("--guest-slots", "two"), ("--guest-slots", "1.5"), ("--guest-slots", "99999999999"),
+            ("--ranks", "0"), ("--ranks", "-4"), ("--ranks-per-node", "0"), ("--tokens-per-rank", "0"), ("--layers", "0"),
+            ("--residency", "elastic"), ("--rehome", "-1"), ("--rehome", "some"), ("--in-flight", "0"), ("--stages", "BX"),
+            ("--stages", "BB"), ("--prefer", "both"), ("--tolerance", "-0.1"), ("--tolerance", "nan"),
+            ("--max-copies-per-rank", "-1"), ("--max-copies-per-source", "many"), ("--min-tokens-per-guest", "-1"),
+            ("--seed", "x"), ("--threads", "0"), ("--align", "0"), ("--policy", "magic"),
+        ):  # fmt: skip
+            with self.subTest(option=option, value=value):
+                self.refuse("plan", step, "--out", "plan.safetensors", option, value, saying=[option])
+        self.refuse("compare", step, "--policy", "vanilla,magic", saying=["--policy", "magic", "vanilla"])
+
+    def test_residency_free_serves_forward_only_stages(self):
+        self.refuse("plan", self.synthesise(), "--residency", "free", "--in-flight", 2, "--out", "p", saying=["free"])
+
+    def test_synthesis_names_the_option_that_cannot_be(self):
+        for option, value in (
+            ("--top-k", 200), ("--ranks", 0), ("--experts", 0), ("--shape", "GPT-2"), ("--routing", "fair"),
+            ("--kind", "plan"), ("--layout", "random"), ("--skew", -1), ("--micro-steps", 10**8),
+        ):  # fmt: skip
+            with self.subTest(option):
+                self.refuse("synth", "--out", "x.safetensors", option, value, saying=[option])
+        self.refuse("synth", "--out", "x", "--routing", "w1", "--ranks", 3, saying=["--experts", "3 ranks"])
+
+
+class WrongFiles(CommandTest):
+    def setUp(self):
+        super().setUp()
+        self.step = self.synthesise()
+        self.trace = self.synthesise("step.trace.safetensors", kind="trace")
+        self.succeed("plan", self.step, "--out", "plan.safetensors")
+
+    def for_every_reader(self, path, saying):
+        """Each command that reads a trace or a load must refuse this one in the same words."""
+        for arguments in (["inspect", path], ["plan", path, "--out", "new"], ["compare", path], ["verify", path, "plan.safetensors"],
+                          ["collect", path, "--out", "new"]):  # fmt: skip
+            with self.subTest(arguments):
+                self.refuse(*arguments, saying=[str(path), *saying])
+
+    def test_a_file_that_is_not_there(self):
+        self.for_every_reader("nowhere.safetensors", ["No such file"])
+        self.refuse("verify", self.step, "nowhere.safetensors", saying=["nowhere.safetensors", "No such file"])
+        self.refuse("import", "nowhere.npy", "--out", "new", saying=["nowhere.npy", "No such file"])
+        for option in ("--homes", "--previous", "--previous-load"):
+            self.refuse("plan", self.step, option, "nowhere.safetensors", "--out", "new", saying=["nowhere.safetensors"])
+
+    def test_a_folder(self):
+        self.for_every_reader(".", [])
+
+    def test_a_file_that_is_no_safetensors(self):
+        for name, data in (("empty", b""), ("short", b"\x01\x02"), ("text", b"routes? which routes?"), ("long", b"\xff" * 64)):
+            (self.folder / name).write_bytes(data)
+            with self.subTest(name):
+                self.for_every_reader(name, [])
+                self.refuse("verify", self.step, name, saying=[name])
+
+    def test_a_truncated_file(self):
+        data = (self.folder / self.step).read_bytes()
+        (self.folder / "cut").write_bytes(data[:-1])
+        self.for_every_reader("cut", ["load"])
+
+    def test_a_file_of_another_kind(self):
+        self.refuse("plan", "plan.safetensors", "--out", "new", saying=["plan.safetensors", "format"])
+        self.refuse("compare", "plan.safetensors", saying=["plan.safetensors", "format"])
+        self.refuse("collect", self.step, "--out", "new", saying=[self.step, "format", "foremoe.load/1"])
+        self.refuse("verify", self.step, self.step, saying=[self.step, "format", "foremoe.load/1"])
+        self.refuse("verify", "plan.safetensors", "plan.safetensors", saying=["plan.safetensors", "format"])
+        self.refuse("plan", self.step, "--homes", self.trace, "--out", "new", saying=[self.trace, "format"])
+        self.change(self.step, lambda metadata, tensors: metadata.update(format="foremoe.load/7"))
+        self.refuse("plan", self.step, "--out", "new", saying=[self.step, "format", "foremoe.load/7"])
+
+    def test_a_negative_load_is_named_by_its_index(self):
+        def negative(metadata, tensors):
+            _, shape, _ = tensors["load"]
+            values = list(st.values(tensors["load"]))
+            values[-1] = -5
+            tensors["load"] = st.tensor("I64", shape, values)
+
+        self.change(self.step, negative)
+        self.refuse("plan", self.step, "--out", "new", saying=[self.step, "load[2, 1, 3, 15]", "-5"])
+
+    def test_a_route_that_repeats_an_expert_is_named_by_its_index(self):
+        def repeat(metadata, tensors):
+            dtype, shape, data = tensors["routed_experts"]
+            data = bytearray(data)
+            row = 7 * 2 + 1  # token 7, layer 1
+            data[2 * row] = data[2 * row + 1] = 3
+            tensors["routed_experts"] = (dtype, shape, bytes(data))
+
+        self.change(self.trace, repeat)
+        for arguments in (["collect", self.trace, "--out", "new"], ["plan", self.trace, "--out", "new"], ["inspect", self.trace]):
+            self.refuse(*arguments, saying=[self.trace, "routed_experts[7, 1, 1]"])
+
+    def test_experts_that_ranks_do_not_divide(self):
+        self.refuse("plan", self.trace, "--ranks", 3, "--out", "new", saying=[self.trace, "16 experts", "3 ranks"])
+        self.synthesise("odd.safetensors", experts=15)
+        self.refuse("plan", "odd.safetensors", "--out", "new", saying=["odd.safetensors", "15 experts", "4 ranks"])
+
+    def test_a_load_folds_only_to_a_divisor(self):
+        self.refuse("plan", self.step, "--ranks", 3, "--out", "new", saying=[self.step, "3"])
+
+    def test_a_sequence_longer_than_a_rank_takes(self):
+        self.refuse("collect", self.trace, "--ranks", 2, "--tokens-per-rank", 5, "--out", "new",
+                    saying=[self.trace, "cu_seqlens[0]", "--tokens-per-rank"])  # fmt: skip
+
+    def test_homes_and_former_plans_of_another_shape(self):
+        other = self.synthesise("other.safetensors", experts=32)
+        for option in ("--homes", "--previous"):
+            self.refuse("plan", other, option, "plan.safetensors", "--out", "new", saying=["plan.safetensors", "16"])
+        self.refuse("plan", self.step, "--previous-load", other, "--out", "new", saying=[other, "32"])
+
+    def test_a_layer_that_is_not_there(self):
+        self.refuse("inspect", "plan.safetensors", "--layer", 2, "--json", saying=["--layer", "2"])
+        self.refuse("inspect", self.step, "--layer", 9, "--json", saying=["--layer", "9"])
+
+    def test_what_no_importer_knows(self):
+        (self.folder / "noise").write_bytes(bytes(range(256)))
+        self.refuse("import", "noise", "--out", "new", saying=["noise"])
+        self.refuse("import", "noise", "--out", "new", "--format", "telepathy", saying=["--format", "telepathy"])
+
+
+class WrongOutputs(CommandTest):
+    def test_an_output_that_cannot_be_made_leaves_nothing(self):
+        step = self.synthesise()
+        trace = self.synthesise("step.trace.safetensors", kind="trace")
+        for arguments in (["synth"], ["collect", trace], ["plan", step]):
+            with self.subTest(arguments):
+                self.refuse(*arguments, "--out", "no/such/folder/x", saying=["no/such/folder/x", "cannot be written"])
+
+    def test_a_failed_command_leaves_the_former_output_as_it_was(self):
+        step = self.synthesise()
+        (self.folder / "plan.safetensors").write_text("precious")
+        self.refuse("plan", step, "--ranks", 3, "--out", "plan.safetensors")
+        self.assertEqual(self.files()["plan.safetensors"], b"precious")
+
+    def test_a_successful_one_replaces_it_and_leaves_no_temporary_file(self):
+        step = self.synthesise()
+        (self.folder / "plan.safetensors").write_text("old")
+        self.succeed("plan", step, "--out", "plan.safetensors")
+        self.assertEqual(set(self.files()), {step, "plan.safetensors"})
+        self.succeed("verify", step, "plan.safetensors")
+
+
+if __name__ == "__main__":
+    unittest.main()
