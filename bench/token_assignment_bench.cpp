@@ -108,7 +108,7 @@ void assign_cold(benchmark::State& state, Cell cell) {
   Assignment assignment;
   AssignmentWorkspace workspace;
   int d = 0;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     const auto of_draw = std::span(load).subspan(static_cast<std::size_t>(d) * cell.num_experts, cell.num_experts);
     const auto start = std::chrono::steady_clock::now();
     const std::int64_t total = std::accumulate(of_draw.begin(), of_draw.end(), std::int64_t{0});
@@ -119,6 +119,7 @@ void assign_cold(benchmark::State& state, Cell cell) {
     state.SetIterationTime(taken.count());
     d = (d + 1) % kDraws;
   }
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing sets it
   if (const char* path = std::getenv("FOREMOE_DRAWS")) write_draws(path, graph, load, seconds, max_load);
 }
 
@@ -156,7 +157,7 @@ void relieve_after_copy(benchmark::State& state) {
   AssignmentWorkspace workspace;
   serve_at_homes(graph, load, start);
   relieve(graph, target, start, workspace);
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     const auto rank = static_cast<int>(random.below(num_ranks));
     const int slot = graph.first_slot(rank) + homes + static_cast<int>(random.below(kGuests));
     const int old = graph.expert_in(slot);
@@ -197,7 +198,7 @@ const bool kRegistered = [] {
                                     : halves == 1 ? "0.5"
                                                   : "1");
           benchmark::RegisterBenchmark(name.c_str(), assign_cold, cell)
-              ->Iterations(kDraws * kPasses)
+              ->Iterations(std::int64_t{kDraws} * kPasses)
               ->UseManualTime()
               ->Unit(benchmark::kMicrosecond);
         }
