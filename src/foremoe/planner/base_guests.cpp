@@ -1,20 +1,22 @@
 #include "foremoe/planner/base_guests.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 
 namespace foremoe::planner {
 
-static double env(const char* n, double d) {
-  const char* v = getenv(n);
-  return v ? atof(v) : d;
-}
-static const float kCopyWorth = env("KAP", 30);  // guests that one mean rank load of excess is worth
-static const int kTrials = env("BTOP", 8);
-static const int kSweeps = env("BSW", 3);
-static const float kSquare = env("SQ", 1);
-static const float kThr = env("THR", 0.05);
+namespace {
+
+constexpr float kCopyWorth = 15;       // guests that one mean rank load above the targets is worth
+constexpr float kLeastPromise = 0.1F;  // of a first guest, summed over micro-steps, in mean rank loads
+constexpr float kSquareWeight = 1;     // of a micro-step's squared imbalance against its imbalance
+constexpr float kPerfect = 3e-4F;      // imbalance that counts as none
+constexpr float kLeastRoom = 0.02F;    // a full rank may still pass tokens on, mean rank loads
+constexpr float kLeastGain = 1e-5F;    // of a change, so that rounding decides nothing
+constexpr int kTrials = 8;             // experts tried in a slot
+constexpr int kSweeps = 3;
+
+}  // namespace
 
 BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal)
     : problem_(problem),
@@ -31,9 +33,10 @@ void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, Mic
   if (goal_ == BaseGoal::kFinal) {
     s.level = assign_tokens(graph, bound, s.assignment, workspace_, &s.tight);
     const float over = static_cast<float>(s.level - problem_.lower_bound[m]) * problem_.per_mean[m];
-    s.cost = over + kSquare * over * over;
-    if (s.tight.empty() &&
-        s.level > problem_.lower_bound[m]) {  // `bound` was attained at once: its set is still to be found
+    s.cost = over <= kPerfect ? 0.0F : over + kSquareWeight * over * over;
+    if (s.cost == 0) {
+      s.tight.clear();
+    } else if (s.tight.empty()) {  // `bound` was attained at once: the set that it comes from is still to be found
       relieve(graph, s.level - 1, s.assignment, workspace_);
       s.tight.assign(workspace_.closed_set().begin(), workspace_.closed_set().end());
     }
@@ -56,10 +59,6 @@ float BaseGuests::promise(const MicroStep& s, int m, const ReplicaGraph& graph, 
   return 0.5F * std::min(carried, s.cost);  // through other ranks
 }
 
-float BaseGuests::total() const {
-  return std::accumulate(now_.begin(), now_.end(), 0.0F, [](float sum, const MicroStep& s) { return sum + s.cost; });
-}
-
 // Adds the guest that promises most to any free slot.
 bool BaseGuests::grow(ReplicaGraph& graph) {
   const int ranks = problem_.num_ranks();
@@ -75,8 +74,9 @@ bool BaseGuests::grow(ReplicaGraph& graph) {
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     const MicroStep& state = now_[m];
     if (state.tight.empty()) continue;
-    const float weight =
-        goal_ == BaseGoal::kFinal ? (1 + 2 * kSquare * state.cost) / static_cast<float>(state.tight.size()) : 1.0F;
+    const float weight = goal_ == BaseGoal::kFinal
+                             ? (1 + 2 * kSquareWeight * state.cost) / static_cast<float>(state.tight.size())
+                             : 1.0F;
     for (int r = 0; r < ranks; ++r) {
       const bool open = free_slot[r] >= 0 && !state.in_tight[r];
       room[r] = open ? weight *
@@ -94,7 +94,7 @@ bool BaseGuests::grow(ReplicaGraph& graph) {
     }
   }
   const auto best = std::max_element(score_.begin(), score_.end());
-  if (*best <= (goal_ == BaseGoal::kFinal ? 0.0F : kThr)) return false;
+  if (*best <= (goal_ == BaseGoal::kFinal ? 0.0F : kLeastPromise)) return false;
   const auto at = best - score_.begin();
   const int expert = static_cast<int>(at / ranks);
   const int rank = static_cast<int>(at % ranks);
@@ -132,9 +132,9 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
     cost_without += s.cost;
     if (s.tight.empty() || s.in_tight[rank]) continue;
     const float weight =
-        goal_ == BaseGoal::kFinal ? (1 + 2 * kSquare * s.cost) / static_cast<float>(s.tight.size()) : 1.0F;
+        goal_ == BaseGoal::kFinal ? (1 + 2 * kSquareWeight * s.cost) / static_cast<float>(s.tight.size()) : 1.0F;
     const float room =
-        std::max(0.02F, static_cast<float>(s.level - s.assignment.rank_load[rank]) * problem_.per_mean[m]);
+        std::max(kLeastRoom, static_cast<float>(s.level - s.assignment.rank_load[rank]) * problem_.per_mean[m]);
     for (const int r : s.tight) {
       for (int q = graph.first_slot(r); q < graph.first_slot(r) + graph.slots_per_rank(); ++q) {
         if (graph.expert_in(q) >= 0 && s.assignment.quota[q] > 0)
@@ -164,13 +164,13 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
       changed_.push_back(m);
     }
     graph.drop(slot);
-    if (cost >= best_cost - 1e-6F) continue;
+    if (cost >= best_cost - kLeastGain) continue;
     best_cost = cost;
     best = e;
     std::swap(best_, trial_);
     std::swap(best_changed_, changed_);
   }
-  if (best_cost >= cost_now + (old >= 0 ? per_guest_ : 0.0F) - 1e-5F) {
+  if (best_cost >= cost_now + (old >= 0 ? per_guest_ : 0.0F) - kLeastGain) {
     if (old >= 0) graph.put(slot, old);
     return false;
   }

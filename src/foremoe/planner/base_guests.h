@@ -48,7 +48,6 @@ class BaseGuests {
   float promise(const MicroStep& state, int m, const ReplicaGraph& graph, int slot) const;
   bool grow(ReplicaGraph& graph);
   bool revise(ReplicaGraph& graph, int slot);
-  float total() const;
 
   const LayerProblem& problem_;
   BaseGoal goal_;

@@ -2,6 +2,7 @@
 
 // The guests that a micro-step found, what it has copied since, and what its budgets still permit.
 
+#include <algorithm>
 #include <vector>
 
 #include "foremoe/planner/layer_problem.h"
@@ -11,7 +12,7 @@ namespace foremoe::planner {
 class CopyLedger {
  public:
   CopyLedger(const LayerProblem& problem, const PlannerOptions& options)
-      : problem_(problem),
+      : problem_(&problem),
         max_per_rank_(options.max_copies_per_rank.value_or(kNoLimit)),
         max_per_source_(options.max_copies_per_source),
         found_(static_cast<std::size_t>(problem.num_ranks()) * problem.slots_per_rank(), -1),
@@ -34,7 +35,7 @@ class CopyLedger {
     if (expert == found_[slot]) return true;
     const int rank = graph.rank_of(slot);
     return copies_to_[rank] - (is_copy(graph, slot) ? 1 : 0) < max_per_rank_ &&
-           copies_from_[problem_.home[expert]] < max_per_source_;
+           copies_from_[problem_->home[expert]] < max_per_source_;
   }
 
   // Puts `expert`, or nobody for −1, where another guest may be.
@@ -46,11 +47,6 @@ class CopyLedger {
     if (is_copy(graph, slot)) count(graph.rank_of(slot), expert, 1);
   }
 
-  void restore(const CopyLedger& saved) {
-    copies_to_ = saved.copies_to_;
-    copies_from_ = saved.copies_from_;
-  }
-
   int num_copies(const ReplicaGraph& graph) const {
     int copies = 0;
     for (int s = 0; s < graph.num_slots(); ++s) copies += is_copy(graph, s) ? 1 : 0;
@@ -60,10 +56,10 @@ class CopyLedger {
  private:
   void count(int rank, int expert, int by) {
     copies_to_[rank] += by;
-    copies_from_[problem_.home[expert]] += by;
+    copies_from_[problem_->home[expert]] += by;
   }
 
-  const LayerProblem& problem_;
+  const LayerProblem* problem_;
   int max_per_rank_;
   int max_per_source_;
   std::vector<int> found_;        // [slot], expert, −1 empty

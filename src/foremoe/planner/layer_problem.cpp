@@ -37,14 +37,14 @@ LayerProblem make_layer_problem(const LoadTable& table, LayerId layer, std::span
   p.expert_load = Array<std::int64_t, 2>({micro_steps, static_cast<std::size_t>(p.num_experts)});
   add_loads(table, layer, p);
 
+  const double tolerance = options.tolerance.value_or(default_tolerance(options.residency));
   const auto ranks = static_cast<std::int64_t>(p.num_ranks());
   for (int m = 0; m < p.num_micro_steps; ++m) {
     const auto load = p.load(m);
     const std::int64_t total = std::accumulate(load.begin(), load.end(), std::int64_t{0});
     const double mean = static_cast<double>(total) / static_cast<double>(ranks);
     p.lower_bound.push_back((total + ranks - 1) / ranks);
-    p.target.push_back(
-        std::max(p.lower_bound.back(), static_cast<std::int64_t>(std::floor((1.0 + options.tolerance) * mean))));
+    p.target.push_back(std::max(p.lower_bound.back(), static_cast<std::int64_t>(std::floor((1.0 + tolerance) * mean))));
     p.per_mean.push_back(total > 0 ? static_cast<float>(1.0 / mean) : 0.0F);
   }
   std::vector<int> ranks_of(home.size());

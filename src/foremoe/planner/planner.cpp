@@ -18,7 +18,7 @@ static void check(const PlanRequest& request) {
   if (o.min_tokens_per_guest < 0) refuse("--min-tokens-per-guest", "must not be negative");
   if (o.max_copies_per_rank.value_or(0) < 0) refuse("--max-copies-per-rank", "must not be negative");
   if (o.max_copies_per_source < 0) refuse("--max-copies-per-source", "must not be negative");
-  if (!(o.tolerance >= 0 && o.tolerance <= 1)) refuse("--tolerance", "must be between 0 and 1");
+  if (o.tolerance && !(*o.tolerance >= 0 && *o.tolerance <= 1)) refuse("--tolerance", "must be between 0 and 1");
   if (o.residency == Residency::kFree && o.in_flight > 1) {
     refuse("--residency",
            "free moves experts away from their homes, so it serves forward-only stages: --in-flight must be 1");

@@ -15,7 +15,7 @@ std::string to_json(const PlannerOptions& o) {
                               {"in-flight", o.in_flight},
                               {"stages", stages},
                               {"prefer", o.prefer == Prefer::kLinks ? "links" : "balance"},
-                              {"tolerance", o.tolerance},
+                              {"tolerance", o.tolerance.value_or(default_tolerance(o.residency))},
                               {"min-tokens-per-guest", o.min_tokens_per_guest},
                               {"seed", o.seed}};
   if (o.rehome == kNoLimit) {

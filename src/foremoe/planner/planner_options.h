@@ -29,12 +29,16 @@ struct PlannerOptions {
   Stages stages;
   int rehome = 0;  // home moves permitted per layer; kNoLimit: free
   Prefer prefer = Prefer::kBalance;
-  double tolerance = 0.01;  // a micro-step is balanced at max load ≤ max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋)
+  std::optional<double>
+      tolerance;  // a micro-step is balanced at max load ≤ max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋); none: default_tolerance
   std::optional<int> max_copies_per_rank;  // per event and layer; none: G (under `free` no limit)
   int max_copies_per_source = kNoLimit;    // per event and layer, counted at the home of the copied expert
   std::int64_t min_tokens_per_guest = 0;   // a guest has quota 0 or at least this
   std::uint64_t seed = 0;
 };
+
+// Where every guest is a copy at every use, the last percent of balance costs a tenth of the copies.
+inline double default_tolerance(Residency residency) { return residency == Residency::kShared ? 0.01 : 0.006; }
 
 // The options as a JSON object keyed by long option name, as a plan records them.
 std::string to_json(const PlannerOptions& options);

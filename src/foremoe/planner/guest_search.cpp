@@ -1,0 +1,186 @@
+#include "foremoe/planner/guest_search.h"
+
+#include <algorithm>
+
+namespace foremoe::planner {
+
+namespace {
+
+constexpr int kMaxSources = 64;         // experts considered
+constexpr int kWindow = 3;              // micro-steps looked ahead
+constexpr float kFutureWeight = 0.08F;  // of the next micro-step, against the present one
+constexpr float kFutureDecay = 0.8F;    // from each micro-step to the next
+constexpr float kCopiedBonus = 0.1F;    // for a slot that was filled in this micro-step; at most the excess
+constexpr float kLeastScore = -0.3F;    // of carried tokens against lost ones; an estimate, so below 0
+constexpr float kDisturbance = 0.6F;    // of a variant's scores, relative
+
+// Uniform in [−0.5, 0.5), a function of its arguments alone.
+float disturbance(int variant, int expert, int rank) {
+  std::uint64_t x = (static_cast<std::uint64_t>(variant) << 40) + (static_cast<std::uint64_t>(expert) << 20) +
+                    static_cast<std::uint64_t>(rank);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return static_cast<float>((x >> 40) & 0xffff) / 65536.0F - 0.5F;
+}
+
+bool before(const Candidate& x, const Candidate& y) {
+  if (x.score != y.score) return x.score > y.score;
+  return x.expert != y.expert ? x.expert < y.expert : x.rank < y.rank;
+}
+
+}  // namespace
+
+GuestSearch::GuestSearch(const LayerProblem& problem, bool looks_ahead)
+    : problem_(problem),
+      window_(looks_ahead ? kWindow : 0),
+      inside_(problem.num_ranks()),
+      seen_(problem.num_ranks()),
+      inflow_(problem.num_ranks()),
+      outlet_(problem.num_ranks()),
+      available_(problem.num_experts),
+      slot_(problem.num_ranks(), -1),
+      capacity_(problem.num_ranks()),
+      loss_(problem.num_ranks()),
+      queue_(problem.num_ranks()) {}
+
+float GuestSearch::future(int m, int expert, int rank) const {
+  float value = 0;
+  float weight = kFutureWeight;
+  const int last = std::min(m + window_, problem_.num_micro_steps - 1);
+  for (int i = m + 1; i <= last; ++i, weight *= kFutureDecay) {
+    value += weight * std::min(problem_.surplus(i, expert), problem_.room(i, rank));
+  }
+  return value;
+}
+
+float GuestSearch::future_change(const Bottleneck& b, const Candidate& c) const {
+  const int old = b.graph.expert_in(slot_[c.rank]);
+  return future(b.m, c.expert, c.rank) - (old >= 0 ? future(b.m, old, c.rank) : 0.0F);
+}
+
+// Along the paths inside S, in the order in which the search visited it.
+void GuestSearch::measure_sources(const Bottleneck& b) {
+  std::fill(available_.begin(), available_.end(), 0.0F);
+  std::fill(inside_.begin(), inside_.end(), 0);
+  std::fill(seen_.begin(), seen_.end(), 0);
+  sources_.clear();
+  for (const int r : b.workspace.closed_set()) {
+    inside_[r] = 1;
+    inflow_[r] = static_cast<float>(std::max<std::int64_t>(0, b.assignment.rank_load[r] - b.target));
+  }
+  for (const int r : b.workspace.closed_set()) {
+    seen_[r] = 1;
+    for (int s = b.graph.first_slot(r); s < b.graph.first_slot(r + 1); ++s) {
+      const int e = b.graph.expert_in(s);
+      if (e < 0 || b.assignment.quota[s] == 0) continue;
+      const float carried = std::min(inflow_[r], static_cast<float>(b.assignment.quota[s]));
+      if (available_[e] == 0) sources_.push_back(e);
+      available_[e] += carried;
+      if (b.graph.num_holders(e) < 2) continue;
+      for (int t = b.graph.first_holder(e); t >= 0; t = b.graph.next_holder(t)) {
+        if (!seen_[b.graph.rank_of(t)]) inflow_[b.graph.rank_of(t)] += carried;
+      }
+    }
+  }
+  std::sort(sources_.begin(), sources_.end(),
+            [&](int x, int y) { return available_[x] > available_[y] || (available_[x] == available_[y] && x < y); });
+  if (sources_.size() > kMaxSources) sources_.resize(kMaxSources);
+}
+
+// Against the paths outside S, from the ranks below the target, those with most room first.
+void GuestSearch::measure_sinks(const Bottleneck& b) {
+  enum : char { kUnseen, kQueued, kDone };
+  std::fill(seen_.begin(), seen_.end(), kUnseen);
+  int tail = 0;
+  for (int r = 0; r < b.graph.num_ranks(); ++r) {
+    outlet_[r] = 0;
+    if (inside_[r] || b.assignment.rank_load[r] >= b.target) continue;
+    outlet_[r] = static_cast<float>(b.target - b.assignment.rank_load[r]);
+    queue_[tail++] = r;
+    seen_[r] = kQueued;
+  }
+  std::sort(queue_.begin(), queue_.begin() + tail,
+            [&](int x, int y) { return outlet_[x] > outlet_[y] || (outlet_[x] == outlet_[y] && x < y); });
+  for (int head = 0; head < tail; ++head) {
+    const int to = queue_[head];
+    seen_[to] = kDone;
+    for (int t = b.graph.first_slot(to); t < b.graph.first_slot(to + 1); ++t) {
+      const int e = b.graph.expert_in(t);
+      if (e < 0 || b.graph.num_holders(e) < 2) continue;
+      for (int s = b.graph.first_holder(e); s >= 0; s = b.graph.next_holder(s)) {
+        const int from = b.graph.rank_of(s);
+        if (b.assignment.quota[s] == 0 || inside_[from] || seen_[from] == kDone) continue;
+        outlet_[from] += std::min(outlet_[to], static_cast<float>(b.assignment.quota[s]));
+        if (seen_[from] == kUnseen) {
+          seen_[from] = kQueued;
+          queue_[tail++] = from;
+        }
+      }
+    }
+  }
+}
+
+// On every rank outside S, the guest slot that costs least to give up.
+void GuestSearch::choose_slots(const Bottleneck& b, GuestSlotsToUse slots) {
+  const float per_mean = problem_.per_mean[b.m];
+  const float bonus = std::min(kCopiedBonus, static_cast<float>(b.excess) * per_mean);
+  sinks_.clear();
+  for (int r = 0; r < b.graph.num_ranks(); ++r) {
+    slot_[r] = -1;
+    if (inside_[r]) continue;
+    for (int s = b.graph.first_slot(r + 1) - problem_.guest_slots; s < b.graph.first_slot(r + 1); ++s) {
+      const int old = b.graph.expert_in(s);
+      const bool copied = b.ledger.is_copy(b.graph, s);
+      if (slots == GuestSlotsToUse::kEmpty && old >= 0) continue;
+      if (slots == GuestSlotsToUse::kCopied && !copied) continue;
+      float loss = 0;
+      float carried = 0;
+      if (old >= 0) {
+        carried = static_cast<float>(b.assignment.quota[s]);
+        const int home = problem_.home[old];
+        const float absorbed = inside_[home] ? 0.0F : 0.5F * outlet_[home];
+        loss = std::max(0.0F, carried - absorbed) * per_mean + future(b.m, old, r) - (copied ? bonus : 0.0F);
+      }
+      if (slot_[r] >= 0 && loss >= loss_[r]) continue;
+      slot_[r] = s;
+      loss_[r] = loss;
+      capacity_[r] = (outlet_[r] + carried) * per_mean;
+    }
+    if (slot_[r] >= 0) sinks_.push_back(r);
+  }
+}
+
+void GuestSearch::score_pairs(const Bottleneck& b, int variant) {
+  const float per_mean = problem_.per_mean[b.m];
+  pairs_.clear();
+  for (const int e : sources_) {
+    const float available = available_[e] * per_mean;
+    for (const int r : sinks_) {
+      const float carried = std::min(available, capacity_[r]);
+      float score = carried - loss_[r];
+      if (score < kLeastScore) continue;
+      score += future(b.m, e, r);
+      if (variant > 0) score += kDisturbance * carried * disturbance(variant, e, r);
+      pairs_.push_back({.score = score, .expert = e, .rank = r, .gain = 0});
+    }
+  }
+}
+
+void GuestSearch::list(const Bottleneck& b, GuestSlotsToUse slots, int variant) {
+  measure_sources(b);
+  measure_sinks(b);
+  choose_slots(b, slots);
+  score_pairs(b, variant);
+  num_sorted_ = 0;
+}
+
+std::span<Candidate> GuestSearch::best(int count) {
+  const auto wanted = std::min<std::ptrdiff_t>(count, std::ssize(pairs_));
+  if (wanted > num_sorted_) {
+    std::partial_sort(pairs_.begin() + num_sorted_, pairs_.begin() + wanted, pairs_.end(), before);
+    num_sorted_ = wanted;
+  }
+  return {pairs_.data(), static_cast<std::size_t>(wanted)};
+}
+
+}  // namespace foremoe::planner

@@ -1,0 +1,150 @@
+// Stage P: as few guests as bring one micro-step to its target.
+
+#include "foremoe/planner/replication.h"
+
+#include <gtest/gtest.h>
+
+#include "foremoe/core/random.h"
+#include "foremoe/planner/test_steps.h"
+
+namespace foremoe::planner {
+namespace {
+
+struct Balanced {
+  ReplicaGraph graph;
+  Assignment assignment;
+  int copies = 0;
+  std::int64_t level() const { return *std::ranges::max_element(assignment.rank_load); }
+};
+
+// Micro-step m on what `found` holds. Whatever the instance: all is served, homes stay, copies are counted right.
+Balanced balance(const LayerProblem& p, const PlannerOptions& options, int m, const ReplicaGraph& found) {
+  Balanced b{.graph = found};
+  b.copies = Replication(p, options).balance(m, b.graph, b.assignment);
+  test::expect_complete(b.graph, p.load(m), b.assignment);
+  int changed = 0;
+  for (int s = 0; s < found.num_slots(); ++s) {
+    const int e = b.graph.expert_in(s);
+    if (e >= 0) {
+      EXPECT_EQ(b.graph.find(e, b.graph.rank_of(s)), s) << "twice on a rank";
+    }
+    changed += e >= 0 && e != found.expert_in(s) ? 1 : 0;
+  }
+  for (int e = 0; e < p.num_experts; ++e) EXPECT_EQ(b.graph.expert_in(p.home_slot[e]), e);
+  EXPECT_EQ(b.copies, changed);
+  return b;
+}
+
+Balanced balance(const LoadTable& load, const PlannerOptions& options) {
+  const LayerProblem p = test::problem_of(load, options);
+  return balance(p, options, 0, homes_only(p));
+}
+
+TEST(Replication, CopiesNothingWhenTheGuestsFoundSuffice) {
+  const PlannerOptions options{.guest_slots = 1};
+  const LayerProblem p = test::problem_of(test::load_of(2, {{100, 50, 10, 40}}), options);
+  ReplicaGraph graph = homes_only(p);
+  graph.put(graph.first_slot(1) + 2, 0);
+  const Balanced b = balance(p, options, 0, graph);
+  EXPECT_EQ(b.copies, 0);
+  EXPECT_EQ(b.level(), 100);
+}
+
+TEST(Replication, CopiesNothingWithoutLoadWithoutSlotsOrWithOneRank) {
+  EXPECT_EQ(balance(test::load_of(2, {{0, 0}}), {.guest_slots = 1}).copies, 0);
+  EXPECT_EQ(balance(test::load_of(2, {{9, 0}}), {.guest_slots = 0}).copies, 0);
+  EXPECT_EQ(balance(test::load_of(1, {{9, 0}}), {.guest_slots = 2}).copies, 0);
+}
+
+// All tokens on one expert: every rank needs a copy of it, and nobody needs two.
+TEST(Replication, SpreadsACollapsedRouterOverAllRanks) {
+  for (const int ranks : {2, 3, 8, 16}) {
+    std::vector<std::int64_t> load(2 * ranks, 0);
+    load[1] = 1000 * ranks;
+    const Balanced b = balance(test::load_of(ranks, {load}), {.guest_slots = 1});
+    EXPECT_EQ(b.level(), 1000);
+    EXPECT_EQ(b.copies, ranks - 1);
+  }
+}
+
+// One rank 60 above the mean, one 60 below: one copy will do.
+TEST(Replication, MendsOneBottleneckWithOneCopy) {
+  const Balanced b = balance(test::load_of(4, {{100, 60, 50, 50, 50, 50, 20, 20}}), {.guest_slots = 2});
+  EXPECT_EQ(b.level(), 100);
+  EXPECT_EQ(b.copies, 1);
+}
+
+// Rank 0 can pass tokens to rank 1 by the guest that is there; rank 1 passes its own on to rank 2 by a new one.
+TEST(Replication, LooksThroughOtherRanksForRoom) {
+  const PlannerOptions options{.guest_slots = 1, .max_copies_per_source = 1};
+  const LayerProblem p = test::problem_of(test::load_of(3, {{200, 100, 0}}), options);
+  ReplicaGraph graph = homes_only(p);
+  graph.put(graph.first_slot(1) + 1, 0);
+  const Balanced b = balance(p, options, 0, graph);
+  EXPECT_EQ(b.level(), 100);
+  EXPECT_EQ(b.copies, 1);
+}
+
+TEST(Replication, ReachesTheOptimumOfThePlacementThatItLeaves) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    const LoadTable load = test::bursty_load({.micro_steps = 2, .ranks = 8, .experts = 16}, seed);
+    const PlannerOptions options{.guest_slots = static_cast<int>(1 + seed % 2)};
+    const LayerProblem p = test::problem_of(load, options);
+    ReplicaGraph graph = homes_only(p);
+    for (int m = 0; m < p.num_micro_steps; ++m) {
+      const Balanced b = balance(p, options, m, graph);
+      EXPECT_LE(b.level(), std::max(p.target[m], test::optimum_on(b.graph, p.load(m)))) << "seed " << seed;
+      graph = b.graph;
+    }
+  }
+}
+
+TEST(Replication, ObeysItsBudgetsAndDoesWhatTheyPermit) {
+  double vanilla = 0;
+  double budgeted = 0;
+  double unlimited = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    const LoadTable load = test::bursty_load({.micro_steps = 1, .ranks = 8, .experts = 32}, seed);
+    PlannerOptions options{.guest_slots = 2};
+    const Balanced free = balance(load, options);
+    (seed % 2 == 0 ? options.max_copies_per_rank.emplace() : options.max_copies_per_source) = 1;
+    const Balanced b = balance(load, options);
+    const LayerProblem p = test::problem_of(load, options);
+    std::vector<int> to(8);
+    std::vector<int> from(8);
+    for (int s = 0; s < b.graph.num_slots(); ++s) {
+      const int e = b.graph.expert_in(s);
+      if (e < 0 || s == p.home_slot[e]) continue;
+      ++to[b.graph.rank_of(s)];
+      ++from[p.home[e]];
+    }
+    if (options.max_copies_per_rank) {
+      EXPECT_LE(*std::ranges::max_element(to), 1);
+    }
+    if (options.max_copies_per_source != kNoLimit) {
+      EXPECT_LE(*std::ranges::max_element(from), 1);
+    }
+    Assignment at_homes;
+    serve_at_homes(p, 0, at_homes);
+    vanilla += static_cast<double>(*std::ranges::max_element(at_homes.rank_load)) * p.per_mean[0];
+    budgeted += static_cast<double>(b.level()) * p.per_mean[0];
+    unlimited += static_cast<double>(free.level()) * p.per_mean[0];
+  }
+  EXPECT_LE(unlimited, budgeted + 1e-6);
+  EXPECT_LT(budgeted - 40, 0.6 * (vanilla - 40)) << "of the imbalance at homes, one copy per rank or source mends much";
+}
+
+// The same load again: what was copied for it serves it, nothing is exchanged for its like.
+TEST(Replication, KeepsItsGuestsWhenTheLoadComesAgain) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const LoadTable load = test::bursty_load({.micro_steps = 1, .ranks = 8, .experts = 32}, seed);
+    const PlannerOptions options{.guest_slots = 2};
+    const LayerProblem p = test::problem_of(load, options);
+    const Balanced first = balance(p, options, 0, homes_only(p));
+    if (first.level() > p.target[0]) continue;
+    EXPECT_EQ(balance(p, options, 0, first.graph).copies, 0) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace foremoe::planner
