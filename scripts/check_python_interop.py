@@ -90,7 +90,8 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         trace, load, plan = (str(Path(directory) / f"{kind}.safetensors") for kind in ("trace", "load", "plan"))
         run = lambda *arguments: subprocess.run([foremoe, *arguments], check=True, stdout=subprocess.DEVNULL)
-        run("synth", "--preset", "mixtral-8x7b", "--out", trace)
+        run("synth", "--kind", "trace", "--shape", "Mixtral-8x7B", "--ranks", "4", "--micro-steps", "2",
+            "--tokens-per-rank", "256", "--out", trace)
         run("collect", ROLLOUT, "--out", load)
         run("plan", ROLLOUT, "--guest-slots", "1", "--out", plan)
         check_trace(trace)
