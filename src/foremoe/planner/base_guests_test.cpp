@@ -56,8 +56,8 @@ constexpr BaseGoal kGoals[] = {BaseGoal::kFinal, BaseGoal::kBeginning};
 
 TEST(BaseGuests, CopyNobodyWhereHomesAreBalanced) {
   for (const BaseGoal goal : kGoals) {
-    const LayerProblem p = test::problem_of(test::load_of(4, {{5, 5, 5, 5, 5, 5, 5, 5}, {9, 0, 3, 6, 4, 5, 8, 1}}),
-                                            {.guest_slots = 2});
+    const LayerProblem p =
+        test::problem_of(test::load_of(4, {{5, 5, 5, 5, 5, 5, 5, 5}, {9, 0, 3, 6, 4, 5, 8, 1}}), {.guest_slots = 2});
     EXPECT_EQ(num_guests(p, chosen(p, goal)), 0);
   }
 }
@@ -137,7 +137,8 @@ TEST(BaseGuests, AreNearTheBestOfAllForTinySteps) {
   for (int n = 0; n < kInstances; ++n) {
     test::ExpertLoads loads(2 + random.below(2), std::vector<std::int64_t>(6));
     for (auto& of_experts : loads) {
-      for (std::int64_t& load : of_experts) load = static_cast<std::int64_t>(random.below(random.below(3) ? 100 : 1000));
+      for (std::int64_t& load : of_experts)
+        load = static_cast<std::int64_t>(random.below(random.below(3) ? 100 : 1000));
     }
     const LayerProblem p = test::problem_of(test::load_of(3, loads), {.guest_slots = 1});
     double least = 1e9;

@@ -7,12 +7,14 @@ namespace foremoe::planner {
 namespace {
 
 constexpr int kMaxExchangesPerExpert = 4;  // bounds the search; it ends far earlier
+constexpr float kLeastGain = 1e-4F;        // of an exchange, so that rounding decides nothing
 
 class Rehoming {
  public:
   explicit Rehoming(const LayerProblem& p)
       : problem_(p),
         home_(p.home),
+        gain_({static_cast<std::size_t>(p.num_experts), static_cast<std::size_t>(p.num_experts)}),
         share_({static_cast<std::size_t>(p.num_experts), static_cast<std::size_t>(p.num_micro_steps)}),
         load_({static_cast<std::size_t>(p.num_ranks()), static_cast<std::size_t>(p.num_micro_steps)}) {
     for (int m = 0; m < p.num_micro_steps; ++m) {
@@ -24,6 +26,7 @@ class Rehoming {
   }
 
   std::vector<int> run(int max_moves) {
+    for (int r = 0; r < problem_.num_ranks(); r += 2) weigh_pairs_of(r, std::min(r + 1, problem_.num_ranks() - 1));
     const int limit = kMaxExchangesPerExpert * problem_.num_experts;
     for (int i = 0; i < limit && exchange_best(max_moves); ++i) {
     }
@@ -54,16 +57,26 @@ class Rehoming {
     return num_moved_ - moved(e, home_[e]) - moved(f, home_[f]) + moved(e, home_[f]) + moved(f, home_[e]);
   }
 
+  // The gains of all pairs with an expert on rank a or b; the other pairs' have not changed.
+  void weigh_pairs_of(int a, int b) {
+    for (int e = 0; e < problem_.num_experts; ++e) {
+      if (home_[e] != a && home_[e] != b) continue;
+      for (int f = 0; f < problem_.num_experts; ++f) {
+        const float g = home_[e] == home_[f] ? 0.0F : gain(e, f);
+        gain_(std::min(e, f), std::max(e, f)) = g;
+      }
+    }
+  }
+
   bool exchange_best(int max_moves) {
-    float best = 1e-4F;
+    float best = kLeastGain;
     int best_e = -1;
     int best_f = -1;
     for (int e = 0; e < problem_.num_experts; ++e) {
+      const auto gains = gain_.row(e);
       for (int f = e + 1; f < problem_.num_experts; ++f) {
-        if (home_[e] == home_[f] || moves_after(e, f) > max_moves) continue;
-        const float g = gain(e, f);
-        if (g <= best) continue;
-        best = g;
+        if (gains[f] <= best || moves_after(e, f) > max_moves) continue;
+        best = gains[f];
         best_e = e;
         best_f = f;
       }
@@ -78,11 +91,13 @@ class Rehoming {
       b[m] += d;
     }
     std::swap(home_[best_e], home_[best_f]);
+    weigh_pairs_of(home_[best_e], home_[best_f]);
     return true;
   }
 
   const LayerProblem& problem_;
   std::vector<int> home_;  // [expert], rank
+  Array<float, 2> gain_;   // [expert][later expert], of exchanging the two
   Array<float, 2> share_;  // [expert][micro_step]
   Array<float, 2> load_;   // [rank][micro_step], shares
   int num_moved_ = 0;

@@ -17,21 +17,19 @@ struct Balanced {
   std::int64_t level() const { return *std::ranges::max_element(assignment.rank_load); }
 };
 
-// Micro-step m on what `found` holds. Whatever the instance: all is served, homes stay, copies are counted right.
+// Micro-step m on what `found` holds. Whatever the instance: all is served and homes stay.
 Balanced balance(const LayerProblem& p, const PlannerOptions& options, int m, const ReplicaGraph& found) {
   Balanced b{.graph = found};
-  b.copies = Replication(p, options).balance(m, b.graph, b.assignment);
+  Replication(p, options).balance(m, b.graph, b.assignment);
   test::expect_complete(b.graph, p.load(m), b.assignment);
-  int changed = 0;
   for (int s = 0; s < found.num_slots(); ++s) {
     const int e = b.graph.expert_in(s);
     if (e >= 0) {
       EXPECT_EQ(b.graph.find(e, b.graph.rank_of(s)), s) << "twice on a rank";
     }
-    changed += e >= 0 && e != found.expert_in(s) ? 1 : 0;
+    b.copies += e >= 0 && found.find(e, b.graph.rank_of(s)) < 0 ? 1 : 0;
   }
   for (int e = 0; e < p.num_experts; ++e) EXPECT_EQ(b.graph.expert_in(p.home_slot[e]), e);
-  EXPECT_EQ(b.copies, changed);
   return b;
 }
 
@@ -61,7 +59,7 @@ TEST(Replication, SpreadsACollapsedRouterOverAllRanks) {
   for (const int ranks : {2, 3, 8, 16}) {
     std::vector<std::int64_t> load(2 * ranks, 0);
     load[1] = 1000 * ranks;
-    const Balanced b = balance(test::load_of(ranks, {load}), {.guest_slots = 1});
+    const Balanced b = balance(test::load_of(ranks, {load}), {.guest_slots = 1, .tolerance = 0.0});
     EXPECT_EQ(b.level(), 1000);
     EXPECT_EQ(b.copies, ranks - 1);
   }
