@@ -19,7 +19,7 @@ class Help(CommandTest):
                 self.assertEqual((done.returncode, done.stderr), (0, ""))
                 self.assertIn("Examples:", done.stdout)
                 self.assertIn(f"foremoe {name} ", done.stdout)
-                self.assertLessEqual(max(map(len, done.stdout.splitlines())), 130)
+                self.assertLessEqual(max(map(len, done.stdout.splitlines())), 125)
 
     def test_plan_tells_its_defaults(self):
         text = " ".join(self.succeed("plan", "--help").split())

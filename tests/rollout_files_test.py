@@ -2,10 +2,13 @@
 
 import base64
 import json
+import os
+import pty
+import subprocess
 import unittest
 
 import safetensors_file as st
-from foremoe_command import BUNDLED, CommandTest
+from foremoe_command import BUNDLED, FOREMOE, CommandTest
 
 SHAPES = {
     "Qwen3-30B-A3B": (48, 128, 8), "Qwen3-235B-A22B": (94, 128, 8), "DeepSeek-V3": (58, 256, 8),
@@ -108,6 +111,27 @@ class Inspect(CommandTest):
         for row in rows:
             self.assertRegex(row, "[▁▂▃▄▅▆▇█]{4}$")
         self.assertRegex(text, r"whole step +[▁▂▃▄▅▆▇█]{4}  ρ \d\.\d\d")
+
+    def on_a_terminal(self, arguments, **environment):
+        """What a terminal would show of stdout."""
+        ours, theirs = pty.openpty()
+        done = subprocess.Popen([FOREMOE, *arguments], cwd=self.folder, stdout=theirs, env={"TERM": "xterm", **environment})
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 4096):
+                shown += part
+        except OSError:  # the other side is closed
+            pass
+        os.close(ours)
+        self.assertEqual(done.wait(), 0)
+        return shown.decode()
+
+    def test_a_terminal_is_shown_colours_unless_it_cannot_or_must_not(self):
+        step = self.synthesise()
+        self.assertIn("\x1b[38;5;", self.on_a_terminal(["inspect", step]))
+        self.assertNotIn("\x1b", self.on_a_terminal(["inspect", step], NO_COLOR="1"))
+        self.assertNotIn("\x1b", self.on_a_terminal(["inspect", step], TERM="dumb"))
 
     def test_a_trace_without_batching_can_still_be_seen(self):
         tensors = {"routed_experts": st.tensor("U8", [2, 1, 2], [0, 1, 2, 3]), "cu_seqlens": st.tensor("I64", [2], [0, 2])}

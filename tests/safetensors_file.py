@@ -9,7 +9,8 @@ TYPE_CODES = {"U8": "B", "I8": "b", "U16": "H", "I16": "h", "U32": "I", "I32": "
 
 
 def read(path):
-    data = open(path, "rb").read()
+    with open(path, "rb") as file:
+        data = file.read()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     body = data[8 + length :]

@@ -1,6 +1,7 @@
 """verify finds what is wrong with a plan: exit code 1, the violation named."""
 
 import json
+import re
 import unittest
 
 import safetensors_file as st
@@ -80,12 +81,16 @@ class Verify(CommandTest):
         self.assertIn("max-load", self.violations())
 
     def test_violations_are_told_in_words_and_the_rest_counted(self):
-        self.edit_tensor("slot_tokens", lambda values, shape: [values.__setitem__(i, values[i] + 1) for i in range(9)])
+        def one_more_everywhere(values, shape):
+            for i in range(len(values)):
+                values[i] += 1
+
+        self.edit_tensor("slot_tokens", one_more_everywhere)
         done = self.foremoe("verify", self.step, "plan.safetensors", "--max-listed", 2)
         self.assertEqual((done.returncode, done.stderr), (1, ""))
         self.assertRegex(done.stdout, r"quota at event 0, layer 0.*expert \d+: ")
-        self.assertIn("… and 7 more", done.stdout)
-        self.assertIn("is NOT a plan for", done.stdout)
+        more = int(re.search(r"… and (\d+) more", done.stdout)[1])
+        self.assertIn(f"plan.safetensors is NOT a plan for {self.step}: {more + 2} violations", done.stdout)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Whatever is wrong with the input: exit code 2, one line on stderr that names file, field and index, nothing written."""
 
+import subprocess
 import unittest
 
 import safetensors_file as st
-from foremoe_command import SUBCOMMANDS, CommandTest
+from foremoe_command import FOREMOE, SUBCOMMANDS, CommandTest
 
 
 class WrongUsage(CommandTest):
@@ -159,6 +160,14 @@ class WrongOutputs(CommandTest):
         for arguments in (["synth"], ["collect", trace], ["plan", step]):
             with self.subTest(arguments):
                 self.refuse(*arguments, "--out", "no/such/folder/x", saying=["no/such/folder/x", "cannot be written"])
+
+    def test_a_full_disk_behind_stdout_is_no_success(self):
+        step = self.synthesise()
+        for arguments in (["inspect", step], ["plan", step, "--json"], ["compare", step]):
+            with self.subTest(arguments), open("/dev/full", "w") as full:
+                done = subprocess.run([FOREMOE, *arguments], cwd=self.folder, stdout=full, stderr=subprocess.PIPE, text=True)
+                self.assertEqual(done.returncode, 2)
+                self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
     def test_a_failed_command_leaves_the_former_output_as_it_was(self):
         step = self.synthesise()

@@ -11,6 +11,7 @@
 #include "messages.h"
 #include "planner_arguments.h"
 #include "text_table.h"
+#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -78,8 +79,7 @@ nlohmann::ordered_json to_json(const Row& row) {
 }
 
 void print(const std::vector<Row>& rows, const LoadTable& load, int guest_slots) {
-  fmt::print("{}: {}, {} guest slot{} per rank and layer\n\n", load.name, describe(load), guest_slots,
-             guest_slots == 1 ? "" : "s");
+  fmt::print("{}: {}, {} per rank and layer\n\n", load.name, describe(load), counted(guest_slots, "guest slot"));
   TextTable table(
       {"policy", "ρ mean", "ρ p99", "ρ max", "copies", "per rank", "guests", "home moves", "node link", "µs"});
   double bound = 0;

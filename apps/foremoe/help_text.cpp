@@ -66,6 +66,12 @@ std::string HelpText::make_subcommand(const CLI::App* command) const {
   return entry(command->get_name(), text.substr(0, text.find('\n')));
 }
 
+std::string HelpText::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const {
+  std::string text = CLI::Formatter::make_help(app, std::move(name), mode);
+  for (std::size_t at = 0; (at = text.find("\n\n\n", at)) != std::string::npos;) text.erase(at, 1);
+  return text;
+}
+
 std::string HelpText::make_usage(const CLI::App* app, std::string name) const {
   return '\n' + CLI::Formatter::make_usage(app, std::move(name));
 }

@@ -13,9 +13,18 @@
 #include "foremoe/rollout/trace_file.h"
 #include "messages.h"
 #include "option_checks.h"
+#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
+
+// Every rank is the home of as many experts. Found out before anything is told or counted.
+void expect_even_homes(const std::string& path, int experts, int ranks) {
+  if (ranks == 0 || experts % ranks == 0) return;
+  throw InputError(
+      {.file = path, .field = {}, .index = {}},
+      fmt::format("{} cannot be at home evenly on {} (--ranks)", counted(experts, "expert"), counted(ranks, "rank")));
+}
 
 LoadTable folded(LoadTable load, const InputOptions& options) {
   load.name = options.path;
@@ -23,16 +32,19 @@ LoadTable folded(LoadTable load, const InputOptions& options) {
   int ranks = options.ranks;
   if (ranks == 0)
     ranks = options.wanted_ranks != 0 && before % options.wanted_ranks == 0 ? options.wanted_ranks : before;
+  expect_even_homes(options.path, load.num_experts(), ranks);
   if (ranks != before) {
     load = fold_ranks(load, ranks);
-    note(fmt::format("{}: a load of {} ranks, folded to {}: the loads of {} consecutive ranks are added", options.path,
-                     before, ranks, before / ranks));
+    note(fmt::format("{}: a load of {}, folded to {}: the loads of {} neighbours are added", options.path,
+                     counted(before, "rank"), ranks, before / ranks));
   }
   if (options.ranks_per_node != 0) load.ranks_per_node = std::min(options.ranks_per_node, load.num_ranks());
   return load;
 }
 
 StepInput collected(RoutingTrace trace, const InputOptions& options, ThreadPool& pool) {
+  const int ranks = options.ranks != 0 ? options.ranks : options.wanted_ranks;
+  expect_even_homes(options.path, trace.num_experts, ranks != 0 ? ranks : trace.ranks);
   const Activity activity(fmt::format("counting the routes of {}", options.path));
   StepInput step{.trace = std::move(trace)};
   step.batching = batch(*step.trace, options);
@@ -80,8 +92,9 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options) {
   if (!batching.recorded) {
     const std::string recorded =
         trace.has_batching() ? fmt::format("recorded for {} ranks", trace.ranks) : std::string("no batching recorded");
-    note(fmt::format("{}: {}, batched anew: {} micro-steps on {} ranks, at most {} tokens each", options.path, recorded,
-                     batching.num_micro_steps, batching.num_ranks, options.tokens_per_rank));
+    note(fmt::format("{}: {}, batched anew: {} on {}, at most {} tokens each", options.path, recorded,
+                     counted(batching.num_micro_steps, "micro-step"), counted(batching.num_ranks, "rank"),
+                     options.tokens_per_rank));
   }
   return batching;
 }
@@ -108,11 +121,9 @@ StepInput read_step(const InputOptions& options, ThreadPool& pool) {
 }
 
 std::string describe(const LoadTable& load) {
-  const int nodes = load.topology().num_nodes();
-  return fmt::format("{} micro-step{} × {} layer{}, {} experts on {} rank{} ({} node{})", load.num_micro_steps(),
-                     load.num_micro_steps() == 1 ? "" : "s", load.num_layers(), load.num_layers() == 1 ? "" : "s",
-                     load.num_experts(), load.num_ranks(), load.num_ranks() == 1 ? "" : "s", nodes,
-                     nodes == 1 ? "" : "s");
+  return fmt::format("{} × {}, {} on {} ({})", counted(load.num_micro_steps(), "micro-step"),
+                     counted(load.num_layers(), "layer"), counted(load.num_experts(), "expert"),
+                     counted(load.num_ranks(), "rank"), counted(load.topology().num_nodes(), "node"));
 }
 
 }  // namespace foremoe::cli

@@ -42,7 +42,7 @@ void add_batching_options(CLI::App& command, InputOptions& options, const std::s
 // The same, --layers and --micro-steps.
 void add_input_options(CLI::App& command, InputOptions& options);
 
-// Throw InputError.
+// Throw InputError. read_step also when the ranks do not divide the experts.
 Batching batch(const RoutingTrace& trace, const InputOptions& options);  // says on stderr when it batches anew
 StepInput read_step(const InputOptions& options, ThreadPool& pool);
 

@@ -11,6 +11,7 @@
 #include "inspection.h"
 #include "load_picture.h"
 #include "text_table.h"
+#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -104,12 +105,15 @@ nlohmann::ordered_json inspect_plan(const Safetensors& file, const InspectArgume
                                         {"guests_per_event", layers[l].guests_per_event},
                                         {"micro_step_rho", layers[l].rho}});
   }
+  const auto worst = std::ranges::max_element(layers, {}, &LayerSummary::mean_rho);
+  const int layer = layer_to_draw(arguments, plan.num_layers(), static_cast<int>(worst - layers.begin()));
   if (arguments.json) return json;
 
-  fmt::print("{}: a plan by {}, residency {}, {} guest slots per rank and layer, {} in flight\n", arguments.input.path,
-             plan.policy, to_string(plan.residency), plan.guest_slots, plan.in_flight);
-  fmt::print("{} events of {} micro-steps × {} layers, {} experts on {} ranks, {} to a node\n", plan.num_events(),
-             plan.num_micro_steps(), plan.num_layers(), plan.num_experts(), plan.num_ranks(), plan.ranks_per_node);
+  fmt::print("{}: a plan by {}, residency {}, {} per rank and layer, {} in flight\n", arguments.input.path, plan.policy,
+             to_string(plan.residency), counted(plan.guest_slots, "guest slot"), counted(plan.in_flight, "micro-step"));
+  fmt::print("{} of {} × {}, {} on {}, {} to a node\n", counted(plan.num_events(), "event"),
+             counted(plan.num_micro_steps(), "micro-step"), counted(plan.num_layers(), "layer"),
+             counted(plan.num_experts(), "expert"), counted(plan.num_ranks(), "rank"), plan.ranks_per_node);
   fmt::print("options: {}\nfor the load {}\n\n", plan.options, plan.load_digest);
   if (layers.empty() || loads.extent(0) == 0) return json;
 
@@ -121,8 +125,7 @@ nlohmann::ordered_json inspect_plan(const Safetensors& file, const InspectArgume
                fmt::format("{:.2f}", layers[l].guests_per_event), sparkline(layers[l].rho, 1, largest, 32)});
   }
   fmt::print("{}\n", table.to_string());
-  const auto worst = std::ranges::max_element(layers, {}, &LayerSummary::mean_rho);
-  print_picture(loads, static_cast<int>(worst - layers.begin()), arguments);
+  print_picture(loads, layer, arguments);
   return json;
 }
 

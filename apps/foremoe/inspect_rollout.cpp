@@ -13,6 +13,7 @@
 #include "messages.h"
 #include "terminal.h"
 #include "text_table.h"
+#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -95,7 +96,6 @@ nlohmann::ordered_json inspect_rollout(const Safetensors& file, bool is_trace, c
   if (is_trace) {
     const RoutingTrace trace = read_trace(file);
     json = describe_trace(trace);
-    if (!arguments.json) print_trace(json, input.path);
     if (!trace.has_batching() && input.ranks == 0) {
       note(fmt::format("{}: no batching recorded; taken as one micro-step on one rank (--ranks R for more)",
                        input.path));
@@ -122,22 +122,30 @@ nlohmann::ordered_json inspect_rollout(const Safetensors& file, bool is_trace, c
     for (std::size_t m = 0; m < ratios.extent(0); ++m) rho[l].push_back(ratios(m, l));
     json["layer_statistics"].push_back(to_json(layers[l], static_cast<int>(l), rho[l]));
   }
-  if (arguments.json || layers.empty() || ratios.extent(0) == 0) return json;
-
-  fmt::print("{}{}, top-{}\n\n", is_trace ? "as batched: " : fmt::format("{}: a load of ", input.path), describe(load),
-             load.top_k);
-  print_layers(layers, rho);
   const auto worst = std::ranges::max_element(layers, {}, &LayerStatistics::mean_ratio);
-  print_picture(loads_at_home(load, homes), static_cast<int>(worst - layers.begin()), arguments);
+  const int layer = layer_to_draw(arguments, load.num_layers(), static_cast<int>(worst - layers.begin()));
+  if (arguments.json) return json;
+
+  if (is_trace) print_trace(json, input.path);
+  fmt::print("{}{}, top-{}\n", is_trace ? "as batched: " : fmt::format("{}: a load of ", input.path), describe(load),
+             load.top_k);
+  if (layers.empty() || ratios.extent(0) == 0) return json;
+  fmt::print("\n");
+  print_layers(layers, rho);
+  print_picture(loads_at_home(load, homes), layer, arguments);
   return json;
 }
 
-void print_picture(const Array<std::int64_t, 3>& rank_loads, int most_uneven, const InspectArguments& arguments) {
+int layer_to_draw(const InspectArguments& arguments, int num_layers, int most_uneven) {
   const int layer = arguments.layer.value_or(most_uneven);
-  if (layer >= static_cast<int>(rank_loads.extent(1))) {
+  if (layer >= num_layers && arguments.layer) {
     throw InputError({.file = "--layer", .field = {}, .index = {}},
-                     fmt::format("{}, but {} has {} layers", layer, arguments.input.path, rank_loads.extent(1)));
+                     fmt::format("{}, but {} has {}", layer, arguments.input.path, counted(num_layers, "layer")));
   }
+  return layer;
+}
+
+void print_picture(const Array<std::int64_t, 3>& rank_loads, int layer, const InspectArguments& arguments) {
   LoadPicture picture{
       .title = fmt::format("Layer {}: tokens that each of {} ranks serves", layer, rank_loads.extent(2)),
       .rank_loads = Array<std::int64_t, 2>({rank_loads.extent(0), rank_loads.extent(2)}),

@@ -23,7 +23,10 @@ struct InspectArguments {
 nlohmann::ordered_json inspect_rollout(const Safetensors& file, bool is_trace, const InspectArguments& arguments);
 nlohmann::ordered_json inspect_plan(const Safetensors& file, const InspectArguments& arguments);
 
-// Draws one layer. rank_loads: [micro_step][layer][rank], tokens. Throws InputError when --layer is out of range.
-void print_picture(const Array<std::int64_t, 3>& rank_loads, int most_uneven, const InspectArguments& arguments);
+// The layer to draw. Throws InputError when --layer is none of the file's.
+int layer_to_draw(const InspectArguments& arguments, int num_layers, int most_uneven);
+
+// One layer of rank_loads: [micro_step][layer][rank], tokens.
+void print_picture(const Array<std::int64_t, 3>& rank_loads, int layer, const InspectArguments& arguments);
 
 }  // namespace foremoe::cli

@@ -10,6 +10,7 @@
 namespace foremoe::cli {
 namespace {
 
+constexpr double kFullBar = 3;  // × the mean, at most: else one hot rank leaves no room to tell the others apart
 constexpr std::array<std::string_view, 9> kEighths = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 
 // Of the 256-colour palette, by load ÷ mean: idle blue, the mean grey, overloaded red.
@@ -70,21 +71,22 @@ std::string draw(const LoadPicture& picture) {
   const std::size_t per_bar = values_per_bar(step.size(), columns);
   double top = std::ranges::max(ratios(step));
   for (std::size_t m = 0; m < loads.extent(0); ++m) top = std::max(top, std::ranges::max(ratios(loads.row(m))));
+  const double full = std::min(top, kFullBar);
 
   const auto row = [&](const std::string& name, std::span<const std::int64_t> of_ranks) {
     const std::vector<double> values = ratios(of_ranks);
     std::string line = fmt::format("  {:<14}  ", name);
     for (const double value : merged(values, per_bar)) {
-      const std::string_view block = bar(top > 0 ? value / top : 0);
+      const std::string_view block = bar(full > 0 ? value / full : 0);
       line += picture.color ? fmt::format("\x1b[38;5;{}m{}", color_of(value), block) : std::string(block);
     }
     if (picture.color) line += "\x1b[0m";
     const double largest = std::ranges::max(values);
     return line + (largest > 0 ? fmt::format("  ρ {:.2f}\n", largest) : "  no load\n");
   };
-  std::string out =
-      fmt::format("{}\nA bar is {}'s load ÷ mean; a full one {:.2f}.\n", picture.title,
-                  per_bar == 1 ? "a rank" : fmt::format("the busiest of {} neighbouring ranks", per_bar), top);
+  std::string out = fmt::format("{}\nA bar is {}'s load ÷ mean; a full one {:.2f}{}.\n", picture.title,
+                                per_bar == 1 ? "a rank" : fmt::format("the busiest of {} neighbouring ranks", per_bar),
+                                full, top > full ? " or more" : "");
   out += row("whole step", step);
   const std::size_t rows = std::min(loads.extent(0), static_cast<std::size_t>(picture.max_rows));
   for (std::size_t m = 0; m < rows; ++m) out += row(fmt::format("micro-step {}", m), loads.row(m));

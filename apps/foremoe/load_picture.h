@@ -19,8 +19,8 @@ struct LoadPicture {
   bool color = false;
 };
 
-// A bar per rank: first of the whole step, then of each micro-step, all on one scale of load ÷ mean of their row.
-// Neighbouring ranks share a bar, the largest among them, where the screen is too narrow.
+// A bar per rank: first of the whole step, then of each micro-step, all on one scale of load ÷ mean of their row, cut
+// at 3. Neighbouring ranks share a bar, the largest among them, where the screen is too narrow.
 std::string draw(const LoadPicture& picture);
 
 // One bar per value, from `low` to `high`. Of more than `columns` values neighbours share a bar, the largest of them.

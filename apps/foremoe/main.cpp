@@ -22,14 +22,14 @@ constexpr std::string_view kDescription =
 constexpr std::string_view kFooter = R"(
 From a recorded rollout to a verified plan:
 
-  foremoe import  sample*.npy --experts 128 --out step.trace.safetensors    what your engine recorded, as a trace
-  foremoe collect step.trace.safetensors --ranks 8 --out step.load.safetensors    only its counts
-  foremoe inspect step.load.safetensors                                     how uneven is it?
-  foremoe compare step.load.safetensors --guest-slots 1                     what would help, and how much
-  foremoe plan    step.load.safetensors --guest-slots 1 --out plan.safetensors
-  foremoe verify  step.load.safetensors plan.safetensors
+  foremoe import sample*.npy --experts 128 --out trace.safetensors       what your engine recorded
+  foremoe collect trace.safetensors --ranks 8 --out load.safetensors     its counts: all that planning needs
+  foremoe inspect load.safetensors                                       how uneven is it?
+  foremoe compare load.safetensors --guest-slots 1                       what would help, and how much?
+  foremoe plan load.safetensors --guest-slots 1 --out plan.safetensors   what sits where, and who serves which tokens
+  foremoe verify load.safetensors plan.safetensors                       is it right?
 
-No rollout at hand? foremoe synth --kind load --out step.load.safetensors
+No rollout at hand? foremoe synth --out load.safetensors
 
 Words: a *rank* is one accelerator of the expert-parallel group, the *home* of an expert the rank that owns it, a
 *guest slot* room on a rank for a copy of somebody else's expert, a *micro-step* one small batch, *tokens* are counted
@@ -66,7 +66,9 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    return fail(name_of_parsed(app), error.what(), /*usage=*/true);
+    const bool names_none = app.get_subcommands().empty() && argc > 1 && *argv[1] != '-';
+    return fail(name_of_parsed(app), names_none ? fmt::format("'{}' is no subcommand", argv[1]) : error.what(),
+                /*usage=*/true);
   }
 
   for (const Command& command : commands) {

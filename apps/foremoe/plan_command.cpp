@@ -9,9 +9,9 @@
 #include "foremoe/plan/plan_file.h"
 #include "help_text.h"
 #include "measured_plan.h"
-#include "messages.h"
 #include "planner_arguments.h"
 #include "text_table.h"
+#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -52,33 +52,31 @@ void record_input_options(const PlanArguments& arguments, StepPlan& plan) {
 void print(const MeasuredPlan& measured, const LoadTable& load, const std::string& out) {
   const PlanFigures& f = measured.figures;
   fmt::print("{}: {}\n", load.name, describe(load));
-  fmt::print("Planned by {}: residency {}, {} guest slot{} per rank and layer, {} micro-step{} in flight\n\n", f.policy,
-             to_string(f.residency), f.guest_slots, f.guest_slots == 1 ? "" : "s", f.in_flight,
-             f.in_flight == 1 ? "" : "s");
-  TextTable table({"", ""});
-  table.add({"imbalance ρ", fmt::format("mean {:.4f}, p99 {:.4f}, max {:.4f}; 1 is perfect, {:.4f} the least possible",
-                                        f.rho.mean, f.rho.p99, f.rho.max, f.rho_lower_bound_mean)});
-  table.add(
-      {"ρ in tiles", fmt::format("mean {:.4f}, max {:.4f}, with each replica's tokens rounded up to a multiple of {}",
-                                 f.rho_padded.mean, f.rho_padded.max, f.align)});
-  table.add({"busiest rank", fmt::format("{} tokens in one layer of one micro-step", f.max_rank_tokens)});
-  table.add({"copies", fmt::format("{:.2f} per layer and event in the whole group, at most {} into one rank",
-                                   f.copies_per_layer_event, f.copies_max_per_rank)});
-  table.add({"guests", fmt::format("{:.2f} copies serve tokens, per layer and event", f.guests_per_layer)});
-  if (f.home_moves > 0) table.add({"homes", fmt::format("{} moved, over all layers", f.home_moves)});
+  fmt::print("Planned by {}: residency {}, {} per rank and layer, {} in flight\n\n", f.policy, to_string(f.residency),
+             counted(f.guest_slots, "guest slot"), counted(f.in_flight, "micro-step"));
+  FactList facts;
+  facts.add("imbalance ρ", fmt::format("mean {:.4f}, p99 {:.4f}, max {:.4f}; 1 is perfect, whole tokens permit {:.4f}",
+                                       f.rho.mean, f.rho.p99, f.rho.max, f.rho_lower_bound_mean));
+  facts.add("ρ, padded", fmt::format("mean {:.4f}, max {:.4f}: each replica's tokens rounded up to a multiple of {}",
+                                     f.rho_padded.mean, f.rho_padded.max, f.align));
+  facts.add("busiest rank", fmt::format("{} tokens in one layer of one micro-step", f.max_rank_tokens));
+  facts.add("copies", fmt::format("{:.2f} per layer and event in the whole group, at most {} into one rank",
+                                  f.copies_per_layer_event, f.copies_max_per_rank));
+  facts.add("guests", fmt::format("{:.2f} copies serve tokens, per layer and event", f.guests_per_layer));
+  if (f.home_moves > 0) facts.add("homes", fmt::format("{} moved, over all layers", f.home_moves));
   if (load.topology().num_nodes() > 1) {
-    table.add({"busiest node link", fmt::format("mean {:.0f}, max {:.0f} tokens per layer and micro-step",
-                                                f.node_link_tokens.mean, f.node_link_tokens.max)});
+    facts.add("busiest node", fmt::format("sends or receives {:.0f} tokens per layer and micro-step, at most {:.0f}",
+                                          f.node_link_tokens.mean, f.node_link_tokens.max));
+    if (f.node_link_rows) {
+      facts.add("", fmt::format("in {:.0f} rows, at most {:.0f}, one per token and node", f.node_link_rows->mean,
+                                f.node_link_rows->max));
+    }
   }
-  if (load.topology().num_nodes() > 1 && f.node_link_rows) {
-    table.add({"", fmt::format("mean {:.0f}, max {:.0f} rows, one per token and node", f.node_link_rows->mean,
-                               f.node_link_rows->max)});
-  }
-  table.add({"planning", fmt::format("{:.3f} s on {} thread{}; {:.1f} µs of CPU per layer and micro-step",
-                                     measured.times.wall_seconds, measured.threads, measured.threads == 1 ? "" : "s",
-                                     measured.us_per_layer_micro_step())});
-  if (!out.empty()) table.add({"written", out});
-  fmt::print("{}", table.to_string().substr(table.to_string().find('\n') + 1));
+  facts.add("planning",
+            fmt::format("{:.3f} s on {}; {:.1f} µs of CPU per layer and micro-step", measured.times.wall_seconds,
+                        counted(measured.threads, "thread"), measured.us_per_layer_micro_step()));
+  if (!out.empty()) facts.add("written", out);
+  fmt::print("{}", facts.to_string());
 }
 
 int run(const PlanArguments& arguments) {

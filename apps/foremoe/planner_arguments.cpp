@@ -157,11 +157,6 @@ void add_planner_options(CLI::App& command, PlannerArguments& arguments) {
 }
 
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load) {
-  if (load.num_experts() % load.num_ranks() != 0) {
-    throw InputError(
-        {.file = load.name, .field = {}, .index = {}},
-        fmt::format("{} experts cannot be at home evenly on {} ranks (--ranks)", load.num_experts(), load.num_ranks()));
-  }
   if (homes == kContiguous) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
   StepPlan plan = read_plan(homes);
   expect_shape(homes, load, plan.num_layers(), plan.num_ranks(), plan.num_experts());

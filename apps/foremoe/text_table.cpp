@@ -6,13 +6,14 @@
 
 namespace foremoe::cli {
 
+static std::size_t columns(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+}
+
 // fmt counts the columns of UTF-8 text, so its widths are right for ρ and × too.
 std::string TextTable::to_string() const {
   std::vector<std::size_t> width(rows_.front().size());
-  const auto columns = [](const std::string& cell) {
-    return static_cast<std::size_t>(std::count_if(
-        cell.begin(), cell.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
-  };
   for (const auto& cells : rows_) {
     if (cells.size() < width.size()) continue;
     for (std::size_t c = 0; c < cells.size(); ++c) width[c] = std::max(width[c], columns(cells[c]));
@@ -31,6 +32,14 @@ std::string TextTable::to_string() const {
     }
     out += '\n';
   }
+  return out;
+}
+
+std::string FactList::to_string() const {
+  std::size_t width = 0;
+  for (const auto& [name, fact] : facts_) width = std::max(width, columns(name));
+  std::string out;
+  for (const auto& [name, fact] : facts_) out += fmt::format("  {:<{}}  {}\n", name, width, fact);
   return out;
 }
 
