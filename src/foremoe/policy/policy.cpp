@@ -1,5 +1,6 @@
 #include "foremoe/policy/policy.h"
 
+#include "foremoe/policy/eplb.h"
 #include "foremoe/policy/foremoe_policies.h"
 #include "foremoe/policy/vanilla.h"
 
@@ -9,6 +10,10 @@ const std::vector<std::unique_ptr<Policy>>& all_policies() {
   static const auto policies = [] {
     std::vector<std::unique_ptr<Policy>> list;
     list.push_back(make_vanilla());
+    list.push_back(make_eplb());
+    list.push_back(make_eplb_exact());
+    list.push_back(make_eplb_oracle());
+    list.push_back(make_eplb_oracle_exact());
     list.push_back(make_static());
     list.push_back(make_foremoe());
     return list;

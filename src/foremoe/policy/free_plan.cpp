@@ -1,0 +1,207 @@
+#include "foremoe/policy/free_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+
+#include "foremoe/core/cpu_time.h"
+#include "foremoe/core/error.h"
+#include "foremoe/planner/token_assignment.h"
+
+namespace foremoe {
+
+namespace {
+
+std::optional<Skipped> skipped(const PolicyInput& input) {
+  const int num_experts = input.load.num_experts();
+  const int num_ranks = input.load.num_ranks();
+  if (input.options.in_flight > 1) {
+    return Skipped{"moves experts away from their homes, so it serves forward-only stages: --in-flight must be 1"};
+  }
+  if (num_experts % num_ranks != 0) {
+    return Skipped{fmt::format("{} experts and {} guest slots on each of {} ranks cannot be placed evenly", num_experts,
+                               input.options.guest_slots, num_ranks)};
+  }
+  return std::nullopt;
+}
+
+void check(const PolicyInput& input) {
+  if (input.options.guest_slots < 0) throw InputError({.field = "--guest-slots"}, "must not be negative");
+  if (input.options.in_flight < 1) throw InputError({.field = "--in-flight"}, "must be at least 1");
+  if (input.home.extent(0) != static_cast<std::size_t>(input.load.num_layers()) ||
+      input.home.extent(1) != static_cast<std::size_t>(input.load.num_experts())) {
+    throw InputError({.field = "--homes"}, "must give a rank for every layer and expert of the load");
+  }
+}
+
+StepPlan empty_plan(std::string_view policy, const PolicyInput& input) {
+  const LoadTable& load = input.load;
+  const int guest_slots = input.options.guest_slots;
+  const Residency residency = Residency::kFree;
+  const ExecutionOrder order = make_execution_order(load.num_micro_steps(), 1);
+  const auto num_slots = static_cast<std::size_t>(load.num_experts() / load.num_ranks() + guest_slots);
+  const nlohmann::ordered_json options = {
+      {"guest-slots", guest_slots}, {"residency", to_string(residency)}, {"in-flight", 1}};
+  StepPlan plan;
+  plan.policy = policy;
+  plan.residency = residency;
+  plan.guest_slots = guest_slots;
+  plan.ranks_per_node = load.ranks_per_node;
+  plan.options = options.dump();
+  plan.load_digest = load_digest(load);
+  plan.slot_expert =
+      Array<ExpertId, 4>({load.load.extent(0), load.load.extent(1), load.load.extent(2), num_slots}, kNoExpert);
+  plan.slot_tokens = Array<Tokens, 4>(plan.slot_expert.shape());
+  plan.event_micro_step = order.micro_step;
+  plan.event_pass = order.pass;
+  plan.home = Array<RankId, 2>(input.home.shape());
+  std::ranges::copy(input.home.flat(), plan.home.flat().begin());
+  plan.max_load = Array<Tokens, 2>({load.load.extent(0), load.load.extent(1)});
+  plan.lower_bound = Array<Tokens, 2>(plan.max_load.shape());
+  return plan;
+}
+
+// One layer while its events go by.
+class FreeLayer {
+ public:
+  FreeLayer(const FreePolicy& policy, const PolicyInput& input, LayerId layer)
+      : policy_(policy),
+        layer_(layer),
+        load_(layer_load(input.load, layer)),
+        parts_({input.load.load.extent(2), input.load.load.extent(3)}) {}
+
+  void plan_into(StepPlan& plan) {
+    const Array<ExpertId, 3> placements = policy_.place(layer_, load_);
+    assert(placements.extent(0) == 1 || placements.extent(0) == load_.extent(0));
+    for (int m = 0; m < plan.num_events(); ++m) {  // one micro-step in flight: events are micro-steps
+      count_parts(placements.view()[placements.extent(0) == 1 ? 0 : m]);
+      fill_slots(m, plan);
+      planner::ReplicaGraph graph(plan.num_ranks(), plan.num_slots(), plan.num_experts());
+      for (int s = graph.num_slots() - 1; s >= 0; --s) {  // the last put is the first that the graph lists
+        const ExpertId e = plan.slot_expert(m, layer_, graph.rank_of(s), s - graph.first_slot(graph.rank_of(s)));
+        if (e != kNoExpert) graph.put(s, e.value);
+      }
+      assign(m, graph);
+      write_tokens(m, graph, plan);
+    }
+  }
+
+ private:
+  void count_parts(ArrayView<const ExpertId, 2> placement) {
+    std::ranges::fill(parts_.flat(), 0);
+    for (std::size_t r = 0; r < placement.extent(0); ++r) {
+      for (const ExpertId e : placement.row(r)) {
+        if (e != kNoExpert) ++parts_(r, e);
+      }
+    }
+  }
+
+  void fill_slots(int m, StepPlan& plan) const {
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      const std::vector<ExpertId> before = slots_before(m, r, plan);
+      const std::span<ExpertId> slots = plan.slot_expert.row(m, layer_, r);
+      std::vector<bool> stays(plan.num_experts());
+      for (std::size_t s = 0; s < before.size(); ++s) {
+        if (before[s] == kNoExpert || parts_(r, before[s]) == 0) continue;
+        slots[s] = before[s];
+        stays[before[s].index()] = true;
+      }
+      auto free = slots.begin();
+      for (int e = 0; e < plan.num_experts(); ++e) {
+        if (parts_(r, e) == 0 || stays[e]) continue;
+        free = std::find(free, slots.end(), kNoExpert);
+        *free = ExpertId{e};
+      }
+    }
+  }
+
+  std::vector<ExpertId> slots_before(int m, int r, const StepPlan& plan) const {
+    std::vector<ExpertId> before;
+    if (m > 0) {
+      const auto row = plan.slot_expert.row(m - 1, layer_, r);
+      before.assign(row.begin(), row.end());
+      return before;
+    }
+    for (int e = 0; e < plan.num_experts(); ++e) {
+      if (plan.home(layer_, e) == RankId{r}) before.push_back(ExpertId{e});
+    }
+    return before;
+  }
+
+  void assign(int m, const planner::ReplicaGraph& graph) {
+    const std::span<const std::int64_t> load = load_.row(m);
+    const std::int64_t total = std::accumulate(load.begin(), load.end(), std::int64_t{0});
+    lower_bound_ = (total + graph.num_ranks() - 1) / graph.num_ranks();
+    if (policy_.split == Split::kExact) {
+      planner::water_fill(graph, load, assignment_);
+      planner::assign_tokens(graph, lower_bound_, assignment_, workspace_);
+    } else {
+      split_equally(load, graph);
+    }
+  }
+
+  void split_equally(std::span<const std::int64_t> load, const planner::ReplicaGraph& graph) {
+    assignment_.quota.assign(graph.num_slots(), 0);
+    assignment_.rank_load.assign(graph.num_ranks(), 0);
+    for (int e = 0; e < graph.num_experts(); ++e) {
+      std::int64_t num_parts = 0;
+      for (int s = graph.first_holder(e); s >= 0; s = graph.next_holder(s)) num_parts += parts_(graph.rank_of(s), e);
+      std::int64_t remainder = load[e] % num_parts;
+      for (int s = graph.first_holder(e); s >= 0; s = graph.next_holder(s)) {  // ranks ascending
+        const std::int64_t parts = parts_(graph.rank_of(s), e);
+        const std::int64_t extra = std::min(remainder, parts);
+        assignment_.quota[s] = load[e] / num_parts * parts + extra;
+        assignment_.rank_load[graph.rank_of(s)] += assignment_.quota[s];
+        remainder -= extra;
+      }
+    }
+  }
+
+  void write_tokens(int m, const planner::ReplicaGraph& graph, StepPlan& plan) const {
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      const std::span<Tokens> tokens = plan.slot_tokens.row(m, layer_, r);
+      for (int s = 0; s < plan.num_slots(); ++s) tokens[s] = Tokens{assignment_.quota[graph.first_slot(r) + s]};
+    }
+    plan.max_load(m, layer_) = Tokens{std::ranges::max(assignment_.rank_load)};
+    plan.lower_bound(m, layer_) = Tokens{lower_bound_};
+  }
+
+  const FreePolicy& policy_;
+  LayerId layer_;
+  Array<std::int64_t, 2> load_;  // [micro_step][expert], tokens
+  Array<int, 2> parts_;          // [rank][expert], replicas before they are merged
+  planner::Assignment assignment_;
+  planner::AssignmentWorkspace workspace_;
+  std::int64_t lower_bound_ = 0;  // ⌈mean⌉
+};
+
+}  // namespace
+
+Array<std::int64_t, 2> layer_load(const LoadTable& load, LayerId layer) {
+  Array<std::int64_t, 2> of_layer({load.load.extent(0), load.load.extent(3)});
+  for (int m = 0; m < load.num_micro_steps(); ++m) load.expert_loads(MicroStepId{m}, layer, of_layer.row(m));
+  return of_layer;
+}
+
+PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool) {
+  const auto begin = std::chrono::steady_clock::now();
+  if (auto reason = skipped(input)) return *std::move(reason);
+  check(input);
+  PlannedStep step{.plan = empty_plan(policy.name, input)};
+  std::vector<double> cpu_seconds(step.plan.num_layers());  // [layer]
+  pool.for_each_index(cpu_seconds.size(), [&](std::size_t l, std::size_t) {
+    const double layer_begin = thread_cpu_seconds();
+    FreeLayer(policy, input, LayerId{l}).plan_into(step.plan);
+    cpu_seconds[l] = thread_cpu_seconds() - layer_begin;
+  });
+  step.times.planning_cpu_seconds = std::accumulate(cpu_seconds.begin(), cpu_seconds.end(), 0.0);
+  step.times.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return step;
+}
+
+}  // namespace foremoe

@@ -1,0 +1,249 @@
+#include "foremoe/policy/policy.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "foremoe/core/error.h"
+#include "foremoe/plan/check_plan.h"
+#include "foremoe/plan/test_plans.h"
+#include "foremoe/rollout/load_file.h"
+
+namespace foremoe {
+namespace {
+
+using testing::HasSubstr;
+
+struct Run {
+  const LoadTable& load;
+  PlannerOptions options = {};
+  const LoadTable* previous_load = nullptr;
+  std::size_t threads = 1;
+};
+
+PolicyResult result_of(std::string_view policy, const Run& run) {
+  const Array<RankId, 2> home = contiguous_homes(run.load.num_layers(), run.load.num_experts(), run.load.num_ranks());
+  ThreadPool pool(run.threads);
+  return find_policy(policy)->plan(
+      {.load = run.load, .home = home, .options = run.options, .previous_load = run.previous_load}, pool);
+}
+
+StepPlan plan_of(std::string_view policy, const Run& run) { return std::get<PlannedStep>(result_of(policy, run)).plan; }
+
+void expect_right(const StepPlan& plan, const LoadTable& load) {
+  const PlanFigures figures = plan_figures(plan, load);
+  const CheckReport report = check_plan(plan, load, {.reported = &figures});
+  EXPECT_TRUE(report.ok()) << plan.policy << ": " << report.violations.front().message;
+}
+
+std::vector<std::string_view> all_names() {
+  std::vector<std::string_view> names;
+  for (const auto& policy : all_policies()) names.push_back(policy->name());
+  return names;
+}
+
+TEST(Policies, HaveNamesOfTheirOwnByWhichTheyAreFound) {
+  const std::vector<std::string_view> names = all_names();
+  EXPECT_EQ(std::set(names.begin(), names.end()).size(), names.size());
+  EXPECT_THAT(names, testing::IsSupersetOf(
+                         {"vanilla", "eplb", "eplb-exact", "eplb-oracle", "eplb-oracle-exact", "static", "foremoe"}));
+  for (const auto& policy : all_policies()) EXPECT_EQ(find_policy(policy->name()), policy.get());
+  EXPECT_EQ(find_policy("nobody"), nullptr);
+}
+
+TEST(Policies, SayWhatTheyAreInOneLine) {
+  for (const auto& policy : all_policies()) {
+    EXPECT_FALSE(policy->summary().empty());
+    EXPECT_EQ(policy->summary().find('\n'), std::string_view::npos);
+  }
+}
+
+TEST(Policies, SignTheirPlans) {
+  const LoadTable load = test::random_load({}, 1);
+  for (const std::string_view policy : all_names()) EXPECT_EQ(plan_of(policy, {.load = load}).policy, policy);
+}
+
+LoadTable without_load_here_and_there() {
+  LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 5);
+  for (Tokens& t : load.load.view()[2].flat()) t = Tokens{0};  // a micro-step
+  for (int m = 0; m < load.num_micro_steps(); ++m) {
+    for (Tokens& t : load.load.view()[m][1].flat()) t = Tokens{0};  // a layer
+  }
+  return load;
+}
+
+LoadTable all_to_one_expert() {
+  LoadTable load = test::random_load({}, 1);
+  for (Tokens& t : load.load.flat()) t = Tokens{0};
+  for (int m = 0; m < load.num_micro_steps(); ++m) load.load(m, 0, 3, 5) = Tokens{2'000'000'011};
+  return load;
+}
+
+TEST(Policies, PlanRightForEveryShapeOfLoadAndAnyNumberOfGuestSlots) {
+  const LoadTable loads[] = {
+      test::random_load({.micro_steps = 5, .layers = 3, .ranks = 4, .experts = 16}, 1),
+      test::random_load({.ranks = 6, .experts = 12, .ranks_per_node = 4}, 2),  // the last node has fewer ranks
+      test::random_load({.ranks = 1, .experts = 5, .ranks_per_node = 1}, 3),   // one rank
+      test::random_load({.ranks = 8, .experts = 8}, 4),                        // one expert per rank
+      without_load_here_and_there(),
+      all_to_one_expert(),
+  };
+  for (const LoadTable& load : loads) {
+    for (const int guest_slots : {0, 1, 3}) {
+      for (const std::string_view policy : all_names()) {
+        SCOPED_TRACE(fmt::format("{} with {} ranks, {} experts, {} guest slots", policy, load.num_ranks(),
+                                 load.num_experts(), guest_slots));
+        expect_right(plan_of(policy, {.load = load, .options = {.guest_slots = guest_slots}}), load);
+      }
+    }
+  }
+}
+
+TEST(Policies, PlanRightOrSayWhyNotWithMoreMicroStepsInFlight) {
+  const LoadTable load = test::random_load({.micro_steps = 5}, 1);
+  std::set<std::string_view> skipped;
+  for (const std::string_view policy : all_names()) {
+    const PolicyResult result = result_of(policy, {.load = load, .options = {.in_flight = 3}});
+    if (const auto* reason = std::get_if<Skipped>(&result)) {
+      skipped.insert(policy);
+      EXPECT_THAT(reason->reason, HasSubstr("--in-flight must be 1"));
+    } else {
+      expect_right(std::get<PlannedStep>(result).plan, load);
+    }
+  }
+  EXPECT_EQ(skipped, (std::set<std::string_view>{"eplb", "eplb-exact", "eplb-oracle", "eplb-oracle-exact"}));
+}
+
+TEST(Policies, PlanTheSameForAnyNumberOfThreads) {
+  const LoadTable load = test::random_load({.micro_steps = 4, .layers = 9}, 1);
+  for (const std::string_view policy : all_names()) {
+    const StepPlan one = plan_of(policy, {.load = load});
+    for (const std::size_t threads : {2, 7}) {
+      const StepPlan many = plan_of(policy, {.load = load, .threads = threads});
+      EXPECT_EQ(one.slot_expert, many.slot_expert) << policy;
+      EXPECT_EQ(one.slot_tokens, many.slot_tokens) << policy;
+    }
+  }
+}
+
+TEST(Eplb, PlacesByTheFormerStepWhereItsLoadIsGiven) {
+  const LoadTable load = test::random_load({}, 1);
+  const LoadTable former = test::random_load({.micro_steps = 2}, 2);
+  for (const std::string_view policy : {"eplb", "eplb-exact"}) {
+    const StepPlan from_history = plan_of(policy, {.load = load, .previous_load = &former});
+    expect_right(from_history, load);
+    const StepPlan of_former = plan_of(policy, {.load = former});
+    for (int l = 0; l < load.num_layers(); ++l) {
+      for (int r = 0; r < load.num_ranks(); ++r) {
+        EXPECT_TRUE(std::ranges::equal(from_history.slot_expert.row(2, l, r), of_former.slot_expert.row(1, l, r)));
+      }
+    }
+    EXPECT_NE(from_history.slot_expert, plan_of(policy, {.load = load}).slot_expert);
+  }
+  EXPECT_EQ(plan_of("eplb-oracle", {.load = load, .previous_load = &former}).slot_expert,
+            plan_of("eplb-oracle", {.load = load}).slot_expert);
+}
+
+TEST(Eplb, RefusesAFormerStepOfAnotherModel) {
+  const LoadTable load = test::random_load({.layers = 2}, 1);
+  LoadTable former = test::random_load({.layers = 3}, 1);
+  former.name = "former";
+  try {
+    plan_of("eplb", {.load = load, .previous_load = &former});
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("former: load"));
+  }
+}
+
+TEST(Eplb, CountsAllItsTimeAsPlanning) {
+  const LoadTable load = test::random_load({}, 1);
+  const PlannedStep step = std::get<PlannedStep>(result_of("eplb", {.load = load}));
+  EXPECT_EQ(step.times.base_cpu_seconds, 0);
+  EXPECT_GT(step.times.planning_cpu_seconds, 0);
+}
+
+// Reference figures of the load tables that come with the project: one guest slot, three digits.
+struct Reference {
+  const char* table;
+  Spread vanilla;    // mean and max of ρ
+  double eplb_mean;  // mean ρ
+};
+
+void PrintTo(const Reference& reference, std::ostream* out) { *out << reference.table; }
+
+class PolicyOnTable : public testing::TestWithParam<Reference> {
+ protected:
+  static constexpr double kHalfDigit = 0.0005001;
+
+  void SetUp() override {
+    const std::string path = fmt::format("../shared/data/load-{}.safetensors", GetParam().table);
+    if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
+    load_ = read_load(path);
+  }
+  LoadTable load_;
+};
+
+TEST_P(PolicyOnTable, VanillaIsAsImbalancedAsPublished) {
+  const PlanFigures figures = plan_figures(plan_of("vanilla", {.load = load_}), load_);
+  EXPECT_NEAR(figures.rho.mean, GetParam().vanilla.mean, kHalfDigit);
+  EXPECT_NEAR(figures.rho.max, GetParam().vanilla.max, kHalfDigit);
+  EXPECT_EQ(figures.copies, 0);
+}
+
+TEST_P(PolicyOnTable, EplbReachesThePublishedImbalance) {
+  const PlanFigures figures = plan_figures(plan_of("eplb", {.load = load_}), load_);
+  EXPECT_NEAR(figures.rho.mean, GetParam().eplb_mean, kHalfDigit);
+}
+
+TEST_P(PolicyOnTable, EveryPolicyPlansRight) {
+  for (const std::string_view policy : all_names()) expect_right(plan_of(policy, {.load = load_}), load_);
+}
+
+TEST_P(PolicyOnTable, AnExactSplitOfEplbsPlacementIsNeverWorseThanAnEqualOne) {
+  for (const auto& [equal, exact] : {std::pair{"eplb", "eplb-exact"}, {"eplb-oracle", "eplb-oracle-exact"}}) {
+    const StepPlan with_equal = plan_of(equal, {.load = load_});
+    const StepPlan with_exact = plan_of(exact, {.load = load_});
+    EXPECT_EQ(with_equal.slot_expert, with_exact.slot_expert);
+    for (std::size_t i = 0; i < with_exact.max_load.size(); ++i) {
+      EXPECT_LE(with_exact.max_load.flat()[i], with_equal.max_load.flat()[i]) << exact;
+    }
+  }
+}
+
+TEST_P(PolicyOnTable, EplbMovesExpertsOnlyToBeginTheStepAndItsOracleInBetween) {
+  const auto copies_per_event = [&](std::string_view policy) {
+    return plan_figures(plan_of(policy, {.load = load_}), load_).copies_per_layer_event;
+  };
+  const StepPlan eplb = plan_of("eplb", {.load = load_});
+  for (int t = 1; t < eplb.num_events(); ++t) {
+    EXPECT_TRUE(std::ranges::equal(eplb.slot_expert.view()[t].flat(), eplb.slot_expert.view()[0].flat()));
+  }
+  EXPECT_GT(copies_per_event("eplb-oracle"), 10 * copies_per_event("eplb"));
+}
+
+TEST_P(PolicyOnTable, StaticNeverChangesGuests) {
+  const StepPlan plan = plan_of("static", {.load = load_});
+  EXPECT_EQ(plan.residency, Residency::kStatic);
+  for (int t = 1; t < plan.num_events(); ++t) {
+    EXPECT_TRUE(std::ranges::equal(plan.slot_expert.view()[t].flat(), plan.slot_expert.view()[0].flat()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, PolicyOnTable,
+                         testing::Values(Reference{"q30-ep8", {.mean = 1.421, .max = 2.104}, 1.214},
+                                         Reference{"q30-ep8-bursty", {.mean = 1.650, .max = 2.406}, 1.483},
+                                         Reference{"q30-ep16", {.mean = 1.661, .max = 2.363}, 1.264},
+                                         Reference{"q30-ep16-bursty", {.mean = 2.315, .max = 4.216}, 1.907},
+                                         Reference{"q30-ep64", {.mean = 3.383, .max = 4.943}, 1.298},
+                                         Reference{"q30-ep64-shuffled", {.mean = 3.027, .max = 3.591}, 1.112},
+                                         Reference{"q30-ep64-bursty", {.mean = 3.626, .max = 5.728}, 2.072},
+                                         Reference{"v3-ep64", {.mean = 2.251, .max = 2.963}, 1.234},
+                                         Reference{"v3-ep64-skewed", {.mean = 4.263, .max = 6.448}, 1.432},
+                                         Reference{"v3-ep64-bursty", {.mean = 3.455, .max = 5.904}, 2.536}));
+
+}  // namespace
+}  // namespace foremoe
