@@ -10,7 +10,7 @@ namespace {
 constexpr float kCopyWorth = 15;       // guests that one mean rank load above the targets is worth
 constexpr float kLeastPromise = 0.1F;  // of a first guest, summed over micro-steps, in mean rank loads
 constexpr float kSquareWeight = 1;     // of a micro-step's squared imbalance against its imbalance
-constexpr double kPerfect = 3e-4F;      // imbalance that counts as none
+constexpr double kPerfect = 3e-4F;     // imbalance that counts as none
 constexpr float kLeastRoom = 0.02F;    // a full rank may still pass tokens on, mean rank loads
 constexpr float kLeastGain = 1e-5F;    // of a change, so that rounding decides nothing
 constexpr int kTrials = 8;             // experts tried in a slot
@@ -32,7 +32,7 @@ void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, Mic
   s.in_tight.assign(problem_.num_ranks(), 0);
   if (goal_ == BaseGoal::kFinal) {
     const auto mean = static_cast<double>(problem_.lower_bound[m]);
-    const auto perfect = static_cast<std::int64_t>(mean * (1 + kPerfect));   // not worth going below
+    const auto perfect = static_cast<std::int64_t>(mean * (1 + kPerfect));  // not worth going below
     s.level = assign_tokens(graph, std::max(bound, perfect), s.assignment, workspace_, &s.tight);
     const float over = static_cast<float>(s.level - problem_.lower_bound[m]) * problem_.per_mean[m];
     s.cost = s.level <= perfect ? 0.0F : over + kSquareWeight * over * over;

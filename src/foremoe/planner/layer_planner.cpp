@@ -5,6 +5,7 @@
 #include "foremoe/core/cpu_time.h"
 #include "foremoe/planner/base_guests.h"
 #include "foremoe/planner/exchange.h"
+#include "foremoe/planner/local_guests.h"
 #include "foremoe/planner/rehoming.h"
 #include "foremoe/planner/relocation.h"
 #include "foremoe/planner/replication.h"
@@ -55,6 +56,7 @@ void LayerPlanner::place(StepPlan& plan) {
     if (request_.previous != nullptr) start_from_previous(graph);
     BaseGuests(problem_, options_.residency == Residency::kStatic ? BaseGoal::kFinal : BaseGoal::kBeginning)
         .choose(graph);
+    if (options_.prefer == Prefer::kLinks) add_local_guests(problem_, graph);
   }
   const double based = thread_cpu_seconds();
   base_cpu_seconds_ += based - begin;
@@ -77,6 +79,9 @@ void LayerPlanner::place_guests(ReplicaGraph& graph) {
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     if (options_.residency == Residency::kShared) graph = homes;
     if (options_.residency != Residency::kStatic) balance(m, graph, assignment, replication);
+    if (options_.prefer == Prefer::kLinks && options_.residency != Residency::kStatic) {
+      renew_local_guests(problem_, m, assignment, graph);
+    }
     want(m, graph, assignment);
   }
 }
@@ -97,12 +102,13 @@ void LayerPlanner::balance(int m, ReplicaGraph& graph, Assignment& assignment, R
   relocate_experts(problem_, m, ledger, graph, assignment, rests_[m]);
 }
 
-// What m wants: the guests that serve it; under `static` all of them, for they stay anyway.
+// What m wants: the guests that serve it; all of them where they stay anyway or may keep tokens on their node.
 void LayerPlanner::want(int m, const ReplicaGraph& graph, const Assignment& assignment) {
   for (int s = 0; s < graph.num_slots(); ++s) {
     const int e = graph.expert_in(s);
     if (e < 0 || s == problem_.home_slot[e]) continue;
-    if (options_.residency == Residency::kStatic || assignment.quota[s] > 0) wanted_[m][graph.rank_of(s)].push_back(e);
+    const bool all = options_.residency == Residency::kStatic || options_.prefer == Prefer::kLinks;
+    if (all || assignment.quota[s] > 0) wanted_[m][graph.rank_of(s)].push_back(e);
   }
   for (auto& guests : wanted_[m]) std::sort(guests.begin(), guests.end());
 }

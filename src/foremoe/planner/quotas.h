@@ -3,22 +3,22 @@
 // Stage T as a plan needs it: the exact optimum on the replicas that are there, and among the optimal quotas some that
 // keep tokens on their node.
 //
-// Method. The exact level comes from token assignment. Then tokens are dealt again, this time every node's to the
-// replicas on the node as far as there are any and the rest to homes, and brought under that level (with Prefer::kLinks
-// under the target) by the same paths; so only what balance demands leaves its node. Then single moves between replicas
-// of an expert on different nodes, that lower the busiest link or, without raising it, the traffic of all links, while
-// no rank exceeds the level.
+// Method. The exact level comes from token assignment. Where there are several nodes, the tokens are then dealt again,
+// every node's to its own replicas as far as there are any, brought under that level by the same paths, so that only
+// what balance demands leaves its node, and improved by NodeLocality. Prefer::kLinks allows the target instead of the
+// level.
 //
 // A guest with less than min_tokens_per_guest is taken out, the smallest first, and the rest solved again: no longer
 // exact.
 
-#include "foremoe/planner/layer_problem.h"
+#include "foremoe/planner/node_locality.h"
 
 namespace foremoe::planner {
 
 class Quotas {
  public:
-  Quotas(const LayerProblem& problem, const PlannerOptions& options) : problem_(problem), options_(options) {}
+  Quotas(const LayerProblem& problem, const PlannerOptions& options)
+      : problem_(problem), options_(options), locality_(problem) {}
 
   // Quotas of micro-step m on the homes and guests in `graph`. Returns the largest rank load. Guests that are taken
   // out for having too few tokens are dropped from `graph`.
@@ -30,16 +30,11 @@ class Quotas {
 
  private:
   bool drop_smallest_guest(ReplicaGraph& graph, const Assignment& assignment) const;
-  void deal_by_node(int m, const ReplicaGraph& graph, Assignment& assignment);
-  void keep_on_node(int m, std::int64_t level, const ReplicaGraph& graph, Assignment& assignment);
 
   const LayerProblem& problem_;
   const PlannerOptions& options_;
   AssignmentWorkspace workspace_;
-  Assignment local_;
-  Array<std::int64_t, 2> node_quota_;   // [expert][node], tokens
-  std::vector<std::int64_t> sent_;      // [node], tokens
-  std::vector<std::int64_t> received_;  // [node], tokens
+  NodeLocality locality_;
 };
 
 }  // namespace foremoe::planner
