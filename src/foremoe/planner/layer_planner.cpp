@@ -92,13 +92,15 @@ void LayerPlanner::balance(int m, ReplicaGraph& graph, Assignment& assignment, R
     replication.balance(m, graph, assignment);
     return;
   }
-  AssignmentWorkspace workspace;
   serve_at_homes(problem_, m, assignment);
-  relieve(graph, problem_.target[m], assignment, workspace);
-  if (!options_.stages.relocation) return;
+  if (!options_.stages.relocation) {
+    AssignmentWorkspace workspace;
+    relieve(graph, problem_.target[m], assignment, workspace);
+    return;
+  }
+  rests_[m].assign(problem_.num_experts, 0);
   CopyLedger ledger(problem_, options_);
   ledger.begin(graph);
-  rests_[m].assign(problem_.num_experts, 0);
   relocate_experts(problem_, m, ledger, graph, assignment, rests_[m]);
 }
 
