@@ -105,9 +105,10 @@ TEST(FreePlan, GivesTheRemainderOfAnEqualSplitToTheLowestRanks) {
 }
 
 TEST(FreePlan, ReachesTheLeastLargestLoadWhenItSplitsExactly) {
-  const StepPlan plan =
-      planned({.load = load_of({{0, 0, 21, 0}}), .placements = {{{0, 1, 2}, {2, 3, 0}}}, .split = Split::kExact});
-  EXPECT_EQ(plan.max_load(0, 0), Tokens{11});
+  Request request{.load = load_of({{11, 0, 20, 0}}), .placements = {{{0, 1, 2}, {2, 3, _}}}};
+  EXPECT_EQ(planned(request).max_load(0, 0), Tokens{21});
+  request.split = Split::kExact;
+  EXPECT_EQ(planned(request).max_load(0, 0), Tokens{16});
 }
 
 TEST(FreePlan, HoldsOnePlacementOverTheWholeStep) {
