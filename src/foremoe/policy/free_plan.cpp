@@ -44,7 +44,7 @@ StepPlan empty_plan(std::string_view policy, const PolicyInput& input) {
   const int guest_slots = input.options.guest_slots;
   const Residency residency = Residency::kFree;
   const ExecutionOrder order = make_execution_order(load.num_micro_steps(), 1);
-  const auto num_slots = static_cast<std::size_t>(load.num_experts() / load.num_ranks() + guest_slots);
+  const std::size_t num_slots = load.load.extent(3) / load.load.extent(2) + static_cast<std::size_t>(guest_slots);
   const nlohmann::ordered_json options = {
       {"guest-slots", guest_slots}, {"residency", to_string(residency)}, {"in-flight", 1}};
   StepPlan plan;
