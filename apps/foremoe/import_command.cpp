@@ -16,6 +16,7 @@
 #include "input_options.h"
 #include "messages.h"
 #include "option_checks.h"
+#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -92,9 +93,10 @@ nlohmann::ordered_json to_json(const Imported& imported, const std::string& out)
 void print(const Imported& imported, const std::string& out) {
   const ImportReport& report = imported.report;
   if (const RoutingTrace* trace = imported.trace()) {
-    fmt::print("{}: a trace of {} tokens in {} sequences, {} layers, top-{} of {} experts{}, from {}\n", out,
-               trace->num_tokens, trace->num_sequences(), trace->num_layers, trace->top_k, trace->num_experts,
-               report.num_experts_inferred ? " (the largest id + 1)" : "", name_of(report.format));
+    fmt::print("{}: a trace of {} in {}, {}, top-{} of {}{}, from {}\n", out, counted(trace->num_tokens, "token"),
+               counted(trace->num_sequences(), "sequence"), counted(trace->num_layers, "layer"), trace->top_k,
+               counted(trace->num_experts, "expert"), report.num_experts_inferred ? " (the largest id + 1)" : "",
+               name_of(report.format));
     const std::int64_t missing = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
     fmt::print("{} of {} rows have no route: {} recorded so, {} turned so because ids repeat, {} never recorded\n",
                missing, report.rows, report.rows_recorded_missing, report.rows_repeating, report.rows_skipped);
@@ -104,22 +106,26 @@ void print(const Imported& imported, const std::string& out) {
   for (const std::string& text : report.notes) fmt::print("note: {}\n", text);
 }
 
-int run(const ImportArguments& arguments) {
-  const Activity activity(
-      fmt::format("importing {} file{}", arguments.inputs.size(), arguments.inputs.size() == 1 ? "" : "s"));
+Imported import_and_write(const ImportArguments& arguments) {
+  const Activity activity("importing " + counted(static_cast<std::int64_t>(arguments.inputs.size()), "file"));
   std::vector<std::unique_ptr<MappedFile>> files;
   std::vector<ImportSource> sources;
   for (const std::string& path : arguments.inputs) {
     files.push_back(std::make_unique<MappedFile>(path));
     sources.push_back({.name = path, .bytes = files.back()->bytes()});
   }
-  const Imported imported = import_rollout(sources, arguments.options);
+  Imported imported = import_rollout(sources, arguments.options);
   if (const RoutingTrace* trace = imported.trace()) {
     write_trace(*trace, arguments.out);
   } else {
     write_load(*imported.load(), arguments.out,
                {{"origin", fmt::format("imported from {}", name_of(imported.report.format))}});
   }
+  return imported;
+}
+
+int run(const ImportArguments& arguments) {
+  const Imported imported = import_and_write(arguments);
   if (arguments.json) {
     fmt::print("{}\n", to_json(imported, arguments.out).dump(2));
   } else {

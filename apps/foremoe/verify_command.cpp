@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "command.h"
 #include "foremoe/plan/check_plan.h"
@@ -86,13 +87,14 @@ int run(const VerifyArguments& arguments) {
   Array<RankId, 2> homes;  // none: as the plan's options say
   if (arguments.homes_given) homes = initial_homes(arguments.homes, step.load);
 
-  const Activity activity("checking the plan");
+  auto activity = std::make_optional<Activity>("checking the plan");
   const CheckReport report = check_plan(plan, step.load,
                                         {.initial_home = homes.empty() ? ArrayView<const RankId, 2>{} : homes.view(),
                                          .align = arguments.align,
                                          .trace = step.trace_or_null(),
                                          .batching = step.batching_or_null(),
                                          .max_listed = arguments.max_listed});
+  activity.reset();
   if (arguments.json) {
     fmt::print("{}\n", to_json(report).dump(2));
   } else {
