@@ -5,9 +5,8 @@
 // place() decides the slots of every event: B once, then L or P micro-step by micro-step on what the one before left,
 // then retention. finish(m) is stage T for one micro-step on what is there in both of its passes. Layers share nothing.
 //
-// Where P runs, L does not: a copy that P makes may serve a whole expert, and P weighs it against splitting. (Running L
-// first was measured: 10 to 20 % more copies at the same balance, see docs/performance.md.) Under `free`, L exchanges
-// experts where guests alone do not reach the target.
+// Where P runs, L does not: a copy that P makes may serve a whole expert, and P weighs it against splitting. Under
+// `free`, L exchanges experts where guests alone do not reach the target.
 
 #include <vector>
 
