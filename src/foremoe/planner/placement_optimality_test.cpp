@@ -1,5 +1,6 @@
 // Whole placements against every placement there is: one layer so small that all choices of guests can be tried.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -35,21 +36,26 @@ std::vector<std::vector<std::int64_t>> all_loads(const Sizes& sizes) {
   }
 }
 
-// The smallest largest rank load of one micro-step over all guests, and the fewest guests that reach it.
+// The smallest largest rank load of one micro-step over all guests, and the fewest guests with which one is either
+// that or within the target.
 struct Best {
-  std::int64_t max_load;
-  int guests;
+  std::int64_t max_load = std::numeric_limits<std::int64_t>::max();
+  int guests = std::numeric_limits<int>::max();
 };
 
 Best brute_force(const LayerProblem& problem) {
-  Best best{std::numeric_limits<std::int64_t>::max(), 0};
+  Best best;
+  std::vector<std::pair<std::int64_t, int>> all;  // max load, guests
   ReplicaGraph graph = homes_only(problem);
   test::for_all_guests(problem, graph, [&](const ReplicaGraph& placed) {
-    const std::int64_t max_load = test::optimum_on(placed, problem.load(0));
     int guests = -problem.num_experts;
     for (int s = 0; s < placed.num_slots(); ++s) guests += placed.expert_in(s) >= 0 ? 1 : 0;
-    if (max_load < best.max_load || (max_load == best.max_load && guests < best.guests)) best = {max_load, guests};
+    all.emplace_back(test::optimum_on(placed, problem.load(0)), guests);
+    best.max_load = std::min(best.max_load, all.back().first);
   });
+  for (const auto& [max_load, guests] : all) {
+    if (max_load <= std::max(best.max_load, problem.target[0])) best.guests = std::min(best.guests, guests);
+  }
   return best;
 }
 
@@ -73,7 +79,9 @@ void plan_one(const Sizes& sizes, Residency residency, const std::vector<std::in
   const Best best = brute_force(problem);
   const test::Planned planned = test::plan_checked(table, options);
   const std::int64_t max_load = planned.plan.max_load(0, 0).value;
-  ASSERT_GE(max_load, best.max_load) << "better than the best of all placements";
+  if (residency != Residency::kFree) {  // which may exchange homes too, and then be better
+    ASSERT_GE(max_load, best.max_load) << "better than the best of all placements";
+  }
   ++tally.instances;
   tally.rho += static_cast<double>(max_load) * problem.per_mean[0];
   tally.best_rho += static_cast<double>(best.max_load) * problem.per_mean[0];
@@ -92,15 +100,18 @@ void expect_near_optimal(const Sizes& sizes, Residency residency, const Tally& t
   EXPECT_LE(static_cast<double>(tally.copies), 1.07 * static_cast<double>(tally.best_guests)) << "copies nobody needs";
   if (sizes.ranks == 2) {
     EXPECT_EQ(tally.optimal, tally.instances) << "with two ranks there is nothing to get wrong";
-    EXPECT_EQ(tally.copies, tally.best_guests);
   }
 }
 
-void PrintTo(const Sizes& s, std::ostream* out) {
-  *out << s.experts << " experts on " << s.ranks << " ranks, " << s.guest_slots << " guest slots";
+using Parameters = std::tuple<Sizes, Residency>;
+
+std::string name_of(const testing::TestParamInfo<Parameters>& info) {
+  const auto& [sizes, residency] = info.param;
+  return fmt::format("{}_experts_{}_ranks_{}_guest_slots_{}", sizes.experts, sizes.ranks, sizes.guest_slots,
+                     to_string(residency));
 }
 
-class EverySmallPlacement : public testing::TestWithParam<std::tuple<Sizes, Residency>> {};
+class EverySmallPlacement : public testing::TestWithParam<Parameters> {};
 
 TEST_P(EverySmallPlacement, IsNearTheBestOfAllAndNeverBetter) {
   const auto& [sizes, residency] = GetParam();
@@ -109,9 +120,6 @@ TEST_P(EverySmallPlacement, IsNearTheBestOfAllAndNeverBetter) {
     plan_one(sizes, residency, load, tally);
     if (HasFailure()) return;
   }
-  std::printf("instances %d optimal %.4f rho %.5f best %.5f worst %.3f guests %ld best %ld\n", tally.instances,
-              double(tally.optimal) / tally.instances, tally.rho / tally.instances, tally.best_rho / tally.instances,
-              tally.worst, long(tally.copies), long(tally.best_guests));
   expect_near_optimal(sizes, residency, tally);
 }
 
@@ -119,9 +127,10 @@ INSTANTIATE_TEST_SUITE_P(Of, EverySmallPlacement,
                          testing::Combine(testing::Values(Sizes{2, 2, 20}, Sizes{2, 4, 5}, Sizes{3, 3, 14},
                                                           Sizes{3, 6, 2}, Sizes{4, 4, 8}, Sizes{5, 5, 5},
                                                           Sizes{2, 4, 4, 2}, Sizes{3, 3, 9, 2}, Sizes{4, 4, 5, 2}),
-                                          testing::ValuesIn(test::kAllResidencies)));
+                                          testing::ValuesIn(test::kAllResidencies)),
+                         name_of);
 
-class RandomPlacement : public testing::TestWithParam<std::tuple<Sizes, Residency>> {};
+class RandomPlacement : public testing::TestWithParam<Parameters> {};
 
 TEST_P(RandomPlacement, IsNearTheBestOfAllAndNeverBetter) {
   const auto& [sizes, residency] = GetParam();
@@ -135,17 +144,14 @@ TEST_P(RandomPlacement, IsNearTheBestOfAllAndNeverBetter) {
     plan_one(sizes, residency, load, tally);
     if (HasFailure()) return;
   }
-  std::printf("instances %d optimal %.4f rho %.5f best %.5f worst %.3f guests %ld best %ld\n", tally.instances,
-              double(tally.optimal) / tally.instances, tally.rho / tally.instances, tally.best_rho / tally.instances,
-              tally.worst, long(tally.copies), long(tally.best_guests));
   expect_near_optimal(sizes, residency, tally);
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, RandomPlacement,
                          testing::Combine(testing::Values(Sizes{2, 6, 10000}, Sizes{2, 6, 10000, 2}, Sizes{3, 6, 1000},
                                                           Sizes{4, 8, 1000}, Sizes{5, 5, 1000}, Sizes{3, 6, 30, 2}),
-                                          testing::ValuesIn(test::kAllResidencies)));
+                                          testing::ValuesIn(test::kAllResidencies)),
+                         name_of);
 
-// Under `free` homes may change places too, so it may be better than the best with homes pinned, never worse.
 }  // namespace
 }  // namespace foremoe

@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(InFlightGuestSlotsMicroSteps, EverySmallCache,
 // A budget of one copy per event, two guests: what one event cannot fetch, an earlier one often can.
 class EverySmallCacheOnABudget : public testing::TestWithParam<int> {};
 
-TEST_P(EverySmallCacheOnABudget, MissesNoMoreThanItMust) {
+TEST_P(EverySmallCacheOnABudget, SeldomMissesAGuestThatCouldBeThere) {
   int instances = 0;
   int least = 0;
   int missing = 0;
@@ -206,7 +206,8 @@ TEST_P(EverySmallCacheOnABudget, MissesNoMoreThanItMust) {
     missing += does;
     worse += does > must ? 1 : 0;
   });
-  std::printf("instances %d least %d missing %d worse %d\n", instances, least, missing, worse);
+  EXPECT_LE(missing, 1.25 * least);
+  EXPECT_LE(worse, 0.16 * instances);
 }
 
 INSTANTIATE_TEST_SUITE_P(InFlight, EverySmallCacheOnABudget, testing::Values(1, 2, 4));
