@@ -95,13 +95,32 @@ class Pipeline(CommandTest):
         self.assertEqual(self.foremoe("verify", step, "second.safetensors", "--homes", "contiguous").returncode, 1)
 
     def test_a_policy_that_cannot_plan_an_input_is_told_with_the_reason(self):
-        rows = self.json_of("compare", self.synthesise(), "--policy", "all", "--in-flight", 2)
+        step = self.synthesise()
+        rows = self.json_of("compare", step, "--policy", "all", "--in-flight", 2)
+        self.assertIn("skipped", {key for row in rows for key in row})
         for row in rows:
             if "skipped" in row:
                 self.assertEqual(row.keys(), {"policy", "skipped"})
                 self.assertTrue(row["skipped"])
+                self.refuse("plan", step, "--policy", row["policy"], "--in-flight", 2, "--out", "new", saying=[row["skipped"]])
             else:
                 self.assert_has_all_figures(row, of_trace=False)
+
+    def test_every_policy_makes_plans_that_verify(self):
+        step = self.synthesise()
+        rows = self.json_of("compare", step, "--policy", "all")
+        self.assertLessEqual({"vanilla", "eplb", "static", "foremoe"}, {row["policy"] for row in rows})
+        for row in rows:
+            with self.subTest(row["policy"]):
+                self.assertEqual(self.json_of("plan", step, "--policy", row["policy"], "--out", "plan")["rho"], row["rho"])
+                self.succeed("verify", step, "plan")
+
+    def test_a_policy_may_predict_from_the_former_step(self):
+        step, former = self.synthesise(), self.synthesise("former", seed=2)
+        (knows,) = self.json_of("compare", step, "--policy", "eplb")
+        (predicts,) = self.json_of("compare", step, "--policy", "eplb", "--previous-load", former)
+        self.assertTrue(predicts["ok"])
+        self.assertNotEqual(predicts["rho"], knows["rho"])
 
     def test_the_table_of_compare_explains_its_columns(self):
         text = self.succeed("compare", BUNDLED, "--policy", "vanilla,foremoe")

@@ -50,10 +50,10 @@ Json describe_trace(const RoutingTrace& trace) {
 }
 
 void print_trace(const Json& trace, const std::string& path) {
-  fmt::print("{}: a trace of {} tokens in {} sequences (the longest {}), {} layers, top-{} of {} experts\n", path,
-             trace["tokens"].get<std::int64_t>(), trace["sequences"].get<int>(),
-             trace["longest_sequence"].get<std::int64_t>(), trace["layers"].get<int>(), trace["top_k"].get<int>(),
-             trace["experts"].get<int>());
+  const auto number = [&](const char* key) { return trace[key].get<std::int64_t>(); };
+  fmt::print("{}: a trace of {} in {} (the longest {}), {}, top-{} of {}\n", path, counted(number("tokens"), "token"),
+             counted(number("sequences"), "sequence"), number("longest_sequence"), counted(number("layers"), "layer"),
+             number("top_k"), counted(number("experts"), "expert"));
   for (const char* key : {"model", "origin"}) {
     if (!trace[key].get<std::string>().empty()) fmt::print("{}: {}\n", key, trace[key].get<std::string>());
   }

@@ -15,8 +15,8 @@ static std::size_t columns(std::string_view text) {
 std::string TextTable::to_string() const {
   std::vector<std::size_t> width(rows_.front().size());
   for (const auto& cells : rows_) {
-    if (cells.size() < width.size()) continue;
-    for (std::size_t c = 0; c < cells.size(); ++c) width[c] = std::max(width[c], columns(cells[c]));
+    const std::size_t aligned = cells.size() < width.size() ? cells.size() - 1 : cells.size();
+    for (std::size_t c = 0; c < aligned; ++c) width[c] = std::max(width[c], columns(cells[c]));
   }
   std::string out;
   for (const auto& cells : rows_) {
