@@ -12,6 +12,7 @@ constexpr float kFutureWeight = 0.08F;  // of the next micro-step, against the p
 constexpr float kFutureDecay = 0.8F;    // from each micro-step to the next
 constexpr float kCopiedBonus = 0.1F;    // for a slot that was filled in this micro-step; at most the excess
 constexpr float kLeastScore = -0.3F;    // of carried tokens against lost ones; an estimate, so below 0
+constexpr float kLocality = 0.1F;       // of tokens that would stay on their node, against tokens carried
 constexpr float kDisturbance = 0.6F;    // of a variant's scores, relative
 
 // Uniform in [−0.5, 0.5), a function of its arguments alone.
@@ -41,7 +42,13 @@ GuestSearch::GuestSearch(const LayerProblem& problem, bool looks_ahead)
       slot_(problem.num_ranks(), -1),
       capacity_(problem.num_ranks()),
       loss_(problem.num_ranks()),
-      queue_(problem.num_ranks()) {}
+      queue_(problem.num_ranks()),
+      sink_capacity_(problem.num_ranks()),
+      sink_loss_(problem.num_ranks()),
+      sink_room_({kWindow, static_cast<std::size_t>(problem.num_ranks())}),
+      carried_(problem.num_ranks()),
+      score_(problem.num_ranks()),
+      worth_(problem.num_ranks()) {}
 
 float GuestSearch::future(int m, int expert, int rank) const {
   float value = 0;
@@ -150,18 +157,42 @@ void GuestSearch::choose_slots(const Bottleneck& b, GuestSlotsToUse slots) {
   }
 }
 
+// All sources against all sinks: the innermost loops run over plain arrays of the sinks.
 void GuestSearch::score_pairs(const Bottleneck& b, int variant) {
   const float per_mean = problem_.per_mean[b.m];
+  const std::size_t num_sinks = sinks_.size();
+  const int ahead = std::clamp(problem_.num_micro_steps - 1 - b.m, 0, window_);
+  for (std::size_t i = 0; i < num_sinks; ++i) {
+    const int r = sinks_[i];
+    sink_capacity_[i] = capacity_[r];
+    sink_loss_[i] = loss_[r];
+    for (int k = 0; k < ahead; ++k) sink_room_(k, i) = problem_.room(b.m + 1 + k, r);
+  }
+  const bool many_nodes = problem_.topology.num_nodes() > 1;
   pairs_.clear();
   for (const int e : sources_) {
     const float available = available_[e] * per_mean;
-    for (const int r : sinks_) {
-      const float carried = std::min(available, capacity_[r]);
-      float score = carried - loss_[r];
-      if (score < kLeastScore) continue;
-      score += future(b.m, e, r);
-      if (variant > 0) score += kDisturbance * carried * disturbance(variant, e, r);
-      pairs_.push_back({.score = score, .expert = e, .rank = r, .gain = 0});
+    for (std::size_t i = 0; i < num_sinks; ++i) {
+      carried_[i] = std::min(available, sink_capacity_[i]);
+      score_[i] = carried_[i] - sink_loss_[i];
+      worth_[i] = 0;
+    }
+    float weight = kFutureWeight;
+    for (int k = 0; k < ahead; ++k, weight *= kFutureDecay) {
+      const float surplus = problem_.surplus(b.m + 1 + k, e);
+      if (surplus == 0) continue;
+      const float* room = &sink_room_(k, 0);
+      for (std::size_t i = 0; i < num_sinks; ++i) worth_[i] += weight * std::min(surplus, room[i]);
+    }
+    for (std::size_t i = 0; i < num_sinks; ++i) {
+      if (score_[i] < kLeastScore) continue;
+      float score = score_[i] + worth_[i];
+      if (many_nodes) {
+        const auto sent = problem_.node_load(b.m, e, problem_.topology.node_of(RankId{sinks_[i]}));
+        score += kLocality * std::min(carried_[i], static_cast<float>(sent) * per_mean);
+      }
+      if (variant > 0) score += kDisturbance * carried_[i] * disturbance(variant, e, sinks_[i]);
+      pairs_.push_back({.score = score, .expert = e, .rank = sinks_[i], .gain = 0});
     }
   }
 }

@@ -68,18 +68,24 @@ class GuestSearch {
   float future(int m, int expert, int rank) const;
 
   const LayerProblem& problem_;
-  int window_;                    // micro-steps looked ahead
-  std::vector<char> inside_;      // [rank], in S
-  std::vector<char> seen_;        // [rank]
-  std::vector<float> inflow_;     // [rank], excess that can reach it, tokens
-  std::vector<float> outlet_;     // [rank], room that can be reached from it, tokens
-  std::vector<float> available_;  // [expert], what a copy could carry away, tokens
-  std::vector<int> sources_;      // experts with something available
-  std::vector<int> sinks_;        // ranks outside S with a slot to fill
-  std::vector<int> slot_;         // [rank], guest slot to fill, −1 none
-  std::vector<float> capacity_;   // [rank], what a newcomer could carry, shares
-  std::vector<float> loss_;       // [rank], what giving up the slot's guest costs, shares
-  std::vector<int> queue_;        // [rank]
+  int window_;                        // micro-steps looked ahead
+  std::vector<char> inside_;          // [rank], in S
+  std::vector<char> seen_;            // [rank]
+  std::vector<float> inflow_;         // [rank], excess that can reach it, tokens
+  std::vector<float> outlet_;         // [rank], room that can be reached from it, tokens
+  std::vector<float> available_;      // [expert], what a copy could carry away, tokens
+  std::vector<int> sources_;          // experts with something available
+  std::vector<int> sinks_;            // ranks outside S with a slot to fill
+  std::vector<int> slot_;             // [rank], guest slot to fill, −1 none
+  std::vector<float> capacity_;       // [rank], what a newcomer could carry, shares
+  std::vector<float> loss_;           // [rank], what giving up the slot's guest costs, shares
+  std::vector<int> queue_;            // [rank]
+  std::vector<float> sink_capacity_;  // [sink], as capacity_
+  std::vector<float> sink_loss_;      // [sink], as loss_
+  Array<float, 2> sink_room_;         // [micro-step ahead][sink], shares
+  std::vector<float> carried_;        // [sink], of one source, shares
+  std::vector<float> score_;          // [sink], of one source, shares
+  std::vector<float> worth_;          // [sink], of one source, to the micro-steps to come, shares
   std::vector<Candidate> pairs_;
   std::ptrdiff_t num_sorted_ = 0;  // of pairs_, from the front
 };

@@ -6,14 +6,14 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr int kLongList = 128;             // candidates tried before none is held to help
-constexpr int kRearrangeList = 8;          // the same, when a copy is to be taken back
-constexpr float kKeepsPromise = 0.85F;     // part of its own gain that a further candidate must still bring
-constexpr int kLevels = 8;                 // times that the target may rise
+constexpr int kLongList = 48;           // candidates tried before none is held to help
+constexpr float kKeepsPromise = 0.85F;  // part of its own gain that a further candidate must still bring
+constexpr int kReplaceable = 2;         // others may make up for a copy if they lack less than 1 / this of its tokens
+constexpr int kLevels = 8;              // times that the target may rise
 constexpr std::int64_t kRaiseDivisor = 4;  // it rises by this part of what is missing
 
 // Restarts pay most where the group is small, and cost least there.
-int num_variants(int num_ranks) { return std::clamp(2048 / (num_ranks * num_ranks), 4, 32); }
+int num_variants(int num_ranks) { return std::clamp(2048 / num_ranks / num_ranks, 4, 32); }
 
 }  // namespace
 
@@ -74,8 +74,8 @@ bool Replication::permitted(const Candidate& c, const ReplicaGraph& graph) const
 }
 
 // The excess that would remain with the candidate in its slot; `to` becomes the assignment. `graph` ends as it was.
-std::int64_t Replication::attempt(const Candidate& c, std::int64_t target, ReplicaGraph& graph, const Assignment& from,
-                                  Assignment& to) {
+std::int64_t Replication::attempt(const Candidate& c, std::int64_t target, std::int64_t excess_before,
+                                  ReplicaGraph& graph, const Assignment& from, Assignment& to) {
   const int s = guests_.slot_on(c.rank);
   const int old = graph.expert_in(s);
   to.quota = from.quota;
@@ -85,7 +85,8 @@ std::int64_t Replication::attempt(const Candidate& c, std::int64_t target, Repli
     graph.drop(s);
   }
   graph.put(s, c.expert);
-  const std::int64_t excess = relieve(graph, target, to, trial_workspace_);
+  std::int64_t excess = relieve_once(graph, target, to, trial_workspace_);
+  if (excess >= excess_before) excess = relieve(graph, target, to, trial_workspace_);
   graph.drop(s);
   if (old >= 0) graph.put(s, old);
   return excess;
@@ -101,9 +102,8 @@ bool Replication::improve(int m, std::int64_t target, std::int64_t& excess, Gues
                               .assignment = a,
                               .workspace = workspace_,
                               .ledger = ledger_};
-  const bool rearranging = slots == GuestSlotsToUse::kCopied;
   guests_.list(bottleneck, slots, variant_);
-  const std::size_t longest = rearranging ? kRearrangeList : kLongList;
+  const std::size_t longest = slots == GuestSlotsToUse::kCopied ? static_cast<std::size_t>(short_list_) : kLongList;
   std::span<Candidate> list = guests_.best(short_list_);
   const Candidate* best = nullptr;
   float best_score = 0;
@@ -117,7 +117,7 @@ bool Replication::improve(int m, std::int64_t target, std::int64_t& excess, Gues
     }
     Candidate& c = list[tried];
     if (!permitted(c, graph)) continue;
-    const std::int64_t left = attempt(c, target, graph, a, trial_);
+    const std::int64_t left = attempt(c, target, excess, graph, a, trial_);
     c.gain = excess - left;
     if (c.gain <= 0) continue;
     const float score = static_cast<float>(c.gain) * problem_.per_mean[m] + guests_.future_change(bottleneck, c);
@@ -153,7 +153,7 @@ void Replication::take_others(std::int64_t target, std::int64_t& excess, std::sp
   for (const Candidate& c : tried) {
     if (excess == 0 || c.gain * 2 < tried.front().gain || c.gain <= 0) break;
     if (taken_[c.rank] != 0 || ledger_.is_copy(graph, guests_.slot_on(c.rank)) || !permitted(c, graph)) continue;
-    const std::int64_t left = attempt(c, target, graph, a, trial_);
+    const std::int64_t left = attempt(c, target, excess, graph, a, trial_);
     if (static_cast<float>(excess - left) < kKeepsPromise * static_cast<float>(c.gain)) continue;
     ledger_.replace(graph, guests_.slot_on(c.rank), c.expert);
     taken_[c.rank] = 1;
@@ -175,6 +175,7 @@ void Replication::take_back(int m, std::int64_t target, ReplicaGraph& graph, Ass
   Assignment rest;
   for (const int s : copied) {
     const int found = ledger_.found(s);
+    const std::int64_t tokens = a.quota[s];
     if (!ledger_.is_copy(graph, s) || (found >= 0 && graph.find(found, graph.rank_of(s)) >= 0)) continue;
     graph_before = graph;
     ledger_before = ledger_;
@@ -182,7 +183,7 @@ void Replication::take_back(int m, std::int64_t target, ReplicaGraph& graph, Ass
     release(problem_, graph, s, rest);
     ledger_.replace(graph, s, found);
     std::int64_t excess = relieve(graph, target, rest, workspace_);
-    if (excess > 0) improve(m, target, excess, GuestSlotsToUse::kCopied, graph, rest);
+    if (excess > 0 && excess * kReplaceable < tokens) improve(m, target, excess, GuestSlotsToUse::kCopied, graph, rest);
     if (excess == 0) {
       std::swap(a, rest);
     } else {

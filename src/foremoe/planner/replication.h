@@ -36,8 +36,8 @@ class Replication {
   Outcome search(int m, ReplicaGraph& graph, Assignment& assignment);
   bool improve(int m, std::int64_t target, std::int64_t& excess, GuestSlotsToUse slots, ReplicaGraph& graph,
                Assignment& assignment);
-  std::int64_t attempt(const Candidate& c, std::int64_t target, ReplicaGraph& graph, const Assignment& from,
-                       Assignment& to);
+  std::int64_t attempt(const Candidate& c, std::int64_t target, std::int64_t excess_before, ReplicaGraph& graph,
+                       const Assignment& from, Assignment& to);
   void take_others(std::int64_t target, std::int64_t& excess, std::span<Candidate> tried, ReplicaGraph& graph,
                    Assignment& assignment);
   void take_back(int m, std::int64_t target, ReplicaGraph& graph, Assignment& assignment);

@@ -158,6 +158,10 @@ std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment&
   }
 }
 
+std::int64_t relieve_once(const ReplicaGraph& graph, std::int64_t target, Assignment& a, AssignmentWorkspace& w) {
+  return w.search(graph, target, w.start(graph, target, a), a);
+}
+
 // Raises `bound` to the density of the densest expert, all of whose tokens its holders must serve. Returns that
 // expert; −1 when the bound is not below it.
 static int densest_expert(const ReplicaGraph& graph, const Assignment& a, std::int64_t& bound) {

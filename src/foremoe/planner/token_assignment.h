@@ -42,6 +42,7 @@ class AssignmentWorkspace {
 
  private:
   friend std::int64_t relieve(const ReplicaGraph&, std::int64_t, Assignment&, AssignmentWorkspace&);
+  friend std::int64_t relieve_once(const ReplicaGraph&, std::int64_t, Assignment&, AssignmentWorkspace&);
   // Visits the ranks above the target; returns the tokens above it.
   std::int64_t start(const ReplicaGraph& graph, std::int64_t target, const Assignment& assignment);
   // Visits what can be reached from them and moves tokens to every room found; returns what is left of `excess`.
@@ -68,6 +69,10 @@ void serve_at_homes(const ReplicaGraph& graph, std::span<const std::int64_t> exp
 // are as few as under any assignment. When that is not 0, `workspace` holds the closed set.
 std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment,
                      AssignmentWorkspace& workspace);
+
+// The same with one search only: most of what can be moved, for a fraction of the time. Trials are weighed by it.
+std::int64_t relieve_once(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment,
+                          AssignmentWorkspace& workspace);
 
 // The exact optimum from any assignment of the same tokens; `lower_bound` must be one (⌈mean⌉). Returns the largest
 // rank load. `tight_set`, when given, receives ranks that prove it: the tokens of the experts that they alone hold,
