@@ -6,24 +6,28 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr int kLongList = 48;           // candidates tried before none is held to help
-constexpr float kKeepsPromise = 0.85F;  // part of its own gain that a further candidate must still bring
-constexpr int kReplaceable = 2;         // others may make up for a copy if they lack less than 1 / this of its tokens
-constexpr int kLevels = 8;              // times that the target may rise
+constexpr float kKeepsPromise = 0.85F;     // part of its own gain that a further candidate must still bring
+constexpr int kLevels = 8;                 // times that the target may rise
 constexpr std::int64_t kRaiseDivisor = 4;  // it rises by this part of what is missing
 
 // Restarts pay most where the group is small, and cost least there.
 int num_variants(int num_ranks) { return std::clamp(2048 / num_ranks / num_ranks, 4, 32); }
 
+// A copy is dearer where it is made again at every use, or in both passes with other micro-steps between them.
+Replication::Effort effort_for(const PlannerOptions& options) {
+  if (options.residency == Residency::kShared) return {.short_list = 16, .long_list = 128, .replaceable = 0};
+  if (options.in_flight > 1) return {.short_list = 8, .long_list = 128, .replaceable = 0};
+  return {.short_list = 8, .long_list = 48, .replaceable = 2};
+}
+
 }  // namespace
 
 Replication::Replication(const LayerProblem& problem, const PlannerOptions& options)
     : problem_(problem),
-      every_guest_is_a_copy_(options.residency == Residency::kShared),
-      short_list_(every_guest_is_a_copy_ ? 16 : 8),
-      variants_(every_guest_is_a_copy_ ? num_variants(problem.num_ranks()) : 1),
+      effort_(effort_for(options)),
+      variants_(options.residency == Residency::kShared ? num_variants(problem.num_ranks()) : 1),
       ledger_(problem, options),
-      guests_(problem, !every_guest_is_a_copy_),
+      guests_(problem, options.residency != Residency::kShared),
       taken_(problem.num_ranks()) {}
 
 void Replication::balance(int m, ReplicaGraph& graph, Assignment& a) {
@@ -103,8 +107,9 @@ bool Replication::improve(int m, std::int64_t target, std::int64_t& excess, Gues
                               .workspace = workspace_,
                               .ledger = ledger_};
   guests_.list(bottleneck, slots, variant_);
-  const std::size_t longest = slots == GuestSlotsToUse::kCopied ? static_cast<std::size_t>(short_list_) : kLongList;
-  std::span<Candidate> list = guests_.best(short_list_);
+  const std::size_t longest = slots == GuestSlotsToUse::kCopied ? static_cast<std::size_t>(effort_.short_list)
+                                                                : static_cast<std::size_t>(effort_.long_list);
+  std::span<Candidate> list = guests_.best(effort_.short_list);
   const Candidate* best = nullptr;
   float best_score = 0;
   std::int64_t best_excess = 0;
@@ -126,7 +131,7 @@ bool Replication::improve(int m, std::int64_t target, std::int64_t& excess, Gues
     best_score = score;
     best_excess = left;
     std::swap(best_, trial_);
-    if (tried >= static_cast<std::size_t>(short_list_)) {
+    if (tried >= static_cast<std::size_t>(effort_.short_list)) {
       ++tried;
       break;
     }
@@ -183,7 +188,8 @@ void Replication::take_back(int m, std::int64_t target, ReplicaGraph& graph, Ass
     release(problem_, graph, s, rest);
     ledger_.replace(graph, s, found);
     std::int64_t excess = relieve(graph, target, rest, workspace_);
-    if (excess > 0 && excess * kReplaceable < tokens) improve(m, target, excess, GuestSlotsToUse::kCopied, graph, rest);
+    if (excess > 0 && excess * effort_.replaceable < tokens)
+      improve(m, target, excess, GuestSlotsToUse::kCopied, graph, rest);
     if (excess == 0) {
       std::swap(a, rest);
     } else {

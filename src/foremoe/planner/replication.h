@@ -23,6 +23,13 @@ class Replication {
  public:
   Replication(const LayerProblem& problem, const PlannerOptions& options);
 
+  struct Effort {
+    int short_list;   // candidates tried for one change
+    int long_list;    // candidates tried before none is held to help
+    int replaceable;  // others may make up for a copy if they lack less than 1 / this of its tokens; 0: whatever they
+                      // lack
+  };
+
   // `graph` holds the guests that micro-step m finds and ends with those that it leaves; `assignment` ends with
   // quotas of m whose largest load is the target, or as near to it as was found.
   void balance(int m, ReplicaGraph& graph, Assignment& assignment);
@@ -44,9 +51,8 @@ class Replication {
   bool permitted(const Candidate& c, const ReplicaGraph& graph) const;
 
   const LayerProblem& problem_;
-  bool every_guest_is_a_copy_;
-  int short_list_;  // candidates tried for one change
-  int variants_;    // attempts at one micro-step
+  Effort effort_;
+  int variants_;  // attempts at one micro-step
   int variant_ = 0;
   CopyLedger ledger_;
   GuestSearch guests_;
