@@ -1,14 +1,12 @@
 // What plan_step promises whatever it is given: every plan passes check_plan, whichever stages are on, under each
-// residency, for steps of every odd shape; and bad input is refused by name.
+// residency, for steps of every odd shape.
 
 #include "foremoe/planner/planner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <limits>
-
-#include "foremoe/core/error.h"
+#include "foremoe/core/random.h"
 #include "foremoe/plan/test_plans.h"
 #include "foremoe/planner/test_steps.h"
 

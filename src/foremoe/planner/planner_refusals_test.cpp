@@ -1,0 +1,79 @@
+// What plan_step refuses, and by which name.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "foremoe/core/error.h"
+#include "foremoe/planner/test_steps.h"
+
+namespace foremoe {
+namespace {
+
+using test::bursty_load;
+using test::plan_checked;
+
+// The field that a refusal names; "" when nothing was refused.
+std::string refused(const LoadTable& load, const Array<RankId, 2>& home, const PlannerOptions& options,
+                    const StepPlan* previous = nullptr) {
+  ThreadPool pool(1);
+  try {
+    plan_step({.load = load, .home = home, .options = options, .previous = previous}, pool);
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr(error.where().field));
+    return error.where().field;
+  }
+  return "";
+}
+
+TEST(BadInput, IsRefusedByTheNameOfTheOption) {
+  const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
+  const Array<RankId, 2> home = contiguous_homes(1, 8, 4);
+  EXPECT_EQ(refused(load, home, {}), "");
+  EXPECT_EQ(refused(load, home, {.guest_slots = -1}), "--guest-slots");
+  EXPECT_EQ(refused(load, home, {.in_flight = 0}), "--in-flight");
+  EXPECT_EQ(refused(load, home, {.in_flight = -3}), "--in-flight");
+  EXPECT_EQ(refused(load, home, {.rehome = -1}), "--rehome");
+  EXPECT_EQ(refused(load, home, {.max_copies_per_rank = -1}), "--max-copies-per-rank");
+  EXPECT_EQ(refused(load, home, {.max_copies_per_source = -1}), "--max-copies-per-source");
+  EXPECT_EQ(refused(load, home, {.min_tokens_per_guest = -1}), "--min-tokens-per-guest");
+  for (const double tolerance : {-0.001, 1.001, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(refused(load, home, {.tolerance = tolerance}), "--tolerance");
+  }
+  EXPECT_EQ(refused(load, home, {.residency = Residency::kFree, .in_flight = 2}), "--residency");
+}
+
+TEST(BadInput, IsRefusedWhereHomesDoNotFitTheLoad) {
+  const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
+  EXPECT_EQ(refused(load, contiguous_homes(2, 8, 4), {}), "--homes") << "a layer too many";
+  EXPECT_EQ(refused(load, contiguous_homes(1, 12, 4), {}), "--homes") << "too many experts";
+  Array<RankId, 2> home = contiguous_homes(1, 8, 4);
+  home(0, 3) = RankId{4};
+  EXPECT_EQ(refused(load, home, {}), "--homes") << "a rank that there is not";
+  home(0, 3) = RankId{-1};
+  EXPECT_EQ(refused(load, home, {}), "--homes");
+  home(0, 3) = RankId{0};
+  EXPECT_EQ(refused(load, home, {}), "--homes") << "three homes on a rank, one on another";
+}
+
+TEST(BadInput, IsRefusedWhereRanksDoNotDivideExperts) {
+  EXPECT_THROW(contiguous_homes(1, 8, 3), InputError);
+  EXPECT_THROW(contiguous_homes(1, 8, 0), InputError);
+  const LoadTable load = test::load_of(3, {std::vector<std::int64_t>(8, 5)});
+  EXPECT_EQ(refused(load, Array<RankId, 2>({1, 8}), {}), "load");
+}
+
+TEST(BadInput, IsRefusedWhereThePreviousPlanIsOfAnotherShape) {
+  const Array<RankId, 2> home = contiguous_homes(1, 8, 4);
+  const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
+  for (const test::StepShape& other :
+       {test::StepShape{.layers = 2, .ranks = 4, .experts = 8}, test::StepShape{.ranks = 2, .experts = 8},
+        test::StepShape{.ranks = 4, .experts = 12}}) {
+    const StepPlan previous = plan_checked(bursty_load(other, 9), {}).plan;
+    EXPECT_EQ(refused(load, home, {}, &previous), "--previous");
+  }
+}
+
+}  // namespace
+}  // namespace foremoe
