@@ -26,6 +26,18 @@ LayerPlanner::LayerPlanner(const PlanRequest& request, const ExecutionOrder& ord
       wanted_(problem_.num_micro_steps, WantedGuests(problem_.num_ranks())),
       rests_(problem_.num_micro_steps) {}
 
+// Brings the slots of a rank to what `graph` has on it: who stays keeps its slot, who comes takes the first free one.
+static void keep_slots(const ReplicaGraph& graph, int rank, std::span<ExpertId> slots) {
+  for (ExpertId& e : slots) {
+    if (e != kNoExpert && graph.find(e.value, rank) < 0) e = kNoExpert;
+  }
+  for (int s = graph.first_slot(rank); s < graph.first_slot(rank + 1); ++s) {
+    const ExpertId e{graph.expert_in(s)};
+    if (e == kNoExpert || std::find(slots.begin(), slots.end(), e) != slots.end()) continue;
+    *std::find(slots.begin(), slots.end(), kNoExpert) = e;
+  }
+}
+
 // The guests that the previous plan held longest, as far as they still are guests: a beginning for stage B.
 void LayerPlanner::start_from_previous(ReplicaGraph& graph) const {
   const StepPlan& previous = *request_.previous;
@@ -65,11 +77,21 @@ void LayerPlanner::place(StepPlan& plan) {
     place_freely(graph, plan);
   } else {
     place_guests(graph);
-    write_slots(options_.residency == Residency::kShared ? lend_slots(problem_, order_, wanted_)
-                                                         : retain_guests(problem_, options_, order_, wanted_),
-                plan);
+    write_slots(keep_guests(), plan);
   }
   planning_cpu_seconds_ += thread_cpu_seconds() - based;
+}
+
+GuestSlots LayerPlanner::keep_guests() const {
+  if (wanted_.empty() || problem_.guest_slots == 0) return lend_slots(problem_, order_, wanted_);
+  switch (options_.residency) {
+    case Residency::kStatic:
+      return pin_guests(problem_, options_, order_, wanted_.front());
+    case Residency::kShared:
+      return lend_slots(problem_, order_, wanted_);
+    default:
+      return retain_guests(problem_, options_, order_, wanted_);
+  }
 }
 
 void LayerPlanner::place_guests(ReplicaGraph& graph) {
@@ -116,19 +138,26 @@ void LayerPlanner::want(int m, const ReplicaGraph& graph, const Assignment& assi
 }
 
 void LayerPlanner::place_freely(ReplicaGraph& graph, StepPlan& plan) {
+  // An exchange makes copies that no guest budget counts.
+  const bool may_exchange = options_.stages.relocation && !options_.max_copies_per_rank &&
+                            options_.max_copies_per_source == kNoLimit && options_.min_tokens_per_guest == 0;
   Assignment assignment;
   AssignmentWorkspace workspace;
+  std::vector<ExpertId> slots(graph.num_slots(),
+                              kNoExpert);  // as the plan has them: an expert that stays keeps its slot
+  for (int e = 0; e < problem_.num_experts; ++e) slots[problem_.home_slot[e]] = ExpertId{e};
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     Replication replication(problem_, options_);
     balance(m, graph, assignment, replication);
-    if (options_.stages.relocation &&
-        *std::max_element(assignment.rank_load.begin(), assignment.rank_load.end()) > problem_.target[m] &&
-        exchange_anchors(problem_, m, graph, assignment, workspace)) {
+    const std::int64_t busiest = *std::max_element(assignment.rank_load.begin(), assignment.rank_load.end());
+    if (may_exchange && busiest > problem_.target[m] && exchange_anchors(problem_, m, graph, assignment, workspace)) {
       balance(m, graph, assignment, replication);
     }
-    for (int s = 0; s < graph.num_slots(); ++s) {
-      const int r = graph.rank_of(s);
-      plan.slot_expert(order_.forward[m], layer_, r, s - graph.first_slot(r)) = ExpertId{graph.expert_in(s)};
+    for (int r = 0; r < problem_.num_ranks(); ++r) {
+      const std::span<ExpertId> row(slots.data() + graph.first_slot(r),
+                                    static_cast<std::size_t>(graph.slots_per_rank()));
+      keep_slots(graph, r, row);
+      std::copy(row.begin(), row.end(), plan.slot_expert.row(order_.forward[m], layer_, r).begin());
     }
   }
 }
@@ -169,11 +198,15 @@ void LayerPlanner::finish(MicroStepId micro_step, StepPlan& plan) {
   const double begin = thread_cpu_seconds();
   const int m = micro_step.value;
   ReplicaGraph graph = replicas_of(m, plan);
-  if (options_.residency == Residency::kFree) {  // any replica may be the one that tokens start from
+  if (options_.residency ==
+      Residency::kFree) {  // tokens start from the home, or from any replica where it was given up
     for (int s = graph.num_slots() - 1; s >= 0; --s) {
-      if (graph.expert_in(s) < 0) continue;
-      problem_.home[graph.expert_in(s)] = graph.rank_of(s);
-      problem_.home_slot[graph.expert_in(s)] = s;
+      const int e = graph.expert_in(s);
+      if (e < 0) continue;
+      const int owner = plan.home(layer_, e).value;
+      const int holding = graph.find(e, owner);
+      problem_.home_slot[e] = holding >= 0 ? holding : s;
+      problem_.home[e] = graph.rank_of(problem_.home_slot[e]);
     }
   }
   Assignment assignment;

@@ -30,6 +30,7 @@ class LayerPlanner {
  private:
   void start_from_previous(ReplicaGraph& graph) const;
   void place_guests(ReplicaGraph& graph);
+  GuestSlots keep_guests() const;
   void place_freely(ReplicaGraph& graph, StepPlan& plan);
   void balance(int m, ReplicaGraph& graph, Assignment& assignment, class Replication& replication);
   void want(int m, const ReplicaGraph& graph, const Assignment& assignment);

@@ -31,6 +31,22 @@ static void check(const PlanRequest& request) {
       request.home.extent(1) != static_cast<std::size_t>(load.num_experts())) {
     refuse("--homes", "must give a rank for every layer and expert of the load");
   }
+  for (int l = 0; l < load.num_layers(); ++l) {
+    std::vector<int> homes_on(load.num_ranks(), 0);
+    for (int e = 0; e < load.num_experts(); ++e) {
+      const RankId home = request.home(l, e);
+      const std::string at = "[" + std::to_string(l) + ", " + std::to_string(e) + "]";
+      if (home.value < 0 || home.value >= load.num_ranks()) {
+        throw InputError({.field = "--homes", .index = at},
+                         "rank " + std::to_string(home.value) + " is not one of " + std::to_string(load.num_ranks()));
+      }
+      if (++homes_on[home.index()] > load.num_experts() / load.num_ranks()) {
+        throw InputError({.field = "--homes", .index = at}, "rank " + std::to_string(home.value) + " has more than " +
+                                                                std::to_string(load.num_experts() / load.num_ranks()) +
+                                                                " homes in this layer");
+      }
+    }
+  }
   if (request.previous != nullptr) {
     const StepPlan& p = *request.previous;
     if (p.num_layers() != load.num_layers() || p.num_ranks() != load.num_ranks() ||

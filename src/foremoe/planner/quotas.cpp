@@ -31,7 +31,13 @@ std::int64_t Quotas::exact(int m, ReplicaGraph& graph, Assignment& a) {
   return *std::max_element(a.rank_load.begin(), a.rank_load.end());
 }
 
-std::int64_t Quotas::equal(int m, const ReplicaGraph& graph, const std::vector<char>& rests, Assignment& a) {
+std::int64_t Quotas::equal(int m, ReplicaGraph& graph, const std::vector<char>& rests, Assignment& a) {
+  split_equally(m, graph, rests, a);
+  while (options_.min_tokens_per_guest > 0 && drop_smallest_guest(graph, a)) split_equally(m, graph, rests, a);
+  return *std::max_element(a.rank_load.begin(), a.rank_load.end());
+}
+
+void Quotas::split_equally(int m, const ReplicaGraph& graph, const std::vector<char>& rests, Assignment& a) const {
   a.quota.assign(graph.num_slots(), 0);
   a.rank_load.assign(graph.num_ranks(), 0);
   for (int e = 0; e < graph.num_experts(); ++e) {
@@ -46,7 +52,6 @@ std::int64_t Quotas::equal(int m, const ReplicaGraph& graph, const std::vector<c
       a.rank_load[graph.rank_of(slots[i])] += tokens;
     }
   }
-  return *std::max_element(a.rank_load.begin(), a.rank_load.end());
 }
 
 }  // namespace foremoe::planner

@@ -26,9 +26,10 @@ class Quotas {
 
   // With stage T off: an equal split over the replicas that serve, the remainder to the lowest ranks. `rests[e]`
   // says that a relocated expert's home does not serve.
-  std::int64_t equal(int m, const ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment);
+  std::int64_t equal(int m, ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment);
 
  private:
+  void split_equally(int m, const ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment) const;
   bool drop_smallest_guest(ReplicaGraph& graph, const Assignment& assignment) const;
 
   const LayerProblem& problem_;

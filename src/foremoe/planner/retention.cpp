@@ -115,6 +115,26 @@ GuestSlots retain_guests(const LayerProblem& problem, const PlannerOptions& opti
   return Retention(problem, options, order, wanted).run();
 }
 
+GuestSlots pin_guests(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
+                      const WantedGuests& wanted) {
+  const auto max_per_rank = static_cast<std::size_t>(options.max_copies_per_rank.value_or(options.guest_slots));
+  std::vector<int> copies_from(problem.num_ranks(), 0);
+  GuestSlots guests({static_cast<std::size_t>(order.num_events()), static_cast<std::size_t>(problem.num_ranks()),
+                     static_cast<std::size_t>(problem.guest_slots)},
+                    -1);
+  for (int r = 0; r < problem.num_ranks(); ++r) {
+    std::size_t filled = 0;
+    for (const int e : wanted[r]) {
+      int& copies = copies_from[problem.home[e]];
+      if (filled == max_per_rank || copies >= options.max_copies_per_source) continue;
+      ++copies;
+      for (int t = 0; t < order.num_events(); ++t) guests(t, r, filled) = e;
+      ++filled;
+    }
+  }
+  return guests;
+}
+
 GuestSlots lend_slots(const LayerProblem& problem, const ExecutionOrder& order,
                       const std::vector<WantedGuests>& wanted) {
   GuestSlots guests({static_cast<std::size_t>(order.num_events()), static_cast<std::size_t>(problem.num_ranks()),

@@ -32,6 +32,10 @@ using GuestSlots = Array<int, 3>;  // [event][rank][guest slot]
 GuestSlots retain_guests(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
                          const std::vector<WantedGuests>& wanted);
 
+// Guests that are copied at the first event, as far as its budgets permit, and never change (residency `static`).
+GuestSlots pin_guests(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
+                      const WantedGuests& wanted);
+
 // Guests fetched anew at every event that wants them (residency `shared`); one that is wanted again at the next event
 // keeps its slot.
 GuestSlots lend_slots(const LayerProblem& problem, const ExecutionOrder& order,
