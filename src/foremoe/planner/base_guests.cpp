@@ -95,11 +95,16 @@ bool BaseGuests::grow(ReplicaGraph& graph) {
       }
     }
   }
-  const auto best = std::max_element(score_.begin(), score_.end());
-  if (*best <= (goal_ == BaseGoal::kFinal ? 0.0F : kLeastPromise)) return false;
-  const auto at = best - score_.begin();
-  const int expert = static_cast<int>(at / ranks);
-  const int rank = static_cast<int>(at % ranks);
+  const float least = goal_ == BaseGoal::kFinal ? 0.0F : kLeastPromise;
+  auto best = std::max_element(score_.begin(), score_.end());
+  while (*best > least && graph.find(static_cast<int>((best - score_.begin()) / ranks),
+                                     static_cast<int>((best - score_.begin()) % ranks)) >= 0) {
+    *best = 0;  // that rank has a replica already
+    best = std::max_element(score_.begin(), score_.end());
+  }
+  if (*best <= least) return false;
+  const int expert = static_cast<int>((best - score_.begin()) / ranks);
+  const int rank = static_cast<int>((best - score_.begin()) % ranks);
   graph.put(free_slot[rank], expert);
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     if (now_[m].tight.empty() || now_[m].in_tight[rank]) continue;
@@ -194,9 +199,11 @@ void BaseGuests::choose(ReplicaGraph& graph) {
   }
   while (grow(graph)) {
   }
+  // A rank has no use for more guests than there are experts away from it.
+  const int last = std::min(graph.slots_per_rank(), problem_.num_experts);
   for (int sweep = 0; sweep < kSweeps; ++sweep) {
     bool changed = false;
-    for (int g = problem_.homes_per_rank(); g < graph.slots_per_rank(); ++g) {
+    for (int g = problem_.homes_per_rank(); g < last; ++g) {
       for (int r = 0; r < problem_.num_ranks(); ++r) {
         if (revise(graph, graph.first_slot(r) + g)) changed = true;
       }

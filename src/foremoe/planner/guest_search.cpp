@@ -16,8 +16,8 @@ constexpr float kLocality = 0.1F;       // of tokens that would stay on their no
 constexpr float kDisturbance = 0.6F;    // of a variant's scores, relative
 
 // Uniform in [−0.5, 0.5), a function of its arguments alone.
-float disturbance(int variant, int expert, int rank) {
-  std::uint64_t x = (static_cast<std::uint64_t>(variant) << 40) + (static_cast<std::uint64_t>(expert) << 20) +
+float disturbance(std::uint64_t seed, int variant, int expert, int rank) {
+  std::uint64_t x = seed + (static_cast<std::uint64_t>(variant) << 40) + (static_cast<std::uint64_t>(expert) << 20) +
                     static_cast<std::uint64_t>(rank);
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
@@ -31,8 +31,9 @@ bool before(const Candidate& x, const Candidate& y) {
 
 }  // namespace
 
-GuestSearch::GuestSearch(const LayerProblem& problem, bool looks_ahead)
+GuestSearch::GuestSearch(const LayerProblem& problem, bool looks_ahead, std::uint64_t seed)
     : problem_(problem),
+      seed_(seed),
       window_(looks_ahead ? kWindow : 0),
       inside_(problem.num_ranks()),
       seen_(problem.num_ranks()),
@@ -191,7 +192,7 @@ void GuestSearch::score_pairs(const Bottleneck& b, int variant) {
         const auto sent = problem_.node_load(b.m, e, problem_.topology.node_of(RankId{sinks_[i]}));
         score += kLocality * std::min(carried_[i], static_cast<float>(sent) * per_mean);
       }
-      if (variant > 0) score += kDisturbance * carried_[i] * disturbance(variant, e, sinks_[i]);
+      if (variant > 0) score += kDisturbance * carried_[i] * disturbance(seed_, variant, e, sinks_[i]);
       pairs_.push_back({.score = score, .expert = e, .rank = sinks_[i], .gain = 0});
     }
   }

@@ -46,7 +46,7 @@ struct Bottleneck {
 
 class GuestSearch {
  public:
-  GuestSearch(const LayerProblem& problem, bool looks_ahead);
+  GuestSearch(const LayerProblem& problem, bool looks_ahead, std::uint64_t seed);
 
   // Finds all candidates. `variant` > 0 disturbs the scores, reproducibly, for another attempt.
   void list(const Bottleneck& b, GuestSlotsToUse slots, int variant);
@@ -68,6 +68,7 @@ class GuestSearch {
   float future(int m, int expert, int rank) const;
 
   const LayerProblem& problem_;
+  std::uint64_t seed_;                // of the disturbed scores
   int window_;                        // micro-steps looked ahead
   std::vector<char> inside_;          // [rank], in S
   std::vector<char> seen_;            // [rank]

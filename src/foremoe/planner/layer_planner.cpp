@@ -63,8 +63,11 @@ void LayerPlanner::place(StepPlan& plan) {
   if (options_.stages.base && options_.rehome > 0) set_homes(problem_, rehome(problem_, options_.rehome));
   for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
   ReplicaGraph graph = homes_only(problem_);
+  // A beginning that the budgets of the first event do not permit would be no beginning: P then starts from homes.
+  const bool budgeted = options_.max_copies_per_rank.value_or(options_.guest_slots) < options_.guest_slots ||
+                        options_.max_copies_per_source != kNoLimit;
   const bool keeps_guests = options_.residency == Residency::kStatic || options_.residency == Residency::kResident;
-  if (options_.stages.base && keeps_guests) {
+  if (options_.stages.base && keeps_guests && !(budgeted && options_.residency == Residency::kResident)) {
     if (request_.previous != nullptr) start_from_previous(graph);
     BaseGuests(problem_, options_.residency == Residency::kStatic ? BaseGoal::kFinal : BaseGoal::kBeginning)
         .choose(graph);
@@ -101,7 +104,7 @@ void LayerPlanner::place_guests(ReplicaGraph& graph) {
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     if (options_.residency == Residency::kShared) graph = homes;
     if (options_.residency != Residency::kStatic) balance(m, graph, assignment, replication);
-    if (options_.prefer == Prefer::kLinks && options_.residency != Residency::kStatic) {
+    if (options_.prefer == Prefer::kLinks && options_.residency == Residency::kResident) {
       renew_local_guests(problem_, m, assignment, graph);
     }
     want(m, graph, assignment);
@@ -131,7 +134,8 @@ void LayerPlanner::want(int m, const ReplicaGraph& graph, const Assignment& assi
   for (int s = 0; s < graph.num_slots(); ++s) {
     const int e = graph.expert_in(s);
     if (e < 0 || s == problem_.home_slot[e]) continue;
-    const bool all = options_.residency == Residency::kStatic || options_.prefer == Prefer::kLinks;
+    const bool all = options_.residency == Residency::kStatic ||
+                     (options_.prefer == Prefer::kLinks && options_.residency == Residency::kResident);
     if (all || assignment.quota[s] > 0) wanted_[m][graph.rank_of(s)].push_back(e);
   }
   for (auto& guests : wanted_[m]) std::sort(guests.begin(), guests.end());

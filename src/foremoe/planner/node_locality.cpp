@@ -82,7 +82,9 @@ bool NodeLocality::find_outlet(std::int64_t level, int from, int source, const R
       const bool foreign = received(e, node) > 0;
       for (int t = graph.first_holder(e); t >= 0; t = graph.next_holder(t)) {
         const int to = graph.rank_of(t);
-        if (visited_[to] != 0 || (!foreign && node_of(graph, t) != node)) continue;
+        if (visited_[to] != 0) continue;
+        const std::size_t there = node_of(graph, t);
+        if (there != node && !(foreign && received(e, there) < 0)) continue;
         visited_[to] = 1;
         leaving_[to] = s;
         arriving_[to] = t;
@@ -111,8 +113,10 @@ bool NodeLocality::move(std::int64_t level, int s, int t, const ReplicaGraph& gr
     const int out = leaving_[r];
     const int expert = graph.expert_in(out);
     tokens = std::min(tokens, a.quota[out]);
-    if (node_of(graph, out) != node_of(graph, arriving_[r]))
-      tokens = std::min(tokens, received(expert, node_of(graph, out)));
+    if (node_of(graph, out) != node_of(graph, arriving_[r])) {
+      tokens =
+          std::min({tokens, received(expert, node_of(graph, out)), -received(expert, node_of(graph, arriving_[r]))});
+    }
   }
   if (tokens <= 0) return false;
   shift(s, t, tokens, graph, a);

@@ -6,10 +6,10 @@
 // beyond what its ranks send. A move of tokens between two replicas of e from a node that receives some to one that
 // sends some away relieves both links.
 //
-// Method. Every such move is tried. If the rank that it goes to is full, as much is passed on from there along a
-// shortest path of moves that cost no link anything (inside a node, or of tokens that the node received anyway), to a
-// rank with room or to the rank that the tokens left. Each step lowers the traffic of two links and raises none, so the
-// passes end; they are bounded too.
+// Method. Every such move is tried, in slot order. If the rank that it goes to is full, as much is passed on from there
+// along a shortest path of moves inside a node, or again from a node that receives to one that sends away, to a rank
+// with room or to the rank that the tokens left. So each step relieves two links and burdens none, and the passes end;
+// they are bounded too.
 
 #include <vector>
 

@@ -27,7 +27,7 @@ Replication::Replication(const LayerProblem& problem, const PlannerOptions& opti
       effort_(effort_for(options)),
       variants_(options.residency == Residency::kShared ? num_variants(problem.num_ranks()) : 1),
       ledger_(problem, options),
-      guests_(problem, options.residency != Residency::kShared),
+      guests_(problem, options.residency != Residency::kShared, options.seed),
       taken_(problem.num_ranks()) {}
 
 void Replication::balance(int m, ReplicaGraph& graph, Assignment& a) {

@@ -12,7 +12,7 @@
 // nobody who was wanted again and the budget has room; if there is none, the guest is not there and the micro-step does
 // without.
 //
-// Complexity O(events × ranks × G · log), by precomputed next uses.
+// Complexity: O(events × ranks × G), and for each copy O(events × G) to see what is wanted again when.
 
 #include <vector>
 

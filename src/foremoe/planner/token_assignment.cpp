@@ -32,16 +32,6 @@ static void give(const ReplicaGraph& graph, Assignment& a, int slot, std::int64_
   return true;
 }
 
-void serve_at_homes(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& a) {
-  reset(graph, a);
-  for (int e = 0; e < graph.num_experts(); ++e) {
-    int s = graph.first_holder(e);
-    while (s >= 0 && graph.next_holder(s) >= 0) s = graph.next_holder(s);
-    assert(s >= 0 || expert_load[e] == 0);
-    if (s >= 0) give(graph, a, s, expert_load[e]);
-  }
-}
-
 // Raises the holders of one expert to a common level, as water fills vessels; those above it get nothing.
 static void fill_holders(const ReplicaGraph& graph, int expert, std::int64_t tokens, Assignment& a) {
   // The level falls from pass to pass, as holders above it leave, until none does.

@@ -62,9 +62,6 @@ class AssignmentWorkspace {
 // its holders as water fills vessels: what comes late evens out what came early. A good start for `assign_tokens`.
 void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& assignment);
 
-// Every expert's tokens to its last holder in list order, which is the slot that was put first: the home.
-void serve_at_homes(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& assignment);
-
 // Moves tokens until no rank is above `target` or no more can be moved; returns the tokens that remain above, which
 // are as few as under any assignment. When that is not 0, `workspace` holds the closed set.
 std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& assignment,
