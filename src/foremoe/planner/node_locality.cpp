@@ -1,6 +1,7 @@
 #include "foremoe/planner/node_locality.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace foremoe::planner {
 
@@ -84,7 +85,7 @@ bool NodeLocality::find_outlet(std::int64_t level, int from, int source, const R
         const int to = graph.rank_of(t);
         if (visited_[to] != 0) continue;
         const std::size_t there = node_of(graph, t);
-        if (there != node && !(foreign && received(e, there) < 0)) continue;
+        if (there != node && !foreign) continue;
         visited_[to] = 1;
         leaving_[to] = s;
         arriving_[to] = t;
@@ -114,8 +115,7 @@ bool NodeLocality::move(std::int64_t level, int s, int t, const ReplicaGraph& gr
     const int expert = graph.expert_in(out);
     tokens = std::min(tokens, a.quota[out]);
     if (node_of(graph, out) != node_of(graph, arriving_[r])) {
-      tokens =
-          std::min({tokens, received(expert, node_of(graph, out)), -received(expert, node_of(graph, arriving_[r]))});
+      tokens = std::min(tokens, received(expert, node_of(graph, out)));
     }
   }
   if (tokens <= 0) return false;
@@ -131,6 +131,8 @@ void NodeLocality::improve(int m, std::int64_t level, const ReplicaGraph& graph,
   for (int s = 0; s < graph.num_slots(); ++s) {
     if (graph.expert_in(s) >= 0) node_quota_(graph.expert_in(s), node_of(graph, s)) += a.quota[s];
   }
+  const std::int64_t before = busiest_link();
+  before_ = a;
   for (int pass = 0; pass < kPasses; ++pass) {
     bool moved = false;
     for (int s = 0; s < graph.num_slots(); ++s) {
@@ -142,6 +144,22 @@ void NodeLocality::improve(int m, std::int64_t level, const ReplicaGraph& graph,
     }
     if (!moved) break;
   }
+  if (busiest_link() > before) std::swap(a, before_);
+}
+
+// The most tokens that any node sends away or receives.
+std::int64_t NodeLocality::busiest_link() const {
+  std::int64_t busiest = 0;
+  for (std::size_t n = 0; n < node_quota_.extent(1); ++n) {
+    std::int64_t in = 0;
+    std::int64_t out = 0;
+    for (int e = 0; e < problem_.num_experts; ++e) {
+      const std::int64_t tokens = received(e, n);
+      (tokens > 0 ? in : out) += std::abs(tokens);
+    }
+    busiest = std::max({busiest, in, out});
+  }
+  return busiest;
 }
 
 }  // namespace foremoe::planner

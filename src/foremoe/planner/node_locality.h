@@ -7,9 +7,9 @@
 // sends some away relieves both links.
 //
 // Method. Every such move is tried, in slot order. If the rank that it goes to is full, as much is passed on from there
-// along a shortest path of moves inside a node, or again from a node that receives to one that sends away, to a rank
-// with room or to the rank that the tokens left. So each step relieves two links and burdens none, and the passes end;
-// they are bounded too.
+// along a shortest path of moves inside a node, or of tokens that the node received anyway, to a rank with room or to
+// the rank that the tokens left. A step lowers the traffic of two links and the sum of all; a path may shift traffic
+// between other links, so the outcome is kept only if the busiest link is none the busier. Passes are bounded.
 
 #include <vector>
 
@@ -28,6 +28,7 @@ class NodeLocality {
   void improve(int m, std::int64_t level, const ReplicaGraph& graph, Assignment& assignment);
 
  private:
+  std::int64_t busiest_link() const;
   std::size_t node_of(const ReplicaGraph& graph, int slot) const;
   std::int64_t received(int expert,
                         std::size_t node) const;  // quotas on the node beyond what it sends; negative: sent away
@@ -38,11 +39,12 @@ class NodeLocality {
   const LayerProblem& problem_;
   int m_ = 0;
   Array<std::int64_t, 2> node_quota_;  // [expert][node], tokens
-  std::vector<int> queue_;             // [rank]
-  std::vector<int> leaving_;           // [rank], slot that the path leaves to come here, −1 at its start
-  std::vector<int> arriving_;          // [rank], slot by which it comes
-  std::vector<char> visited_;          // [rank]
-  int outlet_ = -1;                    // rank at which the last path found ends
+  Assignment before_;
+  std::vector<int> queue_;     // [rank]
+  std::vector<int> leaving_;   // [rank], slot that the path leaves to come here, −1 at its start
+  std::vector<int> arriving_;  // [rank], slot by which it comes
+  std::vector<char> visited_;  // [rank]
+  int outlet_ = -1;            // rank at which the last path found ends
 };
 
 }  // namespace foremoe::planner
