@@ -18,6 +18,13 @@ SHARED = ROOT.parent / "shared" / "data"
 SUBCOMMANDS = ("synth", "import", "collect", "inspect", "plan", "verify", "compare")
 
 
+def npy(shape, values):
+    """[tokens, layers, top_k] of bytes as numpy writes it."""
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
+    header += " " * (-(len(header) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(values)
+
+
 class CommandTest(unittest.TestCase):
     """A test runs in an empty folder, so that what it leaves behind can be counted."""
 

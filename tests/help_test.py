@@ -23,7 +23,8 @@ class Help(CommandTest):
 
     def test_plan_tells_its_defaults(self):
         text = " ".join(self.succeed("plan", "--help").split())
-        for words in ("(default resident)", "(default contiguous)", "(default BLPT)", "(default foremoe)", "(default 128)"):
+        for words in ("(default resident)", "(default contiguous)", "(default BLPT)", "(default foremoe)", "(default 128)",
+                      "(default 0.006; 0.01 where residency is shared)"):
             self.assertIn(words, text)
 
     def test_the_version_is_told(self):

@@ -122,9 +122,24 @@ class Pipeline(CommandTest):
         self.assertTrue(predicts["ok"])
         self.assertNotEqual(predicts["rho"], knows["rho"])
 
+    def test_a_step_without_load_is_not_called_perfect(self):
+        def emptied(metadata, tensors):
+            dtype, shape, data = tensors["load"]
+            tensors["load"] = (dtype, shape, bytes(len(data)))
+
+        step = self.synthesise()
+        self.change(step, emptied)
+        for arguments in (["plan", step, "--out", "plan"], ["compare", step], ["inspect", step], ["inspect", "plan"],
+                          ["verify", step, "plan"]):  # fmt: skip
+            with self.subTest(arguments):
+                text = self.succeed(*arguments)
+                self.assertIn("no load", text)
+                self.assertNotIn("perfect", text)
+                self.assertNotIn("ρ mean 0", text)
+
     def test_the_table_of_compare_explains_its_columns(self):
         text = self.succeed("compare", BUNDLED, "--policy", "vanilla,foremoe")
-        for word in ("vanilla", "foremoe", "ρ mean", "copies", "1 is perfect"):
+        for word in ("vanilla", "foremoe", "ρ mean", "copies", "1 is perfect", "residency resident", "1 micro-step in flight"):
             self.assertIn(word, text)
 
     def test_recorded_batching_is_used_for_the_same_number_of_ranks_and_rebatching_is_told(self):

@@ -8,19 +8,12 @@ import subprocess
 import unittest
 
 import safetensors_file as st
-from foremoe_command import BUNDLED, FOREMOE, CommandTest
+from foremoe_command import BUNDLED, FOREMOE, CommandTest, npy
 
 SHAPES = {
     "Qwen3-30B-A3B": (48, 128, 8), "Qwen3-235B-A22B": (94, 128, 8), "DeepSeek-V3": (58, 256, 8),
     "GLM-4.5-Air": (45, 128, 8), "Kimi-K2": (60, 384, 8), "Mixtral-8x7B": (32, 8, 2),
 }  # fmt: skip
-
-
-def npy(shape, values):
-    """[tokens, layers, top_k] of bytes as numpy writes it."""
-    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
-    header += " " * (-(len(header) + 11) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(values)
 
 
 class Synth(CommandTest):

@@ -4,7 +4,7 @@ import subprocess
 import unittest
 
 import safetensors_file as st
-from foremoe_command import FOREMOE, SUBCOMMANDS, CommandTest
+from foremoe_command import FOREMOE, SUBCOMMANDS, CommandTest, npy
 
 
 class WrongUsage(CommandTest):
@@ -85,7 +85,7 @@ class WrongFiles(CommandTest):
         for name, data in (("empty", b""), ("short", b"\x01\x02"), ("text", b"routes? which routes?"), ("long", b"\xff" * 64)):
             (self.folder / name).write_bytes(data)
             with self.subTest(name):
-                self.for_every_reader(name, [])
+                self.for_every_reader(name, ["is not a safetensors file", "foremoe import"])
                 self.refuse("verify", self.step, name, saying=[name])
 
     def test_a_truncated_file(self):
@@ -147,6 +147,10 @@ class WrongFiles(CommandTest):
         self.refuse("inspect", "plan.safetensors", "--layer", 2, "--json", saying=["--layer", "2"])
         self.refuse("inspect", self.step, "--layer", 9, "--json", saying=["--layer", "9"])
 
+    def test_counts_of_fewer_experts_than_a_token_chooses(self):
+        (self.folder / "rank0.jsonl").write_text('{"iter": 0, "layer": 0, "tpe": [[1, 2]]}\n')
+        self.refuse("import", "rank0.jsonl", "--top-k", 99, "--out", "new", saying=["rank0.jsonl", "2 experts", "99"])
+
     def test_what_no_importer_knows(self):
         (self.folder / "noise").write_bytes(bytes(range(256)))
         self.refuse("import", "noise", "--out", "new", saying=["noise"])
@@ -157,9 +161,36 @@ class WrongOutputs(CommandTest):
     def test_an_output_that_cannot_be_made_leaves_nothing(self):
         step = self.synthesise()
         trace = self.synthesise("step.trace.safetensors", kind="trace")
-        for arguments in (["synth"], ["collect", trace], ["plan", step]):
+        (self.folder / "a.npy").write_bytes(npy((1, 1, 2), [0, 1]))
+        for arguments in (["synth"], ["import", "a.npy"], ["collect", trace], ["plan", step]):
             with self.subTest(arguments):
                 self.refuse(*arguments, "--out", "no/such/folder/x", saying=["no/such/folder/x", "cannot be written"])
+
+    def test_an_output_that_cannot_be_made_is_found_before_the_input_is_read(self):
+        for command in ("import", "collect", "plan"):
+            self.refuse(command, "nowhere", "--out", "no/such/folder/x", saying=["no/such/folder/x", "cannot be written"])
+
+    def test_an_output_that_is_also_an_input_is_refused_by_whatever_name(self):
+        step = self.synthesise()
+        trace = self.synthesise("step.trace.safetensors", kind="trace")
+        self.succeed("plan", step, "--out", "plan.safetensors")
+        (self.folder / "a.npy").write_bytes(npy((1, 1, 2), [0, 1]))
+        for arguments, taken in (
+            (["import", "a.npy"], "a.npy"),
+            (["collect", trace], trace),
+            (["plan", step], step),
+            (["plan", step, "--homes", "plan.safetensors"], "plan.safetensors"),
+            (["plan", step, "--previous", "plan.safetensors"], "plan.safetensors"),
+            (["plan", step, "--previous-load", trace], trace),
+        ):
+            (self.folder / "link").symlink_to(taken)
+            for out in (taken, f"./{taken}", self.folder / taken, "link"):
+                with self.subTest(arguments, out=out):
+                    self.refuse(*arguments, "--out", out, saying=["--out: is also an input"])
+            (self.folder / "link").unlink()
+
+    def test_a_device_may_be_an_output(self):
+        self.succeed("plan", self.synthesise(), "--out", "/dev/null")
 
     def test_a_full_disk_behind_stdout_is_no_success(self):
         step = self.synthesise()

@@ -12,6 +12,7 @@
 #include "help_text.h"
 #include "input_options.h"
 #include "messages.h"
+#include "output_file.h"
 #include "planner_arguments.h"
 
 namespace foremoe::cli {
@@ -35,8 +36,9 @@ struct CollectArguments {
 };
 
 int run(const CollectArguments& arguments) {
+  expect_output(arguments.out, {arguments.input.path});
   ThreadPool pool(static_cast<std::size_t>(arguments.threads));
-  const RoutingTrace trace = read_trace(arguments.input.path);
+  const RoutingTrace trace = read_trace(open_input(arguments.input.path));
   const Batching batching = batch(trace, arguments.input);
   LoadTable load;
   {
@@ -74,7 +76,9 @@ int run(const CollectArguments& arguments) {
 Command collect_command(CLI::App& parent) {
   auto arguments = std::make_shared<CollectArguments>();
   CLI::App* const command = parent.add_subcommand("collect", "Count a trace's routes: the load of every micro-step");
-  add_batching_options(*command, arguments->input, "A trace file (made by import or synth)");
+  add_batching_options(*command, arguments->input,
+                       {.input = "A trace file (made by import or synth)",
+                        .ranks = "A trace is batched anew when it was recorded for another number."});
   command->add_option("-o,--out", arguments->out, "Write the load here; it appears whole or not at all")
       ->type_name("LOAD")
       ->required();

@@ -27,7 +27,8 @@ constexpr std::string_view kColumns =
               layer take ρ times as long as they could. 1 is perfect{}
   copies      weights of one expert moved to another rank, per layer and event (a pass of a micro-step), whole group
   per rank    the most copies that one rank receives in one layer at one event
-  guests      copies that serve tokens, per layer and event
+  guests      copies that serve tokens, per layer and event. Of policies that place freely (eplb, …), which need
+              forward-only stages, every expert away from its home counts
   home moves  experts whose owner changed, over all layers
   node link   tokens that the busiest node sends or receives, mean over layers and micro-steps
   µs          CPU time of planning one layer of one micro-step, without what is done once per step
@@ -78,17 +79,21 @@ nlohmann::ordered_json to_json(const Row& row) {
   return json;
 }
 
-void print(const std::vector<Row>& rows, const LoadTable& load, int guest_slots) {
-  fmt::print("{}: {}, {} per rank and layer\n\n", load.name, describe(load), counted(guest_slots, "guest slot"));
+void print(const std::vector<Row>& rows, const LoadTable& load, const PlannerOptions& options) {
+  fmt::print("{}: {}\n{} per rank and layer, residency {}, {} in flight\n\n", load.name, describe(load),
+             counted(options.guest_slots, "guest slot"), to_string(options.residency),
+             counted(options.in_flight, "micro-step"));
   TextTable table(
       {"policy", "ρ mean", "ρ p99", "ρ max", "copies", "per rank", "guests", "home moves", "node link", "µs"});
-  double bound = 0;
+  double bound = 0;  // 0: no plan of any load
   for (const Row& row : rows) {
     if (const auto* skipped = std::get_if<Skipped>(&row.result)) {
       table.add({row.policy, "skipped: " + skipped->reason});
     } else if (!row.check.ok()) {
       table.add({row.policy, fmt::format("WRONG, {} violations: {}", row.check.num_violations(),
                                          row.check.violations.front().message)});
+    } else if (std::get<MeasuredPlan>(row.result).figures.max_rank_tokens == 0) {
+      table.add({row.policy, "no load"});
     } else {
       const auto& measured = std::get<MeasuredPlan>(row.result);
       const PlanFigures& f = measured.figures;
@@ -101,7 +106,7 @@ void print(const std::vector<Row>& rows, const LoadTable& load, int guest_slots)
     }
   }
   fmt::print("{}\n", table.to_string());
-  fmt::print(kColumns, bound > 0 ? fmt::format("; whole tokens permit {:.4f} here", bound) : std::string{});
+  if (bound > 0) fmt::print(kColumns, fmt::format("; whole tokens permit {:.4f} here", bound));
 }
 
 int run(const CompareArguments& arguments) {
@@ -132,7 +137,7 @@ int run(const CompareArguments& arguments) {
     for (const Row& row : rows) array.push_back(to_json(row));
     fmt::print("{}\n", array.dump(2));
   } else {
-    print(rows, step.load, arguments.planner.options.guest_slots);
+    print(rows, step.load, arguments.planner.options);
   }
   return ok ? kOk : kFoundWrong;
 }

@@ -16,6 +16,7 @@
 #include "input_options.h"
 #include "messages.h"
 #include "option_checks.h"
+#include "output_file.h"
 #include "wording.h"
 
 namespace foremoe::cli {
@@ -125,6 +126,7 @@ Imported import_and_write(const ImportArguments& arguments) {
 }
 
 int run(const ImportArguments& arguments) {
+  expect_output(arguments.out, arguments.inputs);
   const Imported imported = import_and_write(arguments);
   if (arguments.json) {
     fmt::print("{}\n", to_json(imported, arguments.out).dump(2));

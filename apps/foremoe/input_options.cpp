@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 
 #include "foremoe/core/error.h"
+#include "foremoe/core/mapped_file.h"
 #include "foremoe/core/safetensors.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/file_kind.h"
@@ -53,14 +56,21 @@ StepInput collected(RoutingTrace trace, const InputOptions& options, ThreadPool&
   return step;
 }
 
+// Whole or damaged: 8 bytes of header length, then a JSON object.
+bool looks_like_safetensors(std::span<const std::byte> bytes) {
+  std::uint64_t header_bytes = 0;
+  if (bytes.size() <= sizeof header_bytes) return false;
+  std::memcpy(&header_bytes, bytes.data(), sizeof header_bytes);
+  return header_bytes <= kMaxHeaderBytes && bytes[sizeof header_bytes] == std::byte{'{'};
+}
+
 }  // namespace
 
-void add_batching_options(CLI::App& command, InputOptions& options, const std::string& input_description) {
-  command.add_option("INPUT", options.path, input_description)->required();
+void add_batching_options(CLI::App& command, InputOptions& options, const InputHelp& help) {
+  command.add_option("INPUT", options.path, help.input)->required();
   command
       .add_option("--ranks", options.ranks,
-                  "Accelerators of the expert-parallel group. A trace is batched anew when it was recorded for another "
-                  "number; a load is folded to a divisor of its own. Otherwise as the file says")
+                  fmt::format("Accelerators of the expert-parallel group. {} Otherwise as the file says", help.ranks))
       ->type_name("R")
       ->check(in_range(1, kMaxRanks));
   command
@@ -78,7 +88,10 @@ void add_batching_options(CLI::App& command, InputOptions& options, const std::s
 }
 
 void add_input_options(CLI::App& command, InputOptions& options) {
-  add_batching_options(command, options, "A trace or a load file (made by import, collect or synth)");
+  add_batching_options(command, options,
+                       {.input = "A trace or a load file (made by import, collect or synth)",
+                        .ranks = "A trace is batched anew when it was recorded for another number; a load is folded to "
+                                 "a divisor of its own."});
   command.add_option("--layers", options.layers, "Only the first N layers")->type_name("N")->check(at_least(1));
   command.add_option("--micro-steps", options.micro_steps, "Only the first N micro-steps")
       ->type_name("N")
@@ -99,8 +112,17 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options) {
   return batching;
 }
 
+Safetensors open_input(const std::string& path) {
+  const auto file = std::make_shared<MappedFile>(path);
+  if (!looks_like_safetensors(file->bytes())) {
+    throw InputError({.file = path, .field = {}, .index = {}},
+                     "is not a safetensors file; `foremoe import` reads other formats");
+  }
+  return Safetensors::parse(file->bytes(), path, file);
+}
+
 StepInput read_step(const InputOptions& options, ThreadPool& pool) {
-  const Safetensors file = Safetensors::open(options.path);
+  const Safetensors file = open_input(options.path);
   StepInput step;
   switch (file_kind(file)) {
     case FileKind::kTrace:

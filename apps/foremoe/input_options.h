@@ -9,6 +9,7 @@
 #include <string>
 
 #include "foremoe/core/parallel.h"
+#include "foremoe/core/safetensors.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/rollout/routing_trace.h"
@@ -38,9 +39,16 @@ struct StepInput {
 };
 
 // INPUT, --ranks, --ranks-per-node, --tokens-per-rank.
-void add_batching_options(CLI::App& command, InputOptions& options, const std::string& input_description);
+struct InputHelp {
+  std::string input;
+  std::string ranks;  // what other ranks than recorded do
+};
+void add_batching_options(CLI::App& command, InputOptions& options, const InputHelp& help);
 // The same, --layers and --micro-steps.
 void add_input_options(CLI::App& command, InputOptions& options);
+
+// Throws InputError, which names `foremoe import` when the file is no safetensors file.
+Safetensors open_input(const std::string& path);
 
 // Throw InputError. read_step also when the ranks do not divide the experts.
 Batching batch(const RoutingTrace& trace, const InputOptions& options);  // says on stderr when it batches anew

@@ -33,7 +33,7 @@ Per layer, experts at home:
 Of a plan, ranks' loads are those that it gives them.)";
 
 int run(const InspectArguments& arguments) {
-  const Safetensors file = Safetensors::open(arguments.input.path);
+  const Safetensors file = open_input(arguments.input.path);
   const nlohmann::ordered_json json = file_kind(file) == FileKind::kPlan
                                           ? inspect_plan(file, arguments)
                                           : inspect_rollout(file, file_kind(file) == FileKind::kTrace, arguments);

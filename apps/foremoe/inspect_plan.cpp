@@ -115,7 +115,10 @@ nlohmann::ordered_json inspect_plan(const Safetensors& file, const InspectArgume
              counted(plan.num_micro_steps(), "micro-step"), counted(plan.num_layers(), "layer"),
              counted(plan.num_experts(), "expert"), counted(plan.num_ranks(), "rank"), plan.ranks_per_node);
   fmt::print("options: {}\nfor the load {}\n\n", plan.options, plan.load_digest);
-  if (layers.empty() || loads.extent(0) == 0) return json;
+  if (std::ranges::all_of(loads.flat(), [](std::int64_t tokens) { return tokens == 0; })) {
+    fmt::print("no load\n");
+    return json;
+  }
 
   const double largest = std::ranges::max_element(layers, {}, &LayerSummary::max_rho)->max_rho;
   TextTable table({"layer", "ρ mean", "ρ max", "copies per event", "guests per event", "micro-steps"});

@@ -20,7 +20,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json to_json(const Violation& v) { return {{"max_vio", v.max_vio}, {"min_vio", v.min_vio}, {"avg_vio", v.avg_vio}}; }
+Json to_json(const LoadViolation& v) {
+  return {{"max_vio", v.max_vio}, {"min_vio", v.min_vio}, {"avg_vio", v.avg_vio}};
+}
 
 Json to_json(const LayerStatistics& s, int layer, std::span<const double> rho) {
   return {{"layer", layer},
@@ -129,7 +131,10 @@ nlohmann::ordered_json inspect_rollout(const Safetensors& file, bool is_trace, c
   if (is_trace) print_trace(json, input.path);
   fmt::print("{}{}, top-{}\n", is_trace ? "as batched: " : fmt::format("{}: a load of ", input.path), describe(load),
              load.top_k);
-  if (layers.empty() || ratios.extent(0) == 0) return json;
+  if (std::ranges::all_of(load.load.flat(), [](Tokens tokens) { return tokens == Tokens{0}; })) {
+    fmt::print("no load\n");
+    return json;
+  }
   fmt::print("\n");
   print_layers(layers, rho);
   print_picture(loads_at_home(load, homes), layer, arguments);

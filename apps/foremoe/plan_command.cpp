@@ -9,6 +9,7 @@
 #include "foremoe/plan/plan_file.h"
 #include "help_text.h"
 #include "measured_plan.h"
+#include "output_file.h"
 #include "planner_arguments.h"
 #include "text_table.h"
 #include "wording.h"
@@ -19,8 +20,8 @@ namespace {
 constexpr std::string_view kExamples =
     R"(  foremoe plan step.load.safetensors --guest-slots 2 --out plan.safetensors
   foremoe plan step.trace.safetensors --ranks 16 --residency static --out plan.safetensors
-  foremoe plan step.load.safetensors --in-flight 4 --json      forward and backward in 1F1B order; figures as JSON
-  foremoe plan step.load.safetensors --stages BPT              without relocation: what is it worth?
+  foremoe plan step.load.safetensors --in-flight 4 --json   forward and backward in 1F1B order; figures as JSON
+  foremoe plan step.load.safetensors --stages BLT           whole experts in place of replication: what is splitting worth?
 )";
 
 constexpr std::string_view kMeaning =
@@ -55,11 +56,16 @@ void print(const MeasuredPlan& measured, const LoadTable& load, const std::strin
   fmt::print("Planned by {}: residency {}, {} per rank and layer, {} in flight\n\n", f.policy, to_string(f.residency),
              counted(f.guest_slots, "guest slot"), counted(f.in_flight, "micro-step"));
   FactList facts;
-  facts.add("imbalance ρ", fmt::format("mean {:.4f}, p99 {:.4f}, max {:.4f}; 1 is perfect, whole tokens permit {:.4f}",
-                                       f.rho.mean, f.rho.p99, f.rho.max, f.rho_lower_bound_mean));
-  facts.add("ρ, padded", fmt::format("mean {:.4f}, max {:.4f}: each replica's tokens rounded up to a multiple of {}",
-                                     f.rho_padded.mean, f.rho_padded.max, f.align));
-  facts.add("busiest rank", fmt::format("{} tokens in one layer of one micro-step", f.max_rank_tokens));
+  if (f.max_rank_tokens == 0) {
+    facts.add("imbalance ρ", "no load");
+  } else {
+    facts.add("imbalance ρ",
+              fmt::format("mean {:.4f}, p99 {:.4f}, max {:.4f}; 1 is perfect, whole tokens permit {:.4f}", f.rho.mean,
+                          f.rho.p99, f.rho.max, f.rho_lower_bound_mean));
+    facts.add("ρ, padded", fmt::format("mean {:.4f}, max {:.4f}: each replica's tokens rounded up to a multiple of {}",
+                                       f.rho_padded.mean, f.rho_padded.max, f.align));
+    facts.add("busiest rank", fmt::format("{} tokens in one layer of one micro-step", f.max_rank_tokens));
+  }
   facts.add("copies", fmt::format("{:.2f} per layer and event in the whole group, at most {} into one rank",
                                   f.copies_per_layer_event, f.copies_max_per_rank));
   facts.add("guests", fmt::format("{:.2f} copies serve tokens, per layer and event", f.guests_per_layer));
@@ -81,6 +87,9 @@ void print(const MeasuredPlan& measured, const LoadTable& load, const std::strin
 
 int run(const PlanArguments& arguments) {
   const Policy& policy = policy_named(arguments.policy);
+  const PlannerArguments& planner = arguments.planner;
+  expect_output(arguments.out, {arguments.input.path, planner.homes == kContiguous ? std::string{} : planner.homes,
+                                planner.previous, planner.previous_load});
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
   const StepInput step = read_step(arguments.input, pool);
   const Array<RankId, 2> homes = initial_homes(arguments.planner.homes, step.load);

@@ -124,7 +124,8 @@ void add_planner_options(CLI::App& command, PlannerArguments& arguments) {
       .add_option("--tolerance", options.tolerance,
                   "A micro-step is balanced when its busiest rank is at most this fraction above the mean")
       ->type_name("X")
-      ->capture_default_str()
+      ->default_str(fmt::format("{}; {} where residency is shared", default_tolerance(Residency::kResident),
+                                default_tolerance(Residency::kShared)))
       ->check(fraction(1))
       ->group(group);
   words(

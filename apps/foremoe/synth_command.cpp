@@ -15,6 +15,7 @@
 #include "input_options.h"
 #include "messages.h"
 #include "option_checks.h"
+#include "output_file.h"
 
 namespace foremoe::cli {
 namespace {
@@ -117,6 +118,7 @@ int run(const SynthArguments& arguments) {
   const SynthesisOptions options = options_of(arguments);
   const RoutingModel model = model_of(arguments);
   const std::string name = describe(options, model);
+  expect_output(arguments.out);
   {
     const Activity activity(fmt::format("drawing {}", name));
     if (arguments.kind == "trace") {

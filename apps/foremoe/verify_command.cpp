@@ -73,7 +73,9 @@ void print(const CheckReport& report, const VerifyArguments& arguments) {
     return;
   }
   fmt::print("{} is right for {}", arguments.plan, arguments.input.path);
-  if (report.figures) {
+  if (report.figures && report.figures->max_rank_tokens == 0) {
+    fmt::print(": no load");
+  } else if (report.figures) {
     fmt::print(": imbalance ρ mean {:.4f}, max {:.4f}; {:.2f} copies per layer and event", report.figures->rho.mean,
                report.figures->rho.max, report.figures->copies_per_layer_event);
   }

@@ -70,7 +70,7 @@ LayerStatistics statistics(const LoadTable& table, LayerId layer, std::span<cons
     if (sum(row) == 0) continue;
     for (std::size_t e = 0; e < row.size(); ++e) step[e] += row[e];
     ++loaded;
-    const Violation v = violation(row);
+    const LoadViolation v = load_violation(row);
     result.mean_micro_step.max_vio += v.max_vio;
     result.mean_micro_step.min_vio += v.min_vio;
     result.mean_micro_step.avg_vio += v.avg_vio;
@@ -86,7 +86,7 @@ LayerStatistics statistics(const LoadTable& table, LayerId layer, std::span<cons
   result.mean_micro_step.min_vio /= loaded;
   result.mean_micro_step.avg_vio /= loaded;
   result.mean_ratio = ratio_sum / loaded;
-  result.step = violation(step);
+  result.step = load_violation(step);
   result.step_ratio = imbalance_ratio(rank_loads(step, home, table.num_ranks()));
   result.fluctuation = fluctuation(loads);
   return result;
@@ -94,7 +94,7 @@ LayerStatistics statistics(const LoadTable& table, LayerId layer, std::span<cons
 
 }  // namespace
 
-Violation violation(std::span<const std::int64_t> expert_loads) {
+LoadViolation load_violation(std::span<const std::int64_t> expert_loads) {
   if (expert_loads.empty() || sum(expert_loads) == 0) return {};
   const double average = mean(expert_loads);
   const auto [least, most] = std::ranges::minmax(expert_loads);

@@ -13,22 +13,22 @@ namespace foremoe {
 
 // verl's violations over the experts of a layer, with d = load ÷ mean − 1: how far the busiest expert is above the
 // mean, the idlest below it (−1: never chosen), and the mean distance. All 0 without load.
-struct Violation {
+struct LoadViolation {
   double max_vio = 0;  // max d
   double min_vio = 0;  // min d
   double avg_vio = 0;  // mean |d|
 };
-Violation violation(std::span<const std::int64_t> expert_loads);
+LoadViolation load_violation(std::span<const std::int64_t> expert_loads);
 
 // ρ: max over ranks of load ÷ mean over ranks; 1 without load.
 double imbalance_ratio(std::span<const std::int64_t> rank_loads);
 
 struct LayerStatistics {
-  Violation step;              // of the whole step's expert loads
-  Violation mean_micro_step;   // each figure's mean over the micro-steps with load
-  Violation worst_micro_step;  // largest max_vio, smallest min_vio, largest avg_vio
-  double step_ratio = 1;       // ρ of the whole step's rank loads, experts at home
-  double mean_ratio = 1;       // ρ over the micro-steps with load: mean and largest
+  LoadViolation step;              // of the whole step's expert loads
+  LoadViolation mean_micro_step;   // each figure's mean over the micro-steps with load
+  LoadViolation worst_micro_step;  // largest max_vio, smallest min_vio, largest avg_vio
+  double step_ratio = 1;           // ρ of the whole step's rank loads, experts at home
+  double mean_ratio = 1;           // ρ over the micro-steps with load: mean and largest
   double max_ratio = 1;
   // How much the loads of one expert vary over the micro-steps: the mean over experts of standard deviation ÷ mean,
   // of shares in their micro-step's load, so that micro-steps of unequal size compare. 0: every micro-step alike.

@@ -6,16 +6,16 @@
 namespace foremoe {
 namespace {
 
-TEST(Violation, IsTheDistanceFromTheMean) {
-  const Violation v = violation(std::vector<std::int64_t>{0, 10, 20, 10});
+TEST(LoadViolation, IsTheDistanceFromTheMean) {
+  const LoadViolation v = load_violation(std::vector<std::int64_t>{0, 10, 20, 10});
   EXPECT_DOUBLE_EQ(v.max_vio, 1);
   EXPECT_DOUBLE_EQ(v.min_vio, -1);
   EXPECT_DOUBLE_EQ(v.avg_vio, 0.5);
 }
 
-TEST(Violation, IsZeroForEqualLoadsAndForNone) {
+TEST(LoadViolation, IsZeroForEqualLoadsAndForNone) {
   for (const std::int64_t load : {0, 5}) {
-    const Violation v = violation(std::vector<std::int64_t>(6, load));
+    const LoadViolation v = load_violation(std::vector<std::int64_t>(6, load));
     EXPECT_EQ(v.max_vio, 0);
     EXPECT_EQ(v.min_vio, 0);
     EXPECT_EQ(v.avg_vio, 0);

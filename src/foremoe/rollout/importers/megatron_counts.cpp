@@ -83,9 +83,10 @@ Log read_log(std::span<const ImportSource> sources) {
       const auto [at, fresh] = log.counts.try_emplace({iteration, rank, router_of(record, where)},
                                                       read_counts(record, where, log.width), where);
       if (!fresh) {
-        throw InputError(with_field(where, "layer"),
-                         fmt::format("was already counted in iteration {} on rank {} ({}, {})", iteration, rank,
-                                     at->second.second.file, at->second.second.field));
+        throw InputError(
+            with_field(where, "layer"),
+            fmt::format("was already counted in iteration {} on rank {} ({}, {}); is the rank given twice?", iteration,
+                        rank, at->second.second.file, at->second.second.field));
       }
       log.iterations.insert(iteration);
       log.ranks.insert(rank);
@@ -225,6 +226,11 @@ Imported import_megatron_counts(std::span<const ImportSource> sources, const Imp
   if (num_experts > static_cast<std::size_t>(kMaxImportedExperts)) {
     throw InputError({.file = file, .field = "tpe"},
                      fmt::format("{} experts are more than {}", num_experts, kMaxImportedExperts));
+  }
+
+  if (static_cast<std::size_t>(options.top_k) > num_experts) {
+    throw InputError({.file = file, .field = "tpe"},
+                     fmt::format("{} experts, too few to be chosen {} at a time (top_k)", num_experts, options.top_k));
   }
 
   ImportReport report;
