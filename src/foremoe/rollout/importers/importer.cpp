@@ -99,9 +99,15 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
   };
   const ImportFormat first = format_of(sources.front());
   const bool together = first == ImportFormat::kMegatronTrace || first == ImportFormat::kMegatronCounts;
+  std::vector<ImportFormat> formats;  // those that occur
   for (const ImportSource& source : sources) {
-    if (together && format_of(source) != first)
-      throw InputError({.file = source.name}, fmt::format("is no {} file, as the first is", name_of(first)));
+    const ImportFormat format = format_of(source);
+    if (together && format != first) {
+      throw InputError({.file = source.name},
+                       fmt::format("is a {} file, but {} is a {} file, which does not mix with other formats",
+                                   name_of(format), sources.front().name, name_of(first)));
+    }
+    if (std::find(formats.begin(), formats.end(), format) == formats.end()) formats.push_back(format);
   }
   const auto imported = [&] {
     if (first == ImportFormat::kMegatronCounts) return import_megatron_counts(sources, options);
@@ -120,8 +126,11 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
   Imported result = imported();
   result.report.format = first;
   if (auto* trace = std::get_if<RoutingTrace>(&result.value)) {
-    trace->origin = fmt::format("imported from {} {} of format {}", sources.size(),
-                                sources.size() == 1 ? "file" : "files", name_of(first));
+    std::string names;
+    for (const ImportFormat format : formats) names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(format));
+    trace->origin = fmt::format("imported from {} {} of {} {}", sources.size(), sources.size() == 1 ? "file" : "files",
+                                formats.size() == 1 ? "format" : "formats", names);
+    if (formats.size() > 1) result.report.notes.push_back("the files are of several formats: " + names);
   }
   return result;
 }

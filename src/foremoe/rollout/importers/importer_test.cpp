@@ -58,6 +58,8 @@ TEST(Importer, SeveralFilesAreSequencesInTheirOrder) {
   EXPECT_THAT(routes_of(in), ElementsAre(4, 1, 5, 6, -1, -1));
   EXPECT_FALSE(in.trace()->has_batching());
   EXPECT_THAT(in.trace()->prompt_lengths, IsEmpty());
+  EXPECT_THAT(in.report.notes, ::testing::Contains("the files are of several formats: npy, nrlre1"));
+  EXPECT_EQ(in.trace()->origin, "imported from 2 files of formats npy, nrlre1");
 }
 
 TEST(Importer, LayersWithoutAnyRouteAreNotedAndDroppedOnRequest) {
@@ -109,7 +111,8 @@ TEST(Importer, UnknownBytesAreRefusedWithAHint) {
 
 TEST(Importer, MegatronFilesDoNotMixWithOthers) {
   const std::string trace = R"({"layer": 0, "rank": 0, "top_indices": [[0, 1]]})";
-  EXPECT_THAT(error_of({{"a", trace}, {"b", "nrlre1:int8:1x1x2:AAE="}}), HasSubstr("b: is no megatron-trace file"));
+  EXPECT_THAT(error_of({{"a", trace}, {"b", "nrlre1:int8:1x1x2:AAE="}}),
+              HasSubstr("b: is a nrlre1 file, but a is a megatron-trace"));
   EXPECT_THAT(error_of({{"b", "nrlre1:int8:1x1x2:AAE="}, {"a", trace}}), HasSubstr("a: is a megatron-trace file"));
 }
 

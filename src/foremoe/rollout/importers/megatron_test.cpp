@@ -107,6 +107,17 @@ TEST(MegatronTraceImport, FilesThatLackMoreThanTheyHoldAreRefused) {
               HasSubstr("a: layer: 5 rows of 9 were never recorded"));
 }
 
+TEST(MegatronTraceImport, ARankGivenTwiceIsNamed) {
+  EXPECT_THAT(error_of({{"a", call(3, 0, "[[0, 1]]")}, {"b", call(3, 0, "[[0, 1]]")}}),
+              HasSubstr("b: line 1: rank: rank 3 is in a already"));
+}
+
+TEST(MegatronTraceImport, FilesOfAnotherFormatAreRefusedAsSuch) {
+  const NamedText trace{"a", call(0, 0, "[[0, 1]]")};
+  const NamedText other{"b", R"({"iter": 0, "layer": 0, "tpe": [[1, 2]]})"};
+  EXPECT_THAT(error_of({trace, other}), HasSubstr("b: is a megatron-counts file, but a is a megatron-trace file"));
+}
+
 std::string counts(int layer, const std::string& tpe, int iteration = 100) {
   return fmt::format(R"({{"iter": {}, "block": "decoder", "layer": {}, "tpe": {}}})", iteration, layer, tpe) + "\n";
 }
@@ -157,6 +168,11 @@ TEST(MegatronCountsImport, CountsWhoseTotalsDifferBetweenLayersAreNotTakenAsRece
   EXPECT_THAT(in.report.notes, Contains(HasSubstr("chose among all experts")));
 }
 
+TEST(MegatronCountsImport, ATokenCannotChooseMoreExpertsThanThereAre) {
+  EXPECT_EQ(import_text(counts(0, "[[1, 2]]"), {.top_k = 2}).load()->top_k, 2);
+  EXPECT_THAT(error_of(counts(0, "[[1, 2]]"), {.top_k = 3}), HasSubstr("in: tpe: 2 experts, too few"));
+}
+
 TEST(MegatronCountsImport, WhatIsMissingIsNamed) {
   EXPECT_THAT(error_of({{"rank0.jsonl", counts(0, "[[1, 2]]") + counts(1, "[[1, 2]]")},
                         {"rank1.jsonl", counts(0, "[[1, 2]]")}}),
@@ -173,8 +189,10 @@ TEST(MegatronCountsImport, MalformedRecordsNameLineAndIndex) {
               HasSubstr("in: line 2: tpe[0]: has 3 counts, but the first had 2"));
   EXPECT_THAT(error_of(good + counts(1, "[[1, 2], [3, 4]]")),
               HasSubstr("in: line 2: tpe: has 2 micro-batches, but iteration 100 began with 1"));
-  EXPECT_THAT(error_of(good + good),
-              HasSubstr("in: line 2: layer: was already counted in iteration 100 on rank 0 (in, line 1)"));
+  EXPECT_THAT(
+      error_of(good + good),
+      HasSubstr(
+          "in: line 2: layer: was already counted in iteration 100 on rank 0 (in, line 1); is the rank given twice?"));
   EXPECT_THAT(error_of(good + R"({"layer": 1, "tpe": [[1, 2]]})"), HasSubstr("in: line 2: iter: is missing"));
   EXPECT_THAT(error_of(good + R"({"iter": 1, "layer": 1})"), HasSubstr("in: line 2: tpe: should be a list"));
 }

@@ -61,14 +61,20 @@ CallsByRank read_calls(std::span<const ImportSource> sources, const ImportOption
   CallsByRank calls;
   std::set<std::int64_t> steps;
   std::int64_t other_stages = 0;
-  for (const ImportSource& source : sources) {
-    for_each_record(source, [&](const nlohmann::json& record, const Where& where) {
+  std::map<std::int32_t, std::size_t> source_of_rank;
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    for_each_record(sources[s], [&](const nlohmann::json& record, const Where& where) {
       if (record.contains("stage") && record["stage"] != "pre_dispatch") {
         ++other_stages;
         return;
       }
       if (record.contains("step")) steps.insert(integer_entry(record["step"], with_field(where, "step")));
       const auto rank = static_cast<std::int32_t>(integer_member(record, "rank", 0, kMaxMegatronRank, where));
+      const auto [known, first] = source_of_rank.try_emplace(rank, s);
+      if (known->second != s) {
+        throw InputError(with_field(where, "rank"), fmt::format("rank {} is in {} already; a rank has one file", rank,
+                                                                sources[known->second].name));
+      }
       calls[rank][router_of(record, where)].push_back(read_call(record, where, options.num_experts));
     });
   }
