@@ -44,7 +44,8 @@ class Runs:
         path = load if load.endswith(".safetensors") else os.path.join(self.data, f"load-{load}.safetensors")
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "plan.safetensors")
-            command = [self.program, "plan", path, "--threads", "1", "--out", out, "--json", *map(str, options)]
+            threads = [] if "--threads" in options else ["--threads", "1"]
+            command = [self.program, "plan", path, "--out", out, "--json", *threads, *map(str, options)]
             return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     def synth(self, folder, *options):
