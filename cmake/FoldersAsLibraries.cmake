@@ -5,7 +5,7 @@
 
 add_library(foremoe_warnings INTERFACE)
 # Scores are floats and decide ties: no fused multiply-add may make them differ from one processor to the next.
-add_compile_options(-ffp-contract=off)
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 
 target_compile_options(foremoe_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
   $<$<BOOL:${FOREMOE_WERROR}>:-Werror>)
