@@ -12,8 +12,8 @@
 // promise over the micro-steps; then every guest slot in turn is emptied and given to the best expert, or to none,
 // until a sweep changes nothing.
 //
-// Every accepted change lowers the cost, so the search ends; sweeps are bounded. Cost per slot and sweep: one
-// `relieve` per micro-step touched and per trial.
+// Growing ends with the slots or with what is promised; a revision is kept only if it lowers the cost; sweeps are
+// bounded. Cost per slot and sweep: one `relieve` per micro-step touched and per trial.
 
 #include <cstdint>
 #include <vector>

@@ -6,7 +6,7 @@
 // an expert whose anchor (the replica that is never given up) is in S with a lighter one anchored outside, the pair
 // that promises to move most; keep it if the excess falls. Two copies each, so guests are tried first.
 //
-// Needs the host copy of the weights, hence forward-only stages. At most one exchange per rank and micro-step.
+// Needs the host copy of the weights, hence forward-only stages. At most R exchanges in a micro-step.
 
 #include "foremoe/planner/layer_problem.h"
 

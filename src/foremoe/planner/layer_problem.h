@@ -25,8 +25,8 @@ struct LayerProblem {
   std::vector<int> home;               // [expert], rank
   std::vector<int> home_slot;          // [expert], slot of its home
   Array<std::int64_t, 2> expert_load;  // [micro_step][expert], tokens
-  Array<std::int64_t, 3>
-      node_load;  // [micro_step][expert][node], tokens by the node of their source; empty on one node
+  // [micro_step][expert][node], tokens by the node of their source; empty on one node.
+  Array<std::int64_t, 3> node_load;
   std::vector<std::int64_t> lower_bound;  // [micro_step], ⌈mean⌉
   std::vector<std::int64_t> target;       // [micro_step], a rank load at which it counts as balanced
   std::vector<float> per_mean;            // [micro_step], 1 / mean rank load; 0 without load

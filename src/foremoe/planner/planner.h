@@ -3,9 +3,9 @@
 // The planner: from a step's loads to a plan, by four stages per layer (see docs/algorithms.md).
 //
 //   B  base placement   per step         homes (with `rehome`) and the guests that the step begins with
-//   L  relocation       per micro-step   a guest serves the whole quota and home rests
-//   P  replication      per micro-step   guests where the tight set of ranks says
-//   T  token assignment per micro-step   exact quotas with their certificate
+//   L  relocation       per micro-step   a guest serves the whole quota and home rests; where P is off, and under
+//   `free` P  replication      per micro-step   guests where the tight set of ranks says T  token assignment per
+//   micro-step   exact quotas with their certificate
 //
 // Layers are independent and run in parallel; the result does not depend on the number of threads.
 

@@ -29,8 +29,8 @@ struct PlannerOptions {
   Stages stages;
   int rehome = 0;  // home moves permitted per layer; kNoLimit: free
   Prefer prefer = Prefer::kBalance;
-  std::optional<double>
-      tolerance;  // a micro-step is balanced at max load ≤ max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋); none: default_tolerance
+  // A micro-step is balanced at a largest rank load of max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋). None: default_tolerance().
+  std::optional<double> tolerance;
   std::optional<int> max_copies_per_rank;  // per event and layer; none: G (under `free` no limit)
   int max_copies_per_source = kNoLimit;    // per event and layer, counted at the home of the copied expert
   std::int64_t min_tokens_per_guest = 0;   // a guest has quota 0 or at least this

@@ -5,15 +5,15 @@
 // Problem. With the guests that are there, no assignment brings every rank to the target. Change as few guest slots as
 // possible so that one does.
 //
-// Method. The most promising candidates of GuestSearch are tried for real, by `relieve` on a scratch copy; the best
-// is taken, then the others of the short list as long as they still do most of what they did alone. When the target is
-// reached, each copy is taken back if the others, perhaps with other experts in their slots, can do without it. Where
-// nothing helps, the target rises by a part of what is missing: balance is best effort, the guest slots decide. Under
-// residency `shared`, where every guest is a copy, and where the target was missed, the search is repeated with
-// disturbed scores and the best outcome kept.
+// Method. The most promising candidates of GuestSearch are tried for real, on a scratch copy; the best is taken, then
+// the others of the short list as long as they still do most of what they did alone. When the target is reached, each
+// copy is taken back if the others, perhaps with other experts in their slots, can do without it. Where nothing helps,
+// the target rises by a part of what is missing: balance is best effort, the guest slots decide. Under residency
+// `shared`, where every guest is a copy, the search is repeated with disturbed scores, and of the outcomes with the
+// lowest target the one with the fewest copies is kept.
 //
-// Every accepted change lowers the excess strictly, so the search ends; variants and levels are bounded. Cost: one
-// scoring per round and one `relieve` per trial.
+// Every accepted change lowers the excess, so the search ends; variants and levels are bounded. Cost: one scoring per
+// round, one or two searches of `relieve` per trial.
 
 #include "foremoe/planner/guest_search.h"
 
@@ -23,6 +23,7 @@ class Replication {
  public:
   Replication(const LayerProblem& problem, const PlannerOptions& options);
 
+  // How long to search before giving up.
   struct Effort {
     int short_list;   // candidates tried for one change
     int long_list;    // candidates tried before none is held to help
