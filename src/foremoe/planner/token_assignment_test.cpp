@@ -12,22 +12,10 @@
 #include <set>
 
 #include "foremoe/core/random.h"
+#include "foremoe/planner/test_assignments.h"
 
 namespace foremoe::planner {
 namespace {
-
-// All of an expert's tokens to the slot that was put first.
-void serve_at_homes(const ReplicaGraph& graph, std::span<const std::int64_t> expert_load, Assignment& a) {
-  a.quota.assign(graph.num_slots(), 0);
-  a.rank_load.assign(graph.num_ranks(), 0);
-  for (int e = 0; e < graph.num_experts(); ++e) {
-    int s = graph.first_holder(e);
-    while (s >= 0 && graph.next_holder(s) >= 0) s = graph.next_holder(s);
-    if (s < 0) continue;
-    a.quota[s] = expert_load[e];
-    a.rank_load[graph.rank_of(s)] += expert_load[e];
-  }
-}
 
 using Loads = std::vector<std::int64_t>;        // [expert], tokens
 using Holders = std::vector<std::vector<int>>;  // [expert], ranks that hold it
