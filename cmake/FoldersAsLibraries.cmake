@@ -1,7 +1,7 @@
 # One folder, one library: foremoe_folder(plan DEPENDS rollout cluster LINKS fmt::fmt) makes the library
 # foremoe_plan of every source in this folder that is not a test, and the test program plan_test of every
 # *_test.cpp beside them. A folder of headers alone becomes an interface library. DEPENDS are folders: the arrows
-# of docs/architecture.md, kept by the linker.
+# of docs/architecture.md, kept by the linker. A folder beneath it that has a CMakeLists.txt is a library of its own.
 
 add_library(foremoe_warnings INTERFACE)
 # Scores are floats and decide ties: no fused multiply-add may make them differ from one processor to the next.
@@ -12,7 +12,12 @@ target_compile_options(foremoe_warnings INTERFACE -Wall -Wextra -Wpedantic -Wsha
 
 function(foremoe_folder name)
   cmake_parse_arguments(ARG "" "" "DEPENDS;LINKS;TEST_LINKS" ${ARGN})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cpp *.cu)
+  file(GLOB own_libraries RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} */CMakeLists.txt)
+  foreach(library ${own_libraries})
+    get_filename_component(library ${library} DIRECTORY)
+    list(FILTER sources EXCLUDE REGEX "^${CMAKE_CURRENT_SOURCE_DIR}/${library}/")
+  endforeach()
   set(tests ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")

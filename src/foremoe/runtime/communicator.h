@@ -1,0 +1,78 @@
+#pragma once
+
+// What ranks say to each other. One object per rank; every rank makes the same calls in the same order. Results are
+// the same bits for any backend: sums are taken in rank order. Each wait is bounded by a timeout given at creation; a
+// rank that gives up makes the others' waits throw PeerFailed.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "foremoe/cluster/topology.h"
+#include "foremoe/core/ids.h"
+#include "foremoe/transfer/copy_link.h"
+#include "foremoe/transfer/transfer_engine.h"
+
+namespace foremoe {
+
+class PeerFailed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Blocks lie one after the other in rank order. Sizes are known to both sides beforehand: nothing is exchanged but data.
+struct AllToAll {
+  const std::byte* send = nullptr;
+  std::span<const std::int64_t> send_bytes;     // [rank]
+  std::byte* receive = nullptr;
+  std::span<const std::int64_t> receive_bytes;  // [rank]
+};
+
+// Memory of this rank that ranks of its node may read. `name` is that of the shared memory it lies in; empty where
+// there is none (threads need none).
+struct SharedRegion {
+  std::span<std::byte> bytes;
+  std::string name;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual RankId rank() const = 0;
+  virtual const Topology& topology() const = 0;
+  int num_ranks() const { return topology().num_ranks; }
+
+  // Device memory, ordered by the stream.
+  virtual void all_to_all_v(const AllToAll& exchange, Stream& stream) = 0;
+  virtual void all_reduce_sum(std::span<float> values, Stream& stream) = 0;
+
+  // Host memory.
+  virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) = 0;  // equal sizes, rank order
+  virtual void broadcast(std::span<std::byte> bytes, RankId root) = 0;
+  virtual void exchange(const AllToAll& exchange) = 0;  // as all_to_all_v
+  virtual void barrier() = 0;
+
+  // For the transfer engine; collective calls.
+  virtual void share(std::span<const SharedRegion> regions) = 0;  // replaces what was shared before; empty ends sharing
+  // Another rank's pointer into a region that it shared, as seen from here; null when it is not mapped here.
+  virtual const std::byte* local(RankId owner, const std::byte* pointer) const = 0;
+  virtual std::unique_ptr<Ballot> make_ballot() = 0;
+  // The peer path: reads mapped memory by copying it, and where the schedule's source is not mapped, takes what its
+  // owner sends. `directory` tells what this rank's homes are.
+  virtual std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule& schedule, const ExpertLayout& layout,
+                                                   const ExpertDirectory& directory) = 0;
+
+  virtual void give_up(const std::string& why) noexcept = 0;
+};
+
+// The sums of a value of every rank, for figures. Host memory, in rank order.
+double sum(Communicator& communicator, double value);
+std::int64_t sum(Communicator& communicator, std::int64_t value);
+
+// Every rank's bytes at rank 0, of whatever length: [rank]; empty elsewhere.
+std::vector<std::vector<std::byte>> gather(Communicator& communicator, std::span<const std::byte> mine);
+
+}  // namespace foremoe

@@ -1,0 +1,79 @@
+#pragma once
+
+// The caller's side of a run, on one rank: a stack of MoE layers with residual connections, x ← x + MoE(x), a replicated
+// router per layer, and the regression loss Σ ½(x_L − target)²/(tokens of the step). Everything is drawn from the
+// seed by (what, layer, expert, micro-step, source), so that any rank, and the reference, draws the same.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "foremoe/core/array.h"
+#include "foremoe/runtime/communicator.h"
+#include "foremoe/runtime/device.h"
+#include "foremoe/runtime/moe_stage.h"
+#include "foremoe/runtime/replay_routes.h"
+
+namespace foremoe {
+
+struct ModelSize {
+  int layers = 1;
+  int experts = 1;
+  int top_k = 1;
+  ExpertShape shape;
+  std::uint64_t seed = 0;
+};
+
+// What the seed says, row-major float32, on the host.
+enum class Tensor : std::uint8_t { kGateUp, kDown, kRouter, kInput, kTarget };
+struct TensorKey {
+  Tensor tensor{};
+  int a = 0;  // layer; micro-step for inputs and targets
+  int b = 0;  // expert; source rank for inputs and targets; 0 for routers
+};
+// gate_up and router uniform with variance 1/hidden, down 1/intermediate, inputs and targets standard normal.
+void draw(const ModelSize& size, const TensorKey& key, std::span<float> values);
+
+struct Optimizer {
+  enum class Kind : std::uint8_t { kSgd, kAdam } kind = Kind::kSgd;
+  float rate = 1e-2F;
+};
+
+class MoeModel {
+ public:
+  // Homes as `home` [layer][expert] says. Throws InputError when there is too little memory, naming how much.
+  MoeModel(const ModelSize& size, ArrayView<const RankId, 2> home, Communicator& communicator, Device& device);
+  ~MoeModel();
+
+  HomeExperts homes();
+  void zero_gradients();
+  void optimize(const Optimizer& optimizer);  // collective: reduces router gradients, then steps experts and routers
+  // Collective. Experts whose home changed travel with weights and optimizer state; the bytes sent by all ranks.
+  Bytes move_homes(ArrayView<const RankId, 2> home);
+
+  struct StepTokens {
+    const ReplayRoutes& routes;
+    int micro_steps = 0;
+  };
+  // Runs all turns of the bound stage with `work` before each layer; the loss of the step on all ranks (0 when forward only).
+  using Work = std::function<void(const Turn&)>;
+  double run(MoeStage& stage, const StepTokens& tokens, const Work& work);
+
+  // Of the last run, on the host. Gradients are valid between run() and zero_gradients().
+  std::vector<float> output(MicroStepId m) const;          // [tokens][hidden], after the last layer
+  std::vector<float> input_gradient(MicroStepId m) const;  // [tokens][hidden]
+  std::vector<float> expert_gradient(LayerId l, ExpertId e) const;  // gate_up, then down; of a home here
+  std::vector<float> expert_weights(LayerId l, ExpertId e) const;   // likewise
+  std::vector<float> router_gradient(LayerId l) const;     // [experts][hidden], of this rank's tokens
+  std::vector<float> router_weights(LayerId l) const;
+  std::vector<ExpertId> routes_used(MicroStepId m, LayerId l) const;  // [token·k + j], router's picks included
+  const Array<RankId, 2>& home() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace foremoe

@@ -1,0 +1,112 @@
+#pragma once
+
+// A stage bound on one rank: its plan, its guest memory, its engine and its communicator, between bind and unbind.
+// The caller runs its own work (attention, router) and calls forward and backward for every turn in order; in
+// between, experts travel. No address, thread or registration outlives the object.
+//
+//   MoeStage stage(parts, options);
+//   for each turn t:  stage.begin(t);  … attention …;  stage.forward(t, …) or stage.backward(t, …);
+//   stage.drain(layers);  … the framework's own gradient reduction …
+//
+// A turn whose copies failed on any rank falls back: both passes of that micro-step and layer run at homes. Guests'
+// gradients accumulate in their slots, go home when the guest leaves or at drain(), and are added there in (layer,
+// expert, rank) order, exactly once. When a stage fails, its gradients at home are zeroed: nothing is half applied.
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "foremoe/core/timeline.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/rollout/load_table.h"
+#include "foremoe/runtime/communicator.h"
+#include "foremoe/runtime/device.h"
+#include "foremoe/transfer/transfer_engine.h"
+#include "foremoe/transfer/transfer_schedule.h"
+
+namespace foremoe {
+
+// One rank's home experts, lent by the caller for the time of the stage. [layer][home slot], homes ascending.
+struct HomeExpert {
+  std::vector<std::byte*> weights;  // [segment]
+  std::vector<float*> gradients;    // [segment]; empty in a stage without backward
+};
+struct HomeExperts {
+  Array<HomeExpert, 2> experts;
+  std::vector<SharedRegion> regions;  // that the weights lie in, for peers
+};
+
+// A link around another, for tests and measurements: throttles, delays, fails.
+using LinkDecorator = std::function<std::unique_ptr<CopyLink>(std::unique_ptr<CopyLink> link, RankId rank, Path path)>;
+
+struct StageOptions {
+  EngineOptions engine;
+  PathChoice path = PathChoice::kAuto;
+  LinkDecorator decorate;              // none: links as they are
+  Timeline* timeline = nullptr;
+  bool overlap = true;                 // false: copies start when the layer waits for them
+  std::int64_t most_tokens = 0;        // that any source has in one micro-step
+};
+
+// The same on every rank.
+struct StageParts {
+  const LoadTable& load;
+  const StepPlan& plan;                // its placement is final; quotas of a micro-step when its forward begins
+  const TransferSchedule& schedule;
+  ExpertLayout layout;
+  ExpertShape shape;
+};
+
+struct LayerForward {
+  std::span<const ExpertId> routes;    // [token·k + j]: kNoExpert: no route, see `picked`; kUnassigned adds nothing
+  std::span<const ExpertId> picked;    // as routes, and the router's choice where there was none; empty: no such rows
+  const float* x = nullptr;            // [tokens][hidden]
+  const float* weight = nullptr;       // [token·k + j]
+  float* y = nullptr;                  // [tokens][hidden]: the layer's result is added
+};
+
+struct LayerBackward {
+  const float* dy = nullptr;           // [tokens][hidden]
+  float* dx = nullptr;                 // [tokens][hidden]: added; not through the router
+  float* d_weight = nullptr;           // [token·k + j]: set
+};
+
+struct TurnFigures {
+  double compute_cpu_seconds = 0;      // of the rank's thread, expert computation alone
+  std::int64_t rows = 0;               // that its experts ran
+};
+
+struct StageFigures {
+  std::vector<TurnFigures> turns;      // [turn]
+  TransferFigures transfer;
+  Bytes arena;                         // of this rank's node
+  double arena_refresh_seconds = 0;
+  Bytes guest_weights;
+  Bytes guest_gradients;
+  Bytes gradient_returns;              // sent home by this rank
+  std::int64_t fallbacks = 0;          // (micro-step, layer) pairs run at homes; the same on all ranks
+};
+
+class MoeStage {
+ public:
+  // Collective. Refuses, before anything starts, what does not fit: InputError. Refreshes the arena and publishes the
+  // homes' weights as `options.engine.version`.
+  MoeStage(const StageParts& parts, const HomeExperts& homes, Communicator& communicator, Device& device,
+           const StageOptions& options);
+  ~MoeStage();
+
+  const TurnOrder& order() const;
+  void begin(TurnId turn);
+  void forward(TurnId turn, const LayerForward& layer);
+  void backward(TurnId turn, const LayerBackward& layer);
+  void drain(std::span<const LayerId> layers);  // collective; guests' gradients of these layers go home
+  void finish();                                // collective, after the last turn
+  StageFigures figures() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace foremoe

@@ -1,0 +1,57 @@
+#pragma once
+
+// What an expert is made of, in memory: segments (gate-up and down projections; data, scales), each tagged with the
+// passes that read it. In slots and arenas the segments of an expert lie one after the other, each 64-byte aligned;
+// its owner may keep each wherever it likes.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "foremoe/core/units.h"
+#include "foremoe/plan/execution_order.h"
+
+namespace foremoe {
+
+enum class DataType : std::uint8_t { kFloat32, kBfloat16 };
+
+std::size_t size_of(DataType type);
+std::string_view to_string(DataType type);  // "float32", "bfloat16"
+
+struct Segment {
+  std::string name;            // "gate_up", "down"
+  std::int64_t elements = 0;
+  DataType type = DataType::kFloat32;
+  bool in_forward = true;      // read by a forward pass
+  bool in_backward = true;     // read by a backward pass
+
+  Bytes bytes() const { return Bytes{elements * static_cast<std::int64_t>(size_of(type))}; }
+  bool read_by(Pass pass) const { return pass == Pass::kForward ? in_forward : in_backward; }
+};
+
+class ExpertLayout {
+ public:
+  ExpertLayout() = default;
+  explicit ExpertLayout(std::vector<Segment> segments);  // throws InputError when there is none or one is empty
+
+  std::span<const Segment> segments() const { return segments_; }
+  std::size_t num_segments() const { return segments_.size(); }
+  std::size_t offset(std::size_t segment) const { return offsets_[segment]; }  // bytes, within a slot
+  Bytes bytes() const { return bytes_; }                                       // of a slot, padding included
+  Bytes bytes_read_by(Pass pass) const;                                        // what a copy for this pass alone moves
+
+ private:
+  std::vector<Segment> segments_;
+  std::vector<std::size_t> offsets_;
+  Bytes bytes_;
+};
+
+// A SwiGLU expert in float32: gate_up [2·intermediate][hidden], then down [hidden][intermediate].
+ExpertLayout swiglu_layout(int hidden, int intermediate);
+
+// Where one expert's segments are. [segment]
+using SegmentPointers = std::vector<std::byte*>;
+
+}  // namespace foremoe

@@ -1,0 +1,48 @@
+#pragma once
+
+// One arena per node in shared memory: the experts that the node's ranks will fetch in this stage, no more. Each entry
+// carries the version at which it was written and a checksum; a reader learns of a stale or damaged copy.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "foremoe/transfer/expert_layout.h"
+#include "foremoe/transfer/shared_memory.h"
+#include "foremoe/transfer/transfer_schedule.h"
+
+namespace foremoe {
+
+class HostArena {
+ public:
+  // `experts` ascending, as TransferSchedule::arena has them; the layout is that of the stage.
+  static HostArena create(std::span<const ArenaExpert> experts, const ExpertLayout& layout);
+  static HostArena open(const std::string& name, std::span<const ArenaExpert> experts, const ExpertLayout& layout);
+
+  const std::string& name() const { return memory_.name(); }
+  Bytes bytes() const;                         // of the segment, headers included
+  std::span<const std::byte> memory() const;   // all of it, to be pinned
+  int index_of(ArenaExpert expert) const;      // −1 when it is not here
+  std::size_t num_experts() const { return experts_.size(); }
+
+  // Writes an expert and its checksum, then its version (release).
+  void publish(int index, std::uint64_t version, std::span<const std::byte* const> segments);
+
+  std::uint64_t version(int index) const;      // 0 when never published (acquire: pairs with publish)
+  std::uint64_t checksum(int index, std::size_t segment) const;
+  const std::byte* segment(int index, std::size_t segment) const;
+
+ private:
+  struct Entry;  // in shared memory
+  Entry& entry(int index) const;
+
+  SharedMemory memory_;
+  std::vector<ArenaExpert> experts_;
+  ExpertLayout layout_;
+};
+
+// 64-bit checksum of a segment, one pass over memory. copy_and_checksum() also copies, at the speed of the copy.
+std::uint64_t checksum(std::span<const std::byte> bytes);
+std::uint64_t copy_and_checksum(std::byte* to, std::span<const std::byte> from);
+
+}  // namespace foremoe

@@ -1,0 +1,92 @@
+#pragma once
+
+// A plan's copies as work to be done in time: for each, where it comes from, by which path, into which buffer, the
+// first turn at which that buffer is free and the turn that waits for it.
+//
+// Problem. A plan says what every slot holds at every event. Executing it means to start every copy early, but not
+//   before the buffer's former contents have been read for the last time, and to have it there when it is first read.
+// Leases. A buffer is leased to one expert for [arrives, closes]: from the turn that first reads it to the turn that
+//   last reads it. The next copy into that buffer may start at its `opens`, the turn after the former lease's
+//   `closes`. No two leases of a buffer overlap: that is how overwriting a slot that someone may still read is
+//   designed out. check_leases() proves it anew from the list alone.
+// Buffers. A rank's guest buffers are numbered: under `static` and `resident` layer·G + (slot − E/R); under `shared`
+//   there are `depth` sets of G which layers borrow in turn (turn t uses set t mod depth); under `free` every slot of
+//   a layer can be written: layer·(E/R + G) + slot, and after the last turn the homes are copied back.
+// Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
+//   straight from the expert's home, whose slot is pinned inside a step. Under `free` homes are not pinned: host alone.
+//   An expert pays for its place in an arena when its node fetches it at least twice; the other copies, and as many
+//   of those as balance the two paths, go to peers: each copy, by deadline, takes the path whose busiest link (the
+//   rank's own link, the node's arena, the source's egress, the link between two nodes) it loads least.
+// Complexity. O(turns · ranks · slots).
+// Guarantee. Same plan, same schedule, on every rank.
+
+#include <vector>
+
+#include "foremoe/cluster/topology.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/transfer/expert_layout.h"
+#include "foremoe/transfer/turn_order.h"
+
+namespace foremoe {
+
+enum class Path : std::uint8_t { kHost, kPeer };
+enum class PathChoice : std::uint8_t { kAuto, kHost, kPeer };  // kHost, kPeer: that one alone
+
+inline constexpr int kDefaultDepth = 2;
+
+struct ScheduledCopy {
+  RankId rank;     // that receives it
+  LayerId layer;
+  ExpertId expert;
+  SlotId slot;     // of the plan
+  int buffer = 0;  // of the rank, see above
+  TurnId opens;    // at the beginning of this turn the buffer is free
+  TurnId arrives;  // the turn that first reads it; num_turns for the homes that `free` copies back at the end
+  TurnId closes;   // the last turn that reads it
+  Path path = Path::kHost;
+  RankId source;   // kPeer: the rank that is read; kHost: the expert's home, which fills the arena
+
+  friend bool operator==(const ScheduledCopy&, const ScheduledCopy&) = default;
+};
+
+struct ArenaExpert {
+  LayerId layer;
+  ExpertId expert;
+
+  friend auto operator<=>(const ArenaExpert&, const ArenaExpert&) = default;
+};
+
+struct TransferSchedule {
+  Stage stage = Stage::kRecompute;
+  int depth = kDefaultDepth;                    // turns ahead of which copies are started; sets of buffers under `shared`
+  TurnOrder order;
+  std::vector<ScheduledCopy> copies;            // by arrives, rank, slot
+  std::vector<std::size_t> first_of_turn;       // [turns + 2], into copies: those that arrive at this turn
+  std::vector<std::vector<ArenaExpert>> arena;  // [node], ascending; what its arena holds
+  int buffers_per_rank = 0;                     // guest buffers (under `free`: all slots of all layers)
+
+  std::span<const ScheduledCopy> arriving(TurnId t) const;  // of all ranks
+  bool any_arrives(TurnId t) const { return !arriving(t).empty(); }
+};
+
+struct ScheduleOptions {
+  Stage stage = Stage::kRecompute;
+  PathChoice path = PathChoice::kAuto;
+  int depth = kDefaultDepth;  // ≥ 1
+};
+
+// The plan must be one that check_plan accepts. Throws InputError for a stage that the plan is not for, and for peers
+// alone under `free`. Expert sizes decide paths by bytes.
+TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout, const ScheduleOptions& options);
+
+// Guest memory of one rank, as predicted from the shape of the plan.
+struct GuestMemory {
+  Bytes weights;
+  Bytes gradients;  // float32; 0 for a stage without backward
+};
+GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const ScheduleOptions& options);
+
+// Every violated lease in words; empty when the schedule is sound. Shares no code with what made it.
+std::vector<std::string> check_leases(const TransferSchedule& schedule, const StepPlan& plan);
+
+}  // namespace foremoe
