@@ -124,7 +124,7 @@ void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspa
 
   for (std::size_t row = 0; row < rows.routes.size(); ++row) {
     const ExpertId e = rows.routes[row];
-    if (e == kNoExpert) {
+    if (e < ExpertId{0}) {
       replica[row] = kNoReplica;
       continue;
     }

@@ -83,8 +83,8 @@ struct SourceRows {
   std::span<const ExpertId> routes;  // [row] = [token][k], tokens in the order in which the source holds them
 };
 
-// The replica that serves each row: replica[row] for rows.routes[row], kNoReplica where that is kNoExpert. The
-// routes must be those that the routed load counts.
+// The replica that serves each row: replica[row] for rows.routes[row], kNoReplica where that is negative (no
+// route, or no assignment). The routes must be those that the routed load counts.
 void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& workspace,
                  std::span<RankId> replica);
 

@@ -1,11 +1,13 @@
 #pragma once
 
 // Where the rows of one rank go in one layer of one micro-step, and whence it receives: everything that the two
-// all-to-alls and the grouped GEMM need, from routes and plan, without a word between ranks.
+// all-to-alls and the grouped GEMM need.
 //
 // A row is a token–expert assignment. Sent rows lie by destination rank, then expert, then row order at the source;
-// received rows by source, then expert. Computed rows lie by expert ascending, then source: one block per expert.
-// Rows without a planned route are not among them (unrouted.h).
+// received rows by source, then expert; computed rows by expert ascending, then source: one block per expert.
+//
+// Planned rows need no word between ranks: routes and plan say it all. Rows without a route are known to their source
+// alone, so their counts are exchanged; they go to homes.
 
 #include <cstdint>
 #include <span>
@@ -22,12 +24,12 @@ struct ComputedExpert {
 };
 
 struct LayerDispatch {
-  std::vector<std::int32_t> token_of_sent_row;   // [sent row]
-  std::vector<std::int32_t> sent_row;            // [token·k + j]; −1 where the entry has no planned row
-  std::vector<std::int64_t> rows_to;             // [rank]
-  std::vector<std::int64_t> rows_from;           // [rank]
-  std::vector<std::int32_t> received_row;        // [computed row]
-  std::vector<ComputedExpert> experts;           // ascending; those with rows alone
+  std::vector<std::int32_t> token_of_sent_row;  // [sent row]
+  std::vector<std::int32_t> sent_row;           // [token·k + j]; −1 where the entry sends no row
+  std::vector<std::int64_t> rows_to;            // [rank]
+  std::vector<std::int64_t> rows_from;          // [rank]
+  std::vector<std::int32_t> received_row;       // [computed row]
+  std::vector<ComputedExpert> experts;          // ascending; those with rows alone
 
   std::int64_t rows_sent() const { return static_cast<std::int64_t>(token_of_sent_row.size()); }
   std::int64_t rows_computed() const { return static_cast<std::int64_t>(received_row.size()); }
@@ -36,18 +38,31 @@ struct LayerDispatch {
 struct DispatchWorkspace {
   RouteWorkspace route;
   RoutedLayer routed;
-  std::vector<RankId> replica;             // [token·k + j]
-  std::vector<std::int64_t> cursor;
-  std::vector<std::int64_t> block;
+  std::vector<RankId> replica;        // [token·k + j]
+  std::vector<std::int64_t> counted;  // [expert]
+  std::vector<std::int64_t> block;    // [destination][expert] or [source][expert]
+  Array<std::int64_t, 2> received;    // [source][expert], rows for this rank
 };
+
+// Which rank serves each row of this source.
+struct SourceRowsTo {
+  std::span<const ExpertId> routes;  // [token·k + j], negative: no row
+  std::span<const RankId> rank;      // [token·k + j]
+  int top_k = 1;
+};
+
+// From both sides' knowledge; `received` is [source][expert], rows that come to this rank.
+void arrange(const SourceRowsTo& rows, ArrayView<const std::int64_t, 2> received, DispatchWorkspace& workspace,
+             LayerDispatch& dispatch);
 
 struct DispatchProblem {
   RoutingProblem routing;
   RankId rank;
-  std::span<const ExpertId> routes;  // [token·k + j], of this rank as a source
+  std::span<const ExpertId> routes;  // [token·k + j], of this rank as a source; negative: no planned row
   int top_k = 1;
 };
 
-void make_layer_dispatch(const DispatchProblem& problem, DispatchWorkspace& workspace, LayerDispatch& dispatch);
+// Of planned rows. Throws InputError when the routes are not those that the load counts.
+void dispatch_planned_rows(const DispatchProblem& problem, DispatchWorkspace& workspace, LayerDispatch& dispatch);
 
 }  // namespace foremoe
