@@ -52,6 +52,7 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;
   virtual Stream& stream() = 0;
+  virtual bool is_host_memory() const = 0;  // its memory is the host's: any host memory may be an operand
 
   virtual DeviceMemory allocate(Bytes bytes) = 0;  // 64-byte aligned, zeroed; throws InputError naming how much when there is too little
   virtual void upload(std::byte* to, std::span<const std::byte> from) = 0;           // host → device; `from` is free on return
