@@ -1,0 +1,100 @@
+#include "foremoe/runtime/threads/thread_group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "foremoe/runtime/threads/ballot_box.h"
+
+namespace foremoe {
+
+ThreadGroup::ThreadGroup(const Topology& topology, std::chrono::milliseconds timeout)
+    : topology_(topology),
+      timeout_(timeout),
+      posts_(static_cast<std::size_t>(topology.num_ranks)),
+      done_(posts_.size()),
+      here_(posts_.size()) {}
+
+void ThreadGroup::open(RankId rank, const Post& post) {
+  Lock lock(mutex_);
+  // A post is replaced only here: nobody reads one now, for all have left the reading of the call before.
+  if (!failed_) posts_[rank.index()] = post;
+  meet(lock, rank, true);
+}
+
+void ThreadGroup::end_reading(RankId rank, Event done) {
+  const Lock lock(mutex_);
+  done_[rank.index()] = done;
+  if (--num_reading_ == 0) changed_.notify_all();
+}
+
+void ThreadGroup::close(RankId rank) {
+  Lock lock(mutex_);
+  meet(lock, rank, false);
+}
+
+void ThreadGroup::settle(Stream* stream) {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return num_reading_ == 0; });
+  const std::vector<Event> readers = done_;
+  lock.unlock();
+  if (stream == nullptr) return;
+  for (const Event& reader : readers) stream->wait(reader);
+  stream->synchronize();
+}
+
+void ThreadGroup::meet(Lock& lock, RankId rank, bool to_read) {
+  if (failed_) throw PeerFailed(why_);
+  here_[rank.index()] = 1;
+  if (++num_here_ == topology_.num_ranks) {
+    num_here_ = 0;
+    std::fill(here_.begin(), here_.end(), 0);
+    if (to_read) {
+      num_reading_ = topology_.num_ranks;
+      std::fill(done_.begin(), done_.end(), Event{});
+    }
+    ++meetings_;
+    changed_.notify_all();
+    return;
+  }
+  const std::uint64_t before = meetings_;
+  changed_.wait_for(lock, timeout_, [&] { return meetings_ != before || failed_; });
+  if (meetings_ != before) return;  // even if a rank has failed since: the others count on everybody who was here
+  if (!failed_) fail(lock, fmt::format("rank {} waited {} ms for {}", rank.value, timeout_.count(), missing(lock)));
+  throw PeerFailed(why_);
+}
+
+std::string ThreadGroup::missing(const Lock&) const {
+  std::string ranks;
+  for (std::size_t r = 0; r < here_.size(); ++r) {
+    if (here_[r] == 0) ranks += fmt::format("{}{}", ranks.empty() ? "rank " : ", ", r);
+  }
+  return ranks;
+}
+
+void ThreadGroup::fail(const std::string& why) noexcept {
+  const Lock lock(mutex_);
+  fail(lock, why);
+}
+
+void ThreadGroup::fail(const Lock&, const std::string& why) {
+  if (!failed_) why_ = why;
+  failed_ = true;
+  changed_.notify_all();
+}
+
+void ThreadGroup::check() const {
+  const Lock lock(mutex_);
+  if (failed_) throw PeerFailed(why_);
+}
+
+std::shared_ptr<BallotBox> ThreadGroup::ballot_box(std::uint64_t number) {
+  const Lock lock(mutex_);
+  Handed& handed = ballots_[number];
+  if (!handed.box) handed.box = std::make_shared<BallotBox>(topology_.num_ranks);
+  std::shared_ptr<BallotBox> box = handed.box;
+  if (++handed.ranks == topology_.num_ranks) ballots_.erase(number);
+  return box;
+}
+
+}  // namespace foremoe

@@ -1,0 +1,77 @@
+#pragma once
+
+// What the ranks of one process share: a place to meet, and what each lays open to the others while they are together.
+//
+// Method. A collective call is open(), reading, end_reading(), close(). open() returns when every rank has posted;
+//   between it and end_reading() a rank may read all posts and the memory they point to; close() returns when every
+//   rank has read. Ranks may outnumber cores: they sleep on a condition variable.
+// Failure. Once a rank has failed, whoever meets or waits gets PeerFailed. Memory that others may still be reading is
+//   never given back: settle() holds the owner until the last reader has left, which a copy in memory always does.
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "foremoe/runtime/communicator.h"
+
+namespace foremoe {
+
+class BallotBox;
+
+struct Post {
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;                        // of data, where all ranks have the same
+  std::span<const std::int64_t> send_bytes;     // [rank], where they have not
+  std::span<const std::int64_t> receive_bytes;  // [rank]
+  Event ready;                                  // data may be read after it
+};
+
+class ThreadGroup {
+ public:
+  ThreadGroup(const Topology& topology, std::chrono::milliseconds timeout);
+
+  const Topology& topology() const { return topology_; }
+
+  void open(RankId rank, const Post& post);  // throws PeerFailed; then nobody reads what was posted
+  const Post& post(RankId r) const { return posts_[r.index()]; }
+  void end_reading(RankId rank, Event done);  // nothing that this rank enqueued reads others' memory after `done`
+  void close(RankId rank);                    // throws PeerFailed; then settle() is due
+  const Event& done(RankId r) const { return done_[r.index()]; }  // after close()
+  void settle(Stream* stream);  // after a failure: returns when no rank reads this rank's memory
+
+  void fail(const std::string& why) noexcept;  // the first reason stays
+  void check() const;                          // throws PeerFailed after a failure
+
+  std::shared_ptr<BallotBox> ballot_box(std::uint64_t number);  // the same for the number-th call of every rank
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  void meet(Lock& lock, RankId rank, bool to_read);
+  void fail(const Lock& lock, const std::string& why);
+  std::string missing(const Lock& lock) const;
+
+  const Topology topology_;
+  const std::chrono::milliseconds timeout_;
+
+  mutable std::mutex mutex_;  // guards all below, save posts_ and done_ between meetings
+  std::condition_variable changed_;
+  std::vector<Post> posts_;  // [rank]
+  std::vector<Event> done_;  // [rank]
+  std::vector<char> here_;   // [rank], at the meeting that is being held
+  int num_here_ = 0;
+  int num_reading_ = 0;
+  std::uint64_t meetings_ = 0;  // held so far
+  bool failed_ = false;
+  std::string why_;
+  struct Handed {
+    std::shared_ptr<BallotBox> box;
+    int ranks = 0;  // that have it
+  };
+  std::map<std::uint64_t, Handed> ballots_;  // those that some ranks do not have yet
+};
+
+}  // namespace foremoe
