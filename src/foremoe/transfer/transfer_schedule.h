@@ -16,7 +16,7 @@
 //   straight from the expert's home, whose slot is pinned inside a step. Under `free` homes are not pinned: host alone.
 //   An expert pays for its place in an arena when its node fetches it at least twice; the other copies, and as many
 //   of those as balance the two paths, go to peers: each copy, by deadline, takes the path whose busiest link (the
-//   rank's own link, the node's arena, the source's egress, the link between two nodes) it loads least.
+//   rank's own links, the node's arena, the source's egress, the link between two nodes) it loads least: copy_paths.h.
 // Complexity. O(turns · ranks · slots).
 // Guarantee. Same plan, same schedule, on every rank.
 
