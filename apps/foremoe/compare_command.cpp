@@ -47,25 +47,14 @@ struct Row {
   CheckReport check;  // of a plan
 };
 
-std::vector<const Policy*> chosen(const std::vector<std::string>& names) {
-  std::vector<const Policy*> policies;
-  for (const std::string& name : names) {
-    if (name == "all") {
-      for (const auto& policy : all_policies()) policies.push_back(policy.get());
-    } else {
-      policies.push_back(&policy_named(name));
-    }
-  }
-  return policies;
-}
-
 CheckReport checked(const MeasureProblem& problem, const MeasuredPlan& measured) {
   const Activity activity(fmt::format("checking the plan of {}", problem.policy.name()));
-  return check_plan(measured.plan, problem.step.load,
-                    {.initial_home = problem.input.home,
+  const StepInput& step = problem.input.step;
+  return check_plan(measured.plan, step.load,
+                    {.initial_home = problem.input.homes,
                      .align = problem.align,
-                     .trace = problem.step.trace_or_null(),
-                     .batching = problem.step.batching_or_null(),
+                     .trace = step.trace_or_null(),
+                     .batching = step.batching_or_null(),
                      .reported = &measured.figures});
 }
 
@@ -110,23 +99,15 @@ void print(const std::vector<Row>& rows, const LoadTable& load, const PlannerOpt
 }
 
 int run(const CompareArguments& arguments) {
-  const std::vector<const Policy*> policies = chosen(arguments.policies);
+  const std::vector<const Policy*> policies = policies_named(arguments.policies);
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
-  const StepInput step = read_step(arguments.input, pool);
-  const Array<RankId, 2> homes = initial_homes(arguments.planner.homes, step.load);
-  const FormerStep former = read_former_step(arguments.planner, arguments.input, step.load, pool);
+  const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
 
   std::vector<Row> rows;
   bool ok = true;
   for (const Policy* policy : policies) {
-    const MeasureProblem problem{.policy = *policy,
-                                 .step = step,
-                                 .input = {.load = step.load,
-                                           .home = homes,
-                                           .options = arguments.planner.options,
-                                           .previous = former.plan ? &*former.plan : nullptr,
-                                           .previous_load = former.load ? &*former.load : nullptr},
-                                 .align = arguments.planner.align};
+    const MeasureProblem problem{
+        .policy = *policy, .input = input, .options = arguments.planner.options, .align = arguments.planner.align};
     Row row{.policy = std::string(policy->name()), .result = measure(problem, pool), .check = {}};
     if (const auto* measured = std::get_if<MeasuredPlan>(&row.result)) row.check = checked(problem, *measured);
     ok = ok && row.check.ok();
@@ -137,7 +118,7 @@ int run(const CompareArguments& arguments) {
     for (const Row& row : rows) array.push_back(to_json(row));
     fmt::print("{}\n", array.dump(2));
   } else {
-    print(rows, step.load, arguments.planner.options);
+    print(rows, input.step.load, arguments.planner.options);
   }
   return ok ? kOk : kFoundWrong;
 }

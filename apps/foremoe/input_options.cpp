@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/mapped_file.h"
@@ -137,9 +138,24 @@ StepInput read_step(const InputOptions& options, ThreadPool& pool) {
   const int layers = options.layers != 0 ? options.layers : step.load.num_layers();
   const int micro_steps = options.micro_steps != 0 ? options.micro_steps : step.load.num_micro_steps();
   if (layers < step.load.num_layers() || micro_steps < step.load.num_micro_steps()) {
-    step = {.load = take_first(step.load, micro_steps, layers)};
+    step.load = take_first(step.load, micro_steps, layers);
+    step.cut = true;
   }
   return step;
+}
+
+InputOptions input_as_planned(const StepPlan& plan, InputOptions input) {
+  const auto recorded = nlohmann::json::parse(plan.options);
+  const auto take = [&](const char* key, auto initial, auto& value) {
+    const auto at = recorded.find(key);
+    if (value == initial && at != recorded.end() && at->is_number_unsigned() && *at <= (1U << 30U)) at->get_to(value);
+  };
+  input.wanted_ranks = plan.num_ranks();
+  if (input.ranks_per_node == 0) input.ranks_per_node = plan.ranks_per_node;
+  take("tokens-per-rank", kDefaultTokensPerRank, input.tokens_per_rank);
+  take("layers", 0, input.layers);
+  take("micro-steps", 0, input.micro_steps);
+  return input;
 }
 
 std::string describe(const LoadTable& load) {

@@ -10,6 +10,7 @@
 
 #include "foremoe/core/parallel.h"
 #include "foremoe/core/safetensors.h"
+#include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/rollout/routing_trace.h"
@@ -28,14 +29,16 @@ struct InputOptions {
   int micro_steps = 0;  // the first so many; 0: all
 };
 
-// A step to plan. The tokens behind the load are known when the input was a trace and no part of it was left out.
+// A step to plan, with its trace when the input was one.
 struct StepInput {
   LoadTable load;
   std::optional<RoutingTrace> trace;
   std::optional<Batching> batching;
+  bool cut = false;  // the load is the first layers or micro-steps of what trace and batching have
 
-  const RoutingTrace* trace_or_null() const { return trace ? &*trace : nullptr; }
-  const Batching* batching_or_null() const { return batching ? &*batching : nullptr; }
+  // The tokens behind the load, all of them; null when they are not known or are of more than the load.
+  const RoutingTrace* trace_or_null() const { return trace && !cut ? &*trace : nullptr; }
+  const Batching* batching_or_null() const { return batching && !cut ? &*batching : nullptr; }
 };
 
 // INPUT, --ranks, --ranks-per-node, --tokens-per-rank.
@@ -53,6 +56,9 @@ Safetensors open_input(const std::string& path);
 // Throw InputError. read_step also when the ranks do not divide the experts.
 Batching batch(const RoutingTrace& trace, const InputOptions& options);  // says on stderr when it batches anew
 StepInput read_step(const InputOptions& options, ThreadPool& pool);
+
+// The input as the makers of a plan saw it, as far as the user does not say otherwise.
+InputOptions input_as_planned(const StepPlan& plan, InputOptions input);
 
 // "14 micro-steps × 2 layers, 128 experts on 8 ranks (1 node)".
 std::string describe(const LoadTable& load);

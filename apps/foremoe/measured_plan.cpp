@@ -17,18 +17,19 @@ double MeasuredPlan::us_per_layer_micro_step() const {
 
 std::variant<MeasuredPlan, Skipped> measure(const MeasureProblem& problem, ThreadPool& pool) {
   const Activity activity(fmt::format("planning with {}", problem.policy.name()));
-  PolicyResult result = problem.policy.plan(problem.input, pool);
+  PolicyResult result = problem.policy.plan(problem.input.for_policy(problem.options), pool);
   if (auto* skipped = std::get_if<Skipped>(&result)) return std::move(*skipped);
   auto& planned = std::get<PlannedStep>(result);
   MeasuredPlan measured{.plan = std::move(planned.plan),
                         .times = planned.times,
                         .figures = {},
                         .threads = static_cast<int>(pool.num_threads())};
-  measured.figures = plan_figures(measured.plan, problem.step.load,
-                                  {.initial_home = problem.input.home,
+  const StepInput& step = problem.input.step;
+  measured.figures = plan_figures(measured.plan, step.load,
+                                  {.initial_home = problem.input.homes,
                                    .align = problem.align,
-                                   .trace = problem.step.trace_or_null(),
-                                   .batching = problem.step.batching_or_null()});
+                                   .trace = step.trace_or_null(),
+                                   .batching = step.batching_or_null()});
   return measured;
 }
 
@@ -49,6 +50,18 @@ const Policy& policy_named(const std::string& name) {
                      fmt::format("'{}', expected one of {}", name, names));
   }
   return *policy;
+}
+
+std::vector<const Policy*> policies_named(const std::vector<std::string>& names) {
+  std::vector<const Policy*> policies;
+  for (const std::string& name : names) {
+    if (name == "all") {
+      for (const auto& policy : all_policies()) policies.push_back(policy.get());
+    } else {
+      policies.push_back(&policy_named(name));
+    }
+  }
+  return policies;
 }
 
 std::string list_of_policies() {

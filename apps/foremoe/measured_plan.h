@@ -7,7 +7,7 @@
 
 #include "foremoe/plan/plan_figures.h"
 #include "foremoe/policy/policy.h"
-#include "input_options.h"
+#include "planner_arguments.h"
 
 namespace foremoe::cli {
 
@@ -23,8 +23,8 @@ struct MeasuredPlan {
 
 struct MeasureProblem {
   const Policy& policy;
-  const StepInput& step;
-  PolicyInput input;
+  const PlanningInput& input;
+  PlannerOptions options;
   int align = 128;  // tokens
 };
 
@@ -35,6 +35,9 @@ nlohmann::ordered_json to_json(const MeasuredPlan& measured);
 
 // By name; throws InputError that lists the names there are.
 const Policy& policy_named(const std::string& name);
+
+// Names, or "all"; in the order given.
+std::vector<const Policy*> policies_named(const std::vector<std::string>& names);
 
 // "  vanilla  homes serve everything …", a line for each policy.
 std::string list_of_policies();

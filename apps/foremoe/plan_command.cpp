@@ -91,21 +91,12 @@ int run(const PlanArguments& arguments) {
   expect_output(arguments.out, {arguments.input.path, planner.homes == kContiguous ? std::string{} : planner.homes,
                                 planner.previous, planner.previous_load});
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
-  const StepInput step = read_step(arguments.input, pool);
-  const Array<RankId, 2> homes = initial_homes(arguments.planner.homes, step.load);
-  const FormerStep former = read_former_step(arguments.planner, arguments.input, step.load, pool);
+  const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
+  const LoadTable& load = input.step.load;
 
-  auto result = measure({.policy = policy,
-                         .step = step,
-                         .input = {.load = step.load,
-                                   .home = homes,
-                                   .options = arguments.planner.options,
-                                   .previous = former.plan ? &*former.plan : nullptr,
-                                   .previous_load = former.load ? &*former.load : nullptr},
-                         .align = arguments.planner.align},
-                        pool);
+  auto result = measure({.policy = policy, .input = input, .options = planner.options, .align = planner.align}, pool);
   if (const auto* skipped = std::get_if<Skipped>(&result)) {
-    throw InputError({.file = step.load.name, .field = {}, .index = {}},
+    throw InputError({.file = load.name, .field = {}, .index = {}},
                      fmt::format("policy {} cannot plan it: {}", arguments.policy, skipped->reason));
   }
   auto& measured = std::get<MeasuredPlan>(result);
@@ -116,7 +107,7 @@ int run(const PlanArguments& arguments) {
   if (arguments.json) {
     fmt::print("{}\n", to_json(measured).dump(2));
   } else {
-    print(measured, step.load, arguments.out);
+    print(measured, load, arguments.out);
   }
   return kOk;
 }

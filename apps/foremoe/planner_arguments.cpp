@@ -59,6 +59,25 @@ void expect_shape(const std::string& path, const LoadTable& load, int layers, in
                                load.name, load.num_layers(), load.num_ranks(), load.num_experts()));
 }
 
+FormerStep read_former_step(const PlannerArguments& arguments, const InputOptions& input, const LoadTable& load,
+                            ThreadPool& pool) {
+  FormerStep former;
+  if (!arguments.previous.empty()) {
+    former.plan = read_plan(arguments.previous);
+    expect_shape(arguments.previous, load, former.plan->num_layers(), former.plan->num_ranks(),
+                 former.plan->num_experts());
+  }
+  if (!arguments.previous_load.empty()) {
+    InputOptions same = input;
+    same.path = arguments.previous_load;
+    same.ranks = load.num_ranks();
+    same.micro_steps = 0;
+    former.load = read_step(same, pool).load;
+    expect_shape(same.path, load, former.load->num_layers(), former.load->num_ranks(), former.load->num_experts());
+  }
+  return former;
+}
+
 }  // namespace
 
 void add_homes_option(CLI::App& command, std::string& homes) {
@@ -164,23 +183,19 @@ Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load) 
   return std::move(plan.home);
 }
 
-FormerStep read_former_step(const PlannerArguments& arguments, const InputOptions& input, const LoadTable& load,
-                            ThreadPool& pool) {
-  FormerStep former;
-  if (!arguments.previous.empty()) {
-    former.plan = read_plan(arguments.previous);
-    expect_shape(arguments.previous, load, former.plan->num_layers(), former.plan->num_ranks(),
-                 former.plan->num_experts());
-  }
-  if (!arguments.previous_load.empty()) {
-    InputOptions same = input;
-    same.path = arguments.previous_load;
-    same.ranks = load.num_ranks();
-    same.micro_steps = 0;
-    former.load = read_step(same, pool).load;
-    expect_shape(same.path, load, former.load->num_layers(), former.load->num_ranks(), former.load->num_experts());
-  }
-  return former;
+PolicyInput PlanningInput::for_policy(const PlannerOptions& options) const {
+  return {.load = step.load,
+          .home = homes,
+          .options = options,
+          .previous = former.plan ? &*former.plan : nullptr,
+          .previous_load = former.load ? &*former.load : nullptr};
+}
+
+PlanningInput read_planning_input(const InputOptions& input, const PlannerArguments& arguments, ThreadPool& pool) {
+  PlanningInput planning{.step = read_step(input, pool), .homes = {}, .former = {}};
+  planning.homes = initial_homes(arguments.homes, planning.step.load);
+  planning.former = read_former_step(arguments, input, planning.step.load, pool);
+  return planning;
 }
 
 }  // namespace foremoe::cli

@@ -1,6 +1,6 @@
 #pragma once
 
-// What `plan` and `compare` let the user ask of a planner, and the files that these options name.
+// What `plan`, `compare` and `run` let the user ask of a planner, and the files that these options name.
 
 #include <CLI/CLI.hpp>
 #include <optional>
@@ -9,6 +9,7 @@
 #include "foremoe/core/parallel.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/planner/planner_options.h"
+#include "foremoe/policy/policy.h"
 #include "foremoe/rollout/load_table.h"
 #include "input_options.h"
 
@@ -39,7 +40,15 @@ struct FormerStep {
   std::optional<StepPlan> plan;
   std::optional<LoadTable> load;
 };
-FormerStep read_former_step(const PlannerArguments& arguments, const InputOptions& input, const LoadTable& load,
-                            ThreadPool& pool);
+
+// All that policies plan from, read and held against each other.
+struct PlanningInput {
+  StepInput step;
+  Array<RankId, 2> homes;  // [layer][expert], before planning
+  FormerStep former;
+
+  PolicyInput for_policy(const PlannerOptions& options) const;  // refers to this object
+};
+PlanningInput read_planning_input(const InputOptions& input, const PlannerArguments& arguments, ThreadPool& pool);
 
 }  // namespace foremoe::cli

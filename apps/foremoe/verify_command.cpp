@@ -36,21 +36,6 @@ struct VerifyArguments {
   bool json = false;
 };
 
-// The load as the plan's makers saw it, as far as the user does not say otherwise.
-InputOptions input_of(const StepPlan& plan, InputOptions input) {
-  const auto recorded = nlohmann::json::parse(plan.options);
-  const auto take = [&](const char* key, auto initial, auto& value) {
-    const auto at = recorded.find(key);
-    if (value == initial && at != recorded.end() && at->is_number_unsigned() && *at <= (1U << 30U)) at->get_to(value);
-  };
-  input.wanted_ranks = plan.num_ranks();
-  if (input.ranks_per_node == 0) input.ranks_per_node = plan.ranks_per_node;
-  take("tokens-per-rank", kDefaultTokensPerRank, input.tokens_per_rank);
-  take("layers", 0, input.layers);
-  take("micro-steps", 0, input.micro_steps);
-  return input;
-}
-
 void print(const CheckReport& report, const VerifyArguments& arguments) {
   for (const Violation& v : report.violations) {
     std::string where;
@@ -85,7 +70,7 @@ void print(const CheckReport& report, const VerifyArguments& arguments) {
 int run(const VerifyArguments& arguments) {
   const StepPlan plan = read_plan(arguments.plan);
   ThreadPool pool;
-  const StepInput step = read_step(input_of(plan, arguments.input), pool);
+  const StepInput step = read_step(input_as_planned(plan, arguments.input), pool);
   Array<RankId, 2> homes;  // none: as the plan's options say
   if (arguments.homes_given) homes = initial_homes(arguments.homes, step.load);
 
