@@ -43,49 +43,51 @@ using LinkDecorator = std::function<std::unique_ptr<CopyLink>(std::unique_ptr<Co
 struct StageOptions {
   EngineOptions engine;
   PathChoice path = PathChoice::kAuto;
-  LinkDecorator decorate;              // none: links as they are
+  LinkDecorator decorate;  // none: links as they are
   Timeline* timeline = nullptr;
-  bool overlap = true;                 // false: copies start when the layer waits for them
-  std::int64_t most_tokens = 0;        // that any source has in one micro-step
+  bool overlap = true;           // false: copies start when the layer waits for them
+  std::int64_t most_tokens = 0;  // that any source has in one micro-step
 };
 
 // The same on every rank.
 struct StageParts {
   const LoadTable& load;
-  const StepPlan& plan;                // its placement is final; quotas of a micro-step when its forward begins
+  const StepPlan& plan;  // its placement is final; quotas of a micro-step when its forward begins
   const TransferSchedule& schedule;
   ExpertLayout layout;
   ExpertShape shape;
+  // [micro_step·layers + layer]: not 0 where any source has rows without a route; empty: nowhere.
+  std::vector<std::uint8_t> without_route = {};
 };
 
 struct LayerForward {
-  std::span<const ExpertId> routes;    // [token·k + j]: kNoExpert: no route, see `picked`; kUnassigned adds nothing
-  std::span<const ExpertId> picked;    // as routes, and the router's choice where there was none; empty: no such rows
-  const float* x = nullptr;            // [tokens][hidden]
-  const float* weight = nullptr;       // [token·k + j]
-  float* y = nullptr;                  // [tokens][hidden]: the layer's result is added
+  std::span<const ExpertId> routes;  // [token·k + j]: kNoExpert: no route, see `picked`; kUnassigned adds nothing
+  std::span<const ExpertId> picked;  // as routes, and the router's choice where there was none; empty: no such rows
+  const float* x = nullptr;          // [tokens][hidden]
+  const float* weight = nullptr;     // [token·k + j]; stays as it is until the backward
+  float* y = nullptr;                // [tokens][hidden]: the layer's result is added
 };
 
 struct LayerBackward {
-  const float* dy = nullptr;           // [tokens][hidden]
-  float* dx = nullptr;                 // [tokens][hidden]: added; not through the router
-  float* d_weight = nullptr;           // [token·k + j]: set
+  const float* dy = nullptr;  // [tokens][hidden]
+  float* dx = nullptr;        // [tokens][hidden]: added; not through the router
+  float* d_weight = nullptr;  // [token·k + j]: set
 };
 
 struct TurnFigures {
-  double compute_cpu_seconds = 0;      // of the rank's thread, expert computation alone
-  std::int64_t rows = 0;               // that its experts ran
+  double compute_cpu_seconds = 0;  // of the rank's thread, expert computation alone
+  std::int64_t rows = 0;           // that its experts ran
 };
 
 struct StageFigures {
-  std::vector<TurnFigures> turns;      // [turn]
+  std::vector<TurnFigures> turns;  // [turn]
   TransferFigures transfer;
-  Bytes arena;                         // of this rank's node
+  Bytes arena;  // of this rank's node
   double arena_refresh_seconds = 0;
   Bytes guest_weights;
   Bytes guest_gradients;
-  Bytes gradient_returns;              // sent home by this rank
-  std::int64_t fallbacks = 0;          // (micro-step, layer) pairs run at homes; the same on all ranks
+  Bytes gradient_returns;      // sent home by this rank
+  std::int64_t fallbacks = 0;  // (micro-step, layer) pairs run at homes; the same on all ranks
 };
 
 class MoeStage {

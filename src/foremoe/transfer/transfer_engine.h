@@ -63,6 +63,8 @@ struct EngineOptions {
   int attempts = 3;           // per copy
   std::chrono::milliseconds timeout{10'000};  // of one attempt, and of a ballot
   bool verify = true;         // checksums on the host path
+  bool eager = true;          // false: a turn's copies start when it waits for them
+  bool must_arrive = false;   // residency `free`: there is no home to fall back to, so StageFailed instead of a vote
 };
 
 struct EngineParts {

@@ -1,0 +1,347 @@
+#include "foremoe/runtime/moe_stage.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <chrono>
+#include <optional>
+
+#include "foremoe/runtime/arena_refresh.h"
+#include "foremoe/runtime/gradient_returns.h"
+#include "foremoe/runtime/row_exchange.h"
+#include "foremoe/runtime/slot_pool.h"
+#include "foremoe/runtime/stage_checks.h"
+#include "foremoe/runtime/unrouted_rows.h"
+
+namespace foremoe {
+namespace {
+
+class Directory : public ExpertDirectory {
+ public:
+  Directory(const SlotPool& pool, const PeerHomes& homes) : pool_(pool), homes_(homes) {}
+  std::span<std::byte* const> buffer(int buffer) const override { return pool_.buffer(buffer); }
+  std::span<const std::byte* const> home(LayerId layer, ExpertId expert) const override {
+    return homes_.home(layer, expert);
+  }
+  std::uint64_t published(RankId owner) const override { return homes_.published(owner); }
+
+ private:
+  const SlotPool& pool_;
+  const PeerHomes& homes_;
+};
+
+class Span {
+ public:
+  Span(Timeline* timeline, RankId rank, Lane lane, const char* name)
+      : timeline_(timeline), rank_(rank), lane_(lane), name_(name), begin_(timeline ? Timeline::now_ns() : 0) {}
+  ~Span() {
+    if (timeline_ != nullptr) timeline_->add(rank_, lane_, name_, begin_, Timeline::now_ns());
+  }
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+
+ private:
+  Timeline* timeline_;
+  RankId rank_;
+  Lane lane_;
+  const char* name_;
+  std::int64_t begin_;
+};
+
+}  // namespace
+
+struct MoeStage::State {
+  State(const StageParts& parts, const HomeExperts& homes, Communicator& communicator, Device& device,
+        const StageOptions& options);
+  ~State();
+
+  // What one layer of a micro-step keeps from forward to backward.
+  struct Kept {
+    ForwardRows planned;
+    ForwardRows unrouted;
+    const float* weight = nullptr;
+    bool at_homes = false;  // fallen back
+    bool any_unrouted = false;
+  };
+  Kept& kept(const Turn& turn);
+  bool has_unrouted(const Turn& turn) const;
+  ExpertRows expert_rows(TurnId turn, const Kept& kept, ExpertId expert, bool planned) const;
+  void dispatch_forward(const Turn& turn, const LayerForward& layer, Kept& kept);
+  void end_turn(TurnId turn);
+  void zero_home_gradients();
+  TurnFigures& figures_of(TurnId turn) { return turns[turn.index()]; }
+
+  const StageParts parts;
+  const HomeExperts& homes;
+  Communicator& communicator;
+  Device& device;
+  const StageOptions options;
+  const RankId rank;
+
+  SlotPool pool;
+  PeerHomes peer_homes;
+  Directory directory;
+  std::optional<HostArena> arena;
+  RowExchange rows;
+  UnroutedRows unrouted;
+  GuestGradients guest_gradients;
+  std::optional<GradientReturns> returns;  // policy update alone
+  std::optional<ExpertTransferEngine> engine;
+
+  std::vector<Kept> kept_of;  // [micro-step in flight · layers + layer]; one for all where there is no backward
+  int ring = 1;               // micro-steps in flight
+  DispatchWorkspace workspace;
+  Array<ExpertId, 2> home_experts;  // [rank][home slot] of the layer at hand, for fallbacks
+  Array<Tokens, 2> home_tokens;
+  std::vector<TurnFigures> turns;
+  double arena_refresh_seconds = 0;
+  Bytes returned;
+  std::int64_t fallbacks = 0;
+};
+
+MoeStage::State::State(const StageParts& stage_parts, const HomeExperts& home_experts_lent,
+                       Communicator& stage_communicator, Device& stage_device, const StageOptions& stage_options)
+    : parts(stage_parts),
+      homes(home_experts_lent),
+      communicator(stage_communicator),
+      device(stage_device),
+      options(stage_options),
+      rank(stage_communicator.rank()),
+      pool((expect_float32(parts.layout, parts.shape), expect_fitting(parts, communicator), parts), homes, device),
+      peer_homes((expect_same_plan(parts.plan, communicator), parts), homes, communicator),
+      directory(pool, peer_homes),
+      arena(open_arena(parts, communicator)),
+      rows(communicator, device, parts.shape, parts.load.top_k),
+      unrouted(communicator, parts.plan),
+      guest_gradients(parts.plan),
+      turns(parts.schedule.order.turns.size()) {
+  const bool backward = parts.schedule.stage == Stage::kPolicyUpdate;
+  if (backward) {
+    returns.emplace(parts, pool, communicator, device);
+    ring = std::min(parts.plan.in_flight, parts.plan.num_micro_steps());
+    kept_of.resize(static_cast<std::size_t>(ring) * static_cast<std::size_t>(parts.plan.num_layers()));
+  } else {
+    kept_of.resize(1);
+  }
+  const std::int64_t most_computed = most_rows_computed(parts, rank);
+  const std::int64_t most_sent = options.most_tokens * parts.load.top_k;
+  rows.reserve(most_sent, most_computed);
+  for (Kept& layer : kept_of) {
+    layer.planned.x.reserve(device, most_computed, parts.shape.hidden);
+    layer.planned.gate_up.reserve(device, most_computed, 2 * parts.shape.intermediate);
+    layer.planned.returned.reserve(device, most_sent, parts.shape.hidden);
+  }
+
+  if (arena) device.pin(arena->memory());
+  const auto begin = std::chrono::steady_clock::now();
+  refresh_arena(parts, peer_homes, arena ? &*arena : nullptr, options.engine.version, communicator, device);
+  arena_refresh_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  peer_homes.publish(options.engine.version);
+
+  const auto decorated = [&](std::unique_ptr<CopyLink> link, Path path) {
+    return options.decorate ? options.decorate(std::move(link), rank, path) : std::move(link);
+  };
+  EngineOptions engine_options = options.engine;
+  engine_options.eager = options.overlap;
+  engine_options.must_arrive = parts.plan.residency == Residency::kFree;
+  engine_options.verify &= device.is_host_memory();
+  engine.emplace(
+      EngineParts{.schedule = parts.schedule,
+                  .layout = parts.layout,
+                  .rank = rank,
+                  .directory = directory,
+                  .arena = arena ? &*arena : nullptr,
+                  .host = decorated(device.make_copy_link(), Path::kHost),
+                  .peer = decorated(communicator.make_peer_link(parts.schedule, parts.layout, directory), Path::kPeer),
+                  .ballot = communicator.make_ballot(),
+                  .timeline = options.timeline},
+      engine_options);
+}
+
+MoeStage::State::~State() {
+  engine.reset();  // nothing writes to buffers any more, before they go
+  if (arena) device.unpin(arena->memory());
+}
+
+MoeStage::State::Kept& MoeStage::State::kept(const Turn& turn) {
+  if (parts.schedule.stage == Stage::kRecompute) return kept_of.front();
+  return kept_of[static_cast<std::size_t>((turn.micro_step.value % ring) * parts.plan.num_layers() + turn.layer.value)];
+}
+
+bool MoeStage::State::has_unrouted(const Turn& turn) const {
+  if (parts.without_route.empty()) return false;
+  const auto layers = static_cast<std::size_t>(parts.plan.num_layers());
+  return parts.without_route[turn.micro_step.index() * layers + turn.layer.index()] != 0;
+}
+
+void MoeStage::State::dispatch_forward(const Turn& turn, const LayerForward& layer, Kept& kept) {
+  const ArrayView<const Tokens, 2> load = parts.load.load[turn.micro_step][turn.layer];
+  LayerQuotas quotas = layer_quotas(parts.plan, turn.event, turn.layer);
+  if (kept.at_homes) {
+    const auto ranks = static_cast<std::size_t>(parts.plan.num_ranks());
+    home_experts = Array<ExpertId, 2>({ranks, static_cast<std::size_t>(pool.homes_per_rank())}, kNoExpert);
+    home_tokens = Array<Tokens, 2>(home_experts.shape());
+    std::vector<std::int64_t> total(static_cast<std::size_t>(parts.plan.num_experts()));
+    parts.load.expert_loads(turn.micro_step, turn.layer, total);
+    std::vector<std::size_t> next(ranks);
+    for (int e = 0; e < parts.plan.num_experts(); ++e) {
+      const RankId owner = parts.plan.home(turn.layer, e);
+      const std::size_t slot = next[owner.index()]++;
+      home_experts(owner, slot) = ExpertId{e};
+      home_tokens(owner, slot) = Tokens{total[static_cast<std::size_t>(e)]};
+    }
+    quotas = {home_experts, home_tokens};
+  }
+  dispatch_planned_rows({.routing = {.load = load, .quotas = quotas, .topology = communicator.topology()},
+                         .rank = rank,
+                         .routes = layer.routes,
+                         .top_k = parts.load.top_k},
+                        workspace, kept.planned.dispatch);
+}
+
+// Weights and gradients of an expert in this turn: of the slot that holds it, or of its home.
+ExpertRows MoeStage::State::expert_rows(TurnId turn, const Kept& layer_kept, ExpertId expert, bool planned) const {
+  const Turn& at = parts.schedule.order[turn];
+  const bool in_slots = planned && !layer_kept.at_homes;
+  int slot = 0;
+  if (in_slots) {
+    const auto slots = parts.plan.slot_expert.row(at.event, at.layer, rank);
+    slot = static_cast<int>(std::ranges::find(slots, expert) - slots.begin());
+    assert(slot < parts.plan.num_slots());
+  } else {
+    for (int e = 0; e < expert.value; ++e) slot += parts.plan.home(at.layer, e) == rank ? 1 : 0;
+  }
+  const auto weights = in_slots ? pool.weights(turn, SlotId{slot}) : pool.home_weights(at.layer, slot);
+  ExpertRows rows_of_expert{.gate_up = reinterpret_cast<const float*>(weights[0]),
+                            .down = reinterpret_cast<const float*>(weights[1])};
+  if (at.pass == Pass::kBackward) {
+    const auto gradients = pool.gradients(at.layer, SlotId{slot});
+    rows_of_expert.gate_up_gradient = gradients[0];
+    rows_of_expert.down_gradient = gradients[1];
+    rows_of_expert.fresh_gradient =
+        slot >= pool.homes_per_rank() && !guest_gradients.dirty(at.layer, rank, SlotId{slot});
+  }
+  return rows_of_expert;
+}
+
+void MoeStage::State::end_turn(TurnId turn) {
+  engine->release(turn, device.stream().record());
+  if (!returns) return;
+  const Turn& at = parts.schedule.order[turn];
+  if (parts.schedule.order.last(at.event, at.layer) != turn) return;
+  const std::vector<GuestGradients::Guest> guests = guest_gradients.leaving(at.event, at.layer);
+  if (!guests.empty()) returned += returns->send_home(at.layer, guests);
+}
+
+void MoeStage::State::zero_home_gradients() {
+  for (const HomeExpert& expert : homes.experts.flat()) {
+    for (std::size_t i = 0; i < expert.gradients.size(); ++i) {
+      device.zero(reinterpret_cast<std::byte*>(expert.gradients[i]),
+                  static_cast<std::size_t>(parts.layout.segments()[i].elements) * sizeof(float));
+    }
+  }
+}
+
+MoeStage::MoeStage(const StageParts& parts, const HomeExperts& homes, Communicator& communicator, Device& device,
+                   const StageOptions& options)
+    : state_(std::make_unique<State>(parts, homes, communicator, device, options)) {}
+
+MoeStage::~MoeStage() = default;
+
+const TurnOrder& MoeStage::order() const { return state_->parts.schedule.order; }
+
+void MoeStage::begin(TurnId turn) { state_->engine->submit(turn); }
+
+void MoeStage::forward(TurnId turn, const LayerForward& layer) try {
+  State& s = *state_;
+  const Turn& at = order()[turn];
+  assert(at.pass == Pass::kForward);
+  State::Kept& kept = s.kept(at);
+  {
+    const Span span(s.options.timeline, s.rank, Lane::kWait, "wait for experts");
+    kept.at_homes = !s.engine->wait(turn);
+  }
+  s.fallbacks += kept.at_homes ? 1 : 0;
+  kept.weight = layer.weight;
+  kept.any_unrouted = s.has_unrouted(at);
+
+  const Span span(s.options.timeline, s.rank, Lane::kExperts, "experts, forward");
+  const double before = s.rows.compute_cpu_seconds();
+  s.dispatch_forward(at, layer, kept);
+  s.rows.forward([&](const ComputedExpert& e) { return s.expert_rows(turn, kept, e.expert, true); }, layer.x,
+                 layer.weight, layer.y, kept.planned);
+  s.figures_of(turn).rows = kept.planned.dispatch.rows_computed();
+  if (kept.any_unrouted) {
+    s.unrouted.dispatch(at.layer, layer.routes, layer.picked, s.parts.load.top_k, kept.unrouted.dispatch);
+    s.rows.forward([&](const ComputedExpert& e) { return s.expert_rows(turn, kept, e.expert, false); }, layer.x,
+                   layer.weight, layer.y, kept.unrouted);
+    s.figures_of(turn).rows += kept.unrouted.dispatch.rows_computed();
+  }
+  s.figures_of(turn).compute_cpu_seconds = s.rows.compute_cpu_seconds() - before;
+  s.end_turn(turn);
+} catch (...) {
+  state_->zero_home_gradients();
+  throw;
+}
+
+void MoeStage::backward(TurnId turn, const LayerBackward& layer) try {
+  State& s = *state_;
+  const Turn& at = order()[turn];
+  assert(at.pass == Pass::kBackward && s.returns);
+  State::Kept& kept = s.kept(at);
+  {
+    const Span span(s.options.timeline, s.rank, Lane::kWait, "wait for experts");
+    if (!s.engine->wait(turn) && !kept.at_homes) {
+      throw StageFailed(
+          fmt::format("micro-step {}, layer {}: experts that the backward pass reads could not be fetched "
+                      "from any rank or arena that holds them",
+                      at.micro_step.value, at.layer.value));
+    }
+  }
+  const Span span(s.options.timeline, s.rank, Lane::kExperts, "experts, backward");
+  const double before = s.rows.compute_cpu_seconds();
+  s.rows.backward([&](const ComputedExpert& e) { return s.expert_rows(turn, kept, e.expert, true); }, layer.dy,
+                  kept.weight, layer.dx, layer.d_weight, kept.planned);
+  s.figures_of(turn).rows = kept.planned.dispatch.rows_computed();
+  if (!kept.at_homes) s.guest_gradients.ran_backward(at.event, at.layer);
+  if (kept.any_unrouted) {
+    s.rows.backward([&](const ComputedExpert& e) { return s.expert_rows(turn, kept, e.expert, false); }, layer.dy,
+                    kept.weight, layer.dx, layer.d_weight, kept.unrouted);
+    s.figures_of(turn).rows += kept.unrouted.dispatch.rows_computed();
+  }
+  s.figures_of(turn).compute_cpu_seconds = s.rows.compute_cpu_seconds() - before;
+  s.end_turn(turn);
+} catch (...) {
+  state_->zero_home_gradients();
+  throw;
+}
+
+void MoeStage::drain(std::span<const LayerId> layers) {
+  State& s = *state_;
+  if (!s.returns) return;
+  for (const LayerId layer : layers) {
+    const std::vector<GuestGradients::Guest> guests = s.guest_gradients.all(layer);
+    if (!guests.empty()) s.returned += s.returns->send_home(layer, guests);
+  }
+}
+
+void MoeStage::finish() {
+  state_->engine->finish();
+  state_->device.stream().synchronize();
+  state_->communicator.barrier();  // nobody reads homes any more: the caller may change them
+}
+
+StageFigures MoeStage::figures() const {
+  const State& s = *state_;
+  return {.turns = s.turns,
+          .transfer = s.engine->figures(),
+          .arena = s.arena ? s.arena->bytes() : Bytes{},
+          .arena_refresh_seconds = s.arena_refresh_seconds,
+          .guest_weights = s.pool.guest_weights(),
+          .guest_gradients = s.pool.guest_gradients(),
+          .gradient_returns = s.returned,
+          .fallbacks = s.fallbacks};
+}
+
+}  // namespace foremoe

@@ -1,0 +1,107 @@
+#include "foremoe/runtime/slot_pool.h"
+
+#include <fmt/format.h>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+namespace {
+
+[[noreturn]] void refuse(int layer, int slot, const std::string& what) {
+  throw InputError({.file = {}, .field = "home experts", .index = fmt::format("[{}, {}]", layer, slot)}, what);
+}
+
+void expect_homes(const StageParts& parts, const HomeExperts& homes, int homes_per_rank) {
+  const auto layers = static_cast<std::size_t>(parts.plan.num_layers());
+  const auto slots = static_cast<std::size_t>(homes_per_rank);
+  if (homes.experts.shape() != Array<HomeExpert, 2>::Shape{layers, slots}) {
+    throw InputError({.file = {}, .field = "home experts", .index = {}},
+                     fmt::format("{} × {}, expected {} layers × {} homes", homes.experts.extent(0),
+                                 homes.experts.extent(1), layers, slots));
+  }
+  const std::size_t segments = parts.layout.num_segments();
+  const bool backward = parts.schedule.stage == Stage::kPolicyUpdate;
+  for (int l = 0; l < parts.plan.num_layers(); ++l) {
+    for (int s = 0; s < homes_per_rank; ++s) {
+      const HomeExpert& expert = homes.experts(l, s);
+      if (expert.weights.size() != segments) {
+        refuse(l, s, fmt::format("{} segments of weights, the layout has {}", expert.weights.size(), segments));
+      }
+      if (backward && expert.gradients.size() != segments) {
+        refuse(l, s, fmt::format("{} segments of gradients, the layout has {}", expert.gradients.size(), segments));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+SlotPool::SlotPool(const StageParts& parts, const HomeExperts& homes, Device& device)
+    : parts_(parts), homes_(homes), homes_per_rank_(parts.plan.num_slots() - parts.plan.guest_slots) {
+  expect_homes(parts, homes, homes_per_rank_);
+  lay_out_buffers(homes, device);
+  if (parts.schedule.stage == Stage::kPolicyUpdate) lay_out_gradients(device);
+}
+
+void SlotPool::lay_out_buffers(const HomeExperts& homes, Device& device) {
+  const StepPlan& plan = parts_.plan;
+  const bool free = plan.residency == Residency::kFree;
+  const int owned = free ? plan.num_layers() * plan.guest_slots : parts_.schedule.buffers_per_rank;
+  const auto expert_bytes = static_cast<std::size_t>(parts_.layout.bytes().value);
+  guest_weights_ = device.allocate(Bytes{owned * parts_.layout.bytes().value});
+
+  std::byte* next = guest_weights_.data();
+  const auto own_buffer = [&] {
+    SegmentPointers segments;
+    for (std::size_t i = 0; i < parts_.layout.num_segments(); ++i) segments.push_back(next + parts_.layout.offset(i));
+    next += expert_bytes;
+    return segments;
+  };
+  if (!free) {
+    for (int b = 0; b < owned; ++b) buffers_.push_back(own_buffer());
+    return;
+  }
+  for (int l = 0; l < plan.num_layers(); ++l) {
+    for (int s = 0; s < homes_per_rank_; ++s) buffers_.push_back(homes.experts(l, s).weights);
+    for (int g = 0; g < plan.guest_slots; ++g) buffers_.push_back(own_buffer());
+  }
+}
+
+void SlotPool::lay_out_gradients(Device& device) {
+  const StepPlan& plan = parts_.plan;
+  const int experts = plan.residency == Residency::kShared ? plan.guest_slots : plan.num_layers() * plan.guest_slots;
+  std::int64_t elements = 0;
+  for (const Segment& segment : parts_.layout.segments()) elements += segment.elements;
+  guest_gradients_ = device.allocate(Bytes{experts * elements * static_cast<std::int64_t>(sizeof(float))});
+  float* next = guest_gradients_.floats();
+  for (int i = 0; i < experts; ++i) {
+    std::vector<float*>& segments = gradients_.emplace_back();
+    for (const Segment& segment : parts_.layout.segments()) {
+      segments.push_back(next);
+      next += segment.elements;
+    }
+  }
+}
+
+std::span<std::byte* const> SlotPool::weights(TurnId turn, SlotId slot) const {
+  const StepPlan& plan = parts_.plan;
+  const LayerId layer = parts_.schedule.order[turn].layer;
+  if (plan.residency == Residency::kFree) return buffer(layer.value * plan.num_slots() + slot.value);
+  if (slot.value < homes_per_rank_) return home_weights(layer, slot.value);
+  const int guest = slot.value - homes_per_rank_;
+  const int set = plan.residency == Residency::kShared ? turn.value % parts_.schedule.depth : layer.value;
+  return buffer(set * plan.guest_slots + guest);
+}
+
+std::span<float* const> SlotPool::gradients(LayerId layer, SlotId slot) const {
+  if (slot.value < homes_per_rank_) return homes_.experts(layer, slot).gradients;
+  const int guest = slot.value - homes_per_rank_;
+  const bool shared = parts_.plan.residency == Residency::kShared;
+  return gradients_[static_cast<std::size_t>(shared ? guest : layer.value * parts_.plan.guest_slots + guest)];
+}
+
+std::span<std::byte* const> SlotPool::home_weights(LayerId layer, int home_slot) const {
+  return homes_.experts(layer, home_slot).weights;
+}
+
+}  // namespace foremoe

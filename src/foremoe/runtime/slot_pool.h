@@ -1,0 +1,41 @@
+#pragma once
+
+// A rank's slots as memory: views on the caller's home weights and gradients, and guest buffers of ours. Buffers are
+// numbered as transfer_schedule.h says. Gradients of guests are float32 and lie apart: one per guest slot of each
+// layer; under `shared`, where they go home at once, one per guest slot for all layers.
+
+#include <span>
+#include <vector>
+
+#include "foremoe/runtime/device.h"
+#include "foremoe/runtime/moe_stage.h"
+
+namespace foremoe {
+
+class SlotPool {
+ public:
+  // Keeps references. Throws InputError when `homes` do not fit plan and layout, or when there is too little memory.
+  SlotPool(const StageParts& parts, const HomeExperts& homes, Device& device);
+
+  int homes_per_rank() const { return homes_per_rank_; }
+  std::span<std::byte* const> buffer(int buffer) const { return buffers_[static_cast<std::size_t>(buffer)]; }
+  std::span<std::byte* const> weights(TurnId turn, SlotId slot) const;  // [segment], during this turn
+  std::span<float* const> gradients(LayerId layer, SlotId slot) const;  // [segment]
+  std::span<std::byte* const> home_weights(LayerId layer, int home_slot) const;
+  Bytes guest_weights() const { return guest_weights_.bytes(); }
+  Bytes guest_gradients() const { return guest_gradients_.bytes(); }
+
+ private:
+  void lay_out_buffers(const HomeExperts& homes, Device& device);
+  void lay_out_gradients(Device& device);
+
+  StageParts parts_;
+  const HomeExperts& homes_;
+  int homes_per_rank_ = 0;
+  DeviceMemory guest_weights_;
+  DeviceMemory guest_gradients_;
+  std::vector<SegmentPointers> buffers_;        // [buffer]
+  std::vector<std::vector<float*>> gradients_;  // [layer·G + guest slot], under `shared` [guest slot]
+};
+
+}  // namespace foremoe

@@ -1,0 +1,86 @@
+#include "foremoe/runtime/stage_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "foremoe/core/error.h"
+#include "foremoe/core/sha256.h"
+
+namespace foremoe {
+
+void expect_float32(const ExpertLayout& layout, const ExpertShape& shape) {
+  const std::int64_t elements[] = {std::int64_t{2} * shape.intermediate * shape.hidden,
+                                   std::int64_t{shape.hidden} * shape.intermediate};
+  if (layout.num_segments() != 2) {
+    throw InputError({.file = {}, .field = "layout", .index = {}},
+                     fmt::format("{} segments, expected gate-up and down", layout.num_segments()));
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Segment& segment = layout.segments()[i];
+    if (segment.type != DataType::kFloat32) {
+      throw InputError({.file = {}, .field = "layout", .index = segment.name},
+                       fmt::format("{}, the arithmetic is float32", to_string(segment.type)));
+    }
+    if (segment.elements != elements[i]) {
+      throw InputError({.file = {}, .field = "layout", .index = segment.name},
+                       fmt::format("{} elements, hidden {} and intermediate {} need {}", segment.elements, shape.hidden,
+                                   shape.intermediate, elements[i]));
+    }
+  }
+}
+
+void expect_fitting(const StageParts& parts, const Communicator& communicator) {
+  const StepPlan& plan = parts.plan;
+  const LoadTable& load = parts.load;
+  const auto expect = [](const char* what, int of_plan, int other, const char* of) {
+    if (of_plan == other) return;
+    throw InputError({.file = {}, .field = "plan", .index = {}},
+                     fmt::format("{} {}, {} has {}", of_plan, what, of, other));
+  };
+  expect("ranks", plan.num_ranks(), communicator.num_ranks(), "the communicator");
+  expect("ranks", plan.num_ranks(), load.num_ranks(), "the load");
+  expect("layers", plan.num_layers(), load.num_layers(), "the load");
+  expect("experts", plan.num_experts(), load.num_experts(), "the load");
+  expect("micro-steps", plan.num_micro_steps(), load.num_micro_steps(), "the load");
+  expect("events", plan.num_events(), static_cast<int>(parts.schedule.order.first.extent(0)), "the schedule");
+}
+
+void expect_same_plan(const StepPlan& plan, Communicator& communicator) {
+  Sha256 hash;
+  hash.update(std::as_bytes(plan.slot_expert.flat()));
+  hash.update(std::as_bytes(plan.home.flat()));
+  const std::string mine = hash.hex();
+  std::string all(mine.size() * static_cast<std::size_t>(communicator.num_ranks()), '\0');
+  communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  for (int r = 0; r < communicator.num_ranks(); ++r) {
+    if (all.compare(static_cast<std::size_t>(r) * mine.size(), mine.size(), mine) == 0) continue;
+    throw InputError({.file = {}, .field = "plan", .index = {}},
+                     fmt::format("rank {} and rank {} hold different plans", r, communicator.rank().value));
+  }
+}
+
+std::int64_t most_rows_computed(const StageParts& parts, RankId rank) {
+  std::int64_t most = 0;
+  const int layers = parts.plan.num_layers();
+  std::vector<std::int64_t> load(static_cast<std::size_t>(parts.plan.num_experts()));
+  std::vector<std::int64_t> of_rank(static_cast<std::size_t>(parts.plan.num_ranks()));
+  for (int m = 0; m < parts.load.num_micro_steps(); ++m) {
+    for (int l = 0; l < layers; ++l) {
+      parts.load.expert_loads(MicroStepId{m}, LayerId{l}, load);
+      std::ranges::fill(of_rank, 0);
+      for (std::size_t e = 0; e < load.size(); ++e) of_rank[parts.plan.home(l, e).index()] += load[e];
+      most = std::max(most, of_rank[rank.index()]);
+    }
+  }
+  for (int event = 0; event < parts.plan.num_events(); ++event) {
+    for (int l = 0; l < layers; ++l) {
+      std::int64_t quota = 0;
+      for (const Tokens tokens : parts.plan.slot_tokens.row(event, l, rank)) quota += tokens.value;
+      most = std::max(most, quota);
+    }
+  }
+  return most;
+}
+
+}  // namespace foremoe

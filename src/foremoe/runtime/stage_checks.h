@@ -1,0 +1,21 @@
+#pragma once
+
+// What must hold before a stage starts, on this rank and between ranks.
+
+#include "foremoe/runtime/communicator.h"
+#include "foremoe/runtime/moe_stage.h"
+
+namespace foremoe {
+
+// Throw InputError: shapes, counts and data types that do not fit each other.
+void expect_float32(const ExpertLayout& layout, const ExpertShape& shape);
+void expect_fitting(const StageParts& parts, const Communicator& communicator);
+
+// Collective. Everybody must hold the same placement: what one rank waits for, another must have sent.
+void expect_same_plan(const StepPlan& plan, Communicator& communicator);
+
+// The most rows that a rank computes in any layer of any micro-step: of its homes, which fallbacks need, or by quotas
+// as far as they are known.
+std::int64_t most_rows_computed(const StageParts& parts, RankId rank);
+
+}  // namespace foremoe

@@ -1,0 +1,53 @@
+#include "foremoe/runtime/unrouted_rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+
+void UnroutedRows::dispatch(LayerId layer, std::span<const ExpertId> routes, std::span<const ExpertId> picked,
+                            int top_k, LayerDispatch& dispatch) {
+  const auto num_ranks = static_cast<std::size_t>(communicator_.num_ranks());
+  const auto num_experts = static_cast<std::size_t>(plan_.num_experts());
+  rows_.assign(routes.size(), kNoExpert);
+  workspace_.replica.assign(routes.size(), kNoReplica);
+  sent_.assign(num_ranks * num_experts, 0);  // [destination][expert]
+  for (std::size_t row = 0; row < routes.size(); ++row) {
+    if (routes[row] != kNoExpert) continue;
+    if (row >= picked.size() || picked[row] < ExpertId{0} || picked[row].index() >= num_experts) {
+      throw InputError({.file = {}, .field = "picked", .index = fmt::format("[{}]", row)},
+                       "no expert was picked for a row without a route");
+    }
+    rows_[row] = picked[row];
+    workspace_.replica[row] = plan_.home(layer, picked[row]);
+    ++sent_[workspace_.replica[row].index() * num_experts + picked[row].index()];
+  }
+
+  received_.resize(num_ranks * num_experts);  // [source][expert]
+  bytes_.assign(num_ranks, static_cast<std::int64_t>(num_experts * sizeof(std::int64_t)));
+  communicator_.exchange({reinterpret_cast<const std::byte*>(sent_.data()), bytes_,
+                          reinterpret_cast<std::byte*>(received_.data()), bytes_});
+  arrange({rows_, workspace_.replica, top_k},
+          ArrayView<const std::int64_t, 2>(received_.data(), {num_ranks, num_experts}), workspace_, dispatch);
+}
+
+std::vector<std::uint8_t> find_unrouted(const ReplayRoutes& routes, const LoadTable& load, Communicator& communicator) {
+  const auto layers = static_cast<std::size_t>(load.num_layers());
+  const auto cells = static_cast<std::size_t>(load.num_micro_steps()) * layers;
+  std::vector<std::uint8_t> mine(cells);
+  std::vector<ExpertId> row;
+  for (std::size_t i = 0; i < cells; ++i) {
+    routes.gather(MicroStepId{i / layers}, communicator.rank(), LayerId{i % layers}, row);
+    mine[i] = std::ranges::find(row, kNoExpert) != row.end() ? 1 : 0;
+  }
+  std::vector<std::uint8_t> all(cells * static_cast<std::size_t>(communicator.num_ranks()));
+  communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  for (std::size_t i = 0; i < all.size(); ++i) mine[i % cells] |= all[i];
+  if (std::ranges::all_of(mine, [](std::uint8_t any) { return any == 0; })) mine.clear();
+  return mine;
+}
+
+}  // namespace foremoe
