@@ -2,6 +2,7 @@
 
 // What happened when, to be looked at: spans on lanes, written as a Chrome/Perfetto trace (pid = rank, tid = lane).
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,16 +15,16 @@ enum class Lane : std::uint8_t { kWork, kExperts, kDispatch, kWait, kHostPath, k
 
 class Timeline {
  public:
-  Timeline();
+  static constexpr std::size_t kMaxSpans = 2'000'000;
+
+  explicit Timeline(std::size_t most_spans = kMaxSpans);
   ~Timeline();
 
   static std::int64_t now_ns();  // steady clock
-  // Any thread may add. At most kMaxSpans are kept; how many were not is told in the file.
+  // Any thread may add. At most `most_spans` are kept; how many were not is told in the file.
   void add(RankId rank, Lane lane, const std::string& name, std::int64_t begin_ns, std::int64_t end_ns);
   // The trace as JSON text, spans by rank, lane, begin; times count from the first.
   std::string to_json() const;
-
-  static constexpr std::size_t kMaxSpans = 2'000'000;
 
  private:
   struct State;

@@ -1,0 +1,79 @@
+#include "foremoe/runtime/replay_routes.h"
+
+#include <algorithm>
+
+namespace foremoe {
+namespace {
+
+class RecordedRoutes final : public ReplayRoutes {
+ public:
+  RecordedRoutes(const RoutingTrace& trace, const Batching& batching)
+      : tokens_(trace, batching),
+        num_tokens_({std::size_t(batching.num_micro_steps), std::size_t(batching.num_ranks)}) {
+    for (int s = 0; s < trace.num_sequences(); ++s) {
+      num_tokens_(batching.micro_step[s], batching.rank[s]) += trace.sequence_length(s);
+    }
+  }
+
+  int top_k() const override { return tokens_.top_k(); }
+  std::int64_t num_tokens(MicroStepId m, RankId source) const override { return num_tokens_(m, source); }
+  void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const override {
+    tokens_.gather(m, source, l, routes);
+  }
+
+ private:
+  SourceTokens tokens_;
+  Array<std::int64_t, 2> num_tokens_;  // [micro_step][source]
+};
+
+class DealtRoutes final : public ReplayRoutes {
+ public:
+  explicit DealtRoutes(const LoadTable& load) : load_(load), num_tokens_({load.load.extent(0), load.load.extent(2)}) {
+    for (int m = 0; m < load.num_micro_steps(); ++m) {
+      for (int l = 0; l < load.num_layers(); ++l) {
+        for (int s = 0; s < load.num_ranks(); ++s) {
+          std::int64_t total = 0;
+          std::int64_t largest = 0;
+          for (const Tokens tokens : load.load.row(m, l, s)) {
+            total += tokens.value;
+            largest = std::max(largest, tokens.value);
+          }
+          const std::int64_t needed = std::max((total + load.top_k - 1) / load.top_k, largest);
+          num_tokens_(m, s) = std::max(num_tokens_(m, s), needed);
+        }
+      }
+    }
+  }
+
+  int top_k() const override { return load_.top_k; }
+  std::int64_t num_tokens(MicroStepId m, RankId source) const override { return num_tokens_(m, source); }
+
+  // The i-th assignment of the layer goes to token i mod T as its (i div T)-th. An expert's own are consecutive and at
+  // most T, hence on different tokens; all are at most k·T, hence at most k on each.
+  void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const override {
+    const std::int64_t tokens = num_tokens_(m, source);
+    const std::int64_t k = load_.top_k;
+    routes.assign(static_cast<std::size_t>(tokens * k), kUnassigned);
+    std::int64_t assignment = 0;
+    const auto of_expert = load_.load.row(m, l, source);
+    for (std::size_t e = 0; e < of_expert.size(); ++e) {
+      for (std::int64_t i = 0; i < of_expert[e].value; ++i, ++assignment) {
+        routes[static_cast<std::size_t>(assignment % tokens * k + assignment / tokens)] = ExpertId{e};
+      }
+    }
+  }
+
+ private:
+  const LoadTable& load_;
+  Array<std::int64_t, 2> num_tokens_;  // [micro_step][source]
+};
+
+}  // namespace
+
+std::unique_ptr<ReplayRoutes> recorded_routes(const RoutingTrace& trace, const Batching& batching) {
+  return std::make_unique<RecordedRoutes>(trace, batching);
+}
+
+std::unique_ptr<ReplayRoutes> dealt_routes(const LoadTable& load) { return std::make_unique<DealtRoutes>(load); }
+
+}  // namespace foremoe
