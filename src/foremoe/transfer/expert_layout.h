@@ -21,11 +21,11 @@ std::size_t size_of(DataType type);
 std::string_view to_string(DataType type);  // "float32", "bfloat16"
 
 struct Segment {
-  std::string name;            // "gate_up", "down"
+  std::string name;  // "gate_up", "down"
   std::int64_t elements = 0;
   DataType type = DataType::kFloat32;
-  bool in_forward = true;      // read by a forward pass
-  bool in_backward = true;     // read by a backward pass
+  bool in_forward = true;   // read by a forward pass
+  bool in_backward = true;  // read by a backward pass
 
   Bytes bytes() const { return Bytes{elements * static_cast<std::int64_t>(size_of(type))}; }
   bool read_by(Pass pass) const { return pass == Pass::kForward ? in_forward : in_backward; }

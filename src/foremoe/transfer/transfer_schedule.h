@@ -35,7 +35,7 @@ enum class PathChoice : std::uint8_t { kAuto, kHost, kPeer };  // kHost, kPeer: 
 inline constexpr int kDefaultDepth = 2;
 
 struct ScheduledCopy {
-  RankId rank;     // that receives it
+  RankId rank;  // that receives it
   LayerId layer;
   ExpertId expert;
   SlotId slot;     // of the plan
@@ -44,7 +44,7 @@ struct ScheduledCopy {
   TurnId arrives;  // the turn that first reads it; num_turns for the homes that `free` copies back at the end
   TurnId closes;   // the last turn that reads it
   Path path = Path::kHost;
-  RankId source;   // kPeer: the rank that is read; kHost: the expert's home, which fills the arena
+  RankId source;  // kPeer: the rank that is read; kHost: the expert's home, which fills the arena
 
   friend bool operator==(const ScheduledCopy&, const ScheduledCopy&) = default;
 };
@@ -58,7 +58,7 @@ struct ArenaExpert {
 
 struct TransferSchedule {
   Stage stage = Stage::kRecompute;
-  int depth = kDefaultDepth;                    // turns ahead of which copies are started; sets of buffers under `shared`
+  int depth = kDefaultDepth;  // turns ahead of which copies are started; sets of buffers under `shared`
   TurnOrder order;
   std::vector<ScheduledCopy> copies;            // by arrives, rank, slot
   std::vector<std::size_t> first_of_turn;       // [turns + 2], into copies: those that arrive at this turn
@@ -77,7 +77,8 @@ struct ScheduleOptions {
 
 // The plan must be one that check_plan accepts. Throws InputError for a stage that the plan is not for, and for peers
 // alone under `free`. Expert sizes decide paths by bytes.
-TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout, const ScheduleOptions& options);
+TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
+                                        const ScheduleOptions& options);
 
 // Guest memory of one rank, as predicted from the shape of the plan.
 struct GuestMemory {
