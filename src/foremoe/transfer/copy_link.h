@@ -21,6 +21,9 @@ struct Chunk {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::size_t bytes = 0;
+  // Where to leave the checksum (checksum.h) of the bytes as they were copied, for a link that computes it on the way;
+  // 0, as it was on submission, from one that does not.
+  std::uint64_t* checksum = nullptr;
 };
 
 struct CopyRequest {
@@ -40,6 +43,9 @@ class CopyLink {
   virtual CopyState poll(CopyId id) = 0;                // of a submitted copy; after kDone or kFailed it is forgotten
   virtual void cancel(CopyId id) = 0;                   // gives up; on return nothing writes to its buffer any more
   virtual void progress() = 0;                          // whatever needs the caller's hand now and then; never waits
+  // Others may still ask for what only progress() sends: it is to be called while no copy of this rank is under way
+  // too.
+  virtual bool serves_others() const { return false; }
 };
 
 }  // namespace foremoe

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "foremoe/transfer/checksum.h"
 #include "foremoe/transfer/expert_layout.h"
 #include "foremoe/transfer/shared_memory.h"
 #include "foremoe/transfer/transfer_schedule.h"
@@ -17,32 +18,36 @@ class HostArena {
  public:
   // `experts` ascending, as TransferSchedule::arena has them; the layout is that of the stage.
   static HostArena create(std::span<const ArenaExpert> experts, const ExpertLayout& layout);
+  // Throws InputError when there is none, or it is one of other experts or another layout.
   static HostArena open(const std::string& name, std::span<const ArenaExpert> experts, const ExpertLayout& layout);
 
   const std::string& name() const { return memory_.name(); }
-  Bytes bytes() const;                         // of the segment, headers included
-  std::span<const std::byte> memory() const;   // all of it, to be pinned
-  int index_of(ArenaExpert expert) const;      // −1 when it is not here
+  Bytes bytes() const;                        // of the segment, headers included
+  std::span<const std::byte> memory() const;  // all of it, to be pinned
+  int index_of(ArenaExpert expert) const;     // −1 when it is not here
   std::size_t num_experts() const { return experts_.size(); }
 
   // Writes an expert and its checksum, then its version (release).
+  // One writer per expert; nobody reads it meanwhile but to find that its version is another.
   void publish(int index, std::uint64_t version, std::span<const std::byte* const> segments);
 
-  std::uint64_t version(int index) const;      // 0 when never published (acquire: pairs with publish)
+  std::uint64_t version(int index) const;  // 0 when never published (acquire: pairs with publish)
   std::uint64_t checksum(int index, std::size_t segment) const;
   const std::byte* segment(int index, std::size_t segment) const;
 
  private:
-  struct Entry;  // in shared memory
+  struct Header;  // in shared memory, as are the entries
+  struct Entry;
+  HostArena(SharedMemory memory, std::span<const ArenaExpert> experts, const ExpertLayout& layout);
+  Header expected_header() const;
+  std::size_t first_expert() const;  // bytes from the beginning
   Entry& entry(int index) const;
+  std::uint64_t* checksums(int index) const;  // [segment]
+  std::byte* expert(int index) const;
 
   SharedMemory memory_;
   std::vector<ArenaExpert> experts_;
   ExpertLayout layout_;
 };
-
-// 64-bit checksum of a segment, one pass over memory. copy_and_checksum() also copies, at the speed of the copy.
-std::uint64_t checksum(std::span<const std::byte> bytes);
-std::uint64_t copy_and_checksum(std::byte* to, std::span<const std::byte> from);
 
 }  // namespace foremoe

@@ -21,7 +21,7 @@ class SharedMemory {
   static SharedMemory open(const std::string& name);  // throws InputError when there is none
   ~SharedMemory();                                    // unmaps; the creator also removes the name
   SharedMemory(SharedMemory&&) noexcept;
-  SharedMemory& operator=(SharedMemory&&) noexcept;
+  SharedMemory& operator=(SharedMemory&&) noexcept;  // exchanges
 
   const std::string& name() const { return name_; }
   std::span<std::byte> bytes() const { return bytes_; }
@@ -29,7 +29,7 @@ class SharedMemory {
  private:
   std::string name_;
   std::span<std::byte> bytes_;
-  bool owner_ = false;
+  int owner_pid_ = 0;  // of the creator's object alone
 };
 
 // Removes what dead processes left; how many segments.

@@ -1,0 +1,183 @@
+#include "foremoe/transfer/shared_memory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+
+namespace {
+
+constexpr const char* kDirectory = "/dev/shm";
+
+struct Creator {
+  int pid = 0;
+  std::uint64_t start_time = 0;  // clock ticks since boot: a process id used again has another
+
+  friend bool operator==(const Creator&, const Creator&) = default;
+};
+
+// None when there is no such process, or it is dead and merely not waited for yet.
+std::optional<Creator> running(int pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  const std::size_t name_end = line.rfind(')');  // the second field, the name, may hold anything
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream rest(line.substr(name_end + 1));
+  std::string field;
+  rest >> field;  // the third: state
+  if (field == "Z" || field == "X") return std::nullopt;
+  for (int i = 4; i <= 22; ++i) rest >> field;
+  Creator creator{.pid = pid};
+  const auto end = std::from_chars(field.data(), field.data() + field.size(), creator.start_time);
+  return end.ec == std::errc{} ? std::optional(creator) : std::nullopt;
+}
+
+Creator this_process() {
+  const std::optional<Creator> creator = running(getpid());
+  return creator ? *creator : Creator{.pid = getpid()};
+}
+
+std::string prefix() { return fmt::format("foremoe-{}-", getuid()); }
+
+// From "foremoe-<uid>-<pid>-<start time>-…" without a slash; none when it is not ours.
+std::optional<Creator> creator_of(std::string_view name) {
+  const std::string ours = prefix();
+  if (!name.starts_with(ours)) return std::nullopt;
+  name.remove_prefix(ours.size());
+  Creator creator;
+  const auto pid = std::from_chars(name.data(), name.data() + name.size(), creator.pid);
+  if (pid.ec != std::errc{} || pid.ptr == name.data() + name.size() || *pid.ptr != '-') return std::nullopt;
+  const auto time = std::from_chars(pid.ptr + 1, name.data() + name.size(), creator.start_time);
+  if (time.ec != std::errc{} || time.ptr == name.data() + name.size() || *time.ptr != '-') return std::nullopt;
+  return creator;
+}
+
+// Bytes that this machine could still give; the largest number when it does not tell. Asking for more than that would
+// not fail but have processes killed.
+std::int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    std::int64_t kib = 0;
+    std::istringstream fields(line);
+    if (fields >> line >> kib && line == "MemAvailable:") return kib * 1024;
+  }
+  return INT64_MAX;
+}
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+std::byte* map(int fd, std::size_t bytes) {
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+}
+
+int reserve(int fd, std::int64_t bytes) {
+  if (bytes > available_memory()) return ENOMEM;
+  int error = EINTR;
+  while (error == EINTR) error = posix_fallocate(fd, 0, bytes);
+  return error;
+}
+
+}  // namespace
+
+SharedMemory SharedMemory::create(const std::string& purpose, Bytes bytes) {
+  static std::atomic<int> counter = 0;
+  remove_stale_shared_memory();
+  const Creator creator = this_process();
+  SharedMemory memory;
+  const std::string name = fmt::format("/{}{}-{}-{}-{}", prefix(), creator.pid, creator.start_time, counter++, purpose);
+  const auto refuse = [&](int error) {
+    return InputError(
+        {.file = name},
+        fmt::format("cannot reserve {} bytes of shared memory for {}: {}", bytes.value, purpose,
+                    error == ENOSPC || error == ENOMEM || error == EFBIG ? "too little memory" : std::strerror(error)));
+  };
+  if (bytes.value <= 0) throw refuse(EINVAL);
+
+  const FileDescriptor file(shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (file.get() < 0) throw refuse(errno);
+  memory.name_ = name;
+  memory.owner_pid_ = creator.pid;  // from here on the name is removed whatever happens
+  if (const int error = reserve(file.get(), bytes.value); error != 0) throw refuse(error);
+  std::byte* const data = map(file.get(), static_cast<std::size_t>(bytes.value));
+  if (data == nullptr) throw refuse(errno);
+  memory.bytes_ = {data, static_cast<std::size_t>(bytes.value)};
+  return memory;
+}
+
+SharedMemory SharedMemory::open(const std::string& name) {
+  const FileDescriptor file(shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+  struct stat status {};
+  if (file.get() < 0 || fstat(file.get(), &status) != 0 || status.st_size <= 0) {
+    throw InputError({.file = name}, "there is no such shared memory");
+  }
+  std::byte* const data = map(file.get(), static_cast<std::size_t>(status.st_size));
+  if (data == nullptr) throw InputError({.file = name}, fmt::format("cannot be mapped: {}", std::strerror(errno)));
+  SharedMemory memory;
+  memory.name_ = name;
+  memory.bytes_ = {data, static_cast<std::size_t>(status.st_size)};
+  return memory;
+}
+
+SharedMemory::~SharedMemory() {
+  if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
+  if (owner_pid_ != 0 && owner_pid_ == getpid()) shm_unlink(name_.c_str());  // not in a child that was forked since
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : name_(std::move(other.name_)),
+      bytes_(std::exchange(other.bytes_, {})),
+      owner_pid_(std::exchange(other.owner_pid_, 0)) {
+  other.name_.clear();
+}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  std::swap(name_, other.name_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(owner_pid_, other.owner_pid_);
+  return *this;
+}
+
+int remove_stale_shared_memory() {
+  if (!running(getpid())) return 0;  // this machine does not tell who is running
+  int removed = 0;
+  std::error_code ignored;  // where there is no such directory there is nothing to remove
+  for (const auto& entry : std::filesystem::directory_iterator(kDirectory, ignored)) {
+    const std::string name = entry.path().filename();
+    const std::optional<Creator> creator = creator_of(name);
+    if (!creator || running(creator->pid) == creator) continue;
+    if (shm_unlink(("/" + name).c_str()) == 0) ++removed;
+  }
+  return removed;
+}
+
+}  // namespace foremoe
