@@ -1,8 +1,8 @@
 #pragma once
 
-// The caller's side of a run, on one rank: a stack of MoE layers with residual connections, x ← x + MoE(x), a replicated
-// router per layer, and the regression loss Σ ½(x_L − target)²/(tokens of the step). Everything is drawn from the
-// seed by (what, layer, expert, micro-step, source), so that any rank, and the reference, draws the same.
+// The caller's side of a run, on one rank: a stack of MoE layers with residual connections, x ← x + MoE(x), a
+// replicated router per layer, and the regression loss Σ ½(x_L − target)²/(tokens of the step). Everything is drawn
+// from the seed by (what, layer, expert, micro-step, source), so that any rank, and the reference, draws the same.
 
 #include <cstdint>
 #include <functional>
@@ -13,6 +13,7 @@
 #include "foremoe/core/array.h"
 #include "foremoe/runtime/communicator.h"
 #include "foremoe/runtime/device.h"
+#include "foremoe/runtime/expert_store.h"
 #include "foremoe/runtime/moe_stage.h"
 #include "foremoe/runtime/replay_routes.h"
 
@@ -43,30 +44,37 @@ struct Optimizer {
 
 class MoeModel {
  public:
-  // Homes as `home` [layer][expert] says. Throws InputError when there is too little memory, naming how much.
-  MoeModel(const ModelSize& size, ArrayView<const RankId, 2> home, Communicator& communicator, Device& device);
+  // Homes as `home` [layer][expert] says, in `memory`. Throws InputError when the homes are not E/R on each rank, and
+  // when there is too little memory, naming how much.
+  MoeModel(const ModelSize& size, ArrayView<const RankId, 2> home, Communicator& communicator, Device& device,
+           HomeMemory memory = HomeMemory::kShared);
   ~MoeModel();
 
-  HomeExperts homes();
+  const HomeExperts& homes() const;
   void zero_gradients();
-  void optimize(const Optimizer& optimizer);  // collective: reduces router gradients, then steps experts and routers
-  // Collective. Experts whose home changed travel with weights and optimizer state; the bytes sent by all ranks.
+  // Collective: reduces router gradients, then steps experts and routers. On return the weights are final.
+  void optimize(const Optimizer& optimizer);
+  // Collective, while no stage is bound. Experts whose home changed travel with weights and optimizer state; the bytes
+  // sent by all ranks. Gradients of the layers that change are zeroed.
   Bytes move_homes(ArrayView<const RankId, 2> home);
 
   struct StepTokens {
     const ReplayRoutes& routes;
     int micro_steps = 0;
+    bool keep_results = false;  // outputs, input gradients and routes used, of all micro-steps, in host memory
   };
-  // Runs all turns of the bound stage with `work` before each layer; the loss of the step on all ranks (0 when forward only).
+  // Runs all turns of the bound stage with `work` before each layer, and ends the stage; the loss of the step, of all
+  // ranks (0 when forward only). Throws InputError when the stage is of another number of layers or micro-steps.
   using Work = std::function<void(const Turn&)>;
   double run(MoeStage& stage, const StepTokens& tokens, const Work& work);
 
-  // Of the last run, on the host. Gradients are valid between run() and zero_gradients().
-  std::vector<float> output(MicroStepId m) const;          // [tokens][hidden], after the last layer
-  std::vector<float> input_gradient(MicroStepId m) const;  // [tokens][hidden]
+  // On the host. Gradients add up until zero_gradients(); the first two and routes_used() are of the last run, if it
+  // was to keep them.
+  std::vector<float> output(MicroStepId m) const;                   // [tokens][hidden], after the last layer
+  std::vector<float> input_gradient(MicroStepId m) const;           // [tokens][hidden]
   std::vector<float> expert_gradient(LayerId l, ExpertId e) const;  // gate_up, then down; of a home here
   std::vector<float> expert_weights(LayerId l, ExpertId e) const;   // likewise
-  std::vector<float> router_gradient(LayerId l) const;     // [experts][hidden], of this rank's tokens
+  std::vector<float> router_gradient(LayerId l) const;              // [experts][hidden], of this rank's tokens
   std::vector<float> router_weights(LayerId l) const;
   std::vector<ExpertId> routes_used(MicroStepId m, LayerId l) const;  // [token·k + j], router's picks included
   const Array<RankId, 2>& home() const;

@@ -1,0 +1,86 @@
+#pragma once
+
+// One step of a model on one rank: the loop over a stage's turns, and what layers keep from forward to backward.
+//
+// Memory. Micro-steps in flight take turns in a ring. Each keeps the input of every layer, the router's weights and the
+// routes; forward-only stages keep none and alternate between two inputs. All is allocated at construction, for the
+// largest micro-step of this rank.
+
+#include <vector>
+
+#include "foremoe/runtime/moe_model.h"
+
+namespace foremoe {
+
+// Of all micro-steps, on the host.
+struct StepResults {
+  std::vector<std::vector<float>> output;          // [micro_step] → [tokens][hidden]
+  std::vector<std::vector<float>> input_gradient;  // likewise; empty without backward
+  Array<std::vector<ExpertId>, 2> routes_used;     // [micro_step][layer] → [token·k + j]
+};
+
+struct RouterMemory {  // of the device, [layer][experts][hidden]
+  const float* weights = nullptr;
+  float* gradients = nullptr;
+};
+
+class ModelStep {
+ public:
+  struct Parts {
+    const ModelSize& size;
+    const MoeModel::StepTokens& tokens;
+    RouterMemory router;
+    const Communicator& communicator;
+    Device& device;
+  };
+  // Throws InputError when the order is of another number of layers or micro-steps.
+  ModelStep(const Parts& parts, const TurnOrder& order);
+
+  // Takes all turns; this rank's part of the loss.
+  double run(MoeStage& stage, const MoeModel::Work& work);
+  StepResults take_results() { return std::move(results_); }
+
+ private:
+  struct Layer {
+    std::vector<ExpertId> routes;  // [token·k + j], as replayed
+    std::vector<ExpertId> picked;  // likewise with the router's choice; empty where every row has a route
+    DeviceMemory weight;           // [token·k + j]
+
+    const std::vector<ExpertId>& used() const { return picked.empty() ? routes : picked; }
+  };
+  struct MicroStep {
+    std::int64_t tokens = 0;
+    std::vector<DeviceMemory> x;  // [layer + 1], or two in turns; [token][hidden]
+    std::vector<Layer> layers;    // [layer], or one for all
+  };
+  struct At {  // where a turn works
+    const Turn& turn;
+    MicroStep& micro_step;
+    Layer& layer;
+    const float* router;  // [experts][hidden]
+  };
+
+  At at(const Turn& turn);
+  float* x(const MicroStep& micro_step, int layer) const;
+  std::size_t values(const MicroStep& micro_step) const;  // in [tokens][hidden]
+  void begin_micro_step(const At& at);
+  void pick_missing(const At& at);
+  void forward(MoeStage& stage, TurnId turn, const At& at);
+  double begin_backward(const At& at);
+  void backward(MoeStage& stage, TurnId turn, const At& at);
+  void draw_to(float* memory, const TensorKey& key, std::size_t n);
+  std::vector<float> on_host(const float* memory, std::size_t n);
+
+  const Parts parts_;
+  const TurnOrder& order_;
+  const RankId rank_;
+  std::int64_t step_tokens_ = 0;  // of all ranks
+
+  std::vector<MicroStep> ring_;  // [micro_step mod its size]
+  std::vector<float> drawn_;     // on the host
+  std::vector<std::int32_t> missing_, picks_;
+  DeviceMemory target_, dy_, dx_, d_weight_;  // with backward alone
+  StepResults results_;
+};
+
+}  // namespace foremoe
