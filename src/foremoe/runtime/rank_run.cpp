@@ -1,0 +1,207 @@
+#include "foremoe/runtime/rank_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "foremoe/core/sha256.h"
+
+namespace foremoe {
+namespace {
+
+struct Repeat {
+  StageFigures figures;
+  double loss = 0;
+  double seconds = 0;  // of the slowest rank
+};
+
+// A model on this rank, and the stage run on it again and again.
+class RankRun {
+ public:
+  RankRun(const StageRun& run, Communicator& communicator, Device& device)
+      : run_(run),
+        communicator_(communicator),
+        device_(device),
+        shape_{.micro_steps = run.load.num_micro_steps(),
+               .layers = run.load.num_layers(),
+               .ranks = run.load.num_ranks(),
+               .experts = run.load.num_experts(),
+               .backward = run.schedule.stage == Stage::kPolicyUpdate},
+        layout_(swiglu_layout(run.model.shape.hidden, run.model.shape.intermediate)),
+        model_(run.model, run.initial_home, communicator, device, run.home_memory) {
+    for (int m = 0; m < shape_.micro_steps; ++m) {
+      for (int r = 0; r < shape_.ranks; ++r) {
+        most_tokens_ = std::max(most_tokens_, run.routes.num_tokens(MicroStepId{m}, RankId{r}));
+      }
+    }
+  }
+
+  StageOutcome run();
+
+ private:
+  bool first() const { return communicator_.rank() == RankId{0}; }
+  Repeat repeat(bool overlap, bool bitwise, Timeline* timeline);
+  void repeat_first_step(StageOutcome& outcome);
+  void take_figures(const Repeat& repeat, StageOutcome& outcome);
+  TurnTable gather_turns(const std::vector<TurnFigures>& turns);
+  double most(double value);
+
+  const StageRun& run_;
+  Communicator& communicator_;
+  Device& device_;
+  const ResultShape shape_;
+  const ExpertLayout layout_;
+  MoeModel model_;
+  std::int64_t most_tokens_ = 0;
+  std::uint64_t version_ = 0;
+};
+
+double RankRun::most(double value) {
+  std::vector<double> all(static_cast<std::size_t>(shape_.ranks));
+  communicator_.all_gather(std::as_bytes(std::span(&value, 1)), std::as_writable_bytes(std::span(all)));
+  return std::ranges::max(all);
+}
+
+Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
+  device_.use_position_independent_rows(bitwise);
+  model_.zero_gradients();
+  StageOptions options = run_.options;
+  options.engine.version = ++version_;
+  options.overlap = overlap;
+  options.most_tokens = most_tokens_;
+  options.timeline = timeline;
+  communicator_.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  Repeat result;
+  {
+    MoeStage stage({.load = run_.load,
+                    .plan = run_.plan,
+                    .schedule = run_.schedule,
+                    .layout = layout_,
+                    .shape = run_.model.shape,
+                    .without_route = run_.without_route},
+                   model_.homes(), communicator_, device_, options);
+    result.loss =
+        model_.run(stage, {.routes = run_.routes, .micro_steps = shape_.micro_steps, .keep_results = true}, run_.work);
+    result.figures = stage.figures();
+  }
+  result.seconds = most(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  return result;
+}
+
+TurnTable RankRun::gather_turns(const std::vector<TurnFigures>& turns) {
+  const auto ranks = static_cast<std::size_t>(shape_.ranks);
+  std::vector<TurnFigures> all(turns.size() * ranks);
+  communicator_.all_gather(std::as_bytes(std::span(turns)), std::as_writable_bytes(std::span(all)));
+  TurnTable table{.compute_seconds = Array<double, 2>({turns.size(), ranks}),
+                  .rows = Array<std::int64_t, 2>({turns.size(), ranks})};
+  for (std::size_t r = 0; r < ranks; ++r) {
+    for (std::size_t t = 0; t < turns.size(); ++t) {
+      const TurnFigures& figures = all[r * turns.size() + t];
+      table.compute_seconds(t, r) = figures.compute_cpu_seconds;
+      table.rows(t, r) = figures.rows;
+    }
+  }
+  return table;
+}
+
+void RankRun::take_figures(const Repeat& repeat, StageOutcome& outcome) {
+  const StageFigures& f = repeat.figures;
+  const auto total = [&](std::int64_t value) { return sum(communicator_, value); };
+  outcome.step_seconds = repeat.seconds;
+  outcome.transfer = {.copies = total(f.transfer.copies),
+                      .failed_attempts = total(f.transfer.failed_attempts),
+                      .host_bytes = Bytes{total(f.transfer.host_bytes.value)},
+                      .peer_bytes = Bytes{total(f.transfer.peer_bytes.value)},
+                      .exposed_seconds = most(f.transfer.exposed_seconds)};
+  const bool first_of_node = communicator_.rank().value % communicator_.topology().ranks_per_node == 0;
+  outcome.arena = Bytes{total(first_of_node ? f.arena.value : 0)};
+  outcome.arena_refresh_seconds = most(f.arena_refresh_seconds);
+  outcome.guest_weights = Bytes{static_cast<std::int64_t>(most(static_cast<double>(f.guest_weights.value)))};
+  outcome.guest_gradients = Bytes{static_cast<std::int64_t>(most(static_cast<double>(f.guest_gradients.value)))};
+  outcome.gradient_returns = Bytes{total(f.gradient_returns.value)};
+  outcome.fallbacks = f.fallbacks;
+}
+
+void keep_least(std::vector<TurnFigures>& least, const std::vector<TurnFigures>& turns) {
+  if (least.empty()) least = turns;
+  for (std::size_t t = 0; t < turns.size(); ++t) {
+    least[t].compute_cpu_seconds = std::min(least[t].compute_cpu_seconds, turns[t].compute_cpu_seconds);
+  }
+}
+
+void RankRun::repeat_first_step(StageOutcome& outcome) {
+  std::vector<TurnFigures> least;
+  double fastest = std::numeric_limits<double>::infinity();
+  double loss = 0;
+  for (int r = 0; r < run_.repeats; ++r) {
+    const bool overlap = r % 2 == 0;
+    const Repeat now = repeat(overlap, run_.bitwise, r == 0 ? run_.options.timeline : nullptr);
+    keep_least(least, now.figures.turns);
+    const ResultDigest digest = digest_result(model_, shape_, communicator_);
+    if (r == 0) outcome.digest = digest;
+    outcome.repeats_equal = outcome.repeats_equal && digest == outcome.digest;
+    loss = now.loss;
+    if (overlap && now.seconds < fastest) {
+      fastest = now.seconds;
+      take_figures(now, outcome);
+    }
+  }
+  outcome.turns = gather_turns(least);
+  if (shape_.backward) outcome.losses.push_back(loss);
+  if (run_.gather) {
+    outcome.result = gather_result(model_, shape_, communicator_);
+    outcome.routes.push_back(gather_routes(model_, shape_, communicator_));
+  }
+}
+
+StageOutcome RankRun::run() {
+  StageOutcome outcome;
+  outcome.home_moves = model_.move_homes(run_.plan.home);
+  if (run_.bitwise) {  // first, so that what is measured, gathered and optimized comes last
+    std::vector<TurnFigures> plain;
+    for (int r = 0; r < run_.repeats; ++r) keep_least(plain, repeat(r % 2 == 0, false, nullptr).figures.turns);
+    outcome.plain_critical_path_seconds = critical_path_seconds(gather_turns(plain));
+  }
+  repeat_first_step(outcome);
+  std::string digests = outcome.digest.all;
+  if (shape_.backward) {
+    model_.optimize(run_.optimizer);
+    for (int step = 1; step < run_.steps; ++step) {
+      outcome.losses.push_back(repeat(true, run_.bitwise, nullptr).loss);
+      digests += digest_result(model_, shape_, communicator_).all;
+      if (run_.gather && !run_.without_route.empty()) {
+        outcome.routes.push_back(gather_routes(model_, shape_, communicator_));
+      }
+      model_.optimize(run_.optimizer);
+    }
+  }
+  digests += digest_weights(model_, shape_, communicator_);
+  outcome.result_digest = sha256_hex(std::as_bytes(std::span(digests)));
+  return outcome;
+}
+
+}  // namespace
+
+std::vector<std::uint8_t> rows_without_route(const ReplayRoutes& routes, const LoadTable& load) {
+  std::vector<std::uint8_t> without(static_cast<std::size_t>(load.num_micro_steps() * load.num_layers()), 0);
+  std::vector<ExpertId> of_source;
+  for (int m = 0; m < load.num_micro_steps(); ++m) {
+    for (int r = 0; r < load.num_ranks(); ++r) {
+      for (int l = 0; l < load.num_layers(); ++l) {
+        routes.gather(MicroStepId{m}, RankId{r}, LayerId{l}, of_source);
+        if (std::ranges::find(of_source, kNoExpert) != of_source.end()) {
+          without[static_cast<std::size_t>(m * load.num_layers() + l)] = 1;
+        }
+      }
+    }
+  }
+  if (std::ranges::count(without, 1) == 0) without.clear();
+  return without;
+}
+
+StageOutcome run_stage(const StageRun& run, Communicator& communicator, Device& device) {
+  return RankRun(run, communicator, device).run();
+}
+
+}  // namespace foremoe

@@ -1,0 +1,67 @@
+#pragma once
+
+// What one rank executes for one policy and stage, and what comes out: the stage as often as is asked, the same every
+// time but for copies being overlapped or not, so that the least times can be taken and the results must be the same
+// bits; then an optimizer step, and further steps where they are asked for.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "foremoe/runtime/moe_model.h"
+#include "foremoe/runtime/moe_stage.h"
+#include "foremoe/runtime/run_figures.h"
+#include "foremoe/runtime/run_result.h"
+
+namespace foremoe {
+
+// The same on every rank, but for what observes it.
+struct StageRun {
+  const LoadTable& load;
+  const StepPlan& plan;
+  const TransferSchedule& schedule;
+  const ReplayRoutes& routes;
+  std::vector<std::uint8_t> without_route;  // as StageParts has it; see rows_without_route()
+  ModelSize model;
+  HomeMemory home_memory = HomeMemory::kShared;
+  ArrayView<const RankId, 2> initial_home;  // [layer][expert]; where the plan moved homes, experts move first
+  Optimizer optimizer;
+  StageOptions options;                   // of every repeat; its version, overlap and most_tokens are set here
+  int repeats = 1;                        // ≥ 1, of the first step
+  int steps = 1;                          // ≥ 1; of a stage without backward there is one
+  bool bitwise = false;                   // rows whose bits do not depend on their place; costs as many repeats again
+  bool gather = true;                     // what a reference needs, at rank 0
+  std::function<void(const Turn&)> work;  // the caller's, before each turn; may wait for the plan
+};
+
+// Complete at rank 0; elsewhere unspecified.
+struct StageOutcome {
+  // Of the first step. Compute is the least of all repeats, everything else of the fastest that overlapped copies.
+  TurnTable turns;
+  TransferFigures transfer;  // sums over ranks; exposed_seconds of the rank that waited longest
+  double step_seconds = 0;   // from bind to unbind, the slowest rank's
+  Bytes arena;               // of all nodes
+  double arena_refresh_seconds = 0;
+  Bytes guest_weights;  // of one rank, the largest
+  Bytes guest_gradients;
+  Bytes gradient_returns;  // of all ranks
+  Bytes home_moves;
+  std::int64_t fallbacks = 0;
+  std::optional<double> plain_critical_path_seconds;  // of a bitwise run: without position-independent rows
+
+  std::vector<double> losses;      // [step]; empty without backward
+  StepResult result;               // of the first step; empty unless gathered
+  std::vector<RoutesUsed> routes;  // [step]; one where no row is without a route; empty unless gathered
+  ResultDigest digest;             // of the first step
+  std::string result_digest;       // of all steps and the weights after the last
+  bool repeats_equal = true;
+};
+
+// [micro_step·layers + layer]: 1 where any source has rows without a route; empty where there is none at all.
+std::vector<std::uint8_t> rows_without_route(const ReplayRoutes& routes, const LoadTable& load);
+
+// Collective. Throws InputError when something does not fit, or when ranks hold different plans.
+StageOutcome run_stage(const StageRun& run, Communicator& communicator, Device& device);
+
+}  // namespace foremoe
