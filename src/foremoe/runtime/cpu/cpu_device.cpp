@@ -8,6 +8,7 @@
 #include "foremoe/runtime/cpu/optimizers.h"
 #include "foremoe/runtime/cpu/router.h"
 #include "foremoe/runtime/cpu/rows.h"
+#include "foremoe/transfer/memcpy_link.h"
 
 namespace foremoe {
 
@@ -101,7 +102,7 @@ class CpuDevice final : public Device {
     return cpu::squared_error({.x = x, .target = target}, n, scale, gradient);
   }
 
-  std::unique_ptr<CopyLink> make_copy_link() override { return nullptr; }
+  std::unique_ptr<CopyLink> make_copy_link() override { return std::make_unique<MemcpyLink>(); }
   void pin(std::span<const std::byte> /*host_memory*/) override {}
   void unpin(std::span<const std::byte> /*host_memory*/) override {}
 
