@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "foremoe/core/error.h"
 
 namespace foremoe {
@@ -32,22 +30,6 @@ void UnroutedRows::dispatch(LayerId layer, std::span<const ExpertId> routes, std
                           reinterpret_cast<std::byte*>(received_.data()), bytes_});
   arrange({rows_, workspace_.replica, top_k},
           ArrayView<const std::int64_t, 2>(received_.data(), {num_ranks, num_experts}), workspace_, dispatch);
-}
-
-std::vector<std::uint8_t> find_unrouted(const ReplayRoutes& routes, const LoadTable& load, Communicator& communicator) {
-  const auto layers = static_cast<std::size_t>(load.num_layers());
-  const auto cells = static_cast<std::size_t>(load.num_micro_steps()) * layers;
-  std::vector<std::uint8_t> mine(cells);
-  std::vector<ExpertId> row;
-  for (std::size_t i = 0; i < cells; ++i) {
-    routes.gather(MicroStepId{i / layers}, communicator.rank(), LayerId{i % layers}, row);
-    mine[i] = std::ranges::find(row, kNoExpert) != row.end() ? 1 : 0;
-  }
-  std::vector<std::uint8_t> all(cells * static_cast<std::size_t>(communicator.num_ranks()));
-  communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
-  for (std::size_t i = 0; i < all.size(); ++i) mine[i % cells] |= all[i];
-  if (std::ranges::all_of(mine, [](std::uint8_t any) { return any == 0; })) mine.clear();
-  return mine;
 }
 
 }  // namespace foremoe

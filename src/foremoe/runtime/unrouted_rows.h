@@ -10,7 +10,6 @@
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/runtime/communicator.h"
 #include "foremoe/runtime/layer_dispatch.h"
-#include "foremoe/runtime/replay_routes.h"
 
 namespace foremoe {
 
@@ -31,8 +30,5 @@ class UnroutedRows {
   std::vector<std::int64_t> sent_, received_;
   std::vector<std::int64_t> bytes_;
 };
-
-// Collective. [micro_step·layers + layer]: 1 where any source has such rows; empty when there are none anywhere.
-std::vector<std::uint8_t> find_unrouted(const ReplayRoutes& routes, const LoadTable& load, Communicator& communicator);
 
 }  // namespace foremoe
