@@ -40,6 +40,7 @@ class LeasedSlots {
       if (next != fetched.end() && next->slot == SlotId{s}) {
         slot.lease = static_cast<std::ptrdiff_t>(copies.size());
         slot.contents = e;
+        if (pins_homes() && s < home_slots(plan_)) refuse(event, SlotId{s}, "a home slot does not hold its expert");
         copies.push_back(lease(SlotId{s}, e, slot.free_from, order_.first(event, layer_)));
         ++next;
       } else if (e != kNoExpert && e != slot.holds) {
@@ -74,11 +75,11 @@ class LeasedSlots {
     TurnId free_from;               // the turn after its last reader
   };
 
+  bool pins_homes() const { return plan_.residency != Residency::kFree; }
+
   ScheduledCopy lease(SlotId slot, ExpertId e, TurnId opens, TurnId arrives) const {
-    const bool free = plan_.residency == Residency::kFree;
-    if (!free && slot.value < home_slots(plan_)) refuse(EventId{0}, slot, "a home slot does not hold its expert");
-    const int buffer = free ? layer_.value * plan_.num_slots() + slot.value
-                            : layer_.value * plan_.guest_slots + slot.value - home_slots(plan_);
+    const int buffer = pins_homes() ? layer_.value * plan_.guest_slots + slot.value - home_slots(plan_)
+                                    : layer_.value * plan_.num_slots() + slot.value;
     return {.rank = rank_,
             .layer = layer_,
             .expert = e,
