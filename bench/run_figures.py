@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""The figures of executing plans in docs/performance.md, printed as Markdown tables.
+
+    bench/run_figures.py gain|memory|returns|bitwise|regression [--data DIR] [--foremoe PROGRAM] [--plot FILE]
+
+Each row is one run of `foremoe run INPUT --json`. Times are thread CPU time, the least of five repeats, and are given as
+ratios between policies of the same run. `regression` trains for 100 steps and needs matplotlib for its plot.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+TABLES_OF_8 = ("load-q30-ep8", "load-q30-ep8-bursty")
+ROLLOUTS = ("rollout-math", "rollout-mixed")
+
+
+class Runs:
+    def __init__(self, program, data):
+        self.program, self.data = program, data
+
+    def run(self, name, *options):
+        """One object per policy and stage, by (policy, stage)."""
+        path = os.path.join(self.data, name + ".safetensors")
+        command = [self.program, "run", path, "--json", *map(str, options)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
+        return {(o["policy"], o["stage"]): o for o in json.loads(done.stdout)}
+
+
+def table(header, rows):
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header))
+    for row in rows:
+        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
+    print()
+
+
+def gain(runs):
+    """Critical path of foremoe ÷ vanilla against the ratio of their largest rank loads, which is what ρ predicts."""
+    def rows():
+        for name in (*ROLLOUTS, *TABLES_OF_8):
+            options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", "--layers", 2, "--micro-steps", 4,
+                       "--hidden", 256, "--intermediate", 128, "--work-flops", 0, "--no-reference"]
+            done = runs.run(name, *options)
+            for stage in ("recompute", "policy_update"):
+                vanilla, ours = done["vanilla", stage], done["foremoe", stage]
+                measured = ours["critical_path_seconds"] / vanilla["critical_path_seconds"]
+                predicted = ours["critical_path_rows"] / vanilla["critical_path_rows"]
+                yield (name, stage, f"{vanilla['rho_computed']['mean']:.3f}", f"{ours['rho_computed']['mean']:.3f}", f"{predicted:.3f}",
+                       f"{measured:.3f}", f"{100 * (measured / predicted - 1):+.1f} %", f"{1 / measured:.2f}×")
+    table(("input", "stage", "ρ vanilla", "ρ foremoe", "predicted", "measured", "difference", "speedup of experts"), rows())
+
+
+def memory(runs):
+    """Guest memory of a rank by residency, and the copies that it costs."""
+    def rows():
+        for residency in ("static", "resident", "shared"):
+            done = runs.run("load-q30-ep8-bursty", "--ranks", 8, "--guest-slots", 2, "--policy", "foremoe", "--layers", 4, "--micro-steps", 4,
+                            "--hidden", 64, "--intermediate", 32, "--residency", residency, "--repeats", 1, "--no-reference")
+            for stage in ("recompute", "policy_update"):
+                o = done["foremoe", stage]
+                yield (residency, stage, o["guest_weight_bytes_per_rank"], o["guest_gradient_bytes_per_rank"], o["copies"],
+                       o["copy_bytes"]["host_path"], o["copy_bytes"]["peer_path"], o["arena_bytes"], f"{o['rho_computed']['mean']:.3f}")
+    table(("residency", "stage", "guest weights, bytes", "guest gradients, bytes", "copies", "host path, bytes", "peer path, bytes", "arena, bytes",
+           "ρ"), rows())
+
+
+def returns(runs):
+    """Gradients sent home: a guest that stays sends its sum once."""
+    def rows():
+        for name in ("load-q30-ep8", "load-q30-ep8-bursty"):
+            sent = {}
+            for residency in ("static", "resident", "shared"):
+                done = runs.run(name, "--ranks", 8, "--guest-slots", 2, "--policy", "foremoe", "--layers", 2, "--micro-steps", 16,
+                                "--hidden", 16, "--intermediate", 8, "--residency", residency, "--repeats", 1, "--no-reference")
+                sent[residency] = done["foremoe", "policy_update"]["gradient_return_bytes"]
+            yield (name, *(sent[r] for r in ("static", "resident", "shared")), f"{sent['static'] / sent['shared']:.2f}",
+                   f"{sent['resident'] / sent['shared']:.2f}")
+    table(("table", "static, bytes", "resident, bytes", "shared, bytes", "static ÷ shared", "resident ÷ shared"), rows())
+
+
+def bitwise(runs):
+    """What rows whose bits do not depend on their place cost."""
+    def rows():
+        for hidden, intermediate in ((64, 32), (256, 128), (512, 256)):
+            options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", "--layers", 1, "--micro-steps", 2, "--hidden", hidden,
+                       "--intermediate", intermediate, "--bitwise"]
+            done = runs.run("rollout-math", *options)
+            o = done["foremoe", "recompute"]
+            yield (f"{hidden} × {intermediate}", f"{o['bitwise_cost']:.2f}×", done["vanilla", "recompute"]["output_digest"] == o["output_digest"])
+    table(("hidden × intermediate", "cost of the forward", "outputs as vanilla's, bit for bit"), rows())
+
+
+def regression(runs, plot=None):
+    """100 steps with and without balancing."""
+    losses = {}
+    for optimizer, rate in (("sgd", 0.5), ("adam", 0.003)):
+        done = runs.run("rollout-math", "--ranks", 8, "--guest-slots", 1, "--policy", "vanilla,foremoe", "--layers", 2, "--micro-steps", 2,
+                        "--hidden", 16, "--intermediate", 8, "--steps", 100, "--optimizer", optimizer, "--learning-rate", rate, "--repeats", 1,
+                        "--stage", "policy_update", "--no-reference")
+        losses[optimizer] = {p: done[p, "policy_update"]["losses"] for p in ("vanilla", "foremoe")}
+
+    def rows():
+        for optimizer, by_policy in losses.items():
+            a, b = by_policy["vanilla"], by_policy["foremoe"]
+            yield (optimizer, f"{a[0]:.4f}", f"{a[-1]:.4f}", f"{b[-1]:.4f}", f"{max(abs(x - y) for x, y in zip(a, b)):.2e}")
+    table(("optimizer", "first loss", "last, vanilla", "last, foremoe", "largest difference at any step"), rows())
+    if plot:
+        import matplotlib
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+        figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2))
+        for axis, (optimizer, by_policy) in zip(axes, losses.items()):
+            axis.plot(by_policy["vanilla"], color="0.6", linewidth=4, label="vanilla")
+            axis.plot(by_policy["foremoe"], color="tab:blue", linewidth=1.2, label="foremoe")
+            axis.set(title=optimizer, xlabel="step", ylabel="loss")
+            axis.legend(frameon=False)
+        figure.tight_layout()
+        figure.savefig(plot)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", choices=("gain", "memory", "returns", "bitwise", "regression"))
+    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
+    parser.add_argument("--plot", help="regression: where to save the picture")
+    arguments = parser.parse_args()
+    runs = Runs(arguments.foremoe, arguments.data)
+    if arguments.figure == "regression":
+        regression(runs, arguments.plot)
+    else:
+        globals()[arguments.figure](runs)
+
+
+if __name__ == "__main__":
+    main()
