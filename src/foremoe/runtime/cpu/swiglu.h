@@ -1,7 +1,7 @@
 #pragma once
 
 // The activation between an expert's two projections, h = silu(g) ∘ u, row by row. gate_up [rows][2·intermediate] holds
-// g before u. Within 2 units of the last place of float32, four lanes at a time; a row's bits depend on that row alone.
+// g before u. Within 3 units of the last place of float32, four lanes at a time; a row's bits depend on that row alone.
 
 #include <cstdint>
 
