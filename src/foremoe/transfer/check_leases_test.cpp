@@ -174,6 +174,8 @@ TEST_F(SpoiledSchedule, TurnsThatAreNotThePlans) {
   finds(plan_, "table of forward turns", [](TransferSchedule& s) { s.order.forward(0, 0) = TurnId{1}; });
   finds(plan_, "table of backward turns", [](TransferSchedule& s) { s.order.backward = {}; });
   finds(plan_, "first and last", [](TransferSchedule& s) { s.order.last(1, 0) = TurnId{4}; });
+  const StepPlan passes_apart = test::plan_with_guests(Residency::kResident, 2, {{2}, {3}, {2}, {3}});
+  finds(passes_apart, "recompute under the plan", [](TransferSchedule& t) { t.stage = Stage::kRecompute; });
   finds(free_, "no policy_update", [](TransferSchedule& s) { s.stage = Stage::kPolicyUpdate; });
 }
 

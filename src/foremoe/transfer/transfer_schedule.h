@@ -11,7 +11,8 @@
 //   designed out. check_leases() proves it anew from the list alone.
 // Buffers. A rank's guest buffers are numbered: under `static` and `resident` layer·G + (slot − E/R); under `shared`
 //   there are `depth` sets of G which layers borrow in turn (turn t uses set t mod depth); under `free` every slot of
-//   a layer can be written: layer·(E/R + G) + slot, and after the last turn the homes are copied back.
+//   a layer can be written: layer·(E/R + G) + slot, and after the last turn the homes that were overwritten are
+//   copied back.
 // Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
 //   straight from the expert's home, whose slot is pinned inside a step. Under `free` homes are not pinned: host alone.
 //   An expert pays for its place in an arena when its node fetches it at least twice; the other copies, and as many
