@@ -16,7 +16,7 @@
 // when their copies are settled; the outcome is the same on all. A guest that is missing is fetched again for the
 // next turn that reads it.
 // Guarantee. Between release(t) of the last reader of a buffer and the next lease nobody reads it; before that nobody
-// writes it. Waiting is bounded by `timeout` × attempts; then StageFailed.
+// writes it. Waiting is bounded by `timeout` × (attempts + 1); then StageFailed.
 
 #include <chrono>
 #include <cstdint>
@@ -54,17 +54,17 @@ class ExpertDirectory {
 class Ballot {
  public:
   virtual ~Ballot() = default;
-  virtual void cast(std::uint64_t number, bool ok) = 0;                    // numbers count up from 0, on each rank
-  virtual std::optional<bool> outcome(std::uint64_t number) = 0;           // true: everybody's was ok; none: not yet known
+  virtual void cast(std::uint64_t number, bool ok) = 0;           // numbers count up from 0, on each rank
+  virtual std::optional<bool> outcome(std::uint64_t number) = 0;  // true: everybody's was ok; none: not yet known
 };
 
 struct EngineOptions {
-  std::uint64_t version = 1;  // of the weights that this stage uses, ≥ 1
-  int attempts = 3;           // per copy
-  std::chrono::milliseconds timeout{10'000};  // of one attempt, and of a ballot
-  bool verify = true;         // checksums on the host path
-  bool eager = true;          // false: a turn's copies start when it waits for them
-  bool must_arrive = false;   // residency `free`: there is no home to fall back to, so StageFailed instead of a vote
+  std::uint64_t version = 1;                  // of the weights that this stage uses, ≥ 1
+  int attempts = 3;                           // per copy
+  std::chrono::milliseconds timeout{10'000};  // of one attempt; a ballot waits for everyone's attempts, and this longer
+  bool verify = true;                         // checksums on the host path
+  bool eager = true;                          // false: a turn's copies start when it waits for them
+  bool must_arrive = false;  // residency `free`: there is no home to fall back to, so StageFailed instead of a vote
 };
 
 struct EngineParts {
@@ -80,11 +80,11 @@ struct EngineParts {
 };
 
 struct TransferFigures {
-  std::int64_t copies = 0;            // scheduled ones that arrived, and those fetched again
+  std::int64_t copies = 0;  // scheduled ones that arrived, and those fetched again
   std::int64_t failed_attempts = 0;
   Bytes host_bytes;
   Bytes peer_bytes;
-  double exposed_seconds = 0;         // spent in wait()
+  double exposed_seconds = 0;  // spent in wait()
 };
 
 class ExpertTransferEngine {
@@ -97,7 +97,7 @@ class ExpertTransferEngine {
   void submit(TurnId turn);
   bool wait(TurnId turn);  // true: every rank has what its slots need; the same on all ranks
   void release(TurnId turn, const Event& readers);
-  void finish();           // after the last turn: homes are back (residency `free`), peers have been served
+  void finish();  // after the last turn: homes are back (residency `free`), peers have been served
   TransferFigures figures() const;
 
  private:

@@ -1,0 +1,190 @@
+#include "foremoe/transfer/transfer_engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "foremoe/transfer/turn_votes.h"
+
+namespace foremoe {
+
+namespace {
+
+// How long the thread sleeps when nothing moves but something is under way: doubled each time, between these. Ranks may
+// be more than cores. While nobody waits for it, news may be late by more.
+constexpr std::chrono::microseconds kShortestNap{50};
+constexpr std::chrono::microseconds kLongestNap{200};
+constexpr std::chrono::microseconds kLongestIdleNap{1000};
+
+enum class Verdict : std::uint8_t { kOpen, kWhole, kMissing };
+
+}  // namespace
+
+// Two sides meet in the mailbox, under its mutex: the rank's calls say how far it has come, the thread tells what has
+// been decided. Links, ballot and the bookkeeping of copies are the thread's alone.
+struct ExpertTransferEngine::State {
+  State(EngineParts engine_parts, const EngineOptions& engine_options);
+  void run(const std::stop_token& stop);
+  void work(const std::stop_token& stop);
+  bool tell(std::span<const TurnVotes::Decided> decided);
+  bool nap(const std::stop_token& stop, std::chrono::microseconds& length, std::uint64_t seen);
+  bool wait(TurnId turn);
+  void move(std::unique_lock<std::mutex>& lock);
+
+  EngineParts parts;
+  const EngineOptions options;
+  CopyFetcher fetcher;
+  TurnVotes votes;
+
+  mutable std::mutex mutex;
+  std::condition_variable_any moved;    // the rank has
+  std::condition_variable_any decided;  // or failed
+  EnginePosition position;
+  std::uint64_t moves = 0;        // of the rank
+  std::vector<Event> readers;     // [turn]; not written again once position.released has reached it
+  std::vector<Verdict> verdicts;  // [turns + 1]
+  std::exception_ptr failure;
+  TransferFigures figures;
+
+  std::jthread thread;  // last: joined before the rest goes
+};
+
+ExpertTransferEngine::State::State(EngineParts engine_parts, const EngineOptions& engine_options)
+    : parts(std::move(engine_parts)), options(engine_options), fetcher(parts, options), votes(parts, options, fetcher) {
+  assert(options.version >= 1 && options.attempts >= 1);
+  const auto num_turns = static_cast<std::size_t>(parts.schedule.order.size());
+  readers.resize(num_turns);
+  verdicts.assign(num_turns + 1, Verdict::kOpen);
+  position.readers = readers;
+  if (!parts.schedule.copies.empty()) thread = std::jthread([this](const std::stop_token& stop) { run(stop); });
+}
+
+void ExpertTransferEngine::State::run(const std::stop_token& stop) {
+  try {
+    work(stop);
+  } catch (...) {
+    const std::lock_guard lock(mutex);
+    failure = std::current_exception();
+    decided.notify_all();
+  }
+  try {
+    fetcher.cancel_all();
+  } catch (...) {  // a link that fails even at this; the failure above is what the rank is told
+    const std::lock_guard lock(mutex);
+    if (!failure) failure = std::current_exception();
+  }
+}
+
+void ExpertTransferEngine::State::work(const std::stop_token& stop) {
+  std::chrono::microseconds length = kShortestNap;
+  while (!stop.stop_requested()) {
+    EnginePosition now_at;
+    std::uint64_t seen = 0;
+    {
+      const std::lock_guard lock(mutex);
+      now_at = position;
+      seen = moves;
+    }
+    const EngineClock::time_point now = EngineClock::now();
+    const bool fetched = fetcher.step(now_at, now);
+    const bool told = tell(votes.step(now_at, now));
+    if (fetched || told || votes.changed()) {
+      length = kShortestNap;
+    } else if (nap(stop, length, seen)) {
+      length = kShortestNap;
+    }
+  }
+}
+
+bool ExpertTransferEngine::State::tell(std::span<const TurnVotes::Decided> news) {
+  if (news.empty()) return false;
+  const std::lock_guard lock(mutex);
+  for (const auto& [turn, whole] : news) verdicts[turn.index()] = whole ? Verdict::kWhole : Verdict::kMissing;
+  const double exposed = figures.exposed_seconds;
+  figures = fetcher.figures();
+  figures.exposed_seconds = exposed;
+  decided.notify_all();
+  return true;
+}
+
+// True when the rank has moved meanwhile.
+bool ExpertTransferEngine::State::nap(const std::stop_token& stop, std::chrono::microseconds& length,
+                                      std::uint64_t seen) {
+  const auto serves = [](const std::unique_ptr<CopyLink>& link) { return link != nullptr && link->serves_others(); };
+  const bool busy = fetcher.under_way() || votes.open() || serves(parts.host) || serves(parts.peer);
+  std::unique_lock lock(mutex);
+  const auto has_moved = [&] { return moves != seen; };
+  if (!busy) return moved.wait(lock, stop, has_moved);
+  const bool awaited = position.waiting >= 0 && verdicts[static_cast<std::size_t>(position.waiting)] == Verdict::kOpen;
+  const bool woken = moved.wait_for(lock, stop, length, has_moved);
+  length = std::min(2 * length, awaited ? kLongestNap : kLongestIdleNap);
+  return woken;
+}
+
+void ExpertTransferEngine::State::move(std::unique_lock<std::mutex>& lock) {
+  assert(lock.owns_lock());
+  ++moves;
+  moved.notify_one();
+  if (failure) std::rethrow_exception(failure);
+}
+
+bool ExpertTransferEngine::State::wait(TurnId turn) {
+  if (parts.schedule.copies.empty()) return true;
+  const auto begin = EngineClock::now();
+  std::unique_lock lock(mutex);
+  const auto settled = [&] { return failure || verdicts[turn.index()] != Verdict::kOpen; };
+  if (!settled()) {
+    position.waiting = turn.value;
+    position.waiting_since = begin;
+    move(lock);
+    decided.wait(lock, settled);
+  }
+  figures.exposed_seconds += std::chrono::duration<double>(EngineClock::now() - begin).count();
+  if (failure) std::rethrow_exception(failure);
+  return verdicts[turn.index()] == Verdict::kWhole;
+}
+
+ExpertTransferEngine::ExpertTransferEngine(EngineParts parts, const EngineOptions& options)
+    : state_(std::make_unique<State>(std::move(parts), options)) {}
+
+ExpertTransferEngine::~ExpertTransferEngine() = default;
+
+void ExpertTransferEngine::submit(TurnId turn) {
+  std::unique_lock lock(state_->mutex);
+  assert(turn.value == state_->position.submitted + 1);
+  state_->position.submitted = turn.value;
+  state_->move(lock);
+}
+
+bool ExpertTransferEngine::wait(TurnId turn) {
+  assert(turn.value < state_->parts.schedule.order.size());
+  return state_->wait(turn);
+}
+
+void ExpertTransferEngine::release(TurnId turn, const Event& readers) {
+  std::unique_lock lock(state_->mutex);
+  assert(turn.value == state_->position.released + 1);
+  state_->readers[turn.index()] = readers;
+  state_->position.released = turn.value;
+  if (turn.value < state_->position.submitted)
+    state_->move(lock);  // else submit() of the next turn will wake the thread
+}
+
+void ExpertTransferEngine::finish() {
+  const TurnId end{state_->parts.schedule.order.size()};
+  submit(end);
+  if (!state_->wait(end)) {
+    throw StageFailed(fmt::format("rank {}: the experts of some rank did not come home", state_->parts.rank.value));
+  }
+}
+
+TransferFigures ExpertTransferEngine::figures() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->figures;
+}
+
+}  // namespace foremoe
