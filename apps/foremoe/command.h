@@ -13,6 +13,7 @@ namespace foremoe::cli {
 inline constexpr int kOk = 0;
 inline constexpr int kFoundWrong = 1;  // checked, and it is not right
 inline constexpr int kBadInput = 2;    // wrong usage, or input that cannot be read
+inline constexpr int kGaveUp = 3;      // a run that could not go on
 
 struct Command {
   const CLI::App* app = nullptr;
@@ -26,5 +27,6 @@ Command inspect_command(CLI::App& parent);
 Command plan_command(CLI::App& parent);
 Command verify_command(CLI::App& parent);
 Command compare_command(CLI::App& parent);
+Command run_command(CLI::App& parent);
 
 }  // namespace foremoe::cli

@@ -28,6 +28,7 @@ From a recorded rollout to a verified plan:
   foremoe compare load.safetensors --guest-slots 1                       what would help, and how much?
   foremoe plan load.safetensors --guest-slots 1 --out plan.safetensors   what sits where, and who serves which tokens
   foremoe verify load.safetensors plan.safetensors                       is it right?
+  foremoe run trace.safetensors --guest-slots 1                          does it hold when real experts run?
 
 No rollout at hand? foremoe synth --out load.safetensors
 
@@ -35,7 +36,7 @@ Words: a *rank* is one accelerator of the expert-parallel group, the *home* of a
 *guest slot* room on a rank for a copy of somebody else's expert, a *micro-step* one small batch, *tokens* are counted
 once per expert that they chose. The imbalance ratio ρ is the busiest rank's tokens ÷ the mean rank's; 1 is perfect.
 
-Exit codes: 0 fine; 1 checked and found wrong; 2 wrong usage or input that cannot be read.)";
+Exit codes: 0 fine; 1 checked and found wrong; 2 wrong usage or input that cannot be read; 3 a run could not go on.)";
 
 int fail(const std::string& command, const std::string& message, bool usage) {
   std::string line = fmt::format("{}: {}", command, message);
@@ -58,9 +59,9 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", "foremoe " FOREMOE_VERSION, "Print the version and exit");
   app.set_help_flag("-h,--help", "Print this help and exit");
   app.require_subcommand(1);
-  const std::array<Command, 7> commands = {synth_command(app),   import_command(app), collect_command(app),
+  const std::array<Command, 8> commands = {synth_command(app),   import_command(app), collect_command(app),
                                            inspect_command(app), plan_command(app),   verify_command(app),
-                                           compare_command(app)};
+                                           compare_command(app), run_command(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

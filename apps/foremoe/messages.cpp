@@ -11,10 +11,18 @@
 
 namespace foremoe::cli {
 
-void note(std::string_view text) { fmt::print(stderr, "foremoe: {}\n", text); }
+namespace {
+bool silent = false;
+}  // namespace
+
+void note(std::string_view text) {
+  if (!silent) fmt::print(stderr, "foremoe: {}\n", text);
+}
+
+void say_nothing() { silent = true; }
 
 Activity::Activity(std::string what) {
-  if (!is_terminal(stderr)) return;
+  if (silent || !is_terminal(stderr)) return;
   line_ = std::jthread([what = std::move(what)](const std::stop_token& stop) {
     std::mutex mutex;
     std::condition_variable_any stopped;

@@ -7,12 +7,12 @@
 
 namespace foremoe::cli {
 
-void expect_output(const std::string& out, const std::vector<std::string>& inputs) {
+void expect_output(const std::string& out, const std::vector<std::string>& inputs, const char* option) {
   if (out.empty()) return;
   std::error_code absent;  // neither there: not the same
   for (const std::string& input : inputs) {
     if (std::filesystem::equivalent(out, input, absent)) {
-      throw InputError({.file = "--out", .field = {}, .index = {}}, "is also an input");
+      throw InputError({.file = option, .field = {}, .index = {}}, "is also an input");
     }
   }
   // A device or a pipe is not opened in vain: its reader would see the end.

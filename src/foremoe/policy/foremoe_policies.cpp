@@ -15,7 +15,11 @@ class ForeMoe final : public Policy {
   std::string_view summary() const override { return summary_; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    PlanRequest request{.load = input.load, .home = input.home, .options = input.options, .previous = input.previous};
+    PlanRequest request{.load = input.load,
+                        .home = input.home,
+                        .options = input.options,
+                        .previous = input.previous,
+                        .on_micro_step = input.on_micro_step};
     if (residency_) request.options.residency = *residency_;
     PlannedStep step = plan_step(request, pool);
     step.plan.policy = name_;

@@ -3,6 +3,7 @@
 // Every system's planner behind one interface, so that comparisons are on equal terms: loads in, a plan out
 // that `check_plan` accepts, or the reason why the policy is not defined for this input.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,6 +21,8 @@ struct PolicyInput {
   PlannerOptions options;                    // guest slots, in-flight, seed …; each policy uses what it has a use for
   const StepPlan* previous = nullptr;        // a former step's plan, for warm starts
   const LoadTable* previous_load = nullptr;  // a former step's load, for policies that predict from history
+  // As PlanRequest has it, for policies that plan micro-step by micro-step; others never call it.
+  std::function<void(const StepPlan&, MicroStepId)> on_micro_step = {};
 };
 
 struct Skipped {

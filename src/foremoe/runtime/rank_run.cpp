@@ -40,6 +40,7 @@ class RankRun {
 
  private:
   bool first() const { return communicator_.rank() == RankId{0}; }
+  MoeModel::Work work(Timeline* timeline);
   Repeat repeat(bool overlap, bool bitwise, Timeline* timeline);
   void repeat_first_step(StageOutcome& outcome);
   void take_figures(const Repeat& repeat, StageOutcome& outcome);
@@ -62,6 +63,18 @@ double RankRun::most(double value) {
   return std::ranges::max(all);
 }
 
+// The caller's, seen on the timeline.
+MoeModel::Work RankRun::work(Timeline* timeline) {
+  if (timeline == nullptr || !run_.work) return run_.work;
+  return [this, timeline](const Turn& turn) {
+    const std::int64_t begin = Timeline::now_ns();
+    run_.work(turn);
+    timeline->add(communicator_.rank(), Lane::kWork,
+                  turn.pass == Pass::kForward ? "work before a layer, forward" : "work before a layer, backward", begin,
+                  Timeline::now_ns());
+  };
+}
+
 Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
   device_.use_position_independent_rows(bitwise);
   model_.zero_gradients();
@@ -81,8 +94,8 @@ Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
                     .shape = run_.model.shape,
                     .without_route = run_.without_route},
                    model_.homes(), communicator_, device_, options);
-    result.loss =
-        model_.run(stage, {.routes = run_.routes, .micro_steps = shape_.micro_steps, .keep_results = true}, run_.work);
+    result.loss = model_.run(stage, {.routes = run_.routes, .micro_steps = shape_.micro_steps, .keep_results = true},
+                             work(timeline));
     result.figures = stage.figures();
   }
   result.seconds = most(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());

@@ -1,0 +1,327 @@
+#include "run_execution.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "foremoe/core/atomic_file.h"
+#include "foremoe/core/error.h"
+#include "foremoe/plan/plan_file.h"
+#include "measured_plan.h"
+#include "messages.h"
+#include "output_file.h"
+#include "run_memory.h"
+#include "wording.h"
+
+namespace foremoe::cli {
+namespace {
+
+[[noreturn]] void refuse(const std::string& file, const std::string& what) {
+  throw InputError({.file = file, .field = {}, .index = {}}, what);
+}
+
+// Homes before a plan was made, as it records them.
+std::string recorded_homes(const StepPlan& plan) {
+  const auto options = nlohmann::json::parse(plan.options);
+  const auto at = options.find("homes");
+  return at != options.end() && at->is_string() ? at->get<std::string>() : std::string(kContiguous);
+}
+
+Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
+  Array<RankId, 2> first({static_cast<std::size_t>(layers), homes.extent(1)});
+  std::ranges::copy(homes.flat().first(first.size()), first.flat().begin());
+  return first;
+}
+
+int least(int asked, int there) { return asked == 0 ? there : std::min(asked, there); }
+
+}  // namespace
+
+Execution::Execution(const RunArguments& arguments, RankGroup& group)
+    : arguments_(arguments),
+      group_(group),
+      pool_(static_cast<std::size_t>(arguments.planner.threads)),
+      work_(arguments.work, 0) {
+  group_.prepare([this] {
+    if (group_.has_first()) {
+      expect_output(arguments_.timeline, {arguments_.input.path, arguments_.plan}, "--timeline");
+    }
+    if (arguments_.plan.empty()) policies_ = policies_named(arguments_.policies);
+    read_input();
+    const StepInput& step = input_.step;
+    routes_ = step.trace ? recorded_routes(*step.trace, *step.batching) : dealt_routes(step.load);
+    without_route_ = rows_without_route(*routes_, step.load);
+    model_ = {.layers = step.load.num_layers(),
+              .experts = step.load.num_experts(),
+              .top_k = step.load.top_k,
+              .shape = arguments_.shape,
+              .seed = arguments_.planner.options.seed};
+    if (given_) {  // whether it can be executed as asked
+      make_transfer_schedule(*given_, swiglu_layout(model_.shape.hidden, model_.shape.intermediate),
+                             {.stage = given_->in_flight > 1 ? Stage::kPolicyUpdate : Stage::kRecompute,
+                              .path = arguments_.path,
+                              .depth = arguments_.depth});
+    }
+    expect_room();
+  });
+  work_ = LayerWork(arguments_.work, input_.step.load.num_ranks());
+  group_.set_topology(input_.step.load.topology());
+  if (!arguments_.timeline.empty()) timeline_.emplace();
+  if (!arguments_.no_reference) {
+    const bool only_forward = given_ && given_->residency == Residency::kFree;
+    reference_.emplace(model_, arguments_.optimizer_options(), !only_forward);
+  }
+}
+
+void Execution::read_input() {
+  InputOptions input = arguments_.input;
+  const int ranks = group_.num_ranks();
+  if (ranks != 0) {
+    if (input.ranks != 0 && input.ranks != ranks) {
+      refuse("--ranks", fmt::format("{}, but there are {}: mpirun -np {} starts as many", input.ranks,
+                                    counted(ranks, "process"), input.ranks));
+    }
+    input.wanted_ranks = ranks;
+  }
+  if (arguments_.plan.empty()) {
+    input_ = read_planning_input(input, arguments_.planner, pool_);
+  } else {
+    read_given_plan(input);
+  }
+  const int found = input_.step.load.num_ranks();
+  if (ranks != 0 && found != ranks) {
+    refuse(input_.step.load.name,
+           fmt::format("is a load of {}, which {} cannot run", counted(found, "rank"), counted(ranks, "process")));
+  }
+}
+
+void Execution::read_given_plan(InputOptions input) {
+  const std::string& path = arguments_.plan;
+  const int layers = input.layers;
+  const int micro_steps = input.micro_steps;
+  input.layers = input.micro_steps = 0;  // of the plan, not before it: what is executed is its first part
+  StepPlan plan = read_plan(path);
+  const int wanted = input.wanted_ranks;
+  input = input_as_planned(plan, input);
+  if (wanted != 0) input.wanted_ranks = wanted;
+  StepInput step = read_step(input, pool_);
+
+  if (plan.num_ranks() != step.load.num_ranks()) {
+    refuse(path, fmt::format("is a plan for {}, {} has {}", counted(plan.num_ranks(), "rank"), step.load.name,
+                             step.load.num_ranks()));
+  }
+  if (arguments_.in_flight_given && arguments_.planner.options.in_flight != plan.in_flight) {
+    refuse(path, fmt::format("is a plan for {} in flight, --in-flight asks for {}",
+                             counted(plan.in_flight, "micro-step"), arguments_.planner.options.in_flight));
+  }
+  read_plan_for(step.load, path);  // holds the digest
+  Array<RankId, 2> homes =
+      initial_homes(arguments_.homes_given ? arguments_.planner.homes : recorded_homes(plan), step.load);
+  const CheckReport report = check_plan(
+      plan, step.load,
+      {.initial_home = homes, .trace = step.trace_or_null(), .batching = step.batching_or_null(), .max_listed = 1});
+  if (!report.ok()) {
+    refuse(path, fmt::format("is not right for {}: {} (foremoe verify tells all)", step.load.name,
+                             report.violations.front().message));
+  }
+
+  const LoadTable part =
+      take_first(step.load, least(micro_steps, step.load.num_micro_steps()), least(layers, step.load.num_layers()));
+  given_ = take_first(plan, part);
+  step.cut =
+      step.cut || part.num_layers() < step.load.num_layers() || part.num_micro_steps() < step.load.num_micro_steps();
+  step.load = part;
+  input_ = {.step = std::move(step), .homes = first_layers(homes, part.num_layers()), .former = {}};
+}
+
+void Execution::expect_room() const {
+  const bool forward_only = given_ && given_->residency == Residency::kFree;
+  expect_enough_memory({.load = input_.step.load,
+                        .routes = *routes_,
+                        .home = input_.homes,
+                        .model = model_,
+                        .guest_slots = given_ ? given_->guest_slots : arguments_.planner.options.guest_slots,
+                        .in_flight = given_ ? given_->in_flight : arguments_.planner.options.in_flight,
+                        .ranks_here = input_.step.load.num_ranks(),
+                        .backward = !forward_only,
+                        .adam = arguments_.optimizer == Optimizer::Kind::kAdam,
+                        .arena = arguments_.path != PathChoice::kPeer,
+                        .reference = !arguments_.no_reference});
+}
+
+std::vector<RunRow> Execution::run() {
+  if (timeline_) {
+    // Of several processes each counts time from its first span: this one, at the same moment on all.
+    group_.run([this](Communicator& communicator, Device&) {
+      communicator.barrier();
+      const std::int64_t now = Timeline::now_ns();
+      timeline_->add(communicator.rank(), Lane::kWork, "begin", now, now);
+    });
+  }
+  if (given_) run_given_plan();
+  for (const Policy* policy : policies_) run_policy(*policy);
+  if (timeline_) write_timeline();
+  return std::move(rows_);
+}
+
+void Execution::run_given_plan() {
+  RunningPlan running(*given_);
+  if (given_->in_flight == 1) execute(given_->policy, Stage::kRecompute, running);
+  execute(given_->policy, Stage::kPolicyUpdate, running);
+}
+
+void Execution::run_policy(const Policy& policy) {
+  const std::string name(policy.name());
+  Timeline* const timeline = timeline_ ? &*timeline_ : nullptr;
+  PlannerOptions options = arguments_.planner.options;
+  options.in_flight = 1;
+  const int in_flight = arguments_.planner.options.in_flight;
+  {
+    RunningPlan running({.policy = policy, .input = input_, .options = options, .timeline = timeline}, pool_);
+    execute(name, Stage::kRecompute, running);
+    const bool serves_both = in_flight == 1 && running.plan().residency != Residency::kFree;
+    if (serves_both && rows_.back().skipped.empty()) {
+      execute(name, Stage::kPolicyUpdate, running);
+      return;
+    }
+  }
+  options.in_flight = in_flight;
+  if (options.residency == Residency::kFree) options.residency = Residency::kResident;
+  RunningPlan running({.policy = policy, .input = input_, .options = options, .timeline = timeline}, pool_);
+  execute(name, Stage::kPolicyUpdate, running);
+}
+
+void Execution::execute(const std::string& policy, Stage stage, RunningPlan& running) {
+  const Activity activity(fmt::format("running {}, {}", policy, to_string(stage)));
+  RunRow& row = rows_.emplace_back(RunRow{.policy = policy, .stage = stage});
+  if (const auto reason = running.wait_to_begin()) {
+    row.skipped = *reason;
+    return;
+  }
+  const StepPlan& plan = running.plan();
+  row.residency = plan.residency;
+  row.in_flight = plan.in_flight;
+  if (stage == Stage::kPolicyUpdate && plan.residency == Residency::kFree) {
+    row.skipped = kPlacesFreely;
+    running.finish();
+    return;
+  }
+
+  const ExpertLayout layout = swiglu_layout(model_.shape.hidden, model_.shape.intermediate);
+  const ScheduleOptions schedule_options{.stage = stage, .path = arguments_.path, .depth = arguments_.depth};
+  TransferSchedule schedule;
+  try {
+    schedule = make_transfer_schedule(plan, layout, schedule_options);
+  } catch (const InputError& error) {
+    row.skipped = error.what();
+    running.finish();
+    return;
+  }
+  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * arguments_.timeout_seconds));
+  EngineOptions engine;
+  engine.timeout = timeout / engine.attempts;
+  const StageRun run{
+      .load = input_.step.load,
+      .plan = plan,
+      .schedule = schedule,
+      .routes = *routes_,
+      .without_route = without_route_,
+      .model = model_,
+      .home_memory = group_.one_process() ? HomeMemory::kPrivate : HomeMemory::kShared,
+      .initial_home = input_.homes,
+      .optimizer = arguments_.optimizer_options(),
+      .options = {.engine = engine, .path = arguments_.path, .timeline = timeline_ ? &*timeline_ : nullptr},
+      .repeats = arguments_.repeats,
+      .steps = arguments_.steps,
+      .bitwise = arguments_.bitwise,
+      .gather = !arguments_.no_reference};
+  const std::int64_t begin = Timeline::now_ns();
+  group_.run([&](Communicator& communicator, Device& device) {
+    StageRun mine = run;
+    const RankId rank = communicator.rank();
+    mine.work = [&, rank](const Turn& turn) {
+      if (turn.pass == Pass::kForward && turn.layer == LayerId{0}) running.wait_for(turn.micro_step);
+      work_(rank);
+    };
+    StageOutcome outcome = run_stage(mine, communicator, device);
+    if (rank == RankId{0}) row.outcome = std::move(outcome);
+  });
+  running.finish();
+  if (timeline_ && group_.has_first()) {
+    timeline_->add(RankId{0}, Lane::kPlanner, fmt::format("{}, {}: all repeats", policy, to_string(stage)), begin,
+                   Timeline::now_ns());
+  }
+
+  if (group_.has_first()) {
+    row.rho_planned = imbalance(planned_rows(plan, schedule.order));
+    row.rho_computed = imbalance(row.outcome.turns.rows);
+    row.predicted = guest_memory(plan, layout, schedule_options);
+    check(row, plan);
+  }
+  if (reference_) group_.run_at_first([&] { hold_against_reference(row); });
+}
+
+// Of plans made here: those that are given were checked before.
+void Execution::check(RunRow& row, const StepPlan& plan) const {
+  if (!given_) {
+    row.violations = check_plan(plan, input_.step.load,
+                                {.initial_home = input_.homes,
+                                 .trace = input_.step.trace_or_null(),
+                                 .batching = input_.step.batching_or_null()})
+                         .violations;
+  }
+  if (!arguments_.bitwise) return;
+  const auto first = std::ranges::find_if(
+      rows_, [&](const RunRow& other) { return other.stage == row.stage && other.skipped.empty(); });
+  row.outputs_identical = first->outcome.digest.outputs == row.outcome.digest.outputs;
+}
+
+void Execution::hold_against_reference(RunRow& row) {
+  row.agreement = reference_->compare(row.outcome, *routes_, pool_);
+  row.outcome.result = {};
+  row.outcome.routes.clear();
+}
+
+void Execution::write_timeline() {
+  std::vector<std::vector<std::byte>> texts;
+  if (group_.one_process()) {
+    write_file(arguments_.timeline, timeline_->to_json());
+    return;
+  }
+  group_.run([&](Communicator& communicator, Device&) {
+    const std::string mine = timeline_->to_json();
+    texts = gather(communicator, std::as_bytes(std::span(mine)));
+  });
+  if (!group_.has_first()) return;
+  nlohmann::ordered_json merged;
+  for (const std::vector<std::byte>& bytes : texts) {
+    const auto* const text = reinterpret_cast<const char*>(bytes.data());
+    nlohmann::ordered_json one = nlohmann::ordered_json::parse(text, text + bytes.size());
+    if (merged.is_null()) {
+      merged = std::move(one);
+      continue;
+    }
+    auto& dropped = merged["otherData"]["dropped_spans"];
+    dropped = dropped.get<std::int64_t>() + one["otherData"]["dropped_spans"].get<std::int64_t>();
+    for (auto& event : one["traceEvents"]) merged["traceEvents"].push_back(std::move(event));
+  }
+  write_file(arguments_.timeline, merged.dump() + "\n");
+}
+
+std::string Execution::describe() const {
+  const LoadTable& load = input_.step.load;
+  std::string text = fmt::format("{}: {}\n", load.name, cli::describe(load));
+  text +=
+      fmt::format("Executed on {}: hidden {}, intermediate {}, top-{}; {} of each stage\n",
+                  group_.one_process() ? counted(load.num_ranks(), "thread") : counted(load.num_ranks(), "process"),
+                  model_.shape.hidden, model_.shape.intermediate, model_.top_k, counted(arguments_.repeats, "repeat"));
+  if (!without_route_.empty()) {
+    const auto there = std::ranges::count(without_route_, 1);
+    text += fmt::format("Rows without a route go where the router sends them: there are some in {} of {} layers\n",
+                        there, without_route_.size());
+  }
+  return text;
+}
+
+}  // namespace foremoe::cli
