@@ -1,0 +1,90 @@
+#pragma once
+
+// A whole stage executed on threads ranks, from random routes through a real plan to results, and the float64
+// reference beside it: what the tests of this folder look at from different sides. They live here because they need
+// planner and runtime, which do not know each other.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "foremoe/planner/planner.h"
+#include "foremoe/runtime/moe_model.h"
+#include "foremoe/runtime/reference_model.h"
+#include "foremoe/runtime/replay_routes.h"
+
+namespace foremoe::test {
+
+struct Scenario {
+  std::uint64_t seed = 1;
+  Topology topology{.num_ranks = 4, .ranks_per_node = 2};
+  int layers = 2;
+  int micro_steps = 3;
+  int experts = 8;
+  int top_k = 2;
+  int most_tokens = 14;   // of a source in a micro-step; the least is 0
+  double missing = 0.15;  // of rows, without a route
+  int hidden = 12;
+  int intermediate = 8;
+
+  std::string policy = "foremoe";  // vanilla: no guests, whatever guest_slots says
+  Residency residency = Residency::kResident;
+  Stage stage = Stage::kPolicyUpdate;
+  int in_flight = 1;
+  int guest_slots = 2;
+
+  PathChoice path = PathChoice::kAuto;
+  int depth = kDefaultDepth;
+  bool overlap = true;
+  bool position_independent = false;
+  EngineOptions engine;
+  LinkDecorator decorate;
+
+  std::string name() const;
+};
+
+// Random routes that differ from one micro-step to the next, so that plans copy. [micro_step][source][layer].
+class RandomRoutes : public ReplayRoutes {
+ public:
+  explicit RandomRoutes(const Scenario& scenario);
+  int top_k() const override { return top_k_; }
+  std::int64_t num_tokens(MicroStepId m, RankId source) const override;
+  void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const override;
+  LoadTable load() const;
+
+ private:
+  Topology topology_;
+  int top_k_;
+  int experts_;
+  Array<std::vector<ExpertId>, 3> routes_;
+};
+
+struct RankResult {
+  std::vector<std::vector<float>> output;           // [micro_step]
+  std::vector<std::vector<float>> input_gradient;   // [micro_step]
+  Array<std::vector<float>, 2> expert_gradient;     // [layer][expert]; empty where the home is elsewhere
+  std::vector<std::vector<float>> router_gradient;  // [layer], of this rank's tokens
+  Array<std::vector<ExpertId>, 2> routes_used;      // [micro_step][layer]
+  double loss = 0;
+  StageFigures figures;
+};
+
+struct Execution {
+  StepPlan plan;
+  TransferSchedule schedule;
+  std::vector<RankResult> ranks;
+};
+
+StepPlan make_plan(const Scenario& scenario, const LoadTable& load);
+ModelSize model_size(const Scenario& scenario);
+Execution execute(const Scenario& scenario);
+
+ReferenceResult reference_of(const Scenario& scenario, const Execution& execution);
+
+// The largest relative error of any tensor against the reference.
+double largest_error(const Execution& execution, const ReferenceResult& reference, const Scenario& scenario);
+
+void expect_same_bits(const Execution& a, const Execution& b, const std::string& what);
+
+}  // namespace foremoe::test

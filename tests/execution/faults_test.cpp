@@ -1,0 +1,148 @@
+// Copies that are late, reordered, lost, refused or damaged: no hang, no wrong result, every fallback counted. How many
+// random schedules are tried is FOREMOE_FAULT_SCHEDULES (default 400); docs/performance.md tells of 10,000.
+
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "execution.h"
+#include "foremoe/transfer/faulty_link.h"
+
+namespace foremoe::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr double kFloat32Bound = 1e-5;
+
+int num_schedules() {
+  const char* wanted = std::getenv("FOREMOE_FAULT_SCHEDULES");
+  return wanted != nullptr ? std::atoi(wanted) : 400;
+}
+
+std::unique_ptr<CopyLink> faulty(std::unique_ptr<CopyLink> link, const Faults& faults, std::uint64_t seed) {
+  return std::make_unique<FaultyLink>(std::move(link), faults, seed);
+}
+
+// A scenario and the faults of its links, drawn from a seed.
+Scenario faulty_scenario(std::uint64_t seed) {
+  Random random(seed * 7919 + 1);
+  const auto one_of = [&](auto... values) {
+    const std::common_type_t<decltype(values)...> all[] = {values...};
+    return all[random.below(sizeof...(values))];
+  };
+  Scenario scenario{.seed = seed,
+                    .residency = one_of(Residency::kStatic, Residency::kResident, Residency::kShared),
+                    .stage = one_of(Stage::kRecompute, Stage::kPolicyUpdate),
+                    .path = one_of(PathChoice::kAuto, PathChoice::kHost, PathChoice::kPeer),
+                    .depth = one_of(1, 2, 3)};
+  if (scenario.stage == Stage::kPolicyUpdate) scenario.in_flight = one_of(1, 2);
+  scenario.engine.timeout = 20ms;
+  scenario.engine.attempts = 2;
+  const double often = one_of(0.02, 0.1, 0.4);
+  scenario.decorate = [seed, often](std::unique_ptr<CopyLink> link, RankId rank,
+                                    Path path) -> std::unique_ptr<CopyLink> {
+    return faulty(std::move(link),
+                  {.delay = often,
+                   .reorder = often,
+                   .drop = often / 4,
+                   .fail = often / 2,
+                   // Peers are read without a checksum: what they send is what they have.
+                   .corrupt = path == Path::kHost ? often / 4 : 0},
+                  seed * 1000 + rank.index() * 2 + static_cast<std::uint64_t>(path));
+  };
+  return scenario;
+}
+
+TEST(FaultsOnThreads, NeverMakeAWrongResultNorAHang) {
+  int completed = 0;
+  int failed = 0;
+  std::int64_t fallbacks = 0;
+  for (int i = 0; i < num_schedules(); ++i) {
+    const Scenario scenario = faulty_scenario(static_cast<std::uint64_t>(i));
+    try {
+      const Execution execution = execute(scenario);
+      EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound)
+          << scenario.name();
+      for (const RankResult& rank : execution.ranks) {
+        EXPECT_EQ(rank.figures.fallbacks, execution.ranks[0].figures.fallbacks) << scenario.name();
+      }
+      fallbacks += execution.ranks[0].figures.fallbacks;
+      ++completed;
+    } catch (const StageFailed& error) {
+      // Only a backward that cannot do without its copies may end a stage.
+      EXPECT_EQ(scenario.stage, Stage::kPolicyUpdate) << error.what();
+      ++failed;
+    }
+    if (HasFailure()) return;
+  }
+  RecordProperty("completed", completed);
+  RecordProperty("failed", failed);
+  RecordProperty("fallbacks", static_cast<int>(fallbacks));
+  EXPECT_GT(completed, num_schedules() / 2);
+  EXPECT_GT(fallbacks, 0) << "the faults were too few to mean anything";
+}
+
+TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
+  Scenario scenario{.residency = Residency::kResident, .stage = Stage::kPolicyUpdate};
+  scenario.engine.timeout = 20ms;
+  scenario.engine.attempts = 2;
+  scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
+    return faulty(std::move(link), {.fail = 1.0}, rank.index());
+  };
+  const Execution execution = execute(scenario);
+  EXPECT_GT(execution.ranks[0].figures.fallbacks, 0);
+  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound);
+  for (const RankResult& rank : execution.ranks) EXPECT_EQ(rank.figures.transfer.copies, 0);
+}
+
+TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
+  Scenario scenario{.residency = Residency::kShared, .stage = Stage::kRecompute};
+  scenario.engine.timeout = 20ms;
+  scenario.engine.attempts = 1;
+  scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
+    return rank == RankId{1} ? faulty(std::move(link), {.fail = 1.0}, 1) : std::move(link);
+  };
+  const Execution execution = execute(scenario);
+  for (const RankResult& rank : execution.ranks) {
+    EXPECT_EQ(rank.figures.fallbacks, execution.ranks[1].figures.fallbacks);
+  }
+  EXPECT_GT(execution.ranks[1].figures.fallbacks, 0);
+  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound);
+}
+
+TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
+  Scenario scenario{.residency = Residency::kFree, .stage = Stage::kRecompute, .path = PathChoice::kHost};
+  scenario.engine.timeout = 2s;
+  scenario.engine.attempts = 50;
+  scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
+    return faulty(std::move(link), {.fail = 0.3, .corrupt = 0.3}, rank.index());
+  };
+  const Execution execution = execute(scenario);
+  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound);
+  EXPECT_EQ(execution.ranks[0].figures.fallbacks, 0);
+}
+
+TEST(FaultsOnThreads, ThatEndAStageLeaveNothingHalfApplied) {
+  // Two in flight under `shared`: every backward fetches anew. Nothing arrives for backward passes from some point on.
+  Scenario scenario{.residency = Residency::kShared, .stage = Stage::kPolicyUpdate, .in_flight = 2};
+  scenario.engine.timeout = 20ms;
+  scenario.engine.attempts = 1;
+  scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
+    return faulty(std::move(link), {.fail = 0.5}, 5 + rank.index());
+  };
+  int failed = 0;
+  for (int seed = 1; seed <= 20; ++seed) {
+    scenario.seed = static_cast<std::uint64_t>(seed);
+    try {
+      execute(scenario);
+    } catch (const StageFailed& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("micro-step"));
+      ++failed;
+    }
+  }
+  EXPECT_GT(failed, 0);
+}
+
+}  // namespace
+}  // namespace foremoe::test

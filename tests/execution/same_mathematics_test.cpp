@@ -1,0 +1,117 @@
+// Every residency × stage × path × order on several seeds: the results are those of the float64 reference, and the
+// same bits however copies are timed.
+
+#include "execution.h"
+
+namespace foremoe::test {
+namespace {
+
+constexpr double kFloat32Bound = 1e-5;
+
+std::vector<Scenario> scenarios() {
+  std::vector<Scenario> all;
+  for (const Stage stage : {Stage::kRecompute, Stage::kPolicyUpdate}) {
+    for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared, Residency::kFree}) {
+      for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost, PathChoice::kPeer}) {
+        for (const int in_flight : {1, 2, 3}) {
+          if (residency == Residency::kFree && (stage == Stage::kPolicyUpdate || path == PathChoice::kPeer)) continue;
+          if (stage == Stage::kRecompute && in_flight > 1) continue;
+          all.push_back({.residency = residency, .stage = stage, .in_flight = in_flight, .path = path});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+TEST(ExecutionOnThreads, IsTheReferenceInEveryResidencyStagePathAndOrder) {
+  for (Scenario scenario : scenarios()) {
+    for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+      scenario.seed = seed;
+      const Execution execution = execute(scenario);
+      const ReferenceResult reference = reference_of(scenario, execution);
+      EXPECT_LE(largest_error(execution, reference, scenario), kFloat32Bound) << scenario.name();
+      if (scenario.stage == Stage::kPolicyUpdate) {
+        EXPECT_NEAR(execution.ranks[0].loss, reference.loss, 1e-5 * reference.loss) << scenario.name();
+      }
+      for (const RankResult& rank : execution.ranks) EXPECT_EQ(rank.figures.fallbacks, 0);
+    }
+  }
+}
+
+TEST(ExecutionOnThreads, CopiesSomethingInThisTestAtAll) {
+  for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
+    const Execution execution = execute({.residency = residency});
+    EXPECT_GT(execution.schedule.copies.size(), 0U) << to_string(residency);
+  }
+}
+
+TEST(ExecutionOnThreads, GivesTheSameBitsWithOverlapOrWithout) {
+  for (Scenario scenario : scenarios()) {
+    const Execution with = execute(scenario);
+    scenario.overlap = false;
+    expect_same_bits(with, execute(scenario), scenario.name());
+    scenario.overlap = true;
+    scenario.depth = 4;
+    if (scenario.residency != Residency::kShared) expect_same_bits(with, execute(scenario), scenario.name());
+  }
+}
+
+TEST(ExecutionOnThreads, VanillaIsTheReferenceToo) {
+  for (const Stage stage : {Stage::kRecompute, Stage::kPolicyUpdate}) {
+    const Scenario scenario{.policy = "vanilla", .stage = stage};
+    const Execution execution = execute(scenario);
+    EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound);
+    EXPECT_EQ(execution.schedule.copies.size(), 0U);
+  }
+}
+
+TEST(ExecutionOnThreads, OutputsAreVanillasToTheBitWhereRowsDoNotDependOnTheirPosition) {
+  for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
+    Scenario scenario{.residency = residency, .stage = Stage::kRecompute, .position_independent = true};
+    const Execution balanced = execute(scenario);
+    scenario.policy = "vanilla";
+    const Execution vanilla = execute(scenario);
+    for (std::size_t r = 0; r < vanilla.ranks.size(); ++r) {
+      EXPECT_EQ(balanced.ranks[r].output, vanilla.ranks[r].output) << to_string(residency) << ", rank " << r;
+    }
+  }
+}
+
+TEST(ExecutionOnThreads, RunsOnAnyNumberOfRanksAndNodes) {
+  for (const Topology topology : {Topology{1, 1}, Topology{2, 1}, Topology{4, 4}, Topology{8, 3}}) {
+    const Scenario scenario{.topology = topology};
+    const Execution execution = execute(scenario);
+    EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound)
+        << topology.num_ranks << " ranks";
+  }
+}
+
+TEST(ExecutionOnThreads, RowsComputedAreThePlansQuotasAndTheRowsWithoutARoute) {
+  const Scenario scenario{.missing = 0};
+  const Execution execution = execute(scenario);
+  for (int t = 0; t < execution.schedule.order.size(); ++t) {
+    const Turn& turn = execution.schedule.order[TurnId{t}];
+    for (int r = 0; r < scenario.topology.num_ranks; ++r) {
+      std::int64_t quota = 0;
+      for (const Tokens n : execution.plan.slot_tokens.row(turn.event, turn.layer, r)) quota += n.value;
+      EXPECT_EQ(execution.ranks[static_cast<std::size_t>(r)].figures.turns[static_cast<std::size_t>(t)].rows, quota);
+    }
+  }
+}
+
+TEST(ExecutionOnThreads, GuestMemoryIsWhatWasPredicted) {
+  for (const Scenario& scenario : scenarios()) {
+    const Execution execution = execute(scenario);
+    const GuestMemory predicted =
+        guest_memory(execution.plan, swiglu_layout(scenario.hidden, scenario.intermediate),
+                     {.stage = scenario.stage, .path = scenario.path, .depth = scenario.depth});
+    for (const RankResult& rank : execution.ranks) {
+      EXPECT_EQ(rank.figures.guest_weights, predicted.weights) << scenario.name();
+      EXPECT_EQ(rank.figures.guest_gradients, predicted.gradients) << scenario.name();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foremoe::test
