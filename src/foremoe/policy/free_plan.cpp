@@ -17,10 +17,10 @@ namespace foremoe {
 
 namespace {
 
-std::optional<Skipped> skipped(const PolicyInput& input) {
+std::optional<Skipped> skipped(const FreePolicy& policy, const PolicyInput& input) {
   const int num_experts = input.load.num_experts();
   const int num_ranks = input.load.num_ranks();
-  if (input.options.in_flight > 1) {
+  if (policy.residency == Residency::kFree && input.options.in_flight > 1) {
     return Skipped{"moves experts away from their homes, so it serves forward-only stages: --in-flight must be 1"};
   }
   if (num_experts % num_ranks != 0) {
@@ -39,23 +39,24 @@ void check(const PolicyInput& input) {
   }
 }
 
-StepPlan empty_plan(std::string_view policy, const PolicyInput& input) {
+StepPlan empty_plan(const FreePolicy& policy, const PolicyInput& input) {
   const LoadTable& load = input.load;
   const int guest_slots = input.options.guest_slots;
-  const Residency residency = Residency::kFree;
-  const ExecutionOrder order = make_execution_order(load.num_micro_steps(), 1);
+  const int in_flight = input.options.in_flight;
+  const ExecutionOrder order = make_execution_order(load.num_micro_steps(), in_flight);
   const std::size_t num_slots = load.load.extent(3) / load.load.extent(2) + static_cast<std::size_t>(guest_slots);
   const nlohmann::ordered_json options = {
-      {"guest-slots", guest_slots}, {"residency", to_string(residency)}, {"in-flight", 1}};
+      {"guest-slots", guest_slots}, {"residency", to_string(policy.residency)}, {"in-flight", in_flight}};
   StepPlan plan;
-  plan.policy = policy;
-  plan.residency = residency;
+  plan.policy = policy.name;
+  plan.residency = policy.residency;
   plan.guest_slots = guest_slots;
+  plan.in_flight = in_flight;
   plan.ranks_per_node = load.ranks_per_node;
   plan.options = options.dump();
   plan.load_digest = load_digest(load);
   plan.slot_expert =
-      Array<ExpertId, 4>({load.load.extent(0), load.load.extent(1), load.load.extent(2), num_slots}, kNoExpert);
+      Array<ExpertId, 4>({order.micro_step.size(), load.load.extent(1), load.load.extent(2), num_slots}, kNoExpert);
   plan.slot_tokens = Array<Tokens, 4>(plan.slot_expert.shape());
   plan.event_micro_step = order.micro_step;
   plan.event_pass = order.pass;
@@ -73,21 +74,31 @@ class FreeLayer {
       : policy_(policy),
         layer_(layer),
         load_(layer_load(input.load, layer)),
-        parts_({input.load.load.extent(2), input.load.load.extent(3)}) {}
+        parts_({input.load.load.extent(2), input.load.load.extent(3)}),
+        own_split_(policy.own_split ? policy.own_split(layer) : SplitTokens{}) {}
 
   void plan_into(StepPlan& plan) {
     const Array<ExpertId, 3> placements = policy_.place(layer_, load_);
     assert(placements.extent(0) == 1 || placements.extent(0) == load_.extent(0));
-    for (int m = 0; m < plan.num_events(); ++m) {  // one micro-step in flight: events are micro-steps
-      count_parts(placements.view()[placements.extent(0) == 1 ? 0 : m]);
-      fill_slots(m, plan);
+    assert(policy_.residency == Residency::kFree || placements.extent(0) == 1);
+    std::vector<int> forward(load_.extent(0));  // [micro_step], event; as in the order, which has it before a backward
+    for (int t = 0; t < plan.num_events(); ++t) {
+      const MicroStepId m = plan.event_micro_step[t];
+      count_parts(placements.view()[placements.extent(0) == 1 ? 0 : m.index()]);
+      fill_slots(t, plan);
+      if (plan.event_pass[t] == Pass::kBackward) {  // the slots are those of the forward, which never change
+        std::ranges::copy(plan.slot_tokens.view()[forward[m.index()]][layer_].flat(),
+                          plan.slot_tokens.view()[t][layer_].flat().begin());
+        continue;
+      }
+      forward[m.index()] = t;
       planner::ReplicaGraph graph(plan.num_ranks(), plan.num_slots(), plan.num_experts());
       for (int s = graph.num_slots() - 1; s >= 0; --s) {  // the last put is the first that the graph lists
-        const ExpertId e = plan.slot_expert(m, layer_, graph.rank_of(s), s - graph.first_slot(graph.rank_of(s)));
+        const ExpertId e = plan.slot_expert(t, layer_, graph.rank_of(s), s - graph.first_slot(graph.rank_of(s)));
         if (e != kNoExpert) graph.put(s, e.value);
       }
       assign(m, graph);
-      write_tokens(m, graph, plan);
+      write_tokens(t, graph, plan);
     }
   }
 
@@ -101,10 +112,10 @@ class FreeLayer {
     }
   }
 
-  void fill_slots(int m, StepPlan& plan) const {
+  void fill_slots(int t, StepPlan& plan) const {
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      const std::vector<ExpertId> before = slots_before(m, r, plan);
-      const std::span<ExpertId> slots = plan.slot_expert.row(m, layer_, r);
+      const std::vector<ExpertId> before = slots_before(t, r, plan);
+      const std::span<ExpertId> slots = plan.slot_expert.row(t, layer_, r);
       std::vector<bool> stays(plan.num_experts());
       for (std::size_t s = 0; s < before.size(); ++s) {
         if (before[s] == kNoExpert || parts_(r, before[s]) == 0) continue;
@@ -120,10 +131,10 @@ class FreeLayer {
     }
   }
 
-  std::vector<ExpertId> slots_before(int m, int r, const StepPlan& plan) const {
+  std::vector<ExpertId> slots_before(int t, int r, const StepPlan& plan) const {
     std::vector<ExpertId> before;
-    if (m > 0) {
-      const auto row = plan.slot_expert.row(m - 1, layer_, r);
+    if (t > 0) {
+      const auto row = plan.slot_expert.row(t - 1, layer_, r);
       before.assign(row.begin(), row.end());
       return before;
     }
@@ -133,11 +144,13 @@ class FreeLayer {
     return before;
   }
 
-  void assign(int m, const planner::ReplicaGraph& graph) {
+  void assign(MicroStepId m, const planner::ReplicaGraph& graph) {
     const std::span<const std::int64_t> load = load_.row(m);
     const std::int64_t total = std::accumulate(load.begin(), load.end(), std::int64_t{0});
     lower_bound_ = (total + graph.num_ranks() - 1) / graph.num_ranks();
-    if (policy_.split == Split::kExact) {
+    if (own_split_) {
+      own_split_(m, graph, load, assignment_);
+    } else if (policy_.split == Split::kExact) {
       planner::water_fill(graph, load, assignment_);
       planner::assign_tokens(graph, lower_bound_, assignment_, workspace_);
     } else {
@@ -162,11 +175,12 @@ class FreeLayer {
     }
   }
 
-  void write_tokens(int m, const planner::ReplicaGraph& graph, StepPlan& plan) const {
+  void write_tokens(int t, const planner::ReplicaGraph& graph, StepPlan& plan) const {
     for (int r = 0; r < plan.num_ranks(); ++r) {
-      const std::span<Tokens> tokens = plan.slot_tokens.row(m, layer_, r);
+      const std::span<Tokens> tokens = plan.slot_tokens.row(t, layer_, r);
       for (int s = 0; s < plan.num_slots(); ++s) tokens[s] = Tokens{assignment_.quota[graph.first_slot(r) + s]};
     }
+    const MicroStepId m = plan.event_micro_step[t];
     plan.max_load(m, layer_) = Tokens{std::ranges::max(assignment_.rank_load)};
     plan.lower_bound(m, layer_) = Tokens{lower_bound_};
   }
@@ -175,6 +189,7 @@ class FreeLayer {
   LayerId layer_;
   Array<std::int64_t, 2> load_;  // [micro_step][expert], tokens
   Array<int, 2> parts_;          // [rank][expert], replicas before they are merged
+  SplitTokens own_split_;        // none: as policy_.split says
   planner::Assignment assignment_;
   planner::AssignmentWorkspace workspace_;
   std::int64_t lower_bound_ = 0;  // ⌈mean⌉
@@ -190,9 +205,9 @@ Array<std::int64_t, 2> layer_load(const LoadTable& load, LayerId layer) {
 
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool) {
   const auto begin = std::chrono::steady_clock::now();
-  if (auto reason = skipped(input)) return *std::move(reason);
+  if (auto reason = skipped(policy, input)) return *std::move(reason);
   check(input);
-  PlannedStep step{.plan = empty_plan(policy.name, input)};
+  PlannedStep step{.plan = empty_plan(policy, input)};
   std::vector<double> cpu_seconds(step.plan.num_layers());  // [layer]
   pool.for_each_index(cpu_seconds.size(), [&](std::size_t l, std::size_t) {
     const double layer_begin = thread_cpu_seconds();

@@ -1,6 +1,7 @@
 #include "foremoe/policy/policy.h"
 
 #include "foremoe/policy/eplb.h"
+#include "foremoe/policy/finemoe.h"
 #include "foremoe/policy/foremoe_policies.h"
 #include "foremoe/policy/vanilla.h"
 
@@ -15,6 +16,9 @@ const std::vector<std::unique_ptr<Policy>>& all_policies() {
     list.push_back(make_eplb_oracle());
     list.push_back(make_eplb_oracle_exact());
     list.push_back(make_static());
+    list.push_back(make_finemoe_random());
+    list.push_back(make_finemoe_symmetric());
+    list.push_back(make_finemoe());
     list.push_back(make_foremoe());
     return list;
   }();

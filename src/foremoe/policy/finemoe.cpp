@@ -1,0 +1,162 @@
+#include "foremoe/policy/finemoe.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "foremoe/core/error.h"
+#include "foremoe/policy/finemoe/random_placement.h"
+#include "foremoe/policy/finemoe/symmetric_placement.h"
+#include "foremoe/policy/free_plan.h"
+
+namespace foremoe {
+
+namespace {
+
+enum class Placing : std::uint8_t { kRandom, kSymmetric, kAdaptive };
+
+// Every layer its own sequence.
+Random random_of(std::uint64_t seed, LayerId layer) { return Random(seed + 0x9e3779b97f4a7c15 * (layer.index() + 1)); }
+
+std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load) {
+  std::vector<std::int64_t> sum(load.extent(1));
+  for (std::size_t m = 0; m < load.extent(0); ++m) std::ranges::transform(load.row(m), sum, sum.begin(), std::plus<>{});
+  return sum;
+}
+
+// The experts of one layer where `ranks`, [home rank][its j-th expert ascending][replica], says. [rank][slot]
+Array<ExpertId, 2> experts_at(ArrayView<const RankId, 3> ranks, std::span<const RankId> home) {
+  Array<ExpertId, 2> placement({ranks.extent(0), ranks.extent(1) * ranks.extent(2)}, kNoExpert);
+  std::vector<std::size_t> num_homes(ranks.extent(0));  // met so far
+  std::vector<std::size_t> next_slot(ranks.extent(0));
+  for (std::size_t e = 0; e < home.size(); ++e) {
+    for (const RankId r : ranks.row(home[e], num_homes[home[e].index()])) {
+      placement(r, next_slot[r.index()]++) = ExpertId{e};
+    }
+    ++num_homes[home[e].index()];
+  }
+  return placement;
+}
+
+// [1][rank][slot]
+Array<ExpertId, 3> for_the_step(const Array<ExpertId, 2>& placement) {
+  Array<ExpertId, 3> step({1, placement.extent(0), placement.extent(1)});
+  std::ranges::copy(placement.flat(), step.flat().begin());
+  return step;
+}
+
+class FineMoe final : public Policy {
+ public:
+  FineMoe(std::string_view name, std::string_view summary, Placing placing, const FineMoeOptions& options)
+      : name_(name), summary_(summary), placing_(placing), options_(options) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    check_former_load(input);
+    FreePolicy policy{.name = name_, .split = Split::kExact, .place = {}};
+    policy.own_split = [&](LayerId layer) { return schedule(input, layer); };
+    const int num_homes = input.load.num_experts() / input.load.num_ranks();
+    const SymmetricShape shape{.num_ranks = input.load.num_ranks(),
+                               .homes_per_rank = num_homes,
+                               .replicas = num_homes > 0 ? 1 + input.options.guest_slots / num_homes : 1};
+    const bool is_even = num_homes > 0 && input.load.num_experts() % input.load.num_ranks() == 0;
+    const auto obstacle = finemoe::symmetric_obstacle(shape.num_ranks, num_homes, input.options.guest_slots);
+    Array<RankId, 3> symmetric;
+    if (is_even && !obstacle && placing_ != Placing::kRandom) symmetric = finemoe::symmetric_placement(shape);
+
+    switch (placing_) {
+      case Placing::kRandom:
+        policy.place = [&](LayerId layer, ArrayView<const std::int64_t, 2>) {
+          Random random = random_of(input.options.seed, layer);
+          return for_the_step(experts_at(finemoe::random_placement(shape, random), input.home.row(layer)));
+        };
+        break;
+      case Placing::kSymmetric:
+        policy.place = [&](LayerId layer, ArrayView<const std::int64_t, 2>) {
+          return for_the_step(experts_at(symmetric, input.home.row(layer)));
+        };
+        break;
+      case Placing::kAdaptive:
+        policy.place = [&](LayerId layer, ArrayView<const std::int64_t, 2> load) {
+          return adapt(input, symmetric, layer, load);
+        };
+        return plan_freely(policy, input, pool);
+    }
+    policy.residency = Residency::kResident;
+    if (is_even && obstacle) return Skipped{*obstacle};
+    return plan_freely(policy, input, pool);
+  }
+
+ private:
+  using SymmetricShape = finemoe::SymmetricShape;
+
+  void check_former_load(const PolicyInput& input) const {
+    const LoadTable* former = input.previous_load;
+    if (placing_ != Placing::kAdaptive || former == nullptr) return;
+    if (former->num_layers() != input.load.num_layers() || former->num_experts() != input.load.num_experts()) {
+      throw InputError({.file = former->name, .field = "load"},
+                       "must be of as many layers and experts as the load that is planned");
+    }
+  }
+
+  SplitTokens schedule(const PolicyInput& input, LayerId layer) const {
+    auto scheduler = std::make_shared<finemoe::TokenScheduler>(input.load.topology(), options_.scheduler);
+    return [&load = input.load, layer, scheduler](MicroStepId m, const planner::ReplicaGraph& graph,
+                                                  std::span<const std::int64_t>, planner::Assignment& assignment) {
+      Array<std::int64_t, 2> by_source({load.load.extent(2), load.load.extent(3)});
+      std::ranges::transform(load.load.view()[m][layer].flat(), by_source.flat().begin(),
+                             [](Tokens tokens) { return tokens.value; });
+      scheduler->schedule(graph, by_source, assignment);
+    };
+  }
+
+  Array<ExpertId, 3> adapt(const PolicyInput& input, const Array<RankId, 3>& symmetric, LayerId layer,
+                           ArrayView<const std::int64_t, 2> load) const {
+    const finemoe::AsymmetricShape shape{
+        .num_ranks = input.load.num_ranks(),
+        .slots_per_rank = input.load.num_experts() / input.load.num_ranks() + input.options.guest_slots};
+    Array<ExpertId, 2> initial;
+    if (const StepPlan* former = input.previous; former != nullptr && continues(*former, input)) {
+      initial = Array<ExpertId, 2>({former->slot_expert.extent(2), former->slot_expert.extent(3)});
+      std::ranges::copy(former->slot_expert.view()[former->num_events() - 1][layer].flat(), initial.flat().begin());
+    } else if (!symmetric.empty()) {
+      initial = experts_at(symmetric, input.home.row(layer));
+    }
+    const std::vector<std::int64_t> predicted =
+        sum_over_micro_steps(input.previous_load ? layer_load(*input.previous_load, layer).view() : load);
+    Random random = random_of(input.options.seed, layer);
+    return finemoe::replace_adaptively({.load = load, .predicted_load = predicted, .initial = initial, .shape = shape},
+                                       options_.replacement, random);
+  }
+
+  bool continues(const StepPlan& former, const PolicyInput& input) const {
+    return former.policy == name_ && former.num_events() > 0 && former.num_layers() == input.load.num_layers() &&
+           former.num_ranks() == input.load.num_ranks() && former.num_experts() == input.load.num_experts() &&
+           former.guest_slots == input.options.guest_slots;
+  }
+
+  std::string_view name_;
+  std::string_view summary_;
+  Placing placing_;
+  FineMoeOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_finemoe_random(const FineMoeOptions& options) {
+  return std::make_unique<FineMoe>("finemoe-random", "FineMoE, replicas shuffled over the ranks, tokens split by LP",
+                                   Placing::kRandom, options);
+}
+
+std::unique_ptr<Policy> make_finemoe_symmetric(const FineMoeOptions& options) {
+  return std::make_unique<FineMoe>("finemoe-symmetric", "FineMoE without replacement: Cayley graph, tokens split by LP",
+                                   Placing::kSymmetric, options);
+}
+
+std::unique_ptr<Policy> make_finemoe(const FineMoeOptions& options) {
+  return std::make_unique<FineMoe>("finemoe", "FineMoE: asymmetric placement by expected load, tokens split by LP",
+                                   Placing::kAdaptive, options);
+}
+
+}  // namespace foremoe

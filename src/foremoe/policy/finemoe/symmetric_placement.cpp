@@ -1,0 +1,179 @@
+#include "foremoe/policy/finemoe/symmetric_placement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <vector>
+
+#include "foremoe/core/random.h"
+#include "foremoe/policy/finemoe/abelian_group.h"
+
+namespace foremoe::finemoe {
+
+namespace {
+
+using Block = std::vector<int>;  // elements of a group, beginning with the unit
+
+constexpr int kCandidates = 400;
+constexpr double kSame = 1e-9;  // eigenvalues that differ by less are equal: the first candidate stays
+
+// The second eigenvalue of the graph that joins the ranks of every translate. Characters are its eigenvectors, and
+// each eigenvalue is the sum over blocks and ordered pairs x ≠ y of the real part of χ(x)·χ(y)⁻¹.
+double second_eigenvalue(const AbelianGroup& group, const std::vector<Block>& blocks) {
+  const int order = group.order();
+  double largest = -std::numeric_limits<double>::infinity();
+  for (int k = 1; k < order; ++k) {
+    double eigenvalue = 0;
+    for (const Block& block : blocks) {
+      for (std::size_t x = 0; x < block.size(); ++x) {
+        for (std::size_t y = 0; y < x; ++y) {
+          const int turn = (group.phase(k, block[x]) - group.phase(k, block[y]) + order) % order;
+          eigenvalue += 2 * std::cos(2 * std::numbers::pi * turn / order);
+        }
+      }
+    }
+    largest = std::max(largest, eigenvalue);
+  }
+  return largest;
+}
+
+// `size` different elements, the unit first.
+Block random_block(int order, int size, Random& random) {
+  Block block{0};
+  while (std::ssize(block) < size) {
+    const int x = static_cast<int>(random.below(order));
+    if (std::ranges::count(block, x) == 0) block.push_back(x);
+  }
+  return block;
+}
+
+class SymmetricPlacement {
+ public:
+  explicit SymmetricPlacement(const SymmetricShape& shape)
+      : num_ranks_(shape.num_ranks),
+        replicas_(shape.replicas),
+        placement_({static_cast<std::size_t>(shape.num_ranks), static_cast<std::size_t>(shape.homes_per_rank),
+                    static_cast<std::size_t>(shape.replicas)}) {
+    if (replicas_ == 2) {
+      place_edges(shape.homes_per_rank);
+    } else {
+      place_best(shape.homes_per_rank);
+    }
+    assert(next_ == shape.homes_per_rank);
+  }
+
+  Array<RankId, 3> take() { return std::move(placement_); }
+
+ private:
+  void place_edges(int num_homes) {
+    const int complete = 2 * num_homes / (num_ranks_ - 1);  // copies of the complete graph
+    int rest = 2 * num_homes % (num_ranks_ - 1);            // degree of what is left
+    const AbelianGroup cyclic({num_ranks_});
+    for (int copy = 0; copy < complete; ++copy) {
+      for (int s = 1; 2 * s < num_ranks_; ++s) place_translates(cyclic, {0, s});
+      // For an even number of ranks the edges to the opposite rank are still missing: half as many as translates.
+      if (num_ranks_ % 2 == 0 && copy % 2 == 1) place_translates(cyclic, {0, num_ranks_ / 2});
+    }
+    if (num_ranks_ % 2 == 0 && complete % 2 == 1) {
+      place_opposites_and_neighbours();
+      --rest;
+    }
+    place_sparse_edges(rest / 2);
+  }
+
+  // Degree 2·num_homes < R − 1.
+  void place_sparse_edges(int num_homes) {
+    if (num_homes == 0) return;
+    if (num_homes == 1) {
+      place_translates(AbelianGroup({num_ranks_}), {0, 1});
+    } else if (num_homes == 2 && num_ranks_ == 16) {
+      const AbelianGroup torus({4, 4});
+      for (const Block& block : torus.unit_blocks()) place_translates(torus, block);
+    } else if (4 * num_homes == num_ranks_) {
+      for (int s = 1; 2 * s < num_ranks_; s += 2) place_translates(AbelianGroup({num_ranks_}), {0, s});
+    } else {
+      place_best(num_homes);
+    }
+  }
+
+  // Of the tori and of random blocks in every group shape.
+  void place_best(int num_homes) {
+    const std::vector<AbelianGroup> groups = abelian_groups(num_ranks_);
+    const AbelianGroup* best_group = nullptr;
+    std::vector<Block> best_blocks;
+    double best = std::numeric_limits<double>::infinity();
+    const auto consider = [&](const AbelianGroup& group, const std::vector<Block>& blocks) {
+      const double eigenvalue = second_eigenvalue(group, blocks);
+      if (eigenvalue > best - kSame) return;
+      best = eigenvalue;
+      best_group = &group;
+      best_blocks = blocks;
+    };
+    for (const AbelianGroup& group : groups) {
+      if (replicas_ == 2 && std::ssize(group.factors()) == num_homes) consider(group, group.unit_blocks());
+    }
+    Random random(0);
+    for (int n = 0; n < kCandidates; ++n) {
+      std::vector<Block> blocks;
+      for (int j = 0; j < num_homes; ++j) blocks.push_back(random_block(num_ranks_, replicas_, random));
+      consider(groups[n % groups.size()], blocks);
+    }
+    for (const Block& block : best_blocks) place_translates(*best_group, block);
+  }
+
+  void place_translates(const AbelianGroup& group, const Block& block) {
+    for (int r = 0; r < num_ranks_; ++r) {
+      for (int i = 0; i < replicas_; ++i) placement_(r, next_, i) = RankId{group.add(r, block[i])};
+    }
+    ++next_;
+  }
+
+  // The edges (a, a + R/2) and (0, 1), (2, 3), …: cycles in which the two kinds take turns, each rank being the home of
+  // the edge by which it is left.
+  void place_opposites_and_neighbours() {
+    std::vector<bool> left(num_ranks_);
+    for (int start = 0; start < num_ranks_; ++start) {
+      bool opposite = true;
+      for (int r = start; !left[r]; opposite = !opposite) {
+        left[r] = true;
+        const int next = opposite ? (r + num_ranks_ / 2) % num_ranks_ : r ^ 1;
+        placement_(r, next_, 0) = RankId{r};
+        placement_(r, next_, 1) = RankId{next};
+        r = next;
+      }
+    }
+    ++next_;
+  }
+
+  int num_ranks_;
+  int replicas_;
+  Array<RankId, 3> placement_;
+  int next_ = 0;  // home experts of every rank that have been placed
+};
+
+}  // namespace
+
+std::optional<std::string> symmetric_obstacle(int num_ranks, int homes_per_rank, int guest_slots) {
+  if (homes_per_rank < 1 || guest_slots < homes_per_rank || guest_slots % homes_per_rank != 0) {
+    return fmt::format(
+        "needs as many guest slots as d − 1 times the {} experts per rank, d ≥ 2: --guest-slots {}, not {}",
+        homes_per_rank, std::max(homes_per_rank, guest_slots / std::max(1, homes_per_rank) * homes_per_rank),
+        guest_slots);
+  }
+  if (guest_slots / homes_per_rank >= num_ranks) {
+    return fmt::format("{} replicas of every expert cannot sit on different ones of {} ranks",
+                       guest_slots / homes_per_rank + 1, num_ranks);
+  }
+  return std::nullopt;
+}
+
+Array<RankId, 3> symmetric_placement(const SymmetricShape& shape) {
+  assert(!symmetric_obstacle(shape.num_ranks, shape.homes_per_rank, (shape.replicas - 1) * shape.homes_per_rank));
+  return SymmetricPlacement(shape).take();
+}
+
+}  // namespace foremoe::finemoe
