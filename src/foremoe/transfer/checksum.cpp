@@ -60,7 +60,7 @@ std::uint64_t checksum_with(ChecksumBlocks blocks, std::byte* to, std::span<cons
     checksum_blocks_portable(sums, nullptr, last.data(), 1);
     if (to != nullptr) std::memcpy(to + whole * kChecksumBlock, last.data(), rest.size());
   }
-  std::uint64_t hash = fold(0, from.size());
+  std::uint64_t hash = fold(kChecksumKeyStep, from.size());
   for (const std::uint64_t word : sums.sum) hash = fold(hash, word);
   for (const std::uint64_t word : sums.mix) hash = fold(hash, word);
   return hash == 0 ? 1 : hash;

@@ -16,7 +16,8 @@
 // when their copies are settled; the outcome is the same on all. A guest that is missing is fetched again for the
 // next turn that reads it.
 // Guarantee. Between release(t) of the last reader of a buffer and the next lease nobody reads it; before that nobody
-// writes it. Waiting is bounded by `timeout` × (attempts + 1); then StageFailed.
+// writes it. Waiting is bounded: `timeout` × attempts for a rank's own copies, as long for the others' and `timeout`
+// more for their votes; then StageFailed.
 
 #include <chrono>
 #include <cstdint>

@@ -23,25 +23,27 @@ std::span<const TurnVotes::Decided> TurnVotes::step(const EnginePosition& positi
     open_.pop_front();
     changed_ = true;
   }
+  if (!open_.empty() && open_.front().turn.value <= position.waiting) {
+    const auto limit = options_.timeout * (options_.attempts + 1);
+    if (now - std::max(position.waiting_since, open_.front().cast) > limit) {
+      throw StageFailed(fmt::format("rank {}: the ranks did not agree on turn {} within {} ms", parts_.rank.value,
+                                    open_.front().turn.value, limit.count()));
+    }
+  }
   const int horizon = std::min(position.submitted + parts_.schedule.depth, parts_.schedule.order.size());
-  while (next_.value <= horizon && ask()) {
+  while (next_.value <= horizon && ask(now)) {
     next_ = TurnId{next_.value + 1};
     entered_ = false;
     changed_ = true;
   }
-  if (!open_.empty() && open_.front().turn.value <= position.waiting &&
-      now - position.waiting_since > options_.timeout * (options_.attempts + 1)) {
-    throw StageFailed(fmt::format("rank {}: the ranks did not agree on turn {} within {} ms", parts_.rank.value,
-                                  open_.front().turn.value, (options_.timeout * (options_.attempts + 1)).count()));
-  }
   return decided_;
 }
 
-bool TurnVotes::ask() {
+bool TurnVotes::ask(EngineClock::time_point now) {
   const TurnId turn = next_;
   if (last(turn)) {
     if (!settled(fetcher_.arriving(turn))) return false;
-    cast(turn, fetcher_.arriving(turn));
+    cast(turn, fetcher_.arriving(turn), now);
     return true;
   }
   Layer& layer = layer_of(turn);
@@ -58,7 +60,7 @@ bool TurnVotes::ask() {
   }
   if (!settled(layer.leased)) return false;
   layer.undecided = true;
-  cast(turn, layer.leased);
+  cast(turn, layer.leased, now);
   return true;
 }
 
@@ -66,9 +68,9 @@ bool TurnVotes::settled(std::span<const std::size_t> copies) const {
   return std::ranges::all_of(copies, [&](std::size_t i) { return fetcher_.held(i) || fetcher_.missing(i); });
 }
 
-void TurnVotes::cast(TurnId turn, std::span<const std::size_t> copies) {
+void TurnVotes::cast(TurnId turn, std::span<const std::size_t> copies, EngineClock::time_point now) {
   parts_.ballot->cast(next_number_, std::ranges::all_of(copies, [&](std::size_t i) { return fetcher_.held(i); }));
-  open_.push_back({next_number_++, turn});
+  open_.push_back({next_number_++, turn, now});
 }
 
 void TurnVotes::count(TurnId turn, bool whole) {

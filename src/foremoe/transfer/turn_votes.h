@@ -8,7 +8,9 @@
 //   agreed one makes it whole. What is missing at a refused turn is asked for again, for the layer's next turn.
 // Invariant. Which turns are voted on follows from the schedule and from former outcomes, both the same on all ranks:
 //   the layer's former vote is known before the next one's question is put.
-// Guarantee. A rank that waits for a turn knows its outcome within timeout × (attempts + 1), or gets StageFailed.
+// Guarantee. A rank that waits for a turn and has voted knows the outcome within timeout × (attempts + 1), as long as
+// the
+//   others' own copies may take and once more; or it gets StageFailed.
 
 #include <cstdint>
 #include <deque>
@@ -41,14 +43,15 @@ class TurnVotes {
   struct Open {
     std::uint64_t number = 0;
     TurnId turn;
+    EngineClock::time_point cast;
   };
 
   bool last(TurnId turn) const { return turn.value == parts_.schedule.order.size(); }
   Layer& layer_of(TurnId turn) { return layers_[parts_.schedule.order[turn].layer.index()]; }
-  bool ask();  // the next turn's question, when that can be done now
+  bool ask(EngineClock::time_point now);  // the next turn's question, when that can be done now
   void count(TurnId turn, bool whole);
   bool settled(std::span<const std::size_t> copies) const;
-  void cast(TurnId turn, std::span<const std::size_t> copies);
+  void cast(TurnId turn, std::span<const std::size_t> copies, EngineClock::time_point now);
 
   EngineParts& parts_;
   const EngineOptions& options_;

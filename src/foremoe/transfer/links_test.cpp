@@ -1,0 +1,254 @@
+// The links that copy within host memory, and those that wrap another.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+
+#include "foremoe/transfer/checksum.h"
+#include "foremoe/transfer/faulty_link.h"
+#include "foremoe/transfer/memcpy_link.h"
+#include "foremoe/transfer/throttled_link.h"
+
+namespace foremoe {
+namespace {
+
+using namespace std::chrono_literals;
+
+// A copy of two chunks.
+struct Pair {
+  explicit Pair(int number = 0) : id(number) {
+    for (std::size_t i = 0; i < 100; ++i) from[i] = static_cast<std::byte>(number + static_cast<int>(i) + 1);
+    chunks[0] = {.from = from.data(), .to = to.data(), .bytes = 30};
+    chunks[1] = {.from = from.data() + 30, .to = to.data() + 30, .bytes = 70};
+  }
+  Pair(const Pair&) = delete;
+  Pair& operator=(const Pair&) = delete;
+  CopyRequest request(const Event& after = {}) const { return {.id = id, .chunks = chunks, .after = after}; }
+  bool there() const { return from == to; }
+  bool untouched() const { return to == std::array<std::byte, 100>{}; }
+
+  CopyId id;
+  std::array<std::byte, 100> from{};
+  std::array<std::byte, 100> to{};
+  std::array<Chunk, 2> chunks;
+};
+
+class HeldStream final : public Stream {
+ public:
+  Event record() override { return {this, 1}; }
+  void wait(const Event&) override {}
+  bool done(const Event&) const override { return happened; }
+  void synchronize() override {}
+  bool happened = false;
+};
+
+TEST(MemcpyLink, CopiesAndSumsOnTheWayWhatIsAskedFor) {
+  MemcpyLink link;
+  Pair copy;
+  std::uint64_t sum = 0;
+  copy.chunks[1].checksum = &sum;
+  link.submit(copy.request());
+  EXPECT_EQ(link.poll(copy.id), CopyState::kDone);
+  EXPECT_TRUE(copy.there());
+  EXPECT_EQ(sum, checksum(std::span(copy.from).subspan(30)));
+}
+
+TEST(MemcpyLink, BeginsAfterTheEvent) {
+  MemcpyLink link;
+  HeldStream stream;
+  Pair copy;
+  link.submit(copy.request(stream.record()));
+  link.progress();
+  EXPECT_EQ(link.poll(copy.id), CopyState::kUnderWay);
+  EXPECT_TRUE(copy.untouched());
+  stream.happened = true;
+  EXPECT_EQ(link.poll(copy.id), CopyState::kDone);
+  EXPECT_TRUE(copy.there());
+}
+
+TEST(MemcpyLink, ACancelledCopyNeverBegins) {
+  MemcpyLink link;
+  HeldStream stream;
+  Pair copy;
+  link.submit(copy.request(stream.record()));
+  link.cancel(copy.id);
+  stream.happened = true;
+  link.progress();
+  EXPECT_TRUE(copy.untouched());
+}
+
+struct Time {
+  ThrottledLink::Clock::time_point now{1000s};
+  auto clock() {
+    return [this] { return now; };
+  }
+};
+
+TEST(ThrottledLink, BytesTakeTheirTimeOneCopyAfterTheOther) {
+  Time time;
+  ThrottledLink link(std::make_unique<MemcpyLink>(), 1000, time.clock());  // a pair takes 100 ms
+  Pair first(0);
+  Pair second(1);
+  link.submit(first.request());
+  time.now += 50ms;
+  link.submit(second.request());  // begins when the first is through
+  time.now += 49ms;
+  EXPECT_EQ(link.poll(first.id), CopyState::kUnderWay);
+  time.now += 1ms;
+  EXPECT_EQ(link.poll(first.id), CopyState::kDone);
+  time.now += 99ms;
+  EXPECT_EQ(link.poll(second.id), CopyState::kUnderWay);
+  time.now += 1ms;
+  EXPECT_EQ(link.poll(second.id), CopyState::kDone);
+  EXPECT_TRUE(first.there() && second.there());
+}
+
+TEST(ThrottledLink, AnIdleLinkSavesNothingUp) {
+  Time time;
+  ThrottledLink link(std::make_unique<MemcpyLink>(), 1000, time.clock());
+  time.now += 10s;
+  Pair copy;
+  link.submit(copy.request());
+  time.now += 99ms;
+  EXPECT_EQ(link.poll(copy.id), CopyState::kUnderWay);
+  time.now += 1ms;
+  EXPECT_EQ(link.poll(copy.id), CopyState::kDone);
+}
+
+TEST(ThrottledLink, LinksDoNotSlowEachOther) {
+  Time time;
+  ThrottledLink one(std::make_unique<MemcpyLink>(), 1000, time.clock());
+  ThrottledLink other(std::make_unique<MemcpyLink>(), 1000, time.clock());
+  Pair first(0);
+  Pair second(1);
+  one.submit(first.request());
+  other.submit(second.request());
+  time.now += 100ms;
+  EXPECT_EQ(one.poll(first.id), CopyState::kDone);
+  EXPECT_EQ(other.poll(second.id), CopyState::kDone);
+}
+
+TEST(ThrottledLink, TellsOfAFailureAtOnceAndCancelsWhatIsWithTheLink) {
+  Time time;
+  ThrottledLink link(std::make_unique<FaultyLink>(std::make_unique<MemcpyLink>(), Faults{.fail = 1}, 0), 1000,
+                     time.clock());
+  Pair copy;
+  link.submit(copy.request());
+  EXPECT_EQ(link.poll(copy.id), CopyState::kFailed);
+
+  ThrottledLink held(std::make_unique<MemcpyLink>(), 1000, time.clock());
+  HeldStream stream;
+  Pair cancelled;
+  held.submit(cancelled.request(stream.record()));
+  held.cancel(cancelled.id);
+  stream.happened = true;
+  held.progress();
+  EXPECT_TRUE(cancelled.untouched());
+}
+
+constexpr int kPolls = 100;
+
+// What a poll says in the end; kUnderWay when it never ends.
+CopyState end_of(CopyLink& link, CopyId id) {
+  CopyState state = CopyState::kUnderWay;
+  for (int i = 0; i < kPolls && state == CopyState::kUnderWay; ++i) state = link.poll(id);
+  return state;
+}
+
+TEST(FaultyLink, WithoutFaultsIsTheLinkItself) {
+  FaultyLink link(std::make_unique<MemcpyLink>(), {}, 0);
+  Pair copy;
+  link.submit(copy.request());
+  EXPECT_EQ(link.poll(copy.id), CopyState::kDone);
+  EXPECT_TRUE(copy.there());
+}
+
+TEST(FaultyLink, DelaysButDeliversByItsSeed) {
+  const auto polls = [](std::uint64_t seed) {
+    FaultyLink link(std::make_unique<MemcpyLink>(), {.delay = 1}, seed);
+    Pair copy;
+    link.submit(copy.request());
+    EXPECT_TRUE(copy.untouched());
+    int n = 1;
+    while (link.poll(copy.id) == CopyState::kUnderWay) ++n;
+    EXPECT_TRUE(copy.there());
+    return n;
+  };
+  std::set<int> seen;
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    seen.insert(polls(seed));
+    EXPECT_EQ(polls(seed), polls(seed));
+  }
+  EXPECT_GT(seen.size(), 5U);
+}
+
+TEST(FaultyLink, LetsTheNextCopyOvertake) {
+  FaultyLink link(std::make_unique<MemcpyLink>(), {.reorder = 1, .most_polls = 10}, 0);
+  Pair first(0);
+  Pair second(1);
+  link.submit(first.request());
+  EXPECT_TRUE(first.untouched());
+  link.submit(second.request());
+  EXPECT_TRUE(first.there());
+  EXPECT_TRUE(second.untouched()) << "held back for the next in turn";
+  EXPECT_EQ(end_of(link, second.id), CopyState::kDone);
+  EXPECT_TRUE(second.there());
+}
+
+TEST(FaultyLink, DroppedCopiesNeverEndWhetherTheyCopyOrNot) {
+  int copied = 0;
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    FaultyLink link(std::make_unique<MemcpyLink>(), {.drop = 1}, seed);
+    Pair copy;
+    link.submit(copy.request());
+    EXPECT_EQ(end_of(link, copy.id), CopyState::kUnderWay);
+    link.cancel(copy.id);
+    copied += copy.there() ? 1 : 0;
+  }
+  EXPECT_GT(copied, 5);
+  EXPECT_LT(copied, 45);
+}
+
+TEST(FaultyLink, FailsBeforeOrAfterTheBytesAreThere) {
+  int copied = 0;
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    FaultyLink link(std::make_unique<MemcpyLink>(), {.fail = 1}, seed);
+    Pair copy;
+    link.submit(copy.request());
+    EXPECT_EQ(end_of(link, copy.id), CopyState::kFailed);
+    copied += copy.there() ? 1 : 0;
+  }
+  EXPECT_GT(copied, 5);
+  EXPECT_LT(copied, 45);
+}
+
+TEST(FaultyLink, CorruptsBehindTheBackOfAChecksumComputedOnTheWay) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    FaultyLink link(std::make_unique<MemcpyLink>(), {.corrupt = 1}, seed);
+    Pair copy;
+    std::array<std::uint64_t, 2> sums{};
+    for (std::size_t i = 0; i < 2; ++i) copy.chunks[i].checksum = &sums[i];
+    link.submit(copy.request());
+    EXPECT_EQ(end_of(link, copy.id), CopyState::kDone);
+    EXPECT_FALSE(copy.there());
+    EXPECT_TRUE(sums[0] == 0 || sums[1] == 0) << "else the damage would not be seen";
+  }
+}
+
+TEST(FaultyLink, ACancelledCopyWritesNoMore) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    FaultyLink link(std::make_unique<MemcpyLink>(), {.delay = 1, .reorder = 0.5, .corrupt = 0.5}, seed);
+    Pair copy(0);
+    Pair next(1);
+    link.submit(copy.request());
+    link.cancel(copy.id);
+    link.submit(next.request());
+    link.progress();
+    end_of(link, next.id);
+    EXPECT_TRUE(copy.untouched());
+  }
+}
+
+}  // namespace
+}  // namespace foremoe

@@ -1,0 +1,165 @@
+#include "foremoe/transfer/shared_memory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <string>
+#include <thread>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+namespace {
+
+bool exists(const std::string& name) {
+  const int fd = shm_open(name.c_str(), O_RDONLY, 0);
+  if (fd >= 0) close(fd);
+  return fd >= 0;
+}
+
+TEST(SharedMemory, IsZeroedAlignedAndTheSameForWhoOpensIt) {
+  const SharedMemory memory = SharedMemory::create("test", Bytes{100'000});
+  ASSERT_EQ(memory.bytes().size(), 100'000U);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.bytes().data()) % 64, 0U);
+  EXPECT_THAT(memory.bytes(), testing::Each(std::byte{0}));
+  const SharedMemory same = SharedMemory::open(memory.name());
+  ASSERT_EQ(same.bytes().size(), memory.bytes().size());
+  memory.bytes()[77'777] = std::byte{42};
+  EXPECT_EQ(same.bytes()[77'777], std::byte{42});
+}
+
+TEST(SharedMemory, NameGoesWithItsCreator) {
+  std::string name;
+  {
+    SharedMemory memory = SharedMemory::create("test", Bytes{64});
+    name = memory.name();
+    EXPECT_THAT(name, testing::MatchesRegex(fmt::format("/foremoe-{}-{}-[0-9]+-[0-9]+-test", getuid(), getpid())));
+    { const SharedMemory opened = SharedMemory::open(name); }
+    EXPECT_TRUE(exists(name)) << "one who opened it has gone";
+    const SharedMemory moved = std::move(memory);
+    EXPECT_TRUE(exists(name));
+  }
+  EXPECT_FALSE(exists(name));
+  EXPECT_THROW(SharedMemory::open(name), InputError);
+}
+
+TEST(SharedMemory, SaysHowMuchItCannotHave) {
+  try {
+    SharedMemory::create("arena", Bytes{std::int64_t{1} << 50});
+    FAIL() << "there is a petabyte";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("arena"), testing::HasSubstr("1125899906842624 bytes"),
+                                             testing::HasSubstr("too little memory")));
+  }
+  EXPECT_THROW(SharedMemory::create("arena", Bytes{0}), InputError);
+}
+
+TEST(SharedMemory, ARefusedOneLeavesNoName) {
+  const auto ours = [] {
+    return SharedMemory::create("counter", Bytes{64}).name();  // …-<counter>-counter
+  };
+  const std::string before = ours();
+  EXPECT_THROW(SharedMemory::create("petabyte", Bytes{std::int64_t{1} << 50}), InputError);
+  const std::string prefix = before.substr(0, before.rfind('-'));
+  const int counter = std::stoi(prefix.substr(prefix.rfind('-') + 1));
+  EXPECT_FALSE(exists(fmt::format("{}-{}-petabyte", prefix.substr(0, prefix.rfind('-')), counter + 1)));
+}
+
+// A child that creates memory, tells its name and waits to be killed.
+struct Child {
+  pid_t pid = 0;
+  std::string name;
+};
+
+Child child_with_memory() {
+  std::array<int, 2> pipe_ends{};
+  EXPECT_EQ(pipe(pipe_ends.data()), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const SharedMemory memory = SharedMemory::create("orphan", Bytes{4096});
+    const ssize_t written = write(pipe_ends[1], memory.name().data(), memory.name().size());
+    while (written > 0) pause();
+    _exit(1);
+  }
+  std::array<char, 256> name{};
+  const ssize_t length = read(pipe_ends[0], name.data(), name.size());
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
+  return {pid, std::string(name.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0)))};
+}
+
+TEST(SharedMemory, TheNextStartRemovesWhatAKilledProcessLeft) {
+  const Child child = child_with_memory();
+  ASSERT_TRUE(exists(child.name));
+  const SharedMemory meanwhile = SharedMemory::create("test", Bytes{64});
+  EXPECT_TRUE(exists(child.name)) << "its creator is alive";
+
+  kill(child.pid, SIGKILL);
+  waitpid(child.pid, nullptr, 0);
+  ASSERT_TRUE(exists(child.name));
+  const SharedMemory next = SharedMemory::create("test", Bytes{64});
+  EXPECT_FALSE(exists(child.name));
+  EXPECT_TRUE(exists(meanwhile.name()));
+}
+
+TEST(SharedMemory, AProcessThatIsDeadAndNotWaitedForIsDead) {
+  const Child child = child_with_memory();
+  kill(child.pid, SIGKILL);
+  siginfo_t info;
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOWAIT), 0);
+  remove_stale_shared_memory();
+  EXPECT_FALSE(exists(child.name));
+  waitpid(child.pid, nullptr, 0);
+}
+
+TEST(SharedMemory, AProcessIdUsedAgainDoesNotKeepTheMemoryOfTheFormer) {
+  const std::string name = fmt::format("/foremoe-{}-{}-1-0-test", getuid(), getpid());  // started at another time
+  const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
+  ASSERT_GE(fd, 0);
+  close(fd);
+  EXPECT_GE(remove_stale_shared_memory(), 1);
+  EXPECT_FALSE(exists(name));
+}
+
+TEST(SharedMemory, LeavesWhatIsNotOursAlone) {
+  const std::string name = fmt::format("/foremoe-{}-x", getuid());
+  const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
+  ASSERT_GE(fd, 0);
+  close(fd);
+  remove_stale_shared_memory();
+  EXPECT_TRUE(exists(name));
+  shm_unlink(name.c_str());
+}
+
+TEST(SharedMemory, AForkedChildDoesNotRemoveItsParentsMemory) {
+  const SharedMemory memory = SharedMemory::create("test", Bytes{64});
+  const pid_t pid = fork();
+  if (pid == 0) {
+    { SharedMemory taken = std::move(const_cast<SharedMemory&>(memory)); }
+    _exit(0);
+  }
+  waitpid(pid, nullptr, 0);
+  EXPECT_TRUE(exists(memory.name()));
+}
+
+TEST(SharedMemoryThread, ThreadsOfOneProcessOpenByName) {
+  const SharedMemory memory = SharedMemory::create("test", Bytes{64});
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < 4; ++i) {
+      threads.emplace_back([&, i] { SharedMemory::open(memory.name()).bytes()[i] = std::byte{1}; });
+    }
+  }
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(memory.bytes()[i], std::byte{1});
+}
+
+}  // namespace
+}  // namespace foremoe
