@@ -31,8 +31,8 @@ struct AllToAll {
   std::span<const std::int64_t> receive_bytes;  // [rank]
 };
 
-// Memory of this rank that ranks of its node may read. `name` is that of the shared memory it lies in; empty where
-// there is none (threads need none).
+// Memory of this rank that ranks of its node may read. `name` is that of the shared memory whose beginning it is; empty
+// where there is none (threads need none).
 struct SharedRegion {
   std::span<std::byte> bytes;
   std::string name;

@@ -19,12 +19,18 @@ std::int64_t begin_of_block(std::span<const std::int64_t> bytes, RankId r) {
 
 class ThreadsBallot final : public Ballot {
  public:
-  ThreadsBallot(std::shared_ptr<BallotBox> box, RankId rank) : box_(std::move(box)), rank_(rank) {}
+  ThreadsBallot(std::shared_ptr<ThreadGroup> group, std::shared_ptr<BallotBox> box, RankId rank)
+      : group_(std::move(group)), box_(std::move(box)), rank_(rank) {}
 
   void cast(std::uint64_t number, bool ok) override { box_->cast(rank_, number, ok); }
-  std::optional<bool> outcome(std::uint64_t number) override { return box_->outcome(number); }
+  std::optional<bool> outcome(std::uint64_t number) override {
+    const std::optional<bool> outcome = box_->outcome(number);
+    if (!outcome) group_->check();  // nobody waits for a vote that will not come
+    return outcome;
+  }
 
  private:
+  std::shared_ptr<ThreadGroup> group_;
   std::shared_ptr<BallotBox> box_;
   RankId rank_;
 };
@@ -112,7 +118,7 @@ class ThreadsCommunicator final : public Communicator {
   const std::byte* local(RankId, const std::byte* pointer) const override { return pointer; }
 
   std::unique_ptr<Ballot> make_ballot() override {
-    return std::make_unique<ThreadsBallot>(group_->ballot_box(ballots_++), rank_);
+    return std::make_unique<ThreadsBallot>(group_, group_->ballot_box(ballots_++), rank_);
   }
 
   std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule&, const ExpertLayout&,

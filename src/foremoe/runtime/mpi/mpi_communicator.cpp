@@ -1,0 +1,198 @@
+#include "foremoe/runtime/mpi/mpi_communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cstring>
+
+#include "foremoe/core/error.h"
+#include "foremoe/runtime/mpi/mpi_ballot.h"
+#include "foremoe/runtime/mpi/mpi_peer_link.h"
+#include "foremoe/runtime/process_group.h"
+
+namespace foremoe {
+namespace {
+
+void check_fits(const MpiSession& session, const Topology& topology, const Device& device) {
+  if (topology.num_ranks != session.num_ranks()) {
+    throw InputError({.file = "MPI", .field = "", .index = ""},
+                     fmt::format("{} processes for {} ranks", session.num_ranks(), topology.num_ranks));
+  }
+  if (!device.is_host_memory()) {
+    throw InputError({.file = "MPI", .field = "", .index = ""},
+                     fmt::format("cannot reach the memory of {}", device.name()));
+  }
+}
+
+}  // namespace
+
+MpiCommunicator::MpiCommunicator(MpiSession& session, const Topology& topology, Device& device,
+                                 const MpiExchange::Options& options)
+    : session_(session),
+      topology_((check_fits(session, topology, device), topology)),
+      device_(device),
+      timeout_(options.timeout),
+      exchange_(session, options),
+      ballot_group_(options.timeout),
+      peer_group_(options.timeout),
+      send_(static_cast<std::size_t>(topology.num_ranks)),
+      receive_(send_.size()),
+      mapped_(send_.size()),
+      sees_(send_.size() * send_.size()) {}
+
+void MpiCommunicator::all_to_all_v(const AllToAll& blocks, Stream& stream) {
+  stream.synchronize();
+  exchange(blocks);
+}
+
+void MpiCommunicator::exchange(const AllToAll& blocks) {
+  assert(blocks.send_bytes.size() == send_.size() && blocks.receive_bytes.size() == send_.size());
+  const std::byte* from = blocks.send;
+  std::byte* to = blocks.receive;
+  for (std::size_t r = 0; r < send_.size(); ++r) {
+    send_[r] = {from, blocks.send_bytes[r]};
+    receive_[r] = {to, blocks.receive_bytes[r]};
+    from += blocks.send_bytes[r];
+    to += blocks.receive_bytes[r];
+  }
+  run();
+}
+
+void MpiCommunicator::all_reduce_sum(std::span<float> values, Stream& stream) {
+  stream.synchronize();
+  const std::size_t num_ranks = send_.size();
+  if (num_ranks == 1) return;
+  const auto begin = [&](std::size_t r) { return values.size() * r / num_ranks; };
+  const auto bytes = [](std::size_t n) { return static_cast<std::int64_t>(n * sizeof(float)); };
+  const std::size_t first = begin(rank().index());
+  const std::size_t mine = begin(rank().index() + 1) - first;
+
+  if (scratch_.size() < mine * num_ranks) scratch_.resize(mine * num_ranks);
+  for (std::size_t r = 0; r < num_ranks; ++r) {
+    send_[r] = {reinterpret_cast<const std::byte*>(values.data() + begin(r)), bytes(begin(r + 1) - begin(r))};
+    receive_[r] = {reinterpret_cast<std::byte*>(scratch_.data() + r * mine), bytes(mine)};
+  }
+  run();
+  for (std::size_t r = 1; r < num_ranks; ++r) {
+    for (std::size_t i = 0; i < mine; ++i) scratch_[i] += scratch_[r * mine + i];
+  }
+  for (std::size_t r = 0; r < num_ranks; ++r) {
+    send_[r] = {reinterpret_cast<const std::byte*>(scratch_.data()), bytes(mine)};
+    receive_[r] = {reinterpret_cast<std::byte*>(values.data() + begin(r)), bytes(begin(r + 1) - begin(r))};
+  }
+  run();
+}
+
+void MpiCommunicator::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
+  assert(all.size() == mine.size() * send_.size());
+  for (std::size_t r = 0; r < send_.size(); ++r) {
+    send_[r] = {mine.data(), static_cast<std::int64_t>(mine.size())};
+    receive_[r] = {all.data() + r * mine.size(), static_cast<std::int64_t>(mine.size())};
+  }
+  run();
+}
+
+void MpiCommunicator::broadcast(std::span<std::byte> bytes, RankId root) {
+  const auto size = static_cast<std::int64_t>(bytes.size());
+  const bool here = rank() == root;
+  std::fill(send_.begin(), send_.end(), SendBlock{bytes.data(), here ? size : 0});
+  std::fill(receive_.begin(), receive_.end(), ReceiveBlock{});
+  receive_[root.index()] = {bytes.data(), size};
+  run();
+}
+
+void MpiCommunicator::barrier() {
+  std::fill(send_.begin(), send_.end(), SendBlock{});
+  std::fill(receive_.begin(), receive_.end(), ReceiveBlock{});
+  run();
+}
+
+void MpiCommunicator::share(std::span<const SharedRegion> regions) {
+  // A region as told: address, bytes, length of the name, the name.
+  std::vector<std::byte> told;
+  const auto tell = [&](std::uint64_t word) {
+    const auto bytes = std::as_bytes(std::span(&word, 1));
+    told.insert(told.end(), bytes.begin(), bytes.end());
+  };
+  for (const SharedRegion& region : regions) {
+    tell(std::bit_cast<std::uintptr_t>(region.bytes.data()));
+    tell(region.bytes.size());
+    tell(region.name.size());
+    const auto name = std::as_bytes(std::span(region.name));
+    told.insert(told.end(), name.begin(), name.end());
+  }
+  const auto size = static_cast<std::int64_t>(told.size());
+  std::vector<std::int64_t> sizes(send_.size());
+  all_gather(std::as_bytes(std::span(&size, 1)), std::as_writable_bytes(std::span(sizes)));
+  std::vector<std::vector<std::byte>> heard(send_.size());
+  for (std::size_t r = 0; r < send_.size(); ++r) {
+    heard[r].resize(static_cast<std::size_t>(sizes[r]));
+    send_[r] = {told.data(), size};
+    receive_[r] = {heard[r].data(), sizes[r]};
+  }
+  run();
+  std::vector<char> sees(send_.size());
+  for (std::size_t r = 0; r < send_.size(); ++r) {
+    mapped_[r].clear();
+    sees[r] = RankId{r} == rank() || (can_map(RankId{r}, rank()) && map(RankId{r}, heard[r])) ? 1 : 0;
+  }
+  // All know who sees whom. From here on nobody opens by name, nor sees what was shared before.
+  all_gather(std::as_bytes(std::span(sees)), std::as_writable_bytes(std::span(sees_)));
+}
+
+bool MpiCommunicator::map(RankId owner, std::span<const std::byte> told) {
+  bool all = !told.empty();
+  while (!told.empty()) {
+    std::uint64_t words[3];
+    std::memcpy(words, told.data(), sizeof(words));
+    const std::string name(reinterpret_cast<const char*>(told.data() + sizeof(words)), words[2]);
+    told = told.subspan(sizeof(words) + words[2]);
+    try {
+      Mapping mapping{.owners_address = words[0], .bytes = words[1], .memory = SharedMemory::open(name)};
+      mapped_[owner.index()].push_back(std::move(mapping));
+    } catch (
+        const InputError&) {  // has no name; or another container of the same host, whose memory is not ours to see
+      all = false;
+    }
+  }
+  return all;
+}
+
+const std::byte* MpiCommunicator::local(RankId owner, const std::byte* pointer) const {
+  if (owner == rank()) return pointer;
+  const auto address = std::bit_cast<std::uintptr_t>(pointer);
+  for (const Mapping& mapping : mapped_[owner.index()]) {
+    if (address < mapping.owners_address || address - mapping.owners_address >= mapping.bytes) continue;
+    return mapping.memory.bytes().data() + (address - mapping.owners_address);
+  }
+  return nullptr;
+}
+
+std::unique_ptr<Ballot> MpiCommunicator::make_ballot() {
+  return std::make_unique<MpiBallot>(session_, ballot_group_, ballots_++);
+}
+
+std::unique_ptr<CopyLink> MpiCommunicator::make_peer_link(const TransferSchedule& schedule, const ExpertLayout& layout,
+                                                          const ExpertDirectory& directory) {
+  const int tag = 2 * static_cast<int>(links_++ % (kMaxTag / 2));
+  MpiPeerLink::Parts parts{.server = {.rank = rank(),
+                                      .group = peer_group_,
+                                      .tags = {.request = tag, .answer = tag + 1},
+                                      .schedule = schedule,
+                                      .layout = layout,
+                                      .directory = directory},
+                           .mapped = device_.make_copy_link(),
+                           .timeout = timeout_};
+  for (const ScheduledCopy& copy : schedule.copies) {
+    if (copy.path != Path::kPeer || sees_[copy.rank.index() * send_.size() + copy.source.index()] != 0) continue;
+    parts.reads_messages |= copy.rank == rank();
+    parts.sends_messages |= copy.source == rank();
+  }
+  return std::make_unique<MpiPeerLink>(std::move(parts));
+}
+
+void MpiCommunicator::give_up(const std::string&) noexcept { MPI_Abort(MPI_COMM_WORLD, kGaveUpExitStatus); }
+
+}  // namespace foremoe

@@ -1,0 +1,73 @@
+#pragma once
+
+// Ranks as processes, over MPI. Memory is the host's: the stream is waited for, then blocks go by messages
+// (mpi_exchange.h). A sum is taken slice by slice, in rank order, as among threads: the same bits.
+//
+// Threads. Collective calls are the rank's thread's, ballots and the peer link the engine's: each has an MPI
+// communicator
+//   of its own.
+// Memory of others. Regions in named shared memory are opened by the ranks of the same node of the topology that are on
+//   the same host; what cannot be opened is not mapped, and asked for by message.
+
+#include <map>
+
+#include "foremoe/runtime/communicator.h"
+#include "foremoe/runtime/device.h"
+#include "foremoe/runtime/mpi/mpi_exchange.h"
+#include "foremoe/runtime/mpi/mpi_session.h"
+#include "foremoe/transfer/shared_memory.h"
+
+namespace foremoe {
+
+class MpiCommunicator final : public Communicator {
+ public:
+  // Collective. The session and the device outlive it. Throws InputError as ProcessGroup::make_communicator does.
+  MpiCommunicator(MpiSession& session, const Topology& topology, Device& device, const MpiExchange::Options& options);
+
+  RankId rank() const override { return session_.rank(); }
+  const Topology& topology() const override { return topology_; }
+
+  void all_to_all_v(const AllToAll& exchange, Stream& stream) override;
+  void all_reduce_sum(std::span<float> values, Stream& stream) override;
+
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override;
+  void broadcast(std::span<std::byte> bytes, RankId root) override;
+  void exchange(const AllToAll& exchange) override;
+  void barrier() override;
+
+  void share(std::span<const SharedRegion> regions) override;
+  const std::byte* local(RankId owner, const std::byte* pointer) const override;
+  std::unique_ptr<Ballot> make_ballot() override;
+  std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule& schedule, const ExpertLayout& layout,
+                                           const ExpertDirectory& directory) override;
+
+  // Aborts the job with kGaveUpExitStatus; does not return.
+  void give_up(const std::string& why) noexcept override;
+
+ private:
+  struct Mapping {
+    std::uint64_t owners_address = 0;
+    std::uint64_t bytes = 0;
+    SharedMemory memory;
+  };
+  bool can_map(RankId a, RankId b) const { return topology_.same_node(a, b) && session_.same_host(a, b); }
+  void run() { exchange_.run(send_, receive_); }
+  bool map(RankId owner, std::span<const std::byte> told);  // all of what it told, and that was something
+
+  MpiSession& session_;
+  const Topology topology_;
+  Device& device_;
+  std::chrono::milliseconds timeout_;
+  MpiExchange exchange_;
+  MpiGroup ballot_group_;
+  MpiGroup peer_group_;
+  std::vector<SendBlock> send_;        // [rank], of the call under way
+  std::vector<ReceiveBlock> receive_;  // [rank]
+  std::vector<float> scratch_;
+  std::vector<std::vector<Mapping>> mapped_;  // [owner]
+  std::vector<char> sees_;                    // [reader][owner]: has mapped all that the owner shares
+  std::uint64_t ballots_ = 0;
+  std::uint64_t links_ = 0;
+};
+
+}  // namespace foremoe

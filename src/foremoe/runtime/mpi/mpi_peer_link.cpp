@@ -1,0 +1,158 @@
+#include "foremoe/runtime/mpi/mpi_peer_link.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <limits>
+
+#include "foremoe/core/error.h"
+#include "foremoe/runtime/communicator.h"
+#include "foremoe/transfer/checksum.h"
+
+namespace foremoe {
+
+MpiPeerLink::MpiPeerLink(Parts parts)
+    : parts_(parts.server),
+      mapped_(std::move(parts.mapped)),
+      timeout_(parts.timeout),
+      sends_messages_(parts.sends_messages),
+      server_(parts.server) {
+  const std::size_t bytes = max_answer_bytes(parts_.layout);
+  if (bytes > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
+    throw InputError({.file = "", .field = "expert", .index = ""}, fmt::format("{} bytes do not fit a message", bytes));
+  }
+  if (parts.reads_messages) reserve();
+  if (parts.sends_messages) server_.reserve();
+}
+
+MpiPeerLink::~MpiPeerLink() {
+  // After a stage that went well nothing is under way. After a failure, what is gets a moment to arrive.
+  try {
+    Patience patience(std::min(timeout_, std::chrono::milliseconds{1'000}));
+    while (!idle() && patience.pause()) server_.progress();
+    for (Slot& slot : slots_) {
+      if (slot.answer != MPI_REQUEST_NULL) MPI_Cancel(&slot.answer);
+    }
+    while (!idle() && patience.pause()) {
+    }
+  } catch (const PeerFailed&) {  // and so has the job
+  }
+  for (Slot& slot : slots_) {
+    if (slot.answer != MPI_REQUEST_NULL) slot.memory.release();  // MPI may still write it
+  }
+}
+
+void MpiPeerLink::reserve() {
+  slots_.resize(kMaxMessagesUnderWay);
+  for (Slot& slot : slots_) slot.memory = std::make_unique<std::byte[]>(max_answer_bytes(parts_.layout));
+}
+
+void MpiPeerLink::submit(const CopyRequest& request) {
+  if (request.message < 0) return mapped_->submit(request);
+  waiting_.push_back(request);
+  ask();
+}
+
+CopyState MpiPeerLink::poll(CopyId id) {
+  const auto is_this = [&](const CopyRequest& copy) { return copy.id == id; };
+  if (std::erase(malformed_, id) > 0) return CopyState::kFailed;
+  if (std::any_of(waiting_.begin(), waiting_.end(), is_this)) return CopyState::kUnderWay;
+  for (Slot& slot : slots_) {
+    if (slot.used && slot.wanted && is_this(slot.copy)) return take(slot);
+  }
+  return mapped_->poll(id);
+}
+
+void MpiPeerLink::cancel(CopyId id) {
+  if (std::erase(malformed_, id) > 0) return;
+  if (std::erase_if(waiting_, [&](const CopyRequest& copy) { return copy.id == id; }) > 0) return;
+  for (Slot& slot : slots_) {
+    if (!slot.used || !slot.wanted || slot.copy.id != id) continue;
+    slot.wanted = false;
+    return;
+  }
+  mapped_->cancel(id);
+}
+
+void MpiPeerLink::progress() {
+  mapped_->progress();
+  server_.progress();
+  for (Slot& slot : slots_) {
+    if (slot.used && !slot.wanted && finished(slot.request) && finished(slot.answer)) slot.used = false;
+  }
+  ask();
+}
+
+void MpiPeerLink::ask() {
+  if (!waiting_.empty() && slots_.empty()) reserve();
+  for (Slot& slot : slots_) {
+    if (waiting_.empty()) return;
+    if (slot.used) continue;
+    const CopyRequest copy = waiting_.front();
+    waiting_.pop_front();
+    if (!fill(copy, slot.asked)) {
+      malformed_.push_back(copy.id);
+      continue;
+    }
+    slot.asked.number = asked_++;
+    slot.copy = copy;
+    slot.used = slot.wanted = true;
+    // Room first, then the request: requests to one owner are answered in order, and answers match in order.
+    check_mpi(MPI_Irecv(slot.memory.get(), static_cast<int>(max_answer_bytes(parts_.layout)), MPI_BYTE,
+                        copy.source.value, parts_.tags.answer, parts_.group, &slot.answer),
+              "MPI_Irecv");
+    check_mpi(MPI_Isend(&slot.asked, sizeof(slot.asked), MPI_BYTE, copy.source.value, parts_.tags.request, parts_.group,
+                        &slot.request),
+              "MPI_Isend");
+  }
+}
+
+bool MpiPeerLink::fill(const CopyRequest& copy, PeerRequest& asked) const {
+  const auto message = static_cast<std::size_t>(copy.message);
+  if (message >= parts_.schedule.copies.size() || copy.chunks.size() > kMaxPieces) return false;
+  asked = {.message = message, .version = parts_.directory.published(copy.source), .num_pieces = copy.chunks.size()};
+  // The owner knows segments, not this rank's addresses.
+  const std::span buffer = parts_.directory.buffer(parts_.schedule.copies[message].buffer);
+  const std::span segments = parts_.layout.segments();
+  for (std::size_t i = 0; i < copy.chunks.size(); ++i) {
+    const Chunk& chunk = copy.chunks[i];
+    std::size_t s = 0;
+    const auto begins_in = [&](std::size_t segment) {
+      return chunk.to >= buffer[segment] && chunk.to < buffer[segment] + segments[segment].bytes().value;
+    };
+    while (s < segments.size() && !begins_in(s)) ++s;
+    if (s == segments.size()) return false;
+    asked.pieces[i] = {.segment = s, .offset = static_cast<std::uint64_t>(chunk.to - buffer[s]), .bytes = chunk.bytes};
+  }
+  return true;
+}
+
+CopyState MpiPeerLink::take(Slot& slot) {
+  if (!finished(slot.request) || !finished(slot.answer) || !happened(slot.copy.after)) return CopyState::kUnderWay;
+  slot.used = false;
+  PeerAnswer answer;
+  std::memcpy(&answer, slot.memory.get(), sizeof(answer));
+  std::size_t expected = 0;
+  for (const Chunk& chunk : slot.copy.chunks) expected += chunk.bytes;
+  if (answer.number != slot.asked.number || answer.bytes != expected) return CopyState::kFailed;
+  const std::byte* from = slot.memory.get() + sizeof(answer);
+  bool intact = true;
+  for (std::size_t i = 0; i < slot.copy.chunks.size(); ++i) {
+    const Chunk& chunk = slot.copy.chunks[i];
+    const std::uint64_t sum = copy_and_checksum(chunk.to, {from, chunk.bytes});
+    if (chunk.checksum != nullptr) *chunk.checksum = sum;
+    intact &= sum == answer.checksums[i];
+    from += chunk.bytes;
+  }
+  return intact ? CopyState::kDone : CopyState::kFailed;
+}
+
+bool MpiPeerLink::idle() {
+  bool idle = server_.idle();
+  for (Slot& slot : slots_) idle = finished(slot.request) && finished(slot.answer) && idle;
+  return idle;
+}
+
+}  // namespace foremoe

@@ -1,0 +1,91 @@
+#include "foremoe/runtime/mpi/mpi_session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <thread>
+
+#include "foremoe/core/error.h"
+#include "foremoe/runtime/communicator.h"
+
+namespace foremoe {
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) { throw InputError({.file = "MPI", .field = "", .index = ""}, why); }
+
+}  // namespace
+
+MpiSession::MpiSession() {
+  int started = 0;
+  MPI_Initialized(&started);
+  if (started != 0) refuse("was started before: a process joins its group once");
+  int threads = MPI_THREAD_SINGLE;
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads), "MPI_Init_thread");
+  if (threads < MPI_THREAD_MULTIPLE) {
+    MPI_Finalize();
+    refuse("has no MPI_THREAD_MULTIPLE: copies proceed on a thread of their own");
+  }
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  int rank = 0;
+  int size = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  rank_ = RankId{rank};
+
+  MPI_Comm host = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
+  int lowest = rank;
+  check_mpi(MPI_Allreduce(&rank, &lowest, 1, MPI_INT, MPI_MIN, host), "MPI_Allreduce");
+  MPI_Comm_free(&host);
+  host_.resize(static_cast<std::size_t>(size));
+  check_mpi(MPI_Allgather(&lowest, 1, MPI_INT, host_.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
+}
+
+MpiSession::~MpiSession() { MPI_Finalize(); }
+
+Patience::Patience(std::chrono::milliseconds timeout) : end_(std::chrono::steady_clock::now() + timeout) {}
+
+bool Patience::pause() {
+  constexpr int kYields = 20;
+  constexpr std::chrono::microseconds kLongest{200};
+  if (pauses_ < kYields) {
+    std::this_thread::yield();
+  } else {
+    if (std::chrono::steady_clock::now() >= end_) return false;
+    std::this_thread::sleep_for(std::min(std::chrono::microseconds{pauses_ - kYields + 1}, kLongest));
+  }
+  ++pauses_;
+  return true;
+}
+
+MpiGroup::MpiGroup(std::chrono::milliseconds timeout) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, &comm_, &request), "MPI_Comm_idup");
+  Patience patience(timeout);
+  while (!finished(request)) {
+    if (!patience.pause())
+      throw PeerFailed(fmt::format("waited {} ms for all processes to communicate", timeout.count()));
+  }
+  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+}
+
+MpiGroup::~MpiGroup() { MPI_Comm_free(&comm_); }
+
+void check_mpi(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  std::string text(MPI_MAX_ERROR_STRING, '\0');
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  text.resize(static_cast<std::size_t>(length));
+  throw PeerFailed(fmt::format("{}: {}", what, text));
+}
+
+bool finished(MPI_Request& request) {
+  if (request == MPI_REQUEST_NULL) return true;
+  int done = 0;
+  check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+  return done != 0;
+}
+
+}  // namespace foremoe

@@ -1,0 +1,61 @@
+#pragma once
+
+// MPI from MPI_Init_thread to MPI_Finalize, and the few things that everything above it does with it: own
+// communicators whose errors are told by value, and waits that sleep and end.
+
+#include <mpi.h>
+
+#include <chrono>
+#include <vector>
+
+#include "foremoe/core/ids.h"
+
+namespace foremoe {
+
+class MpiSession {
+ public:
+  MpiSession();   // throws InputError when MPI was started before, or has no MPI_THREAD_MULTIPLE
+  ~MpiSession();  // collective
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+
+  RankId rank() const { return rank_; }
+  int num_ranks() const { return static_cast<int>(host_.size()); }
+  bool same_host(RankId a, RankId b) const { return host_[a.index()] == host_[b.index()]; }  // share a memory
+
+ private:
+  RankId rank_;
+  std::vector<int> host_;  // [rank]: the lowest rank of its host
+};
+
+// Ranks may outnumber cores: a wait yields a few times, then sleeps.
+class Patience {
+ public:
+  explicit Patience(std::chrono::milliseconds timeout);
+  bool pause();  // false once the timeout has passed
+
+ private:
+  std::chrono::steady_clock::time_point end_;
+  int pauses_ = 0;
+};
+
+// A communicator of our own among all processes.
+class MpiGroup {
+ public:
+  explicit MpiGroup(std::chrono::milliseconds timeout);  // collective; throws PeerFailed
+  ~MpiGroup();
+  MpiGroup(const MpiGroup&) = delete;
+  MpiGroup& operator=(const MpiGroup&) = delete;
+
+  operator MPI_Comm() const { return comm_; }
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
+inline constexpr int kMaxTag = 32'767;  // what every MPI has
+
+void check_mpi(int code, const char* what);  // throws PeerFailed
+bool finished(MPI_Request& request);         // likewise; true for MPI_REQUEST_NULL, which it then is
+
+}  // namespace foremoe

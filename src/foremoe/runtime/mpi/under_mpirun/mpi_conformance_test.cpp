@@ -1,0 +1,38 @@
+#include "foremoe/core/error.h"
+#include "foremoe/runtime/communicator_conformance.h"
+#include "foremoe/runtime/mpi/mpi_communicator.h"
+#include "foremoe/runtime/mpi/under_mpirun/world.h"
+#include "foremoe/runtime/process_group.h"
+
+namespace foremoe {
+namespace {
+
+Backend processes(const std::string& name, std::int64_t piece_bytes) {
+  return {.name = name, .run = [piece_bytes](const RankStart& start, const RankBody& body) {
+            const std::unique_ptr<Device> device = make_cpu_device();
+            MpiCommunicator communicator(world(),
+                                         {.num_ranks = world().num_ranks(), .ranks_per_node = start.ranks_per_node},
+                                         *device, {.timeout = start.timeout, .piece_bytes = piece_bytes});
+            body(communicator, *device);
+            MPI_Barrier(MPI_COMM_WORLD);  // a rank that failed, or stayed away, is back for the next test
+          }};
+}
+
+// Blocks above 2 GiB are moved in pieces; small pieces show that this works.
+INSTANTIATE_TEST_SUITE_P(Mpi, CommunicatorConformance,
+                         testing::Values(processes("whole_blocks", std::int64_t{1} << 30), processes("in_pieces", 100)),
+                         [](const auto& parameter) { return parameter.param.name; });
+
+TEST(Mpi, RefusesATopologyOfAnotherSize) {
+  const std::unique_ptr<Device> device = make_cpu_device();
+  EXPECT_THROW(MpiCommunicator(world(), {.num_ranks = world().num_ranks() + 1}, *device, {}), InputError);
+}
+
+TEST(Mpi, IsJoinedOnceByAProcess) {
+  EXPECT_TRUE(mpi_is_built());
+  world();
+  EXPECT_THROW(join_process_group(), InputError);
+}
+
+}  // namespace
+}  // namespace foremoe

@@ -1,0 +1,150 @@
+#include "foremoe/runtime/threads/threads_communicator.h"
+
+#include <atomic>
+#include <thread>
+
+#include "foremoe/core/error.h"
+#include "foremoe/runtime/communicator_conformance.h"
+#include "foremoe/runtime/threads/run_ranks.h"
+
+namespace foremoe {
+namespace {
+
+class Group {
+ public:
+  explicit Group(int num_ranks, const RankStart& start = {}) {
+    std::vector<Device*> pointers;
+    for (int r = 0; r < num_ranks; ++r) {
+      devices_.push_back(make_cpu_device());
+      pointers.push_back(devices_.back().get());
+    }
+    communicators_ = make_threads_communicators({.num_ranks = num_ranks, .ranks_per_node = start.ranks_per_node},
+                                                pointers, start.timeout);
+  }
+  void run(const RankBody& body) {
+    run_ranks(static_cast<int>(devices_.size()),
+              [&](RankId rank) { body(*communicators_[rank.index()], *devices_[rank.index()]); });
+  }
+
+ private:
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::vector<std::unique_ptr<Communicator>> communicators_;
+};
+
+Backend threads(int num_ranks) {
+  return {.name = std::to_string(num_ranks) + "_ranks",
+          .run = [num_ranks](const RankStart& start, const RankBody& body) { Group(num_ranks, start).run(body); }};
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, CommunicatorConformance,
+                         testing::Values(threads(1), threads(2), threads(3), threads(5), threads(8)),
+                         [](const auto& parameter) { return parameter.param.name; });
+
+TEST(ThreadsCommunicator, HasOneDeviceForEachRank) {
+  EXPECT_THROW(make_threads_communicators({.num_ranks = 2}, {}, std::chrono::seconds{1}), InputError);
+}
+
+TEST(ThreadsCommunicator, ARankThatGivesUpEndsEverybodysWaitAndTellsThemWhy) {
+  Group group(4);
+  group.run([](Communicator& communicator, Device&) {
+    if (communicator.rank() == RankId{2}) return communicator.give_up("out of memory");
+    try {
+      communicator.barrier();
+      ADD_FAILURE() << "rank 2 was not there";
+    } catch (const PeerFailed& failed) {
+      EXPECT_THAT(failed.what(), testing::AllOf(testing::HasSubstr("rank 2"), testing::HasSubstr("out of memory")));
+    }
+    EXPECT_THROW(communicator.barrier(), PeerFailed) << "a group that failed once stays so";
+  });
+}
+
+TEST(ThreadsCommunicator, ABallotThatCanNoLongerBeDecidedSaysSo) {
+  Group group(3);
+  group.run([](Communicator& communicator, Device&) {
+    const std::unique_ptr<Ballot> ballot = communicator.make_ballot();
+    ballot->cast(0, true);
+    if (communicator.rank() == RankId{0}) return communicator.give_up("test");
+    ballot->cast(1, true);
+    const auto wait = [&](std::uint64_t number) {
+      while (!ballot->outcome(number)) std::this_thread::yield();
+    };
+    EXPECT_THROW(wait(1), PeerFailed);
+  });
+}
+
+TEST(ThreadsCommunicator, ATimeoutNamesTheRanksThatWereAwaited) {
+  Group group(4, {.timeout = std::chrono::milliseconds{100}});
+  group.run([](Communicator& communicator, Device&) {
+    if (communicator.rank().value % 2 == 1) return;
+    try {
+      communicator.barrier();
+    } catch (const PeerFailed& failed) {
+      EXPECT_THAT(failed.what(), testing::HasSubstr("rank 1, 3"));
+    }
+  });
+}
+
+TEST(ThreadsCommunicator, SumsOfDifferentLengthsAreAnError) {
+  Group group(3);
+  std::atomic<int> refused = 0;
+  group.run([&](Communicator& communicator, Device& device) {
+    std::vector<float> values(communicator.rank() == RankId{1} ? 5 : 4);
+    try {
+      communicator.all_reduce_sum(values, device.stream());
+    } catch (const StageFailed&) {
+      ++refused;
+    } catch (const PeerFailed&) {
+    }
+  });
+  EXPECT_GE(refused, 1);
+}
+
+// Ranks fail at different points of a call while others still copy from their buffers: under asan and tsan, memory that
+// is given back too early shows.
+TEST(ThreadsCommunicator, MemoryOfARankThatFailsIsNotReadAfterItHasLeft) {
+  for (int repeat = 0; repeat < 30; ++repeat) {
+    Group group(5);
+    group.run([&](Communicator& communicator, Device& device) {
+      for (int round = 0; round < 10; ++round) {
+        try {
+          auto blocks = std::make_unique<conformance::Blocks>(round, communicator, 500);
+          if (round == 5 + repeat % 3 && communicator.rank().value == repeat % 5) return communicator.give_up("test");
+          communicator.all_to_all_v(blocks->exchange(), device.stream());
+          EXPECT_EQ(blocks->received, blocks->expected);
+        } catch (const PeerFailed&) {
+          return;
+        }
+      }
+    });
+  }
+}
+
+TEST(RunRanksThread, TellsTheCauseRatherThanWhatFollowedFromIt) {
+  const auto run = [](auto f) {
+    try {
+      run_ranks(4, f);
+    } catch (const std::exception& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(run([](RankId) {}), "");
+  EXPECT_EQ(run([](RankId rank) {
+              if (rank.value < 2) throw PeerFailed("rank 2 gave up");
+              if (rank == RankId{2}) throw std::runtime_error("cause");
+            }),
+            "cause");
+  EXPECT_EQ(run([](RankId rank) {
+              if (rank.value > 0) throw PeerFailed(std::to_string(rank.value));
+            }),
+            "1");
+}
+
+TEST(RunRanksThread, EveryRankRunsOnce) {
+  std::vector<int> runs(9);
+  run_ranks(9, [&](RankId rank) { ++runs[rank.index()]; });
+  EXPECT_THAT(runs, testing::Each(1));
+}
+
+}  // namespace
+}  // namespace foremoe
