@@ -98,21 +98,51 @@ void CudaExperts::forward(std::span<const ExpertRows> experts, ExpertShape shape
                       activation_.floats(), y);
 }
 
+void CudaExperts::cut_gradients(std::span<const ExpertRows> experts) {
+  parts_.clear();
+  for (const ExpertRows& expert : experts) {
+    int round = 0;
+    for (const GradientPart& part : parts_) {
+      if (part.expert->down_gradient == expert.down_gradient) round = part.round + 1;
+    }
+    for (std::int64_t row = 0; row < expert.rows; row += kGradientRows) {
+      parts_.push_back({.expert = &expert,
+                        .first_row = expert.first_row + row,
+                        .rows = std::min(kGradientRows, expert.rows - row),
+                        .round = round++,
+                        .add = row > 0 || !expert.fresh_gradient});
+    }
+  }
+}
+
+template <class GemmOf>
+void CudaExperts::multiply_gradients(GemmOf gemm_of) {
+  int rounds = 0;
+  for (const GradientPart& part : parts_) rounds = std::max(rounds, part.round + 1);
+  for (int round = 0; round < rounds; ++round) {
+    gemms_.clear();
+    for (const GradientPart& part : parts_) {
+      if (part.round == round) gemms_.push_back(gemm_of(part));
+    }
+    gemm_.multiply(gemms_, GemmForm::kTransposedA);
+  }
+}
+
 void CudaExperts::backward(std::span<const ExpertRows> experts, ExpertShape shape, const float* x, const float* gate_up,
                            const Gradients& gradients) {
   const RowRange range = rows_of(experts);
   reserve(range.end, shape);
   const std::int64_t hidden = shape.hidden, narrow = shape.intermediate, wide = 2 * narrow;
   float *activation = activation_.floats(), *d_activation = d_activation_.floats(), *d_gate_up = d_gate_up_.floats();
-  const auto for_each = [&](GemmForm form, auto&& gemm_of) {
+  const auto for_each = [&](auto&& gemm_of) {
     gemms_.clear();
     for (const ExpertRows& expert : experts) {
       if (expert.rows > 0) gemms_.push_back(gemm_of(expert, expert.first_row));
     }
-    gemm_.multiply(gemms_, form);
+    gemm_.multiply(gemms_, GemmForm::kNormal);
   };
 
-  for_each(GemmForm::kNormal, [&](const ExpertRows& expert, std::int64_t row) {
+  for_each([&](const ExpertRows& expert, std::int64_t row) {
     return Gemm{.a = gradients.dy + row * hidden,
                 .b = expert.down,
                 .c = d_activation + row * narrow,
@@ -126,25 +156,26 @@ void CudaExperts::backward(std::span<const ExpertRows> experts, ExpertShape shap
                    .rows = range.end - range.first,
                    .intermediate = shape.intermediate},
                   d_activation, d_gate_up, stream_);
-  for_each(GemmForm::kTransposedA, [&](const ExpertRows& expert, std::int64_t row) {
-    return Gemm{.a = gradients.dy + row * hidden,
-                .b = activation + row * narrow,
-                .c = expert.down_gradient,
+  cut_gradients(experts);
+  multiply_gradients([&](const GradientPart& part) {
+    return Gemm{.a = gradients.dy + part.first_row * hidden,
+                .b = activation + part.first_row * narrow,
+                .c = part.expert->down_gradient,
                 .rows = hidden,
                 .columns = narrow,
-                .depth = expert.rows,
-                .add = !expert.fresh_gradient};
+                .depth = part.rows,
+                .add = part.add};
   });
-  for_each(GemmForm::kTransposedA, [&](const ExpertRows& expert, std::int64_t row) {
-    return Gemm{.a = d_gate_up + row * wide,
-                .b = x + row * hidden,
-                .c = expert.gate_up_gradient,
+  multiply_gradients([&](const GradientPart& part) {
+    return Gemm{.a = d_gate_up + part.first_row * wide,
+                .b = x + part.first_row * hidden,
+                .c = part.expert->gate_up_gradient,
                 .rows = wide,
                 .columns = hidden,
-                .depth = expert.rows,
-                .add = !expert.fresh_gradient};
+                .depth = part.rows,
+                .add = part.add};
   });
-  for_each(GemmForm::kNormal, [&](const ExpertRows& expert, std::int64_t row) {
+  for_each([&](const ExpertRows& expert, std::int64_t row) {
     return Gemm{.a = d_gate_up + row * wide,
                 .b = expert.gate_up,
                 .c = gradients.dx + row * hidden,
