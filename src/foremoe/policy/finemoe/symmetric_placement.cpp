@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <numbers>
+#include <span>
 #include <vector>
 
 #include "foremoe/core/random.h"
@@ -21,19 +23,22 @@ using Block = std::vector<int>;  // elements of a group, beginning with the unit
 constexpr int kCandidates = 400;
 constexpr double kSame = 1e-9;  // eigenvalues that differ by less are equal: the first candidate stays
 
-// The second eigenvalue of the graph that joins the ranks of every translate. Characters are its eigenvectors, and
-// each eigenvalue is the sum over blocks and ordered pairs x ≠ y of the real part of χ(x)·χ(y)⁻¹.
-double second_eigenvalue(const AbelianGroup& group, const std::vector<Block>& blocks) {
+// The second eigenvalue of the graph that joins the ranks of every translate, or something that is no less than
+// `enough`. Characters are its eigenvectors, and each eigenvalue is the sum over blocks and ordered pairs x ≠ y of the
+// real part of χ(x)·χ(y)⁻¹. `cosine` is [order], of that part of a full turn.
+double second_eigenvalue(const AbelianGroup& group, const std::vector<Block>& blocks, std::span<const double> cosine,
+                         double enough) {
   const int order = group.order();
   double largest = -std::numeric_limits<double>::infinity();
-  for (int k = 1; k < order; ++k) {
+  std::vector<int> phase;
+  for (int k = 1; k < order && largest < enough; ++k) {
     double eigenvalue = 0;
     for (const Block& block : blocks) {
-      for (std::size_t x = 0; x < block.size(); ++x) {
-        for (std::size_t y = 0; y < x; ++y) {
-          const int turn = (group.phase(k, block[x]) - group.phase(k, block[y]) + order) % order;
-          eigenvalue += 2 * std::cos(2 * std::numbers::pi * turn / order);
-        }
+      phase.clear();
+      for (const int x : block) {
+        const int turn = group.phase(k, x);
+        for (const int other : phase) eigenvalue += 2 * cosine[std::abs(turn - other)];
+        phase.push_back(turn);
       }
     }
     largest = std::max(largest, eigenvalue);
@@ -106,8 +111,10 @@ class SymmetricPlacement {
     const AbelianGroup* best_group = nullptr;
     std::vector<Block> best_blocks;
     double best = std::numeric_limits<double>::infinity();
+    std::vector<double> cosine(num_ranks_);
+    for (int r = 0; r < num_ranks_; ++r) cosine[r] = std::cos(2 * std::numbers::pi * r / num_ranks_);
     const auto consider = [&](const AbelianGroup& group, const std::vector<Block>& blocks) {
-      const double eigenvalue = second_eigenvalue(group, blocks);
+      const double eigenvalue = second_eigenvalue(group, blocks, cosine, best - kSame);
       if (eigenvalue > best - kSame) return;
       best = eigenvalue;
       best_group = &group;
