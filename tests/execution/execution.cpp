@@ -20,6 +20,18 @@ std::vector<float> sum_of(const std::vector<std::vector<float>>& parts) {
   return sum;
 }
 
+// A stage that failed has left nothing of the step.
+void expect_no_gradients(const Scenario& scenario, const StepPlan& plan, RankId rank, const MoeModel& model) {
+  if (scenario.stage == Stage::kRecompute) return;
+  for (int l = 0; l < scenario.layers; ++l) {
+    for (int e = 0; e < scenario.experts; ++e) {
+      if (plan.home(l, e) != rank) continue;
+      const std::vector<float> gradient = model.expert_gradient(LayerId{l}, ExpertId{e});
+      EXPECT_TRUE(std::ranges::all_of(gradient, [](float x) { return x == 0; })) << scenario.name() << ", expert " << e;
+    }
+  }
+}
+
 RankResult run_rank(const Scenario& scenario, const Execution& execution, const RandomRoutes& routes,
                     const LoadTable& load, Communicator& communicator, Device& device) {
   const ModelSize size = model_size(scenario);
@@ -33,15 +45,17 @@ RankResult run_rank(const Scenario& scenario, const Execution& execution, const 
                          .without_route = rows_without_route(routes, load)};
   RankResult result;
   const HomeExperts& homes = model.homes();
-  {
+  try {
     MoeStage stage(parts, homes, communicator, device,
                    {.engine = scenario.engine,
-                    .path = scenario.path,
                     .decorate = scenario.decorate,
                     .overlap = scenario.overlap,
                     .most_tokens = scenario.most_tokens});
     result.loss = model.run(stage, {.routes = routes, .micro_steps = scenario.micro_steps, .keep_results = true}, {});
     result.figures = stage.figures();
+  } catch (const std::exception&) {
+    expect_no_gradients(scenario, execution.plan, communicator.rank(), model);
+    throw;
   }
   const bool backward = scenario.stage == Stage::kPolicyUpdate;
   for (int m = 0; m < scenario.micro_steps; ++m) {

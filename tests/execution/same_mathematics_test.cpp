@@ -39,6 +39,15 @@ TEST(ExecutionOnThreads, IsTheReferenceInEveryResidencyStagePathAndOrder) {
   }
 }
 
+TEST(ExecutionOnThreads, RowsWithoutARouteFindTheirExpertsWhereHomesHoldOthers) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const Scenario scenario{
+        .seed = seed, .missing = 0.5, .residency = Residency::kFree, .stage = Stage::kRecompute, .guest_slots = 1};
+    const Execution execution = execute(scenario);
+    EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound) << scenario.name();
+  }
+}
+
 TEST(ExecutionOnThreads, CopiesSomethingInThisTestAtAll) {
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
     const Execution execution = execute({.residency = residency});

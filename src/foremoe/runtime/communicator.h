@@ -23,10 +23,11 @@ class PeerFailed : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Blocks lie one after the other in rank order. Sizes are known to both sides beforehand: nothing is exchanged but data.
+// Blocks lie one after the other in rank order. Sizes are known to both sides beforehand: nothing is exchanged but
+// data.
 struct AllToAll {
   const std::byte* send = nullptr;
-  std::span<const std::int64_t> send_bytes;     // [rank]
+  std::span<const std::int64_t> send_bytes;  // [rank]
   std::byte* receive = nullptr;
   std::span<const std::int64_t> receive_bytes;  // [rank]
 };
@@ -57,6 +58,10 @@ class Communicator {
 
   // For the transfer engine; collective calls.
   virtual void share(std::span<const SharedRegion> regions) = 0;  // replaces what was shared before; empty ends sharing
+  // Ends sharing: this rank reads nobody any more. Where ranks read each other's memory itself, returns when nobody
+  // reads this rank's, or after the timeout. `early`: because of a failure; the others' waits then throw. No
+  // collective.
+  virtual void stop_sharing(bool early) noexcept = 0;
   // Another rank's pointer into a region that it shared, as seen from here; null when it is not mapped here.
   virtual const std::byte* local(RankId owner, const std::byte* pointer) const = 0;
   virtual std::unique_ptr<Ballot> make_ballot() = 0;

@@ -98,6 +98,7 @@ struct MoeStage::State {
   double arena_refresh_seconds = 0;
   Bytes returned;
   std::int64_t fallbacks = 0;
+  bool finished = false;  // else nothing of the step may be left
 };
 
 MoeStage::State::State(const StageParts& stage_parts, const HomeExperts& home_experts_lent,
@@ -161,6 +162,7 @@ MoeStage::State::State(const StageParts& stage_parts, const HomeExperts& home_ex
 
 MoeStage::State::~State() {
   engine.reset();  // nothing writes to buffers any more, before they go
+  if (!finished) zero_home_gradients();
   if (arena) device.unpin(arena->memory());
 }
 
@@ -203,7 +205,7 @@ void MoeStage::State::dispatch_forward(const Turn& turn, const LayerForward& lay
 // Weights and gradients of an expert in this turn: of the slot that holds it, or of its home.
 ExpertRows MoeStage::State::expert_rows(TurnId turn, const Kept& layer_kept, ExpertId expert, bool planned) const {
   const Turn& at = parts.schedule.order[turn];
-  const bool in_slots = planned && !layer_kept.at_homes;
+  const bool in_slots = parts.plan.residency == Residency::kFree || (planned && !layer_kept.at_homes);
   int slot = 0;
   if (in_slots) {
     const auto slots = parts.plan.slot_expert.row(at.event, at.layer, rank);
@@ -253,7 +255,7 @@ const TurnOrder& MoeStage::order() const { return state_->parts.schedule.order; 
 
 void MoeStage::begin(TurnId turn) { state_->engine->submit(turn); }
 
-void MoeStage::forward(TurnId turn, const LayerForward& layer) try {
+void MoeStage::forward(TurnId turn, const LayerForward& layer) {
   State& s = *state_;
   const Turn& at = order()[turn];
   assert(at.pass == Pass::kForward);
@@ -273,19 +275,16 @@ void MoeStage::forward(TurnId turn, const LayerForward& layer) try {
                  layer.weight, layer.y, kept.planned);
   s.figures_of(turn).rows = kept.planned.dispatch.rows_computed();
   if (kept.any_unrouted) {
-    s.unrouted.dispatch(at.layer, layer.routes, layer.picked, s.parts.load.top_k, kept.unrouted.dispatch);
+    s.unrouted.dispatch(at, layer.routes, layer.picked, s.parts.load.top_k, kept.unrouted.dispatch);
     s.rows.forward([&](const ComputedExpert& e) { return s.expert_rows(turn, kept, e.expert, false); }, layer.x,
                    layer.weight, layer.y, kept.unrouted);
     s.figures_of(turn).rows += kept.unrouted.dispatch.rows_computed();
   }
   s.figures_of(turn).compute_cpu_seconds = s.rows.compute_cpu_seconds() - before;
   s.end_turn(turn);
-} catch (...) {
-  state_->zero_home_gradients();
-  throw;
 }
 
-void MoeStage::backward(TurnId turn, const LayerBackward& layer) try {
+void MoeStage::backward(TurnId turn, const LayerBackward& layer) {
   State& s = *state_;
   const Turn& at = order()[turn];
   assert(at.pass == Pass::kBackward && s.returns);
@@ -312,9 +311,6 @@ void MoeStage::backward(TurnId turn, const LayerBackward& layer) try {
   }
   s.figures_of(turn).compute_cpu_seconds = s.rows.compute_cpu_seconds() - before;
   s.end_turn(turn);
-} catch (...) {
-  state_->zero_home_gradients();
-  throw;
 }
 
 void MoeStage::drain(std::span<const LayerId> layers) {
@@ -330,6 +326,7 @@ void MoeStage::finish() {
   state_->engine->finish();
   state_->device.stream().synchronize();
   state_->communicator.barrier();  // nobody reads homes any more: the caller may change them
+  state_->finished = true;
 }
 
 StageFigures MoeStage::figures() const {

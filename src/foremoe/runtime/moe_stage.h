@@ -10,7 +10,8 @@
 //
 // A turn whose copies failed on any rank falls back: both passes of that micro-step and layer run at homes. Guests'
 // gradients accumulate in their slots, go home when the guest leaves or at drain(), and are added there in (layer,
-// expert, rank) order, exactly once. When a stage fails, its gradients at home are zeroed: nothing is half applied.
+// expert, rank) order, exactly once. A stage that goes before finish() was done zeroes the gradients at home: nothing is
+// half applied.
 
 #include <functional>
 #include <memory>
@@ -42,7 +43,6 @@ using LinkDecorator = std::function<std::unique_ptr<CopyLink>(std::unique_ptr<Co
 
 struct StageOptions {
   EngineOptions engine;
-  PathChoice path = PathChoice::kAuto;
   LinkDecorator decorate;  // none: links as they are
   Timeline* timeline = nullptr;
   bool overlap = true;           // false: copies start when the layer waits for them

@@ -14,10 +14,10 @@ std::atomic_ref<std::uint64_t> version_at(const std::byte* memory) {
 }  // namespace
 
 PeerHomes::PeerHomes(const StageParts& parts, const HomeExperts& homes, Communicator& communicator)
-    : communicator_(communicator),
-      plan_(parts.plan),
+    : plan_(parts.plan),
       num_segments_(parts.layout.num_segments()),
-      version_(SharedMemory::create("version", Bytes{64})) {
+      version_(SharedMemory::create("version", Bytes{64})),
+      sharing_(communicator) {
   std::vector<SharedRegion> regions = homes.regions;
   regions.push_back({version_.bytes(), version_.name()});
   communicator.share(regions);
@@ -49,8 +49,6 @@ PeerHomes::PeerHomes(const StageParts& parts, const HomeExperts& homes, Communic
     }
   }
 }
-
-PeerHomes::~PeerHomes() = default;
 
 std::span<const std::byte* const> PeerHomes::home(LayerId layer, ExpertId expert) const {
   const std::size_t at =

@@ -4,6 +4,7 @@
 // other their addresses once, at bind; what is not mapped here has none.
 
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <vector>
 
@@ -17,7 +18,6 @@ class PeerHomes {
  public:
   // Collective. Shares the regions of `homes` for as long as this object lives.
   PeerHomes(const StageParts& parts, const HomeExperts& homes, Communicator& communicator);
-  ~PeerHomes();
   PeerHomes(const PeerHomes&) = delete;
   PeerHomes& operator=(const PeerHomes&) = delete;
 
@@ -30,11 +30,24 @@ class PeerHomes {
   std::uint64_t published(RankId owner) const;
 
  private:
-  Communicator& communicator_;
+  // As long as it lives, others may read this rank's homes. When it goes, nobody does.
+  class Sharing {
+   public:
+    explicit Sharing(Communicator& communicator) : communicator_(communicator) {}
+    ~Sharing() { communicator_.stop_sharing(std::uncaught_exceptions() > uncaught_); }
+    Sharing(const Sharing&) = delete;
+    Sharing& operator=(const Sharing&) = delete;
+
+   private:
+    Communicator& communicator_;
+    int uncaught_ = std::uncaught_exceptions();
+  };
+
   const StepPlan& plan_;
   std::size_t num_segments_;
   SharedMemory version_;                      // of this rank's homes
   std::vector<const std::byte*> version_of_;  // [rank], null when not reachable
+  Sharing sharing_;                           // goes before version_
   std::vector<const std::byte*> segments_;    // [layer][expert][segment]
 };
 

@@ -2,11 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "foremoe/core/error.h"
 
 namespace foremoe {
 
-void UnroutedRows::dispatch(LayerId layer, std::span<const ExpertId> routes, std::span<const ExpertId> picked,
+RankId UnroutedRows::holder(const Turn& turn, ExpertId expert) const {
+  if (plan_.residency != Residency::kFree) return plan_.home(turn.layer, expert);
+  const ArrayView<const ExpertId, 2> slots = plan_.slot_expert[turn.event][turn.layer];  // [rank][slot]
+  const auto at = std::ranges::find(slots.flat(), expert) - slots.flat().begin();
+  return RankId{at / plan_.num_slots()};
+}
+
+void UnroutedRows::dispatch(const Turn& turn, std::span<const ExpertId> routes, std::span<const ExpertId> picked,
                             int top_k, LayerDispatch& dispatch) {
   const auto num_ranks = static_cast<std::size_t>(communicator_.num_ranks());
   const auto num_experts = static_cast<std::size_t>(plan_.num_experts());
@@ -20,7 +29,7 @@ void UnroutedRows::dispatch(LayerId layer, std::span<const ExpertId> routes, std
                        "no expert was picked for a row without a route");
     }
     rows_[row] = picked[row];
-    workspace_.replica[row] = plan_.home(layer, picked[row]);
+    workspace_.replica[row] = holder(turn, picked[row]);
     ++sent_[workspace_.replica[row].index() * num_experts + picked[row].index()];
   }
 

@@ -1,8 +1,9 @@
 #pragma once
 
 // Rows without a recorded route (padding, last tokens, prefix-cached ones): the router picks their experts when the
-// layer runs, so only their source knows them. They ride in an all-to-all of their own to the homes of those experts,
-// whose counts are exchanged first; only where there are any.
+// layer runs, so only their source knows them. They ride in an all-to-all of their own, whose counts are exchanged
+// first, to the homes of those experts (under `free`, where a home's slot may hold another, to the lowest rank that
+// holds the expert at that event); only where there are any.
 
 #include <span>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/runtime/communicator.h"
 #include "foremoe/runtime/layer_dispatch.h"
+#include "foremoe/transfer/turn_order.h"
 
 namespace foremoe {
 
@@ -19,10 +21,12 @@ class UnroutedRows {
 
   // Collective. [token·k + j]: rows where `routes` has kNoExpert, to the homes of the experts in `picked`, which may be
   // empty when this rank has none.
-  void dispatch(LayerId layer, std::span<const ExpertId> routes, std::span<const ExpertId> picked, int top_k,
+  void dispatch(const Turn& turn, std::span<const ExpertId> routes, std::span<const ExpertId> picked, int top_k,
                 LayerDispatch& dispatch);
 
  private:
+  RankId holder(const Turn& turn, ExpertId expert) const;
+
   Communicator& communicator_;
   const StepPlan& plan_;
   DispatchWorkspace workspace_;

@@ -142,6 +142,11 @@ void MpiCommunicator::share(std::span<const SharedRegion> regions) {
   all_gather(std::as_bytes(std::span(sees)), std::as_writable_bytes(std::span(sees_)));
 }
 
+// Each process maps memory for itself: what an owner unmaps stays readable here until then.
+void MpiCommunicator::stop_sharing(bool) noexcept {
+  for (auto& regions : mapped_) regions.clear();
+}
+
 bool MpiCommunicator::map(RankId owner, std::span<const std::byte> told) {
   bool all = !told.empty();
   while (!told.empty()) {

@@ -36,6 +36,7 @@ class MpiCommunicator final : public Communicator {
   void barrier() override;
 
   void share(std::span<const SharedRegion> regions) override;
+  void stop_sharing(bool early) noexcept override;
   const std::byte* local(RankId owner, const std::byte* pointer) const override;
   std::unique_ptr<Ballot> make_ballot() override;
   std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule& schedule, const ExpertLayout& layout,

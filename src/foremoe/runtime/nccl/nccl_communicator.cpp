@@ -123,6 +123,12 @@ class NcclCommunicator final : public Communicator {
 
   void stop_sharing(bool early) noexcept override { host_->stop_sharing(early); }
 
+  // Nothing of this rank's memory is freed while others have it open: homes are the caller's and outlive the stage.
+  void stop_sharing(bool early) noexcept override {
+    regions_.close();
+    host_->stop_sharing(early);
+  }
+
   const std::byte* local(RankId owner, const std::byte* pointer) const override {
     if (owner == rank()) return pointer;
     const std::byte* here = regions_.local(owner, pointer);

@@ -13,7 +13,8 @@ ThreadGroup::ThreadGroup(const Topology& topology, std::chrono::milliseconds tim
       timeout_(timeout),
       posts_(static_cast<std::size_t>(topology.num_ranks)),
       done_(posts_.size()),
-      here_(posts_.size()) {}
+      here_(posts_.size()),
+      sharing_(posts_.size()) {}
 
 void ThreadGroup::open(RankId rank, const Post& post) {
   Lock lock(mutex_);
@@ -70,6 +71,18 @@ std::string ThreadGroup::missing(const Lock&) const {
     if (here_[r] == 0) ranks += fmt::format("{}{}", ranks.empty() ? "rank " : ", ", r);
   }
   return ranks;
+}
+
+void ThreadGroup::begin_sharing(RankId rank) {
+  const Lock lock(mutex_);
+  sharing_[rank.index()] = 1;
+}
+
+void ThreadGroup::end_sharing(RankId rank) {
+  Lock lock(mutex_);
+  sharing_[rank.index()] = 0;
+  changed_.notify_all();
+  changed_.wait_for(lock, timeout_, [&] { return std::ranges::count(sharing_, 1) == 0; });
 }
 
 void ThreadGroup::fail(const std::string& why) noexcept {

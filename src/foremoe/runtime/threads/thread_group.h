@@ -43,6 +43,9 @@ class ThreadGroup {
   const Event& done(RankId r) const { return done_[r.index()]; }  // after close()
   void settle(Stream* stream);  // after a failure: returns when no rank reads this rank's memory
 
+  void begin_sharing(RankId rank);  // memory outside of collective calls
+  void end_sharing(RankId rank);    // returns when no rank shares any more, or after the timeout
+
   void fail(const std::string& why) noexcept;  // the first reason stays
   void check() const;                          // throws PeerFailed after a failure
 
@@ -65,6 +68,7 @@ class ThreadGroup {
   int num_here_ = 0;
   int num_reading_ = 0;
   std::uint64_t meetings_ = 0;  // held so far
+  std::vector<char> sharing_;   // [rank]
   bool failed_ = false;
   std::string why_;
   struct Handed {

@@ -114,7 +114,15 @@ class ThreadsCommunicator final : public Communicator {
     read_posts({}, nullptr, [] {});
   }
 
-  void share(std::span<const SharedRegion>) override { barrier(); }  // one process: everything is mapped
+  // One process: everything is mapped.
+  void share(std::span<const SharedRegion> regions) override {
+    if (!regions.empty()) group_->begin_sharing(rank_);
+    barrier();
+  }
+  void stop_sharing(bool early) noexcept override {
+    if (early) group_->fail(fmt::format("rank {} ended its stage early", rank_.value));
+    group_->end_sharing(rank_);
+  }
   const std::byte* local(RankId, const std::byte* pointer) const override { return pointer; }
 
   std::unique_ptr<Ballot> make_ballot() override {
