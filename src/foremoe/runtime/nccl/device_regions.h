@@ -21,6 +21,7 @@ class DeviceRegions {
 
   // Collective over `host`; replaces what was shared. On return nobody sees the former regions.
   void share(Communicator& host, std::span<const std::span<std::byte>> regions);
+  void close() noexcept;                                                 // nobody's memory is seen from here any more
   const std::byte* local(RankId owner, const std::byte* pointer) const;  // null when not mapped
   bool sees_all_of(RankId owner) const { return sees_[owner.index()]; }
 
@@ -34,7 +35,6 @@ class DeviceRegions {
   struct Told;
   Told tell(std::span<std::byte> region) const;
   bool map(RankId owner, const Told& told);
-  void close() noexcept;
 
   int gpu_;
   std::vector<std::vector<Mapping>> mapped_;  // [owner]

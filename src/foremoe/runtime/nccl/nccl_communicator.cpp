@@ -121,8 +121,6 @@ class NcclCommunicator final : public Communicator {
     host_->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(sees_)));
   }
 
-  void stop_sharing(bool early) noexcept override { host_->stop_sharing(early); }
-
   // Nothing of this rank's memory is freed while others have it open: homes are the caller's and outlive the stage.
   void stop_sharing(bool early) noexcept override {
     regions_.close();
