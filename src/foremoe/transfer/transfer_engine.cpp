@@ -33,7 +33,7 @@ struct ExpertTransferEngine::State {
   bool tell(std::span<const TurnVotes::Decided> decided);
   bool nap(const std::stop_token& stop, std::chrono::microseconds& length, std::uint64_t seen);
   bool wait(TurnId turn);
-  void move(std::unique_lock<std::mutex>& lock);
+  void move();  // tells the thread; under the mutex
 
   EngineParts parts;
   const EngineOptions options;
@@ -125,8 +125,7 @@ bool ExpertTransferEngine::State::nap(const std::stop_token& stop, std::chrono::
   return woken;
 }
 
-void ExpertTransferEngine::State::move(std::unique_lock<std::mutex>& lock) {
-  assert(lock.owns_lock());
+void ExpertTransferEngine::State::move() {
   ++moves;
   moved.notify_one();
   if (failure) std::rethrow_exception(failure);
@@ -140,7 +139,7 @@ bool ExpertTransferEngine::State::wait(TurnId turn) {
   if (!settled()) {
     position.waiting = turn.value;
     position.waiting_since = begin;
-    move(lock);
+    move();
     decided.wait(lock, settled);
   }
   figures.exposed_seconds += std::chrono::duration<double>(EngineClock::now() - begin).count();
@@ -154,10 +153,10 @@ ExpertTransferEngine::ExpertTransferEngine(EngineParts parts, const EngineOption
 ExpertTransferEngine::~ExpertTransferEngine() = default;
 
 void ExpertTransferEngine::submit(TurnId turn) {
-  std::unique_lock lock(state_->mutex);
+  const std::lock_guard lock(state_->mutex);
   assert(turn.value == state_->position.submitted + 1);
   state_->position.submitted = turn.value;
-  state_->move(lock);
+  state_->move();
 }
 
 bool ExpertTransferEngine::wait(TurnId turn) {
@@ -166,12 +165,11 @@ bool ExpertTransferEngine::wait(TurnId turn) {
 }
 
 void ExpertTransferEngine::release(TurnId turn, const Event& readers) {
-  std::unique_lock lock(state_->mutex);
+  const std::lock_guard lock(state_->mutex);
   assert(turn.value == state_->position.released + 1);
   state_->readers[turn.index()] = readers;
   state_->position.released = turn.value;
-  if (turn.value < state_->position.submitted)
-    state_->move(lock);  // else submit() of the next turn will wake the thread
+  if (turn.value < state_->position.submitted) state_->move();  // else submit() of the next turn will wake the thread
 }
 
 void ExpertTransferEngine::finish() {

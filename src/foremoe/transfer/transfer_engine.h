@@ -16,8 +16,8 @@
 // when their copies are settled; the outcome is the same on all. A guest that is missing is fetched again for the
 // next turn that reads it.
 // Guarantee. Between release(t) of the last reader of a buffer and the next lease nobody reads it; before that nobody
-// writes it. Waiting is bounded: `timeout` × attempts for a rank's own copies, as long for the others' and `timeout`
-// more for their votes; then StageFailed.
+// writes it. Waiting is bounded: `timeout` × attempts for a rank's own copies, then `ballot_timeout` for the votes of
+// the others; then StageFailed.
 
 #include <chrono>
 #include <cstdint>
@@ -62,10 +62,11 @@ class Ballot {
 struct EngineOptions {
   std::uint64_t version = 1;                  // of the weights that this stage uses, ≥ 1
   int attempts = 3;                           // per copy
-  std::chrono::milliseconds timeout{10'000};  // of one attempt; a ballot waits for everyone's attempts, and this longer
+  std::chrono::milliseconds timeout{10'000};  // of one attempt
   bool verify = true;                         // checksums on the host path
   bool eager = true;                          // false: a turn's copies start when it waits for them
   bool must_arrive = false;  // residency `free`: there is no home to fall back to, so StageFailed instead of a vote
+  std::chrono::milliseconds ballot_timeout{0};  // for the others' votes after one's own; 0: timeout × (attempts + 1)
 };
 
 struct EngineParts {

@@ -38,22 +38,23 @@ Faults random_faults(Random& random) {
 
 void run_seed(std::uint64_t seed, Totals& totals) {
   Random random(seed);
-  const int ranks = 1 + static_cast<int>(random.below(4));
+  const int ranks = 2 + static_cast<int>(random.below(3));
   const ClusterShape shape{.ranks = ranks,
                            .ranks_per_node = 1 + static_cast<int>(random.below(static_cast<std::uint64_t>(ranks))),
                            .micro_steps = 1 + static_cast<int>(random.below(4)),
                            .layers = 1 + static_cast<int>(random.below(3)),
-                           .experts = ranks == 1 ? 0 : 4 * ranks,
+                           .experts = 4 * ranks,
                            .guests = 1 + static_cast<int>(random.below(2)),
                            .backward = random.below(2) == 0};
-  if (ranks == 1) return;  // nothing to fetch
   const bool everything_in_arenas = random.below(2) == 0;
   Cluster cluster(shape, random_schedule(shape, seed, everything_in_arenas));
-  Faults host_faults = random_faults(random);
+  const Faults host_faults = random_faults(random);
   Faults peer_faults = random_faults(random);
   peer_faults.corrupt = 0;  // only the host path has checksums
-  const EngineOptions options{
-      .attempts = 1 + static_cast<int>(random.below(3)), .timeout = 2ms, .eager = random.below(4) != 0};
+  const EngineOptions options{.attempts = 1 + static_cast<int>(random.below(3)),
+                              .timeout = 2ms,
+                              .eager = random.below(4) != 0,
+                              .ballot_timeout = 60s};
 
   std::vector<std::unique_ptr<ClusterRank>> engines;
   for (int r = 0; r < ranks; ++r) {
@@ -93,7 +94,7 @@ TEST(TransferFaultsThread, NoFaultMakesAWholeTurnWrongOrRanksDisagreeOrHang) {
   EXPECT_GT(totals.failed_attempts, kSeeds);
   EXPECT_GT(totals.refused_turns, kSeeds / 10);
   EXPECT_GT(totals.whole_turns, kSeeds);
-  EXPECT_LT(totals.stages_failed, kSeeds / 2);
+  EXPECT_EQ(totals.stages_failed, 0) << "every missing copy has a home to fall back to";
 }
 
 TEST(TransferFaultsThread, ADamagedCopyFromTheArenaIsFetchedAgain) {

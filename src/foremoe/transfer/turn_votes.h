@@ -8,9 +8,8 @@
 //   agreed one makes it whole. What is missing at a refused turn is asked for again, for the layer's next turn.
 // Invariant. Which turns are voted on follows from the schedule and from former outcomes, both the same on all ranks:
 //   the layer's former vote is known before the next one's question is put.
-// Guarantee. A rank that waits for a turn and has voted knows the outcome within timeout × (attempts + 1), as long as
-// the
-//   others' own copies may take and once more; or it gets StageFailed.
+// Guarantee. A rank that waits for a turn and has voted knows the outcome within the ballot's timeout, by default as
+//   long as the others' own copies may take and one attempt more; or it gets StageFailed.
 
 #include <cstdint>
 #include <deque>
