@@ -78,11 +78,25 @@ void ThreadGroup::begin_sharing(RankId rank) {
   sharing_[rank.index()] = 1;
 }
 
+void ThreadGroup::withdraw_sharing(RankId rank) {
+  const Lock lock(mutex_);
+  stop_sharing(lock, rank);
+}
+
 void ThreadGroup::end_sharing(RankId rank) {
   Lock lock(mutex_);
+  if (sharing_[rank.index()] == 0) return;
+  const std::uint64_t before = shares_ended_;
+  stop_sharing(lock, rank);
+  // Not "nobody shares": a rank that was told so first may share again before this one looks.
+  changed_.wait_for(lock, timeout_, [&] { return shares_ended_ != before; });
+}
+
+void ThreadGroup::stop_sharing(const Lock&, RankId rank) {
   sharing_[rank.index()] = 0;
+  if (std::ranges::count(sharing_, 1) > 0) return;
+  ++shares_ended_;
   changed_.notify_all();
-  changed_.wait_for(lock, timeout_, [&] { return std::ranges::count(sharing_, 1) == 0; });
 }
 
 void ThreadGroup::fail(const std::string& why) noexcept {

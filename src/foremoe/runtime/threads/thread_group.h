@@ -43,8 +43,9 @@ class ThreadGroup {
   const Event& done(RankId r) const { return done_[r.index()]; }  // after close()
   void settle(Stream* stream);  // after a failure: returns when no rank reads this rank's memory
 
-  void begin_sharing(RankId rank);  // memory outside of collective calls
-  void end_sharing(RankId rank);    // returns when no rank shares any more, or after the timeout
+  void begin_sharing(RankId rank);     // memory outside of collective calls
+  void end_sharing(RankId rank);       // returns when every rank has ended, or after the timeout
+  void withdraw_sharing(RankId rank);  // returns at once: nobody has begun to read
 
   void fail(const std::string& why) noexcept;  // the first reason stays
   void check() const;                          // throws PeerFailed after a failure
@@ -55,6 +56,7 @@ class ThreadGroup {
   using Lock = std::unique_lock<std::mutex>;
   void meet(Lock& lock, RankId rank, bool to_read);
   void fail(const Lock& lock, const std::string& why);
+  void stop_sharing(const Lock& lock, RankId rank);
   std::string missing(const Lock& lock) const;
 
   const Topology topology_;
@@ -67,8 +69,9 @@ class ThreadGroup {
   std::vector<char> here_;   // [rank], at the meeting that is being held
   int num_here_ = 0;
   int num_reading_ = 0;
-  std::uint64_t meetings_ = 0;  // held so far
-  std::vector<char> sharing_;   // [rank]
+  std::uint64_t meetings_ = 0;      // held so far
+  std::vector<char> sharing_;       // [rank]
+  std::uint64_t shares_ended_ = 0;  // how often the last rank has ended
   bool failed_ = false;
   std::string why_;
   struct Handed {

@@ -117,7 +117,12 @@ class ThreadsCommunicator final : public Communicator {
   // One process: everything is mapped.
   void share(std::span<const SharedRegion> regions) override {
     if (!regions.empty()) group_->begin_sharing(rank_);
-    barrier();
+    try {
+      barrier();
+    } catch (const PeerFailed&) {
+      group_->withdraw_sharing(rank_);
+      throw;
+    }
   }
   void stop_sharing(bool early) noexcept override {
     if (early) group_->fail(fmt::format("rank {} ended its stage early", rank_.value));

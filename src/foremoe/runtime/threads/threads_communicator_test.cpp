@@ -84,6 +84,29 @@ TEST(ThreadsCommunicator, ATimeoutNamesTheRanksThatWereAwaited) {
   });
 }
 
+TEST(ThreadsCommunicator, ARankThatEndsSharingStaysUntilAllHaveEndedAndMayShareAgainAtOnce) {
+  Group group(5, {.timeout = std::chrono::seconds{60}});
+  std::atomic<int> readers = 0;
+  group.run([&](Communicator& communicator, Device&) {
+    std::vector<std::byte> memory(64);
+    const SharedRegion region{.bytes = memory, .name = ""};
+    for (int round = 0; round < 200; ++round) {
+      communicator.share(std::span(&region, 1));
+      ++readers;
+      if ((round + communicator.rank().value) % 3 == 0) std::this_thread::yield();
+      --readers;
+      communicator.stop_sharing(false);
+      EXPECT_EQ(readers, 0) << "round " << round;
+      communicator.barrier();
+    }
+    // Without a barrier in between, a rank is back before others have noticed that all have ended.
+    for (int round = 0; round < 200; ++round) {
+      communicator.share(std::span(&region, 1));
+      communicator.stop_sharing(false);
+    }
+  });
+}
+
 TEST(ThreadsCommunicator, SumsOfDifferentLengthsAreAnError) {
   Group group(3);
   std::atomic<int> refused = 0;
