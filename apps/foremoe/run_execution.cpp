@@ -7,7 +7,9 @@
 
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
+#include "foremoe/core/sha256.h"
 #include "foremoe/plan/plan_file.h"
+#include "foremoe/transfer/throttled_link.h"
 #include "measured_plan.h"
 #include "messages.h"
 #include "output_file.h"
@@ -33,6 +35,8 @@ Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
   std::ranges::copy(homes.flat().first(first.size()), first.flat().begin());
   return first;
 }
+
+std::string counted_processes(int n) { return fmt::format("{} process{}", n, n == 1 ? "" : "es"); }
 
 int least(int asked, int there) { return asked == 0 ? there : std::min(asked, there); }
 
@@ -79,8 +83,8 @@ void Execution::read_input() {
   const int ranks = group_.num_ranks();
   if (ranks != 0) {
     if (input.ranks != 0 && input.ranks != ranks) {
-      refuse("--ranks", fmt::format("{}, but there are {}: mpirun -np {} starts as many", input.ranks,
-                                    counted(ranks, "process"), input.ranks));
+      refuse("--ranks",
+             fmt::format("{}, but mpirun has started {}: its option is -np {}", input.ranks, ranks, input.ranks));
     }
     input.wanted_ranks = ranks;
   }
@@ -92,7 +96,7 @@ void Execution::read_input() {
   const int found = input_.step.load.num_ranks();
   if (ranks != 0 && found != ranks) {
     refuse(input_.step.load.name,
-           fmt::format("is a load of {}, which {} cannot run", counted(found, "rank"), counted(ranks, "process")));
+           fmt::format("is a load of {}, which {} cannot run", counted(found, "rank"), counted_processes(ranks)));
   }
 }
 
@@ -221,21 +225,26 @@ void Execution::execute(const std::string& policy, Stage stage, RunningPlan& run
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * arguments_.timeout_seconds));
   EngineOptions engine;
   engine.timeout = timeout / engine.attempts;
-  const StageRun run{
-      .load = input_.step.load,
-      .plan = plan,
-      .schedule = schedule,
-      .routes = *routes_,
-      .without_route = without_route_,
-      .model = model_,
-      .home_memory = group_.one_process() ? HomeMemory::kPrivate : HomeMemory::kShared,
-      .initial_home = input_.homes,
-      .optimizer = arguments_.optimizer_options(),
-      .options = {.engine = engine, .path = arguments_.path, .timeline = timeline_ ? &*timeline_ : nullptr},
-      .repeats = arguments_.repeats,
-      .steps = arguments_.steps,
-      .bitwise = arguments_.bitwise,
-      .gather = !arguments_.no_reference};
+  LinkDecorator decorate;
+  if (arguments_.link_throttle > 0) {
+    decorate = [rate = arguments_.link_throttle](std::unique_ptr<CopyLink> link, RankId, Path) {
+      return std::make_unique<ThrottledLink>(std::move(link), rate);
+    };
+  }
+  const StageRun run{.load = input_.step.load,
+                     .plan = plan,
+                     .schedule = schedule,
+                     .routes = *routes_,
+                     .without_route = without_route_,
+                     .model = model_,
+                     .home_memory = group_.one_process() ? HomeMemory::kPrivate : HomeMemory::kShared,
+                     .initial_home = input_.homes,
+                     .optimizer = arguments_.optimizer_options(),
+                     .options = {.engine = engine, .decorate = decorate, .timeline = timeline_ ? &*timeline_ : nullptr},
+                     .repeats = arguments_.repeats,
+                     .steps = arguments_.steps,
+                     .bitwise = arguments_.bitwise,
+                     .gather = !arguments_.no_reference};
   const std::int64_t begin = Timeline::now_ns();
   group_.run([&](Communicator& communicator, Device& device) {
     StageRun mine = run;
@@ -248,6 +257,7 @@ void Execution::execute(const std::string& policy, Stage stage, RunningPlan& run
     if (rank == RankId{0}) row.outcome = std::move(outcome);
   });
   running.finish();
+  if (!group_.one_process()) expect_same_quotas(plan);
   if (timeline_ && group_.has_first()) {
     timeline_->add(RankId{0}, Lane::kPlanner, fmt::format("{}, {}: all repeats", policy, to_string(stage)), begin,
                    Timeline::now_ns());
@@ -260,6 +270,20 @@ void Execution::execute(const std::string& policy, Stage stage, RunningPlan& run
     check(row, plan);
   }
   if (reference_) group_.run_at_first([&] { hold_against_reference(row); });
+}
+
+// Every process has planned for itself. The stage has held slots and homes against each other when it was bound.
+void Execution::expect_same_quotas(const StepPlan& plan) {
+  const std::string mine = sha256_hex(std::as_bytes(plan.slot_tokens.flat()));
+  group_.run([&](Communicator& communicator, Device&) {
+    std::string all(mine.size() * static_cast<std::size_t>(communicator.num_ranks()), '\0');
+    communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+    for (std::size_t at = 0; at < all.size(); at += mine.size()) {
+      if (all.compare(at, mine.size(), mine) != 0) {
+        throw StageFailed(fmt::format("rank {} has planned other quotas than this rank", at / mine.size()));
+      }
+    }
+  });
 }
 
 // Of plans made here: those that are given were checked before.
@@ -314,7 +338,7 @@ std::string Execution::describe() const {
   std::string text = fmt::format("{}: {}\n", load.name, cli::describe(load));
   text +=
       fmt::format("Executed on {}: hidden {}, intermediate {}, top-{}; {} of each stage\n",
-                  group_.one_process() ? counted(load.num_ranks(), "thread") : counted(load.num_ranks(), "process"),
+                  group_.one_process() ? counted(load.num_ranks(), "thread") : counted_processes(load.num_ranks()),
                   model_.shape.hidden, model_.shape.intermediate, model_.top_k, counted(arguments_.repeats, "repeat"));
   if (!without_route_.empty()) {
     const auto there = std::ranges::count(without_route_, 1);

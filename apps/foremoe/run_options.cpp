@@ -102,9 +102,10 @@ static void add_copy_options(CLI::App& command, RunArguments& arguments) {
       ->check(in_range(1, 1024))
       ->group(group);
   command
-      .add_option("--link-throttle", arguments.link_throttle,
-                  "Lets each rank's link carry no more than this, to see what slow links expose (default: as fast as "
-                  "memory is)")
+      .add_option(
+          "--link-throttle", arguments.link_throttle,
+          "Lets each path of each rank carry no more than this, to see what slow links expose (default: as fast "
+          "as memory is)")
       ->type_name("BYTES/S")
       ->check(positive())
       ->group(group);
