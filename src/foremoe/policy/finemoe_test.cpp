@@ -91,6 +91,19 @@ TEST(FineMoe, IsBoundByEquation3UnderSevereSkew) {
   }
 }
 
+TEST(FineMoe, EndsAtEquation3OfItsPlacement) {
+  const LoadTable load = figure_8(1.2, 8);
+  for (const auto& policy : {make_finemoe_symmetric(), make_finemoe_random(), make_finemoe()}) {
+    const StepPlan plan = plan_of(*policy, {.load = load, .guest_slots = 4});
+    for (int l = 0; l < load.num_layers(); ++l) {
+      std::vector<std::int64_t> of_expert(32);
+      load.expert_loads(MicroStepId{0}, LayerId{l}, of_expert);
+      const auto holders = finemoe::test::holders_of(plan.slot_expert.view()[0][l], 32);
+      EXPECT_EQ(plan.max_load(0, l).value, finemoe::test::densest_set(holders, of_expert, 8)) << plan.policy;
+    }
+  }
+}
+
 TEST(FineMoe, PinsHomesAndKeepsGuestsWithoutReplacement) {
   const LoadTable load = test::random_load({.micro_steps = 5, .ranks = 8, .experts = 32, .ranks_per_node = 4}, 1);
   for (const auto& policy : {make_finemoe_symmetric(), make_finemoe_random()}) {

@@ -31,6 +31,8 @@ struct Request {
   Split split = Split::kEqual;
   int guest_slots = 1;
   int in_flight = 1;
+  Residency residency = Residency::kFree;
+  std::function<SplitTokens(LayerId)> own_split = {};
 };
 
 PolicyResult plan(const Request& request) {
@@ -45,7 +47,11 @@ PolicyResult plan(const Request& request) {
     }
     return slots;
   };
-  return plan_freely({.name = "test", .split = request.split, .place = place},
+  return plan_freely({.name = "test",
+                      .split = request.split,
+                      .place = place,
+                      .own_split = request.own_split,
+                      .residency = request.residency},
                      {.load = request.load,
                       .home = home,
                       .options = {.guest_slots = request.guest_slots, .in_flight = request.in_flight}},
@@ -117,6 +123,39 @@ TEST(FreePlan, HoldsOnePlacementOverTheWholeStep) {
   EXPECT_EQ(experts(plan, 0, 0), experts(plan, 1, 0));
   EXPECT_EQ(experts(plan, 0, 1), experts(plan, 1, 1));
   EXPECT_THAT(tokens(plan, 1, 0), ElementsAre(0, 0, 5));
+}
+
+TEST(FreePlan, IsResidentWithBackwardEventsWhereHomesStayAndGuestsNeverChange) {
+  const StepPlan plan = planned({.load = load_of({{4, 0, 0, 0}, {0, 0, 0, 9}, {3, 3, 3, 3}}),
+                                 .placements = {{{3, 0, 1}, {2, 0, 3}}},
+                                 .in_flight = 2,
+                                 .residency = Residency::kResident});
+  EXPECT_EQ(plan.residency, Residency::kResident);
+  ASSERT_EQ(plan.num_events(), 6);  // F0 F1 B0 F2 B1 B2
+  for (int t = 0; t < 6; ++t) {
+    EXPECT_THAT(experts(plan, t, 0), ElementsAre(0, 1, 3));
+    EXPECT_THAT(experts(plan, t, 1), ElementsAre(2, 3, 0));
+  }
+  EXPECT_EQ(tokens(plan, 2, 0), tokens(plan, 0, 0));
+  EXPECT_THAT(tokens(plan, 4, 0), ElementsAre(0, 0, 5));
+}
+
+TEST(FreePlan, SplitsAsThePolicySays) {
+  std::vector<int> asked;
+  const StepPlan plan = planned({.load = load_of({{5, 0, 0, 0}, {6, 0, 0, 0}}),
+                                 .placements = {{{0, 1, 3}, {2, 3, 0}}},
+                                 .own_split = [&](LayerId) {
+                                   return [&](MicroStepId m, const planner::ReplicaGraph& graph,
+                                              std::span<const std::int64_t> load, planner::Assignment& a) {
+                                     asked.push_back(m.value);
+                                     a.quota.assign(graph.num_slots(), 0);
+                                     a.rank_load = {0, load[0]};
+                                     a.quota[graph.find(0, 1)] = load[0];
+                                   };
+                                 }});
+  EXPECT_THAT(asked, ElementsAre(0, 1));
+  EXPECT_THAT(tokens(plan, 1, 0), ElementsAre(0, 0, 0));
+  EXPECT_THAT(tokens(plan, 1, 1), ElementsAre(0, 0, 6));
 }
 
 TEST(FreePlan, IsSkippedWhereThereAreBackwardEvents) {
