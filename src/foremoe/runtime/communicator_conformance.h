@@ -49,10 +49,8 @@ inline std::vector<std::uint32_t> block(int round, int source, int destination, 
   const int kind = (round + 3 * source + 5 * destination) % 4;
   const int words = kind == 0 ? 0 : factor * (1 + (7 * source + 11 * destination + round) % 13);
   std::vector<std::uint32_t> values(static_cast<std::size_t>(words));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<std::uint32_t>((((round * 64 + source) * 64) + destination) * 65'536) +
-                static_cast<std::uint32_t>(i);
-  }
+  const auto who = static_cast<std::uint32_t>((round * 64 + source) * 64 + destination);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = who * 65'536 + static_cast<std::uint32_t>(i);
   return values;
 }
 
