@@ -11,7 +11,7 @@ from foremoe_command import BUNDLED, FOREMOE, CommandTest
 
 KEYS = {
     "policy", "stage", "residency", "in_flight", "equal_to_reference", "max_relative_error", "rho_planned", "rho_computed",
-    "critical_path_seconds", "compute_seconds_total", "copies", "copy_bytes", "exposed_copy_seconds", "failed_copy_attempts",
+    "critical_path_seconds", "critical_path_rows", "compute_seconds_total", "copies", "copy_bytes", "exposed_copy_seconds", "failed_copy_attempts",
     "arena_bytes", "arena_refresh_seconds", "guest_weight_bytes_per_rank", "guest_gradient_bytes_per_rank",
     "guest_bytes_predicted", "gradient_return_bytes", "home_move_bytes", "fallbacks", "step_seconds", "repeats",
     "repeats_equal", "steps", "losses", "output_digest", "result_digest",
@@ -130,7 +130,7 @@ class Results(Run):
 
     def test_steps_learn_and_balancing_does_not_change_what_they_learn(self):
         for optimizer in ("sgd", "adam"):
-            rows = self.run_json(self.trace(), "--optimizer", optimizer, "--steps", 4, "--rate", 0.05)
+            rows = self.run_json(self.trace(), "--optimizer", optimizer, "--steps", 4, "--learning-rate", 0.05)
             vanilla, planned = (r["losses"] for r in rows if r["stage"] == "policy_update")
             self.assertEqual(len(vanilla), 4)
             self.assertLess(vanilla[-1], vanilla[0])
@@ -149,9 +149,20 @@ class Results(Run):
                 self.assertGreater(row["bitwise_cost"], 0)
 
     def test_a_result_that_is_not_the_reference_ends_with_1(self):
-        rows = self.run_json(self.trace(), "--policy", "vanilla", "--rate", 1e4, "--steps", 4, code=1)  # float32 is lost
+        rows = self.run_json(self.trace(), "--policy", "vanilla", "--learning-rate", 1e4, "--steps", 4, code=1)  # float32 is lost
         self.assertTrue(rows[0]["equal_to_reference"])
         self.assertFalse(rows[1]["equal_to_reference"])
+
+    def test_a_stage_can_run_alone(self):
+        step = self.trace()
+        both = self.run_json(step, "--policy", "static,eplb")
+        for stage in ("recompute", "policy_update"):
+            alone = self.run_json(step, "--policy", "static,eplb", "--stage", stage)
+            self.assertEqual(*([(r["policy"], r["stage"], r.get("result_digest")) for r in rows if r["stage"] == stage]
+                               for rows in (alone, both)))
+            self.assertEqual(len(alone), 2)
+        self.succeed("plan", step, "--in-flight", 2, "--out", "plan")
+        self.refuse("run", step, "--plan", "plan", "--stage", "recompute", saying=["policy update"])
 
     def test_without_a_reference_nothing_is_said_of_it(self):
         for row in self.run_json(self.trace(), "--no-reference"):

@@ -62,6 +62,9 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
               .shape = arguments_.shape,
               .seed = arguments_.planner.options.seed};
     if (given_) {  // whether it can be executed as asked
+      if (stages_of_given_plan().empty()) {
+        refuse(arguments_.plan, "has backward events: it is the policy update's alone, --stage asks for recompute");
+      }
       make_transfer_schedule(*given_, swiglu_layout(model_.shape.hidden, model_.shape.intermediate),
                              {.stage = given_->in_flight > 1 ? Stage::kPolicyUpdate : Stage::kRecompute,
                               .path = arguments_.path,
@@ -73,8 +76,7 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
   group_.set_topology(input_.step.load.topology());
   if (!arguments_.timeline.empty()) timeline_.emplace();
   if (!arguments_.no_reference) {
-    const bool only_forward = given_ && given_->residency == Residency::kFree;
-    reference_.emplace(model_, arguments_.optimizer_options(), !only_forward);
+    reference_.emplace(model_, arguments_.optimizer_options(), backward());
   }
 }
 
@@ -139,8 +141,11 @@ void Execution::read_given_plan(InputOptions input) {
   input_ = {.step = std::move(step), .homes = first_layers(homes, part.num_layers()), .former = {}};
 }
 
+bool Execution::backward() const {
+  return arguments_.runs(Stage::kPolicyUpdate) && !(given_ && given_->residency == Residency::kFree);
+}
+
 void Execution::expect_room() const {
-  const bool forward_only = given_ && given_->residency == Residency::kFree;
   expect_enough_memory({.load = input_.step.load,
                         .routes = *routes_,
                         .home = input_.homes,
@@ -148,7 +153,7 @@ void Execution::expect_room() const {
                         .guest_slots = given_ ? given_->guest_slots : arguments_.planner.options.guest_slots,
                         .in_flight = given_ ? given_->in_flight : arguments_.planner.options.in_flight,
                         .ranks_here = input_.step.load.num_ranks(),
-                        .backward = !forward_only,
+                        .backward = backward(),
                         .adam = arguments_.optimizer == Optimizer::Kind::kAdam,
                         .arena = arguments_.path != PathChoice::kPeer,
                         .reference = !arguments_.no_reference});
@@ -169,10 +174,17 @@ std::vector<RunRow> Execution::run() {
   return std::move(rows_);
 }
 
+// A plan with backward events is the policy update's alone.
+std::vector<Stage> Execution::stages_of_given_plan() const {
+  std::vector<Stage> stages;
+  if (given_->in_flight == 1 && arguments_.runs(Stage::kRecompute)) stages.push_back(Stage::kRecompute);
+  if (arguments_.runs(Stage::kPolicyUpdate)) stages.push_back(Stage::kPolicyUpdate);
+  return stages;
+}
+
 void Execution::run_given_plan() {
   RunningPlan running(*given_);
-  if (given_->in_flight == 1) execute(given_->policy, Stage::kRecompute, running);
-  execute(given_->policy, Stage::kPolicyUpdate, running);
+  for (const Stage stage : stages_of_given_plan()) execute(given_->policy, stage, running);
 }
 
 void Execution::run_policy(const Policy& policy) {
@@ -181,9 +193,10 @@ void Execution::run_policy(const Policy& policy) {
   PlannerOptions options = arguments_.planner.options;
   options.in_flight = 1;
   const int in_flight = arguments_.planner.options.in_flight;
-  {
+  if (arguments_.runs(Stage::kRecompute)) {
     RunningPlan running({.policy = policy, .input = input_, .options = options, .timeline = timeline}, pool_);
     execute(name, Stage::kRecompute, running);
+    if (!arguments_.runs(Stage::kPolicyUpdate)) return;
     const bool serves_both = in_flight == 1 && running.plan().residency != Residency::kFree;
     if (serves_both && rows_.back().skipped.empty()) {
       execute(name, Stage::kPolicyUpdate, running);

@@ -25,6 +25,8 @@ class Execution {
   void read_input();
   void read_given_plan(InputOptions input);
   void expect_room() const;
+  bool backward() const;  // may any stage have one?
+  std::vector<Stage> stages_of_given_plan() const;
   void run_policy(const Policy& policy);
   void run_given_plan();
   void execute(const std::string& policy, Stage stage, RunningPlan& running);

@@ -22,6 +22,17 @@ CLI::Validator positive() {
           std::string{}};
 }
 
+CLI::Validator not_negative() {
+  return {[](std::string& text) -> std::string {
+            double value = 0;
+            if (!CLI::detail::lexical_cast(text, value) || !std::isfinite(value)) {
+              return fmt::format("'{}' is no number", text);
+            }
+            return value >= 0 ? std::string{} : fmt::format("{} is less than 0", value);
+          },
+          std::string{}};
+}
+
 // One of a few words.
 template <class T, std::size_t N>
 CLI::Option* add_choice(CLI::App& command, const char* name, T& chosen, std::array<std::pair<const char*, T>, N> words,
@@ -72,7 +83,7 @@ static void add_model_options(CLI::App& command, RunArguments& arguments) {
                                  {{{"sgd", Optimizer::Kind::kSgd}, {"adam", Optimizer::Kind::kAdam}}},
                                  "Steps the weights after a policy update")
       ->group(group);
-  command.add_option("--rate", arguments.rate, "Learning rate")
+  command.add_option("--learning-rate", arguments.rate, "Learning rate")
       ->type_name("X")
       ->default_str("0.01; 0.001 with adam")
       ->check(positive())
@@ -116,7 +127,7 @@ static void add_copy_options(CLI::App& command, RunArguments& arguments) {
                       "floating point operations, before each layer of each pass")
           ->type_name("N")
           ->default_str("1e6")
-          ->check(positive())
+          ->check(not_negative())
           ->group(group);
   command
       .add_option("--work-ms", arguments.work.wait_ms,
@@ -178,6 +189,11 @@ void add_run_options(CLI::App& command, RunArguments& arguments) {
     const std::string name = option->get_name();
     if (name != "--seed" && name != "--homes" && name != "--in-flight") plan->excludes(option);
   }
+  add_choice<RunArguments::Stages, 3>(command, "--stage", arguments.stages,
+                                      {{{"both", RunArguments::Stages::kBoth},
+                                        {"recompute", RunArguments::Stages::kRecompute},
+                                        {"policy_update", RunArguments::Stages::kPolicyUpdate}}},
+                                      "Which stages of a step run");
   add_model_options(command, arguments);
   add_execution_options(command, arguments);
   add_copy_options(command, arguments);

@@ -17,6 +17,7 @@ struct RunArguments {
   PlannerArguments planner;
   std::vector<std::string> policies{"vanilla", "foremoe"};
   std::string plan;  // a plan file, executed alone; empty: policies plan
+  enum class Stages : std::uint8_t { kBoth, kRecompute, kPolicyUpdate } stages = Stages::kBoth;
   bool homes_given = false;
   bool in_flight_given = false;
 
@@ -39,6 +40,9 @@ struct RunArguments {
   bool json = false;
 
   Optimizer optimizer_options() const;
+  bool runs(Stage stage) const {
+    return stages == Stages::kBoth || (stages == Stages::kRecompute) == (stage == Stage::kRecompute);
+  }
 };
 
 void add_run_options(CLI::App& command, RunArguments& arguments);

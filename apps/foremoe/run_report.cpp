@@ -18,7 +18,9 @@ constexpr std::string_view kColumns =
   critical path  of expert computation: for each layer and pass the slowest rank's time, since all others wait for it,
                  added up. CPU time of the rank's thread, the least of all repeats: what else runs does not count
   of first       critical path ÷ that of the first policy in this stage. Below 1 is shorter
-  exposed        time that the ranks stood waiting for copies of experts; the slowest rank's
+  expected       the same if every row took as long: what ρ promises
+  exposed        time that a rank stood waiting for copies of experts; the rank that waited longest. Where ranks outnumber
+                 processor cores they wait for a core most of the time
   copies         weights of one expert moved to another rank, all ranks, the whole stage
   guest memory   that a rank holds for copies: weights, and gradients where there are any
   equal          to a reference in float64 that knows no ranks, plans or copies: every output and gradient within
@@ -38,6 +40,8 @@ std::string bytes(Bytes b) {
   if (value >= 1 << 20) return fmt::format("{:.1f} MiB", value / (1 << 20));
   return fmt::format("{:.0f} KiB", value / (1 << 10));
 }
+
+std::string ratio(double value, double base) { return base > 0 ? fmt::format("{:.3f}", value / base) : "-"; }
 
 std::string verdict(const RunRow& row, const RunSettings& settings) {
   if (!row.violations.empty()) return "WRONG PLAN";
@@ -80,6 +84,7 @@ nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings) {
   json["rho_planned"] = to_json(row.rho_planned);
   json["rho_computed"] = to_json(row.rho_computed);
   json["critical_path_seconds"] = row.critical_path();
+  json["critical_path_rows"] = critical_path_rows(o.turns);
   json["compute_seconds_total"] = compute_seconds_total(o.turns);
   json["copies"] = o.transfer.copies;
   json["copy_bytes"] = {{"host_path", o.transfer.host_bytes.value}, {"peer_path", o.transfer.peer_bytes.value}};
@@ -117,8 +122,8 @@ std::string to_text(const std::vector<RunRow>& rows, const RunSettings& settings
   std::string text;
   for (const Stage stage : {Stage::kRecompute, Stage::kPolicyUpdate}) {
     const RunRow* const first = first_of(rows, stage);
-    TextTable table({"policy", "residency", "ρ planned", "ρ ran", "critical path", "of first", "exposed", "copies",
-                     "guest memory", "equal"});
+    TextTable table({"policy", "residency", "ρ planned", "ρ ran", "critical path", "of first", "expected", "exposed",
+                     "copies", "guest memory", "equal"});
     bool any = false;
     for (const RunRow& row : rows) {
       if (row.stage != stage) continue;
@@ -129,10 +134,11 @@ std::string to_text(const std::vector<RunRow>& rows, const RunSettings& settings
       }
       const double path = row.critical_path();
       const double base = first->critical_path();
+      const auto base_rows = static_cast<double>(critical_path_rows(first->outcome.turns));
       table.add({row.policy, std::string(to_string(row.residency)), fmt::format("{:.4f}", row.rho_planned.mean),
-                 fmt::format("{:.4f}", row.rho_computed.mean), seconds(path),
-                 base > 0 ? fmt::format("{:.3f}", path / base) : "-", seconds(row.outcome.transfer.exposed_seconds),
-                 fmt::format("{}", row.outcome.transfer.copies),
+                 fmt::format("{:.4f}", row.rho_computed.mean), seconds(path), ratio(path, base),
+                 ratio(static_cast<double>(critical_path_rows(row.outcome.turns)), base_rows),
+                 seconds(row.outcome.transfer.exposed_seconds), fmt::format("{}", row.outcome.transfer.copies),
                  bytes(row.outcome.guest_weights + row.outcome.guest_gradients), verdict(row, settings)});
     }
     if (!any) continue;

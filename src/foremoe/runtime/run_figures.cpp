@@ -45,6 +45,12 @@ double critical_path_seconds(const TurnTable& turns) {
   return seconds;
 }
 
+std::int64_t critical_path_rows(const TurnTable& turns) {
+  std::int64_t rows = 0;
+  for (std::size_t t = 0; t < turns.rows.extent(0); ++t) rows += std::ranges::max(turns.rows.row(t));
+  return rows;
+}
+
 double compute_seconds_total(const TurnTable& turns) {
   const auto all = turns.compute_seconds.flat();
   return std::accumulate(all.begin(), all.end(), 0.0);

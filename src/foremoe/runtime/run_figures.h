@@ -23,5 +23,7 @@ Array<std::int64_t, 2> planned_rows(const StepPlan& plan, const TurnOrder& order
 // Σ over turns of the slowest rank's compute: what ranks that wait for each other in every layer take.
 double critical_path_seconds(const TurnTable& turns);
 double compute_seconds_total(const TurnTable& turns);
+// The same of rows: what the critical path would be if every row took as long.
+std::int64_t critical_path_rows(const TurnTable& turns);
 
 }  // namespace foremoe
