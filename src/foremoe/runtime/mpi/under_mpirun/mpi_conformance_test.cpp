@@ -28,6 +28,22 @@ TEST(Mpi, RefusesATopologyOfAnotherSize) {
   EXPECT_THROW(MpiCommunicator(world(), {.num_ranks = world().num_ranks() + 1}, *device, {}), InputError);
 }
 
+TEST(Mpi, MapsNothingOfAnotherNodeEvenOnTheSameHost) {
+  const std::unique_ptr<Device> device = make_cpu_device();
+  MpiCommunicator communicator(world(), {.num_ranks = world().num_ranks(), .ranks_per_node = 1}, *device, {});
+  const SharedMemory memory = SharedMemory::create("conformance", Bytes{64});
+  const SharedRegion region{.bytes = memory.bytes(), .name = memory.name()};
+  communicator.share(std::span(&region, 1));
+  std::vector<const std::byte*> theirs(static_cast<std::size_t>(world().num_ranks()));
+  const std::byte* const mine = memory.bytes().data();
+  communicator.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(theirs)));
+  for (int r = 0; r < world().num_ranks(); ++r) {
+    const std::byte* here = communicator.local(RankId{r}, theirs[static_cast<std::size_t>(r)]);
+    EXPECT_EQ(here, RankId{r} == world().rank() ? mine : nullptr);
+  }
+  communicator.share({});
+}
+
 TEST(Mpi, IsJoinedOnceByAProcess) {
   EXPECT_TRUE(mpi_is_built());
   world();
