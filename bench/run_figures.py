@@ -98,10 +98,10 @@ def bitwise(runs):
 def regression(runs, plot=None):
     """100 steps with and without balancing."""
     losses = {}
-    for optimizer, rate in (("sgd", 0.5), ("adam", 0.003)):
+    for optimizer, rate in (("sgd", 0.02), ("adam", 0.003)):
         done = runs.run("rollout-math", "--ranks", 8, "--guest-slots", 1, "--policy", "vanilla,foremoe", "--layers", 2, "--micro-steps", 2,
-                        "--hidden", 16, "--intermediate", 8, "--steps", 100, "--optimizer", optimizer, "--learning-rate", rate, "--repeats", 1,
-                        "--stage", "policy_update", "--no-reference")
+                        "--hidden", 16, "--intermediate", 8, "--steps", 100, "--optimizer", optimizer, "--rate", rate, "--repeats", 1,
+                        "--no-reference")
         losses[optimizer] = {p: done[p, "policy_update"]["losses"] for p in ("vanilla", "foremoe")}
 
     def rows():
