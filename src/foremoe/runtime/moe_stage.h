@@ -10,8 +10,8 @@
 //
 // A turn whose copies failed on any rank falls back: both passes of that micro-step and layer run at homes. Guests'
 // gradients accumulate in their slots, go home when the guest leaves or at drain(), and are added there in (layer,
-// expert, rank) order, exactly once. A stage that goes before finish() was done zeroes the gradients at home: nothing is
-// half applied.
+// expert, rank) order, exactly once. A stage that goes before finish() was done zeroes the gradients at home: nothing
+// is half applied.
 
 #include <functional>
 #include <memory>
