@@ -38,6 +38,7 @@ Scenario faulty_scenario(std::uint64_t seed) {
                     .depth = one_of(1, 2, 3)};
   if (scenario.stage == Stage::kPolicyUpdate) scenario.in_flight = one_of(1, 2);
   scenario.engine.timeout = 20ms;
+  scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
   scenario.engine.attempts = 2;
   const double often = one_of(0.02, 0.1, 0.4);
   scenario.decorate = [seed, often](std::unique_ptr<CopyLink> link, RankId rank,
@@ -86,6 +87,7 @@ TEST(FaultsOnThreads, NeverMakeAWrongResultNorAHang) {
 TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
   Scenario scenario{.residency = Residency::kResident, .stage = Stage::kPolicyUpdate};
   scenario.engine.timeout = 20ms;
+  scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
   scenario.engine.attempts = 2;
   scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
     return faulty(std::move(link), {.fail = 1.0}, rank.index());
@@ -99,6 +101,7 @@ TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
 TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
   Scenario scenario{.residency = Residency::kShared, .stage = Stage::kRecompute};
   scenario.engine.timeout = 20ms;
+  scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
   scenario.engine.attempts = 1;
   scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
     return rank == RankId{1} ? faulty(std::move(link), {.fail = 1.0}, 1) : std::move(link);
@@ -127,6 +130,7 @@ TEST(FaultsOnThreads, ThatEndAStageLeaveNothingHalfApplied) {
   // Two in flight under `shared`: every backward fetches anew. Nothing arrives for backward passes from some point on.
   Scenario scenario{.residency = Residency::kShared, .stage = Stage::kPolicyUpdate, .in_flight = 2};
   scenario.engine.timeout = 20ms;
+  scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
   scenario.engine.attempts = 1;
   scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
     return faulty(std::move(link), {.fail = 0.5}, 5 + rank.index());
