@@ -1,4 +1,5 @@
-// foremoe: plans where the experts of a Mixture-of-Experts model sit while it is trained by reinforcement learning.
+// foremoe: plans where the experts of a Mixture-of-Experts model sit while it is trained by reinforcement learning,
+// and executes the plans.
 // Parse, call, print; everything that has an opinion is in src/foremoe.
 
 #include <fmt/format.h>
@@ -17,7 +18,7 @@ namespace {
 
 constexpr std::string_view kDescription =
     "Plans where copies of a Mixture-of-Experts model's experts sit while it is trained by reinforcement learning,\n"
-    "for every layer of every micro-step, from the routes that a rollout recorded.";
+    "for every layer of every micro-step, from the routes that a rollout recorded; and executes the plans.";
 
 constexpr std::string_view kFooter = R"(
 From a recorded rollout to a verified plan:

@@ -38,9 +38,11 @@ template <class T, std::size_t N>
 CLI::Option* add_choice(CLI::App& command, const char* name, T& chosen, std::array<std::pair<const char*, T>, N> words,
                         const char* text) {
   std::string expected;
+  std::string type;
   const char* initial = "";
   for (std::size_t i = 0; i < N; ++i) {
     expected += fmt::format("{}{}", i == 0 ? "" : i + 1 == N ? " or " : ", ", words[i].first);
+    type += fmt::format("{}{}", i == 0 ? "" : "|", words[i].first);
     if (words[i].second == chosen) initial = words[i].first;
   }
   return command
@@ -56,7 +58,7 @@ CLI::Option* add_choice(CLI::App& command, const char* name, T& chosen, std::arr
             throw CLI::ValidationError(name, fmt::format("'{}', expected {}", given, expected));
           },
           text)
-      ->type_name("WORD")
+      ->type_name(type)
       ->default_str(initial);
 }
 
