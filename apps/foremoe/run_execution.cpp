@@ -8,7 +8,6 @@
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/sha256.h"
-#include "foremoe/plan/plan_file.h"
 #include "foremoe/transfer/throttled_link.h"
 #include "measured_plan.h"
 #include "messages.h"
@@ -23,23 +22,6 @@ namespace {
   throw InputError({.file = file, .field = {}, .index = {}}, what);
 }
 
-// Homes before a plan was made, as it records them.
-std::string recorded_homes(const StepPlan& plan) {
-  const auto options = nlohmann::json::parse(plan.options);
-  const auto at = options.find("homes");
-  return at != options.end() && at->is_string() ? at->get<std::string>() : std::string(kContiguous);
-}
-
-Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
-  Array<RankId, 2> first({static_cast<std::size_t>(layers), homes.extent(1)});
-  std::ranges::copy(homes.flat().first(first.size()), first.flat().begin());
-  return first;
-}
-
-std::string counted_processes(int n) { return fmt::format("{} process{}", n, n == 1 ? "" : "es"); }
-
-int least(int asked, int there) { return asked == 0 ? there : std::min(asked, there); }
-
 }  // namespace
 
 Execution::Execution(const RunArguments& arguments, RankGroup& group)
@@ -52,111 +34,48 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
       expect_output(arguments_.timeline, {arguments_.input.path, arguments_.plan}, "--timeline");
     }
     if (arguments_.plan.empty()) policies_ = policies_named(arguments_.policies);
-    read_input();
-    const StepInput& step = input_.step;
-    routes_ = step.trace ? recorded_routes(*step.trace, *step.batching) : dealt_routes(step.load);
-    without_route_ = rows_without_route(*routes_, step.load);
-    model_ = {.layers = step.load.num_layers(),
-              .experts = step.load.num_experts(),
-              .top_k = step.load.top_k,
+    input_ = read_run_input(arguments_, group_.num_ranks(), pool_);
+    model_ = {.layers = load().num_layers(),
+              .experts = load().num_experts(),
+              .top_k = load().top_k,
               .shape = arguments_.shape,
               .seed = arguments_.planner.options.seed};
-    if (given_) {  // whether it can be executed as asked
+    if (input_->plan) {  // whether it can be executed as asked
       if (stages_of_given_plan().empty()) {
         refuse(arguments_.plan, "has backward events: it is the policy update's alone, --stage asks for recompute");
       }
-      make_transfer_schedule(*given_, swiglu_layout(model_.shape.hidden, model_.shape.intermediate),
-                             {.stage = given_->in_flight > 1 ? Stage::kPolicyUpdate : Stage::kRecompute,
+      make_transfer_schedule(*input_->plan, swiglu_layout(model_.shape.hidden, model_.shape.intermediate),
+                             {.stage = input_->plan->in_flight > 1 ? Stage::kPolicyUpdate : Stage::kRecompute,
                               .path = arguments_.path,
                               .depth = arguments_.depth});
     }
     expect_room();
   });
-  work_ = LayerWork(arguments_.work, input_.step.load.num_ranks());
-  group_.set_topology(input_.step.load.topology());
+  work_ = LayerWork(arguments_.work, load().num_ranks());
+  group_.set_topology(load().topology());
   if (!arguments_.timeline.empty()) timeline_.emplace();
   if (!arguments_.no_reference) {
     reference_.emplace(model_, arguments_.optimizer_options(), backward());
   }
 }
 
-void Execution::read_input() {
-  InputOptions input = arguments_.input;
-  const int ranks = group_.num_ranks();
-  if (ranks != 0) {
-    if (input.ranks != 0 && input.ranks != ranks) {
-      refuse("--ranks",
-             fmt::format("{}, but mpirun has started {}: its option is -np {}", input.ranks, ranks, input.ranks));
-    }
-    input.wanted_ranks = ranks;
-  }
-  if (arguments_.plan.empty()) {
-    input_ = read_planning_input(input, arguments_.planner, pool_);
-  } else {
-    read_given_plan(input);
-  }
-  const int found = input_.step.load.num_ranks();
-  if (ranks != 0 && found != ranks) {
-    refuse(input_.step.load.name,
-           fmt::format("is a load of {}, which {} cannot run", counted(found, "rank"), counted_processes(ranks)));
-  }
-}
-
-void Execution::read_given_plan(InputOptions input) {
-  const std::string& path = arguments_.plan;
-  const int layers = input.layers;
-  const int micro_steps = input.micro_steps;
-  input.layers = input.micro_steps = 0;  // of the plan, not before it: what is executed is its first part
-  StepPlan plan = read_plan(path);
-  const int wanted = input.wanted_ranks;
-  input = input_as_planned(plan, input);
-  if (wanted != 0) input.wanted_ranks = wanted;
-  StepInput step = read_step(input, pool_);
-
-  if (plan.num_ranks() != step.load.num_ranks()) {
-    refuse(path, fmt::format("is a plan for {}, {} has {}", counted(plan.num_ranks(), "rank"), step.load.name,
-                             step.load.num_ranks()));
-  }
-  if (arguments_.in_flight_given && arguments_.planner.options.in_flight != plan.in_flight) {
-    refuse(path, fmt::format("is a plan for {} in flight, --in-flight asks for {}",
-                             counted(plan.in_flight, "micro-step"), arguments_.planner.options.in_flight));
-  }
-  read_plan_for(step.load, path);  // holds the digest
-  Array<RankId, 2> homes =
-      initial_homes(arguments_.homes_given ? arguments_.planner.homes : recorded_homes(plan), step.load);
-  const CheckReport report = check_plan(
-      plan, step.load,
-      {.initial_home = homes, .trace = step.trace_or_null(), .batching = step.batching_or_null(), .max_listed = 1});
-  if (!report.ok()) {
-    refuse(path, fmt::format("is not right for {}: {} (foremoe verify tells all)", step.load.name,
-                             report.violations.front().message));
-  }
-
-  const LoadTable part =
-      take_first(step.load, least(micro_steps, step.load.num_micro_steps()), least(layers, step.load.num_layers()));
-  given_ = take_first(plan, part);
-  step.cut =
-      step.cut || part.num_layers() < step.load.num_layers() || part.num_micro_steps() < step.load.num_micro_steps();
-  step.load = part;
-  input_ = {.step = std::move(step), .homes = first_layers(homes, part.num_layers()), .former = {}};
-}
-
 bool Execution::backward() const {
-  return arguments_.runs(Stage::kPolicyUpdate) && !(given_ && given_->residency == Residency::kFree);
+  return arguments_.runs(Stage::kPolicyUpdate) && !(input_->plan && input_->plan->residency == Residency::kFree);
 }
 
 void Execution::expect_room() const {
-  expect_enough_memory({.load = input_.step.load,
-                        .routes = *routes_,
-                        .home = input_.homes,
-                        .model = model_,
-                        .guest_slots = given_ ? given_->guest_slots : arguments_.planner.options.guest_slots,
-                        .in_flight = given_ ? given_->in_flight : arguments_.planner.options.in_flight,
-                        .ranks_here = input_.step.load.num_ranks(),
-                        .backward = backward(),
-                        .adam = arguments_.optimizer == Optimizer::Kind::kAdam,
-                        .arena = arguments_.path != PathChoice::kPeer,
-                        .reference = !arguments_.no_reference});
+  expect_enough_memory(
+      {.load = load(),
+       .routes = *input_->routes,
+       .home = input_->planning.homes,
+       .model = model_,
+       .guest_slots = input_->plan ? input_->plan->guest_slots : arguments_.planner.options.guest_slots,
+       .in_flight = input_->plan ? input_->plan->in_flight : arguments_.planner.options.in_flight,
+       .ranks_here = load().num_ranks(),
+       .backward = backward(),
+       .adam = arguments_.optimizer == Optimizer::Kind::kAdam,
+       .arena = arguments_.path != PathChoice::kPeer,
+       .reference = !arguments_.no_reference});
 }
 
 std::vector<RunRow> Execution::run() {
@@ -168,7 +87,7 @@ std::vector<RunRow> Execution::run() {
       timeline_->add(communicator.rank(), Lane::kWork, "begin", now, now);
     });
   }
-  if (given_) run_given_plan();
+  if (input_->plan) run_given_plan();
   for (const Policy* policy : policies_) run_policy(*policy);
   if (timeline_) write_timeline();
   return std::move(rows_);
@@ -177,14 +96,14 @@ std::vector<RunRow> Execution::run() {
 // A plan with backward events is the policy update's alone.
 std::vector<Stage> Execution::stages_of_given_plan() const {
   std::vector<Stage> stages;
-  if (given_->in_flight == 1 && arguments_.runs(Stage::kRecompute)) stages.push_back(Stage::kRecompute);
+  if (input_->plan->in_flight == 1 && arguments_.runs(Stage::kRecompute)) stages.push_back(Stage::kRecompute);
   if (arguments_.runs(Stage::kPolicyUpdate)) stages.push_back(Stage::kPolicyUpdate);
   return stages;
 }
 
 void Execution::run_given_plan() {
-  RunningPlan running(*given_);
-  for (const Stage stage : stages_of_given_plan()) execute(given_->policy, stage, running);
+  RunningPlan running(*input_->plan);
+  for (const Stage stage : stages_of_given_plan()) execute(input_->plan->policy, stage, running);
 }
 
 void Execution::run_policy(const Policy& policy) {
@@ -194,7 +113,7 @@ void Execution::run_policy(const Policy& policy) {
   options.in_flight = 1;
   const int in_flight = arguments_.planner.options.in_flight;
   if (arguments_.runs(Stage::kRecompute)) {
-    RunningPlan running({.policy = policy, .input = input_, .options = options, .timeline = timeline}, pool_);
+    RunningPlan running({.policy = policy, .input = input_->planning, .options = options, .timeline = timeline}, pool_);
     execute(name, Stage::kRecompute, running);
     if (!arguments_.runs(Stage::kPolicyUpdate)) return;
     const bool serves_both = in_flight == 1 && running.plan().residency != Residency::kFree;
@@ -205,7 +124,7 @@ void Execution::run_policy(const Policy& policy) {
   }
   options.in_flight = in_flight;
   if (options.residency == Residency::kFree) options.residency = Residency::kResident;
-  RunningPlan running({.policy = policy, .input = input_, .options = options, .timeline = timeline}, pool_);
+  RunningPlan running({.policy = policy, .input = input_->planning, .options = options, .timeline = timeline}, pool_);
   execute(name, Stage::kPolicyUpdate, running);
 }
 
@@ -244,14 +163,14 @@ void Execution::execute(const std::string& policy, Stage stage, RunningPlan& run
       return std::make_unique<ThrottledLink>(std::move(link), rate);
     };
   }
-  const StageRun run{.load = input_.step.load,
+  const StageRun run{.load = load(),
                      .plan = plan,
                      .schedule = schedule,
-                     .routes = *routes_,
-                     .without_route = without_route_,
+                     .routes = *input_->routes,
+                     .without_route = input_->without_route,
                      .model = model_,
                      .home_memory = group_.one_process() ? HomeMemory::kPrivate : HomeMemory::kShared,
-                     .initial_home = input_.homes,
+                     .initial_home = input_->planning.homes,
                      .optimizer = arguments_.optimizer_options(),
                      .options = {.engine = engine, .decorate = decorate, .timeline = timeline_ ? &*timeline_ : nullptr},
                      .repeats = arguments_.repeats,
@@ -301,11 +220,11 @@ void Execution::expect_same_quotas(const StepPlan& plan) {
 
 // Of plans made here: those that are given were checked before.
 void Execution::check(RunRow& row, const StepPlan& plan) const {
-  if (!given_) {
-    row.violations = check_plan(plan, input_.step.load,
-                                {.initial_home = input_.homes,
-                                 .trace = input_.step.trace_or_null(),
-                                 .batching = input_.step.batching_or_null()})
+  if (!input_->plan) {
+    row.violations = check_plan(plan, load(),
+                                {.initial_home = input_->planning.homes,
+                                 .trace = input_->planning.step.trace_or_null(),
+                                 .batching = input_->planning.step.batching_or_null()})
                          .violations;
   }
   if (!arguments_.bitwise) return;
@@ -315,7 +234,7 @@ void Execution::check(RunRow& row, const StepPlan& plan) const {
 }
 
 void Execution::hold_against_reference(RunRow& row) {
-  row.agreement = reference_->compare(row.outcome, *routes_, pool_);
+  row.agreement = reference_->compare(row.outcome, *input_->routes, pool_);
   row.outcome.result = {};
   row.outcome.routes.clear();
 }
@@ -347,16 +266,16 @@ void Execution::write_timeline() {
 }
 
 std::string Execution::describe() const {
-  const LoadTable& load = input_.step.load;
+  const LoadTable& load = input_->planning.step.load;
   std::string text = fmt::format("{}: {}\n", load.name, cli::describe(load));
   text +=
       fmt::format("Executed on {}: hidden {}, intermediate {}, top-{}; {} of each stage\n",
                   group_.one_process() ? counted(load.num_ranks(), "thread") : counted_processes(load.num_ranks()),
                   model_.shape.hidden, model_.shape.intermediate, model_.top_k, counted(arguments_.repeats, "repeat"));
-  if (!without_route_.empty()) {
-    const auto there = std::ranges::count(without_route_, 1);
+  if (!input_->without_route.empty()) {
+    const auto there = std::ranges::count(input_->without_route, 1);
     text += fmt::format("Rows without a route go where the router sends them: there are some in {} of {} layers\n",
-                        there, without_route_.size());
+                        there, input_->without_route.size());
   }
   return text;
 }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "run_options.h"
+#include "run_input.h"
 #include "run_plan.h"
 #include "run_report.h"
 
@@ -22,8 +22,7 @@ class Execution {
   std::string describe() const;  // what ran, for people
 
  private:
-  void read_input();
-  void read_given_plan(InputOptions input);
+  const LoadTable& load() const { return input_->planning.step.load; }
   void expect_room() const;
   bool backward() const;  // may any stage have one?
   std::vector<Stage> stages_of_given_plan() const;
@@ -39,10 +38,7 @@ class Execution {
   RankGroup& group_;
   ThreadPool pool_;
   std::vector<const Policy*> policies_;
-  PlanningInput input_;
-  std::optional<StepPlan> given_;
-  std::unique_ptr<ReplayRoutes> routes_;
-  std::vector<std::uint8_t> without_route_;
+  std::unique_ptr<const RunInput> input_;
   ModelSize model_;
   LayerWork work_;
   std::optional<Timeline> timeline_;

@@ -58,7 +58,4 @@ class RunningPlan {
   std::jthread planner_;
 };
 
-// The same part of a plan as take_first() takes of its load.
-StepPlan take_first(const StepPlan& plan, const LoadTable& part);
-
 }  // namespace foremoe::cli

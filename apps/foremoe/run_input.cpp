@@ -1,0 +1,140 @@
+#include "run_input.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "foremoe/core/error.h"
+#include "foremoe/plan/check_plan.h"
+#include "foremoe/plan/plan_file.h"
+#include "foremoe/runtime/rank_run.h"
+#include "wording.h"
+
+namespace foremoe::cli {
+namespace {
+
+[[noreturn]] void refuse(const std::string& file, const std::string& what) {
+  throw InputError({.file = file, .field = {}, .index = {}}, what);
+}
+
+// Homes before a plan was made, as it records them.
+std::string recorded_homes(const StepPlan& plan) {
+  const auto options = nlohmann::json::parse(plan.options);
+  const auto at = options.find("homes");
+  return at != options.end() && at->is_string() ? at->get<std::string>() : std::string(kContiguous);
+}
+
+Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
+  Array<RankId, 2> first({static_cast<std::size_t>(layers), homes.extent(1)});
+  std::ranges::copy(homes.flat().first(first.size()), first.flat().begin());
+  return first;
+}
+
+int least(int asked, int there) { return asked == 0 ? there : std::min(asked, there); }
+
+// The same part of a plan as take_first() takes of its load.
+StepPlan take_first(const StepPlan& plan, const LoadTable& part) {
+  const auto layers = static_cast<std::size_t>(part.num_layers());
+  const auto micro_steps = static_cast<std::size_t>(part.num_micro_steps());
+  std::vector<std::size_t> events;
+  for (std::size_t e = 0; e < plan.event_micro_step.size(); ++e) {
+    if (plan.event_micro_step[e].index() < micro_steps) events.push_back(e);
+  }
+  StepPlan first = plan;
+  first.load_digest = load_digest(part);
+  const std::array<std::size_t, 4> shape = {events.size(), layers, plan.slot_expert.extent(2),
+                                            plan.slot_expert.extent(3)};
+  first.slot_expert = Array<ExpertId, 4>(shape);
+  first.slot_tokens = Array<Tokens, 4>(shape);
+  first.event_micro_step.clear();
+  first.event_pass.clear();
+  for (std::size_t e = 0; e < events.size(); ++e) {
+    first.event_micro_step.push_back(plan.event_micro_step[events[e]]);
+    first.event_pass.push_back(plan.event_pass[events[e]]);
+    for (std::size_t l = 0; l < layers; ++l) {
+      std::ranges::copy(plan.slot_expert[events[e]][l].flat(), first.slot_expert[e][l].flat().begin());
+      std::ranges::copy(plan.slot_tokens[events[e]][l].flat(), first.slot_tokens[e][l].flat().begin());
+    }
+  }
+  first.home = Array<RankId, 2>({layers, plan.home.extent(1)});
+  std::ranges::copy(plan.home.flat().first(first.home.size()), first.home.flat().begin());
+  for (auto [from, to] : {std::pair{&plan.max_load, &first.max_load}, {&plan.lower_bound, &first.lower_bound}}) {
+    if (from->empty()) continue;
+    *to = Array<Tokens, 2>({micro_steps, layers});
+    for (std::size_t m = 0; m < micro_steps; ++m) std::ranges::copy(from->row(m).first(layers), to->row(m).begin());
+  }
+  return first;
+}
+
+// The plan and its step, both as far as they are executed.
+void read_given_plan(const RunArguments& arguments, InputOptions options, ThreadPool& pool, RunInput& input) {
+  const std::string& path = arguments.plan;
+  const int layers = options.layers;
+  const int micro_steps = options.micro_steps;
+  options.layers = options.micro_steps = 0;  // of the plan, not before it: what is executed is its first part
+  const StepPlan plan = read_plan(path);
+  const int processes = options.wanted_ranks;
+  options = input_as_planned(plan, options);
+  if (processes != 0) options.wanted_ranks = processes;
+  StepInput step = read_step(options, pool);
+
+  if (plan.num_ranks() != step.load.num_ranks()) {
+    refuse(path, fmt::format("is a plan for {}, {} has {}", counted(plan.num_ranks(), "rank"), step.load.name,
+                             step.load.num_ranks()));
+  }
+  const int in_flight = arguments.planner.options.in_flight;
+  if (arguments.in_flight_given && in_flight != plan.in_flight) {
+    refuse(path, fmt::format("is a plan for {} in flight, --in-flight asks for {}",
+                             counted(plan.in_flight, "micro-step"), in_flight));
+  }
+  read_plan_for(step.load, path);  // holds the digest
+  const Array<RankId, 2> homes =
+      initial_homes(arguments.homes_given ? arguments.planner.homes : recorded_homes(plan), step.load);
+  const CheckReport report = check_plan(
+      plan, step.load,
+      {.initial_home = homes, .trace = step.trace_or_null(), .batching = step.batching_or_null(), .max_listed = 1});
+  if (!report.ok()) {
+    refuse(path, fmt::format("is not right for {}: {} (foremoe verify tells all)", step.load.name,
+                             report.violations.front().message));
+  }
+
+  const LoadTable part =
+      take_first(step.load, least(micro_steps, step.load.num_micro_steps()), least(layers, step.load.num_layers()));
+  input.plan = take_first(plan, part);
+  step.cut =
+      step.cut || part.num_layers() < step.load.num_layers() || part.num_micro_steps() < step.load.num_micro_steps();
+  step.load = part;
+  input.planning = {.step = std::move(step), .homes = first_layers(homes, part.num_layers()), .former = {}};
+}
+
+}  // namespace
+
+std::string counted_processes(int n) { return fmt::format("{} process{}", n, n == 1 ? "" : "es"); }
+
+std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, int processes, ThreadPool& pool) {
+  InputOptions options = arguments.input;
+  if (processes != 0) {
+    if (options.ranks != 0 && options.ranks != processes) {
+      refuse("--ranks", fmt::format("{}, but mpirun has started {}: its option is -np {}", options.ranks, processes,
+                                    options.ranks));
+    }
+    options.wanted_ranks = processes;
+  }
+  auto input = std::make_unique<RunInput>();
+  if (arguments.plan.empty()) {
+    input->planning = read_planning_input(options, arguments.planner, pool);
+  } else {
+    read_given_plan(arguments, options, pool, *input);
+  }
+  const StepInput& step = input->planning.step;
+  if (processes != 0 && step.load.num_ranks() != processes) {
+    refuse(step.load.name, fmt::format("is a load of {}, which {} cannot run", counted(step.load.num_ranks(), "rank"),
+                                       counted_processes(processes)));
+  }
+  input->routes = step.trace ? recorded_routes(*step.trace, *step.batching) : dealt_routes(step.load);
+  input->without_route = rows_without_route(*input->routes, step.load);
+  return input;
+}
+
+}  // namespace foremoe::cli

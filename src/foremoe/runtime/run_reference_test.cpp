@@ -1,0 +1,139 @@
+#include "foremoe/runtime/run_reference.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+namespace foremoe {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr ModelSize kTiny{.layers = 2, .experts = 3, .top_k = 2, .shape = {.hidden = 3, .intermediate = 2}, .seed = 7};
+constexpr std::size_t kMicroSteps = 2, kRanks = 2, kLayers = 2;
+
+// Three tokens: with two experts, without a route, with one.
+class TinyRoutes final : public ReplayRoutes {
+ public:
+  int top_k() const override { return kTiny.top_k; }
+  std::int64_t num_tokens(MicroStepId, RankId) const override { return 3; }
+  void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const override {
+    const auto e = [&](int i) { return ExpertId{(i + m.value + source.value + l.value) % 3}; };
+    routes = {e(0), e(1), kNoExpert, kNoExpert, e(2), kUnassigned};
+  }
+};
+
+// What a run without any fault comes to: the reference itself, in float32.
+StageOutcome faultless(const Optimizer& optimizer, int steps) {
+  StageOutcome outcome;
+  RoutesUsed used({kMicroSteps, kRanks, kLayers});
+  for (std::size_t m = 0; m < kMicroSteps; ++m) {
+    for (std::size_t r = 0; r < kRanks; ++r) {
+      for (std::size_t l = 0; l < kLayers; ++l) {
+        TinyRoutes().gather(MicroStepId{m}, RankId{r}, LayerId{l}, used(m, r, l));
+        used(m, r, l)[2] = ExpertId{1};  // what the router picked
+        used(m, r, l)[3] = ExpertId{2};
+      }
+    }
+  }
+  outcome.routes = {used};
+
+  ThreadPool pool(1);
+  ReferenceModel model(kTiny);
+  const auto in_floats = [](const auto& from, auto& to) {
+    to = Array<std::vector<float>, 2>(from.shape());
+    for (std::size_t i = 0; i < from.size(); ++i) to.flat()[i] = {from.flat()[i].begin(), from.flat()[i].end()};
+  };
+  for (int step = 0; step < steps; ++step) {
+    const ReferenceResult result =
+        model.run({.micro_steps = kMicroSteps,
+                   .ranks = kRanks,
+                   .routes = [&](MicroStepId m, RankId r, LayerId l) { return used(m, r, l); },
+                   .backward = true},
+                  pool);
+    outcome.losses.push_back(result.loss);
+    if (step == 0) {
+      in_floats(result.output, outcome.result.output);
+      in_floats(result.input_gradient, outcome.result.input_gradient);
+      in_floats(result.expert_gradient, outcome.result.expert_gradient);
+      outcome.result.router_gradient = Array<std::vector<float>, 2>({kLayers, kRanks});
+      for (std::size_t l = 0; l < kLayers; ++l) {  // all of it from one rank
+        outcome.result.router_gradient(l, 1) = {result.router_gradient[l].begin(), result.router_gradient[l].end()};
+      }
+    }
+    model.optimize(result, optimizer);
+  }
+  return outcome;
+}
+
+Agreement compare(const StageOutcome& outcome, const Optimizer& optimizer = {}) {
+  ThreadPool pool(1);
+  return ReferenceRuns(kTiny, optimizer, true).compare(outcome, TinyRoutes(), pool);
+}
+
+TEST(RunReference, AFaultlessRunIsEqualToItsReference) {
+  const Agreement agreement = compare(faultless({}, 3));
+  EXPECT_TRUE(agreement.equal(Optimizer::Kind::kSgd));
+  EXPECT_LT(agreement.max_relative_error, 1e-7);
+  EXPECT_LT(agreement.max_loss_error, 1e-12);
+}
+
+TEST(RunReference, ADifferenceInAnyTensorIsFoundAndNamed) {
+  const auto expect_found = [](const char* name, const std::function<std::vector<float>&(StepResult&)>& tensor) {
+    for (const float fault : {1e-3F, std::numeric_limits<float>::quiet_NaN()}) {
+      StageOutcome outcome = faultless({}, 1);
+      tensor(outcome.result).front() += fault;
+      const Agreement agreement = compare(outcome);
+      EXPECT_FALSE(agreement.equal(Optimizer::Kind::kSgd)) << name;
+      EXPECT_THAT(agreement.worst, HasSubstr(name));
+    }
+    StageOutcome outcome = faultless({}, 1);
+    tensor(outcome.result).pop_back();
+    EXPECT_FALSE(compare(outcome).equal(Optimizer::Kind::kSgd)) << name;
+  };
+  expect_found(
+      "output of micro-step 1, rank 0", [](StepResult & r) -> auto& { return r.output(1, 0); });
+  expect_found(
+      "input gradient of micro-step 0, rank 1", [](StepResult & r) -> auto& { return r.input_gradient(0, 1); });
+  expect_found(
+      "gradient of layer 1, expert 2", [](StepResult & r) -> auto& { return r.expert_gradient(1, 2); });
+  expect_found(
+      "router gradient of layer 0", [](StepResult & r) -> auto& { return r.router_gradient(0, 1); });
+}
+
+TEST(RunReference, ARecordedRouteThatWasNotReplayedIsNotEqual) {
+  StageOutcome outcome = faultless({}, 1);
+  outcome.routes[0](0, 1, 1)[0] = ExpertId{0};
+  EXPECT_FALSE(compare(outcome).routes_replayed);
+  outcome = faultless({}, 1);
+  outcome.routes[0](0, 1, 1)[2] = kNoExpert;  // the router picked nothing
+  EXPECT_FALSE(compare(outcome).routes_replayed);
+}
+
+TEST(RunReference, LaterLossesAreJudgedAfterSgdAndToldAfterAdam) {
+  for (const Optimizer::Kind kind : {Optimizer::Kind::kSgd, Optimizer::Kind::kAdam}) {
+    const Optimizer optimizer{.kind = kind, .rate = 0.01F};
+    StageOutcome outcome = faultless(optimizer, 3);
+    outcome.losses[2] *= 1.001;
+    const Agreement agreement = compare(outcome, optimizer);
+    EXPECT_NEAR(agreement.max_loss_error, 1e-3, 1e-9);
+    EXPECT_EQ(agreement.equal(kind), kind == Optimizer::Kind::kAdam);
+  }
+}
+
+TEST(RunReference, ARememberedReferenceServesOtherPoliciesAndForwardOnlyStages) {
+  ThreadPool pool(1);
+  ReferenceRuns reference(kTiny, {}, true);
+  StageOutcome outcome = faultless({}, 1);
+  EXPECT_TRUE(reference.compare(outcome, TinyRoutes(), pool).equal(Optimizer::Kind::kSgd));
+  outcome.losses.clear();
+  outcome.result.expert_gradient = {};
+  EXPECT_TRUE(reference.compare(outcome, TinyRoutes(), pool).equal(Optimizer::Kind::kSgd));
+  for (auto& routes : outcome.routes[0].flat()) routes[2] = ExpertId{0};  // another pick: another reference
+  EXPECT_FALSE(reference.compare(outcome, TinyRoutes(), pool).equal(Optimizer::Kind::kSgd));
+}
+
+}  // namespace
+}  // namespace foremoe
