@@ -5,7 +5,6 @@
 #include "foremoe/core/random.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/runtime/cpu/cpu_device.h"
-#include "foremoe/runtime/rank_run.h"
 #include "foremoe/runtime/threads/run_ranks.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
 

@@ -13,7 +13,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr double kFloat32Bound = 1e-5;
+// A wrong expert or a lost gradient is an error of 0.01 and more; rounding of tiny tensors whose terms nearly cancel is
+// up to 2e-5 in ten thousand draws.
+constexpr double kWrong = 1e-4;
 
 int num_schedules() {
   const char* wanted = std::getenv("FOREMOE_FAULT_SCHEDULES");
@@ -63,8 +65,7 @@ TEST(FaultsOnThreads, NeverMakeAWrongResultNorAHang) {
     const Scenario scenario = faulty_scenario(static_cast<std::uint64_t>(i));
     try {
       const Execution execution = execute(scenario);
-      EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound)
-          << scenario.name();
+      EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kWrong) << scenario.name();
       for (const RankResult& rank : execution.ranks) {
         EXPECT_EQ(rank.figures.fallbacks, execution.ranks[0].figures.fallbacks) << scenario.name();
       }
@@ -94,7 +95,7 @@ TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
   };
   const Execution execution = execute(scenario);
   EXPECT_GT(execution.ranks[0].figures.fallbacks, 0);
-  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound);
+  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kWrong);
   for (const RankResult& rank : execution.ranks) EXPECT_EQ(rank.figures.transfer.copies, 0);
 }
 
@@ -111,7 +112,7 @@ TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
     EXPECT_EQ(rank.figures.fallbacks, execution.ranks[1].figures.fallbacks);
   }
   EXPECT_GT(execution.ranks[1].figures.fallbacks, 0);
-  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound);
+  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kWrong);
 }
 
 TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
@@ -122,7 +123,7 @@ TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
     return faulty(std::move(link), {.fail = 0.3, .corrupt = 0.3}, rank.index());
   };
   const Execution execution = execute(scenario);
-  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound);
+  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kWrong);
   EXPECT_EQ(execution.ranks[0].figures.fallbacks, 0);
 }
 

@@ -31,16 +31,13 @@ void GuestGradients::ran_backward(EventId event, LayerId layer) {
   }
 }
 
-std::vector<GuestGradients::Guest> GuestGradients::leaving(EventId event, LayerId layer) {
+template <class Goes>
+std::vector<GuestGradients::Guest> GuestGradients::take(LayerId layer, Goes goes) {
   std::vector<Guest> guests;
-  const EventId next{event.value + 1};
   for (int r = 0; r < plan_.num_ranks(); ++r) {
     for (int s = homes_per_rank_; s < plan_.num_slots(); ++s) {
       ExpertId& expert = dirty_[index(layer, RankId{r}, SlotId{s})];
-      if (expert == kNoExpert) continue;
-      const bool stays = plan_.residency != Residency::kShared &&
-                         (next.value == plan_.num_events() || plan_.slot_expert(next, layer, r, s) == expert);
-      if (stays) continue;
+      if (expert == kNoExpert || !goes(expert, r, s)) continue;
       guests.push_back({expert, RankId{r}, SlotId{s}});
       expert = kNoExpert;
     }
@@ -49,23 +46,24 @@ std::vector<GuestGradients::Guest> GuestGradients::leaving(EventId event, LayerI
   return guests;
 }
 
-std::vector<GuestGradients::Guest> GuestGradients::all(LayerId layer) {
-  std::vector<Guest> guests;
-  for (int r = 0; r < plan_.num_ranks(); ++r) {
-    for (int s = homes_per_rank_; s < plan_.num_slots(); ++s) {
-      ExpertId& expert = dirty_[index(layer, RankId{r}, SlotId{s})];
-      if (expert != kNoExpert) guests.push_back({expert, RankId{r}, SlotId{s}});
-      expert = kNoExpert;
-    }
-  }
-  std::ranges::sort(guests);
-  return guests;
+std::vector<GuestGradients::Guest> GuestGradients::take_leaving(EventId event, LayerId layer) {
+  if (plan_.residency == Residency::kShared) return take_all(layer);
+  const EventId next{event.value + 1};
+  if (next.value == plan_.num_events()) return {};
+  return take(layer, [&](ExpertId expert, int r, int s) { return plan_.slot_expert(next, layer, r, s) != expert; });
+}
+
+std::vector<GuestGradients::Guest> GuestGradients::take_all(LayerId layer) {
+  return take(layer, [](ExpertId, int, int) { return true; });
 }
 
 GradientReturns::GradientReturns(const StageParts& parts, const SlotPool& pool, Communicator& communicator,
                                  Device& device)
-    : parts_(parts), pool_(pool), communicator_(communicator), device_(device) {
-  for (const Segment& segment : parts.layout.segments()) expert_elements_ += segment.elements;
+    : parts_(parts),
+      pool_(pool),
+      communicator_(communicator),
+      device_(device),
+      expert_elements_(parts.layout.elements()) {
   // The most that one exchange can bring: each rank's guests of a layer whose home is here, at most E/R different
   // experts on each of the other ranks.
   const std::int64_t guests = parts.plan.guest_slots;
@@ -111,9 +109,7 @@ void GradientReturns::add_to_homes(LayerId layer, std::span<const GuestGradients
   }
   for (const GuestGradients::Guest& guest : guests) {  // ascending (expert, rank)
     if (parts_.plan.home(layer, guest.expert) != self) continue;
-    int home_slot = 0;
-    for (int e = 0; e < guest.expert.value; ++e) home_slot += parts_.plan.home(layer, e) == self ? 1 : 0;
-    const auto gradients = pool_.gradients(layer, SlotId{home_slot});
+    const auto gradients = pool_.gradients(layer, pool_.home_slot(layer, guest.expert));
     std::int64_t& from = at[guest.rank.index()];
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       const std::int64_t n = parts_.layout.segments()[i].elements;

@@ -33,10 +33,12 @@ class GuestGradients {
   void ran_backward(EventId event, LayerId layer);
   // What is to go home when this event's last turn is over: dirty guests that the next event does not keep in their
   // slot; under `shared` all. Ascending. They are clean from now on.
-  std::vector<Guest> leaving(EventId event, LayerId layer);
-  std::vector<Guest> all(LayerId layer);  // for a drain
+  std::vector<Guest> take_leaving(EventId event, LayerId layer);
+  std::vector<Guest> take_all(LayerId layer);  // for a drain
 
  private:
+  template <class Goes>
+  std::vector<Guest> take(LayerId layer, Goes goes);
   std::size_t index(LayerId layer, RankId rank, SlotId slot) const;
 
   const StepPlan& plan_;

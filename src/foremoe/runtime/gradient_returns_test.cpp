@@ -91,10 +91,10 @@ TEST(GuestGradients, GoHomeExactlyOnceAndNeverMixWhateverComesAndGoes) {
             ledger.ran_backward(event, l);
             gradients.ran_backward(EventId{event}, LayerId{l});
           }
-          ledger.send_home(l, gradients.leaving(EventId{event}, LayerId{l}));
+          ledger.send_home(l, gradients.take_leaving(EventId{event}, LayerId{l}));
         }
       }
-      for (int l = 0; l < plan.num_layers(); ++l) ledger.send_home(l, gradients.all(LayerId{l}));
+      for (int l = 0; l < plan.num_layers(); ++l) ledger.send_home(l, gradients.take_all(LayerId{l}));
       EXPECT_EQ(ledger.home, ledger.added) << "seed " << seed;
       EXPECT_FALSE(ledger.added.empty());
     }
@@ -114,12 +114,12 @@ TEST(GuestGradients, StayWhileTheirGuestDoes) {
   GuestGradients gradients(plan);
   for (int event = 0; event < plan.num_events(); ++event) {
     gradients.ran_backward(EventId{event}, LayerId{0});
-    EXPECT_TRUE(gradients.leaving(EventId{event}, LayerId{0}).empty());
+    EXPECT_TRUE(gradients.take_leaving(EventId{event}, LayerId{0}).empty());
     EXPECT_TRUE(gradients.dirty(LayerId{0}, RankId{1}, SlotId{2}));
   }
-  EXPECT_EQ(gradients.all(LayerId{0}).size(), 6U);
+  EXPECT_EQ(gradients.take_all(LayerId{0}).size(), 6U);
   EXPECT_FALSE(gradients.dirty(LayerId{0}, RankId{1}, SlotId{2}));
-  EXPECT_TRUE(gradients.all(LayerId{0}).empty()) << "exactly once";
+  EXPECT_TRUE(gradients.take_all(LayerId{0}).empty()) << "exactly once";
 }
 
 }  // namespace

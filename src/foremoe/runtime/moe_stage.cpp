@@ -7,6 +7,7 @@
 #include <chrono>
 #include <optional>
 
+#include "foremoe/core/error.h"
 #include "foremoe/runtime/arena_refresh.h"
 #include "foremoe/runtime/gradient_returns.h"
 #include "foremoe/runtime/row_exchange.h"
@@ -29,6 +30,20 @@ class Directory : public ExpertDirectory {
  private:
   const SlotPool& pool_;
   const PeerHomes& homes_;
+};
+
+class PinnedMemory {
+ public:
+  PinnedMemory(Device& device, std::span<const std::byte> memory) : device_(device), memory_(memory) {
+    device_.pin(memory_);
+  }
+  ~PinnedMemory() { device_.unpin(memory_); }
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+ private:
+  Device& device_;
+  std::span<const std::byte> memory_;
 };
 
 class Span {
@@ -70,6 +85,7 @@ struct MoeStage::State {
   void dispatch_forward(const Turn& turn, const LayerForward& layer, Kept& kept);
   void end_turn(TurnId turn);
   void zero_home_gradients();
+  void restore_homes();
   TurnFigures& figures_of(TurnId turn) { return turns[turn.index()]; }
 
   const StageParts parts;
@@ -83,6 +99,7 @@ struct MoeStage::State {
   PeerHomes peer_homes;
   Directory directory;
   std::optional<HostArena> arena;
+  std::optional<PinnedMemory> pinned;  // the arena's
   RowExchange rows;
   UnroutedRows unrouted;
   GuestGradients guest_gradients;
@@ -110,7 +127,7 @@ MoeStage::State::State(const StageParts& stage_parts, const HomeExperts& home_ex
       options(stage_options),
       rank(stage_communicator.rank()),
       pool((expect_float32(parts.layout, parts.shape), expect_fitting(parts, communicator), parts), homes, device),
-      peer_homes((expect_same_plan(parts.plan, communicator), parts), homes, communicator),
+      peer_homes((expect_same_stage(parts, options.engine.version, communicator), parts), homes, communicator),
       directory(pool, peer_homes),
       arena(open_arena(parts, communicator)),
       rows(communicator, device, parts.shape, parts.load.top_k),
@@ -134,11 +151,12 @@ MoeStage::State::State(const StageParts& stage_parts, const HomeExperts& home_ex
     layer.planned.returned.reserve(device, most_sent, parts.shape.hidden);
   }
 
-  if (arena) device.pin(arena->memory());
+  if (arena) pinned.emplace(device, arena->memory());
   const auto begin = std::chrono::steady_clock::now();
   refresh_arena(parts, peer_homes, arena ? &*arena : nullptr, options.engine.version, communicator, device);
   arena_refresh_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   peer_homes.publish(options.engine.version);
+  communicator.barrier();  // under `free` copies may overwrite homes from now on: every arena has been written
 
   const auto decorated = [&](std::unique_ptr<CopyLink> link, Path path) {
     return options.decorate ? options.decorate(std::move(link), rank, path) : std::move(link);
@@ -162,8 +180,26 @@ MoeStage::State::State(const StageParts& stage_parts, const HomeExperts& home_ex
 
 MoeStage::State::~State() {
   engine.reset();  // nothing writes to buffers any more, before they go
-  if (!finished) zero_home_gradients();
-  if (arena) device.unpin(arena->memory());
+  if (finished) return;
+  try {
+    zero_home_gradients();
+    restore_homes();
+  } catch (...) {  // the device itself has failed: what ended the stage is told already
+  }
+}
+
+// Under `free` homes are lent to other experts: without finish() they come back here.
+void MoeStage::State::restore_homes() {
+  if (!arena) return;
+  for (const ScheduledCopy& copy : parts.schedule.arriving(TurnId{parts.schedule.order.size()})) {
+    const int at = arena->index_of({copy.layer, copy.expert});
+    if (copy.rank != rank || at < 0 || arena->version(at) != options.engine.version) continue;
+    const std::span<std::byte* const> home = pool.buffer(copy.buffer);
+    for (std::size_t i = 0; i < home.size(); ++i) {
+      device.upload(home[i],
+                    {arena->segment(at, i), static_cast<std::size_t>(parts.layout.segments()[i].bytes().value)});
+    }
+  }
 }
 
 MoeStage::State::Kept& MoeStage::State::kept(const Turn& turn) {
@@ -206,23 +242,22 @@ void MoeStage::State::dispatch_forward(const Turn& turn, const LayerForward& lay
 ExpertRows MoeStage::State::expert_rows(TurnId turn, const Kept& layer_kept, ExpertId expert, bool planned) const {
   const Turn& at = parts.schedule.order[turn];
   const bool in_slots = parts.plan.residency == Residency::kFree || (planned && !layer_kept.at_homes);
-  int slot = 0;
+  SlotId slot;
   if (in_slots) {
     const auto slots = parts.plan.slot_expert.row(at.event, at.layer, rank);
-    slot = static_cast<int>(std::ranges::find(slots, expert) - slots.begin());
-    assert(slot < parts.plan.num_slots());
+    slot = SlotId{std::ranges::find(slots, expert) - slots.begin()};
+    assert(slot.value < parts.plan.num_slots());
   } else {
-    for (int e = 0; e < expert.value; ++e) slot += parts.plan.home(at.layer, e) == rank ? 1 : 0;
+    slot = pool.home_slot(at.layer, expert);
   }
-  const auto weights = in_slots ? pool.weights(turn, SlotId{slot}) : pool.home_weights(at.layer, slot);
+  const auto weights = in_slots ? pool.weights(turn, slot) : pool.home_weights(at.layer, slot);
   ExpertRows rows_of_expert{.gate_up = reinterpret_cast<const float*>(weights[0]),
                             .down = reinterpret_cast<const float*>(weights[1])};
   if (at.pass == Pass::kBackward) {
-    const auto gradients = pool.gradients(at.layer, SlotId{slot});
+    const auto gradients = pool.gradients(at.layer, slot);
     rows_of_expert.gate_up_gradient = gradients[0];
     rows_of_expert.down_gradient = gradients[1];
-    rows_of_expert.fresh_gradient =
-        slot >= pool.homes_per_rank() && !guest_gradients.dirty(at.layer, rank, SlotId{slot});
+    rows_of_expert.fresh_gradient = slot.value >= pool.homes_per_rank() && !guest_gradients.dirty(at.layer, rank, slot);
   }
   return rows_of_expert;
 }
@@ -232,11 +267,12 @@ void MoeStage::State::end_turn(TurnId turn) {
   if (!returns) return;
   const Turn& at = parts.schedule.order[turn];
   if (parts.schedule.order.last(at.event, at.layer) != turn) return;
-  const std::vector<GuestGradients::Guest> guests = guest_gradients.leaving(at.event, at.layer);
+  const std::vector<GuestGradients::Guest> guests = guest_gradients.take_leaving(at.event, at.layer);
   if (!guests.empty()) returned += returns->send_home(at.layer, guests);
 }
 
 void MoeStage::State::zero_home_gradients() {
+  if (!returns) return;
   for (const HomeExpert& expert : homes.experts.flat()) {
     for (std::size_t i = 0; i < expert.gradients.size(); ++i) {
       device.zero(reinterpret_cast<std::byte*>(expert.gradients[i]),
@@ -267,6 +303,11 @@ void MoeStage::forward(TurnId turn, const LayerForward& layer) {
   s.fallbacks += kept.at_homes ? 1 : 0;
   kept.weight = layer.weight;
   kept.any_unrouted = s.has_unrouted(at);
+  if (!kept.any_unrouted && std::ranges::find(layer.routes, kNoExpert) != layer.routes.end()) {
+    throw InputError({.file = {}, .field = "routes", .index = {}},
+                     fmt::format("micro-step {}, layer {} has rows without a route, which `without_route` denies",
+                                 at.micro_step.value, at.layer.value));
+  }
 
   const Span span(s.options.timeline, s.rank, Lane::kExperts, "experts, forward");
   const double before = s.rows.compute_cpu_seconds();
@@ -294,7 +335,7 @@ void MoeStage::backward(TurnId turn, const LayerBackward& layer) {
     if (!s.engine->wait(turn) && !kept.at_homes) {
       throw StageFailed(
           fmt::format("micro-step {}, layer {}: experts that the backward pass reads could not be fetched "
-                      "from any rank or arena that holds them",
+                      "from their homes nor from an arena",
                       at.micro_step.value, at.layer.value));
     }
   }
@@ -317,12 +358,16 @@ void MoeStage::drain(std::span<const LayerId> layers) {
   State& s = *state_;
   if (!s.returns) return;
   for (const LayerId layer : layers) {
-    const std::vector<GuestGradients::Guest> guests = s.guest_gradients.all(layer);
+    const std::vector<GuestGradients::Guest> guests = s.guest_gradients.take_all(layer);
     if (!guests.empty()) s.returned += s.returns->send_home(layer, guests);
   }
 }
 
 void MoeStage::finish() {
+  for (int l = 0; l < state_->parts.plan.num_layers(); ++l) {  // what the caller has not drained
+    const LayerId layer{l};
+    drain({&layer, 1});
+  }
   state_->engine->finish();
   state_->device.stream().synchronize();
   state_->communicator.barrier();  // nobody reads homes any more: the caller may change them

@@ -4,14 +4,16 @@
 // The caller runs its own work (attention, router) and calls forward and backward for every turn in order; in
 // between, experts travel. No address, thread or registration outlives the object.
 //
-//   MoeStage stage(parts, options);
+//   MoeStage stage(parts, homes, communicator, device, options);
 //   for each turn t:  stage.begin(t);  … attention …;  stage.forward(t, …) or stage.backward(t, …);
 //   stage.drain(layers);  … the framework's own gradient reduction …
+//   stage.finish();
 //
 // A turn whose copies failed on any rank falls back: both passes of that micro-step and layer run at homes. Guests'
 // gradients accumulate in their slots, go home when the guest leaves or at drain(), and are added there in (layer,
-// expert, rank) order, exactly once. A stage that goes before finish() was done zeroes the gradients at home: nothing
-// is half applied.
+// expert, rank) order, exactly once. The caller's gradients are zero
+// at bind; a stage that goes before finish() was done leaves them zero, and homes as they were: nothing is half
+// applied.
 
 #include <functional>
 #include <memory>
@@ -103,7 +105,7 @@ class MoeStage {
   void forward(TurnId turn, const LayerForward& layer);
   void backward(TurnId turn, const LayerBackward& layer);
   void drain(std::span<const LayerId> layers);  // collective; guests' gradients of these layers go home
-  void finish();                                // collective, after the last turn
+  void finish();                                // collective, after the last turn; drains what was not
   StageFigures figures() const;
 
  private:

@@ -196,23 +196,6 @@ StageOutcome RankRun::run() {
 
 }  // namespace
 
-std::vector<std::uint8_t> rows_without_route(const ReplayRoutes& routes, const LoadTable& load) {
-  std::vector<std::uint8_t> without(static_cast<std::size_t>(load.num_micro_steps() * load.num_layers()), 0);
-  std::vector<ExpertId> of_source;
-  for (int m = 0; m < load.num_micro_steps(); ++m) {
-    for (int r = 0; r < load.num_ranks(); ++r) {
-      for (int l = 0; l < load.num_layers(); ++l) {
-        routes.gather(MicroStepId{m}, RankId{r}, LayerId{l}, of_source);
-        if (std::ranges::find(of_source, kNoExpert) != of_source.end()) {
-          without[static_cast<std::size_t>(m * load.num_layers() + l)] = 1;
-        }
-      }
-    }
-  }
-  if (std::ranges::count(without, 1) == 0) without.clear();
-  return without;
-}
-
 StageOutcome run_stage(const StageRun& run, Communicator& communicator, Device& device) {
   return RankRun(run, communicator, device).run();
 }

@@ -58,9 +58,6 @@ struct StageOutcome {
   bool repeats_equal = true;
 };
 
-// [micro_step·layers + layer]: 1 where any source has rows without a route; empty where there is none at all.
-std::vector<std::uint8_t> rows_without_route(const ReplayRoutes& routes, const LoadTable& load);
-
 // Collective. Throws InputError when something does not fit, or when ranks hold different plans.
 StageOutcome run_stage(const StageRun& run, Communicator& communicator, Device& device);
 

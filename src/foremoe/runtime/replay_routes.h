@@ -33,4 +33,7 @@ class ReplayRoutes {
 std::unique_ptr<ReplayRoutes> recorded_routes(const RoutingTrace& trace, const Batching& batching);
 std::unique_ptr<ReplayRoutes> dealt_routes(const LoadTable& load);
 
+// [micro_step·layers + layer]: 1 where any source has rows without a route; empty where there is none at all.
+std::vector<std::uint8_t> rows_without_route(const ReplayRoutes& routes, const LoadTable& load);
+
 }  // namespace foremoe

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "foremoe/core/error.h"
 
 namespace foremoe {
@@ -70,9 +72,8 @@ void SlotPool::lay_out_buffers(const HomeExperts& homes, Device& device) {
 void SlotPool::lay_out_gradients(Device& device) {
   const StepPlan& plan = parts_.plan;
   const int experts = plan.residency == Residency::kShared ? plan.guest_slots : plan.num_layers() * plan.guest_slots;
-  std::int64_t elements = 0;
-  for (const Segment& segment : parts_.layout.segments()) elements += segment.elements;
-  guest_gradients_ = device.allocate(Bytes{experts * elements * static_cast<std::int64_t>(sizeof(float))});
+  guest_gradients_ =
+      device.allocate(Bytes{experts * parts_.layout.elements() * static_cast<std::int64_t>(sizeof(float))});
   float* next = guest_gradients_.floats();
   for (int i = 0; i < experts; ++i) {
     std::vector<float*>& segments = gradients_.emplace_back();
@@ -87,7 +88,7 @@ std::span<std::byte* const> SlotPool::weights(TurnId turn, SlotId slot) const {
   const StepPlan& plan = parts_.plan;
   const LayerId layer = parts_.schedule.order[turn].layer;
   if (plan.residency == Residency::kFree) return buffer(layer.value * plan.num_slots() + slot.value);
-  if (slot.value < homes_per_rank_) return home_weights(layer, slot.value);
+  if (slot.value < homes_per_rank_) return home_weights(layer, slot);
   const int guest = slot.value - homes_per_rank_;
   const int set = plan.residency == Residency::kShared ? turn.value % parts_.schedule.depth : layer.value;
   return buffer(set * plan.guest_slots + guest);
@@ -100,8 +101,13 @@ std::span<float* const> SlotPool::gradients(LayerId layer, SlotId slot) const {
   return gradients_[static_cast<std::size_t>(shared ? guest : layer.value * parts_.plan.guest_slots + guest)];
 }
 
-std::span<std::byte* const> SlotPool::home_weights(LayerId layer, int home_slot) const {
+std::span<std::byte* const> SlotPool::home_weights(LayerId layer, SlotId home_slot) const {
   return homes_.experts(layer, home_slot).weights;
+}
+
+SlotId SlotPool::home_slot(LayerId layer, ExpertId expert) const {
+  const std::span<const RankId> home = parts_.plan.home.row(layer);
+  return SlotId{std::ranges::count(home.first(expert.index()), home[expert.index()])};
 }
 
 }  // namespace foremoe

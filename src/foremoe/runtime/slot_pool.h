@@ -21,7 +21,8 @@ class SlotPool {
   std::span<std::byte* const> buffer(int buffer) const { return buffers_[static_cast<std::size_t>(buffer)]; }
   std::span<std::byte* const> weights(TurnId turn, SlotId slot) const;  // [segment], during this turn
   std::span<float* const> gradients(LayerId layer, SlotId slot) const;  // [segment]
-  std::span<std::byte* const> home_weights(LayerId layer, int home_slot) const;
+  std::span<std::byte* const> home_weights(LayerId layer, SlotId home_slot) const;
+  SlotId home_slot(LayerId layer, ExpertId expert) const;  // on its home
   Bytes guest_weights() const { return guest_weights_.bytes(); }
   Bytes guest_gradients() const { return guest_gradients_.bytes(); }
 

@@ -40,23 +40,53 @@ void expect_fitting(const StageParts& parts, const Communicator& communicator) {
   };
   expect("ranks", plan.num_ranks(), communicator.num_ranks(), "the communicator");
   expect("ranks", plan.num_ranks(), load.num_ranks(), "the load");
+  expect("ranks per node", plan.ranks_per_node, communicator.topology().ranks_per_node, "the communicator");
   expect("layers", plan.num_layers(), load.num_layers(), "the load");
   expect("experts", plan.num_experts(), load.num_experts(), "the load");
   expect("micro-steps", plan.num_micro_steps(), load.num_micro_steps(), "the load");
   expect("events", plan.num_events(), static_cast<int>(parts.schedule.order.first.extent(0)), "the schedule");
+  const auto cells = static_cast<std::size_t>(load.num_micro_steps() * load.num_layers());
+  if (!parts.without_route.empty() && parts.without_route.size() != cells) {
+    throw InputError({.file = {}, .field = "without_route", .index = {}},
+                     fmt::format("{} entries, expected {} micro-steps × layers", parts.without_route.size(), cells));
+  }
 }
 
-void expect_same_plan(const StepPlan& plan, Communicator& communicator) {
+void expect_same_stage(const StageParts& parts, std::uint64_t version, Communicator& communicator) {
+  const StepPlan& plan = parts.plan;
+  const TransferSchedule& schedule = parts.schedule;
+  std::vector<std::int64_t> words = {static_cast<std::int64_t>(version),
+                                     static_cast<std::int64_t>(plan.residency),
+                                     plan.guest_slots,
+                                     plan.in_flight,
+                                     static_cast<std::int64_t>(schedule.stage),
+                                     schedule.depth,
+                                     parts.load.top_k,
+                                     parts.shape.hidden,
+                                     parts.shape.intermediate};
+  for (int e = 0; e < plan.num_events(); ++e) {
+    words.push_back(plan.event_micro_step[static_cast<std::size_t>(e)].value);
+    words.push_back(static_cast<std::int64_t>(plan.event_pass[static_cast<std::size_t>(e)]));
+  }
+  for (const ScheduledCopy& copy : schedule.copies) {
+    words.insert(words.end(),
+                 {copy.rank.value, copy.layer.value, copy.expert.value, copy.buffer, copy.opens.value,
+                  copy.arrives.value, copy.closes.value, static_cast<std::int64_t>(copy.path), copy.source.value});
+  }
   Sha256 hash;
+  hash.update(std::as_bytes(std::span(words)));
   hash.update(std::as_bytes(plan.slot_expert.flat()));
   hash.update(std::as_bytes(plan.home.flat()));
+  hash.update(std::as_bytes(parts.load.load.flat()));
+  hash.update(std::as_bytes(std::span(parts.without_route)));
   const std::string mine = hash.hex();
   std::string all(mine.size() * static_cast<std::size_t>(communicator.num_ranks()), '\0');
   communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
   for (int r = 0; r < communicator.num_ranks(); ++r) {
     if (all.compare(static_cast<std::size_t>(r) * mine.size(), mine.size(), mine) == 0) continue;
     throw InputError({.file = {}, .field = "plan", .index = {}},
-                     fmt::format("rank {} and rank {} hold different plans", r, communicator.rank().value));
+                     fmt::format("rank {} and rank {} hold different plans, loads, schedules or versions", r,
+                                 communicator.rank().value));
   }
 }
 

@@ -11,8 +11,9 @@ namespace foremoe {
 void expect_float32(const ExpertLayout& layout, const ExpertShape& shape);
 void expect_fitting(const StageParts& parts, const Communicator& communicator);
 
-// Collective. Everybody must hold the same placement: what one rank waits for, another must have sent.
-void expect_same_plan(const StepPlan& plan, Communicator& communicator);
+// Collective. Everybody must hold the same load, placement, schedule and version: what one rank waits for, another
+// must have sent. (Quotas may still be on their way.)
+void expect_same_stage(const StageParts& parts, std::uint64_t version, Communicator& communicator);
 
 // The most rows that a rank computes in any layer of any micro-step: of its homes, which fallbacks need, or by quotas
 // as far as they are known.

@@ -31,7 +31,7 @@ struct CopyRequest {
   std::span<const Chunk> chunks;  // alive until the copy is settled
   RankId source;                  // peer path: whom the bytes come from
   Event after;                    // the buffer's last reader: the copy begins after it
-  std::int64_t message = -1;      // peer path without mapped memory: its number among the schedule's messages
+  std::int64_t message = -1;      // peer path: its index in the schedule's copies where memory is not mapped
 };
 
 enum class CopyState : std::uint8_t { kUnderWay, kDone, kFailed };

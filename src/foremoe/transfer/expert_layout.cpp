@@ -37,6 +37,12 @@ Bytes ExpertLayout::bytes_read_by(Pass pass) const {
   return sum;
 }
 
+std::int64_t ExpertLayout::elements() const {
+  std::int64_t sum = 0;
+  for (const Segment& segment : segments_) sum += segment.elements;
+  return sum;
+}
+
 ExpertLayout swiglu_layout(int hidden, int intermediate) {
   if (hidden <= 0) throw InputError({.field = "hidden"}, fmt::format("{} is not positive", hidden));
   if (intermediate <= 0) throw InputError({.field = "intermediate"}, fmt::format("{} is not positive", intermediate));

@@ -39,6 +39,7 @@ class ExpertLayout {
   std::span<const Segment> segments() const { return segments_; }
   std::size_t num_segments() const { return segments_.size(); }
   std::size_t offset(std::size_t segment) const { return offsets_[segment]; }  // bytes, within a slot
+  std::int64_t elements() const;                                               // of all segments: of a gradient
   Bytes bytes() const { return bytes_; }                                       // of a slot, padding included
   Bytes bytes_read_by(Pass pass) const;                                        // what a copy for this pass alone moves
 

@@ -197,10 +197,8 @@ GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const
   GuestMemory memory;
   memory.weights = Bytes{(shared ? options.depth * guests : in_all_layers) * layout.bytes().value};
   if (options.stage == Stage::kPolicyUpdate) {
-    std::int64_t elements = 0;  // of an expert
-    for (const Segment& segment : layout.segments()) elements += segment.elements;
     // Under `shared` a turn's gradients go home with it, so that one set serves all layers.
-    memory.gradients = Bytes{(shared ? guests : in_all_layers) * elements * std::int64_t{sizeof(float)}};
+    memory.gradients = Bytes{(shared ? guests : in_all_layers) * layout.elements() * std::int64_t{sizeof(float)}};
   }
   return memory;
 }
