@@ -35,7 +35,7 @@ backward, then an optimizer step. Copies of experts travel while the ranks work.
 freely runs recompute alone.
 
 Exit codes: 0 every result is equal to the reference; 1 one is not, or repeats differ; 2 wrong usage or input; 3 the run
-could not go on: a rank died, or a copy never came.
+could not go on: a rank died, or a copy never came that could not be done without.
 )";
 
 int run(const RunArguments& arguments) {

@@ -274,8 +274,9 @@ std::string Execution::describe() const {
                   model_.shape.hidden, model_.shape.intermediate, model_.top_k, counted(arguments_.repeats, "repeat"));
   if (!input_->without_route.empty()) {
     const auto there = std::ranges::count(input_->without_route, 1);
-    text += fmt::format("Rows without a route go where the router sends them: there are some in {} of {} layers\n",
-                        there, input_->without_route.size());
+    text += fmt::format(
+        "Rows without a route go where the router sends them: there are some in {} of {} (micro-step, layer) pairs\n",
+        there, input_->without_route.size());
   }
   return text;
 }

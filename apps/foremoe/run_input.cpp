@@ -83,6 +83,10 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
     refuse(path, fmt::format("is a plan for {}, {} has {}", counted(plan.num_ranks(), "rank"), step.load.name,
                              step.load.num_ranks()));
   }
+  if (plan.ranks_per_node != step.load.ranks_per_node) {
+    refuse(path, fmt::format("is a plan for {} per node, {} has {}", counted(plan.ranks_per_node, "rank"),
+                             step.load.name, step.load.ranks_per_node));
+  }
   const int in_flight = arguments.planner.options.in_flight;
   if (arguments.in_flight_given && in_flight != plan.in_flight) {
     refuse(path, fmt::format("is a plan for {} in flight, --in-flight asks for {}",
@@ -95,8 +99,17 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
       plan, step.load,
       {.initial_home = homes, .trace = step.trace_or_null(), .batching = step.batching_or_null(), .max_listed = 1});
   if (!report.ok()) {
-    refuse(path, fmt::format("is not right for {}: {} (foremoe verify tells all)", step.load.name,
-                             report.violations.front().message));
+    const Violation& v = report.violations.front();
+    std::string where;
+    const auto at = [&](const char* word, const auto& id) {
+      if (id) where += fmt::format("{} {}, ", word, id->value);
+    };
+    at("event", v.event);
+    at("layer", v.layer);
+    at("rank", v.rank);
+    at("slot", v.slot);
+    at("expert", v.expert);
+    refuse(path, fmt::format("is not right for {}: {}{} (foremoe verify tells all)", step.load.name, where, v.message));
   }
 
   const LoadTable part =

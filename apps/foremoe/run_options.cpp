@@ -10,25 +10,17 @@
 namespace foremoe::cli {
 namespace {
 
-// A number above 0, such as 2e9.
-CLI::Validator positive() {
-  return {[](std::string& text) -> std::string {
+// A number such as 2e9, at most `most`, and above 0 or not below it.
+CLI::Validator number(double most, bool zero_too = false) {
+  return {[most, zero_too](std::string& text) -> std::string {
             double value = 0;
             if (!CLI::detail::lexical_cast(text, value) || !std::isfinite(value)) {
               return fmt::format("'{}' is no number", text);
             }
-            return value > 0 ? std::string{} : fmt::format("{} is not above 0", text);
-          },
-          std::string{}};
-}
-
-CLI::Validator not_negative() {
-  return {[](std::string& text) -> std::string {
-            double value = 0;
-            if (!CLI::detail::lexical_cast(text, value) || !std::isfinite(value)) {
-              return fmt::format("'{}' is no number", text);
+            if (value < 0 || (value == 0 && !zero_too)) {
+              return fmt::format("{} is {} 0", text, zero_too ? "less than" : "not above");
             }
-            return value >= 0 ? std::string{} : fmt::format("{} is less than 0", value);
+            return value <= most ? std::string{} : fmt::format("{} is more than {}", text, most);
           },
           std::string{}};
 }
@@ -88,7 +80,7 @@ static void add_model_options(CLI::App& command, RunArguments& arguments) {
   command.add_option("--learning-rate", arguments.rate, "Learning rate")
       ->type_name("X")
       ->default_str("0.01; 0.001 with adam")
-      ->check(positive())
+      ->check(number(1e6))
       ->group(group);
   command
       .add_option("--steps", arguments.steps,
@@ -120,7 +112,7 @@ static void add_copy_options(CLI::App& command, RunArguments& arguments) {
           "Lets each path of each rank carry no more than this, to see what slow links expose (default: as fast "
           "as memory is)")
       ->type_name("BYTES/S")
-      ->check(positive())
+      ->check(number(1e18))
       ->group(group);
   CLI::Option* const flops =
       command
@@ -129,13 +121,13 @@ static void add_copy_options(CLI::App& command, RunArguments& arguments) {
                       "floating point operations, before each layer of each pass")
           ->type_name("N")
           ->default_str("1e6")
-          ->check(not_negative())
+          ->check(number(1e11, true))
           ->group(group);
   command
       .add_option("--work-ms", arguments.work.wait_ms,
                   "Instead, a wait of so many milliseconds, as for a device that computes")
       ->type_name("T")
-      ->check(positive())
+      ->check(number(1e5))
       ->excludes(flops)
       ->group(group);
 }
@@ -150,7 +142,7 @@ static void add_execution_options(CLI::App& command, RunArguments& arguments) {
                   "A rank that waits longer for another ends the run, with exit code 3")
       ->type_name("SECONDS")
       ->capture_default_str()
-      ->check(positive())
+      ->check(number(86'400))
       ->group(group);
   command
       .add_option("--repeats", arguments.repeats,

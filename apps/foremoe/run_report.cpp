@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "text_table.h"
+#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -151,6 +152,11 @@ std::string to_text(const std::vector<RunRow>& rows, const RunSettings& settings
     if (row.outcome.losses.size() > 1) {
       text += fmt::format("loss of {} over {} steps: {:.6f} … {:.6f}\n", name, row.outcome.losses.size(),
                           row.outcome.losses.front(), row.outcome.losses.back());
+    }
+    if (row.outcome.fallbacks > 0) {
+      text += fmt::format("{}: {} ran at homes, unbalanced, because copies failed or came too late ({})\n", name,
+                          counted(row.outcome.fallbacks, "(micro-step, layer) pair"),
+                          counted(row.outcome.transfer.failed_attempts, "attempt"));
     }
     if (row.outcome.plain_critical_path_seconds && *row.outcome.plain_critical_path_seconds > 0) {
       text += fmt::format("--bitwise makes the critical path of {} {:.2f} times as long\n", name,
