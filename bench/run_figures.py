@@ -43,8 +43,10 @@ def gain(runs):
     """Critical path of foremoe ÷ vanilla against the ratio of their largest rank loads, which is what ρ predicts."""
     def rows():
         for name in (*ROLLOUTS, *TABLES_OF_8):
-            options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", "--layers", 2, "--micro-steps", 4,
-                       "--hidden", 256, "--intermediate", 128, "--work-flops", 0, "--no-reference"]
+            size = ["--layers", 2, "--micro-steps", 4, "--hidden", 256, "--intermediate", 128, "--tokens-per-rank", 1024]
+            if name in TABLES_OF_8:  # 8,192 tokens a rank
+                size = ["--layers", 1, "--micro-steps", 2, "--hidden", 64, "--intermediate", 64]
+            options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", *size, "--work-flops", 0, "--no-reference"]
             done = runs.run(name, *options)
             for stage in ("recompute", "policy_update"):
                 vanilla, ours = done["vanilla", stage], done["foremoe", stage]
@@ -100,7 +102,7 @@ def regression(runs, plot=None):
     losses = {}
     for optimizer, rate in (("sgd", 0.02), ("adam", 0.003)):
         done = runs.run("rollout-math", "--ranks", 8, "--guest-slots", 1, "--policy", "vanilla,foremoe", "--layers", 2, "--micro-steps", 2,
-                        "--hidden", 16, "--intermediate", 8, "--steps", 100, "--optimizer", optimizer, "--rate", rate, "--repeats", 1,
+                        "--hidden", 16, "--intermediate", 8, "--steps", 100, "--optimizer", optimizer, "--learning-rate", rate, "--repeats", 1,
                         "--no-reference")
         losses[optimizer] = {p: done[p, "policy_update"]["losses"] for p in ("vanilla", "foremoe")}
 
