@@ -88,7 +88,7 @@ def returns(runs):
 def bitwise(runs):
     """What rows whose bits do not depend on their place cost."""
     def rows():
-        for hidden, intermediate in ((64, 32), (256, 128), (512, 256)):
+        for hidden, intermediate in ((64, 32), (256, 128)):
             options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", "--layers", 1, "--micro-steps", 2, "--hidden", hidden,
                        "--intermediate", intermediate, "--bitwise"]
             done = runs.run("rollout-math", *options)

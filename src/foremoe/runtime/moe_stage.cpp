@@ -67,8 +67,7 @@ class Span {
 }  // namespace
 
 struct MoeStage::State {
-  State(const StageParts& parts, const HomeExperts& homes, Communicator& communicator, Device& device,
-        const StageOptions& options);
+  State(StageParts parts, const HomeExperts& homes, Communicator& communicator, Device& device, StageOptions options);
   ~State();
 
   // What one layer of a micro-step keeps from forward to backward.
@@ -118,14 +117,14 @@ struct MoeStage::State {
   bool finished = false;  // else nothing of the step may be left
 };
 
-MoeStage::State::State(const StageParts& stage_parts, const HomeExperts& home_experts_lent,
-                       Communicator& stage_communicator, Device& stage_device, const StageOptions& stage_options)
-    : parts(stage_parts),
+MoeStage::State::State(StageParts stage_parts, const HomeExperts& home_experts_lent, Communicator& stage_communicator,
+                       Device& stage_device, StageOptions stage_options)
+    : parts(std::move(stage_parts)),
       homes(home_experts_lent),
       communicator(stage_communicator),
       device(stage_device),
-      options(stage_options),
-      rank(stage_communicator.rank()),
+      options(std::move(stage_options)),
+      rank(communicator.rank()),
       pool((expect_float32(parts.layout, parts.shape), expect_fitting(parts, communicator), parts), homes, device),
       peer_homes((expect_same_stage(parts, options.engine.version, communicator), parts), homes, communicator),
       directory(pool, peer_homes),
@@ -204,7 +203,8 @@ void MoeStage::State::restore_homes() {
 
 MoeStage::State::Kept& MoeStage::State::kept(const Turn& turn) {
   if (parts.schedule.stage == Stage::kRecompute) return kept_of.front();
-  return kept_of[static_cast<std::size_t>((turn.micro_step.value % ring) * parts.plan.num_layers() + turn.layer.value)];
+  const auto layers = static_cast<std::size_t>(parts.plan.num_layers());
+  return kept_of[static_cast<std::size_t>(turn.micro_step.value % ring) * layers + turn.layer.index()];
 }
 
 bool MoeStage::State::has_unrouted(const Turn& turn) const {

@@ -77,7 +77,8 @@ std::unique_ptr<ReplayRoutes> recorded_routes(const RoutingTrace& trace, const B
 std::unique_ptr<ReplayRoutes> dealt_routes(const LoadTable& load) { return std::make_unique<DealtRoutes>(load); }
 
 std::vector<std::uint8_t> rows_without_route(const ReplayRoutes& routes, const LoadTable& load) {
-  std::vector<std::uint8_t> without(static_cast<std::size_t>(load.num_micro_steps() * load.num_layers()), 0);
+  std::vector<std::uint8_t> without(
+      static_cast<std::size_t>(load.num_micro_steps()) * static_cast<std::size_t>(load.num_layers()), 0);
   std::vector<ExpertId> of_source;
   for (int m = 0; m < load.num_micro_steps(); ++m) {
     for (int r = 0; r < load.num_ranks(); ++r) {

@@ -45,7 +45,7 @@ void expect_fitting(const StageParts& parts, const Communicator& communicator) {
   expect("experts", plan.num_experts(), load.num_experts(), "the load");
   expect("micro-steps", plan.num_micro_steps(), load.num_micro_steps(), "the load");
   expect("events", plan.num_events(), static_cast<int>(parts.schedule.order.first.extent(0)), "the schedule");
-  const auto cells = static_cast<std::size_t>(load.num_micro_steps() * load.num_layers());
+  const auto cells = static_cast<std::size_t>(load.num_micro_steps()) * static_cast<std::size_t>(load.num_layers());
   if (!parts.without_route.empty() && parts.without_route.size() != cells) {
     throw InputError({.file = {}, .field = "without_route", .index = {}},
                      fmt::format("{} entries, expected {} micro-steps × layers", parts.without_route.size(), cells));

@@ -41,8 +41,8 @@ std::size_t entry_bytes(const ExpertLayout& layout) {
 
 }  // namespace
 
-HostArena::HostArena(SharedMemory memory, std::span<const ArenaExpert> experts, const ExpertLayout& layout)
-    : memory_(std::move(memory)), experts_(experts.begin(), experts.end()), layout_(layout) {
+HostArena::HostArena(SharedMemory memory, std::span<const ArenaExpert> experts, ExpertLayout layout)
+    : memory_(std::move(memory)), experts_(experts.begin(), experts.end()), layout_(std::move(layout)) {
   assert(std::is_sorted(experts_.begin(), experts_.end()));
 }
 

@@ -38,7 +38,7 @@ class HostArena {
  private:
   struct Header;  // in shared memory, as are the entries
   struct Entry;
-  HostArena(SharedMemory memory, std::span<const ArenaExpert> experts, const ExpertLayout& layout);
+  HostArena(SharedMemory memory, std::span<const ArenaExpert> experts, ExpertLayout layout);
   Header expected_header() const;
   std::size_t first_expert() const;  // bytes from the beginning
   Entry& entry(int index) const;

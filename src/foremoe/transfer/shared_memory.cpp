@@ -15,6 +15,7 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
 #include "foremoe/core/error.h"
@@ -119,7 +120,8 @@ SharedMemory SharedMemory::create(const std::string& purpose, Bytes bytes) {
     return InputError(
         {.file = name},
         fmt::format("cannot reserve {} bytes of shared memory for {}: {}", bytes.value, purpose,
-                    error == ENOSPC || error == ENOMEM || error == EFBIG ? "too little memory" : std::strerror(error)));
+                    error == ENOSPC || error == ENOMEM || error == EFBIG ? std::string("too little memory")
+                                                                         : std::generic_category().message(error)));
   };
   if (bytes.value <= 0) throw refuse(EINVAL);
 
@@ -141,7 +143,8 @@ SharedMemory SharedMemory::open(const std::string& name) {
     throw InputError({.file = name}, "there is no such shared memory");
   }
   std::byte* const data = map(file.get(), static_cast<std::size_t>(status.st_size));
-  if (data == nullptr) throw InputError({.file = name}, fmt::format("cannot be mapped: {}", std::strerror(errno)));
+  if (data == nullptr)
+    throw InputError({.file = name}, fmt::format("cannot be mapped: {}", std::generic_category().message(errno)));
   SharedMemory memory;
   memory.name_ = name;
   memory.bytes_ = {data, static_cast<std::size_t>(status.st_size)};

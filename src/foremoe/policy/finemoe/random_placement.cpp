@@ -1,6 +1,7 @@
 #include "foremoe/policy/finemoe/random_placement.h"
 
 #include <algorithm>
+#include <cassert>
 #include <vector>
 
 namespace foremoe::finemoe {
@@ -16,6 +17,7 @@ class Shuffle {
       : homes_(shape.homes_per_rank),
         slots_per_rank_((shape.replicas - 1) * shape.homes_per_rank),
         guest_(static_cast<std::size_t>(shape.num_ranks) * slots_per_rank_) {
+    assert(shape.replicas >= 2);
     for (std::size_t i = 0; i < guest_.size(); ++i) guest_[i] = static_cast<int>(i) / (shape.replicas - 1);
   }
 

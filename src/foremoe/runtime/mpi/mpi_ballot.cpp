@@ -17,8 +17,10 @@ MpiBallot::~MpiBallot() {
   } catch (const PeerFailed&) {  // and so has the job
   }
   // What MPI may still read is never freed: a peer does not hear, and the job is about to end.
-  if (!sent_.empty()) std::make_unique<std::deque<Sent>>(std::move(sent_)).release();
+  // NOLINTBEGIN(clang-analyzer-cplusplus.NewDeleteLeaks)
+  if (!sent_.empty()) static_cast<void>(new std::deque<Sent>(std::move(sent_)));
 }
+// NOLINTEND(clang-analyzer-cplusplus.NewDeleteLeaks)
 
 void MpiBallot::cast(std::uint64_t number, bool ok) {
   const std::lock_guard lock(mutex_);
