@@ -36,7 +36,7 @@ __attribute__((target("avx2"))) inline void take(Half& half, std::byte* to, cons
 template <Store kStore>
 __attribute__((target("avx2"))) void run(ChecksumSums& sums, std::byte* to, const std::byte* from, std::size_t blocks) {
   constexpr std::size_t kHalf = kChecksumBlock / 2;
-  Half a{load(&sums.sum[0]), load(&sums.mix[0]), load(&sums.key[0])};
+  Half a{load(sums.sum.data()), load(sums.mix.data()), load(sums.key.data())};
   Half b{load(&sums.sum[4]), load(&sums.mix[4]), load(&sums.key[4])};
   for (std::size_t i = 0; i < blocks * kChecksumBlock; i += kChecksumBlock) {
     _mm_prefetch(reinterpret_cast<const char*>(from) + i + kAhead, _MM_HINT_T0);
@@ -48,11 +48,11 @@ __attribute__((target("avx2"))) void run(ChecksumSums& sums, std::byte* to, cons
   const auto save = [](std::uint64_t * word, __m256i value) __attribute__((target("avx2"))) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(word), value);
   };
-  save(&sums.sum[0], a.sum);
+  save(sums.sum.data(), a.sum);
   save(&sums.sum[4], b.sum);
-  save(&sums.mix[0], a.mix);
+  save(sums.mix.data(), a.mix);
   save(&sums.mix[4], b.mix);
-  save(&sums.key[0], a.key);
+  save(sums.key.data(), a.key);
   save(&sums.key[4], b.key);
 }
 

@@ -18,7 +18,7 @@ MpiBallot::~MpiBallot() {
   }
   // What MPI may still read is never freed: a peer does not hear, and the job is about to end.
   // NOLINTBEGIN(clang-analyzer-cplusplus.NewDeleteLeaks)
-  if (!sent_.empty()) static_cast<void>(new std::deque<Sent>(std::move(sent_)));
+  if (!sent_.empty()) static_cast<void>(std::make_unique<std::deque<Sent>>(std::move(sent_)).release());
 }
 // NOLINTEND(clang-analyzer-cplusplus.NewDeleteLeaks)
 
