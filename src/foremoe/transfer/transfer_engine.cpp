@@ -92,11 +92,7 @@ void ExpertTransferEngine::State::work(const std::stop_token& stop) {
     const EngineClock::time_point now = EngineClock::now();
     const bool fetched = fetcher.step(now_at, now);
     const bool told = tell(votes.step(now_at, now));
-    if (fetched || told || votes.changed()) {
-      length = kShortestNap;
-    } else if (nap(stop, length, seen)) {
-      length = kShortestNap;
-    }
+    if (fetched || told || votes.changed() || nap(stop, length, seen)) length = kShortestNap;
   }
 }
 
