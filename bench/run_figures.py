@@ -13,6 +13,8 @@ import os
 import subprocess
 import sys
 
+from figures import table
+
 TABLES_OF_8 = ("load-q30-ep8", "load-q30-ep8-bursty")
 ROLLOUTS = ("rollout-math", "rollout-mixed")
 
@@ -29,14 +31,6 @@ class Runs:
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
         return {(o["policy"], o["stage"]): o for o in json.loads(done.stdout)}
-
-
-def table(header, rows):
-    print("| " + " | ".join(header) + " |")
-    print("|" + "---|" * len(header))
-    for row in rows:
-        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
-    print()
 
 
 def gain(runs):

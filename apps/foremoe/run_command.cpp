@@ -6,15 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
-#include "foremoe/core/atomic_file.h"
 #include "help_text.h"
 #include "measured_plan.h"
 #include "messages.h"
-#include "output_file.h"
 #include "run_execution.h"
 #include "run_options.h"
 #include "run_report.h"
-#include "wording.h"
 
 namespace foremoe::cli {
 namespace {

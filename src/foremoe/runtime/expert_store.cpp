@@ -1,14 +1,13 @@
 #include "foremoe/runtime/expert_store.h"
 
+#include <algorithm>
 #include <cassert>
 
 namespace foremoe {
 
 ExpertStore::ExpertStore(Size size, HomeMemory memory, Device& device) : size_(std::move(size)), device_(device) {
-  for (const Segment& segment : size_.layout.segments()) {
-    assert(segment.type == DataType::kFloat32);
-    elements_ += segment.elements;
-  }
+  assert(std::ranges::all_of(size_.layout.segments(), [](const Segment& s) { return s.type == DataType::kFloat32; }));
+  elements_ = size_.layout.elements();
   const Bytes bytes{std::int64_t{size_.layers} * size_.slots * size_.layout.bytes().value};
   if (memory == HomeMemory::kShared && device.is_host_memory()) {
     shared_ = SharedMemory::create("homes", bytes);
