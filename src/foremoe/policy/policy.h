@@ -31,11 +31,19 @@ struct Skipped {
 
 using PolicyResult = std::variant<PlannedStep, Skipped>;
 
+// What a system does between a layer's router and its experts where it runs as published, for the simulator to charge.
+// Nothing for one that plans ahead of the stage.
+struct OnlineWork {
+  bool copies_after_router = false;  // its copies begin when the router of their layer and micro-step has run
+  double planning_seconds = 0;       // per layer and micro-step, before dispatch; the file says who published it
+};
+
 class Policy {
  public:
   virtual ~Policy() = default;
   virtual std::string_view name() const = 0;
   virtual std::string_view summary() const = 0;  // one line for `--help`
+  virtual OnlineWork online() const { return {}; }
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
 };
 
