@@ -1,0 +1,55 @@
+#pragma once
+
+// A cluster as the cost model sees it: one kind of device, one kind of node. Presets are TOML files,
+// data/clusters/NAME.toml, embedded in the program, each number with its source; `foremoe calibrate` writes one of the
+// machine it runs on.
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "foremoe/core/units.h"
+
+namespace foremoe {
+
+// One direction of a link.
+struct LinkSpeed {
+  double bytes_per_second = 0;  // > 0; what a large message reaches, not the number on the box
+  double latency_seconds = 0;   // ≥ 0
+};
+
+struct Cluster {
+  std::string name;
+  int ranks_per_node = 8;  // that share the fast interconnect and one host memory
+
+  // The device of one rank.
+  double flops_per_second = 0;         // dense bf16 products, published peak
+  double gemm_efficiency = 0;          // (0, 1], of that peak in a large grouped product
+  double attention_efficiency = 0;     // (0, 1], of that peak in attention
+  double memory_bytes_per_second = 0;  // of its own memory, as a large kernel reaches it
+  Bytes memory;                        // of its own
+  int row_tile = 128;                  // rows of one expert are multiplied in whole tiles of so many
+  double kernel_seconds = 0;           // what every kernel costs besides its work
+
+  // The links of one rank; whatever of the rank uses one shares it.
+  LinkSpeed peers;    // to the other ranks of its node
+  LinkSpeed network;  // to other nodes, this rank's share of the node's cards
+  LinkSpeed host;     // to the host's memory
+
+  // What ranks of a node share.
+  int ranks_per_switch = 1;                 // that reach the host's memory through one uplink
+  double switch_bytes_per_second = 0;       // of that uplink, one direction
+  double host_memory_bytes_per_second = 0;  // of the node, reads and writes together
+};
+
+// Throws InputError naming file, key and what is wrong with it: unknown or missing keys, wrong types, values out of
+// range.
+Cluster read_cluster(const std::string& path);
+std::string to_toml(const Cluster& cluster);
+
+std::vector<std::string> cluster_names();  // of the presets
+// A preset by name, whatever the case; else a TOML file by that path. Throws InputError that lists the presets.
+Cluster find_cluster(std::string_view name_or_path);
+
+}  // namespace foremoe

@@ -1,0 +1,81 @@
+#pragma once
+
+// What the parts of a training step cost on a cluster: seconds and bytes as functions of how many tokens, rows and
+// copies there are. No state, no schedule: when things happen, and what shares a link meanwhile, is the simulator's.
+//
+// Compute is a roofline: max(FLOPs ÷ reached FLOP/s, bytes ÷ memory bandwidth) plus a kernel's fixed cost. A grouped
+// product multiplies each replica's rows in whole row tiles and reads each replica's weights once, so that splitting
+// an expert into crumbs costs what it costs. An exchange of rows takes latency + bytes ÷ bandwidth on the busiest of a
+// rank's link directions; rows to another node count once per token and node where the tokens are known.
+// A backward pass multiplies twice as much as a forward, three times where activations are computed anew.
+
+#include <cstdint>
+#include <span>
+
+#include "foremoe/cluster/cluster.h"
+#include "foremoe/cluster/model_shape.h"
+#include "foremoe/core/units.h"
+
+namespace foremoe {
+
+struct CostOptions {
+  int sequence_tokens = 4096;              // of a sequence: a token attends to half as many in the mean
+  bool recompute_activations = true;       // backward begins with a forward, and only layer inputs are kept
+  int bytes_per_parameter = 2;             // of weights and rows (bf16)
+  int bytes_per_gradient = 4;              // accumulated in float32
+  int optimizer_bytes_per_parameter = 12;  // master weights and two moments, float32
+  int optimizer_shards = 1;                // data-parallel ranks that share one expert's optimizer state, ≥ 1
+  bool shares_uplink = true;               // host path and network cards meet at the switch
+};
+
+enum class Direction : std::uint8_t { kForward, kBackward };
+
+// Rows of one rank in one exchange; rows that stay on their rank are in none.
+struct RankRows {
+  std::int64_t sent_to_peers = 0;
+  std::int64_t received_from_peers = 0;
+  std::int64_t sent_to_nodes = 0;  // one per token and node where tokens are known, else one per assignment
+  std::int64_t received_from_nodes = 0;
+};
+
+class CostModel {
+ public:
+  // Throws InputError when the model's shape lacks what is needed.
+  CostModel(Cluster cluster, ModelShape model, CostOptions options = {});
+
+  const Cluster& cluster() const { return cluster_; }
+  const ModelShape& model() const { return model_; }
+  const CostOptions& options() const { return options_; }
+
+  // Seconds on one rank, one layer.
+  double dense(Tokens tokens,
+               Direction direction) const;  // attention, norms, router, shared experts; tokens of the rank
+  double experts(std::span<const Tokens> replicas, Direction direction) const;  // [replica with load], assignments
+  double exchange(const RankRows& rows) const;                                  // dispatch or combine, this rank's part
+  double optimizer(int num_experts) const;                                      // of so many home experts
+
+  // Bytes.
+  Bytes expert_weights() const;          // of one expert, as a copy carries it
+  Bytes expert_gradient() const;         // of one expert, as a return carries it
+  Bytes row() const;                     // of one row in an exchange
+  Bytes activations_per_token() const;   // kept from forward to backward, per token and layer, without rows of experts
+  Bytes activations_per_row() const;     // the same per assignment
+  Bytes working_memory_per_row() const;  // held while a layer runs, per assignment
+  Bytes rank_state(int num_experts_per_layer,
+                   int num_ranks) const;  // weights, gradients, optimizer of one rank, all layers
+
+  // How many copies over the host path, and from peers, one rank can receive while one layer's forward of a balanced
+  // micro-step with so many tokens per rank runs: what a planner may spend and still hide.
+  struct HiddenCopies {
+    int from_host = 0;
+    int from_peers = 0;
+  };
+  HiddenCopies hidden_copies(Tokens tokens_per_rank) const;
+
+ private:
+  Cluster cluster_;
+  ModelShape model_;
+  CostOptions options_;
+};
+
+}  // namespace foremoe

@@ -1,0 +1,131 @@
+#pragma once
+
+// What a stage of a step would take on a modelled cluster: an event-driven replay of its plan.
+//
+// Model. Ranks meet at every exchange of rows, so a stage is a chain of turns (one for each pass, micro-step and layer,
+//   transfer/turn_order.h), and a turn a chain of phases
+//     forward    dense, [planning], dispatch, experts, combine
+//     backward   combine's exchange, experts, dispatch's exchange, dense
+//   each as long as its slowest rank. Beside them copies flow, by deadline, over links that have what the exchanges
+//   leave (a rank's links to peers, network and host, the switch's uplink, the host's memory); a copy begins when its
+//   slot is free (the schedule's `opens`), or after its layer's router where the policy works online. Experts wait for
+//   what is not there: that wait is exposed. A guest's gradient goes home when it leaves its slot, over the same links;
+//   what is still on its way at the stage's end is exposed. Before a stage the arenas are filled, at the end the
+//   optimizer runs.
+// Method. Time advances from phase to phase; within a phase each link drains its queue at a constant rate, so that
+//   the work is O(turns · ranks + copies), whatever the bandwidths.
+// Guarantees. Deterministic: equal inputs, equal bytes. No wall clock. Every row that is sent is received, every byte
+//   queued is delivered; nothing is used before it has arrived.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "foremoe/cluster/cost_model.h"
+#include "foremoe/core/array.h"
+#include "foremoe/core/timeline.h"
+#include "foremoe/plan/source_tokens.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/policy/policy.h"
+#include "foremoe/rollout/load_table.h"
+#include "foremoe/transfer/transfer_schedule.h"
+
+namespace foremoe {
+
+struct SimulationOptions {
+  Stage stage = Stage::kRecompute;
+  PathChoice path = PathChoice::kAuto;
+  int depth = kDefaultDepth;     // turns ahead of which copies may begin
+  OnlineWork online;             // of the policy
+  Timeline* timeline = nullptr;  // spans in modelled nanoseconds, rank by rank
+};
+
+struct SimulationInput {
+  const LoadTable& load;
+  const StepPlan& plan;  // that check_plan accepts for this load
+  const CostModel& cost;
+  const SourceTokens* tokens = nullptr;  // where routes are known: rows to other nodes are then one per token and node
+};
+
+// Seconds of the critical path, by what the ranks were doing; they sum to the stage's.
+struct StageParts {
+  double arena_refresh = 0;
+  double dense = 0;
+  double planning = 0;  // online
+  double dispatch = 0;
+  double experts = 0;
+  double combine = 0;
+  double exposed_copies = 0;
+  double exposed_gradients = 0;
+  double optimizer = 0;
+
+  double sum() const;
+};
+
+// Of the rank that holds most, bytes.
+struct RankMemory {
+  Bytes state;  // weights, gradients, optimizer of what it owns
+  Bytes guest_weights;
+  Bytes guest_gradients;
+  Bytes activations;  // kept and working, at the peak
+  Bytes sum() const { return state + guest_weights + guest_gradients + activations; }
+};
+
+// Bytes that crossed each kind of link in the stage, all ranks together, and of its busiest one.
+struct LinkTraffic {
+  std::string link;  // "peers", "network", "host", "switch", "host memory"
+  Bytes rows;
+  Bytes copies;
+  Bytes gradients;
+  Bytes busiest;           // of the one link that carried most, one direction
+  double busiest_use = 0;  // of that link's time, 0 to 1
+};
+
+struct SimulatedStage {
+  Stage stage = Stage::kRecompute;
+  double seconds = 0;
+  StageParts parts;
+  double ideal_seconds = 0;  // the same stage with every rank at the mean load of every turn, and nothing copied
+  double utilisation = 0;    // Σ over ranks of time computing ÷ (ranks · seconds)
+  Tokens peak_tokens;        // the most assignments that any rank computes in any turn
+  RankMemory memory;
+  std::vector<LinkTraffic> traffic;
+  Array<Bytes, 2> between_nodes;  // [from][to], rows and copies
+  std::int64_t copies = 0;
+};
+
+// Throws InputError when plan, load and model do not fit each other. Of a plan of residency `free` the policy update is
+// simulated too, with gradients going home from wherever an expert was: what such a policy would cost in training.
+SimulatedStage simulate_stage(const SimulationInput& input, const SimulationOptions& options);
+
+// A whole step: recompute, then policy update. Plans may be the same.
+struct WholeStep {
+  SimulationInput recompute;
+  SimulationInput policy_update;
+};
+
+struct StepOptions {
+  SimulationOptions stage;      // its `stage` is not read
+  std::int64_t home_moves = 0;  // experts whose owner changed before the step: their state travels first
+  double rollout_seconds = 0;   // of the RL step, the same whoever plans
+};
+
+struct SimulatedStep {
+  SimulatedStage recompute;
+  SimulatedStage policy_update;
+  double home_move_seconds = 0;
+  double step_seconds = 0;  // recompute, policy update, moves of homes
+  double ideal_step_seconds = 0;
+  double exposed_copy_seconds = 0;  // of both stages, gradients included
+  Tokens peak_tokens_per_rank;
+  Bytes memory_bytes_per_rank;
+  double rl_step_seconds = 0;  // with the rollout
+};
+
+SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options);
+
+// The most tokens that a rank's micro-step may have in the mean for the rank that holds most to stay within `budget`,
+// the plan's imbalance kept: state and guests stay, activations grow with the tokens. 0 when state alone exceeds it.
+Tokens largest_micro_batch(const SimulatedStep& step, const CostModel& cost, Bytes budget, Tokens mean_tokens_per_rank);
+
+}  // namespace foremoe
