@@ -312,7 +312,7 @@ class WrongUsage(Run):
             ([step, "--timeline", "absent/run.json"], "absent"),
             ([step, "--timeline", step], "--timeline"),
             ([step, "--hidden", 60000, "--intermediate", 60000], "GiB"),
-            ([step, "--comm", "mpi", "--ranks", 4], "--"),
+            ([step, "--comm", "mpi", "--ranks", 4], "MPI"),
         ):  # fmt: skip
             with self.subTest(arguments):
                 self.refuse("run", *arguments, saying=[saying])

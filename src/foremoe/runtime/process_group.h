@@ -30,7 +30,8 @@ inline constexpr int kGaveUpExitStatus = 3;
 
 bool mpi_is_built();
 
-// Once per process. Throws InputError when this build has no MPI, or the MPI installed cannot be called by two threads.
+// Once per process. Throws InputError when this build has no MPI, no launcher started the process, or the MPI installed
+// cannot be called by two threads.
 std::unique_ptr<ProcessGroup> join_process_group();
 
 }  // namespace foremoe
