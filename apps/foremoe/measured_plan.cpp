@@ -45,7 +45,7 @@ const Policy& policy_named(const std::string& name) {
   const Policy* const policy = find_policy(name);
   if (policy == nullptr) {
     std::string names;
-    for (const auto& p : all_policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", p->name());
+    for (const Policy* p : all_policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", p->name());
     throw InputError({.file = "--policy", .field = {}, .index = {}},
                      fmt::format("'{}', expected one of {}", name, names));
   }
@@ -56,7 +56,7 @@ std::vector<const Policy*> policies_named(const std::vector<std::string>& names)
   std::vector<const Policy*> policies;
   for (const std::string& name : names) {
     if (name == "all") {
-      for (const auto& policy : all_policies()) policies.push_back(policy.get());
+      for (const auto& policy : all_systems()) policies.push_back(policy.get());
     } else {
       policies.push_back(&policy_named(name));
     }
@@ -66,9 +66,9 @@ std::vector<const Policy*> policies_named(const std::vector<std::string>& names)
 
 std::string list_of_policies() {
   std::size_t width = 0;
-  for (const auto& policy : all_policies()) width = std::max(width, policy->name().size());
+  for (const Policy* policy : all_policies()) width = std::max(width, policy->name().size());
   std::string list;
-  for (const auto& policy : all_policies()) {
+  for (const Policy* policy : all_policies()) {
     list += fmt::format("  {:<{}}  {}\n", policy->name(), width, policy->summary());
   }
   return list;

@@ -7,27 +7,53 @@
 
 namespace foremoe {
 
-const std::vector<std::unique_ptr<Policy>>& all_policies() {
-  static const auto policies = [] {
-    std::vector<std::unique_ptr<Policy>> list;
-    list.push_back(make_vanilla());
-    list.push_back(make_eplb());
-    list.push_back(make_eplb_exact());
-    list.push_back(make_eplb_oracle());
-    list.push_back(make_eplb_oracle_exact());
-    list.push_back(make_static());
-    list.push_back(make_finemoe_random());
-    list.push_back(make_finemoe_symmetric());
-    list.push_back(make_finemoe());
-    list.push_back(make_foremoe());
-    return list;
-  }();
+namespace {
+
+using Policies = std::vector<std::unique_ptr<Policy>>;
+
+Policies make_systems() {
+  Policies list;
+  list.push_back(make_vanilla());
+  list.push_back(make_static());
+  list.push_back(make_eplb());
+  list.push_back(make_eplb_oracle());
+  list.push_back(make_finemoe_random());
+  list.push_back(make_finemoe_symmetric());
+  list.push_back(make_finemoe());
+  list.push_back(make_foremoe());
+  return list;
+}
+
+Policies make_variants() {
+  Policies list;
+  list.push_back(make_eplb_exact());
+  list.push_back(make_eplb_oracle_exact());
+  return list;
+}
+
+}  // namespace
+
+const Policies& all_systems() {
+  static const Policies systems = make_systems();
+  return systems;
+}
+
+const Policies& all_variants() {
+  static const Policies variants = make_variants();
+  return variants;
+}
+
+std::vector<const Policy*> all_policies() {
+  std::vector<const Policy*> policies;
+  for (const Policies* list : {&all_systems(), &all_variants()}) {
+    for (const auto& policy : *list) policies.push_back(policy.get());
+  }
   return policies;
 }
 
 const Policy* find_policy(std::string_view name) {
-  for (const auto& policy : all_policies()) {
-    if (policy->name() == name) return policy.get();
+  for (const Policy* policy : all_policies()) {
+    if (policy->name() == name) return policy;
   }
   return nullptr;
 }

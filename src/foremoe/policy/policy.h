@@ -47,8 +47,12 @@ class Policy {
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
 };
 
-// All policies, in the order in which tables show them.
-const std::vector<std::unique_ptr<Policy>>& all_policies();
+// Each system once, in the order in which tables show them: what `compare --policy all` compares.
+const std::vector<std::unique_ptr<Policy>>& all_systems();
+// The same systems otherwise: halves of one for ablations, other token splits. Found by their names alone.
+const std::vector<std::unique_ptr<Policy>>& all_variants();
+
+std::vector<const Policy*> all_policies();         // systems, then variants
 const Policy* find_policy(std::string_view name);  // nullptr when there is none
 
 }  // namespace foremoe

@@ -52,7 +52,7 @@ bool expect_right_or_skipped(std::string_view policy, const Run& run) {
 
 std::vector<std::string_view> all_names() {
   std::vector<std::string_view> names;
-  for (const auto& policy : all_policies()) names.push_back(policy->name());
+  for (const Policy* policy : all_policies()) names.push_back(policy->name());
   return names;
 }
 
@@ -64,12 +64,12 @@ TEST(Policies, HaveNamesOfTheirOwnByWhichTheyAreFound) {
   EXPECT_EQ(std::set(names.begin(), names.end()).size(), names.size());
   EXPECT_THAT(names, testing::IsSupersetOf({"vanilla", "eplb", "eplb-exact", "eplb-oracle", "eplb-oracle-exact",
                                             "static", "finemoe-random", "finemoe-symmetric", "finemoe", "foremoe"}));
-  for (const auto& policy : all_policies()) EXPECT_EQ(find_policy(policy->name()), policy.get());
+  for (const Policy* policy : all_policies()) EXPECT_EQ(find_policy(policy->name()), policy);
   EXPECT_EQ(find_policy("nobody"), nullptr);
 }
 
 TEST(Policies, SayWhatTheyAreInOneLine) {
-  for (const auto& policy : all_policies()) {
+  for (const Policy* policy : all_policies()) {
     EXPECT_FALSE(policy->summary().empty());
     EXPECT_EQ(policy->summary().find('\n'), std::string_view::npos);
   }
