@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <cassert>
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 
 #include "foremoe/core/cpu_time.h"
-#include "foremoe/core/error.h"
 #include "foremoe/planner/token_assignment.h"
+#include "foremoe/policy/empty_plan.h"
 
 namespace foremoe {
 
@@ -28,43 +27,6 @@ std::optional<Skipped> skipped(const FreePolicy& policy, const PolicyInput& inpu
                                input.options.guest_slots, num_ranks)};
   }
   return std::nullopt;
-}
-
-void check(const PolicyInput& input) {
-  if (input.options.guest_slots < 0) throw InputError({.field = "--guest-slots"}, "must not be negative");
-  if (input.options.in_flight < 1) throw InputError({.field = "--in-flight"}, "must be at least 1");
-  if (input.home.extent(0) != static_cast<std::size_t>(input.load.num_layers()) ||
-      input.home.extent(1) != static_cast<std::size_t>(input.load.num_experts())) {
-    throw InputError({.field = "--homes"}, "must give a rank for every layer and expert of the load");
-  }
-}
-
-StepPlan empty_plan(const FreePolicy& policy, const PolicyInput& input) {
-  const LoadTable& load = input.load;
-  const int guest_slots = input.options.guest_slots;
-  const int in_flight = input.options.in_flight;
-  const ExecutionOrder order = make_execution_order(load.num_micro_steps(), in_flight);
-  const std::size_t num_slots = load.load.extent(3) / load.load.extent(2) + static_cast<std::size_t>(guest_slots);
-  const nlohmann::ordered_json options = {
-      {"guest-slots", guest_slots}, {"residency", to_string(policy.residency)}, {"in-flight", in_flight}};
-  StepPlan plan;
-  plan.policy = policy.name;
-  plan.residency = policy.residency;
-  plan.guest_slots = guest_slots;
-  plan.in_flight = in_flight;
-  plan.ranks_per_node = load.ranks_per_node;
-  plan.options = options.dump();
-  plan.load_digest = load_digest(load);
-  plan.slot_expert =
-      Array<ExpertId, 4>({order.micro_step.size(), load.load.extent(1), load.load.extent(2), num_slots}, kNoExpert);
-  plan.slot_tokens = Array<Tokens, 4>(plan.slot_expert.shape());
-  plan.event_micro_step = order.micro_step;
-  plan.event_pass = order.pass;
-  plan.home = Array<RankId, 2>(input.home.shape());
-  std::ranges::copy(input.home.flat(), plan.home.flat().begin());
-  plan.max_load = Array<Tokens, 2>({load.load.extent(0), load.load.extent(1)});
-  plan.lower_bound = Array<Tokens, 2>(plan.max_load.shape());
-  return plan;
 }
 
 // One layer while its events go by.
@@ -206,8 +168,8 @@ Array<std::int64_t, 2> layer_load(const LoadTable& load, LayerId layer) {
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool) {
   const auto begin = std::chrono::steady_clock::now();
   if (auto reason = skipped(policy, input)) return *std::move(reason);
-  check(input);
-  PlannedStep step{.plan = empty_plan(policy, input)};
+  check_policy_input(input);
+  PlannedStep step{.plan = empty_plan(policy.name, policy.residency, input)};
   std::vector<double> cpu_seconds(step.plan.num_layers());  // [layer]
   pool.for_each_index(cpu_seconds.size(), [&](std::size_t l, std::size_t) {
     const double layer_begin = thread_cpu_seconds();

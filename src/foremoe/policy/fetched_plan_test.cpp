@@ -1,0 +1,184 @@
+#include "foremoe/policy/fetched_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "foremoe/core/error.h"
+#include "foremoe/plan/check_plan.h"
+#include "foremoe/plan/test_plans.h"
+
+namespace foremoe {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int _ = -1;  // an empty slot
+
+using Shares = std::vector<Share>;
+
+Share share(int expert, int rank, int tokens) { return {ExpertId{expert}, RankId{rank}, tokens}; }
+
+// Two ranks, four experts, one layer; rank 1 alone sends, every expert 10 tokens.
+LoadTable tens(std::size_t micro_steps) {
+  LoadTable table;
+  table.load = Array<Tokens, 4>({micro_steps, 1, 2, 4});
+  for (std::size_t m = 0; m < micro_steps; ++m) std::ranges::fill(table.load.row(m, 0, 1), Tokens{10});
+  return table;
+}
+
+struct Request {
+  std::vector<Shares> shares;  // [micro_step]
+  int guest_slots = 2;
+  int in_flight = 1;
+  ArrayView<const RankId, 2> home = {};
+};
+
+StepPlan planned(const Request& request) {
+  ThreadPool pool(1);
+  const LoadTable load = tens(request.shares.size());
+  const Array<RankId, 2> contiguous = contiguous_homes(1, 4, 2);
+  const auto of_layer = [&](LayerId) {
+    return [&](const LayerLoad& of, std::vector<Share>& shares) {
+      shares.insert(shares.end(), request.shares[of.micro_step.index()].begin(),
+                    request.shares[of.micro_step.index()].end());
+    };
+  };
+  const PolicyResult result =
+      plan_fetched({.name = "test", .of_layer = of_layer, .home = request.home},
+                   {.load = load,
+                    .home = contiguous,
+                    .options = {.guest_slots = request.guest_slots, .in_flight = request.in_flight}},
+                   pool);
+  StepPlan plan = std::get<PlannedStep>(result).plan;
+  const PlanFigures figures = plan_figures(plan, load, {.initial_home = contiguous});
+  const CheckReport report = check_plan(plan, load, {.initial_home = contiguous, .reported = &figures});
+  for (const Violation& v : report.violations) ADD_FAILURE() << to_string(v.kind) << ": " << v.message;
+  return plan;
+}
+
+std::vector<int> experts(const StepPlan& plan, int event, int rank) {
+  std::vector<int> row;
+  for (const ExpertId e : plan.slot_expert.row(event, 0, rank)) row.push_back(e.value);
+  return row;
+}
+
+std::vector<std::int64_t> tokens(const StepPlan& plan, int event, int rank) {
+  std::vector<std::int64_t> row;
+  for (const Tokens t : plan.slot_tokens.row(event, 0, rank)) row.push_back(t.value);
+  return row;
+}
+
+TEST(FetchedPlan, ServesAtHomeWhatNoGuestServes) {
+  const StepPlan plan = planned({.shares = {{share(1, 1, 4), share(0, 1, 10), share(3, 0, 1)}}});
+  EXPECT_EQ(plan.residency, Residency::kShared);
+  EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 1, 3, _));
+  EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(0, 6, 1, 0));
+  EXPECT_THAT(experts(plan, 0, 1), ElementsAre(2, 3, 0, 1));  // in whatever order they were chosen
+  EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(10, 9, 10, 4));
+  EXPECT_EQ(plan.max_load(0, 0), Tokens{33});
+  EXPECT_EQ(plan.lower_bound(0, 0), Tokens{20});
+}
+
+TEST(FetchedPlan, LeavesAGuestThatIsFetchedAgainInItsSlot) {
+  const StepPlan plan = planned({.shares = {{share(0, 1, 1), share(1, 1, 1)},
+                                            {share(1, 1, 2)},
+                                            {share(0, 1, 3), share(1, 1, 3)},
+                                            {},
+                                            {share(1, 1, 4)}}});
+  EXPECT_THAT(experts(plan, 0, 1), ElementsAre(2, 3, 0, 1));
+  EXPECT_THAT(experts(plan, 1, 1), ElementsAre(2, 3, _, 1));
+  EXPECT_THAT(experts(plan, 2, 1), ElementsAre(2, 3, 0, 1));
+  EXPECT_THAT(experts(plan, 3, 1), ElementsAre(2, 3, _, _));
+  EXPECT_THAT(experts(plan, 4, 1), ElementsAre(2, 3, 1, _));
+}
+
+TEST(FetchedPlan, GivesBothPassesOfAMicroStepTheSameGuests) {
+  const StepPlan plan =
+      planned({.shares = {{share(0, 1, 1)}, {share(1, 1, 2), share(2, 0, 5)}, {share(0, 1, 3)}}, .in_flight = 2});
+  ASSERT_EQ(plan.num_events(), 6);  // F0 F1 B0 F2 B1 B2
+  for (const auto& [forward, backward] : {std::pair{0, 2}, {1, 4}, {3, 5}}) {
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ(experts(plan, forward, rank), experts(plan, backward, rank));
+      EXPECT_EQ(tokens(plan, forward, rank), tokens(plan, backward, rank));
+    }
+  }
+}
+
+TEST(FetchedPlan, ServesFromTheHomesThatThePolicyGives) {
+  Array<RankId, 2> home({1, 4}, RankId{0});
+  home(0, 1) = home(0, 2) = RankId{1};
+  const StepPlan plan = planned({.shares = {{share(3, 1, 4)}}, .home = home});
+  EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 3, _, _));
+  EXPECT_THAT(experts(plan, 0, 1), ElementsAre(1, 2, 3, _));
+  EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(10, 10, 4, 0));
+  EXPECT_EQ(plan_figures(plan, tens(1), {.initial_home = contiguous_homes(1, 4, 2)}).home_moves, 2);
+}
+
+TEST(FetchedPlan, ShowsThePolicyEveryLayerAndMicroStepOnce) {
+  const LoadTable load = test::random_load({.micro_steps = 3, .layers = 2}, 1);
+  const Array<RankId, 2> home = contiguous_homes(2, 8, 4);
+  std::vector<std::pair<int, int>> seen;
+  const auto of_layer = [&](LayerId layer) {
+    return [&, layer](const LayerLoad& of, std::vector<Share>& shares) {
+      EXPECT_TRUE(shares.empty());
+      EXPECT_EQ(of.layer, layer);
+      EXPECT_EQ(of.guest_slots, 3);
+      EXPECT_EQ(of.topology.num_nodes(), 2);
+      EXPECT_TRUE(std::ranges::equal(of.home, home.row(0)));
+      for (int e = 0; e < 8; ++e) {
+        EXPECT_EQ(Tokens{of.of_expert[e]}, test::expert_load(load, of.micro_step, layer.value, e));
+        EXPECT_EQ(of.by_source(2, e), load.load(of.micro_step, layer, 2, e));
+      }
+      seen.emplace_back(layer.value, of.micro_step.value);
+    };
+  };
+  ThreadPool pool(1);
+  plan_fetched({.name = "test", .of_layer = of_layer},
+               {.load = load, .home = home, .options = {.guest_slots = 3, .in_flight = 2}}, pool);
+  EXPECT_THAT(seen, ElementsAre(std::pair{0, 0}, std::pair{0, 1}, std::pair{0, 2}, std::pair{1, 0}, std::pair{1, 1},
+                                std::pair{1, 2}));
+}
+
+TEST(FetchedPlan, IsSkippedWhereExpertsCannotBeSpreadEvenly) {
+  ThreadPool pool(1);
+  const LoadTable load = test::random_load({.ranks = 3, .experts = 8}, 1);
+  const Array<RankId, 2> home({2, 8});
+  const PolicyResult result = plan_fetched({.name = "test"}, {.load = load, .home = home, .options = {}}, pool);
+  ASSERT_TRUE(std::holds_alternative<Skipped>(result));
+  EXPECT_EQ(std::get<Skipped>(result).reason,
+            "8 experts cannot be spread evenly over 3 ranks: their number must be a multiple");
+}
+
+TEST(FetchedPlan, NamesTheOptionThatMakesNoSense) {
+  const auto message = [](PlannerOptions options) -> std::string {
+    ThreadPool pool(1);
+    const LoadTable load = tens(1);
+    const Array<RankId, 2> home = contiguous_homes(1, 4, 2);
+    try {
+      plan_fetched({.name = "test"}, {.load = load, .home = home, .options = std::move(options)}, pool);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(message({.guest_slots = -1}), HasSubstr("--guest-slots"));
+  EXPECT_THAT(message({.in_flight = 0}), HasSubstr("--in-flight"));
+}
+
+// Compiled without assertions nothing is promised for what a policy must not do.
+#ifndef NDEBUG
+TEST(FetchedPlanDeathTest, HoldsPoliciesToTheirContractInDebugBuilds) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_DEATH(planned({.shares = {{share(0, 1, 11)}}}), "shares_keep_the_contract");                 // too many
+  EXPECT_DEATH(planned({.shares = {{share(0, 1, 0)}}}), "shares_keep_the_contract");                  // none
+  EXPECT_DEATH(planned({.shares = {{share(0, 0, 1)}}}), "shares_keep_the_contract");                  // at home
+  EXPECT_DEATH(planned({.shares = {{share(0, 1, 1), share(0, 1, 1)}}}), "shares_keep_the_contract");  // twice
+  EXPECT_DEATH(planned({.shares = {{share(0, 1, 1), share(1, 1, 1)}}, .guest_slots = 1}), "guest_slots");
+}
+#endif
+
+}  // namespace
+}  // namespace foremoe
