@@ -4,7 +4,8 @@
 // data/clusters/NAME.toml, embedded in the program, each number with its source; `foremoe calibrate` writes one of the
 // machine it runs on.
 
-#include <optional>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,10 +44,14 @@ struct Cluster {
   double host_memory_bytes_per_second = 0;  // of the node, reads and writes together
 };
 
-// Throws InputError naming file, key and what is wrong with it: unknown or missing keys, wrong types, values out of
-// range.
+// Throw InputError naming file, key, line and what is wrong: unknown or missing keys, wrong types, values out of range.
+// The ranges are wide; what they catch is a wrong unit (25 where 25e9 bytes a second are meant).
 Cluster read_cluster(const std::string& path);
-std::string to_toml(const Cluster& cluster);
+Cluster parse_cluster(std::string_view text, const std::string& file);  // `file` names the text in errors
+
+// The same cluster when read again. A note, by key ("host.bytes_per_second"), becomes the comment beside its number.
+using ClusterNotes = std::map<std::string, std::string, std::less<>>;
+std::string to_toml(const Cluster& cluster, const ClusterNotes& notes = {});
 
 std::vector<std::string> cluster_names();  // of the presets
 // A preset by name, whatever the case; else a TOML file by that path. Throws InputError that lists the presets.

@@ -3,11 +3,13 @@
 // What the parts of a training step cost on a cluster: seconds and bytes as functions of how many tokens, rows and
 // copies there are. No state, no schedule: when things happen, and what shares a link meanwhile, is the simulator's.
 //
-// Compute is a roofline: max(FLOPs ÷ reached FLOP/s, bytes ÷ memory bandwidth) plus a kernel's fixed cost. A grouped
-// product multiplies each replica's rows in whole row tiles and reads each replica's weights once, so that splitting
-// an expert into crumbs costs what it costs. An exchange of rows takes latency + bytes ÷ bandwidth on the busiest of a
-// rank's link directions; rows to another node count once per token and node where the tokens are known.
-// A backward pass multiplies twice as much as a forward, three times where activations are computed anew.
+// Compute is a roofline: max(FLOPs ÷ reached FLOP/s, bytes ÷ memory bandwidth) plus a kernel's fixed cost (Williams,
+// Waterman, Patterson, 2009). A grouped product multiplies each replica's rows in whole row tiles and reads each
+// replica's weights once, so that splitting an expert into crumbs costs what it costs. An exchange of rows takes
+// latency + bytes ÷ bandwidth on the busiest of a rank's link directions; rows to another node count once per token
+// and node where the tokens are known. A backward pass multiplies twice as much as a forward, three times where
+// activations are computed anew; attention 2.5 times, for its scores are computed again (FlashAttention-2, arXiv
+// 2307.08691, §3.1.2). docs/simulation.md has the formulas and tells what is left out.
 
 #include <cstdint>
 #include <span>
@@ -50,22 +52,26 @@ class CostModel {
   // Seconds on one rank, one layer.
   double dense(Tokens tokens,
                Direction direction) const;  // attention, norms, router, shared experts; tokens of the rank
-  double experts(std::span<const Tokens> replicas, Direction direction) const;  // [replica with load], assignments
+  double experts(std::span<const Tokens> replicas, Direction direction) const;  // [replica], assignments; 0: not run
   double exchange(const RankRows& rows) const;                                  // dispatch or combine, this rank's part
-  double optimizer(int num_experts) const;                                      // of so many home experts
+  // Seconds on one rank of what a micro-step runs besides its MoE layers: dense layers and the output head.
+  double other_layers(Tokens tokens, Direction direction) const;
+  double optimizer(int num_experts) const;  // one step of so many home experts, their layers together
 
   // Bytes.
-  Bytes expert_weights() const;          // of one expert, as a copy carries it
-  Bytes expert_gradient() const;         // of one expert, as a return carries it
-  Bytes row() const;                     // of one row in an exchange
-  Bytes activations_per_token() const;   // kept from forward to backward, per token and layer, without rows of experts
-  Bytes activations_per_row() const;     // the same per assignment
-  Bytes working_memory_per_row() const;  // held while a layer runs, per assignment
-  Bytes rank_state(int num_experts_per_layer,
-                   int num_ranks) const;  // weights, gradients, optimizer of one rank, all layers
+  Bytes expert_weights() const;         // of one expert, as a copy carries it
+  Bytes expert_gradient() const;        // of one expert, as a return carries it
+  Bytes row() const;                    // of one row in an exchange
+  Bytes activations_per_token() const;  // kept from forward to backward, per token and layer, without rows of experts
+  Bytes activations_per_row() const;    // the same per assignment
+  Bytes working_memory_per_row(Direction direction = Direction::kBackward) const;  // held while a layer runs, the same
+  // Weights, gradients and optimizer of one rank, all layers: its home experts, and all that is not a routed expert,
+  // the optimizer of which the num_ranks ranks share.
+  Bytes rank_state(int num_experts_per_layer, int num_ranks) const;
 
   // How many copies over the host path, and from peers, one rank can receive while one layer's forward of a balanced
-  // micro-step with so many tokens per rank runs: what a planner may spend and still hide.
+  // micro-step with so many tokens of each rank (not assignments) computes: what a planner may spend and still hide.
+  // All ranks receive at once, so each has its share of what a node shares; exchanges of rows keep their links.
   struct HiddenCopies {
     int from_host = 0;
     int from_peers = 0;
@@ -73,6 +79,19 @@ class CostModel {
   HiddenCopies hidden_copies(Tokens tokens_per_rank) const;
 
  private:
+  // One product of rows with weights, or several that run together.
+  struct Product {
+    double flops = 0;       // forward
+    double parameters = 0;  // read once
+    double row_bytes = 0;   // of rows in and out
+    double efficiency = 1;
+    double backward_flops = 2;  // times forward's
+  };
+  double seconds(const Product& product, Direction direction) const;
+  double moving(double bytes, int kernels, Direction direction) const;  // what is bound by memory alone
+  double attention(double tokens, Direction direction) const;
+  double feed_forward(double tokens, double parameters, double intermediate, Direction direction) const;
+
   Cluster cluster_;
   ModelShape model_;
   CostOptions options_;

@@ -6,13 +6,60 @@
 
 namespace foremoe {
 
+std::int64_t AttentionShape::parameters(int hidden) const {
+  const std::int64_t queries = std::int64_t{heads} * key_width;
+  const std::int64_t values = std::int64_t{heads} * value_width;
+  const std::int64_t query =
+      query_rank == 0 ? hidden * queries : std::int64_t{hidden} * query_rank + query_rank * queries;
+  const std::int64_t key_value = kv_rank == 0
+                                     ? std::int64_t{hidden} * kv_heads * (key_width + value_width)
+                                     : std::int64_t{hidden} * (kv_rank + rotary_width) +
+                                           std::int64_t{kv_rank} * kv_heads * (key_width - rotary_width + value_width);
+  return query + key_value + values * hidden;
+}
+
+std::int64_t AttentionShape::flops_per_token(int context) const {
+  return std::int64_t{2} * heads * (key_width + value_width) * context;
+}
+
+std::int64_t AttentionShape::token_width() const {
+  return (std::int64_t{heads} + kv_heads) * (key_width + value_width);
+}
+
+std::int64_t ModelShape::parameters_besides_experts() const {
+  return layers() * attention_parameters() + moe_layers * (shared_parameters() + router_parameters()) +
+         dense_layers * dense_parameters() + 2 * head_parameters();
+}
+
+std::int64_t ModelShape::parameters() const {
+  return parameters_besides_experts() + std::int64_t{moe_layers} * experts * expert_parameters();
+}
+
 std::span<const ModelShape> model_shapes() {
+  // From each model's config.json on huggingface.co: hidden_size, moe_intermediate_size, intermediate_size (of dense
+  // layers), num_attention_heads, num_key_value_heads, head_dim, q_lora_rank, kv_lora_rank, qk_nope_head_dim +
+  // qk_rope_head_dim, v_head_dim, vocab_size.
   static const std::array<ModelShape, 6> kShapes{{
-      // huggingface.co/Qwen/Qwen3-30B-A3B config.json: num_hidden_layers 48, moe_intermediate_size 768
-      {.name = "Qwen3-30B-A3B", .moe_layers = 48, .experts = 128, .top_k = 8, .hidden = 2048, .intermediate = 768},
-      // huggingface.co/Qwen/Qwen3-235B-A22B config.json: num_hidden_layers 94, moe_intermediate_size 1536
-      {.name = "Qwen3-235B-A22B", .moe_layers = 94, .experts = 128, .top_k = 8, .hidden = 4096, .intermediate = 1536},
-      // huggingface.co/deepseek-ai/DeepSeek-V3 config.json: num_hidden_layers 61, first_k_dense_replace 3
+      // Qwen/Qwen3-30B-A3B: num_hidden_layers 48
+      {.name = "Qwen3-30B-A3B",
+       .moe_layers = 48,
+       .experts = 128,
+       .top_k = 8,
+       .hidden = 2048,
+       .intermediate = 768,
+       .vocabulary = 151936,
+       .attention = {.heads = 32, .kv_heads = 4, .key_width = 128, .value_width = 128}},
+      // Qwen/Qwen3-235B-A22B: num_hidden_layers 94
+      {.name = "Qwen3-235B-A22B",
+       .moe_layers = 94,
+       .experts = 128,
+       .top_k = 8,
+       .hidden = 4096,
+       .intermediate = 1536,
+       .vocabulary = 151936,
+       .attention = {.heads = 64, .kv_heads = 4, .key_width = 128, .value_width = 128}},
+      // deepseek-ai/DeepSeek-V3: num_hidden_layers 61, first_k_dense_replace 3; without its multi-token prediction
+      // layer
       {.name = "DeepSeek-V3",
        .moe_layers = 58,
        .dense_layers = 3,
@@ -20,8 +67,17 @@ std::span<const ModelShape> model_shapes() {
        .top_k = 8,
        .shared_experts = 1,
        .hidden = 7168,
-       .intermediate = 2048},
-      // huggingface.co/zai-org/GLM-4.5-Air config.json: num_hidden_layers 46, first_k_dense_replace 1
+       .intermediate = 2048,
+       .dense_intermediate = 18432,
+       .vocabulary = 129280,
+       .attention = {.heads = 128,
+                     .kv_heads = 128,
+                     .key_width = 192,
+                     .value_width = 128,
+                     .query_rank = 1536,
+                     .kv_rank = 512,
+                     .rotary_width = 64}},
+      // zai-org/GLM-4.5-Air: num_hidden_layers 46, first_k_dense_replace 1; without its multi-token prediction layer
       {.name = "GLM-4.5-Air",
        .moe_layers = 45,
        .dense_layers = 1,
@@ -29,8 +85,11 @@ std::span<const ModelShape> model_shapes() {
        .top_k = 8,
        .shared_experts = 1,
        .hidden = 4096,
-       .intermediate = 1408},
-      // huggingface.co/moonshotai/Kimi-K2-Instruct config.json: num_hidden_layers 61, first_k_dense_replace 1
+       .intermediate = 1408,
+       .dense_intermediate = 10944,
+       .vocabulary = 151552,
+       .attention = {.heads = 96, .kv_heads = 8, .key_width = 128, .value_width = 128}},
+      // moonshotai/Kimi-K2-Instruct: num_hidden_layers 61, first_k_dense_replace 1
       {.name = "Kimi-K2",
        .moe_layers = 60,
        .dense_layers = 1,
@@ -38,9 +97,25 @@ std::span<const ModelShape> model_shapes() {
        .top_k = 8,
        .shared_experts = 1,
        .hidden = 7168,
-       .intermediate = 2048},
-      // huggingface.co/mistralai/Mixtral-8x7B-v0.1 config.json: num_hidden_layers 32, intermediate_size 14336
-      {.name = "Mixtral-8x7B", .moe_layers = 32, .experts = 8, .top_k = 2, .hidden = 4096, .intermediate = 14336},
+       .intermediate = 2048,
+       .dense_intermediate = 18432,
+       .vocabulary = 163840,
+       .attention = {.heads = 64,
+                     .kv_heads = 64,
+                     .key_width = 192,
+                     .value_width = 128,
+                     .query_rank = 1536,
+                     .kv_rank = 512,
+                     .rotary_width = 64}},
+      // mistralai/Mixtral-8x7B-v0.1: num_hidden_layers 32, intermediate_size 14336
+      {.name = "Mixtral-8x7B",
+       .moe_layers = 32,
+       .experts = 8,
+       .top_k = 2,
+       .hidden = 4096,
+       .intermediate = 14336,
+       .vocabulary = 32000,
+       .attention = {.heads = 32, .kv_heads = 8, .key_width = 128, .value_width = 128}},
   }};
   return kShapes;
 }

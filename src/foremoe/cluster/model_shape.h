@@ -11,22 +11,53 @@
 
 namespace foremoe {
 
+// One layer's attention. Either key-value heads are shared among query heads (kv_rank 0), or queries, keys and values
+// are expanded from latent vectors (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
+struct AttentionShape {
+  int heads = 0;         // of queries
+  int kv_heads = 0;      // of keys and values; `heads` where latent
+  int key_width = 0;     // of one query or key, per head
+  int value_width = 0;   // per head
+  int query_rank = 0;    // latent width of queries; 0: projected directly
+  int kv_rank = 0;       // latent width of keys and values; 0: projected directly
+  int rotary_width = 0;  // latent only: the part of key_width that all heads share, outside the latent vector
+
+  std::int64_t parameters(int hidden) const;  // of all projections
+  // Multiply and add of one token that attends to `context` others, forward, without projections.
+  std::int64_t flops_per_token(int context) const;
+  // Elements of queries, keys, values and results of one token.
+  std::int64_t token_width() const;
+};
+
 struct ModelShape {
   std::string name;
   int moe_layers = 0;
-  int dense_layers = 0;    // layers with an ordinary feed-forward block, before the MoE layers
-  int experts = 0;         // routed experts per MoE layer
-  int top_k = 0;           // routed experts per token
-  int shared_experts = 0;  // that every token visits on its own rank, besides top_k
-  int hidden = 0;          // width of a token
-  int intermediate = 0;    // width inside one routed expert
+  int dense_layers = 0;        // layers with an ordinary feed-forward block, before the MoE layers
+  int experts = 0;             // routed experts per MoE layer
+  int top_k = 0;               // routed experts per token
+  int shared_experts = 0;      // that every token visits on its own rank, besides top_k
+  int hidden = 0;              // width of a token
+  int intermediate = 0;        // width inside one routed expert, and inside one shared expert
+  int dense_intermediate = 0;  // width inside the feed-forward block of a dense layer; 0 where there is none
+  int vocabulary = 0;          // embedding and output head, two matrices of hidden · vocabulary
+  AttentionShape attention;    // of every layer
 
+  int layers() const { return moe_layers + dense_layers; }
   // Gate, up and down projections of one routed expert: 3 · hidden · intermediate.
   std::int64_t expert_parameters() const { return std::int64_t{3} * hidden * intermediate; }
   Bytes expert_bytes(int bytes_per_parameter = 2) const { return Bytes{expert_parameters() * bytes_per_parameter}; }
 
   // Multiply and add of one token in one routed expert, forward.
   std::int64_t flops_per_assignment() const { return 2 * expert_parameters(); }
+
+  std::int64_t attention_parameters() const { return attention.parameters(hidden); }               // per layer
+  std::int64_t shared_parameters() const { return shared_experts * expert_parameters(); }          // per MoE layer
+  std::int64_t router_parameters() const { return std::int64_t{hidden} * experts; }                // per MoE layer
+  std::int64_t dense_parameters() const { return std::int64_t{3} * hidden * dense_intermediate; }  // per dense layer
+  std::int64_t head_parameters() const { return std::int64_t{hidden} * vocabulary; }  // embedding as many again
+  // All that every rank of an expert-parallel group holds; and the model whole. Norms and biases are left out.
+  std::int64_t parameters_besides_experts() const;
+  std::int64_t parameters() const;
 };
 
 std::span<const ModelShape> model_shapes();

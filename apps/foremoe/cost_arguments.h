@@ -1,0 +1,36 @@
+#pragma once
+
+// On which cluster and for which model time is modelled: --cluster, --model and what the model takes for granted.
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+#include "foremoe/cluster/cost_model.h"
+#include "foremoe/rollout/load_table.h"
+
+namespace foremoe::cli {
+
+struct CostArguments {
+  std::string cluster;  // a preset's name, or a file; empty: not given
+  std::string model;    // a preset's name; empty: not given
+  CostOptions options;
+};
+
+enum class CostUse { kRequired, kOptional };
+
+void add_cost_options(CLI::App& command, CostArguments& arguments, CostUse use);
+
+// Throws InputError: an unknown cluster or model, or one of them given without the other.
+CostModel cost_model(const CostArguments& arguments);
+// None when neither was given.
+std::optional<CostModel> cost_model_if_given(const CostArguments& arguments);
+
+// Throws InputError when the load cannot be of this model: other experts, or more layers. A load of fewer layers is a
+// part of the model.
+void expect_model_fits(const CostModel& cost, const LoadTable& load);
+
+// "h100 × Qwen3-30B-A3B": for tables and titles.
+std::string describe(const CostModel& cost);
+
+}  // namespace foremoe::cli

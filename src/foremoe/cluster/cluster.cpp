@@ -1,0 +1,209 @@
+#include "foremoe/cluster/cluster.h"
+
+#include <fmt/format.h>
+
+#include <toml++/toml.h>
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <span>
+#include <sstream>
+#include <type_traits>
+
+#include "foremoe/cluster/cluster_keys.h"
+#include "foremoe/core/embedded_file.h"
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+
+std::span<const EmbeddedFile> cluster_presets();  // data/clusters, cmake/EmbedFiles.cmake
+
+namespace {
+
+constexpr std::uintmax_t kMaxFileBytes = 1 << 20;  // hundreds of times what a cluster file needs
+
+std::string dotted(std::string_view section, std::string_view key) {
+  return section.empty() ? std::string(key) : fmt::format("{}.{}", section, key);
+}
+
+std::string line_of(const toml::node& node) { return fmt::format("line {}", node.source().begin.line); }
+
+// One cluster file, as toml++ has parsed it, made into a Cluster key by key.
+class ClusterReader {
+ public:
+  ClusterReader(const toml::table& root, const std::string& file) : root_{root}, file_{file} {}
+
+  Cluster read() {
+    Cluster cluster;
+    cluster.name = read_name();
+    visit_keys(cluster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
+      using Member = std::remove_reference_t<decltype(member)>;
+      constexpr bool kWhole = !std::is_same_v<Member, double>;
+      const double value = read_number(section, key, range, kWhole);  // whole ones are below 2^53, so exact
+      if constexpr (std::is_same_v<Member, Bytes>) {
+        member = Bytes{static_cast<std::int64_t>(value)};
+      } else {
+        member = static_cast<Member>(value);
+      }
+    });
+    expect_known(root_, "");
+    if (cluster.ranks_per_switch > cluster.ranks_per_node) {
+      throw InputError(
+          {.file = file_, .field = "node.ranks_per_switch", .index = {}},
+          fmt::format("{} is more than the {} ranks of a node", cluster.ranks_per_switch, cluster.ranks_per_node));
+    }
+    return cluster;
+  }
+
+ private:
+  std::string read_name() {
+    known_.insert("name");
+    const toml::node* const node = root_.get("name");
+    if (node == nullptr) throw InputError({.file = file_, .field = "name", .index = {}}, "is missing");
+    const auto* const text = node->as_string();
+    if (text == nullptr || text->get().empty()) {
+      throw InputError({.file = file_, .field = "name", .index = line_of(*node)}, "must be a name in quotes");
+    }
+    return text->get();
+  }
+
+  const toml::node& find(std::string_view section, std::string_view key) {
+    const toml::table* table = &root_;
+    if (!section.empty()) {
+      known_.insert(std::string(section));
+      const toml::node* const node = root_.get(section);
+      if (node != nullptr && !node->is_table()) {
+        throw InputError({.file = file_, .field = std::string(section), .index = line_of(*node)},
+                         fmt::format("must be a section, [{}]", section));
+      }
+      table = node == nullptr ? nullptr : node->as_table();
+    }
+    const std::string name = dotted(section, key);
+    known_.insert(name);
+    const toml::node* const found = table == nullptr ? nullptr : table->get(key);
+    if (found == nullptr) throw InputError({.file = file_, .field = name, .index = {}}, "is missing");
+    return *found;
+  }
+
+  double read_number(std::string_view section, std::string_view key, const KeyRange& range, bool whole) {
+    const toml::node& node = find(section, key);
+    const Where where{.file = file_, .field = dotted(section, key), .index = line_of(node)};
+    const auto* const integer = node.as_integer();
+    const auto* const real = node.as_floating_point();
+    if (integer == nullptr && real == nullptr) throw InputError(where, fmt::format("must be a number, {}", range.unit));
+    const double value = integer != nullptr ? static_cast<double>(integer->get()) : real->get();
+    if (!(value >= range.least && value <= range.most)) {  // nan is neither
+      throw InputError(
+          where, fmt::format("{:g} is not between {:g} and {:g} ({})", value, range.least, range.most, range.unit));
+    }
+    if (whole && value != std::floor(value)) throw InputError(where, fmt::format("{} is not whole", value));
+    return value;
+  }
+
+  void expect_known(const toml::table& table, std::string_view section) {
+    for (const auto& [key, node] : table) {
+      const std::string name = dotted(section, key.str());
+      if (!known_.contains(name)) {
+        throw InputError({.file = file_, .field = name, .index = line_of(node)}, "is no key of a cluster file");
+      }
+      if (node.is_table()) expect_known(*node.as_table(), name);
+    }
+  }
+
+  const toml::table& root_;
+  const std::string& file_;
+  std::set<std::string, std::less<>> known_;  // sections and keys that have been asked for
+};
+
+bool same_name(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
+    return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
+  });
+}
+
+// Short where that reads back the same: 9.894e+14, not 989400000000000.0.
+std::string number(double value) {
+  const std::string brief = fmt::format("{:g}", value);
+  return std::stod(brief) == value ? brief : fmt::format("{}", value);
+}
+std::string number(int value) { return fmt::format("{}", value); }
+std::string number(Bytes value) { return fmt::format("{}", value.value); }
+
+// A basic string of TOML: quotes, backslashes and control characters escaped.
+std::string in_quotes(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+}  // namespace
+
+Cluster parse_cluster(std::string_view text, const std::string& file) {
+  try {
+    const toml::table root = toml::parse(text, file);
+    return ClusterReader(root, file).read();
+  } catch (const toml::parse_error& error) {
+    throw InputError({.file = file, .field = {}, .index = fmt::format("line {}", error.source().begin.line)},
+                     fmt::format("is not TOML: {}", error.description()));
+  }
+}
+
+Cluster read_cluster(const std::string& path) {
+  std::error_code error;
+  const Where where{.file = path, .field = {}, .index = {}};
+  if (!std::filesystem::is_regular_file(path, error)) throw InputError(where, "is no file that can be read");
+  if (std::filesystem::file_size(path, error) > kMaxFileBytes)
+    throw InputError(where, "is too large for a cluster file");
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  if (!in) throw InputError(where, "cannot be read");
+  return parse_cluster(text.str(), path);
+}
+
+std::string to_toml(const Cluster& cluster, const ClusterNotes& notes) {
+  const auto line = [&](const std::string& name, std::string_view key, const std::string& value) {
+    const auto note = notes.find(name);
+    std::string comment = note == notes.end() ? "" : "  # " + note->second;
+    std::replace(comment.begin(), comment.end(), '\n', ' ');
+    return fmt::format("{} = {}{}\n", key, value, comment);
+  };
+  std::string out = line("name", "name", in_quotes(cluster.name));
+  std::string_view section_now;
+  visit_keys(cluster, [&](std::string_view section, std::string_view key, const auto& value, const KeyRange&) {
+    if (section != section_now) out += fmt::format("\n[{}]\n", section);
+    section_now = section;
+    out += line(dotted(section, key), key, number(value));
+  });
+  return out;
+}
+
+std::vector<std::string> cluster_names() {
+  std::vector<std::string> names;
+  for (const EmbeddedFile& preset : cluster_presets()) names.emplace_back(preset.name);
+  return names;
+}
+
+Cluster find_cluster(std::string_view name_or_path) {
+  for (const EmbeddedFile& preset : cluster_presets()) {
+    if (same_name(preset.name, name_or_path)) return parse_cluster(preset.text, fmt::format("{}.toml", preset.name));
+  }
+  const std::string path(name_or_path);
+  std::error_code error;
+  if (!path.empty() && std::filesystem::exists(path, error)) return read_cluster(path);
+  throw InputError({.file = path, .field = {}, .index = {}},
+                   fmt::format("is no cluster file and none of {}", fmt::join(cluster_names(), ", ")));
+}
+
+}  // namespace foremoe

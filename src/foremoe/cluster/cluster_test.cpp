@@ -1,0 +1,129 @@
+#include "foremoe/cluster/cluster.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+namespace {
+
+using testing::HasSubstr;
+
+// The text of a preset, one line of it replaced.
+std::string h100_with(const std::string& key, const std::string& line) {
+  std::string text = to_toml(find_cluster("h100"));
+  const std::size_t at = text.find("\n" + key + " ");
+  EXPECT_NE(at, std::string::npos) << key;
+  const std::size_t end = text.find('\n', at + 1);
+  return text.replace(at + 1, end - at - 1, line);
+}
+
+std::string error_of(const std::string& text) {
+  try {
+    parse_cluster(text, "some.toml");
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST(Cluster, PresetsAreFoundByNameWhateverTheCase) {
+  EXPECT_THAT(cluster_names(), testing::ElementsAre("a100", "gb200", "h100", "h20", "h200"));
+  for (const std::string& name : cluster_names()) EXPECT_EQ(find_cluster(name).name, name);
+  EXPECT_EQ(find_cluster("H100").name, "h100");
+}
+
+TEST(Cluster, AnUnknownNameIsToldThePresets) {
+  try {
+    find_cluster("b300");
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_STREQ(error.what(), "b300: is no cluster file and none of a100, gb200, h100, h20, h200");
+  }
+}
+
+TEST(Cluster, IsTheSameWrittenAndReadAgain) {
+  for (const std::string& name : cluster_names()) {
+    const std::string text = to_toml(find_cluster(name));
+    EXPECT_EQ(to_toml(parse_cluster(text, "again")), text);
+  }
+  Cluster odd = find_cluster("h100");
+  odd.name = "a \"quoted\" \\ name\n";
+  odd.kernel_seconds = 1.0 / 3 * 1e-5;
+  const Cluster again = parse_cluster(to_toml(odd, {{"device.kernel_seconds", "two\nlines = 1"}}), "again");
+  EXPECT_EQ(again.name, odd.name);
+  EXPECT_EQ(again.kernel_seconds, odd.kernel_seconds);
+}
+
+// What is known of every preset from its datasheet: GPUs of a later generation are no slower anywhere.
+TEST(Cluster, PresetsStandInTheOrderOfTheirDatasheets) {
+  const Cluster a100 = find_cluster("a100");
+  const Cluster h20 = find_cluster("h20");
+  const Cluster h100 = find_cluster("h100");
+  const Cluster h200 = find_cluster("h200");
+  const Cluster gb200 = find_cluster("gb200");
+  EXPECT_LT(h20.flops_per_second, a100.flops_per_second);  // why the H20 may be exported
+  EXPECT_LT(a100.flops_per_second, h100.flops_per_second);
+  EXPECT_EQ(h100.flops_per_second, h200.flops_per_second);
+  EXPECT_LT(h200.flops_per_second, gb200.flops_per_second);
+  EXPECT_LT(h100.memory, h20.memory);
+  EXPECT_LT(h20.memory, h200.memory);
+  EXPECT_LT(h200.memory, gb200.memory);
+  EXPECT_LT(a100.peers.bytes_per_second, h100.peers.bytes_per_second);
+  EXPECT_EQ(gb200.ranks_per_node, 72);
+  for (const Cluster& c : {a100, h20, h100, h200}) {
+    EXPECT_EQ(c.ranks_per_node, 8);
+    EXPECT_LT(c.network.bytes_per_second, c.peers.bytes_per_second);
+    EXPECT_LT(c.host.bytes_per_second, gb200.host.bytes_per_second);
+  }
+}
+
+TEST(Cluster, AWrongUnitIsNamedWithItsKeyAndLine) {
+  EXPECT_EQ(error_of(h100_with("memory_bytes_per_second", "memory_bytes_per_second = 3350")),
+            "some.toml: device.memory_bytes_per_second line 8: 3350 is not between 1e+06 and 1e+15 "
+            "(bytes per second)");
+  EXPECT_THAT(error_of(h100_with("latency_seconds", "latency_seconds = 20")),
+              HasSubstr("some.toml: peers.latency_seconds line 15: 20 is not between 0 and 0.1 (seconds)"));
+  EXPECT_THAT(error_of(h100_with("gemm_efficiency", "gemm_efficiency = 65")), HasSubstr("device.gemm_efficiency"));
+  EXPECT_THAT(error_of(h100_with("gemm_efficiency", "gemm_efficiency = nan")), HasSubstr("device.gemm_efficiency"));
+  EXPECT_THAT(error_of(h100_with("memory_bytes", "memory_bytes = inf")), HasSubstr("device.memory_bytes"));
+  EXPECT_THAT(error_of(h100_with("memory_bytes", "memory_bytes = \"80 GB\"")),
+              HasSubstr("some.toml: device.memory_bytes line 9: must be a number, bytes"));
+  EXPECT_THAT(error_of(h100_with("ranks_per_node", "ranks_per_node = 7.5")), HasSubstr("7.5 is not whole"));
+  EXPECT_THAT(error_of(h100_with("ranks_per_node", "ranks_per_node = 0")), HasSubstr("0 is not between 1 and"));
+}
+
+TEST(Cluster, AMissingOrUnknownKeyIsNamed) {
+  EXPECT_EQ(error_of(h100_with("row_tile", "")), "some.toml: device.row_tile: is missing");
+  EXPECT_EQ(error_of(h100_with("row_tile", "row_tiles = 128")), "some.toml: device.row_tile: is missing");
+  EXPECT_EQ(error_of(h100_with("row_tile", "row_tile = 128\ncolour = 3")),
+            "some.toml: device.colour line 11: is no key of a cluster file");
+  EXPECT_EQ(error_of("name = \"x\"\nranks_per_node = 8\n"), "some.toml: device.flops_per_second: is missing");
+  EXPECT_EQ(error_of("name = \"x\"\nranks_per_node = 8\ndevice = 3\n"),
+            "some.toml: device line 3: must be a section, [device]");
+  EXPECT_EQ(error_of(""), "some.toml: name: is missing");
+  EXPECT_EQ(error_of("name = 3"), "some.toml: name line 1: must be a name in quotes");
+  EXPECT_THAT(error_of(to_toml(find_cluster("h100")) + "[racks]\n"), HasSubstr("racks"));
+}
+
+TEST(Cluster, TextThatIsNoTomlIsNamedWithItsLine) {
+  EXPECT_THAT(error_of("name = \"x\"\nranks_per_node = = 8\n"), HasSubstr("some.toml line 2: is not TOML: "));
+  EXPECT_THAT(error_of("name = \"x\"\nname = \"y\"\n"), HasSubstr("some.toml line 2: is not TOML: "));
+}
+
+TEST(Cluster, ASwitchHasNoMoreRanksThanItsNode) {
+  EXPECT_THAT(error_of(h100_with("ranks_per_switch", "ranks_per_switch = 16")),
+              HasSubstr("node.ranks_per_switch: 16 is more than the 8 ranks of a node"));
+}
+
+TEST(Cluster, AFolderOrAFileThatIsNotThereIsNoCluster) {
+  EXPECT_THROW(read_cluster("."), InputError);
+  EXPECT_THROW(read_cluster("no/such/file.toml"), InputError);
+}
+
+}  // namespace foremoe

@@ -1,0 +1,243 @@
+#include "foremoe/cluster/cost_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+namespace {
+
+constexpr double kAttentionBackward = 2.5;  // five products of the size of forward's two
+constexpr double kScoreBytes = 4;           // the router's scores are float32
+
+// How often a row of `hidden` elements is read or written between the products of a layer: two norms read and write
+// it, two additions of the residual read two and write one.
+constexpr double kResidualPasses = 2 * 2 + 2 * 3;
+
+constexpr int kDenseKernels = 7;         // two norms, query-key-value, attention, output, router, top-k
+constexpr int kFeedForwardKernels = 3;   // gate-up, activation, down
+constexpr int kExpertKernels = 5;        // and rows sorted by expert, and back
+constexpr double kActivationPasses = 3;  // of the intermediate width: gate and up read, their product written
+constexpr double kSortPasses = 4;        // of the hidden width: read and written, before and after
+
+void expect_positive(const ModelShape& model, const char* field, std::int64_t value) {
+  if (value > 0) return;
+  throw InputError({.file = model.name, .field = field, .index = {}},
+                   fmt::format("is {}; a cost model needs it to be positive", value));
+}
+
+void expect_complete(const ModelShape& model) {
+  expect_positive(model, "moe_layers", model.moe_layers);
+  expect_positive(model, "experts", model.experts);
+  expect_positive(model, "top_k", model.top_k);
+  expect_positive(model, "hidden", model.hidden);
+  expect_positive(model, "intermediate", model.intermediate);
+  expect_positive(model, "vocabulary", model.vocabulary);
+  expect_positive(model, "attention.heads", model.attention.heads);
+  expect_positive(model, "attention.kv_heads", model.attention.kv_heads);
+  expect_positive(model, "attention.key_width", model.attention.key_width);
+  expect_positive(model, "attention.value_width", model.attention.value_width);
+  if (model.dense_layers > 0) expect_positive(model, "dense_intermediate", model.dense_intermediate);
+}
+
+void expect_sensible(const CostOptions& options) {
+  const auto expect = [](const char* field, int value, int least) {
+    if (value >= least) return;
+    throw InputError({.file = {}, .field = field, .index = {}}, fmt::format("{} is less than {}", value, least));
+  };
+  expect("sequence_tokens", options.sequence_tokens, 1);
+  expect("bytes_per_parameter", options.bytes_per_parameter, 1);
+  expect("bytes_per_gradient", options.bytes_per_gradient, 1);
+  expect("optimizer_bytes_per_parameter", options.optimizer_bytes_per_parameter, 0);
+  expect("optimizer_shards", options.optimizer_shards, 1);
+}
+
+double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+}  // namespace
+
+CostModel::CostModel(Cluster cluster, ModelShape model, CostOptions options)
+    : cluster_{std::move(cluster)}, model_{std::move(model)}, options_{options} {
+  expect_complete(model_);
+  expect_sensible(options_);
+}
+
+double CostModel::seconds(const Product& product, Direction direction) const {
+  const double rate = cluster_.flops_per_second * product.efficiency;
+  const auto roofline = [&](double flops, double bytes) {
+    return std::max(flops / rate, bytes / cluster_.memory_bytes_per_second);
+  };
+  const double weights = product.parameters * options_.bytes_per_parameter;
+  const double forward = roofline(product.flops, weights + product.row_bytes);
+  if (direction == Direction::kForward) return forward;
+  // Rows' gradients read the weights, weights' gradients are added to what is there; both read and write rows.
+  const double gradients = product.parameters * 2 * options_.bytes_per_gradient;
+  const double backward = roofline(product.backward_flops * product.flops, weights + gradients + 2 * product.row_bytes);
+  return backward + (options_.recompute_activations ? forward : 0);
+}
+
+double CostModel::moving(double bytes, int kernels, Direction direction) const {
+  const double once = bytes / cluster_.memory_bytes_per_second + kernels * cluster_.kernel_seconds;
+  if (direction == Direction::kForward) return once;
+  return once * (options_.recompute_activations ? 3 : 2);
+}
+
+double CostModel::attention(double tokens, Direction direction) const {
+  const AttentionShape& shape = model_.attention;
+  const double row_bytes = tokens * options_.bytes_per_parameter;
+  const double parameters = as_double(model_.attention_parameters());
+  const Product projections{.flops = 2 * parameters * tokens,
+                            .parameters = parameters,
+                            .row_bytes = row_bytes * (2.0 * model_.hidden + as_double(shape.token_width())),
+                            .efficiency = cluster_.gemm_efficiency};
+  const Product scores{.flops = as_double(shape.flops_per_token(options_.sequence_tokens)) / 2 * tokens,
+                       .row_bytes = row_bytes * as_double(shape.token_width()),
+                       .efficiency = cluster_.attention_efficiency,
+                       .backward_flops = kAttentionBackward};
+  return seconds(projections, direction) + seconds(scores, direction) +
+         moving(kResidualPasses * row_bytes * model_.hidden, kDenseKernels, direction);
+}
+
+double CostModel::feed_forward(double tokens, double parameters, double intermediate, Direction direction) const {
+  const double row_bytes = tokens * options_.bytes_per_parameter;
+  const Product product{.flops = 2 * parameters * tokens,
+                        .parameters = parameters,
+                        .row_bytes = row_bytes * (2.0 * model_.hidden + 3 * intermediate),
+                        .efficiency = cluster_.gemm_efficiency};
+  return seconds(product, direction) +
+         moving(kActivationPasses * row_bytes * intermediate, kFeedForwardKernels, direction);
+}
+
+double CostModel::dense(Tokens tokens, Direction direction) const {
+  if (tokens.value == 0) return 0;
+  const double n = as_double(tokens.value);
+  const double router = as_double(model_.router_parameters());
+  double total =
+      attention(n, direction) +
+      seconds({.flops = 2 * router * n,
+               .parameters = router,
+               .row_bytes = n * (model_.hidden * options_.bytes_per_parameter + model_.experts * kScoreBytes),
+               .efficiency = cluster_.gemm_efficiency},
+              direction);
+  if (model_.shared_experts > 0) {
+    total += feed_forward(n, as_double(model_.shared_parameters()),
+                          as_double(model_.shared_experts) * model_.intermediate, direction);
+  }
+  return total;
+}
+
+double CostModel::other_layers(Tokens tokens, Direction direction) const {
+  if (tokens.value == 0) return 0;
+  const double n = as_double(tokens.value);
+  const double head = as_double(model_.head_parameters());
+  double total = seconds({.flops = 2 * head * n,
+                          .parameters = head,
+                          .row_bytes = n * options_.bytes_per_parameter * (model_.hidden + model_.vocabulary),
+                          .efficiency = cluster_.gemm_efficiency},
+                         direction) +
+                 moving(0, 1, direction);
+  if (model_.dense_layers > 0) {
+    total += model_.dense_layers * (attention(n, direction) + feed_forward(n, as_double(model_.dense_parameters()),
+                                                                           model_.dense_intermediate, direction));
+  }
+  return total;
+}
+
+double CostModel::experts(std::span<const Tokens> replicas, Direction direction) const {
+  std::int64_t rows = 0;
+  std::int64_t padded_rows = 0;
+  std::int64_t running = 0;
+  const std::int64_t tile = cluster_.row_tile;
+  for (const Tokens load : replicas) {
+    rows += load.value;
+    padded_rows += (load.value + tile - 1) / tile * tile;
+    running += load.value > 0;
+  }
+  if (rows == 0) return 0;
+  const double row_bytes = as_double(rows) * options_.bytes_per_parameter;
+  const Product grouped{.flops = as_double(model_.flops_per_assignment()) * as_double(padded_rows),
+                        .parameters = as_double(model_.expert_parameters() * running),
+                        .row_bytes = row_bytes * (2.0 * model_.hidden + 3.0 * model_.intermediate),
+                        .efficiency = cluster_.gemm_efficiency};
+  const double moved = row_bytes * (kSortPasses * model_.hidden + kActivationPasses * model_.intermediate);
+  return seconds(grouped, direction) + moving(moved, kExpertKernels, direction);
+}
+
+double CostModel::exchange(const RankRows& rows) const {
+  const auto on_link = [&](const LinkSpeed& link, std::int64_t sent, std::int64_t received) {
+    const std::int64_t most = std::max(sent, received);
+    if (most == 0) return 0.0;
+    return link.latency_seconds + as_double(most * row().value) / link.bytes_per_second;
+  };
+  return std::max(on_link(cluster_.peers, rows.sent_to_peers, rows.received_from_peers),
+                  on_link(cluster_.network, rows.sent_to_nodes, rows.received_from_nodes));
+}
+
+double CostModel::optimizer(int num_experts) const {
+  if (num_experts == 0) return 0;
+  // Gradients are read, the state is read and written, the weights are written.
+  const double bytes_per_parameter =
+      options_.bytes_per_gradient + 2.0 * options_.optimizer_bytes_per_parameter + options_.bytes_per_parameter;
+  const double parameters = as_double(model_.expert_parameters()) * num_experts / options_.optimizer_shards;
+  return parameters * bytes_per_parameter / cluster_.memory_bytes_per_second + cluster_.kernel_seconds;
+}
+
+Bytes CostModel::expert_weights() const { return model_.expert_bytes(options_.bytes_per_parameter); }
+
+Bytes CostModel::expert_gradient() const { return model_.expert_bytes(options_.bytes_per_gradient); }
+
+Bytes CostModel::row() const { return Bytes{std::int64_t{model_.hidden} * options_.bytes_per_parameter}; }
+
+Bytes CostModel::activations_per_token() const {
+  if (options_.recompute_activations) return row();
+  // Layer input, two norms' results, the sum between them; queries, keys, values, result; router's scores; of shared
+  // experts gate, up and their product.
+  const std::int64_t elements = std::int64_t{4} * model_.hidden + model_.attention.token_width() +
+                                std::int64_t{3} * model_.shared_experts * model_.intermediate;
+  return Bytes{elements * options_.bytes_per_parameter + static_cast<std::int64_t>(kScoreBytes) * model_.experts};
+}
+
+Bytes CostModel::activations_per_row() const {
+  if (options_.recompute_activations) return Bytes{0};
+  return working_memory_per_row(Direction::kForward);
+}
+
+Bytes CostModel::working_memory_per_row(Direction direction) const {
+  // The row as received and as returned; gate, up and their product. In a backward the gradient of each, and of what
+  // was not kept the thing itself.
+  const std::int64_t elements = std::int64_t{2} * model_.hidden + std::int64_t{3} * model_.intermediate;
+  const bool both = direction == Direction::kBackward && options_.recompute_activations;
+  return Bytes{elements * options_.bytes_per_parameter * (both ? 2 : 1)};
+}
+
+Bytes CostModel::rank_state(int num_experts_per_layer, int num_ranks) const {
+  const std::int64_t own = model_.expert_parameters() * num_experts_per_layer * model_.moe_layers;
+  const std::int64_t replicated = model_.parameters_besides_experts();
+  const std::int64_t in_place = options_.bytes_per_parameter + options_.bytes_per_gradient;
+  const auto optimizer_bytes = [&](std::int64_t parameters, int shards) {
+    return (parameters * options_.optimizer_bytes_per_parameter + shards - 1) / shards;
+  };
+  return Bytes{(own + replicated) * in_place + optimizer_bytes(own, options_.optimizer_shards) +
+               optimizer_bytes(replicated, std::max(1, num_ranks))};
+}
+
+CostModel::HiddenCopies CostModel::hidden_copies(Tokens tokens_per_rank) const {
+  // One replica with all rows: no placement computes the same rows in less time, so what is hidden here is always.
+  const Tokens assignments{tokens_per_rank.value * model_.top_k};
+  const double window = dense(tokens_per_rank, Direction::kForward) + experts({&assignments, 1}, Direction::kForward);
+  const auto copies = [&](const LinkSpeed& link, double bytes_per_second) {
+    const double bytes = (window - link.latency_seconds) * bytes_per_second;
+    constexpr double kMost = 1 << 20;  // far more than experts there are
+    return static_cast<int>(std::clamp(bytes / as_double(expert_weights().value), 0.0, kMost));
+  };
+  const double host =
+      std::min({cluster_.host.bytes_per_second, cluster_.switch_bytes_per_second / cluster_.ranks_per_switch,
+                cluster_.host_memory_bytes_per_second / cluster_.ranks_per_node});
+  return {.from_host = copies(cluster_.host, host),
+          .from_peers = copies(cluster_.peers, cluster_.peers.bytes_per_second)};
+}
+
+}  // namespace foremoe
