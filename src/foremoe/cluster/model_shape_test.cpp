@@ -15,18 +15,43 @@ TEST(ModelShape, AnExpertOfQwen3IsNineMegabytesInBf16) {
   EXPECT_EQ(find_model_shape("Qwen3-30B-A3B")->expert_bytes(), Bytes{9437184});
 }
 
-// Routed experts are nearly all of these models: their parameters must come out near the published totals.
-TEST(ModelShape, RoutedExpertsAddUpToThePublishedSize) {
+// The published totals, in billions as the models' cards and papers have them: only norms and biases are left out.
+TEST(ModelShape, PartsAddUpToThePublishedSize) {
+  const auto billions = [](const char* name) {
+    return static_cast<double>(find_model_shape(name)->parameters()) * 1e-9;
+  };
+  EXPECT_NEAR(billions("Qwen3-30B-A3B"), 30.5, 0.1);
+  EXPECT_NEAR(billions("Qwen3-235B-A22B"), 235, 0.5);
+  EXPECT_NEAR(billions("DeepSeek-V3"), 671, 0.5);
+  EXPECT_NEAR(billions("GLM-4.5-Air"), 106, 1);
+  EXPECT_NEAR(billions("Kimi-K2"), 1040, 20);
+  EXPECT_NEAR(billions("Mixtral-8x7B"), 46.7, 0.1);
+}
+
+// And the active ones: all that is no routed expert, and top_k experts in each MoE layer.
+TEST(ModelShape, ActivePartsAddUpToThePublishedSize) {
   const auto billions = [](const char* name) {
     const ModelShape shape = *find_model_shape(name);
-    return static_cast<double>(shape.expert_parameters()) * shape.experts * shape.moe_layers * 1e-9;
+    return static_cast<double>(shape.parameters_besides_experts() +
+                               std::int64_t{shape.moe_layers} * shape.top_k * shape.expert_parameters()) *
+           1e-9;
   };
-  EXPECT_NEAR(billions("Qwen3-30B-A3B"), 30.5, 2.5);
-  EXPECT_NEAR(billions("Qwen3-235B-A22B"), 235, 12);
-  EXPECT_NEAR(billions("DeepSeek-V3"), 671, 20);
-  EXPECT_NEAR(billions("GLM-4.5-Air"), 106, 8);
-  EXPECT_NEAR(billions("Kimi-K2"), 1026, 20);
-  EXPECT_NEAR(billions("Mixtral-8x7B"), 46.7, 2.5);
+  EXPECT_NEAR(billions("Qwen3-30B-A3B"), 3.3, 0.1);
+  EXPECT_NEAR(billions("Qwen3-235B-A22B"), 22, 0.5);
+  EXPECT_NEAR(billions("DeepSeek-V3"), 37, 1);
+  EXPECT_NEAR(billions("GLM-4.5-Air"), 12, 2);
+  EXPECT_NEAR(billions("Kimi-K2"), 32.6, 1.5);
+  EXPECT_NEAR(billions("Mixtral-8x7B"), 12.9, 0.1);
+}
+
+// DeepSeek-V3's latent attention: 7168 · 1536 + 1536 · 128 · 192 (queries), 7168 · 576 + 512 · 128 · 256 (keys and
+// values), 128 · 128 · 7168 (output). Qwen3's: 2048 · 4096 (queries), 2 · 2048 · 512, 4096 · 2048.
+TEST(ModelShape, AttentionIsProjectedDirectlyOrThroughLatentVectors) {
+  EXPECT_EQ(find_model_shape("DeepSeek-V3")->attention_parameters(),
+            11010048 + 37748736 + 4128768 + 16777216 + 117440512);
+  EXPECT_EQ(find_model_shape("Qwen3-30B-A3B")->attention_parameters(), 8388608 + 2 * 1048576 + 8388608);
+  // 2 · 32 heads · (128 + 128) FLOPs for each token attended to.
+  EXPECT_EQ(find_model_shape("Qwen3-30B-A3B")->attention.flops_per_token(10), 163840);
 }
 
 }  // namespace foremoe
