@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Every policy on every load table by (memory, ρ, copies): which points no other point beats.
+
+    bench/pareto.py [--data DIR] [--foremoe PROGRAM] [--tables A,B] [--points]
+
+Memory: experts that a rank's guest buffers hold over the layers of the table: layers · G, under `shared` 2 · G. ρ: mean over
+(layer, micro-step). Copies: per layer and event, whole group; moves of homes are copies too. A point beats another when it is no worse
+in all three and better in one. Each system plans with 1 and 2 guest slots (finemoe-random and -symmetric with the (d − 1)·E/R that
+they need, d = 2); ours with residency static, resident and shared, at its default tolerance and at 0. A first table says for each load
+how many points of ours stand, and which of other systems no point of ours equals or beats; `--points` prints all points.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+
+from figures import REFERENCE, table
+
+OURS = [("foremoe", ["--residency", r, *t]) for r in ("static", "resident", "shared") for t in ([], ["--tolerance", "0"])]
+
+
+@dataclass(frozen=True)
+class Point:
+    policy: str
+    how: str
+    memory: int
+    rho: float
+    copies: float
+    largest: float
+    us: float
+
+    def values(self):
+        return self.memory, round(self.rho, 4), round(self.copies, 2)
+
+    def covers(self, other):
+        return all(a <= b for a, b in zip(self.values(), other.values()))
+
+    def beats(self, other):
+        return self.covers(other) and self.values() != other.values()
+
+
+def points_of(compare, path):
+    shape = compare(path, 0, "vanilla", [])[0]
+    per_rank = shape["experts"] // shape["ranks"]
+    for slots in sorted({1, 2, per_rank}):
+        others = "finemoe-random,finemoe-symmetric" if slots == per_rank and slots > 2 else "all"
+        for policy, options in [(others, []), *([] if slots > 2 else OURS)]:
+            for d in compare(path, slots, policy, options):
+                if "skipped" in d or (d["policy"] in ("foremoe", "static") and policy == "all"):
+                    continue
+                memory = 0 if d["guest_slots"] == 0 else slots * (2 if d["residency"] == "shared" else d["layers"])
+                copies = d["copies_per_layer_event"] + d["home_moves"] / (d["layers"] * d["events"])
+                how = " ".join([f"G={slots}", d["residency"], *options[2:]])
+                yield Point(d["policy"], how, memory, d["rho"]["mean"], copies, d["rho"]["max"], d["plan_us_per_layer_micro_step"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="../shared/data", help="folder of the load tables")
+    parser.add_argument("--foremoe", default="build/release/bin/foremoe", help="the program")
+    parser.add_argument("--tables", default=",".join(REFERENCE), help="of them, these")
+    parser.add_argument("--points", action="store_true", help="print every point as well")
+    arguments = parser.parse_args()
+
+    def compare(path, slots, policy, options):
+        command = [arguments.foremoe, "compare", path, "--guest-slots", str(slots), "--policy", policy, "--threads", "1", "--json"]
+        return json.loads(subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout)
+
+    def row(name, points):
+        ours = [p for p in points if p.policy == "foremoe"]
+        others = [p for p in points if p.policy not in ("foremoe", "vanilla")]
+        beaten = {p: next((o for o in others if o.beats(p)), None) for p in ours}
+        left = [o for o in others if not any(p.covers(o) for p in ours)]
+        return (name, f"{sum(b is None for b in beaten.values())} of {len(ours)}",
+                "; ".join(f"{p.how} by {b.policy} {b.how}" for p, b in beaten.items() if b) or "none",
+                f"{len(others) - len(left)} of {len(others)}", "; ".join(f"{o.policy} {o.how}" for o in left) or "none")
+
+    all_points = {}
+    def rows():
+        for name in arguments.tables.split(","):
+            all_points[name] = list(points_of(compare, os.path.join(arguments.data, f"load-{name}.safetensors")))
+            yield row(name, all_points[name])
+    table(("table", "ours that nothing beats", "ours beaten", "others that ours equals or beats", "others left"), rows())
+    if arguments.points:
+        for name, points in all_points.items():
+            table((name, "how", "memory, experts", "ρ mean/max", "copies", "µs"),
+                  [(p.policy, p.how, p.memory, f"{p.rho:.4f}/{p.largest:.4f}", f"{p.copies:.2f}", f"{p.us:.0f}")
+                   for p in sorted(points, key=lambda p: p.values())])
+
+
+if __name__ == "__main__":
+    main()
