@@ -11,7 +11,8 @@
 //   slot is free (the schedule's `opens`), or after its layer's router where the policy works online. Experts wait for
 //   what is not there: that wait is exposed. A guest's gradient goes home when it leaves its slot, over the same links;
 //   what is still on its way at the stage's end is exposed. Before a stage the arenas are filled, at the end the
-//   optimizer runs.
+//   optimizer runs. A plan of fewer layers than the model stands for all of them: each of its layers for
+//   moe_layers ÷ layers, in seconds and in bytes. What a micro-step runs besides its MoE layers comes with the first.
 // Method. Time advances from phase to phase; within a phase each link drains its queue at a constant rate, so that
 //   the work is O(turns · ranks + copies), whatever the bandwidths.
 // Guarantees. Deterministic: equal inputs, equal bytes. No wall clock. Every row that is sent is received, every byte
@@ -23,6 +24,7 @@
 
 #include "foremoe/cluster/cost_model.h"
 #include "foremoe/core/array.h"
+#include "foremoe/core/parallel.h"
 #include "foremoe/core/timeline.h"
 #include "foremoe/plan/source_tokens.h"
 #include "foremoe/plan/step_plan.h"
@@ -37,7 +39,9 @@ struct SimulationOptions {
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;     // turns ahead of which copies may begin
   OnlineWork online;             // of the policy
-  Timeline* timeline = nullptr;  // spans in modelled nanoseconds, rank by rank
+  ThreadPool* pool = nullptr;    // counts rows and expert times; null: the caller alone. The result is the same
+  Timeline* timeline = nullptr;  // spans in modelled nanoseconds, rank by rank, of the plan's layers
+  double timeline_begins = 0;    // seconds
 };
 
 struct SimulationInput {
@@ -45,6 +49,7 @@ struct SimulationInput {
   const StepPlan& plan;  // that check_plan accepts for this load
   const CostModel& cost;
   const SourceTokens* tokens = nullptr;  // where routes are known: rows to other nodes are then one per token and node
+  bool repeat_load = false;              // a plan of more micro-steps than the load: it begins anew when it is through
 };
 
 // Seconds of the critical path, by what the ranks were doing; they sum to the stage's.
@@ -91,7 +96,8 @@ struct SimulatedStage {
   RankMemory memory;
   std::vector<LinkTraffic> traffic;
   Array<Bytes, 2> between_nodes;  // [from][to], rows and copies
-  std::int64_t copies = 0;
+  std::int64_t copies = 0;        // of the plan's layers
+  Bytes arena;                    // host memory of the node whose arena holds most
 };
 
 // Throws InputError when plan, load and model do not fit each other. Of a plan of residency `free` the policy update is
@@ -126,6 +132,6 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options);
 
 // The most tokens that a rank's micro-step may have in the mean for the rank that holds most to stay within `budget`,
 // the plan's imbalance kept: state and guests stay, activations grow with the tokens. 0 when state alone exceeds it.
-Tokens largest_micro_batch(const SimulatedStep& step, const CostModel& cost, Bytes budget, Tokens mean_tokens_per_rank);
+Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_tokens_per_rank);
 
 }  // namespace foremoe

@@ -1,0 +1,24 @@
+#pragma once
+
+// What crossed the links of a stage, kind by kind.
+
+#include <span>
+#include <vector>
+
+#include "foremoe/sim/arena_load.h"
+#include "foremoe/sim/simulation.h"
+#include "foremoe/sim/stage_replay.h"
+
+namespace foremoe {
+
+struct TrafficProblem {
+  const ReplayProblem& stage;
+  const Replay& replay;
+  const ArenaLoad& arena;
+  double seconds = 0;  // of the stage
+};
+
+std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem);
+Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem);  // [from][to], rows, copies and arenas
+
+}  // namespace foremoe

@@ -1,0 +1,159 @@
+#include "foremoe/sim/simulation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "foremoe/sim/arena_load.h"
+#include "foremoe/sim/link_traffic.h"
+#include "foremoe/sim/rank_memory.h"
+#include "foremoe/sim/stage_profile.h"
+#include "foremoe/sim/stage_replay.h"
+#include "foremoe/sim/stage_transfers.h"
+
+namespace foremoe {
+
+namespace {
+
+double layer_scale(const SimulationInput& input) {
+  return static_cast<double>(input.cost.model().moe_layers) / std::max(1, input.plan.num_layers());
+}
+
+int home_experts(const SimulationInput& input) {
+  return input.plan.num_experts() / input.plan.num_ranks() * input.cost.model().moe_layers;
+}
+
+void scale(StageParts& parts, double by) {
+  for (double* part : {&parts.dense, &parts.planning, &parts.dispatch, &parts.experts, &parts.combine,
+                       &parts.exposed_copies, &parts.exposed_gradients}) {
+    *part *= by;
+  }
+}
+
+SimulatedStage simulate(const SimulationInput& input, const SimulationOptions& options, const StageProfile& profile) {
+  const StageTransfers transfers = make_stage_transfers(input, options);
+  const ClusterLinks links(input.cost.cluster(),
+                           {.num_ranks = input.plan.num_ranks(), .ranks_per_node = input.plan.ranks_per_node},
+                           input.cost.options().shares_uplink);
+  const ArenaLoad arena = load_arenas(transfers.arena, input.plan, input.cost.expert_weights(), links);
+  const ReplayProblem problem{.input = input,
+                              .options = options,
+                              .profile = profile,
+                              .transfers = transfers,
+                              .links = links,
+                              .layer_scale = layer_scale(input),
+                              .start_seconds = options.timeline_begins + arena.seconds};
+  const Replay replay = replay_stage(problem);
+
+  SimulatedStage stage{.stage = options.stage, .parts = replay.parts};
+  scale(stage.parts, problem.layer_scale);
+  stage.parts.arena_refresh = arena.seconds * problem.layer_scale;
+  if (options.stage == Stage::kPolicyUpdate) stage.parts.optimizer = input.cost.optimizer(home_experts(input));
+  stage.seconds = stage.parts.sum();
+  stage.ideal_seconds = replay.ideal_seconds * problem.layer_scale + stage.parts.optimizer;
+  const double ranks = input.plan.num_ranks();
+  if (stage.seconds > 0) {
+    stage.utilisation =
+        (replay.computing_seconds * problem.layer_scale + ranks * stage.parts.optimizer) / (ranks * stage.seconds);
+  }
+  for (const LayerProfile& layer : profile.layers) stage.peak_tokens = std::max(stage.peak_tokens, layer.most_tokens);
+  stage.memory = rank_memory({.input = input,
+                              .options = options,
+                              .profile = profile,
+                              .layer_scale = problem.layer_scale,
+                              .any_copies = transfers.num_copies > 0});
+  const TrafficProblem traffic{.stage = problem, .replay = replay, .arena = arena, .seconds = stage.seconds};
+  stage.traffic = link_traffic(traffic);
+  stage.between_nodes = bytes_between_nodes(traffic);
+  stage.copies = transfers.num_copies;
+  stage.arena = Bytes{std::llround(static_cast<double>(arena.largest.value) * problem.layer_scale)};
+  return stage;
+}
+
+// The pool that the caller lends, or one of the caller alone.
+class Pool {
+ public:
+  explicit Pool(const SimulationOptions& options) : lent_(options.pool) {
+    if (lent_ == nullptr) own_.emplace(1);
+  }
+  ThreadPool& operator*() { return lent_ != nullptr ? *lent_ : *own_; }
+
+ private:
+  ThreadPool* lent_;
+  std::optional<ThreadPool> own_;
+};
+
+// Of what moves with an expert's home: weights, and the optimizer's state of the one rank that leads its shard.
+double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
+  if (moves == 0) return 0;
+  const CostModel& cost = input.cost;
+  const CostOptions& options = cost.options();
+  const double bytes_per_expert = static_cast<double>(cost.expert_weights().value) +
+                                  static_cast<double>(cost.model().expert_parameters()) *
+                                      options.optimizer_bytes_per_parameter / options.optimizer_shards;
+  const bool one_node = input.plan.num_ranks() <= input.plan.ranks_per_node;
+  const LinkSpeed& link = one_node ? cost.cluster().peers : cost.cluster().network;
+  const double per_rank = std::ceil(static_cast<double>(moves) * layer_scale(input) / input.plan.num_ranks());
+  return per_rank * (link.latency_seconds + bytes_per_expert / link.bytes_per_second);
+}
+
+bool same_profile(const WholeStep& step) {
+  return &step.recompute.plan == &step.policy_update.plan && &step.recompute.load == &step.policy_update.load &&
+         &step.recompute.cost == &step.policy_update.cost && step.recompute.tokens == step.policy_update.tokens;
+}
+
+}  // namespace
+
+double StageParts::sum() const {
+  return arena_refresh + dense + planning + dispatch + experts + combine + exposed_copies + exposed_gradients +
+         optimizer;
+}
+
+SimulatedStage simulate_stage(const SimulationInput& input, const SimulationOptions& options) {
+  Pool pool(options);
+  return simulate(input, options, profile_stage(input, options.stage, *pool));
+}
+
+SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
+  SimulationOptions stage = options.stage;
+  Pool pool(stage);
+  SimulatedStep result;
+  result.home_move_seconds = seconds_of_home_moves(step.recompute, options.home_moves);
+
+  stage.timeline_begins += result.home_move_seconds;
+  const bool once = same_profile(step);  // what the policy update asks of ranks and links includes the recompute's
+  StageProfile profile = profile_stage(step.recompute, once ? Stage::kPolicyUpdate : Stage::kRecompute, *pool);
+  stage.stage = Stage::kRecompute;
+  result.recompute = simulate(step.recompute, stage, profile);
+
+  stage.timeline_begins += result.recompute.seconds;
+  if (!once) profile = profile_stage(step.policy_update, Stage::kPolicyUpdate, *pool);
+  stage.stage = Stage::kPolicyUpdate;
+  result.policy_update = simulate(step.policy_update, stage, profile);
+
+  result.step_seconds = result.home_move_seconds + result.recompute.seconds + result.policy_update.seconds;
+  result.ideal_step_seconds = result.recompute.ideal_seconds + result.policy_update.ideal_seconds;
+  for (const SimulatedStage* part : {&result.recompute, &result.policy_update}) {
+    result.exposed_copy_seconds += part->parts.exposed_copies + part->parts.exposed_gradients;
+    result.peak_tokens_per_rank = std::max(result.peak_tokens_per_rank, part->peak_tokens);
+    result.memory_bytes_per_rank = std::max(result.memory_bytes_per_rank, part->memory.sum());
+  }
+  result.rl_step_seconds = result.step_seconds + options.rollout_seconds;
+  return result;
+}
+
+Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_tokens_per_rank) {
+  std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  for (const SimulatedStage* stage : {&step.recompute, &step.policy_update}) {
+    const RankMemory& memory = stage->memory;
+    const std::int64_t left = budget.value - (memory.sum() - memory.activations).value;
+    if (left <= 0) return Tokens{0};
+    if (memory.activations.value == 0) continue;
+    const double times = static_cast<double>(left) / static_cast<double>(memory.activations.value);
+    most = std::min(most, static_cast<std::int64_t>(times * static_cast<double>(mean_tokens_per_rank.value)));
+  }
+  return Tokens{most};
+}
+
+}  // namespace foremoe
