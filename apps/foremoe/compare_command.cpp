@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "cost_arguments.h"
 #include "foremoe/plan/check_plan.h"
 #include "help_text.h"
 #include "measured_plan.h"
@@ -37,6 +38,7 @@ constexpr std::string_view kColumns =
 struct CompareArguments {
   InputOptions input;
   PlannerArguments planner;
+  CostArguments cost;
   std::vector<std::string> policies{"all"};
   bool json = false;
 };
@@ -100,14 +102,16 @@ void print(const std::vector<Row>& rows, const LoadTable& load, const PlannerOpt
 
 int run(const CompareArguments& arguments) {
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
+  const std::optional<CostModel> cost = cost_model_if_given(arguments.cost);
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
   const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
+  const PlannerOptions options = within_cost(arguments.planner, cost, input.step.load);
 
   std::vector<Row> rows;
   bool ok = true;
   for (const Policy* policy : policies) {
     const MeasureProblem problem{
-        .policy = *policy, .input = input, .options = arguments.planner.options, .align = arguments.planner.align};
+        .policy = *policy, .input = input, .options = options, .align = arguments.planner.align};
     Row row{.policy = std::string(policy->name()), .result = measure(problem, pool), .check = {}};
     if (const auto* measured = std::get_if<MeasuredPlan>(&row.result)) row.check = checked(problem, *measured);
     ok = ok && row.check.ok();
@@ -134,7 +138,9 @@ Command compare_command(CLI::App& parent) {
       ->type_name("A,B,…")
       ->delimiter(',')
       ->default_str("all");
+  arguments->planner.models_cost = true;
   add_planner_options(*command, arguments->planner);
+  add_cost_options(*command, arguments->cost, CostUse::kOptional);
   add_align_option(*command, arguments->planner.align);
   add_threads_option(*command, arguments->planner.threads);
   command->add_flag("--json", arguments->json, "Print an array of objects as plan --json prints");

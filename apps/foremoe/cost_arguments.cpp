@@ -47,6 +47,11 @@ void add_cost_options(CLI::App& command, CostArguments& arguments, CostUse use) 
           "--keep-activations", [&options] { options.recompute_activations = false; },
           "Activations are kept from forward to backward; else only layer inputs are, and the rest is computed anew")
       ->group(group);
+  command.add_option("--bytes-per-parameter", options.bytes_per_parameter, "Of weights and rows: 2 is bf16, 4 float32")
+      ->type_name("BYTES")
+      ->capture_default_str()
+      ->check(in_range(1, 8))
+      ->group(group);
   command
       .add_option("--optimizer-shards", options.optimizer_shards,
                   "Data-parallel ranks that share one expert's optimizer state")
@@ -80,6 +85,21 @@ void expect_model_fits(const CostModel& cost, const LoadTable& load) {
   reject("--model", fmt::format("{} has {} MoE layers of {} experts, top-{}; {} has {} of {}, top-{}", model.name,
                                 model.moe_layers, model.experts, model.top_k, load.name, load.num_layers(),
                                 load.num_experts(), load.top_k));
+}
+
+PlannerOptions within_cost(const PlannerArguments& planner, const std::optional<CostModel>& cost,
+                           const LoadTable& load) {
+  if (cost) expect_model_fits(*cost, load);
+  PlannerOptions options = planner.options;
+  if (!planner.hidden_copies) return options;
+  if (!cost) reject("--max-copies-per-rank", "hidden needs --cluster and --model");
+  std::int64_t assignments = 0;
+  for (const Tokens tokens : load.load.flat()) assignments += tokens.value;
+  const std::int64_t meetings =
+      std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks() * load.top_k;
+  const auto hidden = cost->hidden_copies(Tokens{meetings == 0 ? 0 : assignments / meetings});
+  options.max_copies_per_rank = hidden.from_host + hidden.from_peers;
+  return options;
 }
 
 std::string describe(const CostModel& cost) { return fmt::format("{} × {}", cost.cluster().name, cost.model().name); }

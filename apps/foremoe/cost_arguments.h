@@ -8,6 +8,7 @@
 
 #include "foremoe/cluster/cost_model.h"
 #include "foremoe/rollout/load_table.h"
+#include "planner_arguments.h"
 
 namespace foremoe::cli {
 
@@ -29,6 +30,12 @@ std::optional<CostModel> cost_model_if_given(const CostArguments& arguments);
 // Throws InputError when the load cannot be of this model: other experts, or more layers. A load of fewer layers is a
 // part of the model.
 void expect_model_fits(const CostModel& cost, const LoadTable& load);
+
+// The planner's options, with --max-copies-per-rank hidden made a number: the copies that a rank receives from its
+// host and from its peers while one layer of a mean micro-step of the load computes. Throws InputError when hidden was
+// asked for without a cost model, and when the model does not fit the load.
+PlannerOptions within_cost(const PlannerArguments& planner, const std::optional<CostModel>& cost,
+                           const LoadTable& load);
 
 // "h100 × Qwen3-30B-A3B": for tables and titles.
 std::string describe(const CostModel& cost);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "cost_arguments.h"
 #include "foremoe/core/error.h"
 #include "foremoe/plan/plan_file.h"
 #include "help_text.h"
@@ -34,6 +35,7 @@ plan_us_per_layer_micro_step CPU time in µs without stage B.)";
 struct PlanArguments {
   InputOptions input;
   PlannerArguments planner;
+  CostArguments cost;
   std::string policy = "foremoe";
   std::string out;
   bool json = false;
@@ -90,11 +92,13 @@ int run(const PlanArguments& arguments) {
   const PlannerArguments& planner = arguments.planner;
   expect_output(arguments.out, {arguments.input.path, planner.homes == kContiguous ? std::string{} : planner.homes,
                                 planner.previous, planner.previous_load});
+  const std::optional<CostModel> cost = cost_model_if_given(arguments.cost);
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
   const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
   const LoadTable& load = input.step.load;
 
-  auto result = measure({.policy = policy, .input = input, .options = planner.options, .align = planner.align}, pool);
+  const PlannerOptions options = within_cost(planner, cost, load);
+  auto result = measure({.policy = policy, .input = input, .options = options, .align = planner.align}, pool);
   if (const auto* skipped = std::get_if<Skipped>(&result)) {
     throw InputError({.file = load.name, .field = {}, .index = {}},
                      fmt::format("policy {} cannot plan it: {}", arguments.policy, skipped->reason));
@@ -119,7 +123,9 @@ Command plan_command(CLI::App& parent) {
   CLI::App* const command = parent.add_subcommand(
       "plan", "Plan where copies of experts sit and which tokens they serve, in every layer of every micro-step");
   add_input_options(*command, arguments->input);
+  arguments->planner.models_cost = true;
   add_planner_options(*command, arguments->planner);
+  add_cost_options(*command, arguments->cost, CostUse::kOptional);
   command->add_option("--policy", arguments->policy, "Who plans; see below")->type_name("NAME")->capture_default_str();
   command->add_option("-o,--out", arguments->out, "Write the plan here; it appears whole or not at all")
       ->type_name("PLAN");

@@ -148,9 +148,19 @@ void add_planner_options(CLI::App& command, PlannerArguments& arguments) {
       ->check(fraction(1))
       ->group(group);
   words(
-      "--max-copies-per-rank", "N|none", "G",
-      [&](const std::string& s) { options.max_copies_per_rank = parse_limit("--max-copies-per-rank", s, "none"); },
-      "Copies into a rank, per event (a pass of a micro-step) and layer");
+      "--max-copies-per-rank", arguments.models_cost ? "N|none|hidden" : "N|none", "G",
+      [&](const std::string& s) {
+        arguments.hidden_copies = s == "hidden";
+        if (arguments.hidden_copies && !arguments.models_cost) {
+          throw CLI::ValidationError("--max-copies-per-rank",
+                                     "'hidden' needs a modelled cluster, which this command does not have");
+        }
+        if (!arguments.hidden_copies) options.max_copies_per_rank = parse_limit("--max-copies-per-rank", s, "none");
+      },
+      arguments.models_cost
+          ? "Copies into a rank, per event (a pass of a micro-step) and layer; hidden: as many as the "
+            "links of --cluster carry while one layer of --model computes"
+          : "Copies into a rank, per event (a pass of a micro-step) and layer");
   words(
       "--max-copies-per-source", "N|none", "none",
       [&](const std::string& s) { options.max_copies_per_source = parse_limit("--max-copies-per-source", s, "none"); },
