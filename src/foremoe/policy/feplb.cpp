@@ -1,0 +1,124 @@
+#include "foremoe/policy/feplb.h"
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "foremoe/policy/fetched_plan.h"
+
+namespace foremoe {
+
+namespace {
+
+// "Runtime: ~50 µs on single CPU core"; every device plans for itself.
+constexpr double kPublishedPlanningSeconds = 50e-6;
+
+// The greedy of one layer; scratch memory is kept from micro-step to micro-step.
+class NodeGreedy {
+ public:
+  explicit NodeGreedy(const FeplbOptions& options) : options_(options) {}
+
+  void choose(const LayerLoad& load, std::vector<Share>& shares) {
+    load_ = load;
+    choose_dynamic();
+    const int num_ranks = load.topology.num_ranks;
+    free_buffers_.assign(num_ranks, std::min(load.guest_slots, options_.max_num_dyn));
+    for (int first = 0; first < num_ranks; first += load.topology.ranks_per_node) {
+      first_ = first;
+      end_ = std::min(first + load.topology.ranks_per_node, num_ranks);
+      while (move_one(shares)) {
+      }
+    }
+  }
+
+ private:
+  std::int64_t tokens_of(ExpertId e) const { return load_.of_expert[e.index()]; }
+
+  // The busiest first.
+  void choose_dynamic() {
+    rank_load_.assign(load_.topology.num_ranks, 0);
+    dynamic_.resize(rank_load_.size());
+    for (auto& experts : dynamic_) experts.clear();
+    for (std::size_t e = 0; e < load_.of_expert.size(); ++e) {
+      rank_load_[load_.home[e].index()] += load_.of_expert[e];
+      dynamic_[load_.home[e].index()].emplace_back(e);
+    }
+    const auto by_load = [&](ExpertId e) { return tokens_of(e); };
+    for (auto& experts : dynamic_) {
+      const std::size_t dyn = std::min(experts.size(), static_cast<std::size_t>(options_.dyn));
+      if (options_.dynamic == DynamicExperts::kFirst) experts.resize(dyn);
+      std::ranges::stable_sort(experts, std::greater{}, by_load);
+      experts.resize(dyn);
+    }
+  }
+
+  bool move_one(std::vector<Share>& shares) {
+    const int from = most_loaded();
+    const int to = least_loaded_with_a_buffer();
+    if (to < 0) return false;
+    std::vector<ExpertId>& experts = dynamic_[from];
+    const auto helps = [&](ExpertId e) {
+      return tokens_of(e) > options_.min_tokens && rank_load_[to] + tokens_of(e) < rank_load_[from];
+    };
+    const auto at = options_.try_smaller ? std::ranges::find_if(experts, helps) : experts.begin();
+    if (at == experts.end() || !helps(*at)) return false;
+    shares.push_back({*at, RankId{to}, tokens_of(*at)});
+    rank_load_[from] -= tokens_of(*at);
+    rank_load_[to] += tokens_of(*at);
+    --free_buffers_[to];
+    experts.erase(at);
+    return true;
+  }
+
+  int most_loaded() const {
+    return static_cast<int>(std::max_element(rank_load_.begin() + first_, rank_load_.begin() + end_) -
+                            rank_load_.begin());
+  }
+
+  int least_loaded_with_a_buffer() const {
+    int least = -1;
+    for (int r = first_; r < end_; ++r) {
+      if (free_buffers_[r] > 0 && (least < 0 || rank_load_[r] < rank_load_[least])) least = r;
+    }
+    return least;
+  }
+
+  FeplbOptions options_;
+  LayerLoad load_{};
+  std::vector<std::int64_t> rank_load_;         // [rank], tokens
+  std::vector<std::vector<ExpertId>> dynamic_;  // [rank], eligible and not moved, the busiest first
+  std::vector<int> free_buffers_;               // [rank]
+  int first_ = 0;                               // the node's ranks are first_ to end_ − 1
+  int end_ = 0;
+};
+
+class Feplb final : public Policy {
+ public:
+  explicit Feplb(const FeplbOptions& options) : options_(options) {}
+
+  std::string_view name() const override { return "feplb"; }
+  std::string_view summary() const override {
+    return "FEPLB: after dispatch, whole experts from the busiest to the idlest rank of their node";
+  }
+  OnlineWork online() const override {
+    return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds};
+  }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    const auto of_layer = [&](LayerId) {
+      return [greedy = NodeGreedy(options_)](const LayerLoad& load, std::vector<Share>& shares) mutable {
+        greedy.choose(load, shares);
+      };
+    };
+    return plan_fetched({.name = name(), .of_layer = of_layer}, input, pool);
+  }
+
+ private:
+  FeplbOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_feplb(const FeplbOptions& options) { return std::make_unique<Feplb>(options); }
+
+}  // namespace foremoe
