@@ -1,0 +1,91 @@
+#include "foremoe/policy/moonep.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "foremoe/policy/fetched_plan.h"
+
+namespace foremoe {
+
+namespace {
+
+struct Receiver {
+  int rank = 0;
+  std::int64_t lacks = 0;  // tokens
+  int guests = 0;
+};
+
+int index_of_max(std::span<const std::int64_t> values) {
+  return static_cast<int>(std::ranges::max_element(values) - values.begin());
+}
+
+// Who receives from whom. [home rank][receiver], in the order of the pairs.
+std::vector<std::vector<Receiver>> pair_ranks(const LayerLoad& load, double bound) {
+  const int num_ranks = load.topology.num_ranks;
+  const std::int64_t total = std::accumulate(load.of_expert.begin(), load.of_expert.end(), std::int64_t{0});
+  std::vector<std::int64_t> balance(num_ranks);
+  for (int r = 0; r < num_ranks; ++r) balance[r] = -(total / num_ranks + (r < total % num_ranks ? 1 : 0));
+  for (std::size_t e = 0; e < load.home.size(); ++e) balance[load.home[e].index()] += load.of_expert[e];
+
+  const auto tolerated = static_cast<std::int64_t>(bound * static_cast<double>(total / num_ranks));
+  std::vector<std::vector<Receiver>> receivers(num_ranks);
+  for (int h = index_of_max(balance); balance[h] > tolerated; h = index_of_max(balance)) {
+    const auto u = std::ranges::min_element(balance);
+    receivers[h].push_back({.rank = static_cast<int>(u - balance.begin()), .lacks = -*u});
+    balance[h] += *u;
+    *u = 0;
+  }
+  return receivers;
+}
+
+void serve(const LayerLoad& load, std::span<const int> experts, std::vector<Receiver>& receivers,
+           std::vector<Share>& shares) {
+  std::vector<std::int64_t> left(experts.size());
+  std::ranges::transform(experts, left.begin(), [&](int e) { return load.of_expert[e]; });
+  for (;;) {
+    const auto receiver = std::ranges::max_element(receivers, {}, &Receiver::lacks);
+    if (receiver->lacks == 0) return;
+    const int i = index_of_max(left);
+    if (receiver->guests == load.guest_slots || left[i] == 0) {  // its parts so far are the largest
+      receiver->lacks = 0;
+      continue;
+    }
+    const std::int64_t tokens = std::min(left[i], receiver->lacks);
+    shares.push_back({.expert = ExpertId{experts[i]}, .rank = RankId{receiver->rank}, .tokens = tokens});
+    left[i] -= tokens;
+    receiver->lacks -= tokens;
+    ++receiver->guests;
+  }
+}
+
+class Moonep final : public Policy {
+ public:
+  explicit Moonep(const MoonepOptions& options) : options_(options) {}
+
+  std::string_view name() const override { return "moonep"; }
+  std::string_view summary() const override {
+    return "MoonEP: every rank filled to its share by copies of experts of one other rank";
+  }
+  OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    const auto choose = [this](const LayerLoad& load, std::vector<Share>& shares) {
+      std::vector<std::vector<Receiver>> receivers = pair_ranks(load, options_.bound);
+      std::vector<std::vector<int>> experts(receivers.size());  // [home rank]
+      for (std::size_t e = 0; e < load.home.size(); ++e) experts[load.home[e].index()].push_back(static_cast<int>(e));
+      for (std::size_t h = 0; h < receivers.size(); ++h) {
+        if (!receivers[h].empty()) serve(load, experts[h], receivers[h], shares);
+      }
+    };
+    return plan_fetched({.name = name(), .of_layer = [&](LayerId) { return choose; }}, input, pool);
+  }
+
+ private:
+  MoonepOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_moonep(const MoonepOptions& options) { return std::make_unique<Moonep>(options); }
+
+}  // namespace foremoe
