@@ -1,8 +1,12 @@
 #include "foremoe/policy/policy.h"
 
 #include "foremoe/policy/eplb.h"
+#include "foremoe/policy/fastermoe.h"
 #include "foremoe/policy/finemoe.h"
+#include "foremoe/policy/flexmoe.h"
 #include "foremoe/policy/foremoe_policies.h"
+#include "foremoe/policy/lplb.h"
+#include "foremoe/policy/relibra.h"
 #include "foremoe/policy/vanilla.h"
 
 namespace foremoe {
@@ -20,6 +24,10 @@ Policies make_systems() {
   list.push_back(make_finemoe_random());
   list.push_back(make_finemoe_symmetric());
   list.push_back(make_finemoe());
+  list.push_back(make_relibra());
+  list.push_back(make_fastermoe());
+  list.push_back(make_flexmoe());
+  list.push_back(make_lplb());
   list.push_back(make_foremoe());
   return list;
 }
