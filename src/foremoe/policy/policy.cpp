@@ -5,8 +5,11 @@
 #include "foremoe/policy/finemoe.h"
 #include "foremoe/policy/flexmoe.h"
 #include "foremoe/policy/foremoe_policies.h"
+#include "foremoe/policy/foremoe_review.h"
 #include "foremoe/policy/lplb.h"
 #include "foremoe/policy/relibra.h"
+#include "foremoe/policy/smartmoe.h"
+#include "foremoe/policy/symi.h"
 #include "foremoe/policy/vanilla.h"
 
 namespace foremoe {
@@ -20,14 +23,18 @@ Policies make_systems() {
   list.push_back(make_vanilla());
   list.push_back(make_static());
   list.push_back(make_eplb());
+  list.push_back(make_eplb_ema());
   list.push_back(make_eplb_oracle());
   list.push_back(make_finemoe_random());
   list.push_back(make_finemoe_symmetric());
   list.push_back(make_finemoe());
+  list.push_back(make_foremoe_review());
   list.push_back(make_relibra());
   list.push_back(make_fastermoe());
   list.push_back(make_flexmoe());
   list.push_back(make_lplb());
+  list.push_back(make_smartmoe());
+  list.push_back(make_symi());
   list.push_back(make_foremoe());
   return list;
 }
@@ -36,6 +43,8 @@ Policies make_variants() {
   Policies list;
   list.push_back(make_eplb_exact());
   list.push_back(make_eplb_oracle_exact());
+  list.push_back(make_foremoe_review({.adjust = false}));
+  list.push_back(make_foremoe_review({.base = false}));
   return list;
 }
 

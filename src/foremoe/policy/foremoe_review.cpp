@@ -1,0 +1,130 @@
+#include "foremoe/policy/foremoe_review.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "foremoe/policy/free_plan.h"
+#include "foremoe/policy/load_history.h"
+
+namespace foremoe {
+
+namespace {
+
+using review::BasePlacement;
+using review::Move;
+
+// What one layer's placements and quotas are made from.
+struct Layer {
+  BasePlacement base;
+  std::vector<std::vector<Move>> moves;  // [micro_step]
+};
+
+class ForeMoeReview final : public Policy {
+ public:
+  explicit ForeMoeReview(const ForeMoeReviewOptions& options) : options_(options) {
+    assert(options.base || options.adjust);
+  }
+
+  std::string_view name() const override {
+    if (!options_.adjust) return "foremoe-review-bpo";
+    return options_.base ? "foremoe-review" : "foremoe-review-mda";
+  }
+
+  std::string_view summary() const override {
+    if (!options_.adjust) return "ForeMoE by its review, base placement only";
+    return options_.base ? "ForeMoE by its review: base placement on means, experts moved in every micro-step"
+                         : "ForeMoE by its review, from homes, experts moved in every micro-step";
+  }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    std::vector<Layer> layers(input.load.load.extent(1));
+    FreePolicy policy{.name = name(), .place = {}};
+    policy.place = [&](LayerId l, ArrayView<const std::int64_t, 2> load) {
+      Layer& layer = layers[l.index()];
+      layer = plan_layer(input, l, load);
+      return placements(layer, shape_of(input));
+    };
+    policy.own_split = [&](LayerId l) {
+      return [&layer = layers[l.index()]](MicroStepId m, const planner::ReplicaGraph& graph,
+                                          std::span<const std::int64_t> load, planner::Assignment& assignment) {
+        split(adjusted_parts(layer.base, layer.moves[m.index()], load), graph, assignment);
+      };
+    };
+    return plan_freely(policy, input, pool);
+  }
+
+ private:
+  static review::BaseShape shape_of(const PolicyInput& input) {
+    const int num_ranks = input.load.num_ranks();
+    return {.num_ranks = num_ranks, .slots_per_rank = input.load.num_experts() / num_ranks + input.options.guest_slots};
+  }
+
+  Layer plan_layer(const PolicyInput& input, LayerId l, ArrayView<const std::int64_t, 2> load) const {
+    const review::BaseShape shape = shape_of(input);
+    std::vector<int> host;
+    if (options_.base && input.previous != nullptr && continues(*input.previous, input)) {
+      host = review::hosts_of(*input.previous, l);
+    } else {
+      for (const RankId r : input.home.row(l)) host.push_back(r.value);
+    }
+    Layer layer;
+    if (options_.base) {
+      layer.base = review::place_base(sum_over_micro_steps(load), std::move(host), shape, options_.base_epsilon);
+    } else {
+      layer.base.replica.assign(host.size(), -1);
+      layer.base.host = std::move(host);
+    }
+    layer.moves.resize(load.extent(0));
+    for (std::size_t m = 0; options_.adjust && m < load.extent(0); ++m) {
+      std::vector<Move> moves = review::adjust(layer.base, load.row(m), shape, options_.moves);
+      if (review::is_consistent(layer.base, moves, shape)) layer.moves[m] = std::move(moves);
+    }
+    return layer;
+  }
+
+  bool continues(const StepPlan& former, const PolicyInput& input) const {
+    return former.policy == name() && former.num_layers() == input.load.num_layers() &&
+           former.num_ranks() == input.load.num_ranks() && former.num_experts() == input.load.num_experts() &&
+           former.guest_slots == input.options.guest_slots;
+  }
+
+  // [micro_step][rank][slot]
+  static Array<ExpertId, 3> placements(const Layer& layer, const review::BaseShape& shape) {
+    Array<ExpertId, 3> slots(
+        {layer.moves.size(), static_cast<std::size_t>(shape.num_ranks), static_cast<std::size_t>(shape.slots_per_rank)},
+        kNoExpert);
+    for (std::size_t m = 0; m < layer.moves.size(); ++m) {
+      const auto put = [&](int rank, int expert) {
+        *std::ranges::find(slots.row(m, rank), kNoExpert) = ExpertId{expert};
+      };
+      for (int e = 0; e < std::ssize(layer.base.host); ++e) {
+        put(layer.base.host[e], e);
+        if (layer.base.replica[e] >= 0) put(layer.base.replica[e], e);
+      }
+      for (const Move& move : layer.moves[m]) put(move.to, move.expert);
+    }
+    return slots;
+  }
+
+  static void split(const std::vector<std::vector<review::Part>>& parts, const planner::ReplicaGraph& graph,
+                    planner::Assignment& assignment) {
+    assignment.quota.assign(graph.num_slots(), 0);
+    assignment.rank_load.assign(graph.num_ranks(), 0);
+    for (int e = 0; e < std::ssize(parts); ++e) {
+      for (const review::Part& part : parts[e]) {
+        assignment.quota[graph.find(e, part.rank)] = part.tokens;
+        assignment.rank_load[part.rank] += part.tokens;
+      }
+    }
+  }
+
+  ForeMoeReviewOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_foremoe_review(const ForeMoeReviewOptions& options) {
+  return std::make_unique<ForeMoeReview>(options);
+}
+
+}  // namespace foremoe
