@@ -2,6 +2,7 @@
 
 #include "foremoe/policy/eplb.h"
 #include "foremoe/policy/fastermoe.h"
+#include "foremoe/policy/feplb.h"
 #include "foremoe/policy/finemoe.h"
 #include "foremoe/policy/flexmoe.h"
 #include "foremoe/policy/foremoe_policies.h"
@@ -10,6 +11,7 @@
 #include "foremoe/policy/relibra.h"
 #include "foremoe/policy/smartmoe.h"
 #include "foremoe/policy/symi.h"
+#include "foremoe/policy/ultraep.h"
 #include "foremoe/policy/vanilla.h"
 
 namespace foremoe {
@@ -28,7 +30,9 @@ Policies make_systems() {
   list.push_back(make_finemoe_random());
   list.push_back(make_finemoe_symmetric());
   list.push_back(make_finemoe());
+  list.push_back(make_feplb());
   list.push_back(make_foremoe_review());
+  list.push_back(make_ultraep({.min_tokens_per_replica = 1}));
   list.push_back(make_relibra());
   list.push_back(make_fastermoe());
   list.push_back(make_flexmoe());
