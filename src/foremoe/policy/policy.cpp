@@ -1,5 +1,6 @@
 #include "foremoe/policy/policy.h"
 
+#include "foremoe/policy/echo.h"
 #include "foremoe/policy/eplb.h"
 #include "foremoe/policy/fastermoe.h"
 #include "foremoe/policy/feplb.h"
@@ -7,7 +8,10 @@
 #include "foremoe/policy/flexmoe.h"
 #include "foremoe/policy/foremoe_policies.h"
 #include "foremoe/policy/foremoe_review.h"
+#include "foremoe/policy/laer.h"
+#include "foremoe/policy/llep.h"
 #include "foremoe/policy/lplb.h"
+#include "foremoe/policy/moonep.h"
 #include "foremoe/policy/relibra.h"
 #include "foremoe/policy/smartmoe.h"
 #include "foremoe/policy/symi.h"
@@ -37,8 +41,12 @@ Policies make_systems() {
   list.push_back(make_fastermoe());
   list.push_back(make_flexmoe());
   list.push_back(make_lplb());
+  list.push_back(make_laer());
   list.push_back(make_smartmoe());
   list.push_back(make_symi());
+  list.push_back(make_llep());
+  list.push_back(make_moonep());
+  list.push_back(make_echo());
   list.push_back(make_foremoe());
   return list;
 }
@@ -49,6 +57,7 @@ Policies make_variants() {
   list.push_back(make_eplb_oracle_exact());
   list.push_back(make_foremoe_review({.adjust = false}));
   list.push_back(make_foremoe_review({.base = false}));
+  list.push_back(make_laer_oracle());
   return list;
 }
 
