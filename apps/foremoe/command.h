@@ -28,5 +28,6 @@ Command plan_command(CLI::App& parent);
 Command verify_command(CLI::App& parent);
 Command compare_command(CLI::App& parent);
 Command run_command(CLI::App& parent);
+Command calibrate_command(CLI::App& parent);
 
 }  // namespace foremoe::cli

@@ -1,0 +1,67 @@
+"""foremoe calibrate: what it writes is a cluster that the other commands accept; and clusters and models as options."""
+
+import re
+import tomllib
+import unittest
+
+from foremoe_command import CommandTest
+
+QUICK = ("--milliseconds", "1", "--hidden", "64", "--intermediate", "32", "--rows", "16", "--mebibytes", "1")
+
+
+class CalibrateTest(CommandTest):
+    def model_load(self):
+        return self.synthesise(layers=1, experts=128, top_k=8, ranks=4, micro_steps=2)
+
+    def test_it_prints_a_cluster_each_number_of_which_says_where_it_is_from(self):
+        text = self.succeed("calibrate", "--ranks", "2", "--name", "two ranks", *QUICK)
+        cluster = tomllib.loads(text)
+        self.assertEqual(cluster["name"], "two ranks")
+        self.assertEqual(cluster["ranks_per_node"], 2)
+        self.assertGreater(cluster["device"]["flops_per_second"], 1e8)
+        self.assertLessEqual(cluster["device"]["gemm_efficiency"], 1)
+        for line in text.splitlines():
+            if re.match(r"\w+ = [0-9]", line):
+                self.assertRegex(line, r"# .{3,}", line)
+        self.assertEqual(self.files(), {})
+
+    def test_what_it_writes_is_a_cluster_to_plan_for(self):
+        said = self.succeed("calibrate", "--ranks", "1", "--out", "machine.toml", *QUICK)
+        self.assertIn("machine.toml", said)
+        load = self.model_load()
+        on = ("--cluster", "machine.toml", "--model", "qwen3-30b-a3b", "--bytes-per-parameter", "4")
+        self.json_of("plan", load, *on, "--max-copies-per-rank", "hidden")
+
+    def test_the_budget_of_hidden_copies_follows_the_cluster(self):
+        load = self.model_load()
+        on = lambda cluster: ("--cluster", cluster, "--model", "Qwen3-30B-A3B", "--max-copies-per-rank", "hidden")
+        slow = re.sub(r"(?m)^bytes_per_second = \S+", "bytes_per_second = 1e6",
+                      self.succeed("calibrate", "--ranks", "1", *QUICK))
+        (self.folder / "slow.toml").write_text(slow)
+        self.assertEqual(self.json_of("plan", load, *on("slow.toml"))["copies_max_per_rank"], 0)
+        self.assertEqual(self.json_of("plan", load, *on("gb200"), "-G", "2")["options"]["max-copies-per-rank"] > 0, True)
+
+    def test_more_ranks_than_processors_are_measured_too(self):
+        cluster = tomllib.loads(self.succeed("calibrate", "--ranks", "9", *QUICK))
+        self.assertEqual(cluster["node"]["ranks_per_switch"], 9)
+
+    def test_wrong_clusters_and_models_are_refused(self):
+        load = self.model_load()
+        plan = lambda *options: self.refuse("plan", load, *options[:-1], saying=options[-1])
+        plan("--cluster", "h100", ("--model", "needed"))
+        plan("--model", "DeepSeek-V3", ("--cluster", "needed"))
+        plan("--cluster", "b300", "--model", "DeepSeek-V3", ("b300", "gb200"))
+        plan("--cluster", "h100", "--model", "GPT-2", ("--model", "GPT-2", "Kimi-K2"))
+        plan("--cluster", "h100", "--model", "DeepSeek-V3", ("--model", "256", "128"))
+        plan("--max-copies-per-rank", "hidden", ("--max-copies-per-rank", "--cluster"))
+        self.refuse("run", load, "--max-copies-per-rank", "hidden", saying=("--max-copies-per-rank", "hidden"))
+        (self.folder / "wrong.toml").write_text("name = \"x\"\nranks_per_node = \"eight\"\n")
+        plan("--cluster", "wrong.toml", "--model", "Mixtral-8x7B", ("wrong.toml", "ranks_per_node", "line 2"))
+
+    def test_what_cannot_be_written_is_said_before_anything_is_measured(self):
+        self.refuse("calibrate", "--out", "no/such/folder/machine.toml", saying=("no/such/folder",))
+        self.refuse("calibrate", "--ranks", "0", saying=("--ranks",))
+
+
+if __name__ == "__main__":
+    unittest.main()
