@@ -1,0 +1,73 @@
+// The table of policies.
+
+#include <fmt/format.h>
+
+#include "foremoe/sim/report/box_chart.h"
+#include "foremoe/sim/report/numbers.h"
+#include "foremoe/sim/report/sections.h"
+
+namespace foremoe::report {
+namespace {
+
+bool has_rollout(const Report& report) {
+  for (const PolicyResult* p : planned(report)) {
+    if (p->rl_speedup) return true;
+  }
+  return false;
+}
+
+bool has_budget(const Report& report) {
+  for (const PolicyResult* p : planned(report)) {
+    if (p->largest_micro_batch) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+HtmlSection policies_section(const Report& report) {
+  const bool rollout = has_rollout(report);
+  const bool budget = has_budget(report);
+  HtmlTable table{.caption = fmt::format("Policies, {} guest slot{} per rank and layer", report.guest_slots,
+                                         report.guest_slots == 1 ? "" : "s"),
+                  .head = {"policy", "speedup", "step", "of ideal", "ρ mean", "ρ 99 %", "ρ most", "waits for copies",
+                           "copies", "memory", "guests", "peak tokens", "home moves", "planning"},
+                  .rows = {},
+                  .strong_row = -1};
+  if (rollout) table.head.insert(table.head.begin() + 2, "RL step");
+  if (budget) table.head.emplace_back("largest micro-batch");
+  for (const PolicyResult& p : report.policies) {
+    if (!p.skipped.empty()) {
+      table.rows.push_back({p.policy, "skipped: " + p.skipped});
+      continue;
+    }
+    if (p.policy == report.after) table.strong_row = static_cast<int>(table.rows.size());
+    const Quantiles rho = quantiles(p.rho);
+    std::vector<std::string> row{p.policy,
+                                 times_text(p.speedup),
+                                 seconds_text(p.step_seconds),
+                                 percent_text(p.ideal_step_seconds / p.step_seconds),
+                                 ratio_text(rho.mean),
+                                 ratio_text(rho.p99),
+                                 ratio_text(rho.most),
+                                 seconds_text(p.exposed_copy_seconds),
+                                 fmt::format("{:.2f}", p.copies_per_layer_event),
+                                 bytes_text(p.memory_bytes),
+                                 bytes_text(p.guest_bytes),
+                                 counted_text(p.peak_tokens),
+                                 counted_text(p.home_moves),
+                                 fmt::format("{:.1f} µs", p.plan_us)};
+    if (rollout) row.insert(row.begin() + 2, p.rl_speedup ? times_text(*p.rl_speedup) : "–");
+    if (budget) row.push_back(p.largest_micro_batch ? counted_text(*p.largest_micro_batch) + " tokens" : "–");
+    table.rows.push_back(std::move(row));
+  }
+  std::string body = to_html(table);
+  body += paragraph(
+      "Copies: per layer and pass of a micro-step, whole group. Memory: of the fullest rank, of which guests. "
+      "Planning: "
+      "CPU time of one layer of one micro-step.",
+      "note");
+  return {.id = "policies", .heading = "Policies side by side", .body = std::move(body), .wide = true};
+}
+
+}  // namespace foremoe::report
