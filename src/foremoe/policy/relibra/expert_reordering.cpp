@@ -30,7 +30,8 @@ std::vector<int> nodes_of(std::span<const RankId> home, const Topology& topology
 
 std::vector<int> anneal(ReorderingCost cost, const ReorderingOptions& options, Random& random) {
   const auto num_experts = cost.node_of_expert().size();
-  const auto num_trials = num_experts * static_cast<std::size_t>(options.trials_per_expert);
+  const std::size_t num_trials = std::min(num_experts * static_cast<std::size_t>(options.trials_per_expert),
+                                          static_cast<std::size_t>(options.most_trials));
   double temperature = options.first_temperature * cost.cost();
   const double cooling = std::pow(options.last_temperature / options.first_temperature,
                                   1.0 / static_cast<double>(std::max<std::size_t>(num_trials, 1)));

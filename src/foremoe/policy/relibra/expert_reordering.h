@@ -29,7 +29,8 @@ namespace foremoe::relibra {
 struct ReorderingOptions {
   double communication_weight = 1;
   bool batch_totals = false;          // as if the batch were one micro-step
-  int trials_per_expert = 40;         // exchanges tried, per expert of the layer
+  int trials_per_expert = 200;        // exchanges tried, per expert of the layer,
+  int most_trials = 20000;            // and altogether
   double first_temperature = 0.003;   // in parts of the initial cost
   double last_temperature = 0.00001;  // in parts of the initial cost, > 0
 };
