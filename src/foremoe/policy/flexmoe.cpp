@@ -1,7 +1,7 @@
 #include "foremoe/policy/flexmoe.h"
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
 
 #include "foremoe/core/error.h"
 #include "foremoe/policy/free_plan.h"
@@ -63,14 +63,26 @@ class FlexMoe final : public Policy {
     for (std::size_t m = 0; m < load.extent(0); ++m) {
       if (options_.oracle || m > 0) {
         flexmoe_adapt(placement, load.row(options_.oracle ? m : m - 1), options_);
-      } else if (const LoadTable* former = input.previous_load) {
-        std::vector<std::int64_t> last(load.extent(1));
-        former->expert_loads(MicroStepId{former->num_micro_steps() - 1}, layer, last);
-        flexmoe_adapt(placement, last, options_);
+      } else {
+        flexmoe_adapt(placement, expected_first(input.previous_load, layer, load), options_);
       }
       placement.write(placements[m]);
     }
     return placements;
+  }
+
+  // [expert], what the first micro-step goes by.
+  static std::vector<std::int64_t> expected_first(const LoadTable* former, LayerId layer,
+                                                  ArrayView<const std::int64_t, 2> load) {
+    std::vector<std::int64_t> expected(load.extent(1));
+    if (former != nullptr) {
+      former->expert_loads(MicroStepId{former->num_micro_steps() - 1}, layer, expected);
+      return expected;
+    }
+    for (std::size_t m = 0; m < load.extent(0); ++m) {
+      std::ranges::transform(load.row(m), expected, expected.begin(), std::plus<>{});
+    }
+    return expected;
   }
 
   Array<ExpertId, 2> first_placement(const PolicyInput& input, LayerId layer) const {

@@ -15,10 +15,10 @@
 // the better balanced of the two (docs/policies.md).
 //
 // Inferred. Loads are those of the micro-step before, as Galvatron's planner has them when it runs (`oracle`: of the
-// micro-step itself); before the first of a step the last one of `previous_load`, without it no round is made. A former
-// plan of `flexmoe` of the same shape says where experts are when the step begins; without one the guest slots of a
-// rank hold what the ranks after it have first, which gives experts equally many replicas as far as possible, as
-// Galvatron's default placement does.
+// micro-step itself); the first of a step goes by the last one of `previous_load`, without it by this step's sum, which
+// foresight permits. A former plan of `flexmoe` of the same shape says where experts are when the step begins; without
+// one the guest slots of a rank hold what the ranks after it have first, which gives experts equally many replicas as
+// far as possible, as Galvatron's default placement does.
 //
 // Not followed: Galvatron keeps a replica of every expert on each node, plans node by node and routes inside the node
 // first. That asks for E slots per node; here all ranks are one group, as for EPLB, and parts are equal over it.

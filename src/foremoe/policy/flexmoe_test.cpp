@@ -139,7 +139,7 @@ LoadTable skewed() {
 
 TEST(FlexMoe, BeginsWithHomesAndTheNextRanksFirst) {
   const LoadTable load = skewed();
-  const StepPlan plan = planned({.load = load, .guest_slots = 5});
+  const StepPlan plan = planned({.load = load, .guest_slots = 5}, {.rounds = 0});
   EXPECT_EQ(plan.residency, Residency::kFree);
   EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));
   EXPECT_THAT(experts(plan, 0, 3), ElementsAre(12, 13, 14, 15, 0, 1, 2, 3, 4));
@@ -147,12 +147,13 @@ TEST(FlexMoe, BeginsWithHomesAndTheNextRanksFirst) {
 
 TEST(FlexMoe, FollowsTheMicroStepBefore) {
   LoadTable load = skewed();
-  const StepPlan before = planned({.load = load});
+  const LoadTable former = load;
+  const StepPlan before = planned({.load = load, .previous_load = &former});
   EXPECT_FALSE(std::ranges::equal(before.slot_expert.view()[0].flat(), before.slot_expert.view()[1].flat()));
   for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(5, 0, r));  // the last, which none follows
-  const StepPlan after = planned({.load = load});
-  EXPECT_EQ(before.slot_expert, after.slot_expert);
-  EXPECT_NE(before.slot_expert, planned({.load = load}, {.oracle = true}).slot_expert);
+  EXPECT_EQ(before.slot_expert, planned({.load = load, .previous_load = &former}).slot_expert);
+  for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(2, 0, r));
+  EXPECT_NE(before.slot_expert, planned({.load = load, .previous_load = &former}).slot_expert);
 }
 
 TEST(FlexMoe, BalancesBetterByTheLoadItWillServe) {
@@ -178,14 +179,23 @@ TEST(FlexMoe, MovesAtMostTenReplicasAtATime) {
 TEST(FlexMoe, GoesOnFromTheFormerStep) {
   const LoadTable load = skewed();
   const StepPlan former = planned({.load = load});
-  const StepPlan next = planned({.load = load, .previous = &former});
+  const StepPlan next = planned({.load = load, .previous = &former}, {.rounds = 0});
   const auto holds = [](const StepPlan& plan, int event, int rank) {
     std::vector<int> ids = experts(plan, event, rank);
     std::ranges::sort(ids);
     return ids;
   };
   for (int r = 0; r < 4; ++r) EXPECT_EQ(holds(next, 0, r), holds(former, 5, r));
-  EXPECT_NE(planned({.load = load, .previous_load = &load}).slot_expert, former.slot_expert);
+}
+
+TEST(FlexMoe, FollowsTheFormerStepsLastMicroStepAtFirst) {
+  const LoadTable load = skewed();
+  const LoadTable other = take_first(load, 1, 1);
+  const StepPlan by_sum = planned({.load = load});
+  const StepPlan by_history = planned({.load = load, .previous_load = &other});
+  EXPECT_FALSE(std::ranges::equal(by_sum.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
+  const StepPlan oracle = planned({.load = load}, {.oracle = true});
+  EXPECT_TRUE(std::ranges::equal(oracle.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
 }
 
 TEST(FlexMoe, SaysWhatItCannotPlan) {
