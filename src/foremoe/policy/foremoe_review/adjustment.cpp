@@ -1,6 +1,8 @@
 #include "foremoe/policy/foremoe_review/adjustment.h"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -40,11 +42,9 @@ class Adjuster {
   void adjust_once() {
     for (const auto& [from, to] : pairs()) {
       if (!is_over(from) || !is_under(to) || num_free_[to] == 0) continue;
-      const int expert = largest_for(from, to);
-      if (expert < 0) continue;
-      const std::int64_t tokens = part_on(expert, from)->tokens;
-      const double excess = static_cast<double>(rank_load_[from]) - ideal_;
-      if (static_cast<double>(tokens) <= options_.overshoot * excess) move({expert, from, to});
+      const double most = options_.overshoot * (static_cast<double>(rank_load_[from]) - ideal_);
+      const int expert = largest_for(from, to, options_.try_smaller ? most : std::numeric_limits<double>::infinity());
+      if (expert >= 0 && static_cast<double>(part_on(expert, from)->tokens) <= most) move({expert, from, to});
     }
   }
 
@@ -89,13 +89,14 @@ class Adjuster {
     return part == parts_[expert].end() ? nullptr : &*part;
   }
 
-  // The expert of the base placement with most tokens on `from` that `to` neither holds nor has been given.
-  int largest_for(int from, int to) {
+  // The expert of the base placement with most tokens on `from`, `most` or fewer, that `to` neither holds nor has been
+  // given; −1 when none has any.
+  int largest_for(int from, int to, double most) {
     int largest = -1;
     std::int64_t tokens = 0;
     for (int e = 0; e < std::ssize(parts_); ++e) {
       const Part* part = part_on(e, from);
-      if (part == nullptr || part->tokens <= tokens) continue;
+      if (part == nullptr || part->tokens <= tokens || static_cast<double>(part->tokens) > most) continue;
       if (!base_.holds(from, e) || base_.holds(to, e) || part_on(e, to) != nullptr) continue;
       largest = e;
       tokens = part->tokens;

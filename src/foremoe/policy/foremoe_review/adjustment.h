@@ -13,9 +13,9 @@
 // no way back, so the weights at the source stay and only those at the destination are a copy. Each pair has one turn,
 // in the order before the first move; it passes when its first rank is no longer above or its second no longer below
 // the band (the algorithm as written says "break" for the first, and nothing for the second). The expert is the largest
-// that the second rank does not hold; when it is too large nothing moves, smaller ones are not tried. Of an expert with
-// a replica, the part that the first rank serves moves. The verifier's target is the band of MDA; "can attempt
-// additional adjustments" is up to kMaxRounds of MDA.
+// that the second rank does not hold; when it is too large nothing moves, as written; `try_smaller` takes the largest
+// that is not. Of an expert with a replica, the part that the first rank serves moves. The verifier's target is the
+// band of MDA; "can attempt additional adjustments" is up to kMaxRounds of MDA.
 //
 // Cost. O(R² log R + moves · E) per round.
 
@@ -44,9 +44,10 @@ struct Part {
 inline constexpr int kMaxRounds = 8;
 
 struct AdjustOptions {
-  double epsilon = 0.1;     // of the review's algorithm 3
-  double overshoot = 1.5;   // largest tokens of a move ÷ excess
-  int rounds = kMaxRounds;  // of MDA, the first included
+  double epsilon = 0.1;      // of the review's algorithm 3
+  double overshoot = 1.5;    // largest tokens of a move ÷ excess
+  bool try_smaller = false;  // experts than the largest, when that would over-correct
+  int rounds = kMaxRounds;   // of MDA, the first included
 };
 
 // Host and replica serve an expert's load in halves, the odd token on the lower rank. [expert], one or two parts

@@ -48,9 +48,11 @@ TEST(Adjust, MovesNothingInsideTheBand) {
 }
 
 TEST(Adjust, SkipsAMoveThatWouldOvercorrectAndTriesNoSmallerOne) {
-  // 9 > 1.4 · 6; expert 1 with 3 tokens would do.
-  EXPECT_THAT(adjust(kPairs, Loads{9, 3, 3, 2, 1, 0}, kThreeRanks, {.overshoot = 1.4}), IsEmpty());
+  const Loads load = {9, 3, 3, 2, 1, 0};  // 9 > 1.4 · 6; expert 1 with 3 tokens would do
+  EXPECT_THAT(adjust(kPairs, load, kThreeRanks, {.overshoot = 1.4}), IsEmpty());
   EXPECT_THAT(adjust(kPairs, Loads{10, 2, 3, 2, 1, 0}, kThreeRanks, {}), IsEmpty());  // 10 > 1.5 · 6
+  // 9 | 5 | 4, and of rank 0's there is only expert 0 left: 9 > 1.4 · 3.
+  EXPECT_THAT(adjust(kPairs, load, kThreeRanks, {.overshoot = 1.4, .try_smaller = true}), ElementsAre(Move{1, 0, 2}));
 }
 
 // 9 + 3 | 4 | 4 | 4, ideal 6: 9 ≤ 1.5 · 6 may move, but 4 + 9 is worse than 12.
