@@ -104,7 +104,9 @@ int run(const CompareArguments& arguments) {
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
   const std::optional<CostModel> cost = cost_model_if_given(arguments.cost);
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
-  const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
+  InputOptions input_options = arguments.input;
+  take_nodes_of(cost, input_options);
+  const PlanningInput input = read_planning_input(input_options, arguments.planner, pool);
   const PlannerOptions options = within_cost(arguments.planner, cost, input.step.load);
 
   std::vector<Row> rows;

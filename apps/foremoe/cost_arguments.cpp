@@ -27,7 +27,9 @@ void add_cost_options(CLI::App& command, CostArguments& arguments, CostUse use) 
   const bool required = use == CostUse::kRequired;
   command
       .add_option("--cluster", arguments.cluster,
-                  fmt::format("A cluster: {}, or a file (see foremoe calibrate)", fmt::join(cluster_names(), ", ")))
+                  fmt::format("A cluster: {}, or a file (see foremoe calibrate). Its nodes are taken unless "
+                              "--ranks-per-node says otherwise",
+                              fmt::join(cluster_names(), ", ")))
       ->type_name("NAME|FILE")
       ->required(required)
       ->group(group);
@@ -87,6 +89,10 @@ void expect_model_fits(const CostModel& cost, const LoadTable& load) {
                                 load.num_experts(), load.top_k));
 }
 
+void take_nodes_of(const std::optional<CostModel>& cost, InputOptions& input) {
+  if (cost && input.ranks_per_node == 0) input.ranks_per_node = cost->cluster().ranks_per_node;
+}
+
 PlannerOptions within_cost(const PlannerArguments& planner, const std::optional<CostModel>& cost,
                            const LoadTable& load) {
   if (cost) expect_model_fits(*cost, load);
@@ -98,7 +104,7 @@ PlannerOptions within_cost(const PlannerArguments& planner, const std::optional<
   const std::int64_t meetings =
       std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks() * load.top_k;
   const auto hidden = cost->hidden_copies(Tokens{meetings == 0 ? 0 : assignments / meetings});
-  options.max_copies_per_rank = hidden.from_host + hidden.from_peers;
+  options.max_copies_per_rank = hidden.from_host + (load.topology().num_nodes() == 1 ? hidden.from_peers : 0);
   return options;
 }
 

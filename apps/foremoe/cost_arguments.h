@@ -8,6 +8,7 @@
 
 #include "foremoe/cluster/cost_model.h"
 #include "foremoe/rollout/load_table.h"
+#include "input_options.h"
 #include "planner_arguments.h"
 
 namespace foremoe::cli {
@@ -31,9 +32,13 @@ std::optional<CostModel> cost_model_if_given(const CostArguments& arguments);
 // part of the model.
 void expect_model_fits(const CostModel& cost, const LoadTable& load);
 
-// The planner's options, with --max-copies-per-rank hidden made a number: the copies that a rank receives from its
-// host and from its peers while one layer of a mean micro-step of the load computes. Throws InputError when hidden was
-// asked for without a cost model, and when the model does not fit the load.
+// The ranks of a node are the cluster's where the user does not say otherwise.
+void take_nodes_of(const std::optional<CostModel>& cost, InputOptions& input);
+
+// The planner's options, with --max-copies-per-rank hidden made a number: the copies that a rank receives while one
+// layer of a mean micro-step of the load computes, from its host and, where all ranks are of one node, from peers too:
+// a peer on another node is out of their reach, the host has every expert. Throws InputError when hidden was asked for
+// without a cost model, and when the model does not fit the load.
 PlannerOptions within_cost(const PlannerArguments& planner, const std::optional<CostModel>& cost,
                            const LoadTable& load);
 

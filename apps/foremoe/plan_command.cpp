@@ -94,7 +94,9 @@ int run(const PlanArguments& arguments) {
                                 planner.previous, planner.previous_load});
   const std::optional<CostModel> cost = cost_model_if_given(arguments.cost);
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
-  const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
+  InputOptions input_options = arguments.input;
+  take_nodes_of(cost, input_options);
+  const PlanningInput input = read_planning_input(input_options, planner, pool);
   const LoadTable& load = input.step.load;
 
   const PlannerOptions options = within_cost(planner, cost, load);
