@@ -1,0 +1,161 @@
+#include "foremoe/sim/reproduce/run_experiment.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <span>
+
+#include "foremoe/core/error.h"
+#include "foremoe/plan/check_plan.h"
+#include "foremoe/rollout/collector.h"
+#include "foremoe/rollout/trace_file.h"
+#include "foremoe/sim/reproduce/columns.h"
+#include "foremoe/sim/reproduce/systems.h"
+
+namespace foremoe {
+
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// An input made into what policies plan from.
+struct Step {
+  LoadTable load;
+  std::optional<LoadTable> former;
+  std::optional<RoutingTrace> trace;
+  std::optional<Batching> batching;
+  Array<RankId, 2> homes;
+  std::optional<CostModel> cost;
+};
+
+LoadTable micro_steps(const LoadTable& load, int first, int count) {
+  LoadTable part{.load = {}, .top_k = load.top_k, .ranks_per_node = load.ranks_per_node, .name = load.name};
+  auto shape = load.load.shape();
+  const std::size_t of_one = load.load.size() / shape[0];
+  shape[0] = static_cast<std::size_t>(count);
+  part.load = Array<Tokens, 4>(shape);
+  const auto from = load.load.flat().subspan(static_cast<std::size_t>(first) * of_one, part.load.size());
+  std::ranges::copy(from, part.load.flat().begin());
+  return part;
+}
+
+void read_file(const ExperimentInput& input, ThreadPool& pool, Step& step) {
+  step.trace = read_trace(input.file);
+  step.batching = make_batching(*step.trace, {.num_ranks = input.file_ranks,
+                                              .ranks_per_node = input.options.ranks_per_node,
+                                              .tokens_per_rank = input.options.tokens_per_rank});
+  step.load = collect(*step.trace, *step.batching, pool);
+  step.load.name = input.label;
+}
+
+void draw(const ExperimentInput& input, Step& step) {
+  SynthesisOptions options = input.options;
+  if (input.former_step) options.num_micro_steps *= 2;
+  step.load = synthesize_load(options, input.routing);
+  if (!input.former_step) return;
+  const int half = input.options.num_micro_steps;
+  step.former = micro_steps(step.load, 0, half);
+  step.load = micro_steps(step.load, half, half);
+}
+
+CostModel cost_of(const ModelledCluster& on, const LoadTable& load) {
+  Cluster cluster = find_cluster(on.cluster);
+  cluster.ranks_per_node = load.ranks_per_node;
+  ModelShape model = on.model;
+  model.moe_layers = load.num_layers();
+  model.dense_layers = 0;  // the same whoever plans
+  return {cluster, model, on.cost};
+}
+
+Step make_step(const ExperimentInput& input, bool simulated, ThreadPool& pool) {
+  Step step;
+  if (input.file.empty()) {
+    draw(input, step);
+  } else {
+    read_file(input, pool, step);
+  }
+  step.homes = contiguous_homes(step.load.num_layers(), step.load.num_experts(), step.load.num_ranks());
+  if (simulated) step.cost = cost_of(*input.on, step.load);
+  return step;
+}
+
+SimulatedStep simulated(const ExperimentSystem& system, const OnlineWork& online, const StepPlan& plan,
+                        const ExperimentInput& input, const Step& step, std::int64_t home_moves) {
+  std::optional<SourceTokens> tokens;
+  if (step.trace) tokens.emplace(*step.trace, *step.batching);
+  const SimulationInput stage{
+      .load = step.load, .plan = plan, .cost = *step.cost, .tokens = tokens ? &*tokens : nullptr};
+  return simulate_step({.recompute = stage, .policy_update = stage}, {.stage = {.path = system.path, .online = online},
+                                                                      .home_moves = home_moves,
+                                                                      .rollout_seconds = input.on->rollout_seconds});
+}
+
+Cell measure(const ExperimentSystem& system, const ExperimentInput& input, const Step& step, ThreadPool& pool) {
+  const auto policy = policy_of(system);
+  PolicyResult result = policy->plan({.load = step.load,
+                                      .home = step.homes,
+                                      .options = system.options,
+                                      .previous_load = step.former ? &*step.former : nullptr},
+                                     pool);
+  if (const auto* skipped = std::get_if<Skipped>(&result))
+    return {.measured = {}, .skipped = skipped->reason, .of_columns = {}};
+  const auto& planned = std::get<PlannedStep>(result);
+  const CheckReport check = check_plan(planned.plan, step.load, {.initial_home = step.homes});
+  if (!check.ok()) {
+    throw InputError(
+        {.file = {}, .field = {}, .index = {}},
+        fmt::format("{} on {}: the plan is wrong: {}", system.label, input.label, check.violations.front().message));
+  }
+  Measured measured;
+  measured.figures = plan_figures(planned.plan, step.load, {.initial_home = step.homes});
+  measured.times = planned.times;
+  measured.pairs = pair_figures(planned.plan, step.load);
+  measured.stability = load_stability(step.load, input.file.empty() ? input.steps : 1);
+  if (step.cost) {
+    measured.step = simulated(system, policy->online(), planned.plan, input, step, measured.figures.home_moves);
+    const LinkSpeed& host = step.cost->cluster().host;
+    measured.fetch_seconds =
+        host.latency_seconds + static_cast<double>(step.cost->expert_weights().value) / host.bytes_per_second;
+  }
+  return {.measured = std::move(measured), .skipped = {}, .of_columns = {}};
+}
+
+void fill_columns(const std::vector<std::string>& columns, std::vector<Cell>& of_input) {
+  for (Cell& cell : of_input) {
+    for (const std::string& name : columns) {
+      const bool there = cell.measured && of_input.front().measured;
+      cell.of_columns.push_back(there ? find_column(name)->value(*cell.measured, *of_input.front().measured) : kNone);
+    }
+  }
+}
+
+std::vector<Cell> skipped_input(const Experiment& experiment, const std::string& reason) {
+  return std::vector<Cell>(experiment.systems.size(), Cell{.measured = {}, .skipped = reason, .of_columns = {}});
+}
+
+}  // namespace
+
+ExperimentResult run_experiment(const Experiment& experiment, ThreadPool& pool, const OnCell& on_cell) {
+  ExperimentResult result{.experiment = experiment, .cells = {}};
+  const bool any_simulated =
+      std::ranges::any_of(experiment.columns, [](const std::string& name) { return find_column(name)->simulated; });
+  for (const ExperimentInput& input : experiment.inputs) {
+    std::vector<Cell>& cells = result.cells.emplace_back();
+    if (!input.file.empty() && !std::filesystem::exists(input.file)) {
+      cells = skipped_input(experiment, fmt::format("no file {} here", input.file));
+    } else {
+      const Step step = make_step(input, any_simulated, pool);
+      for (const ExperimentSystem& system : experiment.systems) {
+        if (on_cell) on_cell(input, system);
+        cells.push_back(measure(system, input, step, pool));
+      }
+    }
+    fill_columns(experiment.columns, cells);
+  }
+  return result;
+}
+
+}  // namespace foremoe

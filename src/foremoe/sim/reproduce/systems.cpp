@@ -1,0 +1,83 @@
+#include "foremoe/sim/reproduce/systems.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "foremoe/core/error.h"
+#include "foremoe/policy/feplb.h"
+#include "foremoe/policy/finemoe.h"
+#include "foremoe/policy/ultraep.h"
+
+namespace foremoe {
+
+namespace {
+
+// LP 4's weights (either makes it LP 4), and the part of the tokens that is scheduled.
+constexpr std::array<std::string_view, 3> kFineMoe{"alpha_ranks", "alpha_nodes", "scheduled_fraction"};
+// dyn; τ; buffers; whether the greedy goes on with smaller experts, whether the lowest ids are the dynamic ones (0 or
+// 1).
+constexpr std::array<std::string_view, 5> kFeplb{"dyn", "min_tokens", "max_num_dyn", "try_smaller", "first_experts"};
+constexpr std::array<std::string_view, 1> kUltraEp{"min_tokens_per_replica"};
+
+FineMoeOptions finemoe_options(const ExperimentSystem& system) {
+  FineMoeOptions options;
+  for (const auto& [key, value] : system.own) {
+    if (key == "scheduled_fraction") {
+      options.scheduler.scheduled_fraction = value;
+      continue;
+    }
+    if (options.scheduler.solver != finemoe::Solver::kCommunicationAware) {
+      options.scheduler.weights = {.ranks = 0, .nodes = 0};
+    }
+    options.scheduler.solver = finemoe::Solver::kCommunicationAware;
+    (key == "alpha_ranks" ? options.scheduler.weights.ranks : options.scheduler.weights.nodes) = value;
+  }
+  return options;
+}
+
+FeplbOptions feplb_options(const ExperimentSystem& system) {
+  FeplbOptions options;
+  for (const auto& [key, value] : system.own) {
+    if (key == "dyn") options.dyn = static_cast<int>(value);
+    if (key == "min_tokens") options.min_tokens = static_cast<std::int64_t>(value);
+    if (key == "max_num_dyn") options.max_num_dyn = static_cast<int>(value);
+    if (key == "try_smaller") options.try_smaller = value != 0;
+    if (key == "first_experts") options.dynamic = value != 0 ? DynamicExperts::kFirst : DynamicExperts::kBusiest;
+  }
+  return options;
+}
+
+UltraEpOptions ultraep_options(const ExperimentSystem& system) {
+  return {.min_tokens_per_replica = static_cast<std::int64_t>(system.own.front().second)};
+}
+
+}  // namespace
+
+std::span<const std::string_view> own_options(std::string_view policy) {
+  if (policy == "feplb") return kFeplb;
+  if (policy == "ultraep") return kUltraEp;
+  if (policy.starts_with("finemoe")) return kFineMoe;
+  return {};
+}
+
+std::shared_ptr<const Policy> policy_of(const ExperimentSystem& system) {
+  const Policy* const plain = find_policy(system.policy);
+  if (plain == nullptr) {
+    std::string names;
+    for (const auto& policy : all_policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", policy->name());
+    throw InputError({.file = {}, .field = {}, .index = {}},
+                     fmt::format("'{}', expected one of {}", system.policy, names));
+  }
+  if (!system.own.empty()) {
+    if (system.policy == "feplb") return make_feplb(feplb_options(system));
+    if (system.policy == "ultraep") return make_ultraep(ultraep_options(system));
+    if (system.policy == "finemoe") return make_finemoe(finemoe_options(system));
+    if (system.policy == "finemoe-random") return make_finemoe_random(finemoe_options(system));
+    if (system.policy == "finemoe-symmetric") return make_finemoe_symmetric(finemoe_options(system));
+  }
+  return {plain, [](const Policy*) {}};  // lives as long as the program
+}
+
+}  // namespace foremoe
