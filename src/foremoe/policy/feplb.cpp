@@ -96,7 +96,7 @@ class Feplb final : public Policy {
  public:
   explicit Feplb(const FeplbOptions& options) : options_(options) {}
 
-  std::string_view name() const override { return "feplb"; }
+  std::string_view name() const override { return options_.try_smaller ? "feplb-smaller" : "feplb"; }
   std::string_view summary() const override {
     return "FEPLB: after dispatch, whole experts from the busiest to the idlest rank of their node";
   }

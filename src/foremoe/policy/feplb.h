@@ -50,6 +50,7 @@ struct FeplbOptions {
   bool try_smaller = false;
 };
 
+// `feplb`, or `feplb-smaller` with try_smaller.
 std::unique_ptr<Policy> make_feplb(const FeplbOptions& options = {});
 
 }  // namespace foremoe

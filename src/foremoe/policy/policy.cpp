@@ -55,8 +55,10 @@ Policies make_variants() {
   Policies list;
   list.push_back(make_eplb_exact());
   list.push_back(make_eplb_oracle_exact());
+  list.push_back(make_feplb({.try_smaller = true}));
   list.push_back(make_foremoe_review({.adjust = false}));
   list.push_back(make_foremoe_review({.base = false}));
+  list.push_back(make_ultraep());
   list.push_back(make_laer_oracle());
   return list;
 }

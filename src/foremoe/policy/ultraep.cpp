@@ -134,7 +134,7 @@ class UltraEp final : public Policy {
  public:
   explicit UltraEp(const UltraEpOptions& options) : options_(options) {}
 
-  std::string_view name() const override { return "ultraep"; }
+  std::string_view name() const override { return options_.min_tokens_per_replica > 1 ? "ultraep-minimum" : "ultraep"; }
   std::string_view summary() const override {
     return "UltraEP: after every router, a search for the least load that exported quotas can reach";
   }

@@ -25,8 +25,8 @@
 // is the whole group, as in its EP64 on one rack-scale node; inside_nodes searches every node for itself, as it would
 // run where NVLink ends at the node. Its copies' relay trees are paths, not plan.
 //
-// The minimum of 1,024 tokens is its default, for 65,536 tokens per rank; `foremoe` registers the policy without one,
-// since micro-steps here are as small as a few hundred tokens per expert and a minimum can only make balance worse.
+// The minimum of 1,024 tokens is its default, for 65,536 tokens per rank and more. Micro-steps here can be far smaller,
+// where it leaves most of the imbalance: `ultraep` is registered without one, and `ultraep-minimum` with it.
 
 #include <cstdint>
 #include <memory>
@@ -43,6 +43,7 @@ struct UltraEpOptions {
   bool inside_nodes = false;
 };
 
+// `ultraep` without a minimum, else `ultraep-minimum`.
 std::unique_ptr<Policy> make_ultraep(const UltraEpOptions& options = {});
 
 }  // namespace foremoe

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <string>
 
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/plan/test_plans.h"
 #include "foremoe/planner/test_steps.h"
+#include "foremoe/rollout/load_file.h"
 
 namespace foremoe {
 namespace {
@@ -17,13 +19,18 @@ using testing::UnorderedElementsAre;
 
 constexpr UltraEpOptions kNoMinimum = {.min_tokens_per_replica = 1};
 
-StepPlan plan_of(const UltraEpOptions& options, const LoadTable& load, int guest_slots) {
+StepPlan unchecked_plan(const UltraEpOptions& options, const LoadTable& load, int guest_slots) {
   ThreadPool pool(1);
   const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
   PlannerOptions request;
   request.guest_slots = guest_slots;
-  StepPlan plan =
-      std::get<PlannedStep>(make_ultraep(options)->plan({.load = load, .home = home, .options = request}, pool)).plan;
+  const PolicyResult result =
+      make_ultraep(options)->plan({.load = load, .home = home, .options = std::move(request)}, pool);
+  return std::get<PlannedStep>(result).plan;
+}
+
+StepPlan plan_of(const UltraEpOptions& options, const LoadTable& load, int guest_slots) {
+  StepPlan plan = unchecked_plan(options, load, guest_slots);
   const PlanFigures figures = plan_figures(plan, load);
   const CheckReport report = check_plan(plan, load, {.reported = &figures});
   EXPECT_TRUE(report.ok()) << report.violations.front().message;
@@ -149,6 +156,40 @@ TEST(UltraEp, NeedsAsManyReplicasAsPublished) {
     EXPECT_NEAR(figures.copies_per_layer_event, row.replicas, 0.15 * row.replicas);
   }
 }
+
+// Reference figures of such a search on the project's load tables, made by other code: ρ mean and max, copies per
+// event.
+struct Reference {
+  const char* table;
+  int guest_slots;
+  double rho_mean;
+  double rho_max;
+  double copies;
+};
+
+void PrintTo(const Reference& reference, std::ostream* out) { *out << reference.table << ' ' << reference.guest_slots; }
+
+class UltraEpOnTable : public testing::TestWithParam<Reference> {};
+
+TEST_P(UltraEpOnTable, ReachesTheReferenceFigures) {
+  const Reference& expected = GetParam();
+  const std::string path = std::string("../shared/data/load-") + expected.table + ".safetensors";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
+  const LoadTable load = read_load(path);
+  const PlanFigures figures = plan_figures(unchecked_plan(kNoMinimum, load, expected.guest_slots), load);
+  EXPECT_NEAR(figures.rho.mean, expected.rho_mean, 0.001);
+  EXPECT_NEAR(figures.rho.max, expected.rho_max, 0.003);
+  EXPECT_NEAR(figures.copies_per_layer_event, expected.copies, 0.01 * expected.copies + 0.05);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Of, UltraEpOnTable,
+    testing::Values(Reference{"q30-ep8", 1, 1.038, 1.129, 4.6}, Reference{"q30-ep8", 2, 1.013, 1.051, 5.9},
+                    Reference{"q30-ep8-bursty", 1, 1.062, 1.202, 4.6},
+                    Reference{"q30-ep16-bursty", 1, 1.067, 1.144, 9.8},
+                    Reference{"q30-ep16-bursty", 2, 1.016, 1.045, 13.2}, Reference{"q30-ep64", 1, 1.057, 1.090, 39.6},
+                    Reference{"q30-ep64", 2, 1.011, 1.022, 51.5}, Reference{"v3-ep64-skewed", 1, 1.077, 1.105, 40.9},
+                    Reference{"v3-ep64-bursty", 2, 1.015, 1.030, 54.1}));
 
 }  // namespace
 }  // namespace foremoe
