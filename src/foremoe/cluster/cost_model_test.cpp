@@ -99,6 +99,15 @@ TEST(CostModel, ExpertsBoundByMemoryTakeTheirBytes) {
   EXPECT_NEAR(experts(cost, {10, 10}), (33.536 + 14.08 + 5) * kMicro, 1e-15);
 }
 
+// There a backward reads weights, 12288 bytes, reads and writes their float32 gradients, 2 · 4 · 6144, and reads and
+// writes rows twice as often, 2 · 8960: 79360 bytes. Before it the forward, and three times what moves rows.
+TEST(CostModel, ABackwardBoundByMemoryReadsAndWritesGradients) {
+  Cluster cluster = round_cluster();
+  cluster.memory_bytes_per_second = 1e9;
+  EXPECT_NEAR(experts({cluster, small_model()}, {20}, Direction::kBackward), (21.248 + 79.36 + 3 * 19.08) * kMicro,
+              1e-15);
+}
+
 // Forward again, then twice its FLOPs; what moves rows runs three times.
 TEST(CostModel, ABackwardMultipliesTwiceThreeTimesWhereActivationsAreComputedAnew) {
   EXPECT_NEAR(experts(small(), {20}, Direction::kBackward), 3 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
