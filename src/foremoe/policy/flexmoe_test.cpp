@@ -68,6 +68,16 @@ TEST(FlexMoe, PacksReplicasOnOneRankAsGalvatronDoes) {
   EXPECT_FALSE(placement.move_replica(kLoad, true));
 }
 
+// Expert 0 has most tokens, expert 1 most per replica, 30 and 40, and gets the replica of expert 2 on rank 1: from
+// 30 + 40 + 2 and 2 + 0 + 30 to 30 + 20 + 4 and 30 + 20 + 0.
+TEST(FlexMoe, CallsTheExpertHottestThatHasMostTokensPerReplica) {
+  FlexMoePlacement placement = two_ranks();
+  const std::vector<std::int64_t> load = {60, 40, 4, 0};
+  EXPECT_THAT(placement.rank_loads(load), ElementsAre(72, 32));
+  EXPECT_TRUE(placement.move_replica(load, false));
+  EXPECT_THAT(placement.rank_loads(load), ElementsAre(54, 50));
+}
+
 TEST(FlexMoe, EndsAfterItsRounds) {
   FlexMoePlacement placement = two_ranks();
   flexmoe_adapt(placement, kLoad, {.rounds = 0});
