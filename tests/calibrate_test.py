@@ -34,8 +34,8 @@ class CalibrateTest(CommandTest):
         on = ("--cluster", "machine.toml", "--model", "qwen3-30b-a3b", "--bytes-per-parameter", "4")
         self.json_of("plan", load, *on, "--max-copies-per-rank", "hidden")
 
-    def budget(self, load, cluster):
-        self.succeed("plan", load, "--cluster", cluster, "--model", "Qwen3-30B-A3B", "-G", "2",
+    def budget(self, load, cluster, model="Qwen3-30B-A3B"):
+        self.succeed("plan", load, "--cluster", cluster, "--model", model, "-G", "2",
                      "--max-copies-per-rank", "hidden", "--out", "plan.safetensors")
         metadata, _ = st.read(self.folder / "plan.safetensors")
         self.succeed("verify", load, "plan.safetensors")
@@ -49,6 +49,18 @@ class CalibrateTest(CommandTest):
         self.assertEqual(self.budget(load, "slow.toml"), 0)
         self.assertGreater(self.budget(load, "H100"), 0)
         self.assertGreater(self.budget(load, "gb200"), self.budget(load, "a100"))
+
+    def test_a_model_may_be_its_config_json(self):
+        shape = {"hidden_size": 2048, "num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8,
+                 "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+                 "vocab_size": 151936}
+        load = self.model_load()
+        (self.folder / "config.json").write_text(json.dumps(shape))
+        self.assertEqual(self.budget(load, "h100", "config.json"), self.budget(load, "h100"))
+        (self.folder / "config.json").write_text(json.dumps(shape | {"moe_intermediate_size": 76800}))
+        self.assertLess(self.budget(load, "h100", "config.json"), self.budget(load, "h100"))
+        (self.folder / "config.json").write_text("{}")
+        self.refuse("plan", load, "--cluster", "h100", "--model", "config.json", saying=("config.json", "missing"))
 
     def test_more_ranks_than_processors_are_measured_too(self):
         cluster = tomllib.loads(self.succeed("calibrate", "--ranks", "9", *QUICK))

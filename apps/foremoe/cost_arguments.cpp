@@ -2,7 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <utility>
+
 #include "foremoe/cluster/cluster.h"
+#include "foremoe/cluster/model_config.h"
 #include "foremoe/core/error.h"
 #include "option_checks.h"
 
@@ -19,6 +23,13 @@ std::string model_names() {
   throw InputError({.file = option, .field = {}, .index = {}}, what);
 }
 
+ModelShape model_named(const std::string& name) {
+  if (auto shape = find_model_shape(name)) return *std::move(shape);
+  std::error_code error;
+  if (std::filesystem::exists(name, error)) return read_model_config(name);
+  reject("--model", fmt::format("'{}' is no file and none of {}", name, model_names()));
+}
+
 }  // namespace
 
 void add_cost_options(CLI::App& command, CostArguments& arguments, CostUse use) {
@@ -33,8 +44,8 @@ void add_cost_options(CLI::App& command, CostArguments& arguments, CostUse use) 
       ->type_name("NAME|FILE")
       ->required(required)
       ->group(group);
-  command.add_option("--model", arguments.model, fmt::format("A model: {}", model_names()))
-      ->type_name("NAME")
+  command.add_option("--model", arguments.model, fmt::format("A model: {}, or its config.json", model_names()))
+      ->type_name("NAME|FILE")
       ->required(required)
       ->group(group);
   command
@@ -71,9 +82,7 @@ void add_cost_options(CLI::App& command, CostArguments& arguments, CostUse use) 
 CostModel cost_model(const CostArguments& arguments) {
   if (arguments.cluster.empty()) reject("--cluster", "is needed beside --model");
   if (arguments.model.empty()) reject("--model", "is needed beside --cluster");
-  const auto shape = find_model_shape(arguments.model);
-  if (!shape) reject("--model", fmt::format("'{}', expected one of {}", arguments.model, model_names()));
-  return {find_cluster(arguments.cluster), *shape, arguments.options};
+  return {find_cluster(arguments.cluster), model_named(arguments.model), arguments.options};
 }
 
 std::optional<CostModel> cost_model_if_given(const CostArguments& arguments) {

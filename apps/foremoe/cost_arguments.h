@@ -15,7 +15,7 @@ namespace foremoe::cli {
 
 struct CostArguments {
   std::string cluster;  // a preset's name, or a file; empty: not given
-  std::string model;    // a preset's name; empty: not given
+  std::string model;    // likewise, the file a config.json
   CostOptions options;
 };
 
