@@ -1,7 +1,7 @@
 #include "foremoe/policy/fastermoe.h"
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
 
 #include "foremoe/policy/fetched_plan.h"
 

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <numeric>
+#include <functional>
+#include <utility>
 
 #include "foremoe/core/random.h"
 

@@ -54,7 +54,8 @@ enum class Until : std::uint8_t {
 
 // The best way to relieve a rank, with 0 tokens when there is none.
 Increment best_increment(const NodeReplicas& replicas, int rank, std::int64_t mean, Until until) {
-  const auto& [graph, assignment] = replicas;
+  const ReplicaGraph& graph = replicas.graph;
+  const planner::Assignment& assignment = replicas.assignment;
   std::vector<int> free(graph.num_ranks());
   for (int r = 0; r < graph.num_ranks(); ++r) free[r] = free_slot(graph, r);
   std::vector<int> slots;  // of the rank, experts ascending
