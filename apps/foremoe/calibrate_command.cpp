@@ -167,9 +167,8 @@ Command calibrate_command(CLI::App& parent) {
   auto arguments = std::make_shared<CalibrateArguments>();
   CLI::App* const command =
       parent.add_subcommand("calibrate", "Measure this machine and write it down as a cluster to model time on");
-  command->add_option("-o,--out", arguments->out, "Write the cluster file here; it appears whole or not at all")
-      ->type_name("FILE")
-      ->default_str("print it");
+  command->add_option("-o,--out", arguments->out, "Write the cluster file here in place of printing it")
+      ->type_name("FILE");
   command->add_option("--name", arguments->name, "What the cluster is called in tables")
       ->type_name("NAME")
       ->capture_default_str();
