@@ -58,14 +58,13 @@ HtmlSection policies_section(const Report& report) {
                                  counted_text(p.home_moves),
                                  fmt::format("{:.1f} µs", p.plan_us)};
     if (rollout) row.insert(row.begin() + 2, p.rl_speedup ? times_text(*p.rl_speedup) : "–");
-    if (budget) row.push_back(p.largest_micro_batch ? counted_text(*p.largest_micro_batch) + " tokens" : "–");
+    if (budget) row.push_back(p.largest_micro_batch ? counted_text(*p.largest_micro_batch) : "–");
     table.rows.push_back(std::move(row));
   }
   std::string body = to_html(table);
   body += paragraph(
-      "Copies: per layer and pass of a micro-step, whole group. Memory: of the fullest rank, of which guests. "
-      "Planning: "
-      "CPU time of one layer of one micro-step.",
+      "Copies: per layer and pass of a micro-step, whole group. Memory: of the fullest rank, of which guests. Peak and "
+      "largest micro-batch: in tokens. Planning: CPU time of one layer of one micro-step.",
       "note");
   return {.id = "policies", .heading = "Policies side by side", .body = std::move(body), .wide = true};
 }

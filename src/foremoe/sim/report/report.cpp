@@ -50,11 +50,13 @@ std::string summary(const Report& report, const Comparison& c) {
       percent_text(c.after.ideal_step_seconds / c.after.step_seconds));
   text += fmt::format("The busiest rank has {} times the mean load on average instead of {}. ", ratio_text(c.rho_after),
                       ratio_text(c.rho_before));
+  const std::string waiting =
+      c.after.exposed_copy_seconds > 0 ? seconds_text(c.after.exposed_copy_seconds) + " of" : std::string("no");
   text += fmt::format(
-      "The price: {} per rank and layer, {} for guests on a rank, {:.1f} copies per layer and pass of a "
-      "micro-step in the whole group, {} of waiting for copies.",
+      "The price: {} per rank and layer, {} for guests on a rank, {:.1f} copies per layer and pass of a micro-step in "
+      "the whole group, {} waiting for copies.",
       counted(report.guest_slots, "guest slot"), bytes_text(c.after.guest_bytes), c.after.copies_per_layer_event,
-      seconds_text(c.after.exposed_copy_seconds));
+      waiting);
   if (const PolicyResult* const other = best_other(report)) {
     text += fmt::format(" The fastest of the others here, {}, is {} as fast as {}.", other->policy,
                         times_text(other->speedup), c.before.policy);
