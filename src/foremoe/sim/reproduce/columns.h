@@ -26,6 +26,7 @@ struct Column {
   Origin origin = Origin::kExact;
   int digits = 3;
   bool simulated = false;  // needs a cluster and a model
+  bool routed = false;     // needs to know which source's tokens go to which replica
   // Of a system beside the first one on the same input.
   std::function<double(const Measured& of, const Measured& first)> value;
 };

@@ -104,6 +104,12 @@ std::optional<ModelShape> read_shape(const toml::table& root, const std::string&
   take(*table, "shared_experts", 0, kMany, shape.shared_experts);
   take(*table, "hidden", 1, kMany, shape.hidden);
   take(*table, "intermediate", 1, kMany, shape.intermediate);
+  take(*table, "vocabulary", 1, kMany, shape.vocabulary);
+  take(*table, "heads", 1, kMany, shape.attention.heads);
+  shape.attention.kv_heads = shape.attention.heads;
+  take(*table, "kv_heads", 1, kMany, shape.attention.kv_heads);
+  take(*table, "head_width", 1, kMany, shape.attention.key_width);
+  shape.attention.value_width = shape.attention.key_width;
   table->finish();
   return shape;
 }

@@ -60,7 +60,7 @@ void add_copies(const StepPlan& plan, LayerId layer, PairFigures& sums) {
 
 }  // namespace
 
-PairFigures pair_figures(const StepPlan& plan, const LoadTable& load) {
+PairFigures pair_figures(const StepPlan& plan, const LoadTable& load, bool routed) {
   PairFigures figures;
   std::size_t pairs = 0;
   for (int l = 0; l < plan.num_layers(); ++l) {
@@ -74,6 +74,7 @@ PairFigures pair_figures(const StepPlan& plan, const LoadTable& load) {
       if (std::reduce(loads.begin(), loads.end()) == 0) continue;
       ++pairs;
       add_pair(loads, figures);
+      if (!routed) continue;
       add_routing({.load = load.load.view()[m][LayerId{l}],
                    .quotas = layer_quotas(plan, EventId{event}, LayerId{l}),
                    .topology = load.topology()},

@@ -24,7 +24,8 @@ struct PairFigures {
   double between_nodes = 0;             // so routed, the most tokens that a node sends or receives, mean over pairs
 };
 
-PairFigures pair_figures(const StepPlan& plan, const LoadTable& load);
+// `routed`: also what is sent, which takes longer than all else together.
+PairFigures pair_figures(const StepPlan& plan, const LoadTable& load, bool routed = true);
 
 // How a step's expert popularity compares with that of its micro-steps: the observation of ForeMoE's figure 4.
 struct LoadStability {

@@ -64,9 +64,12 @@ void draw(const ExperimentInput& input, Step& step) {
 CostModel cost_of(const ModelledCluster& on, const LoadTable& load) {
   Cluster cluster = find_cluster(on.cluster);
   cluster.ranks_per_node = load.ranks_per_node;
+  // The layers of the load stand for all: what runs once per micro-step, whoever plans, counts in proportion.
   ModelShape model = on.model;
+  const double part = static_cast<double>(load.num_layers()) / model.moe_layers;
   model.moe_layers = load.num_layers();
-  model.dense_layers = 0;  // the same whoever plans
+  model.dense_layers = 0;
+  model.vocabulary = std::max(1, static_cast<int>(part * model.vocabulary));
   return {cluster, model, on.cost};
 }
 
@@ -93,7 +96,8 @@ SimulatedStep simulated(const ExperimentSystem& system, const OnlineWork& online
                                                                       .rollout_seconds = input.on->rollout_seconds});
 }
 
-Cell measure(const ExperimentSystem& system, const ExperimentInput& input, const Step& step, ThreadPool& pool) {
+Cell measure(const ExperimentSystem& system, const ExperimentInput& input, const Step& step, bool routed,
+             ThreadPool& pool) {
   const auto policy = policy_of(system);
   PolicyResult result = policy->plan({.load = step.load,
                                       .home = step.homes,
@@ -112,7 +116,7 @@ Cell measure(const ExperimentSystem& system, const ExperimentInput& input, const
   Measured measured;
   measured.figures = plan_figures(planned.plan, step.load, {.initial_home = step.homes});
   measured.times = planned.times;
-  measured.pairs = pair_figures(planned.plan, step.load);
+  measured.pairs = pair_figures(planned.plan, step.load, routed);
   measured.stability = load_stability(step.load, input.file.empty() ? input.steps : 1);
   if (step.cost) {
     measured.step = simulated(system, policy->online(), planned.plan, input, step, measured.figures.home_moves);
@@ -140,17 +144,18 @@ std::vector<Cell> skipped_input(const Experiment& experiment, const std::string&
 
 ExperimentResult run_experiment(const Experiment& experiment, ThreadPool& pool, const OnCell& on_cell) {
   ExperimentResult result{.experiment = experiment, .cells = {}};
-  const bool any_simulated =
-      std::ranges::any_of(experiment.columns, [](const std::string& name) { return find_column(name)->simulated; });
+  const auto any = [&](bool Column::*need) {
+    return std::ranges::any_of(experiment.columns, [&](const std::string& name) { return find_column(name)->*need; });
+  };
   for (const ExperimentInput& input : experiment.inputs) {
     std::vector<Cell>& cells = result.cells.emplace_back();
     if (!input.file.empty() && !std::filesystem::exists(input.file)) {
       cells = skipped_input(experiment, fmt::format("no file {} here", input.file));
     } else {
-      const Step step = make_step(input, any_simulated, pool);
+      const Step step = make_step(input, any(&Column::simulated), pool);
       for (const ExperimentSystem& system : experiment.systems) {
         if (on_cell) on_cell(input, system);
-        cells.push_back(measure(system, input, step, pool));
+        cells.push_back(measure(system, input, step, any(&Column::routed), pool));
       }
     }
     fill_columns(experiment.columns, cells);

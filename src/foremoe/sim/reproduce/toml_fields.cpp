@@ -107,7 +107,7 @@ std::vector<TomlFields> TomlFields::tables(std::string_view key) {
 
 void TomlFields::finish() const {
   for (const auto& [key, node] : *table_) {
-    if (!known_.contains(key.str())) fail(key.str(), fmt::format("no such key (line {})", node.source().begin.line));
+    if (!known_.contains(key.str())) fail(key.str(), "no such key, or none of use here");
   }
 }
 
