@@ -29,5 +29,6 @@ Command verify_command(CLI::App& parent);
 Command compare_command(CLI::App& parent);
 Command run_command(CLI::App& parent);
 Command calibrate_command(CLI::App& parent);
+Command reproduce_command(CLI::App& parent);
 
 }  // namespace foremoe::cli
