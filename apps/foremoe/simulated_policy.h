@@ -27,7 +27,8 @@ struct SimulationSetup {
 
 struct SimulatedPolicy {
   std::string policy;
-  MeasuredPlan measured;  // the policy update's; also recompute's where only one micro-step is in flight
+  MeasuredPlan measured;                   // the policy update's; also recompute's where that is null
+  std::optional<StepPlan> recompute_plan;  // its own where the policy update has more than one micro-step in flight
   SimulatedStep step;
   double speedup_over_vanilla = 1;
   double rl_step_speedup = 1;                        // with the rollout, which takes as long whoever plans

@@ -1,0 +1,189 @@
+// What must hold of every simulation, over random plans of our planner on random loads.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "foremoe/core/timeline.h"
+#include "foremoe/sim/simulation.h"
+#include "foremoe/sim/stage_transfers.h"
+#include "foremoe/sim/test_clusters.h"
+
+namespace foremoe {
+namespace {
+
+using sim_test::random_load;
+using sim_test::round_cluster;
+using sim_test::round_model;
+using sim_test::round_options;
+
+struct Case {
+  LoadTable load;
+  StepPlan plan;
+};
+
+// Plans of every residency, one or two micro-steps in flight, on two nodes of two ranks.
+template <class Visit>
+void for_random_cases(const Visit& visit) {
+  Random random(11);
+  ThreadPool pool(1);
+  for (const int in_flight : {1, 2}) {
+    for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared, Residency::kFree}) {
+      if (residency == Residency::kFree && in_flight > 1) continue;
+      for (int trial = 0; trial < 4; ++trial) {
+        Case c{.load = random_load({}, random)};
+        const PlannerOptions options{.guest_slots = 1 + trial % 2, .residency = residency, .in_flight = in_flight};
+        const auto homes = contiguous_homes(c.load.num_layers(), c.load.num_experts(), c.load.num_ranks());
+        c.plan = plan_step({.load = c.load, .home = homes, .options = options}, pool).plan;
+        SCOPED_TRACE(std::string(to_string(residency)) + ", trial " + std::to_string(trial));
+        visit(c);
+      }
+    }
+  }
+}
+
+std::vector<Stage> stages_of(const Case& c) {
+  if (c.plan.in_flight > 1) return {Stage::kPolicyUpdate};
+  return {Stage::kRecompute, Stage::kPolicyUpdate};
+}
+
+SimulatedStage simulate(const Case& c, const Cluster& cluster, SimulationOptions options) {
+  const CostModel cost(cluster, round_model(c.load.num_layers(), c.load.num_experts()), round_options());
+  return simulate_stage({.load = c.load, .plan = c.plan, .cost = cost}, options);
+}
+
+// Links that are neither so quick that all hides nor so slow that nothing does.
+Cluster busy_cluster() {
+  Cluster cluster = round_cluster(2);
+  cluster.peers.bytes_per_second = 6000;
+  cluster.network.bytes_per_second = 3000;
+  cluster.host.bytes_per_second = 4000;
+  cluster.switch_bytes_per_second = 5000;
+  cluster.host_memory_bytes_per_second = 7000;
+  cluster.ranks_per_switch = 2;
+  cluster.host.latency_seconds = 0.01;
+  return cluster;
+}
+
+TEST(SimulationPropertiesTest, MoreBandwidthIsNeverSlower) {
+  const std::vector<std::function<void(Cluster&)>> faster{[](Cluster& c) { c.peers.bytes_per_second *= 1.7; },
+                                                          [](Cluster& c) { c.network.bytes_per_second *= 2; },
+                                                          [](Cluster& c) { c.host.bytes_per_second *= 3; },
+                                                          [](Cluster& c) { c.switch_bytes_per_second *= 1.1; },
+                                                          [](Cluster& c) { c.host_memory_bytes_per_second *= 5; },
+                                                          [](Cluster& c) { c.host.latency_seconds = 0; },
+                                                          [](Cluster& c) { c.flops_per_second *= 1.3; }};
+  bool any_exposed = false;
+  for_random_cases([&](const Case& c) {
+    for (const Stage stage : stages_of(c)) {
+      const SimulatedStage before = simulate(c, busy_cluster(), {.stage = stage});
+      any_exposed = any_exposed || before.parts.exposed_copies > 0;
+      for (std::size_t i = 0; i < faster.size(); ++i) {
+        Cluster cluster = busy_cluster();
+        faster[i](cluster);
+        EXPECT_LE(simulate(c, cluster, {.stage = stage}).seconds, before.seconds * (1 + 1e-12)) << "change " << i;
+      }
+    }
+  });
+  EXPECT_TRUE(any_exposed) << "the cases show nothing";
+}
+
+TEST(SimulationPropertiesTest, NothingIsFasterThanIdealAndWithoutCopiesNothingIsExposed) {
+  for_random_cases([](const Case& c) {
+    for (const Stage stage : stages_of(c)) {
+      const SimulatedStage simulated = simulate(c, busy_cluster(), {.stage = stage});
+      EXPECT_GE(simulated.seconds * (1 + 1e-12), simulated.ideal_seconds);
+      EXPECT_NEAR(simulated.seconds, simulated.parts.sum(), 1e-9);
+      EXPECT_LE(simulated.utilisation, 1 + 1e-12);
+      if (simulated.copies == 0) {
+        EXPECT_EQ(simulated.parts.exposed_copies + simulated.parts.exposed_gradients, 0);
+      }
+    }
+  });
+}
+
+TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
+  for_random_cases([](const Case& c) {
+    for (const Stage stage : stages_of(c)) {
+      const Cluster cluster = busy_cluster();
+      const CostModel cost(cluster, round_model(c.load.num_layers(), c.load.num_experts()), round_options());
+      const SimulationInput input{.load = c.load, .plan = c.plan, .cost = cost};
+      const SimulationOptions options{.stage = stage, .path = PathChoice::kAuto};
+      const SimulatedStage simulated = simulate_stage(input, options);
+
+      std::map<std::string, std::int64_t> expected;  // bytes by the kind of the receiver's link
+      std::int64_t arena = 0;
+      const StageTransfers transfers = make_stage_transfers(input, options);
+      for (const Transfer& t : transfers.transfers) {
+        const bool near = t.way.from.value / 2 == t.way.to.value / 2;
+        const char* const link = t.way.path == Path::kHost ? "switch" : near ? "peers" : "network";
+        expected[link] += t.gradient ? cost.expert_gradient().value : cost.expert_weights().value;
+      }
+      for (const auto& node : transfers.arena) arena += static_cast<std::int64_t>(node.size());
+      for (const LinkTraffic& traffic : simulated.traffic) {
+        if (traffic.link == "peers") {
+          EXPECT_EQ((traffic.copies + traffic.gradients).value, expected["peers"]);
+        } else if (traffic.link == "host memory") {
+          EXPECT_EQ(traffic.copies.value, expected["switch"] + arena * cost.expert_weights().value);
+        }
+      }
+      std::int64_t between = 0;
+      for (const Bytes bytes : simulated.between_nodes.flat()) between += bytes.value;
+      const LinkTraffic& network = simulated.traffic[1];
+      EXPECT_EQ((network.rows + network.copies + network.gradients).value, between);
+    }
+  });
+}
+
+TEST(SimulationPropertiesTest, NothingIsComputedBeforeItsCopiesHaveArrived) {
+  for_random_cases([](const Case& c) {
+    for (const Stage stage : stages_of(c)) {
+      Timeline timeline;
+      simulate(c, busy_cluster(), {.stage = stage, .timeline = &timeline});
+      const nlohmann::json trace = nlohmann::json::parse(timeline.to_json());
+      std::map<std::pair<int, std::string>, double> arrived;  // by rank and "micro-step …" of the turn
+      std::map<std::pair<int, std::string>, double> begun;
+      for (const auto& span : trace["traceEvents"]) {
+        if (span["ph"] != "X") continue;
+        const std::string name = span["name"];
+        const auto turn = name.find("micro-step");
+        if (turn == std::string::npos) continue;
+        const std::pair key{span["pid"].get<int>(), name.substr(turn)};
+        if (name.find(" for turn of") != std::string::npos && name.find("gradient") == std::string::npos) {
+          arrived[key] = std::max(arrived[key], span["ts"].get<double>() + span["dur"].get<double>());
+        } else if (name.starts_with("experts,") && span["tid"] == static_cast<int>(Lane::kExperts)) {
+          begun[key] = span["ts"];
+        }
+      }
+      EXPECT_FALSE(begun.empty());
+      for (const auto& [key, at] : arrived) {
+        ASSERT_TRUE(begun.contains(key)) << key.second;
+        EXPECT_LE(at, begun[key] + 0.002) << "rank " << key.first << ", " << key.second;  // whole nanoseconds
+      }
+    }
+  });
+}
+
+TEST(SimulationThreadsTest, NeitherRepetitionNorThreadsChangeAByte) {
+  for_random_cases([](const Case& c) {
+    ThreadPool pool(3);
+    for (const Stage stage : stages_of(c)) {
+      const auto text = [&](ThreadPool* lent) {
+        Timeline timeline;
+        const SimulatedStage s = simulate(c, busy_cluster(), {.stage = stage, .pool = lent, .timeline = &timeline});
+        std::string bytes = timeline.to_json();
+        for (const double d : {s.seconds, s.ideal_seconds, s.utilisation, s.parts.exposed_copies}) {
+          bytes.append(reinterpret_cast<const char*>(&d), sizeof(d));
+        }
+        return bytes;
+      };
+      EXPECT_EQ(text(nullptr), text(&pool));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace foremoe

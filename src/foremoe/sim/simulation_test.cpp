@@ -1,0 +1,251 @@
+#include "foremoe/sim/simulation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "foremoe/core/error.h"
+#include "foremoe/sim/test_clusters.h"
+
+namespace foremoe {
+namespace {
+
+using sim_test::homes_plan;
+using sim_test::one_layer;
+using sim_test::round_cluster;
+using sim_test::round_model;
+using sim_test::round_options;
+
+constexpr double kNear = 1e-9;  // relative to seconds around one
+
+struct Simulated {
+  const LoadTable& load;
+  const StepPlan& plan;
+  CostModel cost;
+
+  SimulatedStage stage(Stage stage, SimulationOptions options = {}) const {
+    options.stage = stage;
+    return simulate_stage({.load = load, .plan = plan, .cost = cost}, options);
+  }
+};
+
+CostModel round_cost(int layers, int experts, int ranks_per_node = 2) {
+  return {round_cluster(ranks_per_node), round_model(layers, experts), round_options()};
+}
+
+// Ranks 0 and 1 hold 100 and 40 tokens. Of expert 0 (at home on rank 0) there are 60 + 30 rows, of expert 1 40 + 10.
+LoadTable lopsided() { return one_layer({{{60, 40}, {30, 10}}}); }
+
+TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPhase) {
+  const LoadTable load = lopsided();
+  const StepPlan plan = homes_plan(load, 0);
+  const CostModel cost = round_cost(1, 2);
+  const SimulatedStage stage = Simulated{load, plan, cost}.stage(Stage::kRecompute);
+
+  const Tokens most{100};  // tokens of rank 0
+  EXPECT_NEAR(stage.parts.dense, cost.dense(most, Direction::kForward) + cost.other_layers(most, Direction::kForward),
+              kNear);
+  // Rank 0 sends 40 rows and receives 30, rank 1 the other way round: 40 rows · 20 bytes ÷ 8000 bytes/s = 0.1 s.
+  EXPECT_NEAR(stage.parts.dispatch, 0.1, kNear);
+  EXPECT_NEAR(stage.parts.combine, 0.1, kNear);
+  // Rank 0 computes 90 rows, rank 1 50: 90 · 600 ÷ 60,000 = 0.9 s.
+  EXPECT_NEAR(stage.parts.experts, 0.9, kNear);
+  EXPECT_EQ(stage.parts.exposed_copies, 0);
+  EXPECT_EQ(stage.parts.exposed_gradients, 0);
+  EXPECT_EQ(stage.parts.arena_refresh, 0);
+  EXPECT_EQ(stage.parts.optimizer, 0);
+  EXPECT_NEAR(stage.seconds, stage.parts.dense + 1.1, kNear);
+  EXPECT_EQ(stage.peak_tokens, Tokens{90});
+  // At the mean: 70 rows in 0.7 s; rows sent and received are (40 + 30) / 2 = 35 either way, 0.0875 s.
+  EXPECT_NEAR(stage.ideal_seconds, stage.parts.dense + 0.7 + 2 * 0.0875, kNear);
+}
+
+TEST(SimulationTest, APolicyUpdateGoesThereAndBackAndEndsWithTheOptimizer) {
+  const LoadTable load = lopsided();
+  const StepPlan plan = homes_plan(load, 0);
+  const CostModel cost = round_cost(1, 2);
+  const SimulatedStage stage = Simulated{load, plan, cost}.stage(Stage::kPolicyUpdate);
+
+  const Tokens most{100};
+  double dense = 0;
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    dense += cost.dense(most, direction) + cost.other_layers(most, direction);
+  }
+  EXPECT_NEAR(stage.parts.dense, dense, kNear);
+  EXPECT_NEAR(stage.parts.dispatch, 0.2, kNear);
+  EXPECT_NEAR(stage.parts.combine, 0.2, kNear);
+  // A backward multiplies twice as much and first computes the forward anew: 0.9 + 3 · 0.9 s.
+  EXPECT_NEAR(stage.parts.experts, 3.6, kNear);
+  EXPECT_NEAR(stage.parts.optimizer, cost.optimizer(1), kNear);
+  EXPECT_NEAR(stage.seconds, stage.parts.sum(), kNear);
+}
+
+TEST(SimulationTest, AtPerfectBalanceAStepIsIdeal) {
+  const LoadTable load = one_layer({{{25, 25}, {25, 25}}, {{10, 10}, {10, 10}}});
+  const StepPlan plan = homes_plan(load, 0);
+  for (const Stage kind : {Stage::kRecompute, Stage::kPolicyUpdate}) {
+    const SimulatedStage stage = Simulated{load, plan, round_cost(1, 2)}.stage(kind);
+    EXPECT_NEAR(stage.seconds, stage.ideal_seconds, kNear * stage.seconds);
+  }
+}
+
+// Two micro-steps, all ranks computing 50 rows in each; in the second rank 0 serves 30 rows of expert 1 as a guest.
+struct OneCopy {
+  LoadTable load = one_layer({{{50, 0}, {0, 50}}, {{20, 30}, {0, 50}}});
+  StepPlan plan = homes_plan(load, 1);
+
+  OneCopy() {
+    plan.slot_expert(1, 0, 0, 1) = ExpertId{1};
+    plan.slot_tokens(1, 0, 0, 1) = Tokens{30};
+    plan.slot_tokens(1, 0, 1, 0) = Tokens{50};
+  }
+};
+
+TEST(SimulationTest, ACopyThatTakesHalfAgainItsWindowIsExposedByTheExcess) {
+  const OneCopy step;
+  const SimulationOptions one_ahead{.path = PathChoice::kPeer, .depth = 1};
+  CostModel cost = round_cost(1, 2);
+  // No rows are exchanged: the copy may travel from the beginning of micro-step 0 until the experts of micro-step 1.
+  const SimulatedStage hidden = Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute, one_ahead);
+  ASSERT_EQ(hidden.copies, 1);
+  EXPECT_EQ(hidden.parts.exposed_copies, 0);
+  EXPECT_EQ(hidden.parts.dispatch, 0);
+  const double window = hidden.parts.dense + 0.5;  // both micro-steps' attention, the experts of the first: 50 rows
+
+  Cluster slow = round_cluster();
+  slow.peers.bytes_per_second = 600 / (1.5 * window);
+  const SimulatedStage stage =
+      Simulated{step.load, step.plan, {slow, cost.model(), cost.options()}}.stage(Stage::kRecompute, one_ahead);
+  EXPECT_NEAR(stage.parts.exposed_copies, 0.5 * window, kNear);
+  EXPECT_NEAR(stage.seconds, 1.5 * window + 0.5, kNear);
+}
+
+TEST(SimulationTest, ACopyThatBeginsAfterTheRouterIsExposedWhole) {
+  const OneCopy step;
+  const CostModel cost = round_cost(1, 2);
+  const SimulationOptions online{.path = PathChoice::kPeer,
+                                 .online = {.copies_after_router = true, .planning_seconds = 0.25}};
+  const SimulatedStage stage = Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute, online);
+  EXPECT_NEAR(stage.parts.exposed_copies, 600.0 / 8000, kNear);
+  EXPECT_NEAR(stage.parts.planning, 2 * 0.25, kNear);
+}
+
+TEST(SimulationTest, AGuestsGradientGoesHomeAndIsWaitedForAtTheEnd) {
+  const OneCopy step;
+  const CostModel cost = round_cost(1, 2);
+  const SimulationOptions peers{.path = PathChoice::kPeer};
+  const SimulatedStage stage = Simulated{step.load, step.plan, cost}.stage(Stage::kPolicyUpdate, peers);
+  // 300 parameters in float32 are 1200 bytes, 0.15 s. They leave after the last backward's experts; the attention of
+  // that backward is all that hides them.
+  const double hidden =
+      cost.dense(Tokens{50}, Direction::kBackward) + cost.other_layers(Tokens{50}, Direction::kBackward);
+  EXPECT_NEAR(stage.parts.exposed_gradients, std::max(0.0, 0.15 - hidden), kNear);
+  EXPECT_EQ(stage.traffic[0].link, "peers");
+  EXPECT_EQ(stage.traffic[0].copies, Bytes{600});
+  EXPECT_EQ(stage.traffic[0].gradients, Bytes{1200});
+  EXPECT_EQ(stage.traffic[0].rows, Bytes{0});
+}
+
+TEST(SimulationTest, AnArenaIsFilledBeforeTheStage) {
+  const OneCopy step;
+  const CostModel cost = round_cost(1, 2);
+  const SimulatedStage stage =
+      Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute, {.path = PathChoice::kHost});
+  EXPECT_NEAR(stage.parts.arena_refresh, 600.0 / 8000, kNear);  // expert 1, over rank 1's link to the host
+  EXPECT_EQ(stage.arena, Bytes{600});
+}
+
+TEST(SimulationTest, LayersStandForThoseThatTheModelHasMore) {
+  const OneCopy step;
+  const CostModel one = round_cost(1, 2);
+  const CostModel three = round_cost(3, 2);
+  Cluster slow = round_cluster();
+  slow.peers.bytes_per_second = 200;
+  const SimulationOptions peers{.path = PathChoice::kPeer};
+  const SimulatedStage of_one =
+      Simulated{step.load, step.plan, {slow, one.model(), one.options()}}.stage(Stage::kRecompute, peers);
+  const SimulatedStage of_three =
+      Simulated{step.load, step.plan, {slow, three.model(), three.options()}}.stage(Stage::kRecompute, peers);
+  EXPECT_NEAR(of_three.parts.experts, 3 * of_one.parts.experts, kNear);
+  EXPECT_EQ(of_three.traffic[0].copies, Bytes{3 * 600});
+  EXPECT_EQ(of_three.memory.guest_weights, Bytes{3 * 600});
+  const double once = 2 * one.other_layers(Tokens{50}, Direction::kForward);  // of two micro-steps
+  EXPECT_NEAR(of_three.parts.dense - once, 3 * (of_one.parts.dense - once), kNear);
+}
+
+TEST(SimulationTest, MicroStepsInFlightKeepTheirActivations) {
+  const LoadTable load = one_layer({{{50, 0}, {0, 50}}, {{50, 0}, {0, 50}}, {{50, 0}, {0, 50}}});
+  const CostModel cost = round_cost(1, 2);
+  const StepPlan one = homes_plan(load, 0);
+  const StepPlan two = homes_plan(load, 0, Residency::kResident, 2);
+  const Bytes of_one = Simulated{load, one, cost}.stage(Stage::kPolicyUpdate).memory.activations;
+  const Bytes of_two = Simulated{load, two, cost}.stage(Stage::kPolicyUpdate).memory.activations;
+  EXPECT_EQ(of_two.value - of_one.value, 50 * cost.activations_per_token().value);
+}
+
+TEST(SimulationTest, APlanThatPlacesFreelyIsCostedInThePolicyUpdateToo) {
+  OneCopy step;
+  step.plan.residency = Residency::kFree;
+  const CostModel cost = round_cost(1, 2);
+  const SimulatedStage recompute = Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute);
+  const SimulatedStage update = Simulated{step.load, step.plan, cost}.stage(Stage::kPolicyUpdate);
+  EXPECT_EQ(recompute.copies, 1);
+  EXPECT_EQ(update.copies, 1);
+  EXPECT_EQ(update.traffic[0].gradients, Bytes{1200});
+  EXPECT_NEAR(update.parts.experts, 4 * recompute.parts.experts, kNear);
+}
+
+TEST(SimulationTest, ARepeatedLoadIsTheLoadWrittenOut) {
+  const LoadTable once = one_layer({{{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}});
+  const LoadTable twice =
+      one_layer({{{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}, {{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}});
+  const StepPlan plan = homes_plan(twice, 0);
+  const CostModel cost = round_cost(1, 2);
+  const SimulatedStage repeated =
+      simulate_stage({.load = once, .plan = plan, .cost = cost, .repeat_load = true}, {.stage = Stage::kPolicyUpdate});
+  EXPECT_EQ(repeated.seconds, (Simulated{twice, plan, cost}.stage(Stage::kPolicyUpdate).seconds));
+}
+
+TEST(SimulationTest, AStepIsItsStagesAndTheMovesOfHomes) {
+  const LoadTable load = lopsided();
+  const StepPlan plan = homes_plan(load, 0);
+  const CostModel cost = round_cost(1, 2);
+  const SimulationInput input{.load = load, .plan = plan, .cost = cost};
+  const SimulatedStep step =
+      simulate_step({.recompute = input, .policy_update = input}, {.home_moves = 2, .rollout_seconds = 7});
+  const Simulated alone{load, plan, cost};
+  EXPECT_EQ(step.recompute.seconds, alone.stage(Stage::kRecompute).seconds);
+  EXPECT_EQ(step.policy_update.seconds, alone.stage(Stage::kPolicyUpdate).seconds);
+  // Each of two ranks sends one expert: 300 parameters, 2 bytes of weights and 12 of optimizer, over 8000 bytes/s.
+  EXPECT_NEAR(step.home_move_seconds, 300.0 * 14 / 8000, kNear);
+  EXPECT_NEAR(step.step_seconds, step.recompute.seconds + step.policy_update.seconds + step.home_move_seconds, kNear);
+  EXPECT_NEAR(step.rl_step_seconds, step.step_seconds + 7, kNear);
+}
+
+TEST(SimulationTest, TheLargestMicroBatchFillsTheBudgetWithActivations) {
+  SimulatedStep step;
+  step.recompute.memory = {.state = Bytes{100}, .activations = Bytes{10}};
+  step.policy_update.memory = {.state = Bytes{100}, .guest_weights = Bytes{50}, .activations = Bytes{50}};
+  EXPECT_EQ(largest_micro_batch(step, Bytes{250}, Tokens{1000}), Tokens{2000});  // 100 bytes left, 50 used by 1000
+  EXPECT_EQ(largest_micro_batch(step, Bytes{150}, Tokens{1000}), Tokens{0});
+}
+
+TEST(SimulationTest, WhatDoesNotFitIsRefusedByName) {
+  const LoadTable load = lopsided();
+  StepPlan plan = homes_plan(load, 0);
+  const auto message = [&](const CostModel& cost) -> std::string {
+    try {
+      simulate_stage({.load = load, .plan = plan, .cost = cost}, {});
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message(round_cost(1, 4)), "experts: the plan has 2, the model 4");
+  const CostModel two_of_two{round_cluster(), round_model(1, 2, 2), round_options()};
+  EXPECT_THAT(message(two_of_two), testing::HasSubstr("top_k"));
+  plan.slot_tokens(0, 0, 0, 0) = Tokens{89};
+  EXPECT_THAT(message(round_cost(1, 2)), testing::HasSubstr("expert 0"));
+}
+
+}  // namespace
+}  // namespace foremoe
