@@ -28,8 +28,9 @@ Command plan_command(CLI::App& parent);
 Command verify_command(CLI::App& parent);
 Command compare_command(CLI::App& parent);
 Command run_command(CLI::App& parent);
-Command simulate_command(CLI::App& parent);
 Command calibrate_command(CLI::App& parent);
 Command reproduce_command(CLI::App& parent);
+Command simulate_command(CLI::App& parent);
+Command report_command(CLI::App& parent);
 
 }  // namespace foremoe::cli

@@ -60,10 +60,10 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", "foremoe " FOREMOE_VERSION, "Print the version and exit");
   app.set_help_flag("-h,--help", "Print this help and exit");
   app.require_subcommand(1);
-  const std::array<Command, 11> commands = {synth_command(app),     import_command(app),  collect_command(app),
-                                            inspect_command(app),   plan_command(app),    verify_command(app),
-                                            compare_command(app),   run_command(app),     calibrate_command(app),
-                                            reproduce_command(app), simulate_command(app)};
+  const std::array<Command, 12> commands = {synth_command(app),   import_command(app),    collect_command(app),
+                                            inspect_command(app), plan_command(app),      verify_command(app),
+                                            compare_command(app), run_command(app),       simulate_command(app),
+                                            report_command(app),  calibrate_command(app), reproduce_command(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

@@ -1,0 +1,171 @@
+// foremoe report: what balancing would gain on a cluster, as a page for people.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "command.h"
+#include "cost_arguments.h"
+#include "foremoe/core/atomic_file.h"
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/limits.h"
+#include "help_text.h"
+#include "messages.h"
+#include "option_checks.h"
+#include "output_file.h"
+#include "report_gatherer.h"
+#include "wording.h"
+
+namespace foremoe::cli {
+namespace {
+
+constexpr std::string_view kExamples =
+    R"(  foremoe report step.load.safetensors --cluster h100 --model qwen3-30b-a3b --out page.html
+  foremoe report step.trace.safetensors --cluster h20 --model qwen3-30b-a3b --guest-slots 2,1,4 --policy vanilla,eplb,foremoe --out page.html
+  foremoe report step.load.safetensors --cluster h100 --model qwen3-30b-a3b --rollout-seconds 120 --memory-budget 80 --out page.html
+)";
+
+constexpr std::string_view kMeaning =
+    R"(The page is one HTML file without scripts that needs neither network nor anything beside it. It shows, with the numbers
+beneath every plot: load per rank before and after, the distribution of ρ by policy, stage times by part beside the
+ideal, what each stage of our planner adds, memory against speedup over guest slots and residencies, traffic between
+nodes, and what ranks do while one layer runs. Before is vanilla; after is foremoe or, where it was not asked for, the
+fastest. Every plan is proved right; what is not is shown as such, and the exit code is 1.
+Times, memory and traffic are those of a model of the cluster (foremoe simulate --help), not measured on one.
+)";
+
+constexpr double kBytesPerGigabyte = 1e9;
+
+struct ReportArguments {
+  InputOptions input;
+  PlannerArguments planner;
+  CostArguments cost;
+  std::vector<std::string> policies{"all"};
+  std::vector<int> guest_slots{1, 2, 4};
+  std::string out;
+  double rollout_seconds = 0;
+  double memory_budget_gigabytes = 0;  // 0: none
+};
+
+// Vanilla first: everything is compared with it.
+std::vector<const Policy*> policies_of(const ReportArguments& arguments) {
+  std::vector<const Policy*> policies{&policy_named(std::string(kReportBaseline))};
+  for (const Policy* policy : policies_named(arguments.policies)) {
+    if (std::ranges::find(policies, policy) == policies.end()) policies.push_back(policy);
+  }
+  return policies;
+}
+
+std::vector<report::Setting> settings(const ReportArguments& arguments, const LoadTable& load, const CostModel& cost,
+                                      const PlannerOptions& options) {
+  std::vector<report::Setting> all{
+      {"input", arguments.input.path},
+      {"load", describe(load)},
+      {"cluster", cost.cluster().name},
+      {"model", cost.model().name},
+      {"guest slots per rank and layer", fmt::format("{}", options.guest_slots)},
+      {"residency", std::string(to_string(options.residency))},
+      {"micro-steps in flight", fmt::format("{}", options.in_flight)},
+      {"tokens of a sequence", fmt::format("{}", cost.options().sequence_tokens)},
+      {"activations", cost.options().recompute_activations ? "computed anew in the backward pass" : "kept"}};
+  if (load.num_layers() < cost.model().moe_layers) {
+    all.push_back(
+        {"each layer stands for",
+         fmt::format("{:.4g} of the model's {}", static_cast<double>(cost.model().moe_layers) / load.num_layers(),
+                     counted(cost.model().moe_layers, "MoE layer"))});
+  }
+  if (arguments.rollout_seconds > 0) all.push_back({"rollout", fmt::format("{:g} s", arguments.rollout_seconds)});
+  if (arguments.memory_budget_gigabytes > 0) {
+    all.push_back({"memory budget", fmt::format("{:g} GB", arguments.memory_budget_gigabytes)});
+  }
+  return all;
+}
+
+int run(ReportArguments arguments) {
+  expect_output(arguments.out, {arguments.input.path});
+  const std::vector<const Policy*> policies = policies_of(arguments);
+  ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
+  const CostModel cost = cost_model(arguments.cost);
+  if (arguments.input.ranks_per_node == 0) arguments.input.ranks_per_node = cost.cluster().ranks_per_node;
+  arguments.planner.options.guest_slots = arguments.guest_slots.front();
+  const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
+  const LoadTable& load = input.step.load;
+  expect_model_fits(cost, load);
+  const PlannerOptions options = within_cost(arguments.planner, cost, load);
+
+  SimulationSetup setup{.cost = cost, .rollout_seconds = arguments.rollout_seconds};
+  if (arguments.memory_budget_gigabytes > 0) {
+    setup.memory_budget = Bytes{static_cast<std::int64_t>(arguments.memory_budget_gigabytes * kBytesPerGigabyte)};
+  }
+  const ReportProblem problem{.input = input, .setup = setup, .align = arguments.planner.align, .pool = pool};
+  report::Report page{.input = fmt::format("{}: {}", load.name, describe(load)),
+                      .model = cost.model().name,
+                      .cluster = cost.cluster().name,
+                      .num_ranks = load.num_ranks(),
+                      .ranks_per_node = load.ranks_per_node,
+                      .guest_slots = options.guest_slots,
+                      .settings = settings(arguments, load, cost, options)};
+  ReportGatherer gatherer(problem, options);
+  gatherer.compare(policies, page);
+  gatherer.look_closer(page);
+  gatherer.ablate(page);
+  gatherer.weigh_memory(arguments.guest_slots, page);
+  write_file(arguments.out, report::to_html(page));
+
+  const report::PolicyResult* const after = page.find(page.after);
+  fmt::print("{}: {} on {}, {} {:.3f} times as fast as {}, {:.1f} % of ideal\n", arguments.out, page.model,
+             page.cluster, page.after, after->speedup, page.before,
+             100 * after->ideal_step_seconds / after->step_seconds);
+  const bool wrong = std::ranges::any_of(
+      page.policies, [](const report::PolicyResult& p) { return p.skipped.find("WRONG") != std::string::npos; });
+  return wrong ? kFoundWrong : kOk;
+}
+
+}  // namespace
+
+Command report_command(CLI::App& parent) {
+  auto arguments = std::make_shared<ReportArguments>();
+  CLI::App* const command =
+      parent.add_subcommand("report", "Show what each policy would gain on a cluster, as a page with plots and tables");
+  add_input_options(*command, arguments->input);
+  command->add_option("--out", arguments->out, "Where the page goes; a file there is replaced")
+      ->type_name("FILE.html")
+      ->required();
+  command->add_option("--policy", arguments->policies, "Who plans: all, or names from below between commas")
+      ->type_name("A,B,…")
+      ->delimiter(',')
+      ->default_str("all");
+  add_cost_options(*command, arguments->cost, CostUse::kRequired);
+  const std::string group = "Simulation";
+  command
+      ->add_option("--rollout-seconds", arguments->rollout_seconds,
+                   "How long the rollout of a step takes: counted in the speedup of the RL step, whoever plans")
+      ->type_name("S")
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  command
+      ->add_option("--memory-budget", arguments->memory_budget_gigabytes,
+                   "Of one rank, in 10⁹ bytes: tells the largest micro-batch that fits")
+      ->type_name("GB")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+  add_planner_options(*command, arguments->planner);
+  command->remove_option(command->get_option("--guest-slots"));
+  command
+      ->add_option(
+          "-G,--guest-slots", arguments->guest_slots,
+          "Copies that a rank has room for in one layer: policies are compared at the first, memory is weighed "
+          "against speedup at all of them and without any")
+      ->type_name("G,G,…")
+      ->delimiter(',')
+      ->default_str("1,2,4")
+      ->check(in_range(0, kMaxExperts))
+      ->group("Planning");
+  add_align_option(*command, arguments->planner.align);
+  add_threads_option(*command, arguments->planner.threads);
+  teach(*command, kExamples, fmt::format("{}\nPolicies:\n{}", kMeaning, list_of_policies()));
+  return {command, [arguments] { return run(*arguments); }};
+}
+
+}  // namespace foremoe::cli

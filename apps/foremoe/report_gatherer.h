@@ -1,0 +1,42 @@
+#pragma once
+
+// Gathers what `report` shows. Plans of all but two policies are let go as soon as their figures are known.
+
+#include <string_view>
+#include <vector>
+
+#include "foremoe/sim/report/report.h"
+#include "report_runs.h"
+
+namespace foremoe::cli {
+
+inline constexpr std::string_view kReportBaseline = "vanilla";  // that everything is compared with
+
+class ReportGatherer {
+ public:
+  // Simulates the baseline. Throws InputError when that cannot be done. Keeps the reference.
+  ReportGatherer(const ReportProblem& problem, PlannerOptions options);
+
+  // Policies side by side, with `before` and `after`: foremoe or, where that is not among them, the fastest.
+  void compare(const std::vector<const Policy*>& policies, report::Report& out);
+
+  // Loads, traffic and timelines of these two.
+  void look_closer(report::Report& out);
+
+  // foremoe with some of its stages.
+  void ablate(report::Report& out);
+
+  // foremoe with other numbers of guest slots, in other residencies.
+  void weigh_memory(const std::vector<int>& guest_slots, report::Report& out);
+
+ private:
+  report::PolicyResult figures(const Policy& policy, const PlannerOptions& options);
+  SimulatedPolicy simulated(const Policy& policy);  // that has a plan
+
+  const ReportProblem& problem_;
+  PlannerOptions options_;
+  const Policy& baseline_policy_;
+  SimulatedPolicy baseline_;
+};
+
+}  // namespace foremoe::cli

@@ -1,0 +1,32 @@
+#pragma once
+
+// What `report` shows of policies: each planned, its plan proved right, its step simulated.
+
+#include "foremoe/sim/report/report.h"
+#include "simulated_policy.h"
+
+namespace foremoe::cli {
+
+struct ReportProblem {
+  const PlanningInput& input;
+  const SimulationSetup& setup;
+  int align = 128;  // tokens
+  ThreadPool& pool;
+};
+
+// A plan that check_plan does not accept is Skipped with what is wrong with it.
+SimulationResult simulate_checked(const ReportProblem& problem, const Policy& policy, const PlannerOptions& options);
+
+// Largest rank load ÷ mean of every (layer, micro-step) with load, [layer] after [layer].
+std::vector<double> imbalances(const StepPlan& plan);
+
+// Tokens that a rank is to compute, by the plan's quotas.
+Array<std::int64_t, 2> rank_tokens(const StepPlan& plan, LayerId layer);  // [micro_step][rank]
+
+// Speedups are over vanilla, which may be the policy itself.
+report::PolicyResult figures_of(const SimulatedPolicy& simulated, const SimulatedStep& vanilla);
+
+// Of both stages.
+report::NodeTraffic node_traffic(const SimulatedPolicy& simulated);
+
+}  // namespace foremoe::cli
