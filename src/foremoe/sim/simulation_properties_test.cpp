@@ -58,11 +58,11 @@ SimulatedStage simulate(const Case& c, const Cluster& cluster, SimulationOptions
 // Links that are neither so quick that all hides nor so slow that nothing does.
 Cluster busy_cluster() {
   Cluster cluster = round_cluster(2);
-  cluster.peers.bytes_per_second = 6000;
-  cluster.network.bytes_per_second = 3000;
-  cluster.host.bytes_per_second = 4000;
-  cluster.switch_bytes_per_second = 5000;
-  cluster.host_memory_bytes_per_second = 7000;
+  cluster.peers.bytes_per_second = 1200;
+  cluster.network.bytes_per_second = 600;
+  cluster.host.bytes_per_second = 800;
+  cluster.switch_bytes_per_second = 1000;
+  cluster.host_memory_bytes_per_second = 1400;
   cluster.ranks_per_switch = 2;
   cluster.host.latency_seconds = 0.01;
   return cluster;
