@@ -15,7 +15,8 @@ FOREMOE = os.environ.get("FOREMOE", str(ROOT / "build" / "release" / "bin" / "fo
 BUNDLED = ROOT / "data" / "rollout-math.safetensors"
 SHARED = ROOT.parent / "shared" / "data"
 
-SUBCOMMANDS = ("synth", "import", "collect", "inspect", "plan", "verify", "compare", "run", "calibrate", "simulate", "report", "reproduce")
+SUBCOMMANDS = ("synth", "import", "collect", "inspect", "plan", "verify", "compare", "run", "calibrate",
+               "simulate", "report", "reproduce")
 
 
 def npy(shape, values):
