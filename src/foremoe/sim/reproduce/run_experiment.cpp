@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <limits>
-#include <span>
 
 #include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"

@@ -3,7 +3,6 @@
 // A TOML table read key by key: what is missing, of another type, out of range or not known is an InputError that
 // names file, key and place.
 
-#define TOML_ENABLE_FORMATTERS 0
 #include <toml++/toml.h>
 
 #include <limits>
