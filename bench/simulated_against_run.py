@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""The simulator against execution: the table of docs/simulation.md.
+
+    bench/simulated_against_run.py [--data DIR] [--foremoe PROGRAM] [--ranks N]
+
+Calibrates this machine, executes vanilla and foremoe on a recorded step (`foremoe run`), simulates the same step on the calibrated
+cluster (`foremoe simulate`), and sets the ratio foremoe ÷ vanilla of the experts' critical path beside its prediction: Σ over turns of the
+slowest rank's experts. Measured are CPU seconds, the least of five repeats.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+
+from figures import table
+
+HIDDEN, INTERMEDIATE, LAYERS, MICRO_STEPS = 128, 64, 2, 4
+
+
+def config(folder, experts, top_k):
+    """The shape that `foremoe run` executes, as a config.json; attention is whatever the format asks for."""
+    path = os.path.join(folder, "small.json")
+    with open(path, "w") as file:
+        json.dump({"model_type": "qwen3_moe", "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "moe_intermediate_size": INTERMEDIATE,
+                   "intermediate_size": INTERMEDIATE, "num_experts": experts, "num_experts_per_tok": top_k, "vocab_size": 1000,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "decoder_sparse_step": 1, "mlp_only_layers": []}, file)
+    return path
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
+    parser.add_argument("--ranks", type=int, default=8)
+    arguments = parser.parse_args()
+
+    def call(*options):
+        done = subprocess.run([arguments.foremoe, *map(str, options)], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"{options}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
+        return done.stdout
+
+    def rows(folder):
+        cluster = os.path.join(folder, "machine.toml")
+        call("calibrate", "--ranks", arguments.ranks, "--hidden", HIDDEN, "--intermediate", INTERMEDIATE, "--out", cluster)
+        model = config(folder, 128, 8)
+        for name in ("rollout-math", "rollout-mixed"):
+            step = [os.path.join(arguments.data, name + ".safetensors"), "--ranks", arguments.ranks, "--tokens-per-rank", 1024, "--layers", LAYERS,
+                    "--micro-steps", MICRO_STEPS, "--guest-slots", 2, "--policy", "vanilla,foremoe", "--json"]
+            run = json.loads(call("run", *step, "--hidden", HIDDEN, "--intermediate", INTERMEDIATE, "--work-flops", 0, "--no-reference"))
+            measured = {(o["policy"], o["stage"]): o["critical_path_seconds"] for o in run}
+            simulated = {(o["policy"], s["stage"]): s["parts"]["experts"]
+                         for o in json.loads(call("simulate", *step, "--cluster", cluster, "--model", model, "--bytes-per-parameter", 4,
+                                                  "--keep-activations"))
+                         for s in o["stages"]}
+            for stage in ("recompute", "policy_update"):
+                real = measured["foremoe", stage] / measured["vanilla", stage]
+                said = simulated["foremoe", stage] / simulated["vanilla", stage]
+                yield (name, stage, f"{1e3 * simulated['vanilla', stage]:.1f}", f"{1e3 * measured['vanilla', stage]:.1f}", f"{said:.3f}",
+                       f"{real:.3f}", f"{100 * (said / real - 1):+.1f} %")
+
+    with tempfile.TemporaryDirectory() as folder:
+        table(("input", "stage", "vanilla simulated, ms", "vanilla measured, ms", "foremoe ÷ vanilla simulated", "measured", "difference"),
+              list(rows(folder)))
+
+
+if __name__ == "__main__":
+    main()

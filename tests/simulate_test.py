@@ -1,0 +1,77 @@
+"""foremoe simulate: what a step would take, policy by policy, in keys that others rely on."""
+
+import json
+import unittest
+
+from foremoe_command import CommandTest
+
+FIXED = {"step_seconds", "speedup_over_vanilla", "ideal_step_seconds", "exposed_copy_seconds", "peak_tokens_per_rank",
+         "memory_bytes_per_rank", "rl_step_speedup"}  # fmt: skip
+PARTS = {"arena_refresh", "dense", "planning", "dispatch", "experts", "combine", "exposed_copies", "exposed_gradients", "optimizer"}
+
+
+class Simulate(CommandTest):
+    def setUp(self):
+        super().setUp()
+        self.step = self.synthesise(micro_steps=3, tokens_per_rank=512)
+        (self.folder / "small.json").write_text(json.dumps({
+            "model_type": "qwen3_moe", "num_hidden_layers": 4, "hidden_size": 256, "moe_intermediate_size": 128, "intermediate_size": 128,
+            "num_experts": 16, "num_experts_per_tok": 2, "vocab_size": 1000, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 64, "decoder_sparse_step": 1, "mlp_only_layers": []}))  # fmt: skip
+
+    def simulate(self, *arguments):
+        return self.json_of("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--guest-slots", 1, *arguments)
+
+    def test_one_object_per_policy_with_the_keys_of_compare_and_its_own(self):
+        rows = self.simulate("--policy", "foremoe,eplb,vanilla")
+        compared = self.json_of("compare", self.step, "--guest-slots", 1, "--policy", "foremoe,eplb,vanilla")
+        self.assertEqual([row["policy"] for row in rows], ["foremoe", "eplb", "vanilla"])
+        for row, other in zip(rows, compared):
+            self.assertLessEqual(FIXED | other.keys() - {"ok"}, row.keys())
+            for stage in row["stages"]:
+                self.assertEqual(stage["parts"].keys(), PARTS)
+                self.assertAlmostEqual(sum(stage["parts"].values()), stage["seconds"], places=9)
+            self.assertAlmostEqual(row["step_seconds"], row["home_move_seconds"] + sum(s["seconds"] for s in row["stages"]))
+            self.assertLessEqual(row["ideal_step_seconds"], row["step_seconds"])
+        vanilla = rows[2]
+        self.assertEqual(vanilla["speedup_over_vanilla"], 1)
+        self.assertEqual(vanilla["exposed_copy_seconds"], 0)
+        for row in rows:
+            self.assertAlmostEqual(row["speedup_over_vanilla"], vanilla["step_seconds"] / row["step_seconds"])
+
+    def test_vanilla_is_simulated_for_the_speedup_even_where_it_is_not_asked_for(self):
+        (alone,) = self.simulate("--policy", "foremoe")
+        beside = self.simulate("--policy", "vanilla,foremoe")[1]
+        self.assertEqual(alone["speedup_over_vanilla"], beside["speedup_over_vanilla"])
+
+    def test_a_rollout_dilutes_the_speedup(self):
+        (row,) = self.simulate("--policy", "foremoe", "--rollout-seconds", 5)
+        step = row["step_seconds"]
+        self.assertAlmostEqual(row["rl_step_speedup"], (step * row["speedup_over_vanilla"] + 5) / (step + 5))
+
+    def test_a_budget_tells_the_largest_micro_batch_and_residency_auto_keeps_within_it(self):
+        (row,) = self.simulate("--policy", "foremoe", "--memory-budget", 80, "--residency", "auto")
+        self.assertGreater(row["largest_micro_batch_tokens"], 0)
+        quickest = min(self.simulate("--policy", "foremoe", "--residency", r)[0]["step_seconds"] for r in ("static", "resident", "shared"))
+        self.assertLessEqual(row["step_seconds"], quickest)
+
+    def test_a_timeline_is_a_trace_of_every_rank(self):
+        self.simulate("--policy", "foremoe", "--timeline", "step.json")
+        events = json.loads((self.folder / "step.json").read_text())["traceEvents"]
+        self.assertEqual({e["pid"] for e in events}, {0, 1, 2, 3})
+
+    def test_several_micro_steps_in_flight_are_simulated_too(self):
+        rows = self.simulate("--policy", "vanilla,foremoe", "--in-flight", 2)
+        self.assertTrue(all(row["step_seconds"] > 0 for row in rows))
+
+    def test_a_policy_that_is_not_defined_is_skipped_with_the_reason(self):
+        rows = self.simulate("--policy", "vanilla,eplb", "--in-flight", 2)
+        self.assertIn("skipped", rows[1])
+
+    def test_without_a_model_there_must_be_one_that_fits(self):
+        self.refuse("simulate", self.step, "--cluster", "h100", saying=("--model", "16 experts"))
+        self.refuse("simulate", self.step, "--cluster", "h1000", "--model", "small.json", saying=("h1000", "h100"))
+
+
+if __name__ == "__main__":
+    unittest.main()
