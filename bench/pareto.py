@@ -3,7 +3,7 @@
 
     bench/pareto.py [--data DIR] [--foremoe PROGRAM] [--tables A,B] [--points]
 
-Memory: experts that a rank's guest buffers hold over the layers of the table: layers · G, under `shared` 2 · G. ρ: mean over
+Memory: experts that a rank's guest buffers hold over the layers of the model whose few a table shows: layers · G, under `shared` 2 · G. ρ: mean over
 (layer, micro-step). Copies: per layer and event, whole group; moves of homes are copies too. A point beats another when it is no worse
 in all three and better in one. Each system plans with 1 and 2 guest slots (finemoe-random and -symmetric with the (d − 1)·E/R that
 they need, d = 2); ours with residency static, resident and shared, at its default tolerance and at 0. A first table says for each load
@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from figures import REFERENCE, table
 
 OURS = [("foremoe", ["--residency", r, *t]) for r in ("static", "resident", "shared") for t in ([], ["--tolerance", "0"])]
+
+
+LAYERS = {"q30": 48, "v3": 58}  # of Qwen3-30B-A3B and DeepSeek-V3
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Point:
         return self.covers(other) and self.values() != other.values()
 
 
-def points_of(compare, path):
+def points_of(compare, name, path):
+    layers = LAYERS[name.split("-")[0]]
     shape = compare(path, 0, "vanilla", [])[0]
     per_rank = shape["experts"] // shape["ranks"]
     for slots in sorted({1, 2, per_rank}):
@@ -50,7 +54,7 @@ def points_of(compare, path):
             for d in compare(path, slots, policy, options):
                 if "skipped" in d or (d["policy"] in ("foremoe", "static") and policy == "all"):
                     continue
-                memory = 0 if d["guest_slots"] == 0 else slots * (2 if d["residency"] == "shared" else d["layers"])
+                memory = 0 if d["guest_slots"] == 0 else slots * (2 if d["residency"] == "shared" else layers)
                 copies = d["copies_per_layer_event"] + d["home_moves"] / (d["layers"] * d["events"])
                 how = " ".join([f"G={slots}", d["residency"], *options[2:]])
                 yield Point(d["policy"], how, memory, d["rho"]["mean"], copies, d["rho"]["max"], d["plan_us_per_layer_micro_step"])
@@ -80,7 +84,7 @@ def main():
     all_points = {}
     def rows():
         for name in arguments.tables.split(","):
-            all_points[name] = list(points_of(compare, os.path.join(arguments.data, f"load-{name}.safetensors")))
+            all_points[name] = list(points_of(compare, name, os.path.join(arguments.data, f"load-{name}.safetensors")))
             yield row(name, all_points[name])
     table(("table", "ours that nothing beats", "ours beaten", "others that ours equals or beats", "others left"), rows())
     if arguments.points:
