@@ -1,0 +1,30 @@
+"""compare --policy all: every system, in the order that others rely on, each with figures or the reason for none."""
+
+import unittest
+
+from foremoe_command import CommandTest
+
+SYSTEMS = (
+    "vanilla, static, eplb, eplb-ema, eplb-oracle, finemoe-random, finemoe-symmetric, finemoe, feplb, foremoe-review, "
+    "ultraep, relibra, fastermoe, flexmoe, lplb, laer, smartmoe, symi, llep, moonep, echo, foremoe"
+).split(", ")
+
+
+class CompareAll(CommandTest):
+    def test_prints_every_system_in_a_fixed_order_with_the_keys_of_plan_or_a_reason(self):
+        load = self.synthesise()
+        keys = set(self.json_of("plan", load, "--guest-slots", 1, "--out", "plan.safetensors"))
+        compared = self.json_of("compare", load, "--guest-slots", 1, "--policy", "all")
+        self.assertEqual([system["policy"] for system in compared], SYSTEMS)
+        for system in compared:
+            with self.subTest(system["policy"]):
+                if "skipped" in system:
+                    self.assertTrue(system["skipped"])
+                else:
+                    self.assertLessEqual(keys, set(system))
+        planned = {system["policy"] for system in compared if "skipped" not in system}
+        self.assertLessEqual({"vanilla", "eplb", "laer", "llep", "moonep", "echo", "foremoe"}, planned)
+
+
+if __name__ == "__main__":
+    unittest.main()
