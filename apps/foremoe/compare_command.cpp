@@ -105,7 +105,7 @@ int run(const CompareArguments& arguments) {
   const std::optional<CostModel> cost = cost_model_if_given(arguments.cost);
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
   InputOptions input_options = arguments.input;
-  take_nodes_of(cost, input_options);
+  if (cost) take_nodes_of(cost->cluster(), input_options);
   const PlanningInput input = read_planning_input(input_options, arguments.planner, pool);
   const PlannerOptions options = within_cost(arguments.planner, cost, input.step.load);
 

@@ -98,8 +98,8 @@ void expect_model_fits(const CostModel& cost, const LoadTable& load) {
                                 load.num_experts(), load.top_k));
 }
 
-void take_nodes_of(const std::optional<CostModel>& cost, InputOptions& input) {
-  if (cost && input.ranks_per_node == 0) input.ranks_per_node = cost->cluster().ranks_per_node;
+void take_nodes_of(const Cluster& cluster, InputOptions& input) {
+  if (input.ranks_per_node == 0) input.ranks_per_node = cluster.ranks_per_node;
 }
 
 PlannerOptions within_cost(const PlannerArguments& planner, const std::optional<CostModel>& cost,

@@ -33,7 +33,7 @@ std::optional<CostModel> cost_model_if_given(const CostArguments& arguments);
 void expect_model_fits(const CostModel& cost, const LoadTable& load);
 
 // The ranks of a node are the cluster's where the user does not say otherwise.
-void take_nodes_of(const std::optional<CostModel>& cost, InputOptions& input);
+void take_nodes_of(const Cluster& cluster, InputOptions& input);
 
 // The planner's options, with --max-copies-per-rank hidden made a number: the copies that a rank receives while one
 // layer of a mean micro-step of the load computes, from its host and, where all ranks are of one node, from peers too:

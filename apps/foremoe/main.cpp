@@ -30,6 +30,7 @@ From a recorded rollout to a verified plan:
   foremoe plan load.safetensors --guest-slots 1 --out plan.safetensors   what sits where, and who serves which tokens
   foremoe verify load.safetensors plan.safetensors                       is it right?
   foremoe run trace.safetensors --guest-slots 1                          does it hold when real experts run?
+  foremoe simulate load.safetensors --cluster h100 --model qwen3-30b-a3b what would a cluster gain?
 
 No rollout at hand? foremoe synth --out load.safetensors
 

@@ -5,13 +5,12 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
-#include "cost_arguments.h"
 #include "foremoe/core/error.h"
 #include "foremoe/plan/plan_file.h"
 #include "help_text.h"
 #include "measured_plan.h"
 #include "output_file.h"
-#include "planner_arguments.h"
+#include "simulation_arguments.h"
 #include "text_table.h"
 #include "wording.h"
 
@@ -36,6 +35,7 @@ struct PlanArguments {
   InputOptions input;
   PlannerArguments planner;
   CostArguments cost;
+  double memory_budget_gigabytes = 0;  // 0: none
   std::string policy = "foremoe";
   std::string out;
   bool json = false;
@@ -87,6 +87,18 @@ void print(const MeasuredPlan& measured, const LoadTable& load, const std::strin
   fmt::print("{}", facts.to_string());
 }
 
+// The policy update's plan of the residency with which a step is quickest.
+std::variant<MeasuredPlan, Skipped> measure_best(const MeasureProblem& problem, const PlanArguments& arguments,
+                                                 const std::optional<CostModel>& cost, ThreadPool& pool) {
+  if (!cost) {
+    throw InputError({.file = "--residency", .field = {}, .index = {}}, "auto needs --cluster and --model");
+  }
+  const SimulationArguments simulation{.memory_budget_gigabytes = arguments.memory_budget_gigabytes};
+  auto result = simulate_policy(problem, simulation_setup(simulation, *cost, arguments.planner), pool);
+  if (auto* skipped = std::get_if<Skipped>(&result)) return std::move(*skipped);
+  return std::move(std::get<SimulatedPolicy>(result).measured);
+}
+
 int run(const PlanArguments& arguments) {
   const Policy& policy = policy_named(arguments.policy);
   const PlannerArguments& planner = arguments.planner;
@@ -95,12 +107,13 @@ int run(const PlanArguments& arguments) {
   const std::optional<CostModel> cost = cost_model_if_given(arguments.cost);
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
   InputOptions input_options = arguments.input;
-  take_nodes_of(cost, input_options);
+  if (cost) take_nodes_of(cost->cluster(), input_options);
   const PlanningInput input = read_planning_input(input_options, planner, pool);
   const LoadTable& load = input.step.load;
 
   const PlannerOptions options = within_cost(planner, cost, load);
-  auto result = measure({.policy = policy, .input = input, .options = options, .align = planner.align}, pool);
+  const MeasureProblem problem{.policy = policy, .input = input, .options = options, .align = planner.align};
+  auto result = planner.choose_residency ? measure_best(problem, arguments, cost, pool) : measure(problem, pool);
   if (const auto* skipped = std::get_if<Skipped>(&result)) {
     throw InputError({.file = load.name, .field = {}, .index = {}},
                      fmt::format("policy {} cannot plan it: {}", arguments.policy, skipped->reason));
@@ -126,8 +139,10 @@ Command plan_command(CLI::App& parent) {
       "plan", "Plan where copies of experts sit and which tokens they serve, in every layer of every micro-step");
   add_input_options(*command, arguments->input);
   arguments->planner.models_cost = true;
+  arguments->planner.simulates = true;
   add_planner_options(*command, arguments->planner);
   add_cost_options(*command, arguments->cost, CostUse::kOptional);
+  add_memory_budget_option(*command, arguments->memory_budget_gigabytes);
   command->add_option("--policy", arguments->policy, "Who plans; see below")->type_name("NAME")->capture_default_str();
   command->add_option("-o,--out", arguments->out, "Write the plan here; it appears whole or not at all")
       ->type_name("PLAN");

@@ -11,12 +11,15 @@
 namespace foremoe::cli {
 namespace {
 
-Residency parse_residency(const std::string& text) {
+void parse_residency(const std::string& text, PlannerArguments& arguments) {
+  arguments.choose_residency = arguments.simulates && text == "auto";
+  if (arguments.choose_residency) return;
   const auto residency = residency_from_string(text);
   if (!residency) {
-    throw CLI::ValidationError("--residency", fmt::format("'{}', expected static, resident, shared or free", text));
+    throw CLI::ValidationError("--residency", fmt::format("'{}', expected static, resident, shared{}", text,
+                                                          arguments.simulates ? ", free or auto" : " or free"));
   }
-  return *residency;
+  arguments.options.residency = *residency;
 }
 
 Stages parse_stages(const std::string& text) {
@@ -109,7 +112,8 @@ void add_threads_option(CLI::App& command, int& threads) {
 void add_planner_options(CLI::App& command, PlannerArguments& arguments) {
   PlannerOptions& options = arguments.options;
   const std::string group = "Planning";
-  const auto words = [&](const char* name, const char* type, const char* initial, auto&& parse, const char* text) {
+  const auto words = [&](const char* name, const char* type, const char* initial, auto&& parse,
+                         const std::string& text) {
     command.add_option_function<std::string>(name, parse, text)->type_name(type)->default_str(initial)->group(group);
   };
   command.add_option("-G,--guest-slots", options.guest_slots, "Copies that a rank has room for in one layer")
@@ -118,9 +122,12 @@ void add_planner_options(CLI::App& command, PlannerArguments& arguments) {
       ->check(in_range(0, kMaxExperts))
       ->group(group);
   words(
-      "--residency", "WORD", "resident", [&](const std::string& s) { options.residency = parse_residency(s); },
+      "--residency", "WORD", "resident", [&arguments](const std::string& s) { parse_residency(s, arguments); },
       "static: copies are chosen once per step. resident: each layer's copies stay until replaced. shared: layers "
-      "lend each other the room, so copies are fetched at every use. free: any expert anywhere (forward-only stages)");
+      "lend each other the room, so copies are fetched at every use. free: any expert anywhere (forward-only stages)" +
+          std::string(arguments.simulates ? ". auto: of static, resident and shared the one with which a step is "
+                                            "quickest within --memory-budget, free in recompute where that is quicker"
+                                          : ""));
   words(
       "--rehome", "N|free", "0", [&](const std::string& s) { options.rehome = parse_limit("--rehome", s, "free"); },
       "Homes that may move to another rank, per layer");

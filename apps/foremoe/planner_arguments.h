@@ -20,12 +20,14 @@ inline constexpr std::string_view kContiguous = "contiguous";
 struct PlannerArguments {
   PlannerOptions options;
   std::string homes{kContiguous};
-  std::string previous;        // a plan file; empty: none
-  std::string previous_load;   // a trace or load file; empty: none
-  bool models_cost = false;    // the command has --cluster and --model: set before add_planner_options()
-  bool hidden_copies = false;  // --max-copies-per-rank hidden: the budget is cost_arguments.h's within_cost()
-  int align = 128;             // tokens
-  int threads = 0;             // 0: all processors
+  std::string previous;           // a plan file; empty: none
+  std::string previous_load;      // a trace or load file; empty: none
+  bool models_cost = false;       // the command has --cluster and --model: set before add_planner_options()
+  bool simulates = false;         // and can choose the residency by what it makes a step take: likewise
+  bool choose_residency = false;  // --residency auto
+  bool hidden_copies = false;     // --max-copies-per-rank hidden: the budget is cost_arguments.h's within_cost()
+  int align = 128;                // tokens
+  int threads = 0;                // 0: all processors
 };
 
 void add_planner_options(CLI::App& command, PlannerArguments& arguments);

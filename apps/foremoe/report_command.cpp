@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "command.h"
-#include "cost_arguments.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/limits.h"
@@ -15,6 +14,7 @@
 #include "option_checks.h"
 #include "output_file.h"
 #include "report_gatherer.h"
+#include "simulation_arguments.h"
 #include "wording.h"
 
 namespace foremoe::cli {
@@ -22,8 +22,8 @@ namespace {
 
 constexpr std::string_view kExamples =
     R"(  foremoe report step.load.safetensors --cluster h100 --model qwen3-30b-a3b --out page.html
-  foremoe report step.trace.safetensors --cluster h20 --model qwen3-30b-a3b --guest-slots 2,1,4 --policy vanilla,eplb,foremoe --out page.html
-  foremoe report step.load.safetensors --cluster h100 --model qwen3-30b-a3b --rollout-seconds 120 --memory-budget 80 --out page.html
+  foremoe report step.trace.safetensors --cluster h20 --guest-slots 2,1,4 --policy vanilla,eplb,foremoe --out page.html
+  foremoe report step.load.safetensors --cluster h100 --rollout-seconds 120 --memory-budget 80 --out page.html
 )";
 
 constexpr std::string_view kMeaning =
@@ -35,8 +35,6 @@ fastest. Every plan is proved right; what is not is shown as such, and the exit 
 Times, memory and traffic are those of a model of the cluster (foremoe simulate --help), not measured on one.
 )";
 
-constexpr double kBytesPerGigabyte = 1e9;
-
 struct ReportArguments {
   InputOptions input;
   PlannerArguments planner;
@@ -44,8 +42,7 @@ struct ReportArguments {
   std::vector<std::string> policies{"all"};
   std::vector<int> guest_slots{1, 2, 4};
   std::string out;
-  double rollout_seconds = 0;
-  double memory_budget_gigabytes = 0;  // 0: none
+  SimulationArguments simulation;
 };
 
 // Vanilla first: everything is compared with it.
@@ -75,9 +72,10 @@ std::vector<report::Setting> settings(const ReportArguments& arguments, const Lo
          fmt::format("{:.4g} of the model's {}", static_cast<double>(cost.model().moe_layers) / load.num_layers(),
                      counted(cost.model().moe_layers, "MoE layer"))});
   }
-  if (arguments.rollout_seconds > 0) all.push_back({"rollout", fmt::format("{:g} s", arguments.rollout_seconds)});
-  if (arguments.memory_budget_gigabytes > 0) {
-    all.push_back({"memory budget", fmt::format("{:g} GB", arguments.memory_budget_gigabytes)});
+  if (arguments.simulation.rollout_seconds > 0)
+    all.push_back({"rollout", fmt::format("{:g} s", arguments.simulation.rollout_seconds)});
+  if (arguments.simulation.memory_budget_gigabytes > 0) {
+    all.push_back({"memory budget", fmt::format("{:g} GB", arguments.simulation.memory_budget_gigabytes)});
   }
   return all;
 }
@@ -86,18 +84,14 @@ int run(ReportArguments arguments) {
   expect_output(arguments.out, {arguments.input.path});
   const std::vector<const Policy*> policies = policies_of(arguments);
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
-  const CostModel cost = cost_model(arguments.cost);
-  if (arguments.input.ranks_per_node == 0) arguments.input.ranks_per_node = cost.cluster().ranks_per_node;
+  take_nodes_of(find_cluster(arguments.cost.cluster), arguments.input);
   arguments.planner.options.guest_slots = arguments.guest_slots.front();
   const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
   const LoadTable& load = input.step.load;
-  expect_model_fits(cost, load);
+  const CostModel cost = cost_model_for(arguments.cost, load);
   const PlannerOptions options = within_cost(arguments.planner, cost, load);
 
-  SimulationSetup setup{.cost = cost, .rollout_seconds = arguments.rollout_seconds};
-  if (arguments.memory_budget_gigabytes > 0) {
-    setup.memory_budget = Bytes{static_cast<std::int64_t>(arguments.memory_budget_gigabytes * kBytesPerGigabyte)};
-  }
+  const SimulationSetup setup = simulation_setup(arguments.simulation, cost, arguments.planner);
   const ReportProblem problem{.input = input, .setup = setup, .align = arguments.planner.align, .pool = pool};
   report::Report page{.input = fmt::format("{}: {}", load.name, describe(load)),
                       .model = cost.model().name,
@@ -137,19 +131,8 @@ Command report_command(CLI::App& parent) {
       ->delimiter(',')
       ->default_str("all");
   add_cost_options(*command, arguments->cost, CostUse::kRequired);
-  const std::string group = "Simulation";
-  command
-      ->add_option("--rollout-seconds", arguments->rollout_seconds,
-                   "How long the rollout of a step takes: counted in the speedup of the RL step, whoever plans")
-      ->type_name("S")
-      ->check(CLI::NonNegativeNumber)
-      ->group(group);
-  command
-      ->add_option("--memory-budget", arguments->memory_budget_gigabytes,
-                   "Of one rank, in 10⁹ bytes: tells the largest micro-batch that fits")
-      ->type_name("GB")
-      ->check(CLI::PositiveNumber)
-      ->group(group);
+  command->get_option("--model")->required(false)->default_str("the one that fits the input");
+  add_simulation_options(*command, arguments->simulation);
   add_planner_options(*command, arguments->planner);
   command->remove_option(command->get_option("--guest-slots"));
   command

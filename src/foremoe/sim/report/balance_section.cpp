@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "foremoe/sim/report/bar_chart.h"
@@ -25,10 +26,7 @@ std::array<double, 5> shares(const PolicyResult& p) {
 }
 
 bool has_rho(const Report& report) {
-  for (const PolicyResult* p : planned(report)) {
-    if (!p->rho.empty()) return true;
-  }
-  return false;
+  return std::ranges::any_of(planned(report), [](const PolicyResult* p) { return !p->rho.empty(); });
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ std::vector<Column> columns_of_simulation() {
       modelled("of_ideal", "of ideal, %", "ideal step time ÷ step time", 1,
                [](M of, M) { return 100 * of.step->ideal_step_seconds / of.step->step_seconds; }),
       modelled("of_perfect", "of perfect, %",
-               "the first system's step, were every rank at the mean load, ÷ step time; above 100 where less is sent",
+               "first system's step were all ranks at the mean ÷ step time; above 100 where less is sent",
                1, [](M of, M first) { return 100 * first.step->ideal_step_seconds / of.step->step_seconds; }),
       modelled("free_speedup", "speedup, opt", "were planning and transfer free", 3,
                [](M of, M first) { return first.step->step_seconds / (of.step->step_seconds - overhead(*of.step)); }),
