@@ -55,6 +55,20 @@ class Simulate(CommandTest):
         quickest = min(self.simulate("--policy", "foremoe", "--residency", r)[0]["step_seconds"] for r in ("static", "resident", "shared"))
         self.assertLessEqual(row["step_seconds"], quickest)
 
+    def test_residency_auto_gives_up_the_quickest_where_it_exceeds_the_budget(self):
+        rows = [self.simulate("--policy", "foremoe", "--residency", r)[0] for r in ("static", "resident", "shared")]
+        quickest = min(rows, key=lambda row: row["step_seconds"])
+        leanest = min(rows, key=lambda row: row["memory_bytes_per_rank"])
+        self.assertLess(leanest["memory_bytes_per_rank"], quickest["memory_bytes_per_rank"])
+        budget = (leanest["memory_bytes_per_rank"] + quickest["memory_bytes_per_rank"]) / 2
+        (unbounded,) = self.simulate("--policy", "foremoe", "--residency", "auto")
+        self.assertEqual(unbounded["residency"], quickest["residency"])
+        (row,) = self.simulate("--policy", "foremoe", "--residency", "auto", "--memory-budget", budget / 1e9)
+        self.assertLessEqual(row["memory_bytes_per_rank"], budget)
+        fitting = [other for other in rows if other["memory_bytes_per_rank"] <= budget]
+        self.assertEqual(row["residency"], min(fitting, key=lambda other: other["step_seconds"])["residency"])
+        self.assertNotEqual(row["residency"], quickest["residency"])
+
     def test_a_timeline_is_a_trace_of_every_rank(self):
         self.simulate("--policy", "foremoe", "--timeline", "step.json")
         events = json.loads((self.folder / "step.json").read_text())["traceEvents"]

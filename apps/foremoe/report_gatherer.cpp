@@ -7,6 +7,7 @@
 
 #include "foremoe/core/error.h"
 #include "report_timeline.h"
+#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -49,8 +50,17 @@ ReportGatherer::ReportGatherer(const ReportProblem& problem, PlannerOptions opti
       baseline_policy_(policy_named(std::string(kReportBaseline))),
       baseline_(simulated(baseline_policy_)) {}
 
+SimulationResult ReportGatherer::checked(const Policy& policy, const PlannerOptions& options) {
+  CheckedSimulation simulation = simulate_checked(problem_, policy, options);
+  if (simulation.wrong) {
+    wrong_.push_back(fmt::format("{}, {}, residency {}: {}", policy.name(), counted(options.guest_slots, "guest slot"),
+                                 to_string(options.residency), std::get<Skipped>(simulation.result).reason));
+  }
+  return std::move(simulation.result);
+}
+
 report::PolicyResult ReportGatherer::figures(const Policy& policy, const PlannerOptions& options) {
-  SimulationResult result = simulate_checked(problem_, policy, options);
+  SimulationResult result = checked(policy, options);
   if (auto* skipped = std::get_if<Skipped>(&result)) {
     return {.policy = std::string(policy.name()), .skipped = std::move(skipped->reason)};
   }
@@ -58,7 +68,7 @@ report::PolicyResult ReportGatherer::figures(const Policy& policy, const Planner
 }
 
 SimulatedPolicy ReportGatherer::simulated(const Policy& policy) {
-  SimulationResult result = simulate_checked(problem_, policy, options_);
+  SimulationResult result = checked(policy, options_);
   if (const auto* skipped = std::get_if<Skipped>(&result)) {
     throw InputError({.file = problem_.input.step.load.name, .field = {}, .index = {}},
                      fmt::format("{}: {}", policy.name(), skipped->reason));

@@ -2,6 +2,7 @@
 
 // Gathers what `report` shows. Plans of all but two policies are let go as soon as their figures are known.
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -29,12 +30,17 @@ class ReportGatherer {
   // foremoe with other numbers of guest slots, in other residencies.
   void weigh_memory(const std::vector<int>& guest_slots, report::Report& out);
 
+  // Plans that check_plan did not accept, in words; none of their figures are shown.
+  const std::vector<std::string>& wrong() const { return wrong_; }
+
  private:
+  SimulationResult checked(const Policy& policy, const PlannerOptions& options);
   report::PolicyResult figures(const Policy& policy, const PlannerOptions& options);
   SimulatedPolicy simulated(const Policy& policy);  // that has a plan
 
   const ReportProblem& problem_;
   PlannerOptions options_;
+  std::vector<std::string> wrong_;
   const Policy& baseline_policy_;
   SimulatedPolicy baseline_;
 };

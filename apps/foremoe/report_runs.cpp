@@ -26,7 +26,7 @@ std::int64_t tokens_of(const StepPlan& plan, EventId event, LayerId layer, RankI
 }
 
 // In the order in which they occur.
-std::vector<report::TimePart> parts_of(const StageParts& parts) {
+std::vector<report::TimePart> parts_of(const StageSeconds& parts) {
   return {{"arena refresh", parts.arena_refresh},
           {"dense", parts.dense},
           {"planning", parts.planning},
@@ -55,12 +55,12 @@ double ratio(double a, double b) { return b > 0 ? a / b : 1; }
 
 }  // namespace
 
-SimulationResult simulate_checked(const ReportProblem& problem, const Policy& policy, const PlannerOptions& options) {
+CheckedSimulation simulate_checked(const ReportProblem& problem, const Policy& policy, const PlannerOptions& options) {
   SimulationResult result =
       simulate_policy({.policy = policy, .input = problem.input, .options = options, .align = problem.align},
                       problem.setup, problem.pool);
   const auto* const simulated = std::get_if<SimulatedPolicy>(&result);
-  if (simulated == nullptr) return result;
+  if (simulated == nullptr) return {.result = std::move(result)};
   const Activity activity(fmt::format("checking the plan of {}", policy.name()));
   const StepInput& step = problem.input.step;
   const CheckReport report = check_plan(simulated->measured.plan, step.load,
@@ -69,8 +69,8 @@ SimulationResult simulate_checked(const ReportProblem& problem, const Policy& po
                                          .trace = step.trace_or_null(),
                                          .batching = step.batching_or_null(),
                                          .reported = &simulated->measured.figures});
-  if (report.ok()) return result;
-  return Skipped{fmt::format("its plan is WRONG: {}", report.violations.front().message)};
+  if (report.ok()) return {.result = std::move(result)};
+  return {.result = Skipped{fmt::format("its plan is WRONG: {}", report.violations.front().message)}, .wrong = true};
 }
 
 std::vector<double> imbalances(const StepPlan& plan) {

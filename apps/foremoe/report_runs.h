@@ -14,8 +14,11 @@ struct ReportProblem {
   ThreadPool& pool;
 };
 
-// A plan that check_plan does not accept is Skipped with what is wrong with it.
-SimulationResult simulate_checked(const ReportProblem& problem, const Policy& policy, const PlannerOptions& options);
+struct CheckedSimulation {
+  SimulationResult result;  // of a plan that check_plan does not accept: Skipped with what is wrong with it
+  bool wrong = false;
+};
+CheckedSimulation simulate_checked(const ReportProblem& problem, const Policy& policy, const PlannerOptions& options);
 
 // Largest rank load ÷ mean of every (layer, micro-step) with load, [layer] after [layer].
 std::vector<double> imbalances(const StepPlan& plan);

@@ -157,13 +157,15 @@ report::TimelineWindow timeline_window(const ReportProblem& problem, const Simul
   const int layers = choice.layer.value + 1;
   const StepPlan plan = first_part(whole, micro_steps, layers);
   const LoadTable load = take_first(problem.input.step.load, micro_steps, layers);
+  const std::optional<SourceTokens> tokens = known_tokens(problem.input.step);
   Timeline timeline;
-  (void)simulate_stage({.load = load, .plan = plan, .cost = problem.setup.cost}, {.stage = Stage::kRecompute,
-                                                                                  .path = problem.setup.path,
-                                                                                  .depth = problem.setup.depth,
-                                                                                  .online = policy.online(),
-                                                                                  .pool = &problem.pool,
-                                                                                  .timeline = &timeline});
+  (void)simulate_stage({.load = load, .plan = plan, .cost = problem.setup.cost, .tokens = tokens ? &*tokens : nullptr},
+                       {.stage = Stage::kRecompute,
+                        .path = problem.setup.path,
+                        .depth = problem.setup.depth,
+                        .online = policy.online(),
+                        .pool = &problem.pool,
+                        .timeline = &timeline});
   const auto spans = spans_of(timeline, plan.num_ranks());
 
   Window window{.turn = fmt::format("micro-step {}, layer {}", choice.micro_step.value, choice.layer.value)};

@@ -24,10 +24,7 @@ SimulatedStep simulate(const MeasureProblem& problem, const SimulationSetup& set
                        ThreadPool& pool) {
   const Activity activity(fmt::format("simulating {}", problem.policy.name()));
   const StepInput& step = problem.input.step;
-  std::optional<SourceTokens> tokens;
-  if (step.trace_or_null() != nullptr && step.batching_or_null() != nullptr) {
-    tokens.emplace(*step.trace_or_null(), *step.batching_or_null());
-  }
+  const std::optional<SourceTokens> tokens = known_tokens(step);
   const auto input = [&](const StepPlan& plan) {
     return SimulationInput{.load = step.load, .plan = plan, .cost = setup.cost, .tokens = tokens ? &*tokens : nullptr};
   };
@@ -50,7 +47,7 @@ void compare(SimulatedPolicy& with, const SimulatedPolicy& vanilla) {
   with.rl_step_speedup = ratio(vanilla.step.rl_step_seconds, with.step.rl_step_seconds);
 }
 
-nlohmann::ordered_json to_json(const StageParts& parts) {
+nlohmann::ordered_json to_json(const StageSeconds& parts) {
   return {{"arena_refresh", parts.arena_refresh},
           {"dense", parts.dense},
           {"planning", parts.planning},
@@ -173,6 +170,11 @@ nlohmann::ordered_json to_json(const SimulatedStage& stage) {
           {"arena_bytes", stage.arena.value},
           {"traffic", std::move(traffic)},
           {"between_nodes", std::move(between)}};
+}
+
+std::optional<SourceTokens> known_tokens(const StepInput& step) {
+  if (step.trace_or_null() == nullptr || step.batching_or_null() == nullptr) return std::nullopt;
+  return std::optional<SourceTokens>(std::in_place, *step.trace_or_null(), *step.batching_or_null());
 }
 
 SimulationResult simulate_policy(const MeasureProblem& problem, const SimulationSetup& setup, ThreadPool& pool) {

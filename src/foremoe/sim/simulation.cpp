@@ -24,7 +24,7 @@ int home_experts(const SimulationInput& input) {
   return input.plan.num_experts() / input.plan.num_ranks() * input.cost.model().moe_layers;
 }
 
-void scale(StageParts& parts, double by) {
+void scale(StageSeconds& parts, double by) {
   for (double* part : {&parts.dense, &parts.planning, &parts.dispatch, &parts.experts, &parts.combine,
                        &parts.exposed_copies, &parts.exposed_gradients}) {
     *part *= by;
@@ -105,7 +105,7 @@ bool same_profile(const WholeStep& step) {
 
 }  // namespace
 
-double StageParts::sum() const {
+double StageSeconds::sum() const {
   return arena_refresh + dense + planning + dispatch + experts + combine + exposed_copies + exposed_gradients +
          optimizer;
 }

@@ -53,7 +53,7 @@ struct SimulationInput {
 };
 
 // Seconds of the critical path, by what the ranks were doing; they sum to the stage's.
-struct StageParts {
+struct StageSeconds {
   double arena_refresh = 0;
   double dense = 0;
   double planning = 0;  // online
@@ -89,7 +89,7 @@ struct LinkTraffic {
 struct SimulatedStage {
   Stage stage = Stage::kRecompute;
   double seconds = 0;
-  StageParts parts;
+  StageSeconds parts;
   double ideal_seconds = 0;  // the same stage with every rank at the mean load of every turn, and nothing copied
   double utilisation = 0;    // Σ over ranks of time computing ÷ (ranks · seconds)
   Tokens peak_tokens;        // the most assignments that any rank computes in any turn

@@ -54,7 +54,9 @@ std::vector<double> logarithmic_ticks(Interval domain, int most) {
   if (!is_plottable(domain) || domain.begin <= 0) return ticks(domain, most);
   for (const bool powers_alone : {false, true}) {
     std::vector<double> out;
-    for (double power = std::pow(10.0, std::floor(std::log10(domain.begin))); power <= domain.end; power *= 10) {
+    const int last = static_cast<int>(std::floor(std::log10(domain.end)));
+    for (int exponent = static_cast<int>(std::floor(std::log10(domain.begin))); exponent <= last; ++exponent) {
+      const double power = std::pow(10.0, exponent);
       for (const double factor : {1.0, 2.0, 5.0}) {
         const double value = factor * power;
         const bool inside = value >= domain.begin * (1 - 1e-9) && value <= domain.end * (1 + 1e-9);

@@ -29,8 +29,9 @@ std::string colour_of(const std::string& kind, std::size_t index) {
   if (kind == "experts") return "s2";
   if (kind == "combine") return "s3";
   if (kind == "planning") return "s4";
-  if (kind.find("cop") != std::string::npos) return "s5";
-  if (kind.find("gradient") != std::string::npos) return "s7";
+  if (kind == "waiting for copies") return "s5";
+  if (kind == "copies from the host") return "s6";
+  if (kind == "copies from peers") return "s7";
   return fmt::format("s{}", index % 10);
 }
 

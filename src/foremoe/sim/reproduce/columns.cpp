@@ -21,7 +21,7 @@ double forward_ms(M of) { return ms_per_turn(of, turns(of.step->recompute)); }
 
 // What copying and planning add to a step: nothing of ForeMoE-opt's.
 double overhead(const SimulatedStep& step) {
-  const auto of = [](const StageParts& p) {
+  const auto of = [](const StageSeconds& p) {
     return p.arena_refresh + p.planning + p.exposed_copies + p.exposed_gradients;
   };
   return of(step.recompute.parts) + of(step.policy_update.parts);

@@ -146,11 +146,7 @@ std::vector<std::vector<std::string>> to_rows(const ExperimentResult& result) {
 std::vector<std::string> remarks(const ExperimentResult& result) {
   std::vector<std::string> all;
   for (const Published& p : result.experiment.published) {
-    if (!stands_in_table(p)) {
-      all.push_back(tell(p));
-    } else if (!p.note.empty()) {
-      all.push_back(tell(p));
-    }
+    if (!stands_in_table(p) || !p.note.empty()) all.push_back(tell(p));
   }
   for (const AimResult& judged : judge(result)) all.push_back(tell(judged));
   return all;
