@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
+#include <variant>
 
 #include "foremoe/plan/test_traces.h"
-#include "foremoe/policy/test_policy_runs.h"
+#include "foremoe/policy/policy.h"
 #include "foremoe/sim/test_clusters.h"
 
 namespace foremoe {
@@ -81,6 +84,15 @@ TEST(LayerRowsTest, AreTheSumsOfTheDispatchTable) {
   }
 }
 
+StepPlan plan_of(const char* policy, const LoadTable& load) {
+  ThreadPool pool(1);
+  const auto home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  PlannerOptions options;
+  options.guest_slots = 1;
+  PolicyResult result = find_policy(policy)->plan({.load = load, .home = home, .options = options}, pool);
+  return std::move(std::get<PlannedStep>(result).plan);
+}
+
 // One layer at one event of a plan of known tokens.
 struct TokenLayer {
   RoutingProblem problem;
@@ -108,7 +120,7 @@ void for_token_layers(const Visit& visit) {
       for (const char* const policy : {"vanilla", "foremoe"}) {
         SCOPED_TRACE(std::string(policy) + ", " + std::to_string(topology.num_ranks) + " ranks, nodes of " +
                      std::to_string(topology.ranks_per_node) + ", seed " + std::to_string(seed));
-        const StepPlan plan = test::plan_of(*find_policy(policy), {.load = batched.load, .guest_slots = 1});
+        const StepPlan plan = plan_of(policy, batched.load);
         for (int t = 0; t < plan.num_events(); ++t) {
           for (int l = 0; l < plan.num_layers(); ++l) {
             const MicroStepId m = plan.event_micro_step[static_cast<std::size_t>(t)];
