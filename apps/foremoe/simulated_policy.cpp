@@ -95,6 +95,13 @@ PolicyResult recompute_plan(const MeasureProblem& problem, Residency residency, 
   return problem.policy.plan(problem.input.for_policy(options), pool);
 }
 
+// What memory is left for tokens.
+void measure_room(const MeasureProblem& problem, const SimulationSetup& setup, SimulatedPolicy& simulated) {
+  if (!setup.memory_budget) return;
+  simulated.largest_micro_batch_tokens =
+      largest_micro_batch(simulated.step, *setup.memory_budget, mean_tokens_per_rank(problem.input.step.load));
+}
+
 ResidencyTrial trial_of(const SimulatedPolicy& simulated) {
   return {.step_seconds = simulated.step.step_seconds, .memory = simulated.step.memory_bytes_per_rank};
 }
@@ -135,6 +142,7 @@ SimulationResult simulate_best_residency(const MeasureProblem& problem, Simulati
     other.step = simulate(problem, silent, other, pool);
     if (choose_residency(std::array{trial_of(best), trial_of(other)}, setup.memory_budget).trial == 1) {
       best = std::move(other);
+      measure_room(problem, setup, best);
     }
   }
   if (setup.timeline != nullptr) best.step = simulate(problem, setup, best, pool);
@@ -189,10 +197,7 @@ SimulationResult simulate_policy(const MeasureProblem& problem, const Simulation
     simulated.recompute_plan = std::move(std::get<PlannedStep>(recompute).plan);
   }
   simulated.step = simulate(problem, setup, simulated, pool);
-  if (setup.memory_budget) {
-    simulated.largest_micro_batch_tokens =
-        largest_micro_batch(simulated.step, *setup.memory_budget, mean_tokens_per_rank(problem.input.step.load));
-  }
+  measure_room(problem, setup, simulated);
   return simulated;
 }
 

@@ -56,6 +56,10 @@ class CostModel {
   double exchange(const RankRows& rows) const;                                  // dispatch or combine, this rank's part
   // Seconds on one rank of what a micro-step runs besides its MoE layers: dense layers and the output head.
   double other_layers(Tokens tokens, Direction direction) const;
+  // How often rows go there and back in a pass: once, and once more where a backward begins with a forward.
+  int round_trips(Direction direction) const {
+    return direction == Direction::kBackward && options_.recompute_activations ? 2 : 1;
+  }
   double optimizer(int num_experts) const;  // one step of so many home experts, their layers together
 
   // Bytes.

@@ -9,11 +9,17 @@ namespace {
 
 Bytes scaled(Bytes bytes, double by) { return Bytes{std::llround(static_cast<double>(bytes.value) * by)}; }
 
-// Every pass has two exchanges, and what one sends the other receives, so both directions carry the same.
+std::int64_t round_trips(const ReplayProblem& stage) {
+  const CostModel& cost = stage.input.cost;
+  const bool updates = stage.options.stage == Stage::kPolicyUpdate;
+  return cost.round_trips(Direction::kForward) + (updates ? cost.round_trips(Direction::kBackward) : 0);
+}
+
+// What rows take one way they or their gradients take back, so both directions carry the same.
 std::vector<Bytes> bytes_of_rows(const ReplayProblem& stage) {
   const ClusterLinks& links = stage.links;
   std::vector<Bytes> bytes(static_cast<std::size_t>(links.size()));
-  const std::int64_t per_row = stage.input.cost.row().value * (stage.options.stage == Stage::kPolicyUpdate ? 2 : 1);
+  const std::int64_t per_row = stage.input.cost.row().value * round_trips(stage);
   const auto carry = [&](LinkKind kind, std::size_t rank, std::int64_t rows) {
     for (const LinkSide side : {LinkSide::kIn, LinkSide::kOut}) {
       bytes[links.of_rank(kind, side, RankId{rank}).index()] += Bytes{rows * per_row};
@@ -64,14 +70,13 @@ std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem) {
 
 Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem) {
   const ReplayProblem& stage = problem.stage;
-  const std::int64_t passes = stage.options.stage == Stage::kPolicyUpdate ? 2 : 1;
   Array<Bytes, 2> bytes = problem.replay.copies_between;
   const auto& rows = stage.profile.rows_between;
   for (std::size_t from = 0; from < bytes.extent(0); ++from) {
     for (std::size_t to = 0; to < bytes.extent(1); ++to) {
       const std::int64_t both_ways = rows.empty() ? 0 : rows(from, to) + rows(to, from);
       bytes(from, to) +=
-          problem.arena.between_nodes(from, to) + Bytes{both_ways * passes * stage.input.cost.row().value};
+          problem.arena.between_nodes(from, to) + Bytes{both_ways * round_trips(stage) * stage.input.cost.row().value};
       bytes(from, to) = scaled(bytes(from, to), stage.layer_scale);
     }
   }

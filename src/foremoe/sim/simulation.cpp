@@ -125,9 +125,10 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
   const bool once = same_profile(step);  // what the policy update asks of ranks and links includes the recompute's
   StageProfile profile = profile_stage(step.recompute, once ? Stage::kPolicyUpdate : Stage::kRecompute, *pool);
   stage.stage = Stage::kRecompute;
+  stage.placement_stays = once;
   result.recompute = simulate(step.recompute, stage, profile);
 
-  stage.timeline_begins += result.recompute.seconds;
+  stage.timeline_begins += result.recompute.seconds / layer_scale(step.recompute);  // of the plan's layers
   if (!once) profile = profile_stage(step.policy_update, Stage::kPolicyUpdate, *pool);
   stage.stage = Stage::kPolicyUpdate;
   result.policy_update = simulate(step.policy_update, stage, profile);

@@ -37,8 +37,10 @@ namespace foremoe {
 struct SimulationOptions {
   Stage stage = Stage::kRecompute;
   PathChoice path = PathChoice::kAuto;
-  int depth = kDefaultDepth;     // turns ahead of which copies may begin
-  OnlineWork online;             // of the policy
+  int depth = kDefaultDepth;  // turns ahead of which copies may begin
+  OnlineWork online;          // of the policy
+  // Of a plan of residency `free`: recompute leaves its last placement as it is, and the policy update begins with it.
+  bool placement_stays = false;
   ThreadPool* pool = nullptr;    // counts rows and expert times; null: the caller alone. The result is the same
   Timeline* timeline = nullptr;  // spans in modelled nanoseconds, rank by rank, of the plan's layers
   double timeline_begins = 0;    // seconds

@@ -54,10 +54,15 @@ class Replayer {
     exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
   }
 
-  // Gradients of the combined rows travel as the rows of the dispatch did, those of the dispatched ones come back.
+  // Where activations are computed anew, rows go there and back first. Then gradients of the combined rows travel as
+  // the rows of the dispatch did, those of the dispatched ones come back.
   void backward(TurnId t) {
     const Turn& turn = problem_.transfers.order[t];
     const LayerProfile& layer = problem_.profile.of(turn.micro_step, turn.layer, num_layers_);
+    for (int trip = 1; trip < cost_.round_trips(Direction::kBackward); ++trip) {
+      exchange(turn, layer, Sweep::kDispatch, result_.parts.dispatch);
+      exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
+    }
     exchange(turn, layer, Sweep::kDispatch, result_.parts.combine);
     begin(t, Moment::kRouter);
     experts(t, layer.backward);

@@ -20,7 +20,7 @@ struct ReplayProblem {
 };
 
 struct Replay {
-  StageSeconds parts;                   // of the plan's layers, without arena and optimizer
+  StageSeconds parts;                 // of the plan's layers, without arena and optimizer
   double ideal_seconds = 0;           // likewise
   double computing_seconds = 0;       // Σ over ranks
   std::vector<Bytes> copy_bytes;      // [link]

@@ -19,9 +19,13 @@ TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptio
   const StepPlan& plan = input.plan;
   const ExpertLayout layout = layout_of(input.cost);
   if (plan.residency == Residency::kFree && options.stage == Stage::kPolicyUpdate) {
-    return free_update_schedule(plan, layout, {.path = options.path, .depth = options.depth});
+    return free_update_schedule(
+        plan, layout, {.path = options.path, .depth = options.depth, .after_recompute = options.placement_stays});
   }
-  return make_transfer_schedule(plan, layout, {.stage = options.stage, .path = options.path, .depth = options.depth});
+  TransferSchedule schedule =
+      make_transfer_schedule(plan, layout, {.stage = options.stage, .path = options.path, .depth = options.depth});
+  if (plan.residency == Residency::kFree && options.placement_stays) leave_placement(schedule, plan);
+  return schedule;
 }
 
 Transfer transfer_of(const ScheduledCopy& copy, const TransferSchedule& schedule, const OnlineWork& online) {
