@@ -11,6 +11,7 @@
 #include "command.h"
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/core/atomic_file.h"
+#include "foremoe/core/error.h"
 #include "foremoe/runtime/cpu/cpu_device.h"
 #include "foremoe/runtime/machine_speed.h"
 #include "help_text.h"
@@ -143,6 +144,10 @@ void print_summary(const Cluster& c, const std::string& out) {
 }
 
 int run(const CalibrateArguments& arguments) {
+  const auto shows_nothing = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  if (arguments.name.empty() || std::ranges::any_of(arguments.name, shows_nothing)) {
+    throw InputError({.file = "--name", .field = {}, .index = {}}, "must be a name without control characters");
+  }
   expect_output(arguments.out);
   Calibration calibration;
   {

@@ -9,6 +9,8 @@
 #include "foremoe/plan/plan_file.h"
 #include "help_text.h"
 #include "measured_plan.h"
+#include "memory_fit.h"
+#include "messages.h"
 #include "output_file.h"
 #include "simulation_arguments.h"
 #include "text_table.h"
@@ -94,12 +96,20 @@ std::variant<MeasuredPlan, Skipped> measure_best(const MeasureProblem& problem, 
     throw InputError({.file = "--residency", .field = {}, .index = {}}, "auto needs --cluster and --model");
   }
   const SimulationArguments simulation{.memory_budget_gigabytes = arguments.memory_budget_gigabytes};
-  auto result = simulate_policy(problem, simulation_setup(simulation, *cost, arguments.planner), pool);
+  const SimulationSetup setup = simulation_setup(simulation, *cost, arguments.planner);
+  auto result = simulate_policy(problem, setup, pool);
   if (auto* skipped = std::get_if<Skipped>(&result)) return std::move(*skipped);
-  return std::move(std::get<SimulatedPolicy>(result).measured);
+  auto& simulated = std::get<SimulatedPolicy>(result);
+  const NeededMemory needed{.who = fmt::format("residency {}", to_string(simulated.measured.plan.residency)),
+                            .bytes = simulated.step.memory_bytes_per_rank};
+  for (const std::string& remark : memory_remarks({needed}, *cost, setup.memory_budget)) note(remark);
+  return std::move(simulated.measured);
 }
 
 int run(const PlanArguments& arguments) {
+  if (arguments.memory_budget_gigabytes > 0 && !arguments.planner.choose_residency) {
+    throw InputError({.file = "--memory-budget", .field = {}, .index = {}}, "serves --residency auto alone");
+  }
   const Policy& policy = policy_named(arguments.policy);
   const PlannerArguments& planner = arguments.planner;
   expect_output(arguments.out, {arguments.input.path, planner.homes == kContiguous ? std::string{} : planner.homes,
@@ -142,7 +152,7 @@ Command plan_command(CLI::App& parent) {
   arguments->planner.simulates = true;
   add_planner_options(*command, arguments->planner);
   add_cost_options(*command, arguments->cost, CostUse::kOptional);
-  add_memory_budget_option(*command, arguments->memory_budget_gigabytes);
+  add_memory_budget_option(*command, arguments->memory_budget_gigabytes, "--residency auto stays within it");
   command->add_option("--policy", arguments->policy, "Who plans; see below")->type_name("NAME")->capture_default_str();
   command->add_option("-o,--out", arguments->out, "Write the plan here; it appears whole or not at all")
       ->type_name("PLAN");

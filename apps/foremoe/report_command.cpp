@@ -10,6 +10,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/limits.h"
 #include "help_text.h"
+#include "memory_fit.h"
 #include "messages.h"
 #include "option_checks.h"
 #include "output_file.h"
@@ -65,6 +66,8 @@ std::vector<report::Setting> settings(const ReportArguments& arguments, const Lo
       {"residency", std::string(to_string(options.residency))},
       {"micro-steps in flight", fmt::format("{}", options.in_flight)},
       {"tokens of a sequence", fmt::format("{}", cost.options().sequence_tokens)},
+      {"data-parallel ranks that share optimizer state", fmt::format("{}", cost.options().optimizer_shards)},
+      {"memory of a rank", fmt::format("{} GB", gigabytes(cost.cluster().memory))},
       {"activations", cost.options().recompute_activations ? "computed anew in the backward pass" : "kept"}};
   if (load.num_layers() < cost.model().moe_layers) {
     all.push_back(
@@ -80,7 +83,33 @@ std::vector<report::Setting> settings(const ReportArguments& arguments, const Lo
   return all;
 }
 
+std::vector<std::string> remarks(const report::Report& page, const SimulationSetup& setup) {
+  std::vector<NeededMemory> needed;
+  for (const report::PolicyResult& p : page.policies) {
+    if (p.skipped.empty()) {
+      needed.push_back({.who = p.policy, .bytes = Bytes{static_cast<std::int64_t>(p.memory_bytes)}});
+    }
+  }
+  std::vector<std::string> all = memory_remarks(needed, setup.cost, setup.memory_budget);
+  for (std::string& remark : all) remark = fmt::format("Memory: {}.", remark);
+  return all;
+}
+
+std::string conclusion(const report::Report& page) {
+  const report::PolicyResult* const after = page.find(page.after);
+  const std::string what = fmt::format("{} on {}", page.model, page.cluster);
+  if (after->rho.empty()) return fmt::format("{}, no load", what);
+  const double of_ideal = 100 * after->ideal_step_seconds / after->step_seconds;
+  if (page.after != page.before) {
+    return fmt::format("{}, {} {:.3f} times as fast as {}, {:.1f} % of ideal", what, page.after, after->speedup,
+                       page.before, of_ideal);
+  }
+  return fmt::format("{}, {}{}, {:.1f} % of ideal", what,
+                     page.policies.size() > 1 ? "nothing could be planned but " : "", page.before, of_ideal);
+}
+
 int run(ReportArguments arguments) {
+  if (arguments.out.empty()) throw InputError({.file = "--out", .field = {}, .index = {}}, "is an empty name");
   expect_output(arguments.out, {arguments.input.path});
   const std::vector<const Policy*> policies = policies_of(arguments);
   ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
@@ -105,12 +134,9 @@ int run(ReportArguments arguments) {
   gatherer.look_closer(page);
   gatherer.ablate(page);
   gatherer.weigh_memory(arguments.guest_slots, page);
+  page.remarks = remarks(page, setup);
   write_file(arguments.out, report::to_html(page));
-
-  const report::PolicyResult* const after = page.find(page.after);
-  fmt::print("{}: {} on {}, {} {:.3f} times as fast as {}, {:.1f} % of ideal\n", arguments.out, page.model,
-             page.cluster, page.after, after->speedup, page.before,
-             100 * after->ideal_step_seconds / after->step_seconds);
+  fmt::print("{}: {}\n", arguments.out, conclusion(page));
   for (const std::string& wrong : gatherer.wrong()) fmt::print(stderr, "foremoe report: {}\n", wrong);
   return gatherer.wrong().empty() ? kOk : kFoundWrong;
 }
@@ -132,7 +158,7 @@ Command report_command(CLI::App& parent) {
       ->default_str("all");
   add_cost_options(*command, arguments->cost, CostUse::kRequired);
   command->get_option("--model")->required(false)->default_str("the one that fits the input");
-  add_simulation_options(*command, arguments->simulation);
+  add_simulation_options(*command, arguments->simulation, "the largest micro-batch that fits is told");
   add_planner_options(*command, arguments->planner);
   command->remove_option(command->get_option("--guest-slots"));
   command

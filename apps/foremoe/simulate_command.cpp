@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -10,6 +11,7 @@
 #include "foremoe/core/error.h"
 #include "help_text.h"
 #include "measured_plan.h"
+#include "memory_fit.h"
 #include "messages.h"
 #include "option_checks.h"
 #include "output_file.h"
@@ -34,17 +36,25 @@ An input of fewer layers than the model stands for all of them: each of its laye
 in seconds, in memory and in bytes. Nodes are as large as the cluster's, unless --ranks-per-node says otherwise.
 
 Columns:
-  step s      recompute and policy update, and moves of homes before them
+)";
+
+constexpr std::string_view kColumns =
+    R"(  step s      recompute and policy update, and moves of homes before them
   speedup     over vanilla
   of ideal    what the step would take with every rank at the mean load and nothing copied ÷ what it takes
   exposed s   waited for copies, and for gradients on their way home
   peak        the most token–expert assignments that a rank computes in one layer of one micro-step
   GB          memory of the rank that holds most: weights, gradients, optimizer, guests, activations
-  RL          speedup of the whole RL step, with --rollout-seconds
-  largest     tokens of a rank's micro-step, in the mean, with which the fullest rank stays within --memory-budget
 )";
 
-constexpr double kBytesPerGigabyte = 1e9;
+constexpr std::string_view kOfResidency =
+    R"(  residency   what --residency auto chose; after the comma recompute's, where that is another
+)";
+constexpr std::string_view kOfRollout = R"(  RL          speedup of the whole RL step, with --rollout-seconds
+)";
+constexpr std::string_view kOfBudget =
+    R"(  largest     tokens of a rank's micro-step, in the mean, with which the fullest rank stays within --memory-budget
+)";
 
 struct SimulateArguments {
   InputOptions input;
@@ -56,12 +66,30 @@ struct SimulateArguments {
   bool json = false;
 };
 
-std::string of_gigabytes(Bytes bytes) {
-  return fmt::format("{:.1f}", static_cast<double>(bytes.value) / kBytesPerGigabyte);
+std::string residencies(const SimulatedPolicy& simulated) {
+  const Residency update = simulated.measured.plan.residency;
+  const Residency recompute = simulated.recompute_plan ? simulated.recompute_plan->residency : update;
+  return recompute == update ? std::string(to_string(update))
+                             : fmt::format("{}, {}", to_string(update), to_string(recompute));
+}
+
+std::string legend(const SimulateArguments& arguments) {
+  return fmt::format("Columns:\n{}{}{}{}", arguments.planner.choose_residency ? kOfResidency : "", kColumns,
+                     arguments.simulation.rollout_seconds > 0 ? kOfRollout : "",
+                     arguments.simulation.memory_budget_gigabytes > 0 ? kOfBudget : "");
+}
+
+std::vector<std::string> remarks(const std::vector<SimulatedRow>& rows, const SimulationSetup& setup) {
+  std::vector<NeededMemory> needed;
+  for (const SimulatedRow& row : rows) {
+    if (row.get() != nullptr) needed.push_back({.who = row.policy, .bytes = row.get()->step.memory_bytes_per_rank});
+  }
+  return memory_remarks(needed, setup.cost, setup.memory_budget);
 }
 
 void print(const std::vector<SimulatedRow>& rows, const LoadTable& load, const SimulateArguments& arguments,
-           const CostModel& cost) {
+           const SimulationSetup& setup) {
+  const CostModel& cost = setup.cost;
   fmt::print("{}: {}\n{}; {} per rank and layer, residency {}, {} in flight\n", load.name, describe(load),
              describe(cost), counted(arguments.planner.options.guest_slots, "guest slot"),
              arguments.planner.choose_residency ? "auto" : to_string(arguments.planner.options.residency),
@@ -70,7 +98,9 @@ void print(const std::vector<SimulatedRow>& rows, const LoadTable& load, const S
     fmt::print("each layer of the input stands for {:.4g} of the model's {}\n",
                static_cast<double>(cost.model().moe_layers) / load.num_layers(), cost.model().moe_layers);
   }
+  const bool chooses = arguments.planner.choose_residency;
   std::vector<std::string> head{"policy", "step s", "speedup", "of ideal", "exposed s", "peak", "GB"};
+  if (chooses) head.insert(head.begin() + 1, "residency");
   if (arguments.simulation.rollout_seconds > 0) head.emplace_back("RL");
   if (arguments.simulation.memory_budget_gigabytes > 0) head.emplace_back("largest");
   TextTable table(head);
@@ -87,14 +117,19 @@ void print(const std::vector<SimulatedRow>& rows, const LoadTable& load, const S
                                    fmt::format("{:.1f} %", 100 * simulated->fraction_of_ideal()),
                                    fmt::format("{:.4g}", step.exposed_copy_seconds),
                                    fmt::format("{}", step.peak_tokens_per_rank.value),
-                                   of_gigabytes(step.memory_bytes_per_rank)};
+                                   gigabytes(step.memory_bytes_per_rank)};
+    if (chooses) cells.insert(cells.begin() + 1, residencies(*simulated));
     if (arguments.simulation.rollout_seconds > 0) cells.push_back(fmt::format("{:.3f}×", simulated->rl_step_speedup));
     if (simulated->largest_micro_batch_tokens) {
       cells.push_back(fmt::format("{}", simulated->largest_micro_batch_tokens->value));
     }
     table.add(std::move(cells));
   }
-  fmt::print("\n{}", table.to_string());
+  fmt::print("\n{}\n", table.to_string());
+  const std::vector<std::string> said = remarks(rows, setup);
+  for (const std::string& remark : said) fmt::print("{}\n", remark);
+  if (!said.empty()) fmt::print("\n");
+  fmt::print("{}", legend(arguments));
 }
 
 int run(SimulateArguments arguments) {
@@ -111,13 +146,21 @@ int run(SimulateArguments arguments) {
   if (!arguments.timeline.empty()) setup.timeline = &timeline;
   const std::vector<SimulatedRow> rows =
       simulate_policies(policies, {.input = input, .options = options, .align = arguments.planner.align}, setup, pool);
-  if (!arguments.timeline.empty()) write_file(arguments.timeline, timeline.to_json());
+  if (!arguments.timeline.empty()) {
+    if (std::ranges::none_of(rows, [](const SimulatedRow& row) { return row.get() != nullptr; })) {
+      throw InputError(
+          {.file = "--timeline", .field = {}, .index = {}},
+          fmt::format("has nothing to show: {}: {}", rows.back().policy, std::get<Skipped>(rows.back().result).reason));
+    }
+    write_file(arguments.timeline, timeline.to_json());
+  }
   if (arguments.json) {
     nlohmann::ordered_json array = nlohmann::ordered_json::array();
     for (const SimulatedRow& row : rows) array.push_back(to_json(row));
     fmt::print("{}\n", array.dump(2));
+    for (const std::string& remark : remarks(rows, setup)) note(remark);
   } else {
-    print(rows, input.step.load, arguments, cost);
+    print(rows, input.step.load, arguments, setup);
   }
   return kOk;
 }
@@ -137,11 +180,12 @@ Command simulate_command(CLI::App& parent) {
       ->default_str("all");
   add_cost_options(*command, arguments->cost, CostUse::kRequired);
   command->get_option("--model")->required(false)->default_str("the one that fits the input");
-  add_simulation_options(*command, arguments->simulation);
+  add_simulation_options(*command, arguments->simulation,
+                         "the largest micro-batch that fits is told, and --residency auto stays within it");
   command
-      ->add_option(
-          "--timeline", arguments->timeline,
-          "Write what each rank does when, as a trace for Perfetto: the last policy's step, the input's layers")
+      ->add_option("--timeline", arguments->timeline,
+                   "Write what each rank does when, as a trace for Perfetto: the step of the last policy that is not "
+                   "skipped, the input's layers")
       ->type_name("FILE")
       ->group("Simulation");
   add_planner_options(*command, arguments->planner);
@@ -149,7 +193,9 @@ Command simulate_command(CLI::App& parent) {
   add_threads_option(*command, arguments->planner.threads);
   command->add_flag("--json", arguments->json,
                     "Print an array of objects: keys of compare --json and of the simulation");
-  teach(*command, kExamples, fmt::format("{}\nPolicies:\n{}", kMeaning, list_of_policies()));
+  teach(*command, kExamples,
+        fmt::format("{}{}{}{}{}\nPolicies:\n{}", kMeaning, kOfResidency, kColumns, kOfRollout, kOfBudget,
+                    list_of_policies()));
   return {command, [arguments] { return run(*arguments); }};
 }
 

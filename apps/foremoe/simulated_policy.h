@@ -22,7 +22,7 @@ struct SimulationSetup {
   double rollout_seconds = 0;          // of the RL step
   std::optional<Bytes> memory_budget;  // of one rank
   bool choose_residency = false;       // --residency auto: the quickest within the budget, for policies that have one
-  Timeline* timeline = nullptr;        // of the policy update; of one policy: the last that is simulated
+  Timeline* timeline = nullptr;        // of the policy update; of one policy: the last that is not skipped
 };
 
 struct SimulatedPolicy {

@@ -38,24 +38,21 @@ std::string model_of(const LoadTable& load) {
 
 }  // namespace
 
-void add_memory_budget_option(CLI::App& command, double& gigabytes) {
-  command
-      .add_option("--memory-budget", gigabytes,
-                  "Of one rank, in 10⁹ bytes: the largest micro-batch that fits is told, and --residency auto stays "
-                  "within it")
+void add_memory_budget_option(CLI::App& command, double& gigabytes, const std::string& use) {
+  command.add_option("--memory-budget", gigabytes, "Of one rank, in 10⁹ bytes: " + use)
       ->type_name("GB")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->group(kGroup);
 }
 
-void add_simulation_options(CLI::App& command, SimulationArguments& arguments) {
+void add_simulation_options(CLI::App& command, SimulationArguments& arguments, const std::string& budget_use) {
   command
       .add_option("--rollout-seconds", arguments.rollout_seconds,
                   "How long the rollout of a step takes: counted in the speedup of the RL step, whoever plans")
       ->type_name("S")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_from_zero())
       ->group(kGroup);
-  add_memory_budget_option(command, arguments.memory_budget_gigabytes);
+  add_memory_budget_option(command, arguments.memory_budget_gigabytes, budget_use);
   command
       .add_option("--prefetch-depth", arguments.depth,
                   "Turns (a layer of a pass of a micro-step) ahead of which copies may begin")

@@ -3,6 +3,7 @@
 // What commands that simulate a step let the user say besides cluster and model.
 
 #include <CLI/CLI.hpp>
+#include <string>
 
 #include "cost_arguments.h"
 #include "planner_arguments.h"
@@ -17,8 +18,9 @@ struct SimulationArguments {
   PathChoice path = PathChoice::kAuto;
 };
 
-void add_simulation_options(CLI::App& command, SimulationArguments& arguments);
-void add_memory_budget_option(CLI::App& command, double& gigabytes);
+// `budget_use` tells what the command does with a memory budget: text of the help.
+void add_simulation_options(CLI::App& command, SimulationArguments& arguments, const std::string& budget_use);
+void add_memory_budget_option(CLI::App& command, double& gigabytes, const std::string& use);
 
 // Refers to the cost model. The planner's arguments say whether the residency is to be chosen.
 SimulationSetup simulation_setup(const SimulationArguments& arguments, const CostModel& cost,

@@ -10,6 +10,7 @@
 #include "foremoe/plan/plan_file.h"
 #include "help_text.h"
 #include "messages.h"
+#include "option_checks.h"
 #include "planner_arguments.h"
 
 namespace foremoe::cli {
@@ -103,7 +104,7 @@ Command verify_command(CLI::App& parent) {
   command->add_option("--max-listed", arguments->max_listed, "Violations listed; all are counted")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   command->add_flag("--json", arguments->json, "Print {ok, violations, …} as JSON");
   teach(*command, kExamples, kMeaning);
   const CLI::Option* const homes = command->get_option("--homes");

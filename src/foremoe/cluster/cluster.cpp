@@ -31,6 +31,9 @@ std::string dotted(std::string_view section, std::string_view key) {
 
 std::string line_of(const toml::node& node) { return fmt::format("line {}", node.source().begin.line); }
 
+// What a terminal might obey.
+bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+
 // One cluster file, as toml++ has parsed it, made into a Cluster key by key.
 class ClusterReader {
  public:
@@ -38,6 +41,7 @@ class ClusterReader {
 
   Cluster read() {
     Cluster cluster;
+    expect_known_keys(cluster);
     cluster.name = read_name();
     visit_keys(cluster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
       using Member = std::remove_reference_t<decltype(member)>;
@@ -49,7 +53,6 @@ class ClusterReader {
         member = static_cast<Member>(value);
       }
     });
-    expect_known(root_, "");
     if (cluster.ranks_per_switch > cluster.ranks_per_node) {
       throw InputError(
           {.file = file_, .field = "node.ranks_per_switch", .index = {}},
@@ -60,12 +63,14 @@ class ClusterReader {
 
  private:
   std::string read_name() {
-    known_.insert("name");
     const toml::node* const node = root_.get("name");
     if (node == nullptr) throw InputError({.file = file_, .field = "name", .index = {}}, "is missing");
     const auto* const text = node->as_string();
     if (text == nullptr || text->get().empty()) {
       throw InputError({.file = file_, .field = "name", .index = line_of(*node)}, "must be a name in quotes");
+    }
+    if (std::ranges::any_of(text->get(), is_control)) {
+      throw InputError({.file = file_, .field = "name", .index = line_of(*node)}, "has a control character");
     }
     return text->get();
   }
@@ -73,7 +78,6 @@ class ClusterReader {
   const toml::node& find(std::string_view section, std::string_view key) {
     const toml::table* table = &root_;
     if (!section.empty()) {
-      known_.insert(std::string(section));
       const toml::node* const node = root_.get(section);
       if (node != nullptr && !node->is_table()) {
         throw InputError({.file = file_, .field = std::string(section), .index = line_of(*node)},
@@ -82,7 +86,6 @@ class ClusterReader {
       table = node == nullptr ? nullptr : node->as_table();
     }
     const std::string name = dotted(section, key);
-    known_.insert(name);
     const toml::node* const found = table == nullptr ? nullptr : table->get(key);
     if (found == nullptr) throw InputError({.file = file_, .field = name, .index = {}}, "is missing");
     return *found;
@@ -103,6 +106,16 @@ class ClusterReader {
     return value;
   }
 
+  // First, so that a misspelt key is told as that and not as the absence of another.
+  void expect_known_keys(const Cluster& cluster) {
+    known_.insert("name");
+    visit_keys(cluster, [&](std::string_view section, std::string_view key, const auto&, const KeyRange&) {
+      if (!section.empty()) known_.insert(std::string(section));
+      known_.insert(dotted(section, key));
+    });
+    expect_known(root_, "");
+  }
+
   void expect_known(const toml::table& table, std::string_view section) {
     for (const auto& [key, node] : table) {
       const std::string name = dotted(section, key.str());
@@ -115,7 +128,7 @@ class ClusterReader {
 
   const toml::table& root_;
   const std::string& file_;
-  std::set<std::string, std::less<>> known_;  // sections and keys that have been asked for
+  std::set<std::string, std::less<>> known_;  // sections and keys that there are
 };
 
 bool same_name(std::string_view a, std::string_view b) {
@@ -138,7 +151,7 @@ std::string in_quotes(std::string_view text) {
   for (const char c : text) {
     if (c == '"' || c == '\\') {
       out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+    } else if (is_control(c)) {
       out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
     } else {
       out += c;

@@ -111,9 +111,11 @@ std::string picture(const Report& report, const Side& side) {
 HtmlSection load_section(const Report& report) {
   if (!report.loads || report.loads->before.empty() || report.loads->after.empty()) return {};
   const RelativeLoad before = relative_load(report.loads->before);
+  const auto loaded = before.value.flat();
+  if (std::ranges::none_of(loaded, [](double value) { return value > 0; })) return {};  // no load
   const RelativeLoad after = relative_load(report.loads->after);
   std::string body = paragraph(fmt::format(
-      "Tokens of each rank ÷ mean of all ranks, in layer {}, the one that {} balances worst. Orange and red "
+      "Tokens of each rank ÷ mean of all ranks, in layer {}, the one that {} balances worst on average. Orange and red "
       "are ranks that others wait for, blue ones wait.",
       report.loads->layer, report.before));
   body += side_by_side(picture(report, {.id = "load-before", .policy = report.before, .load = before}),

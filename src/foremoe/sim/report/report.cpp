@@ -40,6 +40,15 @@ const PolicyResult* best_other(const Report& report) {
   return best;
 }
 
+// Where there is nothing to compare.
+std::string summary_of_one(const Report& report, const PolicyResult& only) {
+  const bool alone = report.policies.size() == 1;
+  return fmt::format("On {} of {}, {} takes {} for a training step of {}, {} of what perfect balance would give.{}",
+                     counted(report.num_ranks, "rank"), report.cluster, only.policy, seconds_text(only.step_seconds),
+                     report.model, percent_text(only.ideal_step_seconds / only.step_seconds),
+                     alone ? "" : fmt::format(" Nothing but {} could be planned: the table says why.", only.policy));
+}
+
 // The numbers that matter in two or three sentences.
 std::string summary(const Report& report, const Comparison& c) {
   std::string text = fmt::format(
@@ -91,8 +100,15 @@ std::string header(const Report& report) {
                                 escaped(fmt::format("{} on {}", report.model, report.cluster)));
   out += paragraph(report.input, "input");
   if (const auto comparison = compare(report)) {
-    out += paragraph(summary(report, *comparison), "summary") + tiles(*comparison);
+    if (comparison->before.rho.empty()) {
+      out += paragraph("No load: no rank has a token in any layer, so there is nothing to balance.", "summary");
+    } else if (report.before == report.after) {
+      out += paragraph(summary_of_one(report, comparison->after), "summary");
+    } else {
+      out += paragraph(summary(report, *comparison), "summary") + tiles(*comparison);
+    }
   }
+  for (const std::string& remark : report.remarks) out += paragraph(remark, "note");
   return out;
 }
 

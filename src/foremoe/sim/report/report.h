@@ -120,8 +120,9 @@ struct Report {
   int num_ranks = 0;
   int ranks_per_node = 1;
   int guest_slots = 0;
-  std::string before;  // the policy that is compared with …
-  std::string after;   // … and the one that the reader came for; both among `policies`
+  std::string before;                // the policy that is compared with …
+  std::string after;                 // … and the one that the reader came for; both among `policies`
+  std::vector<std::string> remarks;  // below the summary: what the reader must not overlook
   std::vector<Setting> settings;
   std::vector<PolicyResult> policies;
   std::optional<LoadPictures> loads;

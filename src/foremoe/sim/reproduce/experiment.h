@@ -67,6 +67,7 @@ struct Aim {
 
 struct Experiment {
   std::string name;
+  std::string file;  // that it was read from; empty where it is the program's own
   std::string title;
   std::string source;      // paper and figure
   bool secondary = false;  // the source tells of the paper; it is not the paper

@@ -6,8 +6,9 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <span>
-#include <sstream>
+#include <string>
 
 #include "foremoe/core/embedded_file.h"
 #include "foremoe/core/error.h"
@@ -142,11 +143,15 @@ Experiment find_experiment(const std::string& name_or_path) {
                      fmt::format("'{}' is no experiment and no .toml file; there are {}", name_or_path,
                                  fmt::join(experiment_names(), ", ")));
   }
-  const std::ifstream in(name_or_path);
-  std::stringstream text;
-  text << in.rdbuf();
-  if (!in || !text) throw InputError({.file = name_or_path, .field = {}, .index = {}}, "cannot be read");
-  return parse_experiment(text.str(), name_or_path);
+  const Where where{.file = name_or_path, .field = {}, .index = {}};
+  std::error_code absent;
+  if (std::filesystem::is_directory(name_or_path, absent)) throw InputError(where, "is a folder");
+  std::ifstream in(name_or_path);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (!in.is_open() || in.bad()) throw InputError(where, "cannot be read");
+  Experiment experiment = parse_experiment(text, name_or_path);
+  experiment.file = name_or_path;
+  return experiment;
 }
 
 }  // namespace foremoe

@@ -121,6 +121,21 @@ ModelShape model_of(const TomlFields& fields, const std::string& name, const std
   return *preset;
 }
 
+void expect_cluster(const TomlFields& fields, const std::string& name) {
+  try {
+    (void)find_cluster(name);
+  } catch (const InputError& error) {
+    fields.fail("cluster", error.what());
+  }
+}
+
+// What the synthesis would refuse in the words of its options.
+void expect_ranks(const TomlFields& fields, const SynthesisOptions& o) {
+  if (o.num_experts % o.num_ranks != 0) {
+    fields.fail("ranks", fmt::format("{} do not divide {} experts", o.num_ranks, o.num_experts));
+  }
+}
+
 ExperimentInput read_input(TomlFields fields, const std::optional<ModelShape>& own) {
   ExperimentInput input;
   input.label = fields.required_text("label");
@@ -135,7 +150,10 @@ ExperimentInput read_input(TomlFields fields, const std::optional<ModelShape>& o
     take(fields, "optimizer_shards", 1, kMany, on.cost.optimizer_shards);
     take(fields, "rollout_seconds", 1e9, on.rollout_seconds);
     if (const auto again = fields.truth("recompute_activations")) on.cost.recompute_activations = *again;
-    if (cluster) input.on = on;
+    if (cluster) {
+      expect_cluster(fields, *cluster);
+      input.on = on;
+    }
   } else if (cluster) {
     fields.fail("model", "is missing beside cluster");
   }
@@ -157,6 +175,7 @@ ExperimentInput read_input(TomlFields fields, const std::optional<ModelShape>& o
   take(fields, "steps", 1, kMany, input.steps);
   if (o.num_micro_steps % input.steps != 0) fields.fail("steps", "does not divide micro_steps");
   input.routing = read_routing(fields);
+  if (input.file.empty()) expect_ranks(fields, o);
   fields.finish();
   return input;
 }

@@ -156,7 +156,7 @@ std::string to_markdown(const ExperimentResult& result) {
   const Experiment& e = result.experiment;
   std::string text =
       fmt::format("## {}: {}\n\n*{}{}.* {}\n\n**What we assumed.** {}\n\n    foremoe reproduce {}\n\n", e.name, e.title,
-                  e.source, e.secondary ? " (secondary)" : "", e.about, e.reading, e.name);
+                  e.source, e.secondary ? " (secondary)" : "", e.about, e.reading, e.file.empty() ? e.name : e.file);
   const auto rows = to_rows(result);
   for (std::size_t r = 0; r < rows.size(); ++r) {
     text += "|";

@@ -134,6 +134,17 @@ void fill_columns(const std::vector<std::string>& columns, std::vector<Cell>& of
   }
 }
 
+// The synthesis speaks of options; the reader of a file knows its keys and its name.
+Step step_of(const Experiment& experiment, const ExperimentInput& input, bool simulated, ThreadPool& pool) {
+  try {
+    return make_step(input, simulated, pool);
+  } catch (const InputError& error) {
+    if (!input.file.empty()) throw;
+    const std::string file = experiment.file.empty() ? experiment.name : experiment.file;
+    throw InputError({.file = file, .field = fmt::format("input '{}'", input.label), .index = {}}, error.what());
+  }
+}
+
 std::vector<Cell> skipped_input(const Experiment& experiment, const std::string& reason) {
   return std::vector<Cell>(experiment.systems.size(), Cell{.measured = {}, .skipped = reason, .of_columns = {}});
 }
@@ -150,7 +161,7 @@ ExperimentResult run_experiment(const Experiment& experiment, ThreadPool& pool, 
     if (!input.file.empty() && !std::filesystem::exists(input.file)) {
       cells = skipped_input(experiment, fmt::format("no file {} here", input.file));
     } else {
-      const Step step = make_step(input, any(&Column::simulated), pool);
+      const Step step = step_of(experiment, input, any(&Column::simulated), pool);
       for (const ExperimentSystem& system : experiment.systems) {
         if (on_cell) on_cell(input, system);
         cells.push_back(measure(system, input, step, any(&Column::routed), pool));
