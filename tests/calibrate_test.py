@@ -78,10 +78,20 @@ class CalibrateTest(CommandTest):
         self.refuse("run", load, "--max-copies-per-rank", "hidden", saying=("--max-copies-per-rank", "hidden"))
         (self.folder / "wrong.toml").write_text("name = \"x\"\nranks_per_node = \"eight\"\n")
         plan("--cluster", "wrong.toml", "--model", "Mixtral-8x7B", ("wrong.toml", "ranks_per_node", "line 2"))
+        for text, saying in (
+            ('name = "\\u001b[31mred"\n', ("name", "line 1", "control character")),
+            ('name = "two\\nlines"\n', ("name", "line 1", "control character")),
+            ('name = "x"\nranks_per_nod = 8\n', ("ranks_per_nod", "line 2", "is no key")),
+            ('name = "x"\n[devise]\nflops_per_second = 1e12\n', ("devise", "line 2", "is no key")),
+        ):
+            (self.folder / "wrong.toml").write_text(text)
+            plan("--cluster", "wrong.toml", "--model", "Mixtral-8x7B", ("wrong.toml", *saying))
 
     def test_what_cannot_be_written_is_said_before_anything_is_measured(self):
         self.refuse("calibrate", "--out", "no/such/folder/machine.toml", saying=("no/such/folder",))
         self.refuse("calibrate", "--ranks", "0", saying=("--ranks",))
+        self.refuse("calibrate", "--name", "", saying=("--name",))
+        self.refuse("calibrate", "--name", "two\nlines", saying=("--name",))
 
 
 if __name__ == "__main__":

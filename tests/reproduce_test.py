@@ -80,6 +80,28 @@ class Reproduce(CommandTest):
         (self.folder / "mine.toml").write_text(SMALL.replace("policy = ", "polcy = "))
         self.refuse("reproduce", "mine.toml", saying=["mine.toml", "system[0].policy", "is missing"])
 
+    def test_what_cannot_be_in_an_own_file_is_named_with_file_and_field(self):
+        for text, saying in (
+            ("", ["title", "is missing"]),
+            (SMALL.replace("ranks = 4", "ranks = 7"), ["input[0].ranks", "7", "16 experts"]),
+            (SMALL.replace("ranks = 4", 'ranks = 4\ncluster = "b300"\nmodel = "Mixtral-8x7B"'), ["input[0].cluster", "b300", "gb200"]),
+            (SMALL.replace("ranks = 4", "ranks = 1"), ["w2", "at least 2 ranks"]),
+        ):
+            with self.subTest(saying):
+                (self.folder / "mine.toml").write_text(text)
+                self.refuse("reproduce", "mine.toml", saying=["mine.toml", *saying])
+        (self.folder / "folder.toml").mkdir()
+        done = self.foremoe("reproduce", "folder.toml")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("folder.toml: is a folder", done.stderr)
+
+    def test_the_command_in_the_text_is_one_that_runs(self):
+        (self.folder / "mine.toml").write_text(SMALL)
+        text = self.succeed("reproduce", "mine.toml", "--markdown")
+        (line,) = [line for line in text.splitlines() if line.startswith("    foremoe ")]
+        self.succeed(*line.split()[1:])
+        self.assertIn("    foremoe reproduce feplb-straggler\n", self.succeed("reproduce", "feplb-straggler", "--markdown"))
+
     def test_the_page_of_results_tells_every_experiment_and_no_other(self):
         self.assertTrue((ROOT / "docs" / "results.md").exists())
         done = subprocess.run([sys.executable, str(ROOT / "scripts" / "results"), "--check"], capture_output=True, text=True,

@@ -74,6 +74,53 @@ class Simulate(CommandTest):
         events = json.loads((self.folder / "step.json").read_text())["traceEvents"]
         self.assertEqual({e["pid"] for e in events}, {0, 1, 2, 3})
 
+    def on_small(self, *arguments):
+        """Both streams of a run that prints a table."""
+        done = self.foremoe("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--guest-slots", 1, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout, done.stderr
+
+    def test_a_timeline_is_of_the_last_policy_that_is_not_skipped(self):
+        self.simulate("--policy", "foremoe,eplb", "--in-flight", 2, "--timeline", "skipped.json")
+        self.simulate("--policy", "foremoe", "--in-flight", 2, "--timeline", "alone.json")
+        self.assertEqual(*((self.folder / name).read_text() for name in ("skipped.json", "alone.json")))
+        self.refuse("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--policy", "eplb", "--in-flight", 2,
+                    "--timeline", "none.json", saying=("--timeline", "eplb"))  # fmt: skip
+
+    def test_a_step_that_no_device_holds_is_told_below_the_table(self):
+        self.assertNotIn("80 GB", self.on_small("--policy", "vanilla,foremoe")[0])
+        self.succeed("synth", "--out", "large.safetensors", "--layers", 1, "--experts", 128, "--top-k", 8, "--micro-steps", 1,
+                     "--ranks", 2, "--tokens-per-rank", 64)  # fmt: skip
+        given = ("simulate", "large.safetensors", "--cluster", "h100", "--model", "Qwen3-235B-A22B", "--policy", "vanilla")
+        (row,) = self.json_of(*given)
+        least = f"nothing fits the 80 GB of a rank of H100; the least is {row['memory_bytes_per_rank'] / 1e9:.1f} GB, vanilla"
+        self.assertIn(least.lower(), self.succeed(*given).lower())
+        self.assertIn(least.lower(), self.foremoe(*given, "--json").stderr.lower())
+
+    def test_a_budget_that_cannot_be_met_is_told_with_the_least_and_one_that_some_meet_with_those_that_do_not(self):
+        auto = ("--policy", "foremoe", "--residency", "auto", "--memory-budget")
+        self.assertIn("nothing fits the budget of 0.001 GB; the least is", self.on_small(*auto, 0.001)[0])
+        self.assertNotIn("the budget of", self.on_small(*auto, 80)[0])
+        plan = ("plan", self.step, "--cluster", "h100", "--model", "small.json", "--residency", "auto", "--memory-budget")
+        self.assertIn("nothing fits the budget of 0.001 GB; the least is", self.foremoe(*plan, 0.001).stderr)
+        self.assertNotIn("budget", self.foremoe(*plan, 80).stderr)
+        rows = self.simulate("--policy", "vanilla,foremoe")
+        needs = {row["memory_bytes_per_rank"]: row["policy"] for row in rows}
+        said = self.on_small("--policy", "vanilla,foremoe", "--memory-budget", sum(needs) / 2e9)[0]
+        self.assertRegex(said, rf"more than the budget of \S+ GB: {needs[max(needs)]}; the most is")
+
+    def test_the_table_tells_its_columns_and_what_residency_auto_chose(self):
+        said = self.on_small("--policy", "foremoe")[0]
+        self.assertIn("Columns:\n  step s ", said)
+        for word in ("  residency ", "  RL ", "  largest "):
+            self.assertNotIn(word, said)
+        (row,) = self.simulate("--policy", "foremoe", "--residency", "auto", "--memory-budget", 80, "--rollout-seconds", 5)
+        said = self.on_small("--policy", "foremoe", "--residency", "auto", "--memory-budget", 80, "--rollout-seconds", 5)[0]
+        (line,) = [line for line in said.splitlines() if line.startswith("  foremoe ")]
+        self.assertIn(f" {row['residency']}", line)
+        for word in ("  residency ", "  RL ", "  largest "):
+            self.assertIn("\n" + word, said)
+
     def test_several_micro_steps_in_flight_are_simulated_too(self):
         rows = self.simulate("--policy", "vanilla,foremoe", "--in-flight", 2)
         self.assertTrue(all(row["step_seconds"] > 0 for row in rows))

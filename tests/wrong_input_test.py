@@ -44,6 +44,24 @@ class WrongUsage(CommandTest):
                 self.refuse("plan", step, "--out", "plan.safetensors", option, value, saying=[option])
         self.refuse("compare", step, "--policy", "vanilla,magic", saying=["--policy", "magic", "vanilla"])
 
+    def test_a_number_is_one_that_can_be_counted_and_what_it_may_be_is_said_briefly(self):
+        on = ("--cluster", "h100", "--model", "qwen3-30b-a3b")
+        for command in ("simulate", "report", "plan"):
+            for value, why in (("-5", "-5 is not above 0"), ("0", "0 is not above 0"), ("nan", "'nan' is no number"),
+                               ("inf", "'inf' is no number"), ("1e10", "1e10 is more than 1e+09"), ("x", "'x' is no number")):  # fmt: skip
+                with self.subTest(command, value=value):
+                    out = [] if command == "simulate" else ["--out", "p"]
+                    self.refuse(command, "x", *on, f"--memory-budget={value}", *out, saying=[f"--memory-budget: {why}"])
+        self.refuse("simulate", "x", *on, "--rollout-seconds=nan", saying=["--rollout-seconds: 'nan' is no number"])
+        self.refuse("simulate", "x", *on, "--rollout-seconds=-1", saying=["--rollout-seconds: -1 is not 0 or more"])
+        self.refuse("verify", "x", "y", "--max-listed=-1", saying=["--max-listed: -1 is less than 0"])
+        for command in ("simulate", "report", "plan", "verify"):
+            self.assertNotRegex(self.succeed(command, "--help"), "POSITIVE|NONNEGATIVE")
+
+    def test_a_budget_without_a_residency_to_choose_is_of_no_use_to_plan(self):
+        step = self.synthesise()
+        self.refuse("plan", step, "--memory-budget", 30, "--out", "p", saying=["--memory-budget", "--residency auto"])
+
     def test_residency_free_serves_forward_only_stages(self):
         self.refuse("plan", self.synthesise(), "--residency", "free", "--in-flight", 2, "--out", "p", saying=["free"])
 
