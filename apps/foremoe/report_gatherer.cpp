@@ -44,9 +44,9 @@ report::LoadPictures pictures(const StepPlan& before, const StepPlan& after) {
 
 }  // namespace
 
-ReportGatherer::ReportGatherer(const ReportProblem& problem, PlannerOptions options)
+ReportGatherer::ReportGatherer(const ReportProblem& problem, const PlannerOptions& options)
     : problem_(problem),
-      options_(std::move(options)),
+      options_(options),
       baseline_policy_(policy_named(std::string(kReportBaseline))),
       baseline_(simulated(baseline_policy_)) {}
 

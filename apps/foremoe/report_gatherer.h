@@ -16,7 +16,7 @@ inline constexpr std::string_view kReportBaseline = "vanilla";  // that everythi
 class ReportGatherer {
  public:
   // Simulates the baseline. Throws InputError when that cannot be done. Keeps the reference.
-  ReportGatherer(const ReportProblem& problem, PlannerOptions options);
+  ReportGatherer(const ReportProblem& problem, const PlannerOptions& options);
 
   // Policies side by side, with `before` and `after`: foremoe or, where that is not among them, the fastest.
   void compare(const std::vector<const Policy*>& policies, report::Report& out);

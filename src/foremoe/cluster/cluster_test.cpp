@@ -1,5 +1,6 @@
 #include "foremoe/cluster/cluster.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +54,7 @@ TEST(Cluster, IsTheSameWrittenAndReadAgain) {
     EXPECT_EQ(to_toml(parse_cluster(text, "again")), text);
   }
   Cluster odd = find_cluster("h100");
-  odd.name = "a \"quoted\" \\ name\n";
+  odd.name = "a \"quoted\" \\ name";
   odd.kernel_seconds = 1.0 / 3 * 1e-5;
   const Cluster again = parse_cluster(to_toml(odd, {{"device.kernel_seconds", "two\nlines = 1"}}), "again");
   EXPECT_EQ(again.name, odd.name);
@@ -100,7 +101,8 @@ TEST(Cluster, AWrongUnitIsNamedWithItsKeyAndLine) {
 
 TEST(Cluster, AMissingOrUnknownKeyIsNamed) {
   EXPECT_EQ(error_of(h100_with("row_tile", "")), "some.toml: device.row_tile: is missing");
-  EXPECT_EQ(error_of(h100_with("row_tile", "row_tiles = 128")), "some.toml: device.row_tile: is missing");
+  EXPECT_EQ(error_of(h100_with("row_tile", "row_tiles = 128")),
+            "some.toml: device.row_tiles line 10: is no key of a cluster file");
   EXPECT_EQ(error_of(h100_with("row_tile", "row_tile = 128\ncolour = 3")),
             "some.toml: device.colour line 11: is no key of a cluster file");
   EXPECT_EQ(error_of("name = \"x\"\nranks_per_node = 8\n"), "some.toml: device.flops_per_second: is missing");
@@ -108,6 +110,9 @@ TEST(Cluster, AMissingOrUnknownKeyIsNamed) {
             "some.toml: device line 3: must be a section, [device]");
   EXPECT_EQ(error_of(""), "some.toml: name: is missing");
   EXPECT_EQ(error_of("name = 3"), "some.toml: name line 1: must be a name in quotes");
+  for (const char* name : {"\\u001b[31mred", "two\\nlines", "\\u007f"}) {
+    EXPECT_EQ(error_of(fmt::format("name = \"{}\"\n", name)), "some.toml: name line 1: has a control character");
+  }
   EXPECT_THAT(error_of(to_toml(find_cluster("h100")) + "[racks]\n"), HasSubstr("racks"));
 }
 

@@ -27,7 +27,8 @@ std::vector<std::vector<Receiver>> pair_ranks(const LayerLoad& load, double boun
   for (int r = 0; r < num_ranks; ++r) balance[r] = -(total / num_ranks + (r < total % num_ranks ? 1 : 0));
   for (std::size_t e = 0; e < load.home.size(); ++e) balance[load.home[e].index()] += load.of_expert[e];
 
-  const auto tolerated = static_cast<std::int64_t>(bound * static_cast<double>(total / num_ranks));
+  const std::int64_t mean = total / num_ranks;
+  const auto tolerated = static_cast<std::int64_t>(bound * static_cast<double>(mean));
   std::vector<std::vector<Receiver>> receivers(num_ranks);
   for (int h = index_of_max(balance); balance[h] > tolerated; h = index_of_max(balance)) {
     const auto u = std::ranges::min_element(balance);

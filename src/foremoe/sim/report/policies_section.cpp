@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "foremoe/sim/report/box_chart.h"
 #include "foremoe/sim/report/numbers.h"
 #include "foremoe/sim/report/sections.h"
@@ -10,17 +12,11 @@ namespace foremoe::report {
 namespace {
 
 bool has_rollout(const Report& report) {
-  for (const PolicyResult* p : planned(report)) {
-    if (p->rl_speedup) return true;
-  }
-  return false;
+  return std::ranges::any_of(planned(report), [](const PolicyResult* p) { return p->rl_speedup.has_value(); });
 }
 
 bool has_budget(const Report& report) {
-  for (const PolicyResult* p : planned(report)) {
-    if (p->largest_micro_batch) return true;
-  }
-  return false;
+  return std::ranges::any_of(planned(report), [](const PolicyResult* p) { return p->largest_micro_batch.has_value(); });
 }
 
 }  // namespace

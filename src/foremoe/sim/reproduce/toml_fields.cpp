@@ -80,7 +80,7 @@ std::string TomlFields::required_text(std::string_view key) {
 
 std::string TomlFields::one_of(std::string_view key, const std::vector<std::string_view>& words,
                                std::string_view otherwise) {
-  const std::string value = text(key).value_or(std::string(otherwise));
+  std::string value = text(key).value_or(std::string(otherwise));
   if (std::ranges::find(words, value) == words.end()) {
     fail(key, fmt::format("'{}', expected {}", value, fmt::join(words, ", ")));
   }
