@@ -60,6 +60,8 @@ class Report(CommandTest):
         page = (self.folder / "page.html").read_text(encoding="utf-8")
         self.assertIn("No load", page)
         self.assertNotIn("0.000 times the mean load", page)
+        self.assertIn("<td>–</td>", page)
+        self.assertNotIn("<td>0.000</td>", page)
 
     def test_the_page_says_what_does_not_fit_and_all_that_was_asked(self):
         self.succeed("report", *self.given, "--policy", "vanilla", "--optimizer-shards", 64, "--memory-budget", 0.5, "--out", "page.html")

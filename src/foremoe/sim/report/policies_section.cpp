@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 
 #include "foremoe/sim/report/box_chart.h"
 #include "foremoe/sim/report/numbers.h"
@@ -39,13 +40,14 @@ HtmlSection policies_section(const Report& report) {
     }
     if (p.policy == report.after) table.strong_row = static_cast<int>(table.rows.size());
     const Quantiles rho = quantiles(p.rho);
+    const auto ratio = [&](double value) { return p.rho.empty() ? std::string("–") : ratio_text(value); };  // no load
     std::vector<std::string> row{p.policy,
                                  times_text(p.speedup),
                                  seconds_text(p.step_seconds),
                                  percent_text(p.ideal_step_seconds / p.step_seconds),
-                                 ratio_text(rho.mean),
-                                 ratio_text(rho.p99),
-                                 ratio_text(rho.most),
+                                 ratio(rho.mean),
+                                 ratio(rho.p99),
+                                 ratio(rho.most),
                                  seconds_text(p.exposed_copy_seconds),
                                  fmt::format("{:.2f}", p.copies_per_layer_event),
                                  bytes_text(p.memory_bytes),
