@@ -51,7 +51,8 @@ class FineMoe final : public Policy {
 
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
-  // Scheduling follows the gate. With all optimizations it "introduces only 0.4 ms additional dispatch time" (figure 13).
+  // Scheduling follows the gate. With all optimizations it "introduces only 0.4 ms additional dispatch time" (figure
+  // 13).
   OnlineWork online() const override { return {.planning_seconds = 400e-6}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
