@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "foremoe/policy/eplb_rebalance.h"
+#include "foremoe/policy/former_step.h"
 #include "foremoe/policy/free_plan.h"
-#include "foremoe/policy/load_history.h"
 
 namespace foremoe {
 

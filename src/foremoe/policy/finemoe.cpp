@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cassert>
 
-#include "foremoe/core/error.h"
 #include "foremoe/policy/finemoe/random_placement.h"
 #include "foremoe/policy/finemoe/symmetric_placement.h"
+#include "foremoe/policy/former_step.h"
 #include "foremoe/policy/free_plan.h"
 
 namespace foremoe {
@@ -16,12 +16,6 @@ enum class Placing : std::uint8_t { kRandom, kSymmetric, kAdaptive };
 
 // Every layer its own sequence.
 Random random_of(std::uint64_t seed, LayerId layer) { return Random(seed + 0x9e3779b97f4a7c15 * (layer.index() + 1)); }
-
-std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load) {
-  std::vector<std::int64_t> sum(load.extent(1));
-  for (std::size_t m = 0; m < load.extent(0); ++m) std::ranges::transform(load.row(m), sum, sum.begin(), std::plus<>{});
-  return sum;
-}
 
 // The experts of one layer where `ranks`, [home rank][its j-th expert ascending][replica], says. [rank][slot]
 Array<ExpertId, 2> experts_at(ArrayView<const RankId, 3> ranks, std::span<const RankId> home) {
@@ -56,7 +50,7 @@ class FineMoe final : public Policy {
   OnlineWork online() const override { return {.planning_seconds = 400e-6}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    check_former_load(input);
+    if (placing_ == Placing::kAdaptive) (void)former_load(input);  // throws where it is of another model
     FreePolicy policy{.name = name_, .split = Split::kExact, .place = {}};
     policy.own_split = [&](LayerId layer) { return schedule(input, layer); };
     const int num_homes = input.load.num_experts() / input.load.num_ranks();
@@ -94,15 +88,6 @@ class FineMoe final : public Policy {
  private:
   using SymmetricShape = finemoe::SymmetricShape;
 
-  void check_former_load(const PolicyInput& input) const {
-    const LoadTable* former = input.previous_load;
-    if (placing_ != Placing::kAdaptive || former == nullptr) return;
-    if (former->num_layers() != input.load.num_layers() || former->num_experts() != input.load.num_experts()) {
-      throw InputError({.file = former->name, .field = "load"},
-                       "must be of as many layers and experts as the load that is planned");
-    }
-  }
-
   SplitTokens schedule(const PolicyInput& input, LayerId layer) const {
     auto scheduler = std::make_shared<finemoe::TokenScheduler>(input.load.topology(), options_.scheduler);
     return [&load = input.load, layer, scheduler](MicroStepId m, const planner::ReplicaGraph& graph,
@@ -120,9 +105,8 @@ class FineMoe final : public Policy {
         .num_ranks = input.load.num_ranks(),
         .slots_per_rank = input.load.num_experts() / input.load.num_ranks() + input.options.guest_slots};
     Array<ExpertId, 2> initial;
-    if (const StepPlan* former = input.previous; former != nullptr && continues(*former, input)) {
-      initial = Array<ExpertId, 2>({former->slot_expert.extent(2), former->slot_expert.extent(3)});
-      std::ranges::copy(former->slot_expert.view()[former->num_events() - 1][layer].flat(), initial.flat().begin());
+    if (const StepPlan* former = former_plan(input, name_); former != nullptr) {
+      initial = last_placement(*former, layer);
     } else if (!symmetric.empty()) {
       initial = experts_at(symmetric, input.home.row(layer));
     }
@@ -131,12 +115,6 @@ class FineMoe final : public Policy {
     Random random = random_of(input.options.seed, layer);
     return finemoe::replace_adaptively({.load = load, .predicted_load = predicted, .initial = initial, .shape = shape},
                                        options_.replacement, random);
-  }
-
-  bool continues(const StepPlan& former, const PolicyInput& input) const {
-    return former.policy == name_ && former.num_events() > 0 && former.num_layers() == input.load.num_layers() &&
-           former.num_ranks() == input.load.num_ranks() && former.num_experts() == input.load.num_experts() &&
-           former.guest_slots == input.options.guest_slots;
   }
 
   std::string_view name_;

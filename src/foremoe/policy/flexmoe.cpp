@@ -1,9 +1,9 @@
 #include "foremoe/policy/flexmoe.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "foremoe/core/error.h"
+#include "foremoe/policy/former_step.h"
 #include "foremoe/policy/free_plan.h"
 
 namespace foremoe {
@@ -45,11 +45,9 @@ class FlexMoe final : public Policy {
   }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    const LoadTable* const former = input.previous_load;
-    if (former && (former->num_layers() != input.load.num_layers() ||
-                   former->num_experts() != input.load.num_experts() || former->num_micro_steps() == 0)) {
-      throw InputError({.file = former->name, .field = "load"},
-                       "must have a micro-step, and as many layers and experts as the load that is planned");
+    const LoadTable* const former = former_load(input);
+    if (former != nullptr && former->num_micro_steps() == 0) {
+      throw InputError({.file = former->name, .field = "load"}, "must have a micro-step");
     }
     const auto place = [&](LayerId layer, ArrayView<const std::int64_t, 2> load) { return adapt(input, layer, load); };
     return plan_freely({.name = name(), .split = Split::kEqual, .place = place}, input, pool);
@@ -74,32 +72,16 @@ class FlexMoe final : public Policy {
   // [expert], what the first micro-step goes by.
   static std::vector<std::int64_t> expected_first(const LoadTable* former, LayerId layer,
                                                   ArrayView<const std::int64_t, 2> load) {
+    if (former == nullptr) return sum_over_micro_steps(load);
     std::vector<std::int64_t> expected(load.extent(1));
-    if (former != nullptr) {
-      former->expert_loads(MicroStepId{former->num_micro_steps() - 1}, layer, expected);
-      return expected;
-    }
-    for (std::size_t m = 0; m < load.extent(0); ++m) {
-      std::ranges::transform(load.row(m), expected, expected.begin(), std::plus<>{});
-    }
+    former->expert_loads(MicroStepId{former->num_micro_steps() - 1}, layer, expected);
     return expected;
   }
 
   Array<ExpertId, 2> first_placement(const PolicyInput& input, LayerId layer) const {
-    const StepPlan* former = input.previous;
-    if (former == nullptr || !continues(*former, input)) {
-      return uniform_placement(input.home.row(layer), input.load.load.extent(2),
-                               static_cast<std::size_t>(input.options.guest_slots));
-    }
-    Array<ExpertId, 2> last({former->slot_expert.extent(2), former->slot_expert.extent(3)});
-    std::ranges::copy(former->slot_expert.view()[former->num_events() - 1][layer].flat(), last.flat().begin());
-    return last;
-  }
-
-  bool continues(const StepPlan& former, const PolicyInput& input) const {
-    return former.policy == name() && former.num_events() > 0 && former.num_layers() == input.load.num_layers() &&
-           former.num_ranks() == input.load.num_ranks() && former.num_experts() == input.load.num_experts() &&
-           former.guest_slots == input.options.guest_slots;
+    if (const StepPlan* former = former_plan(input, name()); former != nullptr) return last_placement(*former, layer);
+    return uniform_placement(input.home.row(layer), input.load.load.extent(2),
+                             static_cast<std::size_t>(input.options.guest_slots));
   }
 
   FlexMoeOptions options_;

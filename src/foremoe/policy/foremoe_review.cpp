@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "foremoe/policy/former_step.h"
 #include "foremoe/policy/free_plan.h"
-#include "foremoe/policy/load_history.h"
 
 namespace foremoe {
 
@@ -62,8 +62,8 @@ class ForeMoeReview final : public Policy {
   Layer plan_layer(const PolicyInput& input, LayerId l, ArrayView<const std::int64_t, 2> load) const {
     const review::BaseShape shape = shape_of(input);
     std::vector<int> host;
-    if (options_.base && input.previous != nullptr && continues(*input.previous, input)) {
-      host = review::hosts_of(*input.previous, l);
+    if (const StepPlan* former = former_plan(input, name()); options_.base && former != nullptr) {
+      host = review::hosts_of(*former, l);
     } else {
       for (const RankId r : input.home.row(l)) host.push_back(r.value);
     }
@@ -80,12 +80,6 @@ class ForeMoeReview final : public Policy {
       if (review::is_consistent(layer.base, moves, shape)) layer.moves[m] = std::move(moves);
     }
     return layer;
-  }
-
-  bool continues(const StepPlan& former, const PolicyInput& input) const {
-    return former.policy == name() && former.num_layers() == input.load.num_layers() &&
-           former.num_ranks() == input.load.num_ranks() && former.num_experts() == input.load.num_experts() &&
-           former.guest_slots == input.options.guest_slots;
   }
 
   // [micro_step][rank][slot]

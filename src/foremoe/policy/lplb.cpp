@@ -3,18 +3,12 @@
 #include <algorithm>
 #include <functional>
 
-#include "foremoe/core/error.h"
+#include "foremoe/policy/former_step.h"
 #include "foremoe/policy/free_plan.h"
 
 namespace foremoe {
 
 namespace {
-
-std::vector<std::int64_t> sum_over_micro_steps(ArrayView<const std::int64_t, 2> load) {
-  std::vector<std::int64_t> sum(load.extent(1));
-  for (std::size_t m = 0; m < load.extent(0); ++m) std::ranges::transform(load.row(m), sum, sum.begin(), std::plus<>{});
-  return sum;
-}
 
 // What every rank holds in one layer, [1][rank][slot]: homes, most loaded first, then copies along the edges.
 Array<ExpertId, 3> place_on_edges(std::span<const RankId> home, std::span<const std::int64_t> expected,
@@ -50,12 +44,7 @@ class Lplb final : public Policy {
   OnlineWork online() const override { return {.planning_seconds = 100e-6}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    const LoadTable* const former = input.previous_load;
-    if (former &&
-        (former->num_layers() != input.load.num_layers() || former->num_experts() != input.load.num_experts())) {
-      throw InputError({.file = former->name, .field = "load"},
-                       "must be of as many layers and experts as the load that is planned");
-    }
+    const LoadTable* const former = former_load(input);
     const Topology topology = input.load.topology();
     const int copies = std::min(input.options.guest_slots, input.load.num_experts() / input.load.num_ranks());
     const bool without_edges = options_.edges == lplb::Edges::kAutomatic && (copies < 1 || topology.num_ranks == 1);

@@ -4,8 +4,8 @@
 #include <cassert>
 #include <numeric>
 
+#include "foremoe/policy/former_step.h"
 #include "foremoe/policy/free_plan.h"
-#include "foremoe/policy/load_history.h"
 
 namespace foremoe {
 

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "foremoe/core/random.h"
+#include "foremoe/policy/former_step.h"
+#include "foremoe/policy/free_plan.h"
 
 namespace foremoe::relibra {
 
@@ -52,17 +54,6 @@ std::vector<int> anneal(ReorderingCost cost, const ReorderingOptions& options, R
   }
   assert(std::abs(cost.cost() - cost.cost_from_scratch()) <= 1e-9 * cost.cost());
   return best;
-}
-
-// Tokens of each expert in the whole batch.
-std::vector<std::int64_t> batch_load(const LoadTable& load, LayerId layer) {
-  std::vector<std::int64_t> sum(load.load.extent(3));
-  std::vector<std::int64_t> of_expert(sum.size());
-  for (int m = 0; m < load.num_micro_steps(); ++m) {
-    load.expert_loads(MicroStepId{m}, layer, of_expert);
-    std::ranges::transform(of_expert, sum, sum.begin(), std::plus<>{});
-  }
-  return sum;
 }
 
 }  // namespace
@@ -171,7 +162,7 @@ std::vector<RankId> reorder_experts(const LoadTable& load, LayerId layer, std::s
   const std::vector<int> after = anneal(ReorderingCost(load, layer, before, options), options, random);
 
   std::vector<RankId> reordered(home.begin(), home.end());
-  const std::vector<std::int64_t> tokens = batch_load(load, layer);
+  const std::vector<std::int64_t> tokens = sum_over_micro_steps(layer_load(load, layer));
   std::vector<std::int64_t> of_rank(topology.num_ranks);  // tokens
   std::vector<int> places(topology.num_ranks);            // left by those that go
   std::vector<int> movers;
