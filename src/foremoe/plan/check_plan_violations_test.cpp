@@ -1,0 +1,285 @@
+// Each way of spoiling a good plan is found, named, and told where it is.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "foremoe/plan/test_good_plan.h"
+#include "foremoe/plan/test_traces.h"
+
+namespace foremoe {
+namespace {
+
+using enum ViolationKind;
+using test::count;
+using test::first_message;
+using test::GoodPlan;
+
+struct Mutation {
+  const char* name;
+  ViolationKind kind;
+  Residency residency;
+  int in_flight;
+  void (*spoil)(GoodPlan&);
+};
+
+void PrintTo(const Mutation& mutation, std::ostream* out) { *out << mutation.name; }
+
+constexpr int kLayer = 1;
+constexpr int kRank = 2;
+
+ExpertId absent_expert(const GoodPlan& good, int t) {
+  for (int e = 0;; ++e) {
+    if (std::ranges::count(good.plan.slot_expert.row(t, kLayer, kRank), ExpertId{e}) == 0) return ExpertId{e};
+  }
+}
+
+const Mutation kMutations[] = {
+    {"WrongRankCount", kShape, Residency::kResident, 1, [](GoodPlan& g) { g.load = fold_ranks(g.load, 2); }},
+    {"MissingBounds", kShape, Residency::kResident, 1,
+     [](GoodPlan& g) {
+       g.plan.max_load = Array<Tokens, 2>({1, 2});
+     }},
+    {"WrongGuestSlots", kShape, Residency::kResident, 1, [](GoodPlan& g) { g.plan.guest_slots = 2; }},
+    {"MissingEvent", kShape, Residency::kResident, 1, [](GoodPlan& g) { g.plan.event_pass.pop_back(); }},
+    {"NoNodes", kShape, Residency::kResident, 1, [](GoodPlan& g) { g.plan.ranks_per_node = 0; }},
+    {"SwappedEvents", kEvents, Residency::kResident, 1,
+     [](GoodPlan& g) { std::swap(g.plan.event_micro_step[0], g.plan.event_micro_step[1]); }},
+    {"PassesTurnedRound", kEvents, Residency::kResident, 2, [](GoodPlan& g) { g.plan.event_pass[2] = Pass::kForward; }},
+    {"OtherOrder", kEvents, Residency::kResident, 2, [](GoodPlan& g) { g.plan.in_flight = 3; }},
+    {"OtherNumberOfEvents", kEvents, Residency::kResident, 2, [](GoodPlan& g) { g.plan.in_flight = 1; }},
+    {"WrongDigest", kDigest, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.load_digest.front() = g.plan.load_digest.front() == '0' ? '1' : '0'; }},
+    {"OptionsThatAreNoObject", kOptions, Residency::kResident, 1, [](GoodPlan& g) { g.plan.options = "[1"; }},
+    {"NegativeOption", kOptions, Residency::kResident, 1, [](GoodPlan& g) { g.plan.options = R"({"rehome": -1})"; }},
+    {"NestedOption", kOptions, Residency::kResident, 1, [](GoodPlan& g) { g.plan.options = R"({"rehome": [[1]]})"; }},
+    {"HomeOutOfRange", kHomes, Residency::kResident, 1, [](GoodPlan& g) { g.plan.home(kLayer, 3) = RankId{4}; }},
+    {"TooManyHomesOnARank", kHomes, Residency::kResident, 1, [](GoodPlan& g) { g.plan.home(kLayer, 0) = RankId{3}; }},
+    {"MovedHomes", kHomeMoves, Residency::kResident, 1,
+     [](GoodPlan& g) { std::swap(g.plan.home(kLayer, 0), g.plan.home(kLayer, 7)); }},
+    {"MovedHomesBeyondRehome", kHomeMoves, Residency::kFree, 1,
+     [](GoodPlan& g) {
+       g.plan.options = R"({"rehome": 1})";
+       std::swap(g.plan.home(kLayer, 0), g.plan.home(kLayer, 7));
+     }},
+    {"UnknownExpert", kUnknownExpert, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, 0) = ExpertId{8}; }},
+    {"NegativeExpert", kUnknownExpert, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, 0) = ExpertId{-2}; }},
+    {"SwappedHomeSlots", kHomeSlots, Residency::kResident, 1,
+     [](GoodPlan& g) {
+       std::swap(g.plan.slot_expert(2, kLayer, kRank, 0), g.plan.slot_expert(2, kLayer, kRank, 1));
+       std::swap(g.plan.slot_tokens(2, kLayer, kRank, 0), g.plan.slot_tokens(2, kLayer, kRank, 1));
+     }},
+    {"DroppedHome", kHomeSlots, Residency::kStatic, 1,
+     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, 0) = kNoExpert; }},
+    {"HomeSwappedWithAGuest", kHomeSlots, Residency::kShared, 1,
+     [](GoodPlan& g) {
+       std::swap(g.plan.slot_expert(2, kLayer, kRank, 0), g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()));
+     }},
+    {"ExpertTwiceOnARank", kDuplicate, Residency::kResident, 1,
+     [](GoodPlan& g) {
+       g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = g.plan.slot_expert(2, kLayer, kRank, 0);
+     }},
+    {"NoReplicaLeft", kNoReplica, Residency::kFree, 1,
+     [](GoodPlan& g) {
+       for (int r = 0; r < 4; ++r) {
+         for (ExpertId& e : g.plan.slot_expert.row(2, kLayer, r)) {
+           if (e == ExpertId{5}) e = kNoExpert;
+         }
+       }
+     }},
+    {"StayingExpertMoved", kMovedSlot, Residency::kFree, 1,
+     [](GoodPlan& g) {
+       std::swap(g.plan.slot_expert(2, kLayer, 3, 0), g.plan.slot_expert(2, kLayer, 3, 1));
+       std::swap(g.plan.slot_tokens(2, kLayer, 3, 0), g.plan.slot_tokens(2, kLayer, 3, 1));
+     }},
+    {"HomesOutOfOrderAtFirst", kMovedSlot, Residency::kFree, 1,
+     [](GoodPlan& g) {
+       for (int t = 0; t < g.plan.num_events(); ++t) {
+         std::swap(g.plan.slot_expert(t, kLayer, 3, 0), g.plan.slot_expert(t, kLayer, 3, 1));
+         std::swap(g.plan.slot_tokens(t, kLayer, 3, 0), g.plan.slot_tokens(t, kLayer, 3, 1));
+       }
+     }},
+    {"GuestChangedInTheStep", kChangedGuest, Residency::kStatic, 1,
+     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = absent_expert(g, 2); }},
+    {"GuestDroppedInTheStep", kChangedGuest, Residency::kStatic, 1,
+     [](GoodPlan& g) { g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = kNoExpert; }},
+    {"GuestsThatChangeCalledStatic", kChangedGuest, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.residency = Residency::kStatic; }},
+    {"BackwardOfExpertsThatLeftHome", kForwardOnly, Residency::kResident, 2,
+     [](GoodPlan& g) { g.plan.residency = Residency::kFree; }},
+    {"NegativeQuota", kQuota, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.slot_tokens(2, kLayer, kRank, 0) = Tokens{-1}; }},
+    {"QuotaTooLarge", kQuota, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.slot_tokens(2, kLayer, kRank, 0) += Tokens{1}; }},
+    {"QuotaBeyondAllLoad", kQuota, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.slot_tokens(2, kLayer, kRank, 0) = Tokens{std::numeric_limits<std::int64_t>::max()}; }},
+    {"QuotaMovedToAnotherExpert", kQuota, Residency::kResident, 1,
+     [](GoodPlan& g) {
+       g.plan.slot_tokens(2, kLayer, kRank, g.guest_slot()) -= Tokens{1};
+       g.plan.slot_tokens(2, kLayer, kRank, 0) += Tokens{1};
+     }},
+    {"DroppedReplica", kQuota, Residency::kResident, 1,
+     [](GoodPlan& g) {
+       g.plan.slot_expert(3, kLayer, kRank, g.guest_slot()) = kNoExpert;
+       g.plan.slot_tokens(3, kLayer, kRank, g.guest_slot()) = Tokens{0};
+     }},
+    {"QuotaOnAnEmptySlot", kQuota, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.slot_expert(3, kLayer, kRank, g.guest_slot()) = kNoExpert; }},
+    {"PassesThatDiffer", kPasses, Residency::kStatic, 2,
+     [](GoodPlan& g) {  // a token between a guest and its home, in the last backward only
+       const int t = g.plan.num_events() - 1;
+       const ExpertId guest = g.plan.slot_expert(t, kLayer, kRank, g.guest_slot());
+       const RankId home = g.plan.home(kLayer, guest);
+       Tokens& at_guest = g.plan.slot_tokens(t, kLayer, kRank, g.guest_slot());
+       Tokens& at_home = g.plan.slot_tokens(t, kLayer, home, guest.value % 2);
+       (at_guest > Tokens{0} ? at_guest : at_home) -= Tokens{1};
+       (at_guest > Tokens{0} ? at_home : at_guest) += Tokens{1};
+     }},
+    {"CopiesIntoARank", kCopiesPerRank, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.options = R"({"max-copies-per-rank": 0})"; }},
+    {"CopiesIntoARankWhenFree", kCopiesPerRank, Residency::kFree, 1,
+     [](GoodPlan& g) { g.plan.options = R"({"max-copies-per-rank": 0})"; }},
+    {"CopiesOfAShared", kCopiesPerRank, Residency::kShared, 1,
+     [](GoodPlan& g) { g.plan.options = R"({"max-copies-per-rank": 0})"; }},
+    {"CopiesFromASource", kCopiesPerSource, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.options = R"({"max-copies-per-source": 0})"; }},
+    {"TokensPerGuest", kTokensPerGuest, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.options = R"({"min-tokens-per-guest": 100000})"; }},
+    {"WrongMaxLoad", kMaxLoad, Residency::kResident, 1, [](GoodPlan& g) { g.plan.max_load(2, kLayer) += Tokens{1}; }},
+    {"QuotaMovedBetweenReplicas", kMaxLoad, Residency::kResident, 1,
+     [](GoodPlan& g) {  // from every guest to its home: the sums stay right
+       for (int r = 0; r < 4; ++r) {
+         const ExpertId guest = g.plan.slot_expert(2, kLayer, r, g.guest_slot());
+         Tokens& at_guest = g.plan.slot_tokens(2, kLayer, r, g.guest_slot());
+         g.plan.slot_tokens(2, kLayer, g.plan.home(kLayer, guest), guest.value % 2) += at_guest;
+         at_guest = Tokens{0};
+       }
+     }},
+    {"LowerBoundBelowTheMean", kLowerBound, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.lower_bound(2, kLayer) -= Tokens{1}; }},
+    {"LowerBoundAboveTheLoad", kLowerBound, Residency::kResident, 2,
+     [](GoodPlan& g) { g.plan.lower_bound(2, kLayer) = g.plan.max_load(2, kLayer) + Tokens{1}; }},
+    {"LowerBoundThatThePlacementBeats", kLowerBound, Residency::kResident, 1,
+     [](GoodPlan& g) { g.plan.lower_bound(2, kLayer) = g.plan.max_load(2, kLayer); }},
+};
+
+class CheckSpoiledPlan : public testing::TestWithParam<Mutation> {};
+
+TEST_P(CheckSpoiledPlan, NamesTheRuleThatIsBroken) {
+  const Mutation& mutation = GetParam();
+  GoodPlan good(mutation.residency, mutation.in_flight);
+  const CheckOptions options{.certificate_ranks = 4};
+  ASSERT_TRUE(check_plan(good.plan, good.load, options).ok()) << first_message(check_plan(good.plan, good.load));
+  mutation.spoil(good);
+  const CheckReport report = check_plan(good.plan, good.load, options);
+  EXPECT_GT(count(report, mutation.kind), 0) << first_message(report);
+  for (const Violation& violation : report.violations) EXPECT_FALSE(violation.message.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(With, CheckSpoiledPlan, testing::ValuesIn(kMutations), testing::PrintToStringParamName());
+
+TEST(CheckPlan, NoticesEveryQuotaAndEveryHomeThatChangesByOne) {
+  const GoodPlan good(Residency::kResident, 2);
+  for (std::size_t i = 0; i < good.plan.slot_tokens.size(); ++i) {
+    for (const int change : {-1, 1}) {
+      StepPlan plan = good.plan;
+      plan.slot_tokens.flat()[i] += Tokens{change};
+      EXPECT_GT(count(check_plan(plan, good.load), kQuota), 0) << i;
+    }
+  }
+  for (std::size_t i = 0; i < good.plan.home.size(); ++i) {
+    StepPlan plan = good.plan;
+    plan.home.flat()[i] = RankId{(plan.home.flat()[i].value + 1) % 4};
+    EXPECT_GT(count(check_plan(plan, good.load), kHomes), 0) << i;
+  }
+}
+
+TEST(CheckPlan, FindsEveryFigureThatIsReportedWrongly) {
+  const test::BatchedTrace batched = test::random_trace(1, 40);
+  const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 1}, 1);
+  const PlanFigures right = plan_figures(plan, batched.load, {.trace = &batched.trace, .batching = &batched.batching});
+  void (*const spoils[])(PlanFigures&) = {
+      [](PlanFigures& f) { f.policy = "eplb"; },
+      [](PlanFigures& f) { f.residency = Residency::kShared; },
+      [](PlanFigures& f) { ++f.events; },
+      [](PlanFigures& f) { ++f.micro_steps; },
+      [](PlanFigures& f) { ++f.layers; },
+      [](PlanFigures& f) { ++f.ranks; },
+      [](PlanFigures& f) { ++f.ranks_per_node; },
+      [](PlanFigures& f) { ++f.experts; },
+      [](PlanFigures& f) { ++f.guest_slots; },
+      [](PlanFigures& f) { ++f.in_flight; },
+      [](PlanFigures& f) { f.rho.mean *= 1.0001; },
+      [](PlanFigures& f) { f.rho.p99 *= 1.0001; },
+      [](PlanFigures& f) { f.rho.max *= 1.0001; },
+      [](PlanFigures& f) { f.rho_lower_bound_mean *= 1.0001; },
+      [](PlanFigures& f) { ++f.align; },
+      [](PlanFigures& f) { f.rho_padded.mean *= 1.0001; },
+      [](PlanFigures& f) { f.rho_padded.max *= 1.0001; },
+      [](PlanFigures& f) { ++f.max_rank_tokens; },
+      [](PlanFigures& f) { ++f.copies; },
+      [](PlanFigures& f) { f.copies_per_layer_event = std::nan(""); },
+      [](PlanFigures& f) { ++f.copies_max_per_rank; },
+      [](PlanFigures& f) { ++f.home_moves; },
+      [](PlanFigures& f) { f.guests_per_layer += 1; },
+      [](PlanFigures& f) { f.node_link_tokens.mean += 1; },
+      [](PlanFigures& f) { f.node_link_tokens.max += 1; },
+      [](PlanFigures& f) { f.node_link_rows->mean += 1; },
+      [](PlanFigures& f) { f.node_link_rows->max += 1; },
+  };
+  for (const auto spoil : spoils) {
+    PlanFigures wrong = right;
+    spoil(wrong);
+    const CheckReport report =
+        check_plan(plan, batched.load, {.trace = &batched.trace, .batching = &batched.batching, .reported = &wrong});
+    EXPECT_EQ(count(report, kFigure), 1) << "figure " << &spoil - spoils;
+  }
+}
+
+TEST(CheckPlan, HoldsHomeMovesAgainstTheGivenHomes) {
+  GoodPlan good(Residency::kResident, 1);
+  Array<RankId, 2> initial = good.plan.home;
+  std::swap(initial(0, 0), initial(0, 7));
+  for (const auto& [rehome, is_ok] : {std::pair{0, false}, {1, false}, {2, true}}) {
+    good.plan.options = fmt::format(R"({{"rehome": {}, "homes": "last-step.safetensors"}})", rehome);
+    const CheckReport report = check_plan(good.plan, good.load, {.initial_home = initial});
+    EXPECT_EQ(report.ok(), is_ok) << rehome;
+    EXPECT_EQ(count(report, kHomeMoves), is_ok ? 0 : 1);
+  }
+}
+
+TEST(CheckPlan, SaysWhereTheViolationIs) {
+  GoodPlan good(Residency::kResident, 1);
+  const ExpertId expert = good.plan.slot_expert(2, kLayer, kRank, 1);
+  good.plan.slot_tokens(2, kLayer, kRank, 1) = Tokens{-7};
+  const CheckReport report = check_plan(good.plan, good.load);
+  ASSERT_FALSE(report.ok());
+  const Violation& violation = report.violations.front();
+  EXPECT_EQ(violation.kind, kQuota);
+  EXPECT_EQ(violation.event, EventId{2});
+  EXPECT_EQ(violation.layer, LayerId{kLayer});
+  EXPECT_EQ(violation.rank, RankId{kRank});
+  EXPECT_EQ(violation.slot, SlotId{1});
+  EXPECT_EQ(violation.expert, expert);
+  EXPECT_THAT(violation.message, testing::HasSubstr("-7"));
+  const auto json = to_json(report);
+  EXPECT_EQ(json["ok"], false);
+  EXPECT_EQ(json["violations"][0]["kind"], "quota");
+  EXPECT_EQ(json["violations"][0]["event"], 2);
+}
+
+TEST(CheckPlan, ListsAFewViolationsAndCountsAll) {
+  GoodPlan good(Residency::kResident, 1);
+  for (Tokens& quota : good.plan.slot_tokens.flat()) quota = Tokens{-1};
+  const CheckReport report = check_plan(good.plan, good.load, {.max_listed = 3});
+  EXPECT_EQ(report.violations.size(), 3u);
+  EXPECT_GE(report.num_violations(), static_cast<std::int64_t>(good.plan.slot_tokens.size()));
+}
+
+}  // namespace
+}  // namespace foremoe
