@@ -9,6 +9,7 @@
 
 #include "foremoe/core/random.h"
 #include "foremoe/plan/test_plans.h"
+#include "foremoe/planner/test_complete_assignment.h"
 #include "foremoe/planner/test_steps.h"
 
 namespace foremoe::planner {

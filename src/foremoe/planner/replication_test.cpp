@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/random.h"
+#include "foremoe/planner/test_complete_assignment.h"
 #include "foremoe/planner/test_steps.h"
 
 namespace foremoe::planner {

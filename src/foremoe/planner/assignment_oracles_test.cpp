@@ -1,0 +1,167 @@
+// What stage T promises, against three oracles that share nothing with it: all assignments of tiny instances, all
+// sets of ranks (the largest density is the optimum), and a linear program.
+
+#include <gtest/gtest.h>
+
+#include <ClpSimplex.hpp>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "foremoe/planner/test_assignment_instances.h"
+
+namespace foremoe::planner {
+namespace {
+
+// Tokens that a set of ranks (bits) must serve: those of experts that nobody else holds.
+std::int64_t bound_to(const Instance& i, std::uint64_t ranks) {
+  std::int64_t tokens = 0;
+  const Holders holders = holders_of(i.graph);
+  for (int e = 0; e < i.graph.num_experts(); ++e) {
+    if (std::all_of(holders[e].begin(), holders[e].end(), [&](int r) { return ranks >> r & 1; })) tokens += i.load[e];
+  }
+  return tokens;
+}
+
+// ⌈largest density of a set of ranks⌉, over all sets.
+std::int64_t densest(const Instance& i) {
+  std::int64_t most = 0;
+  for (std::uint64_t ranks = 1; ranks < std::uint64_t{1} << i.graph.num_ranks(); ++ranks) {
+    const int size = __builtin_popcountll(ranks);
+    most = std::max(most, (bound_to(i, ranks) + size - 1) / size);
+  }
+  return most;
+}
+
+// The least largest rank load over all ways to split all experts' tokens.
+std::int64_t least_max_load(const Holders& holders, const Loads& load, Loads& rank_load, std::size_t expert = 0,
+                            std::size_t holder = 0, std::int64_t left = -1) {
+  if (expert == holders.size()) return *std::max_element(rank_load.begin(), rank_load.end());
+  if (left < 0) left = load[expert];
+  std::int64_t& of_rank = rank_load[holders[expert][holder]];
+  const bool last = holder + 1 == holders[expert].size();
+  std::int64_t best = std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t given = last ? left : 0; given <= left; ++given) {
+    of_rank += given;
+    best = std::min(best, last ? least_max_load(holders, load, rank_load, expert + 1)
+                               : least_max_load(holders, load, rank_load, expert, holder + 1, left - given));
+    of_rank -= given;
+  }
+  return best;
+}
+
+// LP 1 of FineMoE: minimise t, quotas sum to the load of their expert and to at most t on their rank.
+double lp_optimum(const Instance& i) {
+  const int num_experts = i.graph.num_experts();
+  const int num_ranks = i.graph.num_ranks();
+  CoinPackedMatrix columns(true, 0, 0);
+  columns.setDimensions(num_experts + num_ranks, 0);
+  for (int s = 0; s < i.graph.num_slots(); ++s) {
+    if (i.graph.expert_in(s) < 0) continue;
+    const int rows[] = {i.graph.expert_in(s), num_experts + i.graph.rank_of(s)};
+    const double ones[] = {1, 1};
+    columns.appendCol(2, rows, ones);
+  }
+  std::vector<int> rank_rows(num_ranks);
+  std::iota(rank_rows.begin(), rank_rows.end(), num_experts);
+  columns.appendCol(num_ranks, rank_rows.data(), std::vector<double>(num_ranks, -1).data());
+  std::vector<double> lower(i.load.begin(), i.load.end());
+  std::vector<double> upper = lower;
+  lower.resize(num_experts + num_ranks, -COIN_DBL_MAX);
+  upper.resize(num_experts + num_ranks, 0);
+  std::vector<double> cost(columns.getNumCols(), 0);
+  cost.back() = 1;
+  ClpSimplex lp;
+  lp.setLogLevel(0);
+  lp.loadProblem(columns, nullptr, nullptr, cost.data(), lower.data(), upper.data());
+  lp.dual();
+  EXPECT_TRUE(lp.isProvenOptimal());
+  return lp.objectiveValue();
+}
+
+// All placements with at least one holder per expert and all loads up to `most`.
+template <class F>
+void for_all_instances(int num_ranks, int num_experts, std::int64_t most, F&& f) {
+  const int placements = (1 << num_ranks) - 1;
+  const auto kinds = static_cast<int>(placements * (most + 1));
+  const auto count = static_cast<int>(std::lround(std::pow(kinds, num_experts)));
+  for (int n = 0; n < count; ++n) {
+    Holders holders(num_experts);
+    Loads load(num_experts);
+    int rest = n;
+    for (int e = 0; e < num_experts; ++e, rest /= kinds) {
+      load[e] = rest % kinds / placements;
+      const int ranks = 1 + rest % kinds % placements;
+      for (int r = 0; r < num_ranks; ++r) {
+        if (ranks >> r & 1) holders[e].push_back(r);
+      }
+    }
+    f(Instance{graph_of(num_ranks, holders), load});
+  }
+}
+
+class EverySmallInstance : public testing::TestWithParam<std::tuple<int, int, int>> {};
+
+TEST_P(EverySmallInstance, HasTheOptimumOfBruteForce) {
+  const auto [ranks, experts, most] = GetParam();
+  for_all_instances(ranks, experts, most, [](const Instance& i) {
+    Loads rank_load(i.graph.num_ranks(), 0);
+    const std::int64_t optimum = least_max_load(holders_of(i.graph), i.load, rank_load);
+    ASSERT_EQ(solve(i), optimum);
+    ASSERT_EQ(densest(i), optimum);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(RanksExpertsLoad, EverySmallInstance,
+                         testing::Values(std::tuple{1, 3, 3}, std::tuple{2, 2, 7}, std::tuple{2, 4, 2},
+                                         std::tuple{3, 2, 5}, std::tuple{3, 3, 2}, std::tuple{4, 2, 4},
+                                         std::tuple{5, 2, 2}));
+
+TEST(AssignTokens, ReachesTheCeilingOfTheLinearProgram) {
+  Random random(1);
+  for (int n = 0; n < 3000; ++n) {
+    const Instance i = random_instance(random, {.ranks = 12, .experts = 24, .load = 1000});
+    ASSERT_EQ(solve(i), static_cast<std::int64_t>(std::ceil(lp_optimum(i) - 1e-6))) << "instance " << n;
+  }
+}
+
+TEST(AssignTokens, ReachesTheCeilingOfTheLinearProgramBeyond64Ranks) {
+  Random random(2);
+  for (int n = 0; n < 40; ++n) {
+    Instance i = random_instance(random, {.ranks = 150, .experts = 300, .load = 1000});
+    ASSERT_EQ(solve(i), static_cast<std::int64_t>(std::ceil(lp_optimum(i) - 1e-6))) << "instance " << n;
+  }
+}
+
+TEST(AssignTokens, IsExactForLoadsNearTwoToThe31) {
+  Random random(3);
+  for (int n = 0; n < 300; ++n) {
+    Instance i = random_instance(random, {.ranks = 7, .experts = 12, .load = 9});
+    for (std::int64_t& load : i.load) load = (std::int64_t{1} << 31) - load;
+    ASSERT_EQ(solve(i), densest(i)) << "instance " << n;
+  }
+}
+
+TEST(Relieve, LeavesAsFewTokensAboveTheTargetAsAnyAssignment) {
+  Random random(10);
+  AssignmentWorkspace workspace;
+  for (int n = 0; n < 500; ++n) {
+    const Instance i = random_instance(random, {.ranks = 7, .experts = 14, .load = 60});
+    const auto target = static_cast<std::int64_t>(random.below(2 * ceil_mean(i) + 1));
+    std::int64_t least = 0;
+    for (std::uint64_t ranks = 1; ranks < std::uint64_t{1} << i.graph.num_ranks(); ++ranks) {
+      least = std::max(least, bound_to(i, ranks) - target * __builtin_popcountll(ranks));
+    }
+    Assignment a;
+    serve_at_homes(i.graph, i.load, a);
+    ASSERT_EQ(relieve(i.graph, target, a, workspace), least) << "instance " << n;
+    test::expect_complete(i.graph, i.load, a);
+    std::int64_t above = 0;
+    for (const std::int64_t load : a.rank_load) above += std::max<std::int64_t>(0, load - target);
+    ASSERT_EQ(above, least) << "instance " << n;
+  }
+}
+
+}  // namespace
+}  // namespace foremoe::planner
