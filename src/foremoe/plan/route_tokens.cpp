@@ -58,8 +58,8 @@ void route_expert(const Sweeper& sweeper, std::span<Replica> replicas, const Top
     const NodeId node = topology.node_of(first->rank);
     const auto last =
         std::find_if(first, replicas.end(), [&](const Replica& r) { return topology.node_of(r.rank) != node; });
-    const int first_rank = node.value * topology.ranks_per_node;
-    sweeper.sweep(first_rank, std::min(first_rank + topology.ranks_per_node, topology.num_ranks), {first, last});
+    const RankRange sources = topology.ranks_of(node);
+    sweeper.sweep(sources.first, sources.last, {first, last});
     first = last;
   }
 

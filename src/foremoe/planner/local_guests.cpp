@@ -40,8 +40,8 @@ void add_local_guests(const LayerProblem& p, ReplicaGraph& graph) {
   const auto load = home_loads(p);
   for (int n = 0; n < p.topology.num_nodes(); ++n) {
     std::vector<int> free_slots;
-    const int last = std::min((n + 1) * p.topology.ranks_per_node, p.num_ranks());
-    for (int s = graph.first_slot(n * p.topology.ranks_per_node); s < graph.first_slot(last); ++s) {
+    const RankRange ranks = p.topology.ranks_of(NodeId{n});
+    for (int s = graph.first_slot(ranks.first); s < graph.first_slot(ranks.last); ++s) {
       if (graph.expert_in(s) < 0) free_slots.push_back(s);
     }
     std::stable_sort(free_slots.begin(), free_slots.end(),
@@ -59,9 +59,9 @@ void add_local_guests(const LayerProblem& p, ReplicaGraph& graph) {
 void renew_local_guests(const LayerProblem& p, int m, const Assignment& a, ReplicaGraph& graph) {
   if (p.topology.num_nodes() == 1) return;
   for (int n = 0; n < p.topology.num_nodes(); ++n) {
-    const int last = std::min((n + 1) * p.topology.ranks_per_node, p.num_ranks());
+    const RankRange ranks = p.topology.ranks_of(NodeId{n});
     std::vector<int> slots;
-    for (int r = n * p.topology.ranks_per_node; r < last; ++r) {
+    for (int r = ranks.first; r < ranks.last; ++r) {
       for (int s = graph.first_slot(r + 1) - p.guest_slots; s < graph.first_slot(r + 1); ++s) {
         if (a.quota[s] == 0) slots.push_back(s);
       }

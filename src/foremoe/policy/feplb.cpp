@@ -21,11 +21,9 @@ class NodeGreedy {
   void choose(const LayerLoad& load, std::vector<Share>& shares) {
     load_ = load;
     choose_dynamic();
-    const int num_ranks = load.topology.num_ranks;
-    free_buffers_.assign(num_ranks, std::min(load.guest_slots, options_.max_num_dyn));
-    for (int first = 0; first < num_ranks; first += load.topology.ranks_per_node) {
-      first_ = first;
-      end_ = std::min(first + load.topology.ranks_per_node, num_ranks);
+    free_buffers_.assign(load.topology.num_ranks, std::min(load.guest_slots, options_.max_num_dyn));
+    for (int n = 0; n < load.topology.num_nodes(); ++n) {
+      node_ = load.topology.ranks_of(NodeId{n});
       while (move_one(shares)) {
       }
     }
@@ -71,13 +69,13 @@ class NodeGreedy {
   }
 
   int most_loaded() const {
-    return static_cast<int>(std::max_element(rank_load_.begin() + first_, rank_load_.begin() + end_) -
-                            rank_load_.begin());
+    const auto load = rank_load_.begin();
+    return static_cast<int>(std::max_element(load + node_.first, load + node_.last) - load);
   }
 
   int least_loaded_with_a_buffer() const {
     int least = -1;
-    for (int r = first_; r < end_; ++r) {
+    for (int r = node_.first; r < node_.last; ++r) {
       if (free_buffers_[r] > 0 && (least < 0 || rank_load_[r] < rank_load_[least])) least = r;
     }
     return least;
@@ -88,8 +86,7 @@ class NodeGreedy {
   std::vector<std::int64_t> rank_load_;         // [rank], tokens
   std::vector<std::vector<ExpertId>> dynamic_;  // [rank], eligible and not moved, the busiest first
   std::vector<int> free_buffers_;               // [rank]
-  int first_ = 0;                               // the node's ranks are first_ to end_ − 1
-  int end_ = 0;
+  RankRange node_;                              // that is being balanced
 };
 
 class Feplb final : public Policy {

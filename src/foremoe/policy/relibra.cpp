@@ -21,7 +21,7 @@ class LayerReplication {
     for (int n = 0; n < of.topology.num_nodes(); ++n) {
       gather(of, NodeId{n});
       const relibra::NodeReplicas replicas = relibra::replicate_in_node(node_, workspace_);
-      const int first_rank = n * of.topology.ranks_per_node;
+      const int first_rank = of.topology.ranks_of(NodeId{n}).first;
       for (int s = 0; s < replicas.graph.num_slots(); ++s) {
         const int e = replicas.graph.expert_in(s);
         const int rank = replicas.graph.rank_of(s);
@@ -33,8 +33,8 @@ class LayerReplication {
 
  private:
   void gather(const LayerLoad& of, NodeId node) {
-    const int first_rank = node.value * of.topology.ranks_per_node;
-    node_.num_ranks = std::min(of.topology.ranks_per_node, of.topology.num_ranks - first_rank);
+    const RankRange ranks = of.topology.ranks_of(node);
+    node_.num_ranks = ranks.size();
     node_.guest_slots = of.guest_slots;
     node_.home.clear();
     node_.load.clear();
@@ -42,7 +42,7 @@ class LayerReplication {
     for (int e = 0; e < std::ssize(of.home); ++e) {
       if (of.topology.node_of(of.home[e]) != node) continue;
       experts_.push_back(ExpertId{e});
-      node_.home.push_back(of.home[e].value - first_rank);
+      node_.home.push_back(of.home[e].value - ranks.first);
       node_.load.push_back(of.of_expert[e]);
     }
   }

@@ -12,16 +12,11 @@ namespace {
 
 using Name = std::array<char, 128>;
 
-RankId first_rank_of(NodeId node, const Topology& topology) { return RankId{node.value * topology.ranks_per_node}; }
-
-int ranks_of(NodeId node, const Topology& topology) {
-  return std::min(topology.ranks_per_node, topology.num_ranks - first_rank_of(node, topology).value);
-}
-
 // Who writes the i-th expert of a node's arena.
 RankId writer_of(std::size_t i, NodeId node, RankId owner, const Topology& topology) {
   if (topology.node_of(owner) == node) return owner;
-  return RankId{first_rank_of(node, topology).value + static_cast<int>(i) % ranks_of(node, topology)};
+  const RankRange ranks = topology.ranks_of(node);
+  return RankId{ranks.first + static_cast<int>(i) % ranks.size()};
 }
 
 // Host memory of an expert whose segments are in device memory.
@@ -128,11 +123,12 @@ void Messages::exchange_layer(LayerId layer, HostArena* arena, std::uint64_t ver
 std::optional<HostArena> open_arena(const StageParts& parts, Communicator& communicator) {
   const Topology& topology = communicator.topology();
   const NodeId node = topology.node_of(communicator.rank());
+  const RankId first_rank{topology.ranks_of(node).first};
   const std::vector<ArenaExpert>& experts = parts.schedule.arena[node.index()];
 
   std::optional<HostArena> arena;
   Name name{};
-  if (communicator.rank() == first_rank_of(node, topology) && !experts.empty()) {
+  if (communicator.rank() == first_rank && !experts.empty()) {
     arena = HostArena::create(experts, parts.layout);
     assert(arena->name().size() < name.size());
     std::ranges::copy(arena->name(), name.begin());
@@ -140,7 +136,7 @@ std::optional<HostArena> open_arena(const StageParts& parts, Communicator& commu
   std::vector<Name> names(static_cast<std::size_t>(communicator.num_ranks()));
   communicator.all_gather(std::as_bytes(std::span(name)), std::as_writable_bytes(std::span(names)));
   if (!arena && !experts.empty()) {
-    arena = HostArena::open(names[first_rank_of(node, topology).index()].data(), experts, parts.layout);
+    arena = HostArena::open(names[first_rank.index()].data(), experts, parts.layout);
   }
   return arena;
 }

@@ -26,10 +26,9 @@ ArenaLoad load_arenas(const std::vector<std::vector<ArenaExpert>>& arena, const 
       carry(links.of_rank(LinkKind::kNetwork, LinkSide::kOut, home), expert);
       if (links.shares_uplink()) carry(links.of_rank(LinkKind::kHost, LinkSide::kOut, home), expert);
     }
-    const int first = static_cast<int>(n) * topology.ranks_per_node;
-    const int last = std::min(first + topology.ranks_per_node, topology.num_ranks);
-    const Bytes part{from_others.value / (last - first)};
-    for (int r = first; r < last; ++r) {
+    const RankRange ranks = topology.ranks_of(NodeId{n});
+    const Bytes part{from_others.value / ranks.size()};
+    for (int r = ranks.first; r < ranks.last; ++r) {
       carry(links.of_rank(LinkKind::kNetwork, LinkSide::kIn, RankId{r}), part);
       carry(links.of_switch(LinkSide::kOut, RankId{r}), part);  // from the card towards the host
     }

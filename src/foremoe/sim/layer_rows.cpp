@@ -22,16 +22,6 @@ void clear(const Topology& topology, LayerRows& rows) {
   std::ranges::fill(rows.between_nodes.flat(), 0);
 }
 
-// Ranks [first, last) of the node.
-struct NodeRanks {
-  int first = 0;
-  int last = 0;
-};
-NodeRanks ranks_of(NodeId node, const Topology& topology) {
-  const int first = node.value * topology.ranks_per_node;
-  return {first, std::min(first + topology.ranks_per_node, topology.num_ranks)};
-}
-
 class Counter {
  public:
   Counter(const RoutingProblem& problem, RowWorkspace& workspace, LayerRows& rows)
@@ -93,7 +83,7 @@ class Counter {
 
   // Own rank, then the ranks of the node, ascending, to its replicas, ascending.
   void sweep_node(ExpertId e, NodeId node, std::span<Replica> replicas) {
-    const NodeRanks ranks = ranks_of(node, problem_.topology);
+    const RankRange ranks = problem_.topology.ranks_of(node);
     ws_.rows_left.clear();
     std::int64_t stayed = 0;
     for (int s = ranks.first; s < ranks.last; ++s) ws_.rows_left.push_back(problem_.load(s, e).value);
@@ -164,7 +154,7 @@ void count_token_rows(const RoutingProblem& problem, const TokenDispatchProblem&
   clear(topology, rows);
   const TokenDispatch dispatch = token_dispatch(route_tokens(problem), tokens);
   const auto within = [&](RankId gate, NodeId node, RankId source) {
-    const NodeRanks ranks = ranks_of(node, topology);
+    const RankRange ranks = topology.ranks_of(node);
     for (int d = ranks.first; d < ranks.last; ++d) {
       if (RankId{d} == gate) continue;
       const std::int64_t count = dispatch.to_rank(source, d).value;
@@ -177,12 +167,12 @@ void count_token_rows(const RoutingProblem& problem, const TokenDispatchProblem&
     const NodeId home = topology.node_of(source);
     for (const Tokens load : problem.load.row(source)) rows.assignments[source.index()] += load.value;
     for (int n = 0; n < topology.num_nodes(); ++n) {
-      const NodeRanks ranks = ranks_of(NodeId{n}, topology);
+      const RankRange ranks = topology.ranks_of(NodeId{n});
       if (NodeId{n} == home) {
         within(source, home, source);
         continue;
       }
-      const int place = (s - home.value * topology.ranks_per_node) % (ranks.last - ranks.first);
+      const int place = (s - topology.ranks_of(home).first) % ranks.size();
       const RankId gate{ranks.first + place};
       const std::int64_t count = dispatch.to_node(source, n).value;
       rows.ranks[source.index()].sent_to_nodes += count;
