@@ -78,6 +78,11 @@ void begin_with_last_placement(const StepPlan& plan, TransferSchedule& schedule)
                     [](const ScheduledCopy& copy) { return std::tuple(copy.arrives, copy.rank, copy.slot); });
 }
 
+void drop_return_to_homes(TransferSchedule& schedule) {
+  std::erase_if(schedule.copies,
+                [&](const ScheduledCopy& copy) { return copy.arrives.value >= schedule.order.size(); });
+}
+
 void index(TransferSchedule& schedule, const StepPlan& plan) {
   schedule.first_of_turn.clear();
   auto next = schedule.copies.begin();
@@ -98,7 +103,7 @@ TransferSchedule free_update_schedule(const StepPlan& plan, const ExpertLayout& 
   }
   TransferSchedule schedule =
       make_transfer_schedule(plan, layout, {.stage = Stage::kRecompute, .path = options.path, .depth = options.depth});
-  leave_placement(schedule, plan);
+  drop_return_to_homes(schedule);
   const TurnOrder recompute = std::move(schedule.order);
   schedule.stage = Stage::kPolicyUpdate;
   schedule.order = forward_and_backward(plan);
@@ -118,8 +123,7 @@ TransferSchedule free_update_schedule(const StepPlan& plan, const ExpertLayout& 
 }
 
 void leave_placement(TransferSchedule& schedule, const StepPlan& plan) {
-  std::erase_if(schedule.copies,
-                [&](const ScheduledCopy& copy) { return copy.arrives.value >= schedule.order.size(); });
+  drop_return_to_homes(schedule);
   index(schedule, plan);
 }
 
