@@ -4,15 +4,12 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/error.h"
+#include "foremoe/sim/reproduce/test_experiment_text.h"
 
 namespace foremoe {
 namespace {
 
-constexpr std::string_view kSmall = R"(
-title = "Small"
-source = "nowhere"
-about = "What they did."
-reading = "What we assumed."
+const std::string kSmall = std::string(test::kExperimentHead) + R"(
 columns = ["rho_mean", "straggler"]
 
 [every_input]
@@ -49,11 +46,7 @@ column = "rho_mean"
 at_most = 2
 )";
 
-std::string with(std::string_view from, std::string_view to) {
-  std::string text(kSmall);
-  text.replace(text.find(from), from.size(), to);
-  return text;
-}
+std::string with(std::string_view from, std::string_view to) { return test::with(kSmall, from, to); }
 
 void expect_refused(const std::string& text, const std::vector<std::string>& words) {
   try {
@@ -86,8 +79,8 @@ TEST(ExperimentFile, ATableSaysOtherwiseThanWhatAllHaveInCommon) {
 }
 
 TEST(ExperimentFile, WhatIsWrongIsNamedWithFileKeyAndIndex) {
-  expect_refused(with("title = \"Small\"", ""), {"title", "is missing"});
-  expect_refused(with("title = \"Small\"", "title = 3"), {"title", "expected a text"});
+  expect_refused(with("title = \"A hot rank\"", ""), {"title", "is missing"});
+  expect_refused(with("title = \"A hot rank\"", "title = 3"), {"title", "expected a text"});
   expect_refused(with("ranks = 4", "ranks = 0"), {"input[0].ranks", "expected 1"});
   expect_refused(with("ranks = 4", "rank = 4"), {"input[0].rank", "no such key"});
   expect_refused(with("routing = \"w2\"", "routing = \"w9\""), {"input[0].routing", "'w9'", "zipf"});
@@ -99,7 +92,7 @@ TEST(ExperimentFile, WhatIsWrongIsNamedWithFileKeyAndIndex) {
   expect_refused(with("\"straggler\"]", "\"stragler\"]"), {"columns", "'stragler'", "straggler_less"});
   expect_refused(with("label = \"ours\"", "label = \"none\""), {"system", "'none' twice"});
   expect_refused(with("system = \"ours\"", "system = \"yours\""), {"published", "no system 'yours'"});
-  expect_refused(with("title = \"Small\"", "title = "), {"line 2"});
+  expect_refused(with("title = \"A hot rank\"", "title = "), {"line 2"});
 }
 
 TEST(ExperimentFile, AModelledFigureNeedsAClusterAndAModel) {

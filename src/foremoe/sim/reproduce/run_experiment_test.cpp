@@ -7,18 +7,14 @@
 
 #include "foremoe/sim/reproduce/experiment_file.h"
 #include "foremoe/sim/reproduce/result_text.h"
+#include "foremoe/sim/reproduce/test_experiment_text.h"
 
 namespace foremoe {
 namespace {
 
 // Workload w2 on 4 ranks: the hot rank has 2.5 times the mean in every micro-step. 100 tokens of a rank choose 2
 // experts each, so the mean is 200, the busiest rank has 500.
-constexpr std::string_view kHotRank = R"(
-title = "A hot rank"
-source = "nowhere"
-about = "About."
-reading = "Reading."
-finding = "Finding."
+const std::string kHotRank = std::string(test::kExperimentHead) + R"(
 columns = ["rho_mean", "straggler", "waste", "from_2", "straggler_less", "copies"]
 
 [[input]]
@@ -107,9 +103,8 @@ TEST(RunExperiment, ASectionHoldsWhatTheFileSaysAndWhetherAimsAreMet) {
 }
 
 TEST(RunExperiment, AnInputWhoseFileIsMissingIsSkippedAndNotMadeUp) {
-  std::string text(kHotRank);
-  text.replace(text.find("label = \"w2\""), 12, "label = \"w2\"\nfile = \"no/such/file.safetensors\"");
-  const ExperimentResult result = result_of(text);
+  const ExperimentResult result =
+      result_of(test::with(kHotRank, "label = \"w2\"", "label = \"w2\"\nfile = \"no/such/file.safetensors\""));
   EXPECT_FALSE(result.cells[0][0].measured.has_value());
   EXPECT_THAT(result.cells[0][0].skipped, testing::HasSubstr("no/such/file.safetensors"));
   EXPECT_TRUE(std::isnan(result.cells[0][1].of_columns[0]));
