@@ -8,6 +8,7 @@
 
 #include <set>
 
+#include "foremoe/planner/test_complete_assignment.h"
 #include "foremoe/policy/finemoe/test_instances.h"
 #include "foremoe/policy/finemoe/token_routing.h"
 
@@ -15,6 +16,7 @@ namespace foremoe::finemoe {
 namespace {
 
 using Loads = std::vector<std::int64_t>;
+using foremoe::test::expect_complete;
 using planner::ReplicaGraph;
 using test::Holders;
 using testing::ElementsAre;
@@ -34,23 +36,6 @@ std::int64_t exact(const ReplicaGraph& graph, std::span<const std::int64_t> load
   planner::water_fill(graph, load, a);
   const std::int64_t total = std::accumulate(load.begin(), load.end(), std::int64_t{0});
   return planner::assign_tokens(graph, (total + graph.num_ranks() - 1) / graph.num_ranks(), a, workspace);
-}
-
-void expect_complete(const ReplicaGraph& graph, std::span<const std::int64_t> load, const planner::Assignment& a) {
-  Loads served(load.size());
-  Loads rank_load(graph.num_ranks());
-  ASSERT_EQ(std::ssize(a.quota), graph.num_slots());
-  for (int s = 0; s < graph.num_slots(); ++s) {
-    ASSERT_GE(a.quota[s], 0);
-    if (graph.expert_in(s) < 0) {
-      ASSERT_EQ(a.quota[s], 0);
-      continue;
-    }
-    served[graph.expert_in(s)] += a.quota[s];
-    rank_load[graph.rank_of(s)] += a.quota[s];
-  }
-  ASSERT_TRUE(std::ranges::equal(served, load));
-  ASSERT_EQ(rank_load, a.rank_load);
 }
 
 planner::Assignment schedule(const ReplicaGraph& graph, ArrayView<const std::int64_t, 2> input,
