@@ -8,45 +8,21 @@
 #include <set>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/test_plans.h"
 #include "foremoe/policy/finemoe/test_instances.h"
+#include "foremoe/policy/test_policy_runs.h"
 
 namespace foremoe {
 namespace {
 
+using test::PolicyRun;
+using test::result_of;
 using testing::HasSubstr;
 
-struct Inputs {
-  const LoadTable& load;
-  int guest_slots = 0;
-  int in_flight = 1;
-  const StepPlan* previous = nullptr;
-  const LoadTable* previous_load = nullptr;
-  std::uint64_t seed = 0;
-};
-
-PolicyResult result_of(const Policy& policy, const Inputs& run) {
-  const Array<RankId, 2> home = contiguous_homes(run.load.num_layers(), run.load.num_experts(), run.load.num_ranks());
-  ThreadPool pool(1);
-  PlannerOptions options;
-  options.guest_slots = run.guest_slots;
-  options.in_flight = run.in_flight;
-  options.seed = run.seed;
-  return policy.plan({.load = run.load,
-                      .home = home,
-                      .options = options,
-                      .previous = run.previous,
-                      .previous_load = run.previous_load},
-                     pool);
-}
-
-StepPlan plan_of(const Policy& policy, const Inputs& run) {
-  StepPlan plan = std::get<PlannedStep>(result_of(policy, run)).plan;
-  const PlanFigures figures = plan_figures(plan, run.load);
-  const CheckReport report = check_plan(plan, run.load, {.reported = &figures, .certificate_ranks = 8});
-  EXPECT_TRUE(report.ok()) << plan.policy << ": " << report.violations.front().message;
-  return plan;
+// FineMoE's bounds are also held to all sets of 8 ranks.
+StepPlan plan_of(const Policy& policy, PolicyRun run) {
+  run.certificate_ranks = 8;
+  return test::plan_of(policy, run);
 }
 
 // Figure 8: 8 ranks, 32 experts; every layer a popularity order of its own.
@@ -120,7 +96,7 @@ TEST(FineMoe, PinsHomesAndKeepsGuestsWithoutReplacement) {
 
 TEST(FineMoe, SaysWhyItIsNotDefined) {
   const LoadTable load = test::random_load({.ranks = 4, .experts = 8}, 1);
-  const auto reason = [&](const Policy& policy, const Inputs& run) {
+  const auto reason = [&](const Policy& policy, const PolicyRun& run) {
     return std::get<Skipped>(result_of(policy, run)).reason;
   };
   EXPECT_THAT(reason(*make_finemoe_symmetric(), {.load = load, .guest_slots = 3}), HasSubstr("--guest-slots 2, not 3"));
@@ -192,8 +168,8 @@ TEST(FineMoe, PredictsByTheFormerStepWhereItsLoadIsGivenAndGoesOnFromItsPlan) {
 
 TEST(FineMoe, ReplacesInsideAStepEveryInterval) {
   const LoadTable load = test::random_load({.micro_steps = 6, .layers = 1, .ranks = 4, .experts = 16}, 7);
-  const StepPlan plan =
-      plan_of(*make_finemoe({.replacement = {.threshold = 1, .interval = 2, .window = 2}}), {.load = load});
+  const StepPlan plan = plan_of(*make_finemoe({.replacement = {.threshold = 1, .interval = 2, .window = 2}}),
+                                {.load = load, .guest_slots = 0});
   const auto same = [&](int a, int b) {
     return std::ranges::equal(plan.slot_expert.view()[a].flat(), plan.slot_expert.view()[b].flat());
   };

@@ -8,13 +8,15 @@
 #include <filesystem>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/test_plans.h"
+#include "foremoe/policy/test_policy_runs.h"
 #include "foremoe/rollout/load_file.h"
 
 namespace foremoe {
 namespace {
 
+using test::experts;
+using test::result_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -102,38 +104,8 @@ TEST(FlexMoe, KeepsAReplicaOfEveryExpertAndNeverRaisesTheLargestLoadWithoutLessU
   }
 }
 
-struct Inputs {
-  const LoadTable& load;
-  int guest_slots = 2;
-  const StepPlan* previous = nullptr;
-  const LoadTable* previous_load = nullptr;
-  int in_flight = 1;
-};
-
-PolicyResult result_of(const Inputs& inputs, const FlexMoeOptions& options = {}) {
-  const LoadTable& load = inputs.load;
-  const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
-  ThreadPool pool(1);
-  return make_flexmoe(options)->plan({.load = load,
-                                      .home = home,
-                                      .options = {.guest_slots = inputs.guest_slots, .in_flight = inputs.in_flight},
-                                      .previous = inputs.previous,
-                                      .previous_load = inputs.previous_load},
-                                     pool);
-}
-
-StepPlan planned(const Inputs& inputs, const FlexMoeOptions& options = {}) {
-  StepPlan plan = std::get<PlannedStep>(result_of(inputs, options)).plan;
-  const PlanFigures figures = plan_figures(plan, inputs.load);
-  const CheckReport report = check_plan(plan, inputs.load, {.reported = &figures});
-  EXPECT_TRUE(report.ok()) << report.violations.front().message;
-  return plan;
-}
-
-std::vector<int> experts(const StepPlan& plan, int event, int rank) {
-  std::vector<int> ids;
-  for (const ExpertId e : plan.slot_expert.row(event, 0, rank)) ids.push_back(e.value);
-  return ids;
+StepPlan planned(const test::PolicyRun& run, const FlexMoeOptions& options = {}) {
+  return test::plan_of(*make_flexmoe(options), run);
 }
 
 // The experts of rank 1 have most tokens, another half of them in every micro-step.
@@ -158,18 +130,18 @@ TEST(FlexMoe, BeginsWithHomesAndTheNextRanksFirst) {
 TEST(FlexMoe, FollowsTheMicroStepBefore) {
   LoadTable load = skewed();
   const LoadTable former = load;
-  const StepPlan before = planned({.load = load, .previous_load = &former});
+  const StepPlan before = planned({.load = load, .guest_slots = 2, .previous_load = &former});
   EXPECT_FALSE(std::ranges::equal(before.slot_expert.view()[0].flat(), before.slot_expert.view()[1].flat()));
   for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(5, 0, r));  // the last, which none follows
-  EXPECT_EQ(before.slot_expert, planned({.load = load, .previous_load = &former}).slot_expert);
+  EXPECT_EQ(before.slot_expert, planned({.load = load, .guest_slots = 2, .previous_load = &former}).slot_expert);
   for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(2, 0, r));
-  EXPECT_NE(before.slot_expert, planned({.load = load, .previous_load = &former}).slot_expert);
+  EXPECT_NE(before.slot_expert, planned({.load = load, .guest_slots = 2, .previous_load = &former}).slot_expert);
 }
 
 TEST(FlexMoe, BalancesBetterByTheLoadItWillServe) {
   const LoadTable load = skewed();
-  const double followed = plan_figures(planned({.load = load}), load).rho.mean;
-  const double oracle = plan_figures(planned({.load = load}, {.oracle = true}), load).rho.mean;
+  const double followed = plan_figures(planned({.load = load, .guest_slots = 2}), load).rho.mean;
+  const double oracle = plan_figures(planned({.load = load, .guest_slots = 2}, {.oracle = true}), load).rho.mean;
   EXPECT_LT(oracle, followed);
 }
 
@@ -188,8 +160,8 @@ TEST(FlexMoe, MovesAtMostTenReplicasAtATime) {
 
 TEST(FlexMoe, GoesOnFromTheFormerStep) {
   const LoadTable load = skewed();
-  const StepPlan former = planned({.load = load});
-  const StepPlan next = planned({.load = load, .previous = &former}, {.rounds = 0});
+  const StepPlan former = planned({.load = load, .guest_slots = 2});
+  const StepPlan next = planned({.load = load, .guest_slots = 2, .previous = &former}, {.rounds = 0});
   const auto holds = [](const StepPlan& plan, int event, int rank) {
     std::vector<int> ids = experts(plan, event, rank);
     std::ranges::sort(ids);
@@ -201,18 +173,19 @@ TEST(FlexMoe, GoesOnFromTheFormerStep) {
 TEST(FlexMoe, FollowsTheFormerStepsLastMicroStepAtFirst) {
   const LoadTable load = skewed();
   const LoadTable other = take_first(load, 1, 1);
-  const StepPlan by_sum = planned({.load = load});
-  const StepPlan by_history = planned({.load = load, .previous_load = &other});
+  const StepPlan by_sum = planned({.load = load, .guest_slots = 2});
+  const StepPlan by_history = planned({.load = load, .guest_slots = 2, .previous_load = &other});
   EXPECT_FALSE(std::ranges::equal(by_sum.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
-  const StepPlan oracle = planned({.load = load}, {.oracle = true});
+  const StepPlan oracle = planned({.load = load, .guest_slots = 2}, {.oracle = true});
   EXPECT_TRUE(std::ranges::equal(oracle.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
 }
 
 TEST(FlexMoe, SaysWhatItCannotPlan) {
   const LoadTable load = skewed();
-  EXPECT_THAT(std::get<Skipped>(result_of({.load = load, .in_flight = 2})).reason, HasSubstr("--in-flight must be 1"));
+  EXPECT_THAT(std::get<Skipped>(result_of(*make_flexmoe(), {.load = load, .guest_slots = 2, .in_flight = 2})).reason,
+              HasSubstr("--in-flight must be 1"));
   const LoadTable other = test::random_load({.layers = 2}, 1);
-  EXPECT_THROW(result_of({.load = load, .previous_load = &other}), InputError);
+  EXPECT_THROW(result_of(*make_flexmoe(), {.load = load, .guest_slots = 2, .previous_load = &other}), InputError);
 }
 
 TEST(FlexMoe, PlansTables) {
@@ -220,7 +193,7 @@ TEST(FlexMoe, PlansTables) {
     const std::string path = std::string("../shared/data/load-") + table + ".safetensors";
     if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
     const LoadTable load = take_first(read_load(path), 6, 1);
-    for (const bool packed : {false, true}) planned({.load = load}, {.packed = packed});
+    for (const bool packed : {false, true}) planned({.load = load, .guest_slots = 2}, {.packed = packed});
   }
 }
 

@@ -6,10 +6,13 @@
 #include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/test_plans.h"
+#include "foremoe/policy/test_policy_runs.h"
 
 namespace foremoe {
 namespace {
 
+using test::experts;
+using test::tokens;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -63,18 +66,6 @@ StepPlan planned(const Request& request) {
   const CheckReport report = check_plan(step, request.load, {.certificate_ranks = 2});
   EXPECT_TRUE(report.ok()) << report.violations.front().message;
   return step;
-}
-
-std::vector<int> experts(const StepPlan& plan, int event, int rank) {
-  std::vector<int> row;
-  for (const ExpertId e : plan.slot_expert.row(event, 0, rank)) row.push_back(e.value);
-  return row;
-}
-
-std::vector<std::int64_t> tokens(const StepPlan& plan, int event, int rank) {
-  std::vector<std::int64_t> row;
-  for (const Tokens t : plan.slot_tokens.row(event, 0, rank)) row.push_back(t.value);
-  return row;
 }
 
 TEST(FreePlan, LeavesHomesInTheirSlotsAtTheFirstEvent) {

@@ -9,16 +9,17 @@
 #include <filesystem>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/test_plans.h"
 #include "foremoe/policy/finemoe/replica_load_lp.h"
 #include "foremoe/policy/finemoe/test_instances.h"
+#include "foremoe/policy/test_policy_runs.h"
 #include "foremoe/rollout/load_file.h"
 
 namespace foremoe {
 namespace {
 
 using lplb::Edges;
+using test::result_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -72,32 +73,9 @@ TEST(LplbEdges, AreChosenByRanksNodesAndSlots) {
   EXPECT_EQ(lplb::choose_edges({.num_ranks = 6, .ranks_per_node = 4}, 2), Edges::kRing);  // nodes are not equal
 }
 
-struct Inputs {
-  const LoadTable& load;
-  int guest_slots = 1;
-  Edges edges = Edges::kAutomatic;
-  int in_flight = 1;
-  const LoadTable* previous_load = nullptr;
-};
-
-PolicyResult result_of(const Inputs& inputs) {
-  const LoadTable& load = inputs.load;
-  const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
-  ThreadPool pool(1);
-  return make_lplb({.edges = inputs.edges})
-      ->plan({.load = load,
-              .home = home,
-              .options = {.guest_slots = inputs.guest_slots, .in_flight = inputs.in_flight},
-              .previous_load = inputs.previous_load},
-             pool);
-}
-
-StepPlan planned(const Inputs& inputs) {
-  StepPlan plan = std::get<PlannedStep>(result_of(inputs)).plan;
-  const PlanFigures figures = plan_figures(plan, inputs.load);
-  const CheckReport report = check_plan(plan, inputs.load, {.reported = &figures, .certificate_ranks = 8});
-  EXPECT_TRUE(report.ok()) << report.violations.front().message;
-  return plan;
+StepPlan planned(test::PolicyRun run, Edges edges = Edges::kAutomatic) {
+  run.certificate_ranks = 8;
+  return test::plan_of(*make_lplb({.edges = edges}), run);
 }
 
 // One micro-step, one layer; each rank is the source of its own experts.
@@ -173,19 +151,21 @@ TEST(Lplb, CopiesByTheFormerStepWhereItsLoadIsGiven) {
   EXPECT_EQ(slots(planned({.load = load, .guest_slots = 2, .previous_load = &former})),
             slots(planned({.load = former, .guest_slots = 2})));
   const LoadTable other = test::random_load({.layers = 1}, 1);
-  EXPECT_THROW(result_of({.load = load, .previous_load = &other}), InputError);
+  EXPECT_THROW(result_of(*make_lplb(), {.load = load, .previous_load = &other}), InputError);
 }
 
 TEST(Lplb, SaysWhatATopologyAsksFor) {
   const LoadTable six = test::random_load({.ranks = 6, .experts = 12, .ranks_per_node = 6}, 1);
   const LoadTable sixteen = test::random_load({.ranks = 16, .experts = 32, .ranks_per_node = 16}, 1);
-  const auto reason = [](const Inputs& inputs) { return std::get<Skipped>(result_of(inputs)).reason; };
-  EXPECT_EQ(reason({.load = six, .guest_slots = 2, .edges = Edges::kCube}),
+  const auto reason = [](const test::PolicyRun& run, Edges edges) {
+    return std::get<Skipped>(result_of(*make_lplb({.edges = edges}), run)).reason;
+  };
+  EXPECT_EQ(reason({.load = six, .guest_slots = 2}, Edges::kCube),
             "the cube asks for a multiple of 8 ranks, not 6 ranks");
-  EXPECT_EQ(reason({.load = sixteen, .guest_slots = 1, .edges = Edges::kHypercube}),
+  EXPECT_EQ(reason({.load = sixteen, .guest_slots = 1}, Edges::kHypercube),
             "the hypercube asks for 2 guest slots and 2 experts per rank at least");
-  EXPECT_THAT(reason({.load = sixteen, .guest_slots = 2, .edges = Edges::kTorus}), HasSubstr("the torus asks for"));
-  EXPECT_THAT(reason({.load = sixteen, .guest_slots = 0, .edges = Edges::kRing}), HasSubstr("1 guest slots"));
+  EXPECT_THAT(reason({.load = sixteen, .guest_slots = 2}, Edges::kTorus), HasSubstr("the torus asks for"));
+  EXPECT_THAT(reason({.load = sixteen, .guest_slots = 0}, Edges::kRing), HasSubstr("1 guest slots"));
   const LoadTable uneven = test::random_load({.ranks = 3, .experts = 8}, 1);
   ThreadPool pool(1);
   const Array<RankId, 2> home({2, 8});
@@ -215,7 +195,7 @@ TEST(Lplb, HasTheOptimumOfItsLinearProgram) {
                                                   {Edges::kTorus, 16, 2}}) {
     const LoadTable load =
         test::random_load({.micro_steps = 4, .ranks = ranks, .experts = 4 * ranks, .ranks_per_node = 4}, 5, 4000);
-    expect_as_clp(planned({.load = load, .guest_slots = guest_slots, .edges = edges}), load);
+    expect_as_clp(planned({.load = load, .guest_slots = guest_slots}, edges), load);
   }
 }
 
@@ -234,7 +214,7 @@ TEST(Lplb, BalancesAsItsOwnTestsAsk) {
     for (int i = 0; i < 10; ++i) {
       const LoadTable history = drawn(ranks, 0.15);
       const LoadTable load = drawn(ranks, 0.3);
-      const StepPlan plan = planned({.load = load, .guest_slots = 2, .edges = edges, .previous_load = &history});
+      const StepPlan plan = planned({.load = load, .guest_slots = 2, .previous_load = &history}, edges);
       mean += plan_figures(plan, load).rho.mean / 10;
     }
     EXPECT_LT(mean, bound);

@@ -17,6 +17,8 @@ struct PolicyRun {
   int in_flight = 1;
   const StepPlan* previous = nullptr;
   const LoadTable* previous_load = nullptr;
+  std::uint64_t seed = 0;
+  int certificate_ranks = 0;  // see CheckOptions
 };
 
 inline PolicyResult result_of(const Policy& policy, const PolicyRun& run) {
@@ -25,6 +27,7 @@ inline PolicyResult result_of(const Policy& policy, const PolicyRun& run) {
   PlannerOptions options;
   options.guest_slots = run.guest_slots;
   options.in_flight = run.in_flight;
+  options.seed = run.seed;
   return policy.plan({.load = run.load,
                       .home = home,
                       .options = options,
@@ -37,7 +40,8 @@ inline StepPlan plan_of(const Policy& policy, const PolicyRun& run) {
   PolicyResult result = result_of(policy, run);
   StepPlan plan = std::move(std::get<PlannedStep>(result).plan);
   const PlanFigures figures = plan_figures(plan, run.load);
-  const CheckReport report = check_plan(plan, run.load, {.reported = &figures});
+  const CheckReport report =
+      check_plan(plan, run.load, {.reported = &figures, .certificate_ranks = run.certificate_ranks});
   for (const Violation& v : report.violations) ADD_FAILURE() << plan.policy << ": " << v.message;
   return plan;
 }
