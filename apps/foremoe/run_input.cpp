@@ -8,6 +8,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/plan_file.h"
+#include "foremoe/plan/plan_part.h"
 #include "foremoe/runtime/rank_run.h"
 #include "wording.h"
 
@@ -32,40 +33,6 @@ Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
 }
 
 int least(int asked, int there) { return asked == 0 ? there : std::min(asked, there); }
-
-// The same part of a plan as take_first() takes of its load.
-StepPlan take_first(const StepPlan& plan, const LoadTable& part) {
-  const auto layers = static_cast<std::size_t>(part.num_layers());
-  const auto micro_steps = static_cast<std::size_t>(part.num_micro_steps());
-  std::vector<std::size_t> events;
-  for (std::size_t e = 0; e < plan.event_micro_step.size(); ++e) {
-    if (plan.event_micro_step[e].index() < micro_steps) events.push_back(e);
-  }
-  StepPlan first = plan;
-  first.load_digest = load_digest(part);
-  const std::array<std::size_t, 4> shape = {events.size(), layers, plan.slot_expert.extent(2),
-                                            plan.slot_expert.extent(3)};
-  first.slot_expert = Array<ExpertId, 4>(shape);
-  first.slot_tokens = Array<Tokens, 4>(shape);
-  first.event_micro_step.clear();
-  first.event_pass.clear();
-  for (std::size_t e = 0; e < events.size(); ++e) {
-    first.event_micro_step.push_back(plan.event_micro_step[events[e]]);
-    first.event_pass.push_back(plan.event_pass[events[e]]);
-    for (std::size_t l = 0; l < layers; ++l) {
-      std::ranges::copy(plan.slot_expert[events[e]][l].flat(), first.slot_expert[e][l].flat().begin());
-      std::ranges::copy(plan.slot_tokens[events[e]][l].flat(), first.slot_tokens[e][l].flat().begin());
-    }
-  }
-  first.home = Array<RankId, 2>({layers, plan.home.extent(1)});
-  std::ranges::copy(plan.home.flat().first(first.home.size()), first.home.flat().begin());
-  for (auto [from, to] : {std::pair{&plan.max_load, &first.max_load}, {&plan.lower_bound, &first.lower_bound}}) {
-    if (from->empty()) continue;
-    *to = Array<Tokens, 2>({micro_steps, layers});
-    for (std::size_t m = 0; m < micro_steps; ++m) std::ranges::copy(from->row(m).first(layers), to->row(m).begin());
-  }
-  return first;
-}
 
 // The plan and its step, both as far as they are executed.
 void read_given_plan(const RunArguments& arguments, InputOptions options, ThreadPool& pool, RunInput& input) {
