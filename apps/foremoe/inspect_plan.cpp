@@ -8,6 +8,7 @@
 
 #include "foremoe/plan/plan_copies.h"
 #include "foremoe/plan/plan_file.h"
+#include "foremoe/plan/planned_loads.h"
 #include "inspection.h"
 #include "load_picture.h"
 #include "text_table.h"
@@ -24,24 +25,7 @@ struct LayerSummary {
   double guests_per_event = 0;  // with quota
 };
 
-// [micro_step][layer][rank], quotas; of two passes of a micro-step the last, as they are equal.
-Array<std::int64_t, 3> planned_loads(const StepPlan& plan) {
-  Array<std::int64_t, 3> loads({static_cast<std::size_t>(plan.num_micro_steps()),
-                                static_cast<std::size_t>(plan.num_layers()),
-                                static_cast<std::size_t>(plan.num_ranks())});
-  for (int t = 0; t < plan.num_events(); ++t) {
-    for (int l = 0; l < plan.num_layers(); ++l) {
-      for (int r = 0; r < plan.num_ranks(); ++r) {
-        const auto quotas = plan.slot_tokens.row(t, l, r);
-        loads(plan.event_micro_step[static_cast<std::size_t>(t)], l, r) =
-            std::accumulate(quotas.begin(), quotas.end(), Tokens{}).value;
-      }
-    }
-  }
-  return loads;
-}
-
-std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<std::int64_t, 3>& loads) {
+std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<Tokens, 3>& loads) {
   std::vector<LayerSummary> layers(loads.extent(1));
   for (std::size_t l = 0; l < layers.size(); ++l) {
     LayerSummary& layer = layers[l];
@@ -49,10 +33,10 @@ std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<std::int64
     double sum = 0;
     for (std::size_t m = 0; m < loads.extent(0); ++m) {
       const auto row = loads.row(m, l);
-      const std::int64_t total = std::accumulate(row.begin(), row.end(), std::int64_t{0});
+      const std::int64_t total = std::accumulate(row.begin(), row.end(), Tokens{}).value;
       const double rho = total == 0 ? 1
-                                    : static_cast<double>(std::ranges::max(row)) * static_cast<double>(row.size()) /
-                                          static_cast<double>(total);
+                                    : static_cast<double>(std::ranges::max(row).value) *
+                                          static_cast<double>(row.size()) / static_cast<double>(total);
       layer.rho.push_back(rho);
       layer.max_rho = std::max(layer.max_rho, rho);
       if (total > 0) {
@@ -82,7 +66,7 @@ std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<std::int64
 nlohmann::ordered_json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   using Json = nlohmann::ordered_json;
   const StepPlan plan = read_plan(file);
-  const Array<std::int64_t, 3> loads = planned_loads(plan);
+  const Array<Tokens, 3> loads = planned_loads(plan);
   const std::vector<LayerSummary> layers = summarise(plan, loads);
   Json json{{"kind", "plan"},
             {"policy", plan.policy},
@@ -115,7 +99,7 @@ nlohmann::ordered_json inspect_plan(const Safetensors& file, const InspectArgume
              counted(plan.num_micro_steps(), "micro-step"), counted(plan.num_layers(), "layer"),
              counted(plan.num_experts(), "expert"), counted(plan.num_ranks(), "rank"), plan.ranks_per_node);
   fmt::print("options: {}\nfor the load {}\n\n", plan.options, plan.load_digest);
-  if (std::ranges::all_of(loads.flat(), [](std::int64_t tokens) { return tokens == 0; })) {
+  if (std::ranges::all_of(loads.flat(), [](Tokens tokens) { return tokens == Tokens{0}; })) {
     fmt::print("no load\n");
     return json;
   }

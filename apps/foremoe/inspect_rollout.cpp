@@ -62,14 +62,14 @@ void print_trace(const Json& trace, const std::string& path) {
 }
 
 // [micro_step][layer][rank], tokens that the ranks' own experts receive.
-Array<std::int64_t, 3> loads_at_home(const LoadTable& table, ArrayView<const RankId, 2> home) {
+Array<Tokens, 3> loads_at_home(const LoadTable& table, ArrayView<const RankId, 2> home) {
   const auto& shape = table.load.shape();
-  Array<std::int64_t, 3> loads({shape[0], shape[1], shape[2]});
+  Array<Tokens, 3> loads({shape[0], shape[1], shape[2]});
   std::vector<std::int64_t> of_expert(shape[3]);
   for (std::size_t m = 0; m < shape[0]; ++m) {
     for (std::size_t l = 0; l < shape[1]; ++l) {
       table.expert_loads(MicroStepId{m}, LayerId{l}, of_expert);
-      for (std::size_t e = 0; e < of_expert.size(); ++e) loads(m, l, home(l, e)) += of_expert[e];
+      for (std::size_t e = 0; e < of_expert.size(); ++e) loads(m, l, home(l, e)) += Tokens{of_expert[e]};
     }
   }
   return loads;
@@ -150,10 +150,10 @@ int layer_to_draw(const InspectArguments& arguments, int num_layers, int most_un
   return layer;
 }
 
-void print_picture(const Array<std::int64_t, 3>& rank_loads, int layer, const InspectArguments& arguments) {
+void print_picture(const Array<Tokens, 3>& rank_loads, int layer, const InspectArguments& arguments) {
   LoadPicture picture{
       .title = fmt::format("Layer {}: tokens that each of {} ranks serves", layer, rank_loads.extent(2)),
-      .rank_loads = Array<std::int64_t, 2>({rank_loads.extent(0), rank_loads.extent(2)}),
+      .rank_loads = Array<Tokens, 2>({rank_loads.extent(0), rank_loads.extent(2)}),
       .max_rows = arguments.rows,
       .columns = terminal_columns(),
       .color = wants_color()};

@@ -27,6 +27,6 @@ nlohmann::ordered_json inspect_plan(const Safetensors& file, const InspectArgume
 int layer_to_draw(const InspectArguments& arguments, int num_layers, int most_uneven);
 
 // One layer of rank_loads: [micro_step][layer][rank], tokens.
-void print_picture(const Array<std::int64_t, 3>& rank_loads, int layer, const InspectArguments& arguments);
+void print_picture(const Array<Tokens, 3>& rank_loads, int layer, const InspectArguments& arguments);
 
 }  // namespace foremoe::cli

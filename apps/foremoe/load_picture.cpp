@@ -40,12 +40,12 @@ std::size_t values_per_bar(std::size_t values, std::size_t columns) {
 }
 
 // Load ÷ mean of each rank; all 0 without load.
-std::vector<double> ratios(std::span<const std::int64_t> loads) {
-  const std::int64_t total = std::accumulate(loads.begin(), loads.end(), std::int64_t{0});
+std::vector<double> ratios(std::span<const Tokens> loads) {
+  const std::int64_t total = std::accumulate(loads.begin(), loads.end(), Tokens{}).value;
   std::vector<double> result(loads.size());
   if (total == 0) return result;
   const double mean = static_cast<double>(total) / static_cast<double>(loads.size());
-  std::ranges::transform(loads, result.begin(), [&](std::int64_t load) { return static_cast<double>(load) / mean; });
+  std::ranges::transform(loads, result.begin(), [&](Tokens load) { return static_cast<double>(load.value) / mean; });
   return result;
 }
 
@@ -62,7 +62,7 @@ std::string sparkline(std::span<const double> values, double low, double high, s
 
 std::string draw(const LoadPicture& picture) {
   const auto& loads = picture.rank_loads;
-  std::vector<std::int64_t> step(loads.extent(1));
+  std::vector<Tokens> step(loads.extent(1));
   for (std::size_t m = 0; m < loads.extent(0); ++m) {
     for (std::size_t r = 0; r < step.size(); ++r) step[r] += loads(m, r);
   }
@@ -73,7 +73,7 @@ std::string draw(const LoadPicture& picture) {
   for (std::size_t m = 0; m < loads.extent(0); ++m) top = std::max(top, std::ranges::max(ratios(loads.row(m))));
   const double full = std::min(top, kFullBar);
 
-  const auto row = [&](const std::string& name, std::span<const std::int64_t> of_ranks) {
+  const auto row = [&](const std::string& name, std::span<const Tokens> of_ranks) {
     const std::vector<double> values = ratios(of_ranks);
     std::string line = fmt::format("  {:<14}  ", name);
     for (const double value : merged(values, per_bar)) {

@@ -2,20 +2,20 @@
 
 // Loads seen: bars of eighths (▁▂▃▄▅▆▇█), coloured from idle (blue) to overloaded (red) where the terminal can.
 
-#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "foremoe/core/array.h"
+#include "foremoe/core/units.h"
 
 namespace foremoe::cli {
 
 struct LoadPicture {
   std::string title;
-  Array<std::int64_t, 2> rank_loads;  // [micro_step][rank], tokens
-  int max_rows = 64;                  // micro-steps shown
-  int columns = 100;                  // of the screen
+  Array<Tokens, 2> rank_loads;  // [micro_step][rank]
+  int max_rows = 64;            // micro-steps shown
+  int columns = 100;            // of the screen
   bool color = false;
 };
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/planned_loads.h"
 #include "report_timeline.h"
 #include "wording.h"
 
@@ -18,28 +19,38 @@ double mean(const std::vector<double>& values) {
   return values.empty() ? 1 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// The mean over micro-steps of the largest load ÷ the sum: in proportion to the mean ρ.
-double imbalance(const Array<std::int64_t, 2>& tokens) {
+// Of one layer, the mean over micro-steps of the largest load ÷ the sum: in proportion to the mean ρ.
+double imbalance(const Array<Tokens, 3>& loads, LayerId layer) {
   double all = 0;
-  for (std::size_t m = 0; m < tokens.extent(0); ++m) {
-    const auto row = tokens.row(m);
-    const std::int64_t sum = std::accumulate(row.begin(), row.end(), std::int64_t{0});
-    if (sum > 0) all += static_cast<double>(std::ranges::max(row)) / static_cast<double>(sum);
+  for (std::size_t m = 0; m < loads.extent(0); ++m) {
+    const auto row = loads.row(m, layer);
+    const std::int64_t sum = std::accumulate(row.begin(), row.end(), Tokens{}).value;
+    if (sum > 0) all += static_cast<double>(std::ranges::max(row).value) / static_cast<double>(sum);
   }
   return all;
 }
 
+// [micro_step][rank], tokens
+Array<std::int64_t, 2> picture(const Array<Tokens, 3>& loads, LayerId layer) {
+  Array<std::int64_t, 2> drawn({loads.extent(0), loads.extent(2)});
+  for (std::size_t m = 0; m < loads.extent(0); ++m) {
+    std::ranges::transform(loads.row(m, layer), drawn.row(m).begin(), &Tokens::value);
+  }
+  return drawn;
+}
+
 report::LoadPictures pictures(const StepPlan& before, const StepPlan& after) {
+  const Array<Tokens, 3> loads = planned_loads(before);
   LayerId worst;
   double most = 0;
   for (int l = 0; l < before.num_layers(); ++l) {
-    const double here = imbalance(rank_tokens(before, LayerId{l}));
+    const double here = imbalance(loads, LayerId{l});
     if (here > most) {
       most = here;
       worst = LayerId{l};
     }
   }
-  return {.layer = worst.value, .before = rank_tokens(before, worst), .after = rank_tokens(after, worst)};
+  return {.layer = worst.value, .before = picture(loads, worst), .after = picture(planned_loads(after), worst)};
 }
 
 }  // namespace

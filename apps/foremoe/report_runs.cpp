@@ -3,27 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "foremoe/plan/check_plan.h"
+#include "foremoe/plan/planned_loads.h"
 #include "messages.h"
 
 namespace foremoe::cli {
 namespace {
-
-// The first event of every micro-step: both passes have the same quotas.
-std::vector<EventId> first_events(const StepPlan& plan) {
-  std::vector<EventId> events(static_cast<std::size_t>(plan.num_micro_steps()));
-  for (int event = plan.num_events() - 1; event >= 0; --event) {
-    events[plan.event_micro_step[static_cast<std::size_t>(event)].index()] = EventId{event};
-  }
-  return events;
-}
-
-std::int64_t tokens_of(const StepPlan& plan, EventId event, LayerId layer, RankId rank) {
-  std::int64_t sum = 0;
-  for (const Tokens quota : plan.slot_tokens.row(event, layer, rank)) sum += quota.value;
-  return sum;
-}
 
 // In the order in which they occur.
 std::vector<report::TimePart> parts_of(const StageSeconds& parts) {
@@ -74,30 +61,17 @@ CheckedSimulation simulate_checked(const ReportProblem& problem, const Policy& p
 }
 
 std::vector<double> imbalances(const StepPlan& plan) {
-  const std::vector<EventId> events = first_events(plan);
+  const Array<Tokens, 3> loads = planned_loads(plan);
   std::vector<double> rho;
   for (int l = 0; l < plan.num_layers(); ++l) {
-    for (const EventId event : events) {
-      std::int64_t sum = 0;
-      std::int64_t most = 0;
-      for (int r = 0; r < plan.num_ranks(); ++r) {
-        const std::int64_t tokens = tokens_of(plan, event, LayerId{l}, RankId{r});
-        sum += tokens;
-        most = std::max(most, tokens);
-      }
-      if (sum > 0) rho.push_back(static_cast<double>(most) * plan.num_ranks() / static_cast<double>(sum));
+    for (int m = 0; m < plan.num_micro_steps(); ++m) {
+      const auto row = loads.row(m, l);
+      const auto sum = static_cast<double>(std::accumulate(row.begin(), row.end(), Tokens{}).value);
+      const auto most = static_cast<double>(std::ranges::max(row).value);
+      if (sum > 0) rho.push_back(most * plan.num_ranks() / sum);
     }
   }
   return rho;
-}
-
-Array<std::int64_t, 2> rank_tokens(const StepPlan& plan, LayerId layer) {
-  const std::vector<EventId> events = first_events(plan);
-  Array<std::int64_t, 2> tokens({events.size(), static_cast<std::size_t>(plan.num_ranks())});
-  for (std::size_t m = 0; m < events.size(); ++m) {
-    for (int r = 0; r < plan.num_ranks(); ++r) tokens(m, r) = tokens_of(plan, events[m], layer, RankId{r});
-  }
-  return tokens;
 }
 
 report::PolicyResult figures_of(const SimulatedPolicy& simulated, const SimulatedStep& vanilla) {

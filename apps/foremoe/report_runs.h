@@ -23,9 +23,6 @@ CheckedSimulation simulate_checked(const ReportProblem& problem, const Policy& p
 // Largest rank load ÷ mean of every (layer, micro-step) with load, [layer] after [layer].
 std::vector<double> imbalances(const StepPlan& plan);
 
-// Tokens that a rank is to compute, by the plan's quotas.
-Array<std::int64_t, 2> rank_tokens(const StepPlan& plan, LayerId layer);  // [micro_step][rank]
-
 // Speedups are over vanilla, which may be the policy itself.
 report::PolicyResult figures_of(const SimulatedPolicy& simulated, const SimulatedStep& vanilla);
 

@@ -6,6 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "foremoe/plan/plan_part.h"
+#include "foremoe/plan/planned_loads.h"
+
 namespace foremoe::cli {
 namespace {
 
@@ -13,29 +16,6 @@ namespace {
 constexpr int kMostLayers = 8;
 constexpr int kMostMicroSteps = 8;
 constexpr std::size_t kMostRanks = 8;
-
-// The plan of the first layers and events, which are micro-steps where one is in flight.
-StepPlan first_part(const StepPlan& plan, int events, int layers) {
-  StepPlan part = plan;
-  const auto shape = plan.slot_expert.shape();
-  const std::array<std::size_t, 4> cut{static_cast<std::size_t>(events), static_cast<std::size_t>(layers), shape[2],
-                                       shape[3]};
-  part.slot_expert = Array<ExpertId, 4>(cut);
-  part.slot_tokens = Array<Tokens, 4>(cut);
-  for (int e = 0; e < events; ++e) {
-    for (int l = 0; l < layers; ++l) {
-      std::ranges::copy(plan.slot_expert[e][l].flat(), part.slot_expert[e][l].flat().begin());
-      std::ranges::copy(plan.slot_tokens[e][l].flat(), part.slot_tokens[e][l].flat().begin());
-    }
-  }
-  part.event_micro_step.resize(static_cast<std::size_t>(events));
-  part.event_pass.resize(static_cast<std::size_t>(events));
-  part.home = Array<RankId, 2>({static_cast<std::size_t>(layers), plan.home.extent(1)});
-  for (int l = 0; l < layers; ++l) std::ranges::copy(plan.home.row(l), part.home.row(l).begin());
-  part.max_load = {};
-  part.lower_bound = {};
-  return part;
-}
 
 struct Span {
   std::string name;
@@ -124,13 +104,13 @@ report::TimelineLane lane_of(RankId rank, const std::vector<Span>& spans, const 
 WindowChoice choose_window(const StepPlan& plan) {
   WindowChoice choice;
   double worst = 0;
-  std::vector<std::int64_t> loads;
+  const Array<Tokens, 3> planned = planned_loads(plan);
+  std::vector<Tokens> loads;
   for (int l = 0; l < std::min(plan.num_layers(), kMostLayers); ++l) {
-    const Array<std::int64_t, 2> tokens = rank_tokens(plan, LayerId{l});
     for (int m = 0; m < std::min(plan.num_micro_steps(), kMostMicroSteps); ++m) {
-      const auto row = tokens.row(m);
-      const auto sum = static_cast<double>(std::accumulate(row.begin(), row.end(), std::int64_t{0}));
-      const double rho = sum > 0 ? static_cast<double>(std::ranges::max(row)) / sum : 0;
+      const auto row = planned.row(m, l);
+      const auto sum = static_cast<double>(std::accumulate(row.begin(), row.end(), Tokens{}).value);
+      const double rho = sum > 0 ? static_cast<double>(std::ranges::max(row).value) / sum : 0;
       if (rho <= worst) continue;
       worst = rho;
       choice.layer = LayerId{l};
@@ -155,8 +135,8 @@ report::TimelineWindow timeline_window(const ReportProblem& problem, const Simul
   const StepPlan& whole = simulated.recompute_plan ? *simulated.recompute_plan : simulated.measured.plan;
   const int micro_steps = choice.micro_step.value + 1;
   const int layers = choice.layer.value + 1;
-  const StepPlan plan = first_part(whole, micro_steps, layers);
   const LoadTable load = take_first(problem.input.step.load, micro_steps, layers);
+  const StepPlan plan = take_first(whole, load);
   const std::optional<SourceTokens> tokens = known_tokens(problem.input.step);
   Timeline timeline;
   (void)simulate_stage({.load = load, .plan = plan, .cost = problem.setup.cost, .tokens = tokens ? &*tokens : nullptr},
