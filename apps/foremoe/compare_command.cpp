@@ -136,10 +136,7 @@ Command compare_command(CLI::App& parent) {
   CLI::App* const command =
       parent.add_subcommand("compare", "Plan with several policies, prove each plan right, show figures side by side");
   add_input_options(*command, arguments->input);
-  command->add_option("--policy", arguments->policies, "Who plans: all, or names from below between commas")
-      ->type_name("A,B,…")
-      ->delimiter(',')
-      ->default_str("all");
+  add_policies_option(*command, arguments->policies);
   arguments->planner.models_cost = true;
   add_planner_options(*command, arguments->planner);
   add_cost_options(*command, arguments->cost, CostUse::kOptional);

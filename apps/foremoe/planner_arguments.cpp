@@ -93,6 +93,13 @@ void add_homes_option(CLI::App& command, std::string& homes) {
       ->capture_default_str();
 }
 
+void add_policies_option(CLI::App& command, std::vector<std::string>& policies) {
+  command.add_option("--policy", policies, "Who plans: all, or names from below between commas")
+      ->type_name("A,B,…")
+      ->delimiter(',')
+      ->default_str(fmt::format("{}", fmt::join(policies, ",")));
+}
+
 void add_align_option(CLI::App& command, int& align) {
   command
       .add_option("--align", align,

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "foremoe/core/parallel.h"
 #include "foremoe/plan/step_plan.h"
@@ -32,6 +33,8 @@ struct PlannerArguments {
 
 void add_planner_options(CLI::App& command, PlannerArguments& arguments);
 void add_homes_option(CLI::App& command, std::string& homes);
+// --policy A,B,…; what `policies` holds is the default.
+void add_policies_option(CLI::App& command, std::vector<std::string>& policies);
 void add_align_option(CLI::App& command, int& align);
 void add_threads_option(CLI::App& command, int& threads);
 

@@ -152,10 +152,7 @@ Command report_command(CLI::App& parent) {
   command->add_option("--out", arguments->out, "Where the page goes; a file there is replaced")
       ->type_name("FILE.html")
       ->required();
-  command->add_option("--policy", arguments->policies, "Who plans: all, or names from below between commas")
-      ->type_name("A,B,…")
-      ->delimiter(',')
-      ->default_str("all");
+  add_policies_option(*command, arguments->policies);
   add_cost_options(*command, arguments->cost, CostUse::kRequired);
   command->get_option("--model")->required(false)->default_str("the one that fits the input");
   add_simulation_options(*command, arguments->simulation, "the largest micro-batch that fits is told");

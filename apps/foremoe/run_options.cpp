@@ -170,10 +170,7 @@ static void add_execution_options(CLI::App& command, RunArguments& arguments) {
 
 void add_run_options(CLI::App& command, RunArguments& arguments) {
   add_input_options(command, arguments.input);
-  command.add_option("--policy", arguments.policies, "Who plans: all, or names from below between commas")
-      ->type_name("A,B,…")
-      ->delimiter(',')
-      ->default_str("vanilla,foremoe");
+  add_policies_option(command, arguments.policies);
   add_planner_options(command, arguments.planner);
   CLI::Option* const plan =
       command.add_option("--plan", arguments.plan, "Execute this plan instead of making one")->type_name("PLAN");

@@ -174,10 +174,7 @@ Command simulate_command(CLI::App& parent) {
   CLI::App* const command = parent.add_subcommand(
       "simulate", "Say what a step would take on a cluster, and what each policy would gain there");
   add_input_options(*command, arguments->input);
-  command->add_option("--policy", arguments->policies, "Who plans: all, or names from below between commas")
-      ->type_name("A,B,…")
-      ->delimiter(',')
-      ->default_str("all");
+  add_policies_option(*command, arguments->policies);
   add_cost_options(*command, arguments->cost, CostUse::kRequired);
   command->get_option("--model")->required(false)->default_str("the one that fits the input");
   add_simulation_options(*command, arguments->simulation,
