@@ -135,11 +135,15 @@ report::TimelineWindow timeline_window(const ReportProblem& problem, const Simul
   const StepPlan& whole = simulated.recompute_plan ? *simulated.recompute_plan : simulated.measured.plan;
   const int micro_steps = choice.micro_step.value + 1;
   const int layers = choice.layer.value + 1;
-  const LoadTable load = take_first(problem.input.step.load, micro_steps, layers);
+  const StepInput& step = problem.input.step;
+  const LoadTable load = take_first(step.load, micro_steps, layers);
   const StepPlan plan = take_first(whole, load);
-  const std::optional<SourceTokens> tokens = known_tokens(problem.input.step);
   Timeline timeline;
-  (void)simulate_stage({.load = load, .plan = plan, .cost = problem.setup.cost, .tokens = tokens ? &*tokens : nullptr},
+  (void)simulate_stage({.load = load,
+                        .plan = plan,
+                        .cost = problem.setup.cost,
+                        .trace = step.trace_or_null(),
+                        .batching = step.batching_or_null()},
                        {.stage = Stage::kRecompute,
                         .path = problem.setup.path,
                         .depth = problem.setup.depth,

@@ -24,9 +24,12 @@ SimulatedStep simulate(const MeasureProblem& problem, const SimulationSetup& set
                        ThreadPool& pool) {
   const Activity activity(fmt::format("simulating {}", problem.policy.name()));
   const StepInput& step = problem.input.step;
-  const std::optional<SourceTokens> tokens = known_tokens(step);
   const auto input = [&](const StepPlan& plan) {
-    return SimulationInput{.load = step.load, .plan = plan, .cost = setup.cost, .tokens = tokens ? &*tokens : nullptr};
+    return SimulationInput{.load = step.load,
+                           .plan = plan,
+                           .cost = setup.cost,
+                           .trace = step.trace_or_null(),
+                           .batching = step.batching_or_null()};
   };
   const StepPlan& update = planned.measured.plan;
   return simulate_step(
@@ -178,11 +181,6 @@ nlohmann::ordered_json to_json(const SimulatedStage& stage) {
           {"arena_bytes", stage.arena.value},
           {"traffic", std::move(traffic)},
           {"between_nodes", std::move(between)}};
-}
-
-std::optional<SourceTokens> known_tokens(const StepInput& step) {
-  if (step.trace_or_null() == nullptr || step.batching_or_null() == nullptr) return std::nullopt;
-  return std::optional<SourceTokens>(std::in_place, *step.trace_or_null(), *step.batching_or_null());
 }
 
 SimulationResult simulate_policy(const MeasureProblem& problem, const SimulationSetup& setup, ThreadPool& pool) {

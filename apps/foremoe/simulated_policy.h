@@ -39,9 +39,6 @@ struct SimulatedPolicy {
 
 using SimulationResult = std::variant<SimulatedPolicy, Skipped>;
 
-// The tokens behind the load, where the input knows them: rows to other nodes are then one per token and node.
-std::optional<SourceTokens> known_tokens(const StepInput& step);
-
 // Plans once per stage where the policy update has more than one micro-step in flight. The speedups stay 1.
 SimulationResult simulate_policy(const MeasureProblem& problem, const SimulationSetup& setup, ThreadPool& pool);
 

@@ -100,7 +100,8 @@ double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
 
 bool same_profile(const WholeStep& step) {
   return &step.recompute.plan == &step.policy_update.plan && &step.recompute.load == &step.policy_update.load &&
-         &step.recompute.cost == &step.policy_update.cost && step.recompute.tokens == step.policy_update.tokens;
+         &step.recompute.cost == &step.policy_update.cost && step.recompute.trace == step.policy_update.trace &&
+         step.recompute.batching == step.policy_update.batching;
 }
 
 }  // namespace

@@ -26,10 +26,11 @@
 #include "foremoe/core/array.h"
 #include "foremoe/core/parallel.h"
 #include "foremoe/core/timeline.h"
-#include "foremoe/plan/source_tokens.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/policy/policy.h"
+#include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
+#include "foremoe/rollout/routing_trace.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {
@@ -50,8 +51,9 @@ struct SimulationInput {
   const LoadTable& load;
   const StepPlan& plan;  // that check_plan accepts for this load
   const CostModel& cost;
-  const SourceTokens* tokens = nullptr;  // where routes are known: rows to other nodes are then one per token and node
-  bool repeat_load = false;              // a plan of more micro-steps than the load: it begins anew when it is through
+  const RoutingTrace* trace = nullptr;  // with batching: the tokens behind the load; rows to other nodes are then one
+  const Batching* batching = nullptr;   // per token and node
+  bool repeat_load = false;             // a plan of more micro-steps than the load: it begins anew when it is through
 };
 
 // Seconds of the critical path, by what the ranks were doing; they sum to the stage's.

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/source_tokens.h"
 
 namespace foremoe {
 
@@ -77,7 +79,9 @@ class Profiler {
         pool_(pool),
         event_(event_of_micro_step(input.plan)),
         kernels_forward_(kernels(input.cost, Direction::kForward)),
-        kernels_backward_(kernels(input.cost, Direction::kBackward)) {}
+        kernels_backward_(kernels(input.cost, Direction::kBackward)) {
+    if (input.trace != nullptr && input.batching != nullptr) tokens_.emplace(*input.trace, *input.batching);
+  }
 
   StageProfile profile() {
     const StepPlan& plan = input_.plan;
@@ -112,9 +116,9 @@ class Profiler {
     const RoutingProblem problem{.load = load.load[of_load][l],
                                  .quotas = layer_quotas(plan, event_[m.index()], l),
                                  .topology = {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}};
-    if (input_.tokens != nullptr) {
+    if (tokens_) {
       const TokenDispatchProblem tokens{
-          .tokens = *input_.tokens, .micro_step = of_load, .layer = l, .topology = problem.topology};
+          .tokens = *tokens_, .micro_step = of_load, .layer = l, .topology = problem.topology};
       count_token_rows(problem, tokens, scratch.rows);
     } else {
       count_rows(problem, scratch.workspace, scratch.rows);
@@ -190,6 +194,7 @@ class Profiler {
   const SimulationInput& input_;
   Stage stage_;
   ThreadPool& pool_;
+  std::optional<SourceTokens> tokens_;
   std::vector<EventId> event_;  // [micro_step]
   double kernels_forward_;
   double kernels_backward_;
