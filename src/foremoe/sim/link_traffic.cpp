@@ -1,13 +1,12 @@
 #include "foremoe/sim/link_traffic.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "foremoe/sim/layer_scale.h"
 
 namespace foremoe {
 
 namespace {
-
-Bytes scaled(Bytes bytes, double by) { return Bytes{std::llround(static_cast<double>(bytes.value) * by)}; }
 
 std::int64_t round_trips(const ReplayProblem& stage) {
   const CostModel& cost = stage.input.cost;

@@ -1,13 +1,12 @@
 #include "foremoe/sim/rank_memory.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "foremoe/sim/layer_scale.h"
 
 namespace foremoe {
 
 namespace {
-
-Bytes scaled(Bytes bytes, double by) { return Bytes{std::llround(static_cast<double>(bytes.value) * by)}; }
 
 // Activations of one rank.
 class RankActivations {

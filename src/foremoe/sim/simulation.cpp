@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "foremoe/sim/arena_load.h"
+#include "foremoe/sim/layer_scale.h"
 #include "foremoe/sim/link_traffic.h"
 #include "foremoe/sim/rank_memory.h"
 #include "foremoe/sim/stage_profile.h"
@@ -15,10 +16,6 @@
 namespace foremoe {
 
 namespace {
-
-double layer_scale(const SimulationInput& input) {
-  return static_cast<double>(input.cost.model().moe_layers) / std::max(1, input.plan.num_layers());
-}
 
 int home_experts(const SimulationInput& input) {
   return input.plan.num_experts() / input.plan.num_ranks() * input.cost.model().moe_layers;
@@ -67,7 +64,7 @@ SimulatedStage simulate(const SimulationInput& input, const SimulationOptions& o
   stage.traffic = link_traffic(traffic);
   stage.between_nodes = bytes_between_nodes(traffic);
   stage.copies = transfers.num_copies;
-  stage.arena = Bytes{std::llround(static_cast<double>(arena.largest.value) * problem.layer_scale)};
+  stage.arena = scaled(arena.largest, problem.layer_scale);
   return stage;
 }
 
