@@ -7,20 +7,19 @@
 
 #include "foremoe/sim/report/bar_chart.h"
 #include "foremoe/sim/report/box_chart.h"
-#include "foremoe/sim/report/heat_map.h"
 #include "foremoe/sim/report/numbers.h"
 #include "foremoe/sim/report/sections.h"
+#include "foremoe/sim/rho_buckets.h"
 
 namespace foremoe::report {
 namespace {
 
-constexpr std::array<double, 4> kBuckets{1.1, 1.3, 1.5, 2};
-constexpr std::array<std::string_view, 5> kBucketNames{"below 1.1", "1.1 to 1.3", "1.3 to 1.5", "1.5 to 2",
-                                                       "2 and more"};
+constexpr std::array<std::string_view, kNumRhoBuckets> kBucketNames{"below 1.1", "1.1 to 1.3", "1.3 to 1.5", "1.5 to 2",
+                                                                    "2 and more"};
 
-std::array<double, 5> shares(const PolicyResult& p) {
-  std::array<double, 5> counts{};
-  for (const double rho : p.rho) counts.at(static_cast<std::size_t>(bin_of(rho, kBuckets))) += 1;
+std::array<double, kNumRhoBuckets> shares(const PolicyResult& p) {
+  std::array<double, kNumRhoBuckets> counts{};
+  for (const double rho : p.rho) counts.at(rho_bucket(rho)) += 1;
   for (double& count : counts) count /= static_cast<double>(p.rho.size());
   return counts;
 }

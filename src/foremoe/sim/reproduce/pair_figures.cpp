@@ -25,8 +25,7 @@ std::vector<std::int64_t> rank_loads(const StepPlan& plan, EventId event, LayerI
 void add_pair(const std::vector<std::int64_t>& loads, PairFigures& sums) {
   const double mean = mean_of(static_cast<double>(std::reduce(loads.begin(), loads.end())), loads.size());
   const auto most = static_cast<double>(std::ranges::max(loads));
-  const auto bucket = std::ranges::upper_bound(kRhoBounds, most / mean) - kRhoBounds.begin();
-  sums.share_of_bucket[static_cast<std::size_t>(bucket)] += 1;
+  sums.share_of_bucket[rho_bucket(most / mean)] += 1;
   sums.straggler += most - mean;
   sums.waste += (most - mean) / most;
 }

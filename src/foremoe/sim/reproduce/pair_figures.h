@@ -6,15 +6,13 @@
 
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/load_table.h"
+#include "foremoe/sim/rho_buckets.h"
 
 namespace foremoe {
 
-// ρ from one bound to the next; the first begins at 1, the last has no end.
-inline constexpr std::array<double, 4> kRhoBounds{1.1, 1.3, 1.5, 2.0};
-
 struct PairFigures {
-  std::array<double, kRhoBounds.size() + 1> share_of_bucket{};  // of the pairs, sums to 1
-  double straggler = 0;                                         // max − mean rank load, tokens, mean over pairs
+  std::array<double, kNumRhoBuckets> share_of_bucket{};  // of the pairs, sums to 1
+  double straggler = 0;                                  // max − mean rank load, tokens, mean over pairs
   double waste = 0;  // (max − mean) ÷ max, mean: of the busiest rank's time, what the mean one waits
   double copies_after_first_event = 0;  // per layer and event, those of the first event left out
   double busiest_receiver = 0;          // copies into the rank that receives most, mean over layers and events
