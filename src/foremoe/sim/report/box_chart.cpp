@@ -64,10 +64,9 @@ std::string draw(const BoxChart& chart, Width width) {
   const RowLayout layout = lay_out_rows(rows, width, 4);
   const Interval vertical{.begin = 4, .end = layout.bottom(rows.size()) + 2};
   const Interval domain{.begin = chart.begin, .end = most};
-  const Scale scale(domain, layout.plot, chart.scale);
+  const Scale scale(domain, layout.plot, Scale::Kind::kLogarithmic);
   const int most_ticks = width == Width::kWide ? 9 : 6;
-  const std::vector<double> at =
-      chart.scale == Scale::Kind::kLogarithmic ? logarithmic_ticks(domain, most_ticks) : ticks(domain, most_ticks);
+  const std::vector<double> at = logarithmic_ticks(domain, most_ticks);
   const double bottom =
       draw_axis(svg, {.scale = scale, .ticks = at, .label = chart.axis, .tick_text = tick_text}, vertical);
   for (std::size_t i = 0; i < rows.size(); ++i) draw_box(svg, chart, layout, scale, i);

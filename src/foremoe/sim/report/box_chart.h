@@ -32,8 +32,7 @@ struct BoxRow {
 struct BoxChart {
   ChartText text;
   std::string axis;
-  Scale::Kind scale = Scale::Kind::kLogarithmic;
-  double begin = 1;  // of the axis
+  double begin = 1;  // of the axis, which is logarithmic
   std::vector<BoxRow> rows;
   NumberText value_text;
 };
