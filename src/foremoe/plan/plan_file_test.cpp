@@ -10,9 +10,12 @@
 #include "foremoe/core/error.h"
 #include "foremoe/core/safetensors_writer.h"
 #include "foremoe/plan/test_plans.h"
+#include "foremoe/plan/test_same_plan.h"
 
 namespace foremoe {
 namespace {
+
+using test::expect_same_plan;
 
 class PlanFile : public testing::Test {
  protected:
@@ -22,23 +25,6 @@ class PlanFile : public testing::Test {
       testing::TempDir() + testing::UnitTest::GetInstance()->current_test_info()->name() + ".safetensors";
 };
 
-void expect_equal(const StepPlan& a, const StepPlan& b) {
-  EXPECT_EQ(a.policy, b.policy);
-  EXPECT_EQ(a.residency, b.residency);
-  EXPECT_EQ(a.guest_slots, b.guest_slots);
-  EXPECT_EQ(a.ranks_per_node, b.ranks_per_node);
-  EXPECT_EQ(a.in_flight, b.in_flight);
-  EXPECT_EQ(a.options, b.options);
-  EXPECT_EQ(a.load_digest, b.load_digest);
-  EXPECT_EQ(a.slot_expert, b.slot_expert);
-  EXPECT_EQ(a.slot_tokens, b.slot_tokens);
-  EXPECT_EQ(a.event_micro_step, b.event_micro_step);
-  EXPECT_EQ(a.event_pass, b.event_pass);
-  EXPECT_EQ(a.home, b.home);
-  EXPECT_EQ(a.max_load, b.max_load);
-  EXPECT_EQ(a.lower_bound, b.lower_bound);
-}
-
 TEST_F(PlanFile, GivesBackEveryPlanThatWasWritten) {
   const LoadTable load = test::random_load({.micro_steps = 4}, 1);
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared, Residency::kFree}) {
@@ -46,7 +32,7 @@ TEST_F(PlanFile, GivesBackEveryPlanThatWasWritten) {
       StepPlan plan = test::random_plan(load, {residency, 2, in_flight}, 1);
       plan.options = R"({"guest-slots": 2, "note": "größer"})";
       write_plan(plan, path_);
-      expect_equal(read_plan(path_), plan);
+      expect_same_plan(read_plan(path_), plan);
     }
   }
 }
@@ -56,7 +42,7 @@ TEST_F(PlanFile, BoundsThatWereNotRecordedStayAway) {
   plan.max_load = plan.lower_bound = {};
   write_plan(plan, path_);
   EXPECT_FALSE(Safetensors::open(path_).has("max_load"));
-  expect_equal(read_plan(path_), plan);
+  expect_same_plan(read_plan(path_), plan);
 }
 
 TEST_F(PlanFile, StoresTheNarrowestTypesThatHoldAllValues) {
@@ -68,14 +54,14 @@ TEST_F(PlanFile, StoresTheNarrowestTypesThatHoldAllValues) {
   plan.slot_tokens(0, 0, 0, 0) = Tokens{std::int64_t{1} << 32};
   write_plan(plan, path_);
   EXPECT_EQ(Safetensors::open(path_).tensors().at("slot_tokens").dtype, DType::kI64);
-  expect_equal(read_plan(path_), plan);
+  expect_same_plan(read_plan(path_), plan);
 
   const StepPlan wide = test::random_plan(
       test::random_load({.micro_steps = 1, .layers = 1, .ranks = 1, .experts = 32769, .ranks_per_node = 1}, 1, 2), {},
       1);
   write_plan(wide, path_);
   EXPECT_EQ(Safetensors::open(path_).tensors().at("slot_expert").dtype, DType::kI32);
-  expect_equal(read_plan(path_), wide);
+  expect_same_plan(read_plan(path_), wide);
 }
 
 TEST_F(PlanFile, IsRefusedForAnotherLoad) {

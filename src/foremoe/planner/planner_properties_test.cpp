@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "foremoe/core/random.h"
+#include "foremoe/plan/test_same_plan.h"
 #include "foremoe/planner/test_steps.h"
 
 namespace foremoe {
@@ -211,18 +212,6 @@ class PlanningOnThreads : public testing::TestWithParam<Residency> {};
 INSTANTIATE_TEST_SUITE_P(Of, PlanningOnThreads, testing::ValuesIn(test::kAllResidencies),
                          [](const auto& param) { return std::string(to_string(param.param)); });
 
-void expect_same_plan(const StepPlan& a, const StepPlan& b) {
-  EXPECT_EQ(a.options, b.options);
-  EXPECT_EQ(a.load_digest, b.load_digest);
-  EXPECT_EQ(a.slot_expert, b.slot_expert);
-  EXPECT_EQ(a.slot_tokens, b.slot_tokens);
-  EXPECT_EQ(a.event_micro_step, b.event_micro_step);
-  EXPECT_EQ(a.event_pass, b.event_pass);
-  EXPECT_EQ(a.home, b.home);
-  EXPECT_EQ(a.max_load, b.max_load);
-  EXPECT_EQ(a.lower_bound, b.lower_bound);
-}
-
 TEST_P(PlanningOnThreads, GivesTheSamePlanWhateverTheirNumber) {
   const LoadTable load = bursty_load({.micro_steps = 4, .layers = 5, .ranks = 8, .experts = 32}, 6);
   for (const int in_flight : {1, 2}) {
@@ -232,7 +221,7 @@ TEST_P(PlanningOnThreads, GivesTheSamePlanWhateverTheirNumber) {
     const StepPlan once = plan_checked(load, options, {.threads = 1}).plan;
     for (const std::size_t threads : {1, 2, 7}) {
       SCOPED_TRACE(threads);
-      expect_same_plan(plan_checked(load, options, {.threads = threads}).plan, once);
+      test::expect_same_plan(plan_checked(load, options, {.threads = threads}).plan, once);
     }
   }
 }
