@@ -38,8 +38,6 @@ void add_links(const SimulatedStage& stage, std::vector<report::LinkBytes>& link
   }
 }
 
-double ratio(double a, double b) { return b > 0 ? a / b : 1; }
-
 }  // namespace
 
 CheckedSimulation simulate_checked(const ReportProblem& problem, const Policy& policy, const PlannerOptions& options) {
@@ -91,7 +89,7 @@ report::PolicyResult figures_of(const SimulatedPolicy& simulated, const Simulate
       .step_seconds = step.step_seconds,
       .ideal_step_seconds = step.ideal_step_seconds,
       .exposed_copy_seconds = step.exposed_copy_seconds,
-      .speedup = ratio(vanilla.step_seconds, step.step_seconds),
+      .speedup = speedup(vanilla.step_seconds, step.step_seconds),
       .memory_bytes = as_double(step.memory_bytes_per_rank),
       .guest_bytes = std::max(guests(step.recompute), guests(step.policy_update)),
       .peak_tokens = step.peak_tokens_per_rank.value};
@@ -99,7 +97,7 @@ report::PolicyResult figures_of(const SimulatedPolicy& simulated, const Simulate
     figures.policy_update.parts.insert(figures.policy_update.parts.begin(), {"homes moved", step.home_move_seconds});
   }
   if (step.rl_step_seconds > step.step_seconds) {
-    figures.rl_speedup = ratio(vanilla.rl_step_seconds, step.rl_step_seconds);
+    figures.rl_speedup = speedup(vanilla.rl_step_seconds, step.rl_step_seconds);
   }
   if (simulated.largest_micro_batch_tokens) {
     figures.largest_micro_batch = simulated.largest_micro_batch_tokens->value;

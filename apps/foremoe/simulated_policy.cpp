@@ -43,11 +43,9 @@ SimulatedStep simulate(const MeasureProblem& problem, const SimulationSetup& set
        .rollout_seconds = setup.rollout_seconds});
 }
 
-double ratio(double a, double b) { return b > 0 ? a / b : 1; }
-
 void compare(SimulatedPolicy& with, const SimulatedPolicy& vanilla) {
-  with.speedup_over_vanilla = ratio(vanilla.step.step_seconds, with.step.step_seconds);
-  with.rl_step_speedup = ratio(vanilla.step.rl_step_seconds, with.step.rl_step_seconds);
+  with.speedup_over_vanilla = speedup(vanilla.step.step_seconds, with.step.step_seconds);
+  with.rl_step_speedup = speedup(vanilla.step.rl_step_seconds, with.step.rl_step_seconds);
 }
 
 nlohmann::ordered_json to_json(const StageSeconds& parts) {
@@ -181,6 +179,10 @@ nlohmann::ordered_json to_json(const SimulatedStage& stage) {
           {"arena_bytes", stage.arena.value},
           {"traffic", std::move(traffic)},
           {"between_nodes", std::move(between)}};
+}
+
+double speedup(double before_seconds, double after_seconds) {
+  return after_seconds > 0 ? before_seconds / after_seconds : 1;
 }
 
 SimulationResult simulate_policy(const MeasureProblem& problem, const SimulationSetup& setup, ThreadPool& pool) {

@@ -39,6 +39,9 @@ struct SimulatedPolicy {
 
 using SimulationResult = std::variant<SimulatedPolicy, Skipped>;
 
+// 1 of a step that takes no time.
+double speedup(double before_seconds, double after_seconds);
+
 // Plans once per stage where the policy update has more than one micro-step in flight. The speedups stay 1.
 SimulationResult simulate_policy(const MeasureProblem& problem, const SimulationSetup& setup, ThreadPool& pool);
 
