@@ -34,13 +34,8 @@ class NodeGreedy {
 
   // The busiest first.
   void choose_dynamic() {
-    rank_load_.assign(load_.topology.num_ranks, 0);
-    dynamic_.resize(rank_load_.size());
-    for (auto& experts : dynamic_) experts.clear();
-    for (std::size_t e = 0; e < load_.of_expert.size(); ++e) {
-      rank_load_[load_.home[e].index()] += load_.of_expert[e];
-      dynamic_[load_.home[e].index()].emplace_back(e);
-    }
+    count_at_home(load_, rank_load_);
+    list_at_home(load_, dynamic_);
     const auto by_load = [&](ExpertId e) { return tokens_of(e); };
     for (auto& experts : dynamic_) {
       const std::size_t dyn = std::min(experts.size(), static_cast<std::size_t>(options_.dyn));

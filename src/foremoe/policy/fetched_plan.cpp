@@ -163,6 +163,17 @@ class FetchedLayer {
 
 }  // namespace
 
+void count_at_home(const LayerLoad& load, std::vector<std::int64_t>& tokens) {
+  tokens.assign(load.topology.num_ranks, 0);
+  for (std::size_t e = 0; e < load.home.size(); ++e) tokens[load.home[e].index()] += load.of_expert[e];
+}
+
+void list_at_home(const LayerLoad& load, std::vector<std::vector<ExpertId>>& experts) {
+  experts.resize(load.topology.num_ranks);
+  for (auto& of_rank : experts) of_rank.clear();
+  for (std::size_t e = 0; e < load.home.size(); ++e) experts[load.home[e].index()].emplace_back(e);
+}
+
 PolicyResult plan_fetched(const FetchedPolicy& policy, const PolicyInput& input, ThreadPool& pool) {
   const auto begin = std::chrono::steady_clock::now();
   if (input.load.num_experts() % input.load.num_ranks() != 0) {

@@ -30,6 +30,10 @@ struct LayerLoad {
   int guest_slots = 0;  // per rank
 };
 
+// What the ranks have before anything is fetched, into vectors that a policy may keep from micro-step to micro-step.
+void count_at_home(const LayerLoad& load, std::vector<std::int64_t>& tokens);           // [rank], of its experts
+void list_at_home(const LayerLoad& load, std::vector<std::vector<ExpertId>>& experts);  // [rank], ascending
+
 // Tokens of an expert that a rank other than its home serves.
 struct Share {
   ExpertId expert;

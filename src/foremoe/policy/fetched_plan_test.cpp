@@ -8,10 +8,13 @@
 #include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/test_plans.h"
+#include "foremoe/policy/test_policy_runs.h"
 
 namespace foremoe {
 namespace {
 
+using test::experts;
+using test::tokens;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -59,16 +62,18 @@ StepPlan planned(const Request& request) {
   return plan;
 }
 
-std::vector<int> experts(const StepPlan& plan, int event, int rank) {
-  std::vector<int> row;
-  for (const ExpertId e : plan.slot_expert.row(event, 0, rank)) row.push_back(e.value);
-  return row;
-}
-
-std::vector<std::int64_t> tokens(const StepPlan& plan, int event, int rank) {
-  std::vector<std::int64_t> row;
-  for (const Tokens t : plan.slot_tokens.row(event, 0, rank)) row.push_back(t.value);
-  return row;
+// Experts 0 and 3 on rank 1, 1 on rank 0, 2 on rank 2; what the vectors held before is gone.
+TEST(FetchedPlan, TellsWhatRanksHaveAtHome) {
+  const std::vector<std::int64_t> of_expert{5, 6, 0, 7};
+  const std::vector<RankId> home{RankId{1}, RankId{0}, RankId{2}, RankId{1}};
+  const LayerLoad load{.of_expert = of_expert, .home = home, .topology = {.num_ranks = 3, .ranks_per_node = 3}};
+  std::vector<std::int64_t> tokens{9, 9, 9, 9};
+  count_at_home(load, tokens);
+  EXPECT_THAT(tokens, ElementsAre(6, 12, 0));
+  std::vector<std::vector<ExpertId>> experts{{ExpertId{2}}};
+  list_at_home(load, experts);
+  EXPECT_THAT(experts,
+              ElementsAre(ElementsAre(ExpertId{1}), ElementsAre(ExpertId{0}, ExpertId{3}), ElementsAre(ExpertId{2})));
 }
 
 TEST(FetchedPlan, ServesAtHomeWhatNoGuestServes) {

@@ -14,13 +14,8 @@ namespace {
 class Spilling {
  public:
   Spilling(const LayerLoad& load, const LlepOptions& options, std::vector<Share>& shares)
-      : load_(load),
-        options_(options),
-        shares_(shares),
-        first_share_(shares.size()),
-        effective_(load.topology.num_ranks),
-        guests_(effective_.size()) {
-    for (std::size_t e = 0; e < load.home.size(); ++e) effective_[load.home[e].index()] += load.of_expert[e];
+      : load_(load), options_(options), shares_(shares), first_share_(shares.size()), guests_(load.topology.num_ranks) {
+    count_at_home(load, effective_);
   }
 
   void run() {

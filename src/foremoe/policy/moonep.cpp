@@ -23,9 +23,9 @@ int index_of_max(std::span<const std::int64_t> values) {
 std::vector<std::vector<Receiver>> pair_ranks(const LayerLoad& load, double bound) {
   const int num_ranks = load.topology.num_ranks;
   const std::int64_t total = std::accumulate(load.of_expert.begin(), load.of_expert.end(), std::int64_t{0});
-  std::vector<std::int64_t> balance(num_ranks);
-  for (int r = 0; r < num_ranks; ++r) balance[r] = -(total / num_ranks + (r < total % num_ranks ? 1 : 0));
-  for (std::size_t e = 0; e < load.home.size(); ++e) balance[load.home[e].index()] += load.of_expert[e];
+  std::vector<std::int64_t> balance;
+  count_at_home(load, balance);
+  for (int r = 0; r < num_ranks; ++r) balance[r] -= total / num_ranks + (r < total % num_ranks ? 1 : 0);
 
   const std::int64_t mean = total / num_ranks;
   const auto tolerated = static_cast<std::int64_t>(bound * static_cast<double>(mean));
@@ -39,10 +39,10 @@ std::vector<std::vector<Receiver>> pair_ranks(const LayerLoad& load, double boun
   return receivers;
 }
 
-void serve(const LayerLoad& load, std::span<const int> experts, std::vector<Receiver>& receivers,
+void serve(const LayerLoad& load, std::span<const ExpertId> experts, std::vector<Receiver>& receivers,
            std::vector<Share>& shares) {
   std::vector<std::int64_t> left(experts.size());
-  std::ranges::transform(experts, left.begin(), [&](int e) { return load.of_expert[e]; });
+  std::ranges::transform(experts, left.begin(), [&](ExpertId e) { return load.of_expert[e.index()]; });
   for (;;) {
     const auto receiver = std::ranges::max_element(receivers, {}, &Receiver::lacks);
     if (receiver->lacks == 0) return;
@@ -52,7 +52,7 @@ void serve(const LayerLoad& load, std::span<const int> experts, std::vector<Rece
       continue;
     }
     const std::int64_t tokens = std::min(left[i], receiver->lacks);
-    shares.push_back({.expert = ExpertId{experts[i]}, .rank = RankId{receiver->rank}, .tokens = tokens});
+    shares.push_back({.expert = experts[i], .rank = RankId{receiver->rank}, .tokens = tokens});
     left[i] -= tokens;
     receiver->lacks -= tokens;
     ++receiver->guests;
@@ -72,8 +72,8 @@ class Moonep final : public Policy {
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const auto choose = [this](const LayerLoad& load, std::vector<Share>& shares) {
       std::vector<std::vector<Receiver>> receivers = pair_ranks(load, options_.bound);
-      std::vector<std::vector<int>> experts(receivers.size());  // [home rank]
-      for (std::size_t e = 0; e < load.home.size(); ++e) experts[load.home[e].index()].push_back(static_cast<int>(e));
+      std::vector<std::vector<ExpertId>> experts;  // [home rank]
+      list_at_home(load, experts);
       for (std::size_t h = 0; h < receivers.size(); ++h) {
         if (!receivers[h].empty()) serve(load, experts[h], receivers[h], shares);
       }

@@ -33,13 +33,8 @@ class QuotaSearch {
 
  private:
   void sort_experts() {
-    rank_load_.assign(load_.topology.num_ranks, 0);
-    experts_of_.resize(rank_load_.size());
-    for (auto& experts : experts_of_) experts.clear();
-    for (std::size_t e = 0; e < load_.of_expert.size(); ++e) {
-      rank_load_[load_.home[e].index()] += load_.of_expert[e];
-      experts_of_[load_.home[e].index()].emplace_back(e);
-    }
+    count_at_home(load_, rank_load_);
+    list_at_home(load_, experts_of_);
     for (auto& experts : experts_of_) {
       std::ranges::stable_sort(experts, std::greater{}, [&](ExpertId e) { return load_.of_expert[e.index()]; });
     }
