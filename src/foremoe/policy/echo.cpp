@@ -70,28 +70,8 @@ void pack(const Imbalance& imbalance, std::vector<Share>& shares) {
   }
 }
 
-void assign_at_once(const Imbalance& imbalance, int slots_per_rank, std::vector<Share>& shares) {
-  std::vector<Amount> spills = imbalance.spills;
-  auto spill = spills.begin();
-  for (const Amount& room : imbalance.rooms) {
-    std::vector<Share> overlaps;
-    for (std::int64_t left = room.tokens; left > 0 && spill != spills.end();) {
-      const std::int64_t tokens = std::min(left, spill->tokens);
-      overlaps.push_back({.expert = ExpertId{spill->id}, .rank = RankId{room.id}, .tokens = tokens});
-      left -= tokens;
-      spill->tokens -= tokens;
-      if (spill->tokens == 0) ++spill;
-    }
-    std::ranges::stable_sort(overlaps, std::greater<>{}, &Share::tokens);
-    overlaps.resize(std::min(overlaps.size(), static_cast<std::size_t>(slots_per_rank)));
-    shares.insert(shares.end(), overlaps.begin(), overlaps.end());
-  }
-}
-
 class Echo final : public Policy {
  public:
-  explicit Echo(const EchoOptions& options) : options_(options) {}
-
   std::string_view name() const override { return "echo"; }
   std::string_view summary() const override {
     return "ECHO: what exceeds the mean packed into one spare slot of every other rank";
@@ -99,23 +79,15 @@ class Echo final : public Policy {
   OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    const auto choose = [this](const LayerLoad& load, std::vector<Share>& shares) {
-      if (load.guest_slots == 0) return;
-      if (options_.assign == EchoOptions::Assign::kPacking) {
-        pack(imbalance_of(load), shares);
-      } else {
-        assign_at_once(imbalance_of(load), std::min(options_.slots_per_rank, load.guest_slots), shares);
-      }
+    const auto choose = [](const LayerLoad& load, std::vector<Share>& shares) {
+      if (load.guest_slots > 0) pack(imbalance_of(load), shares);
     };
     return plan_fetched({.name = name(), .of_layer = [&](LayerId) { return choose; }}, input, pool);
   }
-
- private:
-  EchoOptions options_;
 };
 
 }  // namespace
 
-std::unique_ptr<Policy> make_echo(const EchoOptions& options) { return std::make_unique<Echo>(options); }
+std::unique_ptr<Policy> make_echo() { return std::make_unique<Echo>(); }
 
 }  // namespace foremoe

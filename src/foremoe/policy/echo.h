@@ -8,28 +8,20 @@
 // largest experts. The room of a rank is what it lacks to the mean.
 // Packing. Ranks by room, largest first, take one expert each: one that has most left to spill, as far as the room
 // goes. "Most" is approximate: spills wait in eight buckets of width mean/7, largest bucket first, in a bucket first
-// come first served; what is left of an expert goes to the end of the bucket that it then belongs to. One shot, the
-// pull request's other algorithm, which is not limited to one slot: spills and rooms, both sorted, are laid side by
-// side; an expert has on a rank what overlaps, and a rank keeps the largest of these overlaps.
+// come first served; what is left of an expert goes to the end of the bucket that it then belongs to. The pull
+// request's other algorithm, one shot, is not built.
 //
 // Read so. `echo` packs, with one slot per rank however many guest slots there are, as the pull request does; with none
-// it does nothing. Options choose the one shot and more slots. What finds no slot stays home. Ties go to the lowest id
-// (the sort of the original promises no order). The original's threshold, below which the one shot gives slots back, is
-// 0 there and not here.
+// it does nothing. What finds no slot stays home. Ties go to the lowest id (the sort of the original promises no
+// order).
 //
 // Online: copies begin after the router. The planning time is not published to us; 0 is assumed, in its favour.
-// Cost. O(E·log E + R·log R) for packing, O(E + R) more for the one shot.
+// Cost. O(E·log E + R·log R).
 
 #include "foremoe/policy/policy.h"
 
 namespace foremoe {
 
-struct EchoOptions {
-  enum class Assign : std::uint8_t { kPacking, kOneShot };
-  Assign assign = Assign::kPacking;
-  int slots_per_rank = 1;  // that the one shot uses, at most guest_slots of them; packing uses one
-};
-
-std::unique_ptr<Policy> make_echo(const EchoOptions& options = {});
+std::unique_ptr<Policy> make_echo();
 
 }  // namespace foremoe

@@ -16,10 +16,6 @@ using test::plan_of;
 using test::tokens;
 using testing::ElementsAre;
 
-std::unique_ptr<Policy> one_shot(int slots_per_rank) {
-  return make_echo({.assign = EchoOptions::Assign::kOneShot, .slots_per_rank = slots_per_rank});
-}
-
 // Mean 60. Rank 0 keeps its smallest, 10 and 30, and 20 of e2, which spills 30; rank 1 has room for 30.
 TEST(Echo, SpillsTheLargestExpertsOfARankAboveTheMeanAsWorkedByHand) {
   const LoadTable load = load_of(2, {{10, 30, 50, 10, 10, 10}});
@@ -51,33 +47,13 @@ TEST(Echo, UsesOneSlotHoweverManyThereAreAndNoneWhenThereIsNone) {
   EXPECT_EQ(plan_figures(plan_of(*make_echo(), {.load = load, .guest_slots = 0}), load).copies, 0);
 }
 
-// Mean 100: spills of 50 and 30 side by side with rooms of 60 and 20: e0 50, e1 10 | e1 20.
-TEST(Echo, KeepsTheLargestOverlapsInOneShot) {
-  const LoadTable load = load_of(4, {{150, 130, 40, 80}});
-  const StepPlan one = plan_of(*one_shot(1), {.load = load, .guest_slots = 2});
-  EXPECT_THAT(tokens(one, 0, 1), ElementsAre(110, 0, 0));
-  EXPECT_THAT(tokens(one, 0, 2), ElementsAre(40, 50, 0));
-  EXPECT_THAT(tokens(one, 0, 3), ElementsAre(80, 20, 0));
-  const StepPlan two = plan_of(*one_shot(2), {.load = load, .guest_slots = 2});
-  EXPECT_THAT(tokens(two, 0, 1), ElementsAre(100, 0, 0));
-  EXPECT_THAT(tokens(two, 0, 2), ElementsAre(40, 50, 10));
-  EXPECT_EQ(plan_of(*one_shot(2), {.load = load, .guest_slots = 1}).max_load, one.max_load);
-}
-
 TEST(Echo, NeverMakesARankSlowerThanItWasOrThanTheMean) {
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
     const LoadTable load = test::random_load({.ranks = 6, .experts = 24}, seed, 400);
     const StepPlan before = plan_of(*make_echo(), {.load = load, .guest_slots = 0});
-    for (const auto& policy : {make_echo(), one_shot(1), one_shot(3)}) {
-      const StepPlan after = plan_of(*policy, {.load = load, .guest_slots = 3});
-      for (std::size_t i = 0; i < after.max_load.size(); ++i) {
-        EXPECT_LE(after.max_load.flat()[i], std::max(before.max_load.flat()[i], before.lower_bound.flat()[i]));
-      }
-    }
-    // With a slot for every overlap all that spills has room, but for the remainder of the mean.
-    const StepPlan all = plan_of(*one_shot(20), {.load = load, .guest_slots = 20});
-    for (std::size_t i = 0; i < all.max_load.size(); ++i) {
-      EXPECT_LE(all.max_load.flat()[i].value, all.lower_bound.flat()[i].value + load.num_ranks());
+    const StepPlan after = plan_of(*make_echo(), {.load = load, .guest_slots = 3});
+    for (std::size_t i = 0; i < after.max_load.size(); ++i) {
+      EXPECT_LE(after.max_load.flat()[i], std::max(before.max_load.flat()[i], before.lower_bound.flat()[i]));
     }
   }
 }
