@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/empty_plan.h"
 #include "foremoe/planner/layer_planner.h"
 
 namespace foremoe {
@@ -56,30 +57,14 @@ static void check(const PlanRequest& request) {
   }
 }
 
-static StepPlan empty_plan(const PlanRequest& request, const ExecutionOrder& order) {
-  const LoadTable& load = request.load;
-  const auto layers = static_cast<std::size_t>(load.num_layers());
-  const auto ranks = static_cast<std::size_t>(load.num_ranks());
-  const auto experts = static_cast<std::size_t>(load.num_experts());
-  const auto micro_steps = static_cast<std::size_t>(load.num_micro_steps());
-  const std::array<std::size_t, 4> shape = {static_cast<std::size_t>(order.num_events()), layers, ranks,
-                                            experts / ranks + static_cast<std::size_t>(request.options.guest_slots)};
-  StepPlan plan;
-  plan.policy = "foremoe";
-  plan.residency = request.options.residency;
-  plan.guest_slots = request.options.guest_slots;
-  plan.ranks_per_node = load.ranks_per_node;
-  plan.in_flight = request.options.in_flight;
-  plan.options = to_json(request.options);
-  plan.load_digest = load_digest(load);
-  plan.slot_expert = Array<ExpertId, 4>(shape, kNoExpert);
-  plan.slot_tokens = Array<Tokens, 4>(shape);
-  plan.event_micro_step = order.micro_step;
-  plan.event_pass = order.pass;
-  plan.home = Array<RankId, 2>({layers, experts});
-  plan.max_load = Array<Tokens, 2>({micro_steps, layers});
-  plan.lower_bound = Array<Tokens, 2>({micro_steps, layers});
-  return plan;
+static StepPlan empty_plan(const PlanRequest& request) {
+  const PlannerOptions& options = request.options;
+  return empty_plan({.policy = "foremoe",
+                     .residency = options.residency,
+                     .guest_slots = options.guest_slots,
+                     .in_flight = options.in_flight,
+                     .options = to_json(options)},
+                    request.load);
 }
 
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks) {
@@ -98,7 +83,7 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
   const auto begin = std::chrono::steady_clock::now();
   check(request);
   const ExecutionOrder order = make_execution_order(request.load.num_micro_steps(), request.options.in_flight);
-  PlannedStep step{.plan = empty_plan(request, order)};
+  PlannedStep step{.plan = empty_plan(request)};
   std::vector<std::unique_ptr<planner::LayerPlanner>> layers(request.load.num_layers());
 
   pool.for_each_index(layers.size(), [&](std::size_t l, std::size_t) {

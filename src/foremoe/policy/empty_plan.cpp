@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/empty_plan.h"
 
 namespace foremoe {
 
@@ -17,30 +18,17 @@ void check_policy_input(const PolicyInput& input) {
 }
 
 StepPlan empty_plan(std::string_view policy, Residency residency, const PolicyInput& input) {
-  const LoadTable& load = input.load;
   const int guest_slots = input.options.guest_slots;
   const int in_flight = input.options.in_flight;
-  const ExecutionOrder order = make_execution_order(load.num_micro_steps(), in_flight);
-  const std::size_t num_slots = load.load.extent(3) / load.load.extent(2) + static_cast<std::size_t>(guest_slots);
   const nlohmann::ordered_json options = {
       {"guest-slots", guest_slots}, {"residency", to_string(residency)}, {"in-flight", in_flight}};
-  StepPlan plan;
-  plan.policy = policy;
-  plan.residency = residency;
-  plan.guest_slots = guest_slots;
-  plan.in_flight = in_flight;
-  plan.ranks_per_node = load.ranks_per_node;
-  plan.options = options.dump();
-  plan.load_digest = load_digest(load);
-  plan.slot_expert =
-      Array<ExpertId, 4>({order.micro_step.size(), load.load.extent(1), load.load.extent(2), num_slots}, kNoExpert);
-  plan.slot_tokens = Array<Tokens, 4>(plan.slot_expert.shape());
-  plan.event_micro_step = order.micro_step;
-  plan.event_pass = order.pass;
-  plan.home = Array<RankId, 2>(input.home.shape());
+  StepPlan plan = empty_plan({.policy = std::string(policy),
+                              .residency = residency,
+                              .guest_slots = guest_slots,
+                              .in_flight = in_flight,
+                              .options = options.dump()},
+                             input.load);
   std::ranges::copy(input.home.flat(), plan.home.flat().begin());
-  plan.max_load = Array<Tokens, 2>({load.load.extent(0), load.load.extent(1)});
-  plan.lower_bound = Array<Tokens, 2>(plan.max_load.shape());
   return plan;
 }
 
