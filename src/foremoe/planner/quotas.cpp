@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "foremoe/planner/equal_split.h"
+
 namespace foremoe::planner {
 
 bool Quotas::drop_smallest_guest(ReplicaGraph& graph, const Assignment& a) const {
@@ -32,26 +34,15 @@ std::int64_t Quotas::exact(int m, ReplicaGraph& graph, Assignment& a) {
 }
 
 std::int64_t Quotas::equal(int m, ReplicaGraph& graph, const std::vector<char>& rests, Assignment& a) {
-  split_equally(m, graph, rests, a);
-  while (options_.min_tokens_per_guest > 0 && drop_smallest_guest(graph, a)) split_equally(m, graph, rests, a);
-  return *std::max_element(a.rank_load.begin(), a.rank_load.end());
-}
-
-void Quotas::split_equally(int m, const ReplicaGraph& graph, const std::vector<char>& rests, Assignment& a) const {
-  a.quota.assign(graph.num_slots(), 0);
-  a.rank_load.assign(graph.num_ranks(), 0);
-  for (int e = 0; e < graph.num_experts(); ++e) {
-    std::vector<int> slots;
-    for (int s = graph.first_holder(e); s >= 0; s = graph.next_holder(s)) slots.push_back(s);
-    if (rests[e] && slots.size() > 1) std::erase(slots, problem_.home_slot[e]);
-    std::sort(slots.begin(), slots.end());  // by rank
-    const auto n = static_cast<std::int64_t>(slots.size());
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t tokens = problem_.load(m)[e] / n + (i < problem_.load(m)[e] % n ? 1 : 0);
-      a.quota[slots[i]] = tokens;
-      a.rank_load[graph.rank_of(slots[i])] += tokens;
-    }
+  const auto parts_of = [&](int slot) {
+    const int e = graph.expert_in(slot);
+    return rests[e] && graph.num_holders(e) > 1 && slot == problem_.home_slot[e] ? 0 : 1;
+  };
+  split_equally(graph, problem_.load(m), parts_of, a);
+  while (options_.min_tokens_per_guest > 0 && drop_smallest_guest(graph, a)) {
+    split_equally(graph, problem_.load(m), parts_of, a);
   }
+  return *std::max_element(a.rank_load.begin(), a.rank_load.end());
 }
 
 }  // namespace foremoe::planner

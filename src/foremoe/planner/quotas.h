@@ -29,7 +29,6 @@ class Quotas {
   std::int64_t equal(int m, ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment);
 
  private:
-  void split_equally(int m, const ReplicaGraph& graph, const std::vector<char>& rests, Assignment& assignment) const;
   bool drop_smallest_guest(ReplicaGraph& graph, const Assignment& assignment) const;
 
   const LayerProblem& problem_;

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "foremoe/core/cpu_time.h"
+#include "foremoe/planner/equal_split.h"
 #include "foremoe/planner/token_assignment.h"
 #include "foremoe/policy/empty_plan.h"
 
@@ -116,24 +117,8 @@ class FreeLayer {
       planner::water_fill(graph, load, assignment_);
       planner::assign_tokens(graph, lower_bound_, assignment_, workspace_);
     } else {
-      split_equally(load, graph);
-    }
-  }
-
-  void split_equally(std::span<const std::int64_t> load, const planner::ReplicaGraph& graph) {
-    assignment_.quota.assign(graph.num_slots(), 0);
-    assignment_.rank_load.assign(graph.num_ranks(), 0);
-    for (int e = 0; e < graph.num_experts(); ++e) {
-      std::int64_t num_parts = 0;
-      for (int s = graph.first_holder(e); s >= 0; s = graph.next_holder(s)) num_parts += parts_(graph.rank_of(s), e);
-      std::int64_t remainder = load[e] % num_parts;
-      for (int s = graph.first_holder(e); s >= 0; s = graph.next_holder(s)) {  // ranks ascending
-        const std::int64_t parts = parts_(graph.rank_of(s), e);
-        const std::int64_t extra = std::min(remainder, parts);
-        assignment_.quota[s] = load[e] / num_parts * parts + extra;
-        assignment_.rank_load[graph.rank_of(s)] += assignment_.quota[s];
-        remainder -= extra;
-      }
+      const auto parts_of = [&](int slot) { return parts_(graph.rank_of(slot), graph.expert_in(slot)); };
+      planner::split_equally(graph, load, parts_of, assignment_);
     }
   }
 

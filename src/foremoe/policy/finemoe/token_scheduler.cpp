@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
+
+#include "foremoe/planner/equal_split.h"
 
 namespace foremoe::finemoe {
 
@@ -21,17 +24,10 @@ std::vector<std::int64_t> expert_loads(ArrayView<const std::int64_t, 2> input) {
 
 // Equal parts to all replicas, the remainder to the lowest ranks. [slot]
 std::vector<std::int64_t> equal_parts(const planner::ReplicaGraph& graph, std::span<const std::int64_t> load) {
-  std::vector<std::int64_t> parts(graph.num_slots());
-  std::vector<std::int64_t> remainder(load.size());
-  for (std::size_t e = 0; e < load.size(); ++e) {
-    const int holders = graph.num_holders(static_cast<int>(e));
-    if (holders > 0) remainder[e] = load[e] % holders;
-  }
-  for (int s = 0; s < graph.num_slots(); ++s) {  // ranks ascending
-    const int e = graph.expert_in(s);
-    if (e >= 0) parts[s] = load[e] / graph.num_holders(e) + (remainder[e]-- > 0 ? 1 : 0);
-  }
-  return parts;
+  planner::Assignment equal;
+  planner::split_equally(
+      graph, load, [](int) { return 1; }, equal);
+  return std::move(equal.quota);
 }
 
 // The same placement with one more expert per rank, in one more slot, which this rank alone holds.
