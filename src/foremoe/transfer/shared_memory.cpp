@@ -55,9 +55,15 @@ Creator this_process() {
   return creator ? *creator : Creator{.pid = getpid()};
 }
 
-std::string prefix() { return fmt::format("foremoe-{}-", getuid()); }
+// 0 where the system has none.
+std::uint64_t process_id_namespace() {
+  struct stat status {};
+  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
 
-// From "foremoe-<uid>-<pid>-<start time>-…" without a slash; none when it is not ours.
+std::string prefix() { return fmt::format("foremoe-{}-{}-", getuid(), process_id_namespace()); }
+
+// From "foremoe-<uid>-<namespace>-<pid>-<start time>-…" without a slash; none when it is not ours.
 std::optional<Creator> creator_of(std::string_view name) {
   const std::string ours = prefix();
   if (!name.starts_with(ours)) return std::nullopt;
@@ -170,17 +176,15 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   return *this;
 }
 
-int remove_stale_shared_memory() {
-  if (!running(getpid())) return 0;  // this machine does not tell who is running
-  int removed = 0;
-  std::error_code ignored;  // where there is no such directory there is nothing to remove
+void remove_stale_shared_memory() {
+  if (!running(getpid())) return;  // this machine does not tell who is running
+  std::error_code ignored;         // where there is no such directory there is nothing to remove
   for (const auto& entry : std::filesystem::directory_iterator(kDirectory, ignored)) {
     const std::string name = entry.path().filename();
     const std::optional<Creator> creator = creator_of(name);
     if (!creator || running(creator->pid) == creator) continue;
-    if (shm_unlink(("/" + name).c_str()) == 0) ++removed;
+    shm_unlink(("/" + name).c_str());  // unless another process was quicker
   }
-  return removed;
 }
 
 }  // namespace foremoe

@@ -1,8 +1,9 @@
 #pragma once
 
-// Named POSIX shared memory that does not outlive its users. The name carries the creator's process id and start
-// time: whoever creates a segment first removes those of this user whose creator is dead, so that a killed run leaves
-// nothing behind that the next start does not clean up.
+// Named POSIX shared memory that does not outlive its users. The name carries the creator's process id, its start time
+// and the namespace in which the id is one: whoever creates a segment first removes those of this user and namespace
+// whose creator is dead, so that a killed run leaves nothing behind that the next start does not clean up, and a
+// container that shares the memory of another cannot take it for dead.
 
 #include <cstddef>
 #include <span>
@@ -32,7 +33,7 @@ class SharedMemory {
   int owner_pid_ = 0;  // of the creator's object alone
 };
 
-// Removes what dead processes left; how many segments.
-int remove_stale_shared_memory();
+// Removes what dead processes left.
+void remove_stale_shared_memory();
 
 }  // namespace foremoe

@@ -41,7 +41,8 @@ TEST(SharedMemory, NameGoesWithItsCreator) {
   {
     SharedMemory memory = SharedMemory::create("test", Bytes{64});
     name = memory.name();
-    EXPECT_THAT(name, testing::MatchesRegex(fmt::format("/foremoe-{}-{}-[0-9]+-[0-9]+-test", getuid(), getpid())));
+    EXPECT_THAT(name,
+                testing::MatchesRegex(fmt::format("/foremoe-{}-[0-9]+-{}-[0-9]+-[0-9]+-test", getuid(), getpid())));
     { const SharedMemory opened = SharedMemory::open(name); }
     EXPECT_TRUE(exists(name)) << "one who opened it has gone";
     const SharedMemory moved = std::move(memory);
@@ -104,7 +105,6 @@ TEST(SharedMemory, TheNextStartRemovesWhatAKilledProcessLeft) {
 
   kill(child.pid, SIGKILL);
   waitpid(child.pid, nullptr, 0);
-  ASSERT_TRUE(exists(child.name));
   const SharedMemory next = SharedMemory::create("test", Bytes{64});
   EXPECT_FALSE(exists(child.name));
   EXPECT_TRUE(exists(meanwhile.name()));
@@ -120,20 +120,37 @@ TEST(SharedMemory, AProcessThatIsDeadAndNotWaitedForIsDead) {
   waitpid(child.pid, nullptr, 0);
 }
 
-TEST(SharedMemory, AProcessIdUsedAgainDoesNotKeepTheMemoryOfTheFormer) {
-  const std::string name = fmt::format("/foremoe-{}-{}-1-0-test", getuid(), getpid());  // started at another time
+// An empty segment of that name.
+void leave(const std::string& name) {
   const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
   ASSERT_GE(fd, 0);
   close(fd);
-  EXPECT_GE(remove_stale_shared_memory(), 1);
+}
+
+// "…-<namespace>-": what the name of a process's memory begins with.
+std::string name_begins() {
+  const std::string name = SharedMemory::create("test", Bytes{64}).name();
+  return name.substr(0, name.find(fmt::format("-{}-", getpid()), name.find('-') + 1) + 1);
+}
+
+TEST(SharedMemory, AProcessIdUsedAgainDoesNotKeepTheMemoryOfTheFormer) {
+  const std::string name = fmt::format("{}{}-1-0-test", name_begins(), getpid());  // started at another time
+  leave(name);
+  remove_stale_shared_memory();
   EXPECT_FALSE(exists(name));
+}
+
+TEST(SharedMemory, AnotherNamespacesProcessesAreNotTakenForDead) {
+  const std::string name = fmt::format("/foremoe-{}-1-{}-1-0-test", getuid(), getpid());
+  leave(name);
+  remove_stale_shared_memory();
+  EXPECT_TRUE(exists(name));
+  shm_unlink(name.c_str());
 }
 
 TEST(SharedMemory, LeavesWhatIsNotOursAlone) {
   const std::string name = fmt::format("/foremoe-{}-x", getuid());
-  const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
-  ASSERT_GE(fd, 0);
-  close(fd);
+  leave(name);
   remove_stale_shared_memory();
   EXPECT_TRUE(exists(name));
   shm_unlink(name.c_str());
