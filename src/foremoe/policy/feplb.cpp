@@ -93,7 +93,7 @@ class Feplb final : public Policy {
     return "FEPLB: after dispatch, whole experts from the busiest to the idlest rank of their node";
   }
   OnlineWork online() const override {
-    return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds};
+    return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds, .own_experts_first = true};
   }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

@@ -19,16 +19,16 @@
 //   - which experts are dynamic: the `dyn` busiest of the micro-step (kBusiest). Another reading is a fixed set, as the
 //     tokens of dynamic experts are collected by the first phase of dispatch (kFirst: those of lowest id);
 //   - what stops the greedy: the first busiest expert that does not help. Going on with smaller ones (try_smaller)
-//   would
-//     balance better;
+//     would balance better;
 //   - an expert moves once, from its home; a rank without a free buffer receives none.
 // With a routing model fitted to the published waste before balancing, these readings come nearest to what is
 // published, both in how much of the straggler goes at EP8 and in how little dyn matters; docs/policies.md has the
 // figures.
 //
 // "Copies its weights to all other devices" and routes the "remaining tokens across all devices", which the description
-// says of a collapsed router, contradicts whole experts, and is not done. No counterpart in a plan: the order of static
-// before dynamic experts in a layer, and the router predictor that assigns experts to devices at checkpoints.
+// says of a collapsed router, contradicts whole experts, and is not done. No counterpart in a plan: the router
+// predictor that assigns experts to devices at checkpoints, and the order of static before dynamic experts in a layer,
+// which the simulator follows (OnlineWork): a rank's own experts are the time in which plan and copies are made.
 
 #include <cstdint>
 #include <memory>

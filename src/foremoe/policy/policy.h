@@ -36,6 +36,8 @@ using PolicyResult = std::variant<PlannedStep, Skipped>;
 struct OnlineWork {
   bool copies_after_router = false;  // its copies begin when the router of their layer and micro-step has run
   double planning_seconds = 0;       // per layer and micro-step, before dispatch; the file says who published it
+  // A rank computes its own experts first, and planning and copies take place meanwhile; then its guests.
+  bool own_experts_first = false;
 };
 
 class Policy {

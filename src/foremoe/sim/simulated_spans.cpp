@@ -45,12 +45,20 @@ void SimulatedSpans::exchange(const Turn& turn, double seconds, double now) {
   if (wanted()) all_ranks(Lane::kDispatch, name_of("exchange", turn), seconds, now);
 }
 
-void SimulatedSpans::experts(TurnId t, std::span<const double> wait, std::span<const double> seconds, double now) {
+void SimulatedSpans::experts(TurnId t, std::span<const double> wait, const LayerProfile::Experts& experts, double now) {
   const std::string name = name_of("experts", problem_.transfers.order[t]);
-  for (std::size_t r = 0; r < seconds.size(); ++r) {
-    const double begin = now + wait[r];
-    if (wait[r] > 0) timeline_->add(RankId{r}, Lane::kWait, name, nanoseconds(now), nanoseconds(begin));
-    timeline_->add(RankId{r}, Lane::kExperts, name, nanoseconds(begin), nanoseconds(begin + seconds[r]));
+  for (std::size_t r = 0; r < wait.size(); ++r) {
+    const auto add = [&](Lane lane, double begin, double end) {
+      timeline_->add(RankId{r}, lane, name, nanoseconds(begin), nanoseconds(end));
+    };
+    double begin = now;
+    if (wait[r] > 0) {
+      const double waits = now + experts.meanwhile[r];
+      begin = waits + wait[r];
+      if (waits > now) add(Lane::kExperts, now, waits);
+      add(Lane::kWait, waits, begin);
+    }
+    add(Lane::kExperts, begin, now + wait[r] + experts.seconds[r]);
   }
 }
 

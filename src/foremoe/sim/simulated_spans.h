@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "foremoe/core/timeline.h"
+#include "foremoe/sim/stage_profile.h"
 #include "foremoe/sim/stage_transfers.h"
 
 namespace foremoe {
@@ -27,7 +28,7 @@ class SimulatedSpans {
   void dense(const Turn& turn, std::span<const double> seconds, double now);  // [rank]
   void planning(const Turn& turn, double seconds, double now);
   void exchange(const Turn& turn, double seconds, double now);
-  void experts(TurnId t, std::span<const double> wait, std::span<const double> seconds, double now);  // [rank]
+  void experts(TurnId t, std::span<const double> wait, const LayerProfile::Experts& experts, double now);  // [rank]
 
   void begun(const Transfer& transfer, double now);
   void arrived(TurnId deadline, const TransferQueues& queues);  // all that had this deadline

@@ -110,7 +110,7 @@ double StageSeconds::sum() const {
 
 SimulatedStage simulate_stage(const SimulationInput& input, const SimulationOptions& options) {
   Pool pool(options);
-  return simulate(input, options, profile_stage(input, options.stage, *pool));
+  return simulate(input, options, profile_stage(input, options.stage, options.online.own_experts_first, *pool));
 }
 
 SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
@@ -121,13 +121,15 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
 
   stage.timeline_begins += result.home_move_seconds;
   const bool once = same_profile(step);  // what the policy update asks of ranks and links includes the recompute's
-  StageProfile profile = profile_stage(step.recompute, once ? Stage::kPolicyUpdate : Stage::kRecompute, *pool);
+  const bool own_first = stage.online.own_experts_first;
+  StageProfile profile =
+      profile_stage(step.recompute, once ? Stage::kPolicyUpdate : Stage::kRecompute, own_first, *pool);
   stage.stage = Stage::kRecompute;
   stage.placement_stays = once;
   result.recompute = simulate(step.recompute, stage, profile);
 
   stage.timeline_begins += result.recompute.seconds / layer_scale(step.recompute);  // of the plan's layers
-  if (!once) profile = profile_stage(step.policy_update, Stage::kPolicyUpdate, *pool);
+  if (!once) profile = profile_stage(step.policy_update, Stage::kPolicyUpdate, own_first, *pool);
   stage.stage = Stage::kPolicyUpdate;
   result.policy_update = simulate(step.policy_update, stage, profile);
 

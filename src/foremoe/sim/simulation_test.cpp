@@ -130,6 +130,24 @@ TEST(SimulationTest, ACopyThatBeginsAfterTheRouterIsExposedWhole) {
   EXPECT_NEAR(stage.parts.planning, 2 * 0.25, kNear);
 }
 
+TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyComeFirst) {
+  const OneCopy step;
+  const CostModel cost = round_cost(1, 2);
+  // Rank 0 has 20 rows of its own, 0.2 s, and then a guest with 30 that takes 600 / 8000 s to copy.
+  const auto exposed = [&](double planning_seconds) {
+    const SimulationOptions online{
+        .path = PathChoice::kPeer,
+        .online = {.copies_after_router = true, .planning_seconds = planning_seconds, .own_experts_first = true}};
+    const SimulatedStage stage = Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute, online);
+    EXPECT_EQ(stage.parts.planning, 0);
+    EXPECT_NEAR(stage.parts.experts, 0.5 + 0.5, kNear);
+    return stage.parts.exposed_copies;
+  };
+  EXPECT_EQ(exposed(0), 0);
+  EXPECT_NEAR(exposed(0.1), 0, kNear);
+  EXPECT_NEAR(exposed(0.25), 0.25 + 600.0 / 8000 - 0.2, kNear);
+}
+
 TEST(SimulationTest, AGuestsGradientGoesHomeAndIsWaitedForAtTheEnd) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);

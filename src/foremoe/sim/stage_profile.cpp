@@ -73,9 +73,10 @@ double kernels(const CostModel& cost, Direction direction) {
 
 class Profiler {
  public:
-  Profiler(const SimulationInput& input, Stage stage, ThreadPool& pool)
+  Profiler(const SimulationInput& input, Stage stage, bool own_experts_first, ThreadPool& pool)
       : input_(input),
         stage_(stage),
+        own_experts_first_(own_experts_first),
         pool_(pool),
         event_(event_of_micro_step(input.plan)),
         kernels_forward_(kernels(input.cost, Direction::kForward)),
@@ -105,6 +106,7 @@ class Profiler {
     RowWorkspace workspace;
     LayerRows rows;
     std::vector<Tokens> replicas;
+    std::vector<Tokens> guests;  // of own_experts_first
     std::vector<Tokens> of_expert;
     Array<std::int64_t, 2> between;  // [from][to] node, of all that this thread has counted
   };
@@ -129,8 +131,8 @@ class Profiler {
     for (const RankRows& rows : layer.rows) layer.exchange = std::max(layer.exchange, input_.cost.exchange(rows));
     layer.ideal_exchange = input_.cost.exchange(mean_of(layer.rows));
     count_tokens(m, problem.quotas, scratch, layer);
-    time_experts(Direction::kForward, problem.quotas, scratch, layer.forward);
-    if (stage_ == Stage::kPolicyUpdate) time_experts(Direction::kBackward, problem.quotas, scratch, layer.backward);
+    time_experts(Direction::kForward, l, problem.quotas, scratch, layer.forward);
+    if (stage_ == Stage::kPolicyUpdate) time_experts(Direction::kBackward, l, problem.quotas, scratch, layer.backward);
   }
 
   void add(Scratch& scratch) const {
@@ -154,19 +156,28 @@ class Profiler {
     }
   }
 
-  void time_experts(Direction direction, const LayerQuotas& quotas, Scratch& scratch, LayerProfile::Experts& experts) {
+  void time_experts(Direction direction, LayerId l, const LayerQuotas& quotas, Scratch& scratch,
+                    LayerProfile::Experts& experts) {
     const std::size_t ranks = quotas.slot_tokens.extent(0);
     experts.seconds.resize(ranks);
+    experts.meanwhile.assign(ranks, 0.0);
     scratch.of_expert.assign(static_cast<std::size_t>(input_.plan.num_experts()), Tokens{});
     for (std::size_t r = 0; r < ranks; ++r) {
       scratch.replicas.clear();
+      scratch.guests.clear();
       for (std::size_t s = 0; s < quotas.slot_tokens.extent(1); ++s) {
         const Tokens quota = quotas.slot_tokens(r, s);
         if (quota == Tokens{0}) continue;
-        scratch.replicas.push_back(quota);
-        scratch.of_expert[quotas.slot_expert(r, s).index()] += quota;
+        const ExpertId expert = quotas.slot_expert(r, s);
+        const bool apart = own_experts_first_ && input_.plan.home(l, expert) != RankId{r};
+        (apart ? scratch.guests : scratch.replicas).push_back(quota);
+        scratch.of_expert[expert.index()] += quota;
       }
       experts.seconds[r] = input_.cost.experts(scratch.replicas, direction);
+      if (own_experts_first_) {
+        experts.meanwhile[r] = experts.seconds[r];
+        experts.seconds[r] += input_.cost.experts(scratch.guests, direction);
+      }
       experts.slowest = std::max(experts.slowest, experts.seconds[r]);
       experts.sum += experts.seconds[r];
     }
@@ -193,6 +204,7 @@ class Profiler {
 
   const SimulationInput& input_;
   Stage stage_;
+  bool own_experts_first_;
   ThreadPool& pool_;
   std::optional<SourceTokens> tokens_;
   std::vector<EventId> event_;  // [micro_step]
@@ -204,9 +216,9 @@ class Profiler {
 
 }  // namespace
 
-StageProfile profile_stage(const SimulationInput& input, Stage stage, ThreadPool& pool) {
+StageProfile profile_stage(const SimulationInput& input, Stage stage, bool own_experts_first, ThreadPool& pool) {
   expect_fit(input);
-  return Profiler(input, stage, pool).profile();
+  return Profiler(input, stage, own_experts_first, pool).profile();
 }
 
 }  // namespace foremoe

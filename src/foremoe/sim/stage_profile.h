@@ -18,7 +18,8 @@ struct LayerProfile {
   std::vector<RankRows> rows;  // [rank], of the dispatch
   double exchange = 0;         // seconds of the slowest rank: dispatch, combine or their backward
   struct Experts {
-    std::vector<double> seconds;  // [rank]
+    std::vector<double> seconds;    // [rank]
+    std::vector<double> meanwhile;  // [rank], of `seconds`, without its guests: while those are still on their way
     double slowest = 0;
     double sum = 0;
     double ideal = 0;  // of each rank, had it an equal part of all products
@@ -41,7 +42,8 @@ struct StageProfile {
   }
 };
 
-// Throws InputError when plan, load and model do not fit each other.
-StageProfile profile_stage(const SimulationInput& input, Stage stage, ThreadPool& pool);
+// With own_experts_first a rank's own experts and its guests are products apart; otherwise one, and nothing is done
+// meanwhile. Throws InputError when plan, load and model do not fit each other.
+StageProfile profile_stage(const SimulationInput& input, Stage stage, bool own_experts_first, ThreadPool& pool);
 
 }  // namespace foremoe

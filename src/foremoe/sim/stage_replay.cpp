@@ -111,7 +111,7 @@ class Replayer {
 
   void plan_online(const Turn& turn) {
     const double seconds = problem_.options.online.planning_seconds;
-    if (seconds <= 0) return;
+    if (seconds <= 0 || problem_.options.online.own_experts_first) return;
     spans_.planning(turn, seconds, now_);
     result_.parts.planning += seconds;
     pass(seconds);
@@ -155,13 +155,13 @@ class Replayer {
         if (transfer.gradient != gradients) continue;
         const RankId waiting = gradients ? transfer.way.from : transfer.way.to;
         double& wait = wait_[waiting.index()];
-        wait = std::max(wait, still_takes(transfer, t));
+        wait = std::max(wait, still_takes(transfer, t) - experts.meanwhile[waiting.index()]);
         double& end = gradients ? with_all : with_copies;
         end = std::max(end, wait + experts.seconds[waiting.index()]);
       }
       with_all = std::max(with_all, with_copies);
     }
-    if (spans_.wanted()) spans_.experts(t, wait_, experts.seconds, now_);
+    if (spans_.wanted()) spans_.experts(t, wait_, experts, now_);
     result_.parts.experts += experts.slowest;
     result_.parts.exposed_copies += with_copies - experts.slowest;
     result_.parts.exposed_gradients += with_all - with_copies;
@@ -180,7 +180,14 @@ class Replayer {
     for (const ClusterLinks::Crossing& crossing : crossings_) {
       seconds = std::max(seconds, queues_.pending(crossing.link, t.value));
     }
-    return seconds;
+    return seconds + planned_late(transfer, t);
+  }
+
+  // By how much a copy begins later than its turn's router because it was planned meanwhile.
+  double planned_late(const Transfer& transfer, TurnId t) const {
+    const OnlineWork& online = problem_.options.online;
+    const bool meanwhile = online.own_experts_first && !transfer.gradient && transfer.moment == Moment::kRouter;
+    return meanwhile && transfer.begins == t ? online.planning_seconds : 0;
   }
 
   // Links are the transfers' alone.
