@@ -57,16 +57,6 @@ static void check(const PlanRequest& request) {
   }
 }
 
-static StepPlan empty_plan(const PlanRequest& request) {
-  const PlannerOptions& options = request.options;
-  return empty_plan({.policy = "foremoe",
-                     .residency = options.residency,
-                     .guest_slots = options.guest_slots,
-                     .in_flight = options.in_flight,
-                     .options = to_json(options)},
-                    request.load);
-}
-
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks) {
   if (num_ranks < 1 || num_experts % num_ranks != 0) {
     throw InputError({.field = "--ranks"},
@@ -83,7 +73,12 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
   const auto begin = std::chrono::steady_clock::now();
   check(request);
   const ExecutionOrder order = make_execution_order(request.load.num_micro_steps(), request.options.in_flight);
-  PlannedStep step{.plan = empty_plan(request)};
+  PlannedStep step{.plan = empty_plan({.policy = "foremoe",
+                                       .residency = request.options.residency,
+                                       .guest_slots = request.options.guest_slots,
+                                       .in_flight = request.options.in_flight,
+                                       .options = to_json(request.options)},
+                                      request.load)};
   std::vector<std::unique_ptr<planner::LayerPlanner>> layers(request.load.num_layers());
 
   pool.for_each_index(layers.size(), [&](std::size_t l, std::size_t) {

@@ -34,9 +34,10 @@ using PolicyResult = std::variant<PlannedStep, Skipped>;
 // What a system does between a layer's router and its experts where it runs as published, for the simulator to charge.
 // Nothing for one that plans ahead of the stage.
 struct OnlineWork {
-  bool copies_after_router = false;  // its copies begin when the router of their layer and micro-step has run
-  double planning_seconds = 0;       // per layer and micro-step, before dispatch; the file says who published it
-  // A rank computes its own experts first, and planning and copies take place meanwhile; then its guests.
+  // Its copies begin when the router of their layer and micro-step has run, and come from peers.
+  bool copies_after_router = false;
+  double planning_seconds = 0;  // per layer and micro-step, before dispatch; the file says who published it
+  // After dispatch a rank computes its own experts, and planning and copies take place meanwhile; then its guests.
   bool own_experts_first = false;
 };
 

@@ -51,14 +51,11 @@ void SimulatedSpans::experts(TurnId t, std::span<const double> wait, const Layer
     const auto add = [&](Lane lane, double begin, double end) {
       timeline_->add(RankId{r}, lane, name, nanoseconds(begin), nanoseconds(end));
     };
-    double begin = now;
-    if (wait[r] > 0) {
-      const double waits = now + experts.meanwhile[r];
-      begin = waits + wait[r];
-      if (waits > now) add(Lane::kExperts, now, waits);
-      add(Lane::kWait, waits, begin);
-    }
-    add(Lane::kExperts, begin, now + wait[r] + experts.seconds[r]);
+    const double own = experts.before_guests(RankId{r});
+    const double begin = now + own + wait[r];
+    if (own > 0) add(Lane::kExperts, now, now + own);
+    if (wait[r] > 0) add(Lane::kWait, now + own, begin);
+    if (own == 0 || experts.seconds[r] > own) add(Lane::kExperts, begin, begin + (experts.seconds[r] - own));
   }
 }
 

@@ -9,9 +9,10 @@
 //   each as long as its slowest rank. Beside them copies flow, by deadline, over links that have what the exchanges
 //   leave (a rank's links to peers, network and host, the switch's uplink, the host's memory); a copy begins when its
 //   slot is free (the schedule's `opens`), or after its layer's router where the policy works online. Experts wait for
-//   what is not there: that wait is exposed. A guest's gradient goes home when it leaves its slot, over the same links;
-//   what is still on its way at the stage's end is exposed. Before a stage the arenas are filled, at the end the
-//   optimizer runs. A plan of fewer layers than the model stands for all of them: each of its layers for
+//   what is not there: that wait is exposed. Where a policy has a rank compute its own experts first, planning and
+//   copies begin after dispatch, and guests alone wait for them. A guest's gradient goes home when it leaves its slot,
+//   over the same links; what is still on its way at the stage's end is exposed. Before a stage the arenas are filled,
+//   at the end the optimizer runs. A plan of fewer layers than the model stands for all of them: each of its layers for
 //   moe_layers ÷ layers, in seconds and in bytes. What a micro-step runs besides its MoE layers comes with the first.
 // Method. Time advances from phase to phase; within a phase each link drains its queue at a constant rate, so that
 //   the work is O(turns · ranks + copies), whatever the bandwidths.
@@ -60,7 +61,7 @@ struct SimulationInput {
 struct StageSeconds {
   double arena_refresh = 0;
   double dense = 0;
-  double planning = 0;  // online
+  double planning = 0;  // online; what is planned while own experts compute is part of exposed_copies, where it shows
   double dispatch = 0;
   double experts = 0;
   double combine = 0;

@@ -160,7 +160,7 @@ class Profiler {
                     LayerProfile::Experts& experts) {
     const std::size_t ranks = quotas.slot_tokens.extent(0);
     experts.seconds.resize(ranks);
-    experts.meanwhile.assign(ranks, 0.0);
+    if (own_experts_first_) experts.own_first.resize(ranks);
     scratch.of_expert.assign(static_cast<std::size_t>(input_.plan.num_experts()), Tokens{});
     for (std::size_t r = 0; r < ranks; ++r) {
       scratch.replicas.clear();
@@ -175,7 +175,7 @@ class Profiler {
       }
       experts.seconds[r] = input_.cost.experts(scratch.replicas, direction);
       if (own_experts_first_) {
-        experts.meanwhile[r] = experts.seconds[r];
+        experts.own_first[r] = experts.seconds[r];
         experts.seconds[r] += input_.cost.experts(scratch.guests, direction);
       }
       experts.slowest = std::max(experts.slowest, experts.seconds[r]);

@@ -18,11 +18,14 @@ struct LayerProfile {
   std::vector<RankRows> rows;  // [rank], of the dispatch
   double exchange = 0;         // seconds of the slowest rank: dispatch, combine or their backward
   struct Experts {
-    std::vector<double> seconds;    // [rank]
-    std::vector<double> meanwhile;  // [rank], of `seconds`, without its guests: while those are still on their way
+    std::vector<double> seconds;  // [rank]
+    std::vector<double>
+        own_first;  // [rank], the part of `seconds` that needs no guests; empty where all is one product
     double slowest = 0;
     double sum = 0;
     double ideal = 0;  // of each rank, had it an equal part of all products
+
+    double before_guests(RankId r) const { return own_first.empty() ? 0 : own_first[r.index()]; }
   };
   Experts forward;
   Experts backward;           // empty in a stage without
@@ -42,8 +45,8 @@ struct StageProfile {
   }
 };
 
-// With own_experts_first a rank's own experts and its guests are products apart; otherwise one, and nothing is done
-// meanwhile. Throws InputError when plan, load and model do not fit each other.
+// With own_experts_first a rank's own experts and its guests are products apart, otherwise one. Throws InputError when
+// plan, load and model do not fit each other.
 StageProfile profile_stage(const SimulationInput& input, Stage stage, bool own_experts_first, ThreadPool& pool);
 
 }  // namespace foremoe

@@ -49,6 +49,7 @@ class Replayer {
     plan_online(turn);
     begin(t, Moment::kRouter);
     exchange(turn, layer, Sweep::kDispatch, result_.parts.dispatch);
+    begin(t, Moment::kDispatched);
     experts(t, layer.forward);
     begin(t, Moment::kExpertsDone);
     exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
@@ -155,7 +156,7 @@ class Replayer {
         if (transfer.gradient != gradients) continue;
         const RankId waiting = gradients ? transfer.way.from : transfer.way.to;
         double& wait = wait_[waiting.index()];
-        wait = std::max(wait, still_takes(transfer, t) - experts.meanwhile[waiting.index()]);
+        wait = std::max(wait, still_takes(transfer, t) - experts.before_guests(waiting));
         double& end = gradients ? with_all : with_copies;
         end = std::max(end, wait + experts.seconds[waiting.index()]);
       }
@@ -174,20 +175,14 @@ class Replayer {
     }
   }
 
+  // What is copied after dispatch is planned first.
   double still_takes(const Transfer& transfer, TurnId t) {
     problem_.links.cross(transfer.way, Bytes{0}, crossings_);
     double seconds = 0;
     for (const ClusterLinks::Crossing& crossing : crossings_) {
       seconds = std::max(seconds, queues_.pending(crossing.link, t.value));
     }
-    return seconds + planned_late(transfer, t);
-  }
-
-  // By how much a copy begins later than its turn's router because it was planned meanwhile.
-  double planned_late(const Transfer& transfer, TurnId t) const {
-    const OnlineWork& online = problem_.options.online;
-    const bool meanwhile = online.own_experts_first && !transfer.gradient && transfer.moment == Moment::kRouter;
-    return meanwhile && transfer.begins == t ? online.planning_seconds : 0;
+    return transfer.moment == Moment::kDispatched ? seconds + problem_.options.online.planning_seconds : seconds;
   }
 
   // Links are the transfers' alone.

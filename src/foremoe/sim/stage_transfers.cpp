@@ -22,8 +22,11 @@ TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptio
     return free_update_schedule(
         plan, layout, {.path = options.path, .depth = options.depth, .after_recompute = options.placement_stays});
   }
-  TransferSchedule schedule =
-      make_transfer_schedule(plan, layout, {.stage = options.stage, .path = options.path, .depth = options.depth});
+  const bool from_peers = options.path == PathChoice::kAuto && options.online.copies_after_router &&
+                          plan.residency != Residency::kFree;  // whose peers may not have the weights any more
+  TransferSchedule schedule = make_transfer_schedule(
+      plan, layout,
+      {.stage = options.stage, .path = from_peers ? PathChoice::kPeer : options.path, .depth = options.depth});
   if (plan.residency == Residency::kFree && options.placement_stays) leave_placement(schedule, plan);
   return schedule;
 }
@@ -36,7 +39,7 @@ Transfer transfer_of(const ScheduledCopy& copy, const TransferSchedule& schedule
   const bool is_turn = copy.arrives.value < schedule.order.size();
   if (online.copies_after_router && is_turn && schedule.order[copy.arrives].pass == Pass::kForward) {
     transfer.begins = copy.arrives;
-    transfer.moment = Moment::kRouter;
+    transfer.moment = online.own_experts_first ? Moment::kDispatched : Moment::kRouter;
   }
   if (transfer.begins.value >= schedule.order.size()) {  // into a buffer that the last turn still reads
     transfer.begins = TurnId{schedule.order.size() - 1};

@@ -4,7 +4,8 @@
 //
 // Copies. They are those that the engine executes (transfer/transfer_schedule.h) and may begin when the engine would
 //   begin them: when their buffer is free, at most `depth` turns ahead. Where a policy works online, a copy for a
-//   forward turn begins when that turn's router has run. A plan of residency `free` is forward-only; for the policy
+//   forward turn begins when that turn's router has run, or, where own experts come first, its dispatch; it comes from
+//   peers unless the caller chooses a path. A plan of residency `free` is forward-only; for the policy
 //   update its leases are stretched over the backward turns of the same micro-steps, and homes are not copied back, for
 //   the optimizer writes them anew.
 // Gradients. A guest that has served a backward turn sends its gradient home after the last turn of its lease. It must
@@ -22,8 +23,8 @@
 namespace foremoe {
 
 // The moments of a turn at which something may begin to travel.
-enum class Moment : std::uint8_t { kTurn, kRouter, kExpertsDone };
-inline constexpr int kNumMoments = 3;
+enum class Moment : std::uint8_t { kTurn, kRouter, kDispatched, kExpertsDone };
+inline constexpr int kNumMoments = 4;
 
 struct Transfer {
   Way way;

@@ -63,9 +63,8 @@ std::uint64_t process_id_namespace() {
 
 std::string prefix() { return fmt::format("foremoe-{}-{}-", getuid(), process_id_namespace()); }
 
-// From "foremoe-<uid>-<namespace>-<pid>-<start time>-…" without a slash; none when it is not ours.
-std::optional<Creator> creator_of(std::string_view name) {
-  const std::string ours = prefix();
+// From "foremoe-<uid>-<namespace>-<pid>-<start time>-…" without a slash; none when it does not begin with `ours`.
+std::optional<Creator> creator_of(std::string_view name, const std::string& ours) {
   if (!name.starts_with(ours)) return std::nullopt;
   name.remove_prefix(ours.size());
   Creator creator;
@@ -178,10 +177,11 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 
 void remove_stale_shared_memory() {
   if (!running(getpid())) return;  // this machine does not tell who is running
-  std::error_code ignored;         // where there is no such directory there is nothing to remove
+  const std::string ours = prefix();
+  std::error_code ignored;  // where there is no such directory there is nothing to remove
   for (const auto& entry : std::filesystem::directory_iterator(kDirectory, ignored)) {
     const std::string name = entry.path().filename();
-    const std::optional<Creator> creator = creator_of(name);
+    const std::optional<Creator> creator = creator_of(name, ours);
     if (!creator || running(creator->pid) == creator) continue;
     shm_unlink(("/" + name).c_str());  // unless another process was quicker
   }

@@ -3,7 +3,8 @@
 // Named POSIX shared memory that does not outlive its users. The name carries the creator's process id, its start time
 // and the namespace in which the id is one: whoever creates a segment first removes those of this user and namespace
 // whose creator is dead, so that a killed run leaves nothing behind that the next start does not clean up, and a
-// container that shares the memory of another cannot take it for dead.
+// container that shares the memory of another cannot take it for dead. What a container left that is gone stays until
+// the memory that it shared goes.
 
 #include <cstddef>
 #include <span>
