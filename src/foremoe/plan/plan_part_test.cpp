@@ -28,8 +28,9 @@ TEST(PlanPart, KeepsTheEventsOfTheFirstMicroStepsInTheirOrder) {
 }
 
 TEST(PlanPart, IsARightPlanForThePartOfTheLoad) {
-  for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
+  for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared, Residency::kFree}) {
     for (const int in_flight : {1, 2, 3}) {
+      if (residency == Residency::kFree && in_flight > 1) continue;  // forward-only
       const LoadTable load = test::random_load({.micro_steps = 5, .layers = 3}, 7);
       const StepPlan whole = test::random_plan(load, {.residency = residency, .in_flight = in_flight}, 7);
       ASSERT_TRUE(check_plan(whole, load).ok());

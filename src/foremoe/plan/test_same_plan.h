@@ -1,5 +1,7 @@
 #pragma once
 
+// Plans that must be equal in all that they record, for tests: says which field differs.
+
 #include <gtest/gtest.h>
 
 #include "foremoe/plan/step_plan.h"

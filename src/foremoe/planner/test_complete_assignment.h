@@ -1,5 +1,7 @@
 #pragma once
 
+// What every assignment must be, whoever made it, for tests.
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -5,8 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <set>
-
 #include "foremoe/core/error.h"
 #include "foremoe/plan/test_plans.h"
 #include "foremoe/policy/finemoe/test_instances.h"

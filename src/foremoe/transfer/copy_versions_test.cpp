@@ -1,6 +1,5 @@
 // No turn reads weights of another version than its own, by either path.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "foremoe/transfer/test_scripted_links.h"

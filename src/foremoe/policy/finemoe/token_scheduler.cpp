@@ -25,8 +25,8 @@ std::vector<std::int64_t> expert_loads(ArrayView<const std::int64_t, 2> input) {
 // Equal parts to all replicas, the remainder to the lowest ranks. [slot]
 std::vector<std::int64_t> equal_parts(const planner::ReplicaGraph& graph, std::span<const std::int64_t> load) {
   planner::Assignment equal;
-  planner::split_equally(
-      graph, load, [](int) { return 1; }, equal);
+  const auto one_part = [](int) { return 1; };
+  planner::split_equally(graph, load, one_part, equal);
   return std::move(equal.quota);
 }
 
