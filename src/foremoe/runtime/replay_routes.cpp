@@ -77,15 +77,15 @@ std::unique_ptr<ReplayRoutes> recorded_routes(const RoutingTrace& trace, const B
 std::unique_ptr<ReplayRoutes> dealt_routes(const LoadTable& load) { return std::make_unique<DealtRoutes>(load); }
 
 std::vector<std::uint8_t> rows_without_route(const ReplayRoutes& routes, const LoadTable& load) {
-  std::vector<std::uint8_t> without(
-      static_cast<std::size_t>(load.num_micro_steps()) * static_cast<std::size_t>(load.num_layers()), 0);
+  const auto layers = static_cast<std::size_t>(load.num_layers());
+  std::vector<std::uint8_t> without(static_cast<std::size_t>(load.num_micro_steps()) * layers, 0);
   std::vector<ExpertId> of_source;
   for (int m = 0; m < load.num_micro_steps(); ++m) {
     for (int r = 0; r < load.num_ranks(); ++r) {
       for (int l = 0; l < load.num_layers(); ++l) {
         routes.gather(MicroStepId{m}, RankId{r}, LayerId{l}, of_source);
         if (std::ranges::find(of_source, kNoExpert) != of_source.end()) {
-          without[static_cast<std::size_t>(m * load.num_layers() + l)] = 1;
+          without[static_cast<std::size_t>(m) * layers + static_cast<std::size_t>(l)] = 1;
         }
       }
     }

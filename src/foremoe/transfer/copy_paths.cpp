@@ -85,8 +85,7 @@ std::vector<std::vector<ArenaExpert>> experts_of_arenas(const StepPlan& plan, st
   }
   for (std::vector<ArenaExpert>& experts : arena) {
     std::ranges::sort(experts);
-    const auto [first, last] = std::ranges::unique(experts);
-    experts.erase(first, last);
+    experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
   }
   return arena;
 }
