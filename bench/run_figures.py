@@ -3,7 +3,7 @@
 
     bench/run_figures.py gain|memory|returns|bitwise|regression [--data DIR] [--foremoe PROGRAM] [--plot FILE]
 
-Each row is one run of `foremoe run INPUT --json`. Times are thread CPU time, the least of five repeats, and are given as
+Each row is one run of `foremoe run INPUT --json`. Times are thread CPU time, the least of five repeats (`gain`: 15), and are given as
 ratios between policies of the same run. `regression` trains for 100 steps and needs matplotlib for its plot.
 """
 
@@ -40,7 +40,8 @@ def gain(runs):
             size = ["--layers", 2, "--micro-steps", 4, "--hidden", 256, "--intermediate", 128, "--tokens-per-rank", 1024]
             if name in TABLES_OF_8:  # 8,192 tokens a rank
                 size = ["--layers", 1, "--micro-steps", 2, "--hidden", 64, "--intermediate", 64]
-            options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", *size, "--work-flops", 0, "--no-reference"]
+            options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", *size, "--work-flops", 0, "--no-reference",
+                       "--repeats", 15]
             done = runs.run(name, *options)
             for stage in ("recompute", "policy_update"):
                 vanilla, ours = done["vanilla", stage], done["foremoe", stage]
