@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
+#include <optional>
 
 #include "foremoe/plan/plan_copies.h"
 #include "foremoe/plan/plan_file.h"
@@ -32,16 +32,12 @@ std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<Tokens, 3>
     int with_load = 0;
     double sum = 0;
     for (std::size_t m = 0; m < loads.extent(0); ++m) {
-      const auto row = loads.row(m, l);
-      const std::int64_t total = std::accumulate(row.begin(), row.end(), Tokens{}).value;
-      const double rho = total == 0 ? 1
-                                    : static_cast<double>(std::ranges::max(row).value) *
-                                          static_cast<double>(row.size()) / static_cast<double>(total);
-      layer.rho.push_back(rho);
-      layer.max_rho = std::max(layer.max_rho, rho);
-      if (total > 0) {
+      const std::optional<double> rho = imbalance(loads.row(m, l));
+      layer.rho.push_back(rho.value_or(1));
+      layer.max_rho = std::max(layer.max_rho, layer.rho.back());
+      if (rho) {
         ++with_load;
-        sum += rho;
+        sum += *rho;
       }
     }
     if (with_load > 0) layer.mean_rho = sum / with_load;

@@ -19,14 +19,10 @@ double mean(const std::vector<double>& values) {
   return values.empty() ? 1 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// Of one layer, the mean over micro-steps of the largest load ÷ the sum: in proportion to the mean ρ.
-double imbalance(const Array<Tokens, 3>& loads, LayerId layer) {
+// Of one layer, ρ summed over the micro-steps with load.
+double imbalance_of_layer(const Array<Tokens, 3>& loads, LayerId layer) {
   double all = 0;
-  for (std::size_t m = 0; m < loads.extent(0); ++m) {
-    const auto row = loads.row(m, layer);
-    const std::int64_t sum = std::accumulate(row.begin(), row.end(), Tokens{}).value;
-    if (sum > 0) all += static_cast<double>(std::ranges::max(row).value) / static_cast<double>(sum);
-  }
+  for (std::size_t m = 0; m < loads.extent(0); ++m) all += imbalance(loads.row(m, layer)).value_or(0);
   return all;
 }
 
@@ -44,7 +40,7 @@ report::LoadPictures pictures(const StepPlan& before, const StepPlan& after) {
   LayerId worst;
   double most = 0;
   for (int l = 0; l < before.num_layers(); ++l) {
-    const double here = imbalance(loads, LayerId{l});
+    const double here = imbalance_of_layer(loads, LayerId{l});
     if (here > most) {
       most = here;
       worst = LayerId{l};

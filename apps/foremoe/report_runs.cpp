@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <optional>
 
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/planned_loads.h"
@@ -63,10 +63,7 @@ std::vector<double> imbalances(const StepPlan& plan) {
   std::vector<double> rho;
   for (int l = 0; l < plan.num_layers(); ++l) {
     for (int m = 0; m < plan.num_micro_steps(); ++m) {
-      const auto row = loads.row(m, l);
-      const auto sum = static_cast<double>(std::accumulate(row.begin(), row.end(), Tokens{}).value);
-      const auto most = static_cast<double>(std::ranges::max(row).value);
-      if (sum > 0) rho.push_back(most * plan.num_ranks() / sum);
+      if (const std::optional<double> here = imbalance(loads.row(m, l))) rho.push_back(*here);
     }
   }
   return rho;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "foremoe/plan/plan_part.h"
 #include "foremoe/plan/planned_loads.h"
@@ -109,8 +108,7 @@ WindowChoice choose_window(const StepPlan& plan) {
   for (int l = 0; l < std::min(plan.num_layers(), kMostLayers); ++l) {
     for (int m = 0; m < std::min(plan.num_micro_steps(), kMostMicroSteps); ++m) {
       const auto row = planned.row(m, l);
-      const auto sum = static_cast<double>(std::accumulate(row.begin(), row.end(), Tokens{}).value);
-      const double rho = sum > 0 ? static_cast<double>(std::ranges::max(row).value) / sum : 0;
+      const double rho = imbalance(row).value_or(0);
       if (rho <= worst) continue;
       worst = rho;
       choice.layer = LayerId{l};

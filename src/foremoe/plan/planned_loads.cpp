@@ -1,5 +1,6 @@
 #include "foremoe/plan/planned_loads.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace foremoe {
@@ -17,6 +18,13 @@ Array<Tokens, 3> planned_loads(const StepPlan& plan) {
     }
   }
   return loads;
+}
+
+std::optional<double> imbalance(std::span<const Tokens> rank_loads) {
+  const Tokens total = std::accumulate(rank_loads.begin(), rank_loads.end(), Tokens{});
+  if (total == Tokens{0}) return std::nullopt;
+  return static_cast<double>(std::ranges::max(rank_loads).value) * static_cast<double>(rank_loads.size()) /
+         static_cast<double>(total.value);
 }
 
 }  // namespace foremoe

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "foremoe/plan/test_plans.h"
 
 namespace foremoe {
@@ -37,6 +39,13 @@ TEST(PlannedLoads, HaveTheLargestLoadsThatThePlanRecords) {
       }
     }
   }
+}
+
+TEST(Imbalance, IsTheLargestLoadByTheMean) {
+  const std::vector<Tokens> loads{Tokens{7}, Tokens{5}, Tokens{0}};
+  EXPECT_EQ(imbalance(loads), 7.0 / 4);
+  EXPECT_EQ(imbalance(std::vector<Tokens>(3, Tokens{6})), 1.0);
+  EXPECT_EQ(imbalance(std::vector<Tokens>(3)), std::nullopt);
 }
 
 }  // namespace

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <span>
 
 #include "foremoe/plan/plan_copies.h"
+#include "foremoe/plan/planned_loads.h"
 #include "foremoe/policy/finemoe/token_routing.h"
 
 namespace foremoe {
@@ -14,17 +16,9 @@ namespace {
 
 double mean_of(double sum, std::size_t n) { return n == 0 ? 0 : sum / static_cast<double>(n); }
 
-std::vector<std::int64_t> rank_loads(const StepPlan& plan, EventId event, LayerId layer) {
-  std::vector<std::int64_t> loads(static_cast<std::size_t>(plan.num_ranks()));
-  for (std::size_t r = 0; r < loads.size(); ++r) {
-    for (const Tokens tokens : plan.slot_tokens.row(event, layer, r)) loads[r] += tokens.value;
-  }
-  return loads;
-}
-
-void add_pair(const std::vector<std::int64_t>& loads, PairFigures& sums) {
-  const double mean = mean_of(static_cast<double>(std::reduce(loads.begin(), loads.end())), loads.size());
-  const auto most = static_cast<double>(std::ranges::max(loads));
+void add_pair(std::span<const Tokens> loads, Tokens total, PairFigures& sums) {
+  const double mean = mean_of(static_cast<double>(total.value), loads.size());
+  const auto most = static_cast<double>(std::ranges::max(loads).value);
   sums.share_of_bucket[rho_bucket(most / mean)] += 1;
   sums.straggler += most - mean;
   sums.waste += (most - mean) / most;
@@ -60,6 +54,7 @@ void add_copies(const StepPlan& plan, LayerId layer, PairFigures& sums) {
 }  // namespace
 
 PairFigures pair_figures(const StepPlan& plan, const LoadTable& load, bool routed) {
+  const Array<Tokens, 3> loads = planned_loads(plan);
   PairFigures figures;
   std::size_t pairs = 0;
   for (int l = 0; l < plan.num_layers(); ++l) {
@@ -69,10 +64,11 @@ PairFigures pair_figures(const StepPlan& plan, const LoadTable& load, bool route
       const MicroStepId m = plan.event_micro_step[static_cast<std::size_t>(event)];
       if (seen[m.index()]) continue;  // the other pass has the same quotas
       seen[m.index()] = true;
-      const auto loads = rank_loads(plan, EventId{event}, LayerId{l});
-      if (std::reduce(loads.begin(), loads.end()) == 0) continue;
+      const std::span<const Tokens> of_ranks = loads.row(m, l);
+      const Tokens total = std::accumulate(of_ranks.begin(), of_ranks.end(), Tokens{});
+      if (total == Tokens{0}) continue;
       ++pairs;
-      add_pair(loads, figures);
+      add_pair(of_ranks, total, figures);
       if (!routed) continue;
       add_routing({.load = load.load.view()[m][LayerId{l}],
                    .quotas = layer_quotas(plan, EventId{event}, LayerId{l}),
