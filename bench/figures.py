@@ -3,7 +3,7 @@
 
     bench/figures.py balance|static|shared|rehome|in-flight|links|ablation|growth|whole-step [--data DIR] [--foremoe PROGRAM]
 
-Each row is one or more runs of `foremoe plan INPUT --json`, one thread, on the load tables of DIR (default ../shared/data);
+Each row is one or more runs of `foremoe plan INPUT --json`, one thread, on the load tables of DIR (default data);
 growth and whole-step draw their own with `foremoe synth`. What a row is held against stands beside it: figures of
 simple planners on the same tables, given with the tables ("quota": an UltraEP-style search; "dynamic": a prototype with plain
 retention; "static": guests by the tight sets of all micro-steps).
@@ -162,7 +162,7 @@ def main():
     tables = {f.__name__.replace("_", "-"): f for f in (balance, static, shared, rehome, in_flight, links, ablation, growth, whole_step)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="+", choices=[*tables, "all"])
-    parser.add_argument("--data", default="../shared/data", help="folder of the load tables")
+    parser.add_argument("--data", default="data", help="folder of the load tables")
     parser.add_argument("--foremoe", default="build/release/bin/foremoe", help="the program")
     arguments = parser.parse_args()
     runs = Runs(arguments.foremoe, arguments.data)

@@ -81,12 +81,12 @@ Measured measure(const Setting& setting) {
   const StepPlan plan = even_plan();
   const ExpertLayout layout = swiglu_layout(kShape.hidden, kShape.intermediate);
   const auto schedule =
-      make_transfer_schedule(plan, layout, {.stage = Stage::kRecompute, .path = setting.path, .depth = setting.depth});
+      make_transfer_schedule(plan, layout, {.phase = Phase::kRecompute, .path = setting.path, .depth = setting.depth});
   const auto routes = dealt_routes(load);
   const double bytes_per_turn = kGuests * static_cast<double>(layout.bytes().value);
   const double rate = bytes_per_turn / (setting.share * setting.work_seconds);
 
-  StageRun run{.load = load,
+  PhaseRun run{.load = load,
                .plan = plan,
                .schedule = schedule,
                .routes = *routes,
@@ -108,7 +108,7 @@ Measured measure(const Setting& setting) {
   const auto communicators = make_threads_communicators(topology, pointers, std::chrono::seconds(60));
   Measured measured;
   run_ranks(kRanks, [&](RankId r) {
-    const StageOutcome outcome = run_stage(run, *communicators[r.index()], *pointers[r.index()]);
+    const PhaseOutcome outcome = run_phase(run, *communicators[r.index()], *pointers[r.index()]);
     if (r == RankId{0}) measured = {outcome.transfer.exposed_seconds, outcome.step_seconds, outcome.guest_weights};
   });
   return measured;

@@ -62,7 +62,7 @@ def points_of(compare, name, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="../shared/data", help="folder of the load tables")
+    parser.add_argument("--data", default="data", help="folder of the load tables")
     parser.add_argument("--foremoe", default="build/release/bin/foremoe", help="the program")
     parser.add_argument("--tables", default=",".join(REFERENCE), help="of them, these")
     parser.add_argument("--points", action="store_true", help="print every point as well")

@@ -16,7 +16,7 @@ import sys
 from figures import table
 
 TABLES_OF_8 = ("load-q30-ep8", "load-q30-ep8-bursty")
-ROLLOUTS = ("rollout-math", "rollout-mixed")
+ROLLOUTS = ("rollout-math-full", "rollout-mixed")
 
 
 class Runs:
@@ -86,7 +86,7 @@ def bitwise(runs):
         for hidden, intermediate in ((64, 32), (256, 128)):
             options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", "--layers", 1, "--micro-steps", 2, "--hidden", hidden,
                        "--intermediate", intermediate, "--bitwise"]
-            done = runs.run("rollout-math", *options)
+            done = runs.run("rollout-math-full", *options)
             o = done["foremoe", "recompute"]
             yield (f"{hidden} × {intermediate}", f"{o['bitwise_cost']:.2f}×", done["vanilla", "recompute"]["output_digest"] == o["output_digest"])
     table(("hidden × intermediate", "cost of the forward", "outputs as vanilla's, bit for bit"), rows())
@@ -96,7 +96,7 @@ def regression(runs, plot=None):
     """100 steps with and without balancing."""
     losses = {}
     for optimizer, rate in (("sgd", 0.02), ("adam", 0.003)):
-        done = runs.run("rollout-math", "--ranks", 8, "--guest-slots", 1, "--policy", "vanilla,foremoe", "--layers", 2, "--micro-steps", 2,
+        done = runs.run("rollout-math-full", "--ranks", 8, "--guest-slots", 1, "--policy", "vanilla,foremoe", "--layers", 2, "--micro-steps", 2,
                         "--hidden", 16, "--intermediate", 8, "--steps", 100, "--optimizer", optimizer, "--learning-rate", rate, "--repeats", 1,
                         "--no-reference")
         losses[optimizer] = {p: done[p, "policy_update"]["losses"] for p in ("vanilla", "foremoe")}
@@ -123,7 +123,7 @@ def regression(runs, plot=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figure", choices=("gain", "memory", "returns", "bitwise", "regression"))
-    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--data", default="data")
     parser.add_argument("--foremoe", default="build/release/bin/foremoe")
     parser.add_argument("--plot", help="regression: where to save the picture")
     arguments = parser.parse_args()

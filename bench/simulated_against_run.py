@@ -31,7 +31,7 @@ def config(folder, experts, top_k):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--data", default="data")
     parser.add_argument("--foremoe", default="build/release/bin/foremoe")
     parser.add_argument("--ranks", type=int, default=8)
     arguments = parser.parse_args()
@@ -46,7 +46,7 @@ def main():
         cluster = os.path.join(folder, "machine.toml")
         call("calibrate", "--ranks", arguments.ranks, "--hidden", HIDDEN, "--intermediate", INTERMEDIATE, "--out", cluster)
         model = config(folder, 128, 8)
-        for name in ("rollout-math", "rollout-mixed"):
+        for name in ("rollout-math-full", "rollout-mixed"):
             step = [os.path.join(arguments.data, name + ".safetensors"), "--ranks", arguments.ranks, "--tokens-per-rank", 1024, "--layers", LAYERS,
                     "--micro-steps", MICRO_STEPS, "--guest-slots", 2, "--policy", "vanilla,foremoe", "--json"]
             run = json.loads(call("run", *step, "--hidden", HIDDEN, "--intermediate", INTERMEDIATE, "--work-flops", 0, "--no-reference"))

@@ -114,14 +114,14 @@ void simulate_update(benchmark::State& state) {
   const StepPlan plan = Planner(load, size, random).plan();
   const CostModel cost = cost_of(size);
   ThreadPool pool;
-  SimulatedStage stage;
+  SimulatedPhase phase;
   for (auto _ : state) {
-    stage = simulate_stage({.load = load, .plan = plan, .cost = cost, .repeat_load = true},
-                           {.stage = Stage::kPolicyUpdate, .pool = &pool});
+    phase = simulate_phase({.load = load, .plan = plan, .cost = cost, .repeat_load = true},
+                           {.phase = Phase::kPolicyUpdate, .pool = &pool});
   }
-  state.counters["modelled_seconds"] = stage.seconds;
-  state.counters["copies"] = static_cast<double>(stage.copies);
-  state.counters["exposed_seconds"] = stage.parts.exposed_copies;
+  state.counters["modelled_seconds"] = phase.seconds;
+  state.counters["copies"] = static_cast<double>(phase.copies);
+  state.counters["exposed_seconds"] = phase.parts.exposed_copies;
 }
 
 BENCHMARK(simulate_update)

@@ -1,5 +1,5 @@
-// Stage T alone. `assign_cold`: from a placement and the loads of a draw to optimal quotas. `relieve_after_copy`: what
-// one trial of stage P costs.
+// Phase T alone. `assign_cold`: from a placement and the loads of a draw to optimal quotas. `relieve_after_copy`: what
+// one trial of phase P costs.
 //
 // A cell is a number of experts E, of ranks R, of replicas per expert and a Zipf exponent. Its placement is random,
 // with equally many slots on every rank. Its draws are a sequence: expert popularity is a permuted Zipf law, permuted
@@ -124,7 +124,7 @@ void assign_cold(benchmark::State& state, Cell cell) {
   if (const char* path = std::getenv("FOREMOE_DRAWS")) write_draws(path, graph, load, seconds, max_load);
 }
 
-// As stage P tries a guest: E/R homes and two guests per rank, an assignment at the target; a guest goes, its tokens
+// As phase P tries a guest: E/R homes and two guests per rank, an assignment at the target; a guest goes, its tokens
 // return to its home, a copy of a popular expert comes, and what is then above the target moves.
 void relieve_after_copy(benchmark::State& state) {
   const auto num_experts = static_cast<int>(state.range(0));

@@ -1,7 +1,11 @@
-# Compiles through ccache where it is installed, unless the user chose a launcher.
+# Compiles through ccache where it is installed, unless the user chose a launcher. Paths below the source folder are
+# hashed relative to it and the folder itself is not hashed, so that every clone shares one cache; assertions and
+# __FILE__ then name files relative to the clone as well.
 
 find_program(FOREMOE_CCACHE ccache)
 mark_as_advanced(FOREMOE_CCACHE)
 if(FOREMOE_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${FOREMOE_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+    CCACHE_SLOPPINESS=pch_defines,time_macros ${FOREMOE_CCACHE})
+  add_compile_options(-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=)
 endif()

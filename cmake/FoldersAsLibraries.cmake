@@ -12,7 +12,7 @@ target_compile_options(foremoe_warnings INTERFACE -Wall -Wextra -Wpedantic -Wsha
 
 function(foremoe_folder name)
   cmake_parse_arguments(ARG "" "" "DEPENDS;LINKS;TEST_LINKS" ${ARGN})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cpp *.cu)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cpp)
   file(GLOB own_libraries RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} */CMakeLists.txt)
   foreach(library ${own_libraries})
     get_filename_component(library ${library} DIRECTORY)

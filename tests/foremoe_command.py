@@ -13,7 +13,7 @@ import safetensors_file as st
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOREMOE = os.environ.get("FOREMOE", str(ROOT / "build" / "release" / "bin" / "foremoe"))
 BUNDLED = ROOT / "data" / "rollout-math.safetensors"
-SHARED = ROOT.parent / "shared" / "data"
+DATA = ROOT / "data"
 
 SUBCOMMANDS = ("synth", "import", "collect", "inspect", "plan", "verify", "compare", "run", "calibrate",
                "simulate", "report", "reproduce")

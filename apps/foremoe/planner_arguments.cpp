@@ -22,8 +22,8 @@ void parse_residency(const std::string& text, PlannerArguments& arguments) {
   arguments.options.residency = *residency;
 }
 
-Stages parse_stages(const std::string& text) {
-  Stages stages{.base = false, .relocation = false, .replication = false, .tokens = false};
+PlannerStages parse_stages(const std::string& text) {
+  PlannerStages stages{.base = false, .relocation = false, .replication = false, .tokens = false};
   if (text == "none") return stages;
   for (const char c : text) {
     bool* const stage = c == 'B'   ? &stages.base

@@ -24,7 +24,7 @@ class ReportGatherer {
   // Loads, traffic and timelines of these two.
   void look_closer(report::Report& out);
 
-  // foremoe with some of its stages.
+  // foremoe with some of its phases.
   void ablate(report::Report& out);
 
   // foremoe with other numbers of guest slots, in other residencies.

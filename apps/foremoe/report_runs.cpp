@@ -13,7 +13,7 @@ namespace foremoe::cli {
 namespace {
 
 // In the order in which they occur.
-std::vector<report::TimePart> parts_of(const StageSeconds& parts) {
+std::vector<report::TimePart> parts_of(const PhaseSeconds& parts) {
   return {{"arena refresh", parts.arena_refresh},
           {"dense", parts.dense},
           {"planning", parts.planning},
@@ -27,8 +27,8 @@ std::vector<report::TimePart> parts_of(const StageSeconds& parts) {
 
 double as_double(Bytes bytes) { return static_cast<double>(bytes.value); }
 
-void add_links(const SimulatedStage& stage, std::vector<report::LinkBytes>& links) {
-  for (const LinkTraffic& traffic : stage.traffic) {
+void add_links(const SimulatedPhase& phase, std::vector<report::LinkBytes>& links) {
+  for (const LinkTraffic& traffic : phase.traffic) {
     auto at = std::find_if(links.begin(), links.end(), [&](const auto& l) { return l.link == traffic.link; });
     if (at == links.end()) at = links.insert(links.end(), report::LinkBytes{.link = traffic.link});
     at->rows += as_double(traffic.rows);
@@ -71,8 +71,8 @@ std::vector<double> imbalances(const StepPlan& plan) {
 
 report::PolicyResult figures_of(const SimulatedPolicy& simulated, const SimulatedStep& vanilla) {
   const SimulatedStep& step = simulated.step;
-  const auto guests = [](const SimulatedStage& stage) {
-    return as_double(stage.memory.guest_weights) + as_double(stage.memory.guest_gradients);
+  const auto guests = [](const SimulatedPhase& phase) {
+    return as_double(phase.memory.guest_weights) + as_double(phase.memory.guest_gradients);
   };
   report::PolicyResult figures{
       .policy = simulated.policy,
@@ -108,8 +108,8 @@ report::NodeTraffic node_traffic(const SimulatedPolicy& simulated) {
   const SimulatedStep& step = simulated.step;
   report::NodeTraffic traffic{.policy = simulated.policy,
                               .bytes = Array<double, 2>(step.policy_update.between_nodes.shape())};
-  for (const SimulatedStage* stage : {&step.recompute, &step.policy_update}) {
-    const auto bytes = stage->between_nodes.flat();
+  for (const SimulatedPhase* phase : {&step.recompute, &step.policy_update}) {
+    const auto bytes = phase->between_nodes.flat();
     for (std::size_t i = 0; i < std::min(bytes.size(), traffic.bytes.size()); ++i) {
       traffic.bytes.flat()[i] += as_double(bytes[i]);
     }

@@ -26,7 +26,7 @@ std::vector<double> imbalances(const StepPlan& plan);
 // Speedups are over vanilla, which may be the policy itself.
 report::PolicyResult figures_of(const SimulatedPolicy& simulated, const SimulatedStep& vanilla);
 
-// Of both stages.
+// Of both phases.
 report::NodeTraffic node_traffic(const SimulatedPolicy& simulated);
 
 }  // namespace foremoe::cli

@@ -137,12 +137,12 @@ report::TimelineWindow timeline_window(const ReportProblem& problem, const Simul
   const LoadTable load = take_first(step.load, micro_steps, layers);
   const StepPlan plan = take_first(whole, load);
   Timeline timeline;
-  (void)simulate_stage({.load = load,
+  (void)simulate_phase({.load = load,
                         .plan = plan,
                         .cost = problem.setup.cost,
                         .trace = step.trace_or_null(),
                         .batching = step.batching_or_null()},
-                       {.stage = Stage::kRecompute,
+                       {.phase = Phase::kRecompute,
                         .path = problem.setup.path,
                         .depth = problem.setup.depth,
                         .online = policy.online(),

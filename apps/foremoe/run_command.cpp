@@ -60,7 +60,7 @@ int run(const RunArguments& arguments) {
   } catch (const PeerFailed& failed) {
     fmt::print(stderr, "foremoe run: {}\n", failed.what());
     return kGaveUp;
-  } catch (const StageFailed& failed) {
+  } catch (const PhaseFailed& failed) {
     fmt::print(stderr, "foremoe run: {}\n", failed.what());
     return kGaveUp;
   }

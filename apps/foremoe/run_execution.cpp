@@ -41,11 +41,11 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
               .shape = arguments_.shape,
               .seed = arguments_.planner.options.seed};
     if (input_->plan) {  // whether it can be executed as asked
-      if (stages_of_given_plan().empty()) {
+      if (phases_of_given_plan().empty()) {
         refuse(arguments_.plan, "has backward events: it is the policy update's alone, --stage asks for recompute");
       }
       make_transfer_schedule(*input_->plan, swiglu_layout(model_.shape.hidden, model_.shape.intermediate),
-                             {.stage = input_->plan->in_flight > 1 ? Stage::kPolicyUpdate : Stage::kRecompute,
+                             {.phase = input_->plan->in_flight > 1 ? Phase::kPolicyUpdate : Phase::kRecompute,
                               .path = arguments_.path,
                               .depth = arguments_.depth});
     }
@@ -60,7 +60,7 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
 }
 
 bool Execution::backward() const {
-  return arguments_.runs(Stage::kPolicyUpdate) && !(input_->plan && input_->plan->residency == Residency::kFree);
+  return arguments_.runs(Phase::kPolicyUpdate) && !(input_->plan && input_->plan->residency == Residency::kFree);
 }
 
 void Execution::expect_room() const {
@@ -94,16 +94,16 @@ std::vector<RunRow> Execution::run() {
 }
 
 // A plan with backward events is the policy update's alone.
-std::vector<Stage> Execution::stages_of_given_plan() const {
-  std::vector<Stage> stages;
-  if (input_->plan->in_flight == 1 && arguments_.runs(Stage::kRecompute)) stages.push_back(Stage::kRecompute);
-  if (arguments_.runs(Stage::kPolicyUpdate)) stages.push_back(Stage::kPolicyUpdate);
-  return stages;
+std::vector<Phase> Execution::phases_of_given_plan() const {
+  std::vector<Phase> phases;
+  if (input_->plan->in_flight == 1 && arguments_.runs(Phase::kRecompute)) phases.push_back(Phase::kRecompute);
+  if (arguments_.runs(Phase::kPolicyUpdate)) phases.push_back(Phase::kPolicyUpdate);
+  return phases;
 }
 
 void Execution::run_given_plan() {
   RunningPlan running(*input_->plan);
-  for (const Stage stage : stages_of_given_plan()) execute(input_->plan->policy, stage, running);
+  for (const Phase phase : phases_of_given_plan()) execute(input_->plan->policy, phase, running);
 }
 
 void Execution::run_policy(const Policy& policy) {
@@ -112,25 +112,25 @@ void Execution::run_policy(const Policy& policy) {
   PlannerOptions options = arguments_.planner.options;
   options.in_flight = 1;
   const int in_flight = arguments_.planner.options.in_flight;
-  if (arguments_.runs(Stage::kRecompute)) {
+  if (arguments_.runs(Phase::kRecompute)) {
     RunningPlan running({.policy = policy, .input = input_->planning, .options = options, .timeline = timeline}, pool_);
-    execute(name, Stage::kRecompute, running);
-    if (!arguments_.runs(Stage::kPolicyUpdate)) return;
+    execute(name, Phase::kRecompute, running);
+    if (!arguments_.runs(Phase::kPolicyUpdate)) return;
     const bool serves_both = in_flight == 1 && running.plan().residency != Residency::kFree;
     if (serves_both && rows_.back().skipped.empty()) {
-      execute(name, Stage::kPolicyUpdate, running);
+      execute(name, Phase::kPolicyUpdate, running);
       return;
     }
   }
   options.in_flight = in_flight;
   if (options.residency == Residency::kFree) options.residency = Residency::kResident;
   RunningPlan running({.policy = policy, .input = input_->planning, .options = options, .timeline = timeline}, pool_);
-  execute(name, Stage::kPolicyUpdate, running);
+  execute(name, Phase::kPolicyUpdate, running);
 }
 
-void Execution::execute(const std::string& policy, Stage stage, RunningPlan& running) {
-  const Activity activity(fmt::format("running {}, {}", policy, to_string(stage)));
-  RunRow& row = rows_.emplace_back(RunRow{.policy = policy, .stage = stage});
+void Execution::execute(const std::string& policy, Phase phase, RunningPlan& running) {
+  const Activity activity(fmt::format("running {}, {}", policy, to_string(phase)));
+  RunRow& row = rows_.emplace_back(RunRow{.policy = policy, .phase = phase});
   if (const auto reason = running.wait_to_begin()) {
     row.skipped = *reason;
     return;
@@ -138,14 +138,14 @@ void Execution::execute(const std::string& policy, Stage stage, RunningPlan& run
   const StepPlan& plan = running.plan();
   row.residency = plan.residency;
   row.in_flight = plan.in_flight;
-  if (stage == Stage::kPolicyUpdate && plan.residency == Residency::kFree) {
+  if (phase == Phase::kPolicyUpdate && plan.residency == Residency::kFree) {
     row.skipped = kPlacesFreely;
     running.finish();
     return;
   }
 
   const ExpertLayout layout = swiglu_layout(model_.shape.hidden, model_.shape.intermediate);
-  const ScheduleOptions schedule_options{.stage = stage, .path = arguments_.path, .depth = arguments_.depth};
+  const ScheduleOptions schedule_options{.phase = phase, .path = arguments_.path, .depth = arguments_.depth};
   TransferSchedule schedule;
   try {
     schedule = make_transfer_schedule(plan, layout, schedule_options);
@@ -163,7 +163,7 @@ void Execution::execute(const std::string& policy, Stage stage, RunningPlan& run
       return std::make_unique<ThrottledLink>(std::move(link), rate);
     };
   }
-  const StageRun run{.load = load(),
+  const PhaseRun run{.load = load(),
                      .plan = plan,
                      .schedule = schedule,
                      .routes = *input_->routes,
@@ -179,19 +179,19 @@ void Execution::execute(const std::string& policy, Stage stage, RunningPlan& run
                      .gather = !arguments_.no_reference};
   const std::int64_t begin = Timeline::now_ns();
   group_.run([&](Communicator& communicator, Device& device) {
-    StageRun mine = run;
+    PhaseRun mine = run;
     const RankId rank = communicator.rank();
     mine.work = [&, rank](const Turn& turn) {
       if (turn.pass == Pass::kForward && turn.layer == LayerId{0}) running.wait_for(turn.micro_step);
       work_(rank);
     };
-    StageOutcome outcome = run_stage(mine, communicator, device);
+    PhaseOutcome outcome = run_phase(mine, communicator, device);
     if (rank == RankId{0}) row.outcome = std::move(outcome);
   });
   running.finish();
   if (!group_.one_process()) expect_same_quotas(plan);
   if (timeline_ && group_.has_first()) {
-    timeline_->add(RankId{0}, Lane::kPlanner, fmt::format("{}, {}: all repeats", policy, to_string(stage)), begin,
+    timeline_->add(RankId{0}, Lane::kPlanner, fmt::format("{}, {}: all repeats", policy, to_string(phase)), begin,
                    Timeline::now_ns());
   }
 
@@ -204,7 +204,7 @@ void Execution::execute(const std::string& policy, Stage stage, RunningPlan& run
   if (reference_) group_.run_at_first([&] { hold_against_reference(row); });
 }
 
-// Every process has planned for itself. The stage has held slots and homes against each other when it was bound.
+// Every process has planned for itself. The phase has held slots and homes against each other when it was bound.
 void Execution::expect_same_quotas(const StepPlan& plan) {
   const std::string mine = sha256_hex(std::as_bytes(plan.slot_tokens.flat()));
   group_.run([&](Communicator& communicator, Device&) {
@@ -212,7 +212,7 @@ void Execution::expect_same_quotas(const StepPlan& plan) {
     communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
     for (std::size_t at = 0; at < all.size(); at += mine.size()) {
       if (all.compare(at, mine.size(), mine) != 0) {
-        throw StageFailed(fmt::format("rank {} has planned other quotas than this rank", at / mine.size()));
+        throw PhaseFailed(fmt::format("rank {} has planned other quotas than this rank", at / mine.size()));
       }
     }
   });
@@ -229,7 +229,7 @@ void Execution::check(RunRow& row, const StepPlan& plan) const {
   }
   if (!arguments_.bitwise) return;
   const auto first = std::ranges::find_if(
-      rows_, [&](const RunRow& other) { return other.stage == row.stage && other.skipped.empty(); });
+      rows_, [&](const RunRow& other) { return other.phase == row.phase && other.skipped.empty(); });
   row.outputs_identical = first->outcome.digest.outputs == row.outcome.digest.outputs;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The whole of `foremoe run`: input and plans made ready, every stage executed under every policy, results held against
+// The whole of `foremoe run`: input and plans made ready, every phase executed under every policy, results held against
 // the reference. Every process of the group does the same; rows are complete where rank 0 is.
 
 #include <memory>
@@ -24,11 +24,11 @@ class Execution {
  private:
   const LoadTable& load() const { return input_->planning.step.load; }
   void expect_room() const;
-  bool backward() const;  // may any stage have one?
-  std::vector<Stage> stages_of_given_plan() const;
+  bool backward() const;  // may any phase have one?
+  std::vector<Phase> phases_of_given_plan() const;
   void run_policy(const Policy& policy);
   void run_given_plan();
-  void execute(const std::string& policy, Stage stage, RunningPlan& running);
+  void execute(const std::string& policy, Phase phase, RunningPlan& running);
   void expect_same_quotas(const StepPlan& plan);
   void hold_against_reference(RunRow& row);
   void check(RunRow& row, const StepPlan& plan) const;

@@ -180,10 +180,10 @@ void add_run_options(CLI::App& command, RunArguments& arguments) {
     const std::string name = option->get_name();
     if (name != "--seed" && name != "--homes" && name != "--in-flight") plan->excludes(option);
   }
-  add_choice<RunArguments::Stages, 3>(command, "--stage", arguments.stages,
-                                      {{{"both", RunArguments::Stages::kBoth},
-                                        {"recompute", RunArguments::Stages::kRecompute},
-                                        {"policy_update", RunArguments::Stages::kPolicyUpdate}}},
+  add_choice<RunArguments::Phases, 3>(command, "--stage", arguments.phases,
+                                      {{{"both", RunArguments::Phases::kBoth},
+                                        {"recompute", RunArguments::Phases::kRecompute},
+                                        {"policy_update", RunArguments::Phases::kPolicyUpdate}}},
                                       "Which stages of a step run");
   add_model_options(command, arguments);
   add_execution_options(command, arguments);

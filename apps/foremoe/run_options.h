@@ -17,7 +17,7 @@ struct RunArguments {
   PlannerArguments planner;
   std::vector<std::string> policies{"vanilla", "foremoe"};
   std::string plan;  // a plan file, executed alone; empty: policies plan
-  enum class Stages : std::uint8_t { kBoth, kRecompute, kPolicyUpdate } stages = Stages::kBoth;
+  enum class Phases : std::uint8_t { kBoth, kRecompute, kPolicyUpdate } phases = Phases::kBoth;
   bool homes_given = false;
   bool in_flight_given = false;
 
@@ -40,8 +40,8 @@ struct RunArguments {
   bool json = false;
 
   Optimizer optimizer_options() const;
-  bool runs(Stage stage) const {
-    return stages == Stages::kBoth || (stages == Stages::kRecompute) == (stage == Stage::kRecompute);
+  bool runs(Phase phase) const {
+    return phases == Phases::kBoth || (phases == Phases::kRecompute) == (phase == Phase::kRecompute);
   }
 };
 

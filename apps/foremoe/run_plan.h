@@ -1,6 +1,6 @@
 #pragma once
 
-// The plan that a stage executes while the rest of it is still being planned: micro-steps are planned on a thread of
+// The plan that a phase executes while the rest of it is still being planned: micro-steps are planned on a thread of
 // their own, in order, and ranks wait for the one that they are about to begin.
 
 #include <condition_variable>
@@ -37,7 +37,7 @@ class RunningPlan {
   // Throws what planning threw.
   std::optional<std::string> wait_to_begin();
   const StepPlan& plan() const { return plan_; }
-  // Before a rank begins a micro-step's forward. No rank may be binding a stage meanwhile (their bind is collective).
+  // Before a rank begins a micro-step's forward. No rank may be binding a phase meanwhile (their bind is collective).
   void wait_for(MicroStepId m);
   // Waits for the whole plan, which nobody may be executing. Throws what planning threw.
   void finish();

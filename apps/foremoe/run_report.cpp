@@ -53,9 +53,9 @@ std::string verdict(const RunRow& row, const RunSettings& settings) {
   return fmt::format("NO: {:.1e}", row.agreement->max_relative_error);
 }
 
-// The row against which others of its stage are held.
-const RunRow* first_of(const std::vector<RunRow>& rows, Stage stage) {
-  const auto at = std::ranges::find_if(rows, [&](const RunRow& r) { return r.stage == stage && r.skipped.empty(); });
+// The row against which others of its phase are held.
+const RunRow* first_of(const std::vector<RunRow>& rows, Phase phase) {
+  const auto at = std::ranges::find_if(rows, [&](const RunRow& r) { return r.phase == phase && r.skipped.empty(); });
   return at == rows.end() ? nullptr : &*at;
 }
 
@@ -68,12 +68,12 @@ bool right(const RunRow& row, const RunSettings& settings) {
 }
 
 nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings) {
-  nlohmann::ordered_json json = {{"policy", row.policy}, {"stage", to_string(row.stage)}};
+  nlohmann::ordered_json json = {{"policy", row.policy}, {"stage", to_string(row.phase)}};
   if (!row.skipped.empty()) {
     json["skipped"] = row.skipped;
     return json;
   }
-  const StageOutcome& o = row.outcome;
+  const PhaseOutcome& o = row.outcome;
   json["residency"] = to_string(row.residency);
   json["in_flight"] = row.in_flight;
   json["equal_to_reference"] = nullptr;
@@ -121,13 +121,13 @@ nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings) {
 
 std::string to_text(const std::vector<RunRow>& rows, const RunSettings& settings) {
   std::string text;
-  for (const Stage stage : {Stage::kRecompute, Stage::kPolicyUpdate}) {
-    const RunRow* const first = first_of(rows, stage);
+  for (const Phase phase : {Phase::kRecompute, Phase::kPolicyUpdate}) {
+    const RunRow* const first = first_of(rows, phase);
     TextTable table({"policy", "residency", "ρ planned", "ρ ran", "critical path", "of first", "expected", "exposed",
                      "copies", "guest memory", "equal"});
     bool any = false;
     for (const RunRow& row : rows) {
-      if (row.stage != stage) continue;
+      if (row.phase != phase) continue;
       any = true;
       if (!row.skipped.empty()) {
         table.add({row.policy, "skipped: " + row.skipped});
@@ -144,11 +144,11 @@ std::string to_text(const std::vector<RunRow>& rows, const RunSettings& settings
     }
     if (!any) continue;
     text += fmt::format("{}\n{}\n",
-                        stage == Stage::kRecompute ? "recompute: forward only" : "policy update: forward and backward",
+                        phase == Phase::kRecompute ? "recompute: forward only" : "policy update: forward and backward",
                         table.to_string());
   }
   for (const RunRow& row : rows) {
-    const std::string name = fmt::format("{}, {}", row.policy, to_string(row.stage));
+    const std::string name = fmt::format("{}, {}", row.policy, to_string(row.phase));
     if (row.outcome.losses.size() > 1) {
       text += fmt::format("loss of {} over {} steps: {:.6f} … {:.6f}\n", name, row.outcome.losses.size(),
                           row.outcome.losses.front(), row.outcome.losses.back());

@@ -1,6 +1,6 @@
 #pragma once
 
-// What `foremoe run` prints: a row for each policy and stage, as JSON or as a table for people.
+// What `foremoe run` prints: a row for each policy and phase, as JSON or as a table for people.
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -14,18 +14,18 @@ namespace foremoe::cli {
 
 struct RunRow {
   std::string policy;
-  Stage stage = Stage::kRecompute;
+  Phase phase = Phase::kRecompute;
   std::string skipped;  // the reason; empty: it ran, and all below holds
 
   Residency residency = Residency::kResident;
   int in_flight = 1;
-  StageOutcome outcome;  // result and routes may be gone
+  PhaseOutcome outcome;  // result and routes may be gone
   Spread rho_planned;
   Spread rho_computed;
   GuestMemory predicted;
   std::vector<Violation> violations;      // of the plan
   std::optional<Agreement> agreement;     // none: not held against the reference
-  std::optional<bool> outputs_identical;  // with --bitwise: to those of the first row of this stage
+  std::optional<bool> outputs_identical;  // with --bitwise: to those of the first row of this phase
 
   double critical_path() const { return critical_path_seconds(outcome.turns); }
 };

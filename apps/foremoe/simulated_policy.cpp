@@ -34,7 +34,7 @@ SimulatedStep simulate(const MeasureProblem& problem, const SimulationSetup& set
   const StepPlan& update = planned.measured.plan;
   return simulate_step(
       {.recompute = input(planned.recompute_plan ? *planned.recompute_plan : update), .policy_update = input(update)},
-      {.stage = {.path = setup.path,
+      {.phase = {.path = setup.path,
                  .depth = setup.depth,
                  .online = problem.policy.online(),
                  .pool = &pool,
@@ -48,7 +48,7 @@ void compare(SimulatedPolicy& with, const SimulatedPolicy& vanilla) {
   with.rl_step_speedup = speedup(vanilla.step.rl_step_seconds, with.step.rl_step_seconds);
 }
 
-nlohmann::ordered_json to_json(const StageSeconds& parts) {
+nlohmann::ordered_json to_json(const PhaseSeconds& parts) {
   return {{"arena_refresh", parts.arena_refresh},
           {"dense", parts.dense},
           {"planning", parts.planning},
@@ -152,9 +152,9 @@ SimulationResult simulate_best_residency(const MeasureProblem& problem, Simulati
 
 }  // namespace
 
-nlohmann::ordered_json to_json(const SimulatedStage& stage) {
+nlohmann::ordered_json to_json(const SimulatedPhase& phase) {
   nlohmann::ordered_json traffic = nlohmann::ordered_json::array();
-  for (const LinkTraffic& link : stage.traffic) {
+  for (const LinkTraffic& link : phase.traffic) {
     traffic.push_back({{"link", link.link},
                        {"row_bytes", link.rows.value},
                        {"copy_bytes", link.copies.value},
@@ -163,20 +163,20 @@ nlohmann::ordered_json to_json(const SimulatedStage& stage) {
                        {"busiest_use", link.busiest_use}});
   }
   nlohmann::ordered_json between = nlohmann::ordered_json::array();
-  for (std::size_t from = 0; from < stage.between_nodes.extent(0); ++from) {
+  for (std::size_t from = 0; from < phase.between_nodes.extent(0); ++from) {
     nlohmann::ordered_json row = nlohmann::ordered_json::array();
-    for (const Bytes bytes : stage.between_nodes.row(from)) row.push_back(bytes.value);
+    for (const Bytes bytes : phase.between_nodes.row(from)) row.push_back(bytes.value);
     between.push_back(std::move(row));
   }
-  return {{"stage", to_string(stage.stage)},
-          {"seconds", stage.seconds},
-          {"ideal_seconds", stage.ideal_seconds},
-          {"utilisation", stage.utilisation},
-          {"parts", to_json(stage.parts)},
-          {"peak_tokens", stage.peak_tokens.value},
-          {"copies", stage.copies},
-          {"memory", to_json(stage.memory)},
-          {"arena_bytes", stage.arena.value},
+  return {{"stage", to_string(phase.phase)},
+          {"seconds", phase.seconds},
+          {"ideal_seconds", phase.ideal_seconds},
+          {"utilisation", phase.utilisation},
+          {"parts", to_json(phase.parts)},
+          {"peak_tokens", phase.peak_tokens.value},
+          {"copies", phase.copies},
+          {"memory", to_json(phase.memory)},
+          {"arena_bytes", phase.arena.value},
           {"traffic", std::move(traffic)},
           {"between_nodes", std::move(between)}};
 }

@@ -42,7 +42,7 @@ using SimulationResult = std::variant<SimulatedPolicy, Skipped>;
 // 1 of a step that takes no time.
 double speedup(double before_seconds, double after_seconds);
 
-// Plans once per stage where the policy update has more than one micro-step in flight. The speedups stay 1.
+// Plans once per phase where the policy update has more than one micro-step in flight. The speedups stay 1.
 SimulationResult simulate_policy(const MeasureProblem& problem, const SimulationSetup& setup, ThreadPool& pool);
 
 struct SimulatedRow {
@@ -64,6 +64,6 @@ std::vector<SimulatedRow> simulate_policies(const std::vector<const Policy*>& po
 
 // The keys that docs/formats.md lists, in that order: those of `compare`, then those of the simulation.
 nlohmann::ordered_json to_json(const SimulatedRow& row);
-nlohmann::ordered_json to_json(const SimulatedStage& stage);
+nlohmann::ordered_json to_json(const SimulatedPhase& phase);
 
 }  // namespace foremoe::cli

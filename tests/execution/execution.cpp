@@ -19,9 +19,9 @@ std::vector<float> sum_of(const std::vector<std::vector<float>>& parts) {
   return sum;
 }
 
-// A stage that failed has left nothing of the step.
+// A phase that failed has left nothing of the step.
 void expect_no_gradients(const Scenario& scenario, const StepPlan& plan, RankId rank, const MoeModel& model) {
-  if (scenario.stage == Stage::kRecompute) return;
+  if (scenario.phase == Phase::kRecompute) return;
   for (int l = 0; l < scenario.layers; ++l) {
     for (int e = 0; e < scenario.experts; ++e) {
       if (plan.home(l, e) != rank) continue;
@@ -36,7 +36,7 @@ RankResult run_rank(const Scenario& scenario, const Execution& execution, const 
   const ModelSize size = model_size(scenario);
   MoeModel model(size, execution.plan.home, communicator, device);
   device.use_position_independent_rows(scenario.position_independent);
-  const StageParts parts{.load = load,
+  const PhaseParts parts{.load = load,
                          .plan = execution.plan,
                          .schedule = execution.schedule,
                          .layout = swiglu_layout(size.shape.hidden, size.shape.intermediate),
@@ -45,18 +45,18 @@ RankResult run_rank(const Scenario& scenario, const Execution& execution, const 
   RankResult result;
   const HomeExperts& homes = model.homes();
   try {
-    MoeStage stage(parts, homes, communicator, device,
-                   {.engine = scenario.engine,
-                    .decorate = scenario.decorate,
-                    .overlap = scenario.overlap,
-                    .most_tokens = scenario.most_tokens});
-    result.loss = model.run(stage, {.routes = routes, .micro_steps = scenario.micro_steps, .keep_results = true}, {});
-    result.figures = stage.figures();
+    PhaseExecutor phase(parts, homes, communicator, device,
+                        {.engine = scenario.engine,
+                         .decorate = scenario.decorate,
+                         .overlap = scenario.overlap,
+                         .most_tokens = scenario.most_tokens});
+    result.loss = model.run(phase, {.routes = routes, .micro_steps = scenario.micro_steps, .keep_results = true}, {});
+    result.figures = phase.figures();
   } catch (const std::exception&) {
     expect_no_gradients(scenario, execution.plan, communicator.rank(), model);
     throw;
   }
-  const bool backward = scenario.stage == Stage::kPolicyUpdate;
+  const bool backward = scenario.phase == Phase::kPolicyUpdate;
   for (int m = 0; m < scenario.micro_steps; ++m) {
     result.output.push_back(model.output(MicroStepId{m}));
     if (backward) result.input_gradient.push_back(model.input_gradient(MicroStepId{m}));
@@ -83,7 +83,7 @@ RankResult run_rank(const Scenario& scenario, const Execution& execution, const 
 }  // namespace
 
 std::string Scenario::name() const {
-  return policy + " " + std::string(to_string(residency)) + " " + std::string(to_string(stage)) +
+  return policy + " " + std::string(to_string(residency)) + " " + std::string(to_string(phase)) +
          " K=" + std::to_string(in_flight) + " G=" + std::to_string(guest_slots) + " path " +
          std::to_string(static_cast<int>(path)) + " depth " + std::to_string(depth) + " seed " + std::to_string(seed);
 }
@@ -165,7 +165,7 @@ Execution execute(const Scenario& scenario) {
   Execution execution{.plan = make_plan(scenario, load), .schedule = {}, .ranks = {}};
   execution.schedule =
       make_transfer_schedule(execution.plan, swiglu_layout(scenario.hidden, scenario.intermediate),
-                             {.stage = scenario.stage, .path = scenario.path, .depth = scenario.depth});
+                             {.phase = scenario.phase, .path = scenario.path, .depth = scenario.depth});
   EXPECT_TRUE(check_leases(execution.schedule, execution.plan).empty()) << scenario.name();
 
   const int ranks = scenario.topology.num_ranks;
@@ -195,7 +195,7 @@ ReferenceResult reference_of(const Scenario& scenario, const Execution& executio
       .run({.micro_steps = scenario.micro_steps,
             .ranks = scenario.topology.num_ranks,
             .routes = [&](MicroStepId m, RankId s, LayerId l) { return execution.ranks[s.index()].routes_used(m, l); },
-            .backward = scenario.stage == Stage::kPolicyUpdate},
+            .backward = scenario.phase == Phase::kPolicyUpdate},
            pool);
 }
 
@@ -205,7 +205,7 @@ double largest_error(const Execution& execution, const ReferenceResult& referenc
     EXPECT_EQ(x.size(), expected.size());
     worst = std::max(worst, relative_error(x, expected));
   };
-  const bool backward = scenario.stage == Stage::kPolicyUpdate;
+  const bool backward = scenario.phase == Phase::kPolicyUpdate;
   for (int m = 0; m < scenario.micro_steps; ++m) {
     for (int r = 0; r < scenario.topology.num_ranks; ++r) {
       const RankResult& result = execution.ranks[static_cast<std::size_t>(r)];

@@ -1,6 +1,6 @@
 #pragma once
 
-// A whole stage executed on threads ranks, from random routes through a real plan to results, and the float64
+// A whole phase executed on threads ranks, from random routes through a real plan to results, and the float64
 // reference beside it: what the tests of this folder look at from different sides. They live here because they need
 // planner and runtime, which do not know each other.
 
@@ -30,7 +30,7 @@ struct Scenario {
 
   std::string policy = "foremoe";  // vanilla: no guests, whatever guest_slots says
   Residency residency = Residency::kResident;
-  Stage stage = Stage::kPolicyUpdate;
+  Phase phase = Phase::kPolicyUpdate;
   int in_flight = 1;
   int guest_slots = 2;
 
@@ -67,7 +67,7 @@ struct RankResult {
   std::vector<std::vector<float>> router_gradient;  // [layer], of this rank's tokens
   Array<std::vector<ExpertId>, 2> routes_used;      // [micro_step][layer]
   double loss = 0;
-  StageFigures figures;
+  PhaseFigures figures;
 };
 
 struct Execution {

@@ -35,10 +35,10 @@ Scenario faulty_scenario(std::uint64_t seed) {
   };
   Scenario scenario{.seed = seed,
                     .residency = one_of(Residency::kStatic, Residency::kResident, Residency::kShared),
-                    .stage = one_of(Stage::kRecompute, Stage::kPolicyUpdate),
+                    .phase = one_of(Phase::kRecompute, Phase::kPolicyUpdate),
                     .path = one_of(PathChoice::kAuto, PathChoice::kHost, PathChoice::kPeer),
                     .depth = one_of(1, 2, 3)};
-  if (scenario.stage == Stage::kPolicyUpdate) scenario.in_flight = one_of(1, 2);
+  if (scenario.phase == Phase::kPolicyUpdate) scenario.in_flight = one_of(1, 2);
   scenario.engine.timeout = 20ms;
   scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
   scenario.engine.attempts = 2;
@@ -71,9 +71,9 @@ TEST(FaultsOnThreads, NeverMakeAWrongResultNorAHang) {
       }
       fallbacks += execution.ranks[0].figures.fallbacks;
       ++completed;
-    } catch (const StageFailed& error) {
-      // Only a backward that cannot do without its copies may end a stage.
-      EXPECT_EQ(scenario.stage, Stage::kPolicyUpdate) << error.what();
+    } catch (const PhaseFailed& error) {
+      // Only a backward that cannot do without its copies may end a phase.
+      EXPECT_EQ(scenario.phase, Phase::kPolicyUpdate) << error.what();
       ++failed;
     }
     if (HasFailure()) return;
@@ -86,7 +86,7 @@ TEST(FaultsOnThreads, NeverMakeAWrongResultNorAHang) {
 }
 
 TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
-  Scenario scenario{.residency = Residency::kResident, .stage = Stage::kPolicyUpdate};
+  Scenario scenario{.residency = Residency::kResident, .phase = Phase::kPolicyUpdate};
   scenario.engine.timeout = 20ms;
   scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
   scenario.engine.attempts = 2;
@@ -100,7 +100,7 @@ TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
 }
 
 TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
-  Scenario scenario{.residency = Residency::kShared, .stage = Stage::kRecompute};
+  Scenario scenario{.residency = Residency::kShared, .phase = Phase::kRecompute};
   scenario.engine.timeout = 20ms;
   scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
   scenario.engine.attempts = 1;
@@ -116,7 +116,7 @@ TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
 }
 
 TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
-  Scenario scenario{.residency = Residency::kFree, .stage = Stage::kRecompute, .path = PathChoice::kHost};
+  Scenario scenario{.residency = Residency::kFree, .phase = Phase::kRecompute, .path = PathChoice::kHost};
   scenario.engine.timeout = 2s;
   scenario.engine.attempts = 50;
   scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
@@ -127,9 +127,9 @@ TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
   EXPECT_EQ(execution.ranks[0].figures.fallbacks, 0);
 }
 
-TEST(FaultsOnThreads, ThatEndAStageLeaveNothingHalfApplied) {
+TEST(FaultsOnThreads, ThatEndAPhaseLeaveNothingHalfApplied) {
   // Two in flight under `shared`: every backward fetches anew. Nothing arrives for backward passes from some point on.
-  Scenario scenario{.residency = Residency::kShared, .stage = Stage::kPolicyUpdate, .in_flight = 2};
+  Scenario scenario{.residency = Residency::kShared, .phase = Phase::kPolicyUpdate, .in_flight = 2};
   scenario.engine.timeout = 20ms;
   scenario.engine.ballot_timeout = 20s;  // a busy machine is no fault
   scenario.engine.attempts = 1;
@@ -141,7 +141,7 @@ TEST(FaultsOnThreads, ThatEndAStageLeaveNothingHalfApplied) {
     scenario.seed = static_cast<std::uint64_t>(seed);
     try {
       execute(scenario);
-    } catch (const StageFailed& error) {
+    } catch (const PhaseFailed& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr("micro-step"));
       ++failed;
     }

@@ -1,4 +1,4 @@
-// Every residency × stage × path × order on several seeds: the results are those of the float64 reference, and the
+// Every residency × phase × path × order on several seeds: the results are those of the float64 reference, and the
 // same bits however copies are timed.
 
 #include "execution.h"
@@ -10,13 +10,13 @@ constexpr double kFloat32Bound = 1e-5;
 
 std::vector<Scenario> scenarios() {
   std::vector<Scenario> all;
-  for (const Stage stage : {Stage::kRecompute, Stage::kPolicyUpdate}) {
+  for (const Phase phase : {Phase::kRecompute, Phase::kPolicyUpdate}) {
     for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared, Residency::kFree}) {
       for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost, PathChoice::kPeer}) {
         for (const int in_flight : {1, 2, 3}) {
-          if (residency == Residency::kFree && (stage == Stage::kPolicyUpdate || path == PathChoice::kPeer)) continue;
-          if (stage == Stage::kRecompute && in_flight > 1) continue;
-          all.push_back({.residency = residency, .stage = stage, .in_flight = in_flight, .path = path});
+          if (residency == Residency::kFree && (phase == Phase::kPolicyUpdate || path == PathChoice::kPeer)) continue;
+          if (phase == Phase::kRecompute && in_flight > 1) continue;
+          all.push_back({.residency = residency, .phase = phase, .in_flight = in_flight, .path = path});
         }
       }
     }
@@ -24,14 +24,14 @@ std::vector<Scenario> scenarios() {
   return all;
 }
 
-TEST(ExecutionOnThreads, IsTheReferenceInEveryResidencyStagePathAndOrder) {
+TEST(ExecutionOnThreads, IsTheReferenceInEveryResidencyPhasePathAndOrder) {
   for (Scenario scenario : scenarios()) {
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
       scenario.seed = seed;
       const Execution execution = execute(scenario);
       const ReferenceResult reference = reference_of(scenario, execution);
       EXPECT_LE(largest_error(execution, reference, scenario), kFloat32Bound) << scenario.name();
-      if (scenario.stage == Stage::kPolicyUpdate) {
+      if (scenario.phase == Phase::kPolicyUpdate) {
         EXPECT_NEAR(execution.ranks[0].loss, reference.loss, 1e-5 * reference.loss) << scenario.name();
       }
       for (const RankResult& rank : execution.ranks) EXPECT_EQ(rank.figures.fallbacks, 0);
@@ -42,7 +42,7 @@ TEST(ExecutionOnThreads, IsTheReferenceInEveryResidencyStagePathAndOrder) {
 TEST(ExecutionOnThreads, RowsWithoutARouteFindTheirExpertsWhereHomesHoldOthers) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const Scenario scenario{
-        .seed = seed, .missing = 0.5, .residency = Residency::kFree, .stage = Stage::kRecompute, .guest_slots = 1};
+        .seed = seed, .missing = 0.5, .residency = Residency::kFree, .phase = Phase::kRecompute, .guest_slots = 1};
     const Execution execution = execute(scenario);
     EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound) << scenario.name();
   }
@@ -67,8 +67,8 @@ TEST(ExecutionOnThreads, GivesTheSameBitsWithOverlapOrWithout) {
 }
 
 TEST(ExecutionOnThreads, VanillaIsTheReferenceToo) {
-  for (const Stage stage : {Stage::kRecompute, Stage::kPolicyUpdate}) {
-    const Scenario scenario{.policy = "vanilla", .stage = stage};
+  for (const Phase phase : {Phase::kRecompute, Phase::kPolicyUpdate}) {
+    const Scenario scenario{.policy = "vanilla", .phase = phase};
     const Execution execution = execute(scenario);
     EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound);
     EXPECT_EQ(execution.schedule.copies.size(), 0U);
@@ -77,7 +77,7 @@ TEST(ExecutionOnThreads, VanillaIsTheReferenceToo) {
 
 TEST(ExecutionOnThreads, OutputsAreVanillasToTheBitWhereRowsDoNotDependOnTheirPosition) {
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
-    Scenario scenario{.residency = residency, .stage = Stage::kRecompute, .position_independent = true};
+    Scenario scenario{.residency = residency, .phase = Phase::kRecompute, .position_independent = true};
     const Execution balanced = execute(scenario);
     scenario.policy = "vanilla";
     const Execution vanilla = execute(scenario);
@@ -114,7 +114,7 @@ TEST(ExecutionOnThreads, GuestMemoryIsWhatWasPredicted) {
     const Execution execution = execute(scenario);
     const GuestMemory predicted =
         guest_memory(execution.plan, swiglu_layout(scenario.hidden, scenario.intermediate),
-                     {.stage = scenario.stage, .path = scenario.path, .depth = scenario.depth});
+                     {.phase = scenario.phase, .path = scenario.path, .depth = scenario.depth});
     for (const RankResult& rank : execution.ranks) {
       EXPECT_EQ(rank.figures.guest_weights, predicted.weights) << scenario.name();
       EXPECT_EQ(rank.figures.guest_gradients, predicted.gradients) << scenario.name();

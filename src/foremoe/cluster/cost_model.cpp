@@ -65,27 +65,27 @@ CostModel::CostModel(Cluster cluster, ModelShape model, CostOptions options)
   expect_sensible(options_);
 }
 
-double CostModel::seconds(const Product& product, Direction direction) const {
+double CostModel::seconds(const Product& product, Pass direction) const {
   const double rate = cluster_.flops_per_second * product.efficiency;
   const auto roofline = [&](double flops, double bytes) {
     return std::max(flops / rate, bytes / cluster_.memory_bytes_per_second);
   };
   const double weights = product.parameters * options_.bytes_per_parameter;
   const double forward = roofline(product.flops, weights + product.row_bytes);
-  if (direction == Direction::kForward) return forward;
+  if (direction == Pass::kForward) return forward;
   // Rows' gradients read the weights, weights' gradients are added to what is there; both read and write rows.
   const double gradients = product.parameters * 2 * options_.bytes_per_gradient;
   const double backward = roofline(product.backward_flops * product.flops, weights + gradients + 2 * product.row_bytes);
   return backward + (options_.recompute_activations ? forward : 0);
 }
 
-double CostModel::moving(double bytes, int kernels, Direction direction) const {
+double CostModel::moving(double bytes, int kernels, Pass direction) const {
   const double once = bytes / cluster_.memory_bytes_per_second + kernels * cluster_.kernel_seconds;
-  if (direction == Direction::kForward) return once;
+  if (direction == Pass::kForward) return once;
   return once * (options_.recompute_activations ? 3 : 2);
 }
 
-double CostModel::attention(double tokens, Direction direction) const {
+double CostModel::attention(double tokens, Pass direction) const {
   const AttentionShape& shape = model_.attention;
   const double row_bytes = tokens * options_.bytes_per_parameter;
   const double parameters = as_double(model_.attention_parameters());
@@ -101,7 +101,7 @@ double CostModel::attention(double tokens, Direction direction) const {
          moving(kResidualPasses * row_bytes * model_.hidden, kDenseKernels, direction);
 }
 
-double CostModel::feed_forward(double tokens, double parameters, double intermediate, Direction direction) const {
+double CostModel::feed_forward(double tokens, double parameters, double intermediate, Pass direction) const {
   const double row_bytes = tokens * options_.bytes_per_parameter;
   const Product product{.flops = 2 * parameters * tokens,
                         .parameters = parameters,
@@ -111,7 +111,7 @@ double CostModel::feed_forward(double tokens, double parameters, double intermed
          moving(kActivationPasses * row_bytes * intermediate, kFeedForwardKernels, direction);
 }
 
-double CostModel::dense(Tokens tokens, Direction direction) const {
+double CostModel::dense(Tokens tokens, Pass direction) const {
   if (tokens.value == 0) return 0;
   const double n = as_double(tokens.value);
   const double router = as_double(model_.router_parameters());
@@ -129,7 +129,7 @@ double CostModel::dense(Tokens tokens, Direction direction) const {
   return total;
 }
 
-double CostModel::other_layers(Tokens tokens, Direction direction) const {
+double CostModel::other_layers(Tokens tokens, Pass direction) const {
   if (tokens.value == 0) return 0;
   const double n = as_double(tokens.value);
   const double head = as_double(model_.head_parameters());
@@ -146,7 +146,7 @@ double CostModel::other_layers(Tokens tokens, Direction direction) const {
   return total;
 }
 
-double CostModel::experts(std::span<const Tokens> replicas, Direction direction) const {
+double CostModel::experts(std::span<const Tokens> replicas, Pass direction) const {
   std::int64_t rows = 0;
   std::int64_t padded_rows = 0;
   std::int64_t running = 0;
@@ -202,14 +202,14 @@ Bytes CostModel::activations_per_token() const {
 
 Bytes CostModel::activations_per_row() const {
   if (options_.recompute_activations) return Bytes{0};
-  return working_memory_per_row(Direction::kForward);
+  return working_memory_per_row(Pass::kForward);
 }
 
-Bytes CostModel::working_memory_per_row(Direction direction) const {
+Bytes CostModel::working_memory_per_row(Pass direction) const {
   // The row as received and as returned; gate, up and their product. In a backward the gradient of each, and of what
   // was not kept the thing itself.
   const std::int64_t elements = std::int64_t{2} * model_.hidden + std::int64_t{3} * model_.intermediate;
-  const bool both = direction == Direction::kBackward && options_.recompute_activations;
+  const bool both = direction == Pass::kBackward && options_.recompute_activations;
   return Bytes{elements * options_.bytes_per_parameter * (both ? 2 : 1)};
 }
 
@@ -227,7 +227,7 @@ Bytes CostModel::rank_state(int num_experts_per_layer, int num_ranks) const {
 CostModel::HiddenCopies CostModel::hidden_copies(Tokens tokens_per_rank) const {
   // One replica with all rows: no placement computes the same rows in less time, so what is hidden here is always.
   const Tokens assignments{tokens_per_rank.value * model_.top_k};
-  const double window = dense(tokens_per_rank, Direction::kForward) + experts({&assignments, 1}, Direction::kForward);
+  const double window = dense(tokens_per_rank, Pass::kForward) + experts({&assignments, 1}, Pass::kForward);
   const auto copies = [&](const LinkSpeed& link, double bytes_per_second) {
     const double bytes = (window - link.latency_seconds) * bytes_per_second;
     constexpr double kMost = 1 << 20;  // far more than experts there are

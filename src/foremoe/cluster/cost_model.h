@@ -16,6 +16,7 @@
 
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/cluster/model_shape.h"
+#include "foremoe/core/ids.h"
 #include "foremoe/core/units.h"
 
 namespace foremoe {
@@ -29,8 +30,6 @@ struct CostOptions {
   int optimizer_shards = 1;                // data-parallel ranks that share one expert's optimizer state, ≥ 1
   bool shares_uplink = true;               // host path and network cards meet at the switch
 };
-
-enum class Direction : std::uint8_t { kForward, kBackward };
 
 // Rows of one rank in one exchange; rows that stay on their rank are in none.
 struct RankRows {
@@ -51,14 +50,14 @@ class CostModel {
 
   // Seconds on one rank, one layer.
   double dense(Tokens tokens,
-               Direction direction) const;  // attention, norms, router, shared experts; tokens of the rank
-  double experts(std::span<const Tokens> replicas, Direction direction) const;  // [replica], assignments; 0: not run
-  double exchange(const RankRows& rows) const;                                  // dispatch or combine, this rank's part
+               Pass direction) const;  // attention, norms, router, shared experts; tokens of the rank
+  double experts(std::span<const Tokens> replicas, Pass direction) const;  // [replica], assignments; 0: not run
+  double exchange(const RankRows& rows) const;                             // dispatch or combine, this rank's part
   // Seconds on one rank of what a micro-step runs besides its MoE layers: dense layers and the output head.
-  double other_layers(Tokens tokens, Direction direction) const;
+  double other_layers(Tokens tokens, Pass direction) const;
   // How often rows go there and back in a pass: once, and once more where a backward begins with a forward.
-  int round_trips(Direction direction) const {
-    return direction == Direction::kBackward && options_.recompute_activations ? 2 : 1;
+  int round_trips(Pass direction) const {
+    return direction == Pass::kBackward && options_.recompute_activations ? 2 : 1;
   }
   double optimizer(int num_experts) const;  // one step of so many home experts, their layers together
 
@@ -68,7 +67,7 @@ class CostModel {
   Bytes row() const;                    // of one row in an exchange
   Bytes activations_per_token() const;  // kept from forward to backward, per token and layer, without rows of experts
   Bytes activations_per_row() const;    // the same per assignment
-  Bytes working_memory_per_row(Direction direction = Direction::kBackward) const;  // held while a layer runs, the same
+  Bytes working_memory_per_row(Pass direction = Pass::kBackward) const;  // held while a layer runs, the same
   // Weights, gradients and optimizer of one rank, all layers: its home experts, and all that is not a routed expert,
   // the optimizer of which the num_ranks ranks share.
   Bytes rank_state(int num_experts_per_layer, int num_ranks) const;
@@ -91,10 +90,10 @@ class CostModel {
     double efficiency = 1;
     double backward_flops = 2;  // times forward's
   };
-  double seconds(const Product& product, Direction direction) const;
-  double moving(double bytes, int kernels, Direction direction) const;  // what is bound by memory alone
-  double attention(double tokens, Direction direction) const;
-  double feed_forward(double tokens, double parameters, double intermediate, Direction direction) const;
+  double seconds(const Product& product, Pass direction) const;
+  double moving(double bytes, int kernels, Pass direction) const;  // what is bound by memory alone
+  double attention(double tokens, Pass direction) const;
+  double feed_forward(double tokens, double parameters, double intermediate, Pass direction) const;
 
   Cluster cluster_;
   ModelShape model_;

@@ -55,19 +55,19 @@ ModelShape small_model() {
 
 CostModel small(CostOptions options = {.sequence_tokens = 50}) { return {round_cluster(), small_model(), options}; }
 
-double experts(const CostModel& cost, const std::vector<int>& loads, Direction direction = Direction::kForward) {
+double experts(const CostModel& cost, const std::vector<int>& loads, Pass direction = Pass::kForward) {
   std::vector<Tokens> replicas;
   for (const int load : loads) replicas.emplace_back(load);
   return cost.experts(replicas, direction);
 }
 
-constexpr std::array kBoth = {Direction::kForward, Direction::kBackward};
+constexpr std::array kBoth = {Pass::kForward, Pass::kBackward};
 
 // Every cost in seconds, of a rank with so many tokens.
 std::vector<std::pair<std::string, double>> all_seconds(const CostModel& cost, int tokens) {
   std::vector<std::pair<std::string, double>> seconds;
-  for (const Direction direction : kBoth) {
-    const std::string pass = direction == Direction::kForward ? " forward" : " backward";
+  for (const Pass direction : kBoth) {
+    const std::string pass = direction == Pass::kForward ? " forward" : " backward";
     seconds.emplace_back("dense" + pass, cost.dense(Tokens{tokens}, direction));
     seconds.emplace_back("other layers" + pass, cost.other_layers(Tokens{tokens}, direction));
     seconds.emplace_back("experts" + pass, experts(cost, {tokens, tokens / 2, tokens / 5, 0}, direction));
@@ -104,22 +104,21 @@ TEST(CostModel, ExpertsBoundByMemoryTakeTheirBytes) {
 TEST(CostModel, ABackwardBoundByMemoryReadsAndWritesGradients) {
   Cluster cluster = round_cluster();
   cluster.memory_bytes_per_second = 1e9;
-  EXPECT_NEAR(experts({cluster, small_model()}, {20}, Direction::kBackward), (21.248 + 79.36 + 3 * 19.08) * kMicro,
-              1e-15);
+  EXPECT_NEAR(experts({cluster, small_model()}, {20}, Pass::kBackward), (21.248 + 79.36 + 3 * 19.08) * kMicro, 1e-15);
 }
 
 // Forward again, then twice its FLOPs; what moves rows runs three times.
 TEST(CostModel, ABackwardMultipliesTwiceThreeTimesWhereActivationsAreComputedAnew) {
-  EXPECT_NEAR(experts(small(), {20}, Direction::kBackward), 3 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
-  EXPECT_NEAR(experts(small({.recompute_activations = false}), {20}, Direction::kBackward),
+  EXPECT_NEAR(experts(small(), {20}, Pass::kBackward), 3 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
+  EXPECT_NEAR(experts(small({.recompute_activations = false}), {20}, Pass::kBackward),
               2 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
 }
 
 TEST(CostModel, WithoutRowsNothingRuns) {
   EXPECT_EQ(experts(small(), {}), 0);
   EXPECT_EQ(experts(small(), {0, 0}), 0);
-  EXPECT_EQ(small().dense(Tokens{0}, Direction::kBackward), 0);
-  EXPECT_EQ(small().other_layers(Tokens{0}, Direction::kForward), 0);
+  EXPECT_EQ(small().dense(Tokens{0}, Pass::kBackward), 0);
+  EXPECT_EQ(small().other_layers(Tokens{0}, Pass::kForward), 0);
   EXPECT_EQ(small().exchange({}), 0);
   EXPECT_EQ(small().optimizer(0), 0);
 }
@@ -135,9 +134,8 @@ TEST(CostModel, WithoutRowsNothingRuns) {
 TEST(CostModel, DenseIsItsProductsAttentionAndPasses) {
   const double products = 4.9152 + 0.2048 + 2.4576;
   const double moving = 1.28 + 7 + 0.192 + 3;
-  EXPECT_NEAR(small().dense(Tokens{100}, Direction::kForward), (products + 2.56 + moving) * kMicro, 1e-15);
-  EXPECT_NEAR(small().dense(Tokens{100}, Direction::kBackward), (3 * products + 3.5 * 2.56 + 3 * moving) * kMicro,
-              1e-15);
+  EXPECT_NEAR(small().dense(Tokens{100}, Pass::kForward), (products + 2.56 + moving) * kMicro, 1e-15);
+  EXPECT_NEAR(small().dense(Tokens{100}, Pass::kBackward), (3 * products + 3.5 * 2.56 + 3 * moving) * kMicro, 1e-15);
 }
 
 // The dense layer: attention as above without router and shared expert; 3 · 64 · 128 = 24576 parameters, so
@@ -145,7 +143,7 @@ TEST(CostModel, DenseIsItsProductsAttentionAndPasses) {
 // parameters, 2 · 6400 · 100 FLOPs 2.56 µs, one kernel.
 TEST(CostModel, OtherLayersAreDenseOnesAndTheHead) {
   const double layer = 4.9152 + 2.56 + 1.28 + 7 + 9.8304 + 0.768 + 3;
-  EXPECT_NEAR(small().other_layers(Tokens{100}, Direction::kForward), (layer + 2.56 + 1) * kMicro, 1e-15);
+  EXPECT_NEAR(small().other_layers(Tokens{100}, Pass::kForward), (layer + 2.56 + 1) * kMicro, 1e-15);
 }
 
 // A row is 64 · 2 = 128 bytes. To peers 30 rows at 10 GB/s, 0.384 µs, + 2; to other nodes 7 rows at 1 GB/s, 0.896 + 5.
@@ -178,7 +176,7 @@ TEST(CostModel, KeptActivationsAndWorkingMemoryAddUpToTheSameRows) {
   const Bytes row{(2 * 64 + 3 * 32) * 2};
   EXPECT_EQ(anew.activations_per_token(), Bytes{128}) << "the layer's input";
   EXPECT_EQ(anew.activations_per_row(), Bytes{0});
-  EXPECT_EQ(anew.working_memory_per_row(Direction::kForward), row);
+  EXPECT_EQ(anew.working_memory_per_row(Pass::kForward), row);
   EXPECT_EQ(anew.working_memory_per_row(), row + row) << "and the gradient of each";
   EXPECT_EQ(kept.activations_per_row() + kept.working_memory_per_row(), row + row);
   // 4 · 64 + (4 + 2) · 32 + 3 · 32 elements, and 8 scores of 4 bytes.
@@ -249,7 +247,7 @@ TEST(CostModel, CrumbsAreNeverCheaperThanTheWhole) {
     std::vector<int> pieces(1 + random.below(8));
     int whole = 0;
     for (int& piece : pieces) whole += piece = static_cast<int>(random.below(700));
-    for (const Direction direction : kBoth) {
+    for (const Pass direction : kBoth) {
       const double together = experts(cost, {whole}, direction);
       EXPECT_GE(experts(cost, pieces, direction), together * (1 - 1e-12)) << "on one rank";
       double apart = 0;
@@ -267,7 +265,7 @@ TEST(CostModel, ALayerOfQwen3TakesItsActiveParametersOnAnH100) {
   const ModelShape model = *find_model_shape("Qwen3-30B-A3B");
   const CostModel cost(find_cluster("h100"), model);
   const int tokens = 8192;
-  const double layer = cost.dense(Tokens{tokens}, Direction::kForward) +
+  const double layer = cost.dense(Tokens{tokens}, Pass::kForward) +
                        experts(cost, std::vector<int>(16, tokens * 8 / 16));  // a rank of eight, balanced
   const double active = 2 * (3.3e9 - 2 * 151936 * 2048.0) / 48 * tokens;
   const double bound = active / (989.4e12 * 0.65);

@@ -29,6 +29,8 @@ using LayerId = Id<struct LayerTag>;    // a MoE layer, counted in the order of 
 using MicroStepId = Id<struct MicroStepTag>;
 using EventId = Id<struct EventTag>;  // one (pass, micro-step) in execution order
 
+enum class Pass : std::uint8_t { kForward = 0, kBackward = 1 };
+
 inline constexpr ExpertId kNoExpert{-1};  // an empty slot; also a missing entry of a route
 
 static_assert(sizeof(ExpertId) == 4, "arrays of ids are read and written as I32");

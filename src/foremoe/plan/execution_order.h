@@ -6,14 +6,11 @@
 // micro-steps. With K > 1 each pass is an event, in the order of 1F1B:
 //   F0 … F(K−1) B0 F(K) B1 … B(M−1)
 
-#include <cstdint>
 #include <vector>
 
 #include "foremoe/core/ids.h"
 
 namespace foremoe {
-
-enum class Pass : std::uint8_t { kForward = 0, kBackward = 1 };
 
 struct ExecutionOrder {
   int num_micro_steps = 0;

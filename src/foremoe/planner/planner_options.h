@@ -11,7 +11,7 @@
 
 namespace foremoe {
 
-struct Stages {
+struct PlannerStages {
   bool base = true;         // B: homes (with rehome) and the guests that the step begins with
   bool relocation = true;   // L: whole experts
   bool replication = true;  // P: guests where the bottleneck is
@@ -26,7 +26,7 @@ struct PlannerOptions {
   int guest_slots = 1;  // G ≥ 0
   Residency residency = Residency::kResident;
   int in_flight = 1;  // K ≥ 1
-  Stages stages;
+  PlannerStages stages;
   int rehome = 0;  // home moves permitted per layer; kNoLimit: free
   Prefer prefer = Prefer::kBalance;
   // A micro-step is balanced at a largest rank load of max(⌈mean⌉, ⌊(1 + tolerance)·mean⌋). None: default_tolerance().

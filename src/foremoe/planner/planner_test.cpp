@@ -18,7 +18,7 @@ using test::load_of;
 using test::plan_checked;
 using test::Planned;
 
-constexpr Stages kNoStage{.base = false, .relocation = false, .replication = false, .tokens = false};
+constexpr PlannerStages kNoStage{.base = false, .relocation = false, .replication = false, .tokens = false};
 
 // The largest rank load of every pair is the least that the replicas there in all passes permit.
 void expect_exact(const StepPlan& plan, const LoadTable& load) {
@@ -205,7 +205,7 @@ TEST_P(EachResidency, KeepsHomesThatAreAnywhere) {
   EXPECT_EQ(planned.figures.home_moves, 0);
 }
 
-TEST(Stages, WithoutTokenAssignmentSplitEveryExpertEquallyOverWhoeverServesIt) {
+TEST(PlannerStages, WithoutTokenAssignmentSplitEveryExpertEquallyOverWhoeverServesIt) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 12}, 9);
   for (const Residency residency : test::kAllResidencies) {
     PlannerOptions options{.guest_slots = 2, .residency = residency};
@@ -228,7 +228,7 @@ TEST(Stages, WithoutTokenAssignmentSplitEveryExpertEquallyOverWhoeverServesIt) {
   }
 }
 
-TEST(Stages, RelocationAloneMovesWholeExperts) {
+TEST(PlannerStages, RelocationAloneMovesWholeExperts) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 24}, 9);
   for (const Residency residency : {Residency::kResident, Residency::kShared}) {
     PlannerOptions options{.guest_slots = 2, .residency = residency, .stages = kNoStage};
@@ -248,7 +248,7 @@ TEST(Stages, RelocationAloneMovesWholeExperts) {
   }
 }
 
-TEST(Stages, ReplicationOffLeavesTheGuestsThatTheStepBeganWith) {
+TEST(PlannerStages, ReplicationOffLeavesTheGuestsThatTheStepBeganWith) {
   const LoadTable load = bursty_load({.ranks = 8, .experts = 32}, 9);
   PlannerOptions options{.guest_slots = 2};
   options.stages.relocation = options.stages.replication = false;
@@ -264,7 +264,7 @@ TEST(Stages, ReplicationOffLeavesTheGuestsThatTheStepBeganWith) {
   }
 }
 
-TEST(Stages, EachEarnsItsPlace) {
+TEST(PlannerStages, EachEarnsItsPlace) {
   double all = 0;
   double without_tokens = 0;
   double without_replication = 0;

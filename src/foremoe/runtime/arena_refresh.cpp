@@ -46,7 +46,7 @@ class Staging {
 // What ranks must send because whoever writes it cannot read it. One layer at a time bounds the memory.
 class Messages {
  public:
-  Messages(const StageParts& parts, const PeerHomes& homes, Communicator& communicator, Staging& staging)
+  Messages(const PhaseParts& parts, const PeerHomes& homes, Communicator& communicator, Staging& staging)
       : parts_(parts), homes_(homes), communicator_(communicator), staging_(staging) {}
 
   void exchange_layer(LayerId layer, HostArena* arena, std::uint64_t version);
@@ -67,7 +67,7 @@ class Messages {
     }
   }
 
-  const StageParts& parts_;
+  const PhaseParts& parts_;
   const PeerHomes& homes_;
   Communicator& communicator_;
   Staging& staging_;
@@ -120,7 +120,7 @@ void Messages::exchange_layer(LayerId layer, HostArena* arena, std::uint64_t ver
 
 }  // namespace
 
-std::optional<HostArena> open_arena(const StageParts& parts, Communicator& communicator) {
+std::optional<HostArena> open_arena(const PhaseParts& parts, Communicator& communicator) {
   const Topology& topology = communicator.topology();
   const NodeId node = topology.node_of(communicator.rank());
   const RankId first_rank{topology.ranks_of(node).first};
@@ -141,7 +141,7 @@ std::optional<HostArena> open_arena(const StageParts& parts, Communicator& commu
   return arena;
 }
 
-void refresh_arena(const StageParts& parts, const PeerHomes& homes, HostArena* arena, std::uint64_t version,
+void refresh_arena(const PhaseParts& parts, const PeerHomes& homes, HostArena* arena, std::uint64_t version,
                    Communicator& communicator, Device& device) {
   const Topology& topology = communicator.topology();
   const RankId self = communicator.rank();

@@ -215,7 +215,7 @@ TEST_P(CommunicatorConformance, BlocksOfUnexpectedSizeAreAnErrorThatNamesBothRan
       std::string error;
       try {
         communicator.all_to_all_v({send.data(), send_bytes, receive.data(), receive_bytes}, device.stream());
-      } catch (const StageFailed& e) {
+      } catch (const PhaseFailed& e) {
         error = e.what();
       } catch (const PeerFailed&) {
         EXPECT_NE(me, last);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "foremoe/runtime/device.h"
-#include "foremoe/runtime/moe_stage.h"
+#include "foremoe/runtime/phase_executor.h"
 #include "foremoe/transfer/shared_memory.h"
 
 namespace foremoe {

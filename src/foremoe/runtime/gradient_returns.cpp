@@ -57,7 +57,7 @@ std::vector<GuestGradients::Guest> GuestGradients::take_all(LayerId layer) {
   return take(layer, [](ExpertId, int, int) { return true; });
 }
 
-GradientReturns::GradientReturns(const StageParts& parts, const SlotPool& pool, Communicator& communicator,
+GradientReturns::GradientReturns(const PhaseParts& parts, const SlotPool& pool, Communicator& communicator,
                                  Device& device)
     : parts_(parts),
       pool_(pool),

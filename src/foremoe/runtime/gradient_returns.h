@@ -49,13 +49,13 @@ class GuestGradients {
 // Collective: these guests' gradients are added to their homes'. Returns what this rank sent.
 class GradientReturns {
  public:
-  GradientReturns(const StageParts& parts, const SlotPool& pool, Communicator& communicator, Device& device);
+  GradientReturns(const PhaseParts& parts, const SlotPool& pool, Communicator& communicator, Device& device);
   Bytes send_home(LayerId layer, std::span<const GuestGradients::Guest> guests);
 
  private:
   void add_to_homes(LayerId layer, std::span<const GuestGradients::Guest> guests, const float* received);
 
-  StageParts parts_;
+  PhaseParts parts_;
   const SlotPool& pool_;
   Communicator& communicator_;
   Device& device_;

@@ -30,7 +30,7 @@ Bytes floats(std::int64_t n) { return Bytes{std::max<std::int64_t>(n, 1) * stati
 
 void expect(const char* field, std::size_t found, int wanted) {
   if (found == static_cast<std::size_t>(wanted)) return;
-  throw InputError({.field = field}, fmt::format("the stage is for {}, the step has {}", found, wanted));
+  throw InputError({.field = field}, fmt::format("the phase is for {}, the step has {}", found, wanted));
 }
 
 }  // namespace
@@ -85,20 +85,20 @@ ModelStep::ModelStep(const Parts& parts, const TurnOrder& order)
   }
 }
 
-double ModelStep::run(MoeStage& stage, const MoeModel::Work& work) {
+double ModelStep::run(PhaseExecutor& phase, const MoeModel::Work& work) {
   double loss = 0;
   for (int t = 0; t < order_.size(); ++t) {
     const TurnId turn{t};
-    stage.begin(turn);
+    phase.begin(turn);
     if (work) work(order_[turn]);
     const At here = at(order_[turn]);
     const int layer = here.turn.layer.value;
     if (here.turn.pass == Pass::kForward) {
       if (layer == 0) begin_micro_step(here);
-      forward(stage, turn, here);
+      forward(phase, turn, here);
     } else {
       if (layer == parts_.size.layers - 1) loss += begin_backward(here);
-      backward(stage, turn, here);
+      backward(phase, turn, here);
     }
   }
   return loss;
@@ -161,7 +161,7 @@ void ModelStep::pick_missing(const At& at) {
   }
 }
 
-void ModelStep::forward(MoeStage& stage, TurnId turn, const At& at) {
+void ModelStep::forward(PhaseExecutor& phase, TurnId turn, const At& at) {
   const int l = at.turn.layer.value;
   const MicroStep& micro_step = at.micro_step;
   Layer& layer = at.layer;
@@ -174,7 +174,7 @@ void ModelStep::forward(MoeStage& stage, TurnId turn, const At& at) {
                                layer.weight.floats());
   parts_.device.copy(reinterpret_cast<std::byte*>(out), reinterpret_cast<const std::byte*>(in),
                      values(micro_step) * sizeof(float));
-  stage.forward(turn,
+  phase.forward(turn,
                 {.routes = layer.routes, .picked = layer.picked, .x = in, .weight = layer.weight.floats(), .y = out});
 
   if (!parts_.tokens.keep_results) return;
@@ -195,11 +195,11 @@ double ModelStep::begin_backward(const At& at) {
                                      dy_.floats());
 }
 
-void ModelStep::backward(MoeStage& stage, TurnId turn, const At& at) {
+void ModelStep::backward(PhaseExecutor& phase, TurnId turn, const At& at) {
   const int l = at.turn.layer.value;
   const Layer& layer = at.layer;
   parts_.device.copy(dx_.data(), dy_.data(), values(at.micro_step) * sizeof(float));
-  stage.backward(turn, {.dy = dy_.floats(), .dx = dx_.floats(), .d_weight = d_weight_.floats()});
+  phase.backward(turn, {.dy = dy_.floats(), .dx = dx_.floats(), .d_weight = d_weight_.floats()});
   parts_.device.router_backward(x(at.micro_step, l), at.router, plain(layer.used()), parts_.size.top_k,
                                 parts_.size.shape.hidden, layer.weight.floats(), d_weight_.floats(), dx_.floats(),
                                 parts_.router.gradients + (at.router - parts_.router.weights));

@@ -1,9 +1,9 @@
 #pragma once
 
-// One step of a model on one rank: the loop over a stage's turns, and what layers keep from forward to backward.
+// One step of a model on one rank: the loop over a phase's turns, and what layers keep from forward to backward.
 //
 // Memory. Micro-steps in flight take turns in a ring. Each keeps the input of every layer, the router's weights and the
-// routes; forward-only stages keep none and alternate between two inputs. All is allocated at construction, for the
+// routes; forward-only phases keep none and alternate between two inputs. All is allocated at construction, for the
 // largest micro-step of this rank.
 
 #include <vector>
@@ -37,7 +37,7 @@ class ModelStep {
   ModelStep(const Parts& parts, const TurnOrder& order);
 
   // Takes all turns; this rank's part of the loss.
-  double run(MoeStage& stage, const MoeModel::Work& work);
+  double run(PhaseExecutor& phase, const MoeModel::Work& work);
   StepResults take_results() { return std::move(results_); }
 
  private:
@@ -65,9 +65,9 @@ class ModelStep {
   std::size_t values(const MicroStep& micro_step) const;  // in [tokens][hidden]
   void begin_micro_step(const At& at);
   void pick_missing(const At& at);
-  void forward(MoeStage& stage, TurnId turn, const At& at);
+  void forward(PhaseExecutor& phase, TurnId turn, const At& at);
   double begin_backward(const At& at);
-  void backward(MoeStage& stage, TurnId turn, const At& at);
+  void backward(PhaseExecutor& phase, TurnId turn, const At& at);
   void draw_to(float* memory, const TensorKey& key, std::size_t n);
   std::vector<float> on_host(const float* memory, std::size_t n);
 

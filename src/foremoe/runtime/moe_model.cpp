@@ -141,19 +141,19 @@ Bytes MoeModel::move_homes(ArrayView<const RankId, 2> home) {
   return Bytes{sum(s.communicator, sent.value)};
 }
 
-double MoeModel::run(MoeStage& stage, const StepTokens& tokens, const Work& work) {
+double MoeModel::run(PhaseExecutor& phase, const StepTokens& tokens, const Work& work) {
   State& s = *state_;
   ModelStep step({.size = s.size,
                   .tokens = tokens,
                   .router = {.weights = s.router.floats(), .gradients = s.router_gradient.floats()},
                   .communicator = s.communicator,
                   .device = s.device},
-                 stage.order());
-  const double loss = step.run(stage, work);
+                 phase.order());
+  const double loss = step.run(phase, work);
   std::vector<LayerId> layers;
   for (int l = 0; l < s.size.layers; ++l) layers.emplace_back(l);
-  stage.drain(layers);
-  stage.finish();
+  phase.drain(layers);
+  phase.finish();
   s.results = step.take_results();
   return sum(s.communicator, loss);
 }

@@ -14,7 +14,7 @@
 #include "foremoe/runtime/communicator.h"
 #include "foremoe/runtime/device.h"
 #include "foremoe/runtime/expert_store.h"
-#include "foremoe/runtime/moe_stage.h"
+#include "foremoe/runtime/phase_executor.h"
 #include "foremoe/runtime/replay_routes.h"
 
 namespace foremoe {
@@ -54,7 +54,7 @@ class MoeModel {
   void zero_gradients();
   // Collective: reduces router gradients, then steps experts and routers. On return the weights are final.
   void optimize(const Optimizer& optimizer);
-  // Collective, while no stage is bound. Experts whose home changed travel with weights and optimizer state; the bytes
+  // Collective, while no phase is bound. Experts whose home changed travel with weights and optimizer state; the bytes
   // sent by all ranks. Gradients of the layers that change are zeroed.
   Bytes move_homes(ArrayView<const RankId, 2> home);
 
@@ -63,10 +63,10 @@ class MoeModel {
     int micro_steps = 0;
     bool keep_results = false;  // outputs, input gradients and routes used, of all micro-steps, in host memory
   };
-  // Runs all turns of the bound stage with `work` before each layer, and ends the stage; the loss of the step, of all
-  // ranks (0 when forward only). Throws InputError when the stage is of another number of layers or micro-steps.
+  // Runs all turns of the bound phase with `work` before each layer, and ends the phase; the loss of the step, of all
+  // ranks (0 when forward only). Throws InputError when the phase is of another number of layers or micro-steps.
   using Work = std::function<void(const Turn&)>;
-  double run(MoeStage& stage, const StepTokens& tokens, const Work& work);
+  double run(PhaseExecutor& phase, const StepTokens& tokens, const Work& work);
 
   // On the host. Gradients add up until zero_gradients(); the first two and routes_used() are of the last run, if it
   // was to keep them.

@@ -22,7 +22,7 @@ struct Training {
   const LoadTable& load;
   const ReplayRoutes& routes;
   ModelSize size;
-  Stage stage = Stage::kPolicyUpdate;
+  Phase phase = Phase::kPolicyUpdate;
   Optimizer optimizer;
 };
 
@@ -64,31 +64,31 @@ void train_rank(const Training& training, const std::vector<const StepPlan*>& pl
     const StepPlan& plan = *plans[step];
     const Bytes moved = model.move_homes(plan.home);
     const ExpertLayout layout = swiglu_layout(size.shape.hidden, size.shape.intermediate);
-    const TransferSchedule schedule = make_transfer_schedule(plan, layout, {.stage = training.stage});
+    const TransferSchedule schedule = make_transfer_schedule(plan, layout, {.phase = training.phase});
     model.zero_gradients();
     {
-      MoeStage stage({.load = training.load,
-                      .plan = plan,
-                      .schedule = schedule,
-                      .layout = layout,
-                      .shape = size.shape,
-                      .without_route = rows_without_route(training.routes, training.load)},
-                     model.homes(), communicator, device,
-                     {.engine = {.version = step + 1}, .most_tokens = most_tokens});
+      PhaseExecutor phase({.load = training.load,
+                           .plan = plan,
+                           .schedule = schedule,
+                           .layout = layout,
+                           .shape = size.shape,
+                           .without_route = rows_without_route(training.routes, training.load)},
+                          model.homes(), communicator, device,
+                          {.engine = {.version = step + 1}, .most_tokens = most_tokens});
       const double loss = model.run(
-          stage, {.routes = training.routes, .micro_steps = micro_steps, .keep_results = true}, MoeModel::Work());
+          phase, {.routes = training.routes, .micro_steps = micro_steps, .keep_results = true}, MoeModel::Work());
       if (rank == RankId{0}) {
         result.loss.push_back(loss);
         result.moved += moved;
       }
     }
-    if (training.stage == Stage::kPolicyUpdate) model.optimize(training.optimizer);
+    if (training.phase == Phase::kPolicyUpdate) model.optimize(training.optimizer);
   }
 
   for (int m = 0; m < micro_steps; ++m) {
     const MicroStepId micro_step{m};
     result.output(m, rank) = model.output(micro_step);
-    if (training.stage == Stage::kPolicyUpdate) result.input_gradient(m, rank) = model.input_gradient(micro_step);
+    if (training.phase == Phase::kPolicyUpdate) result.input_gradient(m, rank) = model.input_gradient(micro_step);
     for (int l = 0; l < size.layers; ++l) result.routes(m, rank, l) = model.routes_used(micro_step, LayerId{l});
   }
   for (int l = 0; l < size.layers; ++l) {
@@ -143,7 +143,7 @@ ReferenceStep reference_step(const Trained& trained, bool backward) {
 }
 
 void expect_equal_to_reference(const Training& training, const Trained& trained) {
-  const bool backward = training.stage == Stage::kPolicyUpdate;
+  const bool backward = training.phase == Phase::kPolicyUpdate;
   ThreadPool pool(1);
   const ReferenceResult reference = ReferenceModel(training.size).run(reference_step(trained, backward), pool);
   for (int m = 0; m < training.load.num_micro_steps(); ++m) {
@@ -200,7 +200,7 @@ Array<RankId, 2> reversed_homes(const StepPlan& plan) {
 struct PlanKind {
   const char* name;
   test::PlanShape shape;
-  Stage stage = Stage::kPolicyUpdate;
+  Phase phase = Phase::kPolicyUpdate;
 };
 
 void PrintTo(const PlanKind& kind, std::ostream* out) { *out << kind.name; }
@@ -216,8 +216,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, MoeModelThread,
                                          PlanKind{"shared", {.residency = Residency::kShared}},
                                          PlanKind{"vanilla_two_in_flight", {.guest_slots = 0, .in_flight = 2}},
                                          PlanKind{"resident_three_in_flight", {.guest_slots = 2, .in_flight = 3}},
-                                         PlanKind{"vanilla_recompute", {.guest_slots = 0}, Stage::kRecompute},
-                                         PlanKind{"resident_recompute", {.guest_slots = 2}, Stage::kRecompute}),
+                                         PlanKind{"vanilla_recompute", {.guest_slots = 0}, Phase::kRecompute},
+                                         PlanKind{"resident_recompute", {.guest_slots = 2}, Phase::kRecompute}),
                          name_of);
 
 TEST_P(MoeModelThread, DealtLoadsGiveTheReferencesResults) {
@@ -225,7 +225,7 @@ TEST_P(MoeModelThread, DealtLoadsGiveTheReferencesResults) {
   load.top_k = 2;
   const auto routes = dealt_routes(load);
   const Training training{
-      .load = load, .routes = *routes, .size = small_size(load, 2, 5), .stage = GetParam().stage, .optimizer = {}};
+      .load = load, .routes = *routes, .size = small_size(load, 2, 5), .phase = GetParam().phase, .optimizer = {}};
   const StepPlan plan = test::random_plan(load, GetParam().shape, 3);
   expect_equal_to_reference(training, train(training, {&plan}));
 }
@@ -236,7 +236,7 @@ TEST_P(MoeModelThread, RecordedRoutesWithRowsThatHaveNoneGiveTheReferencesResult
   const Training training{.load = batched.load,
                           .routes = *routes,
                           .size = small_size(batched.load, batched.trace.top_k, 6),
-                          .stage = GetParam().stage,
+                          .phase = GetParam().phase,
                           .optimizer = {}};
   const StepPlan plan = test::random_plan(batched.load, GetParam().shape, 4);
   const Trained trained = train(training, {&plan});
@@ -303,7 +303,7 @@ TEST(MoeModelThreads, ExpertsThatLeaveTheirHomesInARecomputeGiveTheReferencesRes
   load.top_k = 2;
   const auto routes = dealt_routes(load);
   const Training training{
-      .load = load, .routes = *routes, .size = small_size(load, 2, 7), .stage = Stage::kRecompute, .optimizer = {}};
+      .load = load, .routes = *routes, .size = small_size(load, 2, 7), .phase = Phase::kRecompute, .optimizer = {}};
   const StepPlan plan = test::random_plan(load, {.residency = Residency::kFree}, 3);
   const StepPlan vanilla = test::random_plan(load, {.guest_slots = 0}, 0);
   const Trained once = train(training, {&plan});

@@ -13,7 +13,7 @@ std::atomic_ref<std::uint64_t> version_at(const std::byte* memory) {
 
 }  // namespace
 
-PeerHomes::PeerHomes(const StageParts& parts, const HomeExperts& homes, Communicator& communicator)
+PeerHomes::PeerHomes(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator)
     : plan_(parts.plan),
       num_segments_(parts.layout.num_segments()),
       version_(SharedMemory::create("version", Bytes{64})),

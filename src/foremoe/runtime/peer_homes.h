@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "foremoe/runtime/communicator.h"
-#include "foremoe/runtime/moe_stage.h"
+#include "foremoe/runtime/phase_executor.h"
 #include "foremoe/transfer/shared_memory.h"
 
 namespace foremoe {
@@ -17,7 +17,7 @@ namespace foremoe {
 class PeerHomes {
  public:
   // Collective. Shares the regions of `homes` for as long as this object lives.
-  PeerHomes(const StageParts& parts, const HomeExperts& homes, Communicator& communicator);
+  PeerHomes(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator);
   PeerHomes(const PeerHomes&) = delete;
   PeerHomes& operator=(const PeerHomes&) = delete;
 

@@ -10,15 +10,15 @@ namespace foremoe {
 namespace {
 
 struct Repeat {
-  StageFigures figures;
+  PhaseFigures figures;
   double loss = 0;
   double seconds = 0;  // of the slowest rank
 };
 
-// A model on this rank, and the stage run on it again and again.
+// A model on this rank, and the phase run on it again and again.
 class RankRun {
  public:
-  RankRun(const StageRun& run, Communicator& communicator, Device& device)
+  RankRun(const PhaseRun& run, Communicator& communicator, Device& device)
       : run_(run),
         communicator_(communicator),
         device_(device),
@@ -26,7 +26,7 @@ class RankRun {
                .layers = run.load.num_layers(),
                .ranks = run.load.num_ranks(),
                .experts = run.load.num_experts(),
-               .backward = run.schedule.stage == Stage::kPolicyUpdate},
+               .backward = run.schedule.phase == Phase::kPolicyUpdate},
         layout_(swiglu_layout(run.model.shape.hidden, run.model.shape.intermediate)),
         model_(run.model, run.initial_home, communicator, device, run.home_memory) {
     for (int m = 0; m < shape_.micro_steps; ++m) {
@@ -36,18 +36,18 @@ class RankRun {
     }
   }
 
-  StageOutcome run();
+  PhaseOutcome run();
 
  private:
   bool first() const { return communicator_.rank() == RankId{0}; }
   MoeModel::Work work(Timeline* timeline);
   Repeat repeat(bool overlap, bool bitwise, Timeline* timeline);
-  void repeat_first_step(StageOutcome& outcome);
-  void take_figures(const Repeat& repeat, StageOutcome& outcome);
+  void repeat_first_step(PhaseOutcome& outcome);
+  void take_figures(const Repeat& repeat, PhaseOutcome& outcome);
   TurnTable gather_turns(const std::vector<TurnFigures>& turns);
   double most(double value);
 
-  const StageRun& run_;
+  const PhaseRun& run_;
   Communicator& communicator_;
   Device& device_;
   const ResultShape shape_;
@@ -78,7 +78,7 @@ MoeModel::Work RankRun::work(Timeline* timeline) {
 Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
   device_.use_position_independent_rows(bitwise);
   model_.zero_gradients();
-  StageOptions options = run_.options;
+  PhaseOptions options = run_.options;
   options.engine.version = ++version_;
   options.overlap = overlap;
   options.most_tokens = most_tokens_;
@@ -87,16 +87,16 @@ Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
   const auto begin = std::chrono::steady_clock::now();
   Repeat result;
   {
-    MoeStage stage({.load = run_.load,
-                    .plan = run_.plan,
-                    .schedule = run_.schedule,
-                    .layout = layout_,
-                    .shape = run_.model.shape,
-                    .without_route = run_.without_route},
-                   model_.homes(), communicator_, device_, options);
-    result.loss = model_.run(stage, {.routes = run_.routes, .micro_steps = shape_.micro_steps, .keep_results = true},
+    PhaseExecutor phase({.load = run_.load,
+                         .plan = run_.plan,
+                         .schedule = run_.schedule,
+                         .layout = layout_,
+                         .shape = run_.model.shape,
+                         .without_route = run_.without_route},
+                        model_.homes(), communicator_, device_, options);
+    result.loss = model_.run(phase, {.routes = run_.routes, .micro_steps = shape_.micro_steps, .keep_results = true},
                              work(timeline));
-    result.figures = stage.figures();
+    result.figures = phase.figures();
   }
   result.seconds = most(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return result;
@@ -118,8 +118,8 @@ TurnTable RankRun::gather_turns(const std::vector<TurnFigures>& turns) {
   return table;
 }
 
-void RankRun::take_figures(const Repeat& repeat, StageOutcome& outcome) {
-  const StageFigures& f = repeat.figures;
+void RankRun::take_figures(const Repeat& repeat, PhaseOutcome& outcome) {
+  const PhaseFigures& f = repeat.figures;
   const auto total = [&](std::int64_t value) { return sum(communicator_, value); };
   outcome.step_seconds = repeat.seconds;
   outcome.transfer = {.copies = total(f.transfer.copies),
@@ -143,7 +143,7 @@ void keep_least(std::vector<TurnFigures>& least, const std::vector<TurnFigures>&
   }
 }
 
-void RankRun::repeat_first_step(StageOutcome& outcome) {
+void RankRun::repeat_first_step(PhaseOutcome& outcome) {
   std::vector<TurnFigures> least;
   double fastest = std::numeric_limits<double>::infinity();
   double loss = 0;
@@ -168,8 +168,8 @@ void RankRun::repeat_first_step(StageOutcome& outcome) {
   }
 }
 
-StageOutcome RankRun::run() {
-  StageOutcome outcome;
+PhaseOutcome RankRun::run() {
+  PhaseOutcome outcome;
   outcome.home_moves = model_.move_homes(run_.plan.home);
   if (run_.bitwise) {  // first, so that what is measured, gathered and optimized comes last
     std::vector<TurnFigures> plain;
@@ -196,7 +196,7 @@ StageOutcome RankRun::run() {
 
 }  // namespace
 
-StageOutcome run_stage(const StageRun& run, Communicator& communicator, Device& device) {
+PhaseOutcome run_phase(const PhaseRun& run, Communicator& communicator, Device& device) {
   return RankRun(run, communicator, device).run();
 }
 

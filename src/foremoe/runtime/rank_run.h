@@ -1,6 +1,6 @@
 #pragma once
 
-// What one rank executes for one policy and stage, and what comes out: the stage as often as is asked, the same every
+// What one rank executes for one policy and phase, and what comes out: the phase as often as is asked, the same every
 // time but for copies being overlapped or not, so that the least times can be taken and the results must be the same
 // bits; then an optimizer step, and further steps where they are asked for.
 
@@ -10,33 +10,33 @@
 #include <vector>
 
 #include "foremoe/runtime/moe_model.h"
-#include "foremoe/runtime/moe_stage.h"
+#include "foremoe/runtime/phase_executor.h"
 #include "foremoe/runtime/run_figures.h"
 #include "foremoe/runtime/run_result.h"
 
 namespace foremoe {
 
 // The same on every rank, but for what observes it.
-struct StageRun {
+struct PhaseRun {
   const LoadTable& load;
   const StepPlan& plan;
   const TransferSchedule& schedule;
   const ReplayRoutes& routes;
-  std::vector<std::uint8_t> without_route;  // as StageParts has it; see rows_without_route()
+  std::vector<std::uint8_t> without_route;  // as PhaseParts has it; see rows_without_route()
   ModelSize model;
   HomeMemory home_memory = HomeMemory::kShared;
   ArrayView<const RankId, 2> initial_home;  // [layer][expert]; where the plan moved homes, experts move first
   Optimizer optimizer;
-  StageOptions options;                   // of every repeat; its version, overlap and most_tokens are set here
+  PhaseOptions options;                   // of every repeat; its version, overlap and most_tokens are set here
   int repeats = 1;                        // ≥ 1, of the first step
-  int steps = 1;                          // ≥ 1; of a stage without backward there is one
+  int steps = 1;                          // ≥ 1; of a phase without backward there is one
   bool bitwise = false;                   // rows whose bits do not depend on their place; costs as many repeats again
   bool gather = true;                     // what a reference needs, at rank 0
   std::function<void(const Turn&)> work;  // the caller's, before each turn; may wait for the plan
 };
 
 // Complete at rank 0; elsewhere unspecified.
-struct StageOutcome {
+struct PhaseOutcome {
   // Of the first step. Compute is the least of all repeats, everything else of the fastest that overlapped copies.
   TurnTable turns;
   TransferFigures transfer;  // sums over ranks; exposed_seconds of the rank that waited longest
@@ -59,6 +59,6 @@ struct StageOutcome {
 };
 
 // Collective. Throws InputError when something does not fit, or when ranks hold different plans.
-StageOutcome run_stage(const StageRun& run, Communicator& communicator, Device& device);
+PhaseOutcome run_phase(const PhaseRun& run, Communicator& communicator, Device& device);
 
 }  // namespace foremoe

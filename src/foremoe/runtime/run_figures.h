@@ -1,6 +1,6 @@
 #pragma once
 
-// What a stage's turns cost, over all ranks.
+// What a phase's turns cost, over all ranks.
 
 #include "foremoe/core/array.h"
 #include "foremoe/plan/plan_figures.h"

@@ -102,7 +102,7 @@ bool Agreement::equal(Optimizer::Kind optimizer) const {
          (optimizer == Optimizer::Kind::kAdam || max_loss_error <= kMaxLossError);
 }
 
-void ReferenceRuns::compute(const StageOutcome& outcome, int steps, ThreadPool& pool) {
+void ReferenceRuns::compute(const PhaseOutcome& outcome, int steps, ThreadPool& pool) {
   ReferenceModel reference(model_);
   losses_.clear();
   for (int step = 0; step < steps; ++step) {
@@ -119,7 +119,7 @@ void ReferenceRuns::compute(const StageOutcome& outcome, int steps, ThreadPool& 
   }
 }
 
-Agreement ReferenceRuns::compare(const StageOutcome& outcome, const ReplayRoutes& recorded, ThreadPool& pool) {
+Agreement ReferenceRuns::compare(const PhaseOutcome& outcome, const ReplayRoutes& recorded, ThreadPool& pool) {
   Agreement agreement;
   for (const RoutesUsed& routes : outcome.routes) {
     agreement.routes_replayed = agreement.routes_replayed && replayed(routes, recorded);

@@ -27,14 +27,14 @@ struct Agreement {
 // Remembers the last reference: runs of several policies mostly use the same routes. At rank 0, after the run.
 class ReferenceRuns {
  public:
-  // Of stages without backward too when `backward`: one reference then serves both.
+  // Of phases without backward too when `backward`: one reference then serves both.
   ReferenceRuns(const ModelSize& model, const Optimizer& optimizer, bool backward)
       : model_(model), optimizer_(optimizer), backward_(backward) {}
 
-  Agreement compare(const StageOutcome& outcome, const ReplayRoutes& recorded, ThreadPool& pool);
+  Agreement compare(const PhaseOutcome& outcome, const ReplayRoutes& recorded, ThreadPool& pool);
 
  private:
-  void compute(const StageOutcome& outcome, int steps, ThreadPool& pool);
+  void compute(const PhaseOutcome& outcome, int steps, ThreadPool& pool);
 
   ModelSize model_;
   Optimizer optimizer_;

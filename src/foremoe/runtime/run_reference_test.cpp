@@ -26,8 +26,8 @@ class TinyRoutes final : public ReplayRoutes {
 };
 
 // What a run without any fault comes to: the reference itself, in float32.
-StageOutcome faultless(const Optimizer& optimizer, int steps) {
-  StageOutcome outcome;
+PhaseOutcome faultless(const Optimizer& optimizer, int steps) {
+  PhaseOutcome outcome;
   RoutesUsed used({kMicroSteps, kRanks, kLayers});
   for (std::size_t m = 0; m < kMicroSteps; ++m) {
     for (std::size_t r = 0; r < kRanks; ++r) {
@@ -68,7 +68,7 @@ StageOutcome faultless(const Optimizer& optimizer, int steps) {
   return outcome;
 }
 
-Agreement compare(const StageOutcome& outcome, const Optimizer& optimizer = {}) {
+Agreement compare(const PhaseOutcome& outcome, const Optimizer& optimizer = {}) {
   ThreadPool pool(1);
   return ReferenceRuns(kTiny, optimizer, true).compare(outcome, TinyRoutes(), pool);
 }
@@ -83,13 +83,13 @@ TEST(RunReference, AFaultlessRunIsEqualToItsReference) {
 TEST(RunReference, ADifferenceInAnyTensorIsFoundAndNamed) {
   const auto expect_found = [](const char* name, const std::function<std::vector<float>&(StepResult&)>& tensor) {
     for (const float fault : {1e-3F, std::numeric_limits<float>::quiet_NaN()}) {
-      StageOutcome outcome = faultless({}, 1);
+      PhaseOutcome outcome = faultless({}, 1);
       tensor(outcome.result).front() += fault;
       const Agreement agreement = compare(outcome);
       EXPECT_FALSE(agreement.equal(Optimizer::Kind::kSgd)) << name;
       EXPECT_THAT(agreement.worst, HasSubstr(name));
     }
-    StageOutcome outcome = faultless({}, 1);
+    PhaseOutcome outcome = faultless({}, 1);
     tensor(outcome.result).pop_back();
     EXPECT_FALSE(compare(outcome).equal(Optimizer::Kind::kSgd)) << name;
   };
@@ -104,7 +104,7 @@ TEST(RunReference, ADifferenceInAnyTensorIsFoundAndNamed) {
 }
 
 TEST(RunReference, ARecordedRouteThatWasNotReplayedIsNotEqual) {
-  StageOutcome outcome = faultless({}, 1);
+  PhaseOutcome outcome = faultless({}, 1);
   outcome.routes[0](0, 1, 1)[0] = ExpertId{0};
   EXPECT_FALSE(compare(outcome).routes_replayed);
   outcome = faultless({}, 1);
@@ -115,7 +115,7 @@ TEST(RunReference, ARecordedRouteThatWasNotReplayedIsNotEqual) {
 TEST(RunReference, LaterLossesAreJudgedAfterSgdAndToldAfterAdam) {
   for (const Optimizer::Kind kind : {Optimizer::Kind::kSgd, Optimizer::Kind::kAdam}) {
     const Optimizer optimizer{.kind = kind, .rate = 0.01F};
-    StageOutcome outcome = faultless(optimizer, 3);
+    PhaseOutcome outcome = faultless(optimizer, 3);
     outcome.losses[2] *= 1.001;
     const Agreement agreement = compare(outcome, optimizer);
     EXPECT_NEAR(agreement.max_loss_error, 1e-3, 1e-9);
@@ -123,10 +123,10 @@ TEST(RunReference, LaterLossesAreJudgedAfterSgdAndToldAfterAdam) {
   }
 }
 
-TEST(RunReference, ARememberedReferenceServesOtherPoliciesAndForwardOnlyStages) {
+TEST(RunReference, ARememberedReferenceServesOtherPoliciesAndForwardOnlyPhases) {
   ThreadPool pool(1);
   ReferenceRuns reference(kTiny, {}, true);
-  StageOutcome outcome = faultless({}, 1);
+  PhaseOutcome outcome = faultless({}, 1);
   EXPECT_TRUE(reference.compare(outcome, TinyRoutes(), pool).equal(Optimizer::Kind::kSgd));
   outcome.losses.clear();
   outcome.result.expert_gradient = {};

@@ -13,7 +13,7 @@ namespace {
   throw InputError({.file = {}, .field = "home experts", .index = fmt::format("[{}, {}]", layer, slot)}, what);
 }
 
-void expect_homes(const StageParts& parts, const HomeExperts& homes, int homes_per_rank) {
+void expect_homes(const PhaseParts& parts, const HomeExperts& homes, int homes_per_rank) {
   const auto layers = static_cast<std::size_t>(parts.plan.num_layers());
   const auto slots = static_cast<std::size_t>(homes_per_rank);
   if (homes.experts.shape() != Array<HomeExpert, 2>::Shape{layers, slots}) {
@@ -22,7 +22,7 @@ void expect_homes(const StageParts& parts, const HomeExperts& homes, int homes_p
                                  homes.experts.extent(1), layers, slots));
   }
   const std::size_t segments = parts.layout.num_segments();
-  const bool backward = parts.schedule.stage == Stage::kPolicyUpdate;
+  const bool backward = parts.schedule.phase == Phase::kPolicyUpdate;
   for (int l = 0; l < parts.plan.num_layers(); ++l) {
     for (int s = 0; s < homes_per_rank; ++s) {
       const HomeExpert& expert = homes.experts(l, s);
@@ -38,11 +38,11 @@ void expect_homes(const StageParts& parts, const HomeExperts& homes, int homes_p
 
 }  // namespace
 
-SlotPool::SlotPool(const StageParts& parts, const HomeExperts& homes, Device& device)
+SlotPool::SlotPool(const PhaseParts& parts, const HomeExperts& homes, Device& device)
     : parts_(parts), homes_(homes), homes_per_rank_(parts.plan.num_slots() - parts.plan.guest_slots) {
   expect_homes(parts, homes, homes_per_rank_);
   lay_out_buffers(homes, device);
-  if (parts.schedule.stage == Stage::kPolicyUpdate) lay_out_gradients(device);
+  if (parts.schedule.phase == Phase::kPolicyUpdate) lay_out_gradients(device);
 }
 
 void SlotPool::lay_out_buffers(const HomeExperts& homes, Device& device) {

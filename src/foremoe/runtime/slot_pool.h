@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "foremoe/runtime/device.h"
-#include "foremoe/runtime/moe_stage.h"
+#include "foremoe/runtime/phase_executor.h"
 
 namespace foremoe {
 
 class SlotPool {
  public:
   // Keeps references. Throws InputError when `homes` do not fit plan and layout, or when there is too little memory.
-  SlotPool(const StageParts& parts, const HomeExperts& homes, Device& device);
+  SlotPool(const PhaseParts& parts, const HomeExperts& homes, Device& device);
 
   int homes_per_rank() const { return homes_per_rank_; }
   std::span<std::byte* const> buffer(int buffer) const { return buffers_[static_cast<std::size_t>(buffer)]; }
@@ -30,7 +30,7 @@ class SlotPool {
   void lay_out_buffers(const HomeExperts& homes, Device& device);
   void lay_out_gradients(Device& device);
 
-  StageParts parts_;
+  PhaseParts parts_;
   const HomeExperts& homes_;
   int homes_per_rank_ = 0;
   DeviceMemory guest_weights_;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Filling the arenas before a stage: every expert that a node's ranks will fetch from the host is written there by its
+// Filling the arenas before a phase: every expert that a node's ranks will fetch from the host is written there by its
 // home, across the network where the home is on another node, whose cards then share the receiving. All at once, and
 // nothing else meanwhile: it takes as long as the link that carries most.
 

@@ -102,10 +102,10 @@ TransferSchedule free_update_schedule(const StepPlan& plan, const ExpertLayout& 
                      fmt::format("a plan of residency free has one micro-step in flight, not {}", plan.in_flight));
   }
   TransferSchedule schedule =
-      make_transfer_schedule(plan, layout, {.stage = Stage::kRecompute, .path = options.path, .depth = options.depth});
+      make_transfer_schedule(plan, layout, {.phase = Phase::kRecompute, .path = options.path, .depth = options.depth});
   drop_return_to_homes(schedule);
   const TurnOrder recompute = std::move(schedule.order);
-  schedule.stage = Stage::kPolicyUpdate;
+  schedule.phase = Phase::kPolicyUpdate;
   schedule.order = forward_and_backward(plan);
 
   const auto backward_of = [&](TurnId t) {

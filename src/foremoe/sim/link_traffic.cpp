@@ -8,23 +8,23 @@ namespace foremoe {
 
 namespace {
 
-std::int64_t round_trips(const ReplayProblem& stage) {
-  const CostModel& cost = stage.input.cost;
-  const bool updates = stage.options.stage == Stage::kPolicyUpdate;
-  return cost.round_trips(Direction::kForward) + (updates ? cost.round_trips(Direction::kBackward) : 0);
+std::int64_t round_trips(const ReplayProblem& phase) {
+  const CostModel& cost = phase.input.cost;
+  const bool updates = phase.options.phase == Phase::kPolicyUpdate;
+  return cost.round_trips(Pass::kForward) + (updates ? cost.round_trips(Pass::kBackward) : 0);
 }
 
 // What rows take one way they or their gradients take back, so both directions carry the same.
-std::vector<Bytes> bytes_of_rows(const ReplayProblem& stage) {
-  const ClusterLinks& links = stage.links;
+std::vector<Bytes> bytes_of_rows(const ReplayProblem& phase) {
+  const ClusterLinks& links = phase.links;
   std::vector<Bytes> bytes(static_cast<std::size_t>(links.size()));
-  const std::int64_t per_row = stage.input.cost.row().value * round_trips(stage);
+  const std::int64_t per_row = phase.input.cost.row().value * round_trips(phase);
   const auto carry = [&](LinkKind kind, std::size_t rank, std::int64_t rows) {
     for (const LinkSide side : {LinkSide::kIn, LinkSide::kOut}) {
       bytes[links.of_rank(kind, side, RankId{rank}).index()] += Bytes{rows * per_row};
     }
   };
-  for (const LayerProfile& layer : stage.profile.layers) {
+  for (const LayerProfile& layer : phase.profile.layers) {
     for (std::size_t r = 0; r < layer.rows.size(); ++r) {
       const RankRows& rows = layer.rows[r];
       const std::int64_t network = rows.sent_to_nodes + rows.received_from_nodes;
@@ -39,8 +39,8 @@ std::vector<Bytes> bytes_of_rows(const ReplayProblem& stage) {
 }  // namespace
 
 std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem) {
-  const ClusterLinks& links = problem.stage.links;
-  const std::vector<Bytes> rows = bytes_of_rows(problem.stage);
+  const ClusterLinks& links = problem.phase.links;
+  const std::vector<Bytes> rows = bytes_of_rows(problem.phase);
   std::vector<LinkTraffic> traffic;
   for (int k = 0; k < kNumLinkKinds; ++k) traffic.push_back({.link = std::string(to_string(static_cast<LinkKind>(k)))});
   for (std::size_t l = 0; l < static_cast<std::size_t>(links.size()); ++l) {
@@ -48,7 +48,7 @@ std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem) {
     LinkTraffic& kind = traffic[static_cast<std::size_t>(named.kind)];
     const Bytes copies = problem.replay.copy_bytes[l] + problem.arena.bytes[l];
     const Bytes gradients = problem.replay.gradient_bytes[l];
-    const double scale = problem.stage.layer_scale;
+    const double scale = problem.phase.layer_scale;
     const Bytes all = scaled(rows[l] + copies + gradients, scale);
     // What leaves one rank enters another, so one side counts; what goes to an arena only leaves.
     const bool host = named.kind == LinkKind::kHost || named.kind == LinkKind::kSwitch;
@@ -68,15 +68,15 @@ std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem) {
 }
 
 Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem) {
-  const ReplayProblem& stage = problem.stage;
+  const ReplayProblem& phase = problem.phase;
   Array<Bytes, 2> bytes = problem.replay.copies_between;
-  const auto& rows = stage.profile.rows_between;
+  const auto& rows = phase.profile.rows_between;
   for (std::size_t from = 0; from < bytes.extent(0); ++from) {
     for (std::size_t to = 0; to < bytes.extent(1); ++to) {
       const std::int64_t both_ways = rows.empty() ? 0 : rows(from, to) + rows(to, from);
       bytes(from, to) +=
-          problem.arena.between_nodes(from, to) + Bytes{both_ways * round_trips(stage) * stage.input.cost.row().value};
-      bytes(from, to) = scaled(bytes(from, to), stage.layer_scale);
+          problem.arena.between_nodes(from, to) + Bytes{both_ways * round_trips(phase) * phase.input.cost.row().value};
+      bytes(from, to) = scaled(bytes(from, to), phase.layer_scale);
     }
   }
   return bytes;

@@ -1,21 +1,21 @@
 #pragma once
 
-// What crossed the links of a stage, kind by kind.
+// What crossed the links of a phase, kind by kind.
 
 #include <span>
 #include <vector>
 
 #include "foremoe/sim/arena_load.h"
+#include "foremoe/sim/phase_replay.h"
 #include "foremoe/sim/simulation.h"
-#include "foremoe/sim/stage_replay.h"
 
 namespace foremoe {
 
 struct TrafficProblem {
-  const ReplayProblem& stage;
+  const ReplayProblem& phase;
   const Replay& replay;
   const ArenaLoad& arena;
-  double seconds = 0;  // of the stage
+  double seconds = 0;  // of the phase
 };
 
 std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem);

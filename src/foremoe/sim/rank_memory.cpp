@@ -28,7 +28,7 @@ class RankActivations {
   }
 
  private:
-  bool backward() const { return problem_.options.stage == Stage::kPolicyUpdate; }
+  bool backward() const { return problem_.options.phase == Phase::kPolicyUpdate; }
 
   Bytes kept_by(MicroStepId m) const {
     const CostModel& cost = problem_.input.cost;
@@ -39,7 +39,7 @@ class RankActivations {
   }
 
   Bytes working(MicroStepId m) const {
-    const Direction direction = backward() ? Direction::kBackward : Direction::kForward;
+    const Pass direction = backward() ? Pass::kBackward : Pass::kForward;
     return Bytes{problem_.profile.most_rows(m, rank_).value *
                  problem_.input.cost.working_memory_per_row(direction).value};
   }
@@ -60,7 +60,7 @@ RankMemory rank_memory(const MemoryProblem& problem) {
     const std::int64_t weights = shared ? std::int64_t{plan.guest_slots} * problem.options.depth : all_layers;
     const std::int64_t gradients = shared ? plan.guest_slots : all_layers;
     memory.guest_weights = Bytes{weights * cost.expert_weights().value};
-    if (problem.options.stage == Stage::kPolicyUpdate) {
+    if (problem.options.phase == Phase::kPolicyUpdate) {
       memory.guest_gradients = Bytes{gradients * cost.expert_gradient().value};
     }
   }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "foremoe/sim/stage_replay.h"
+#include "foremoe/sim/phase_replay.h"
 #include "foremoe/sim/transfer_queues.h"
 
 namespace foremoe {
@@ -81,7 +81,7 @@ void SimulatedSpans::arrived(TurnId deadline, const TransferQueues& queues) {
     }
     double& free_from = free_from_[key];
     const bool at_end = deadline.value >= problem_.transfers.order.size();
-    const std::string when = at_end ? "the end of the stage" : name_of("turn of", problem_.transfers.order[deadline]);
+    const std::string when = at_end ? "the end of the phase" : name_of("turn of", problem_.transfers.order[deadline]);
     timeline_->add(std::get<RankId>(key), std::get<Lane>(key), fmt::format("experts {} for {}", experts, when),
                    nanoseconds(std::min(end, std::max(group.begin, free_from))), nanoseconds(end));
     free_from = end;

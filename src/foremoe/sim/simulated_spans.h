@@ -1,7 +1,7 @@
 #pragma once
 
-// A simulated stage as a timeline: what each rank does in each phase, and its copies from when they could begin to when
-// they were there. Copies of one rank that arrive at the same turn by the same path are one span.
+// A simulated phase as a timeline: what each rank does in each part of a turn, and its copies from when they could
+// begin to when they were there. Copies of one rank that arrive at the same turn by the same path are one span.
 
 #include <cstdint>
 #include <map>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "foremoe/core/timeline.h"
-#include "foremoe/sim/stage_profile.h"
-#include "foremoe/sim/stage_transfers.h"
+#include "foremoe/sim/phase_profile.h"
+#include "foremoe/sim/phase_transfers.h"
 
 namespace foremoe {
 

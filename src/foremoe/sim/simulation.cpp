@@ -8,10 +8,10 @@
 #include "foremoe/sim/arena_load.h"
 #include "foremoe/sim/layer_scale.h"
 #include "foremoe/sim/link_traffic.h"
+#include "foremoe/sim/phase_profile.h"
+#include "foremoe/sim/phase_replay.h"
+#include "foremoe/sim/phase_transfers.h"
 #include "foremoe/sim/rank_memory.h"
-#include "foremoe/sim/stage_profile.h"
-#include "foremoe/sim/stage_replay.h"
-#include "foremoe/sim/stage_transfers.h"
 
 namespace foremoe {
 
@@ -21,15 +21,15 @@ int home_experts(const SimulationInput& input) {
   return input.plan.num_experts() / input.plan.num_ranks() * input.cost.model().moe_layers;
 }
 
-void scale(StageSeconds& parts, double by) {
+void scale(PhaseSeconds& parts, double by) {
   for (double* part : {&parts.dense, &parts.planning, &parts.dispatch, &parts.experts, &parts.combine,
                        &parts.exposed_copies, &parts.exposed_gradients}) {
     *part *= by;
   }
 }
 
-SimulatedStage simulate(const SimulationInput& input, const SimulationOptions& options, const StageProfile& profile) {
-  const StageTransfers transfers = make_stage_transfers(input, options);
+SimulatedPhase simulate(const SimulationInput& input, const SimulationOptions& options, const PhaseProfile& profile) {
+  const PhaseTransfers transfers = make_phase_transfers(input, options);
   const ClusterLinks links(input.cost.cluster(),
                            {.num_ranks = input.plan.num_ranks(), .ranks_per_node = input.plan.ranks_per_node},
                            input.cost.options().shares_uplink);
@@ -41,31 +41,31 @@ SimulatedStage simulate(const SimulationInput& input, const SimulationOptions& o
                               .links = links,
                               .layer_scale = layer_scale(input),
                               .start_seconds = options.timeline_begins + arena.seconds};
-  const Replay replay = replay_stage(problem);
+  const Replay replay = replay_phase(problem);
 
-  SimulatedStage stage{.stage = options.stage, .parts = replay.parts};
-  scale(stage.parts, problem.layer_scale);
-  stage.parts.arena_refresh = arena.seconds * problem.layer_scale;
-  if (options.stage == Stage::kPolicyUpdate) stage.parts.optimizer = input.cost.optimizer(home_experts(input));
-  stage.seconds = stage.parts.sum();
-  stage.ideal_seconds = replay.ideal_seconds * problem.layer_scale + stage.parts.optimizer;
+  SimulatedPhase phase{.phase = options.phase, .parts = replay.parts};
+  scale(phase.parts, problem.layer_scale);
+  phase.parts.arena_refresh = arena.seconds * problem.layer_scale;
+  if (options.phase == Phase::kPolicyUpdate) phase.parts.optimizer = input.cost.optimizer(home_experts(input));
+  phase.seconds = phase.parts.sum();
+  phase.ideal_seconds = replay.ideal_seconds * problem.layer_scale + phase.parts.optimizer;
   const double ranks = input.plan.num_ranks();
-  if (stage.seconds > 0) {
-    stage.utilisation =
-        (replay.computing_seconds * problem.layer_scale + ranks * stage.parts.optimizer) / (ranks * stage.seconds);
+  if (phase.seconds > 0) {
+    phase.utilisation =
+        (replay.computing_seconds * problem.layer_scale + ranks * phase.parts.optimizer) / (ranks * phase.seconds);
   }
-  for (const LayerProfile& layer : profile.layers) stage.peak_tokens = std::max(stage.peak_tokens, layer.most_tokens);
-  stage.memory = rank_memory({.input = input,
+  for (const LayerProfile& layer : profile.layers) phase.peak_tokens = std::max(phase.peak_tokens, layer.most_tokens);
+  phase.memory = rank_memory({.input = input,
                               .options = options,
                               .profile = profile,
                               .layer_scale = problem.layer_scale,
                               .any_copies = transfers.num_copies > 0});
-  const TrafficProblem traffic{.stage = problem, .replay = replay, .arena = arena, .seconds = stage.seconds};
-  stage.traffic = link_traffic(traffic);
-  stage.between_nodes = bytes_between_nodes(traffic);
-  stage.copies = transfers.num_copies;
-  stage.arena = scaled(arena.largest, problem.layer_scale);
-  return stage;
+  const TrafficProblem traffic{.phase = problem, .replay = replay, .arena = arena, .seconds = phase.seconds};
+  phase.traffic = link_traffic(traffic);
+  phase.between_nodes = bytes_between_nodes(traffic);
+  phase.copies = transfers.num_copies;
+  phase.arena = scaled(arena.largest, problem.layer_scale);
+  return phase;
 }
 
 // The pool that the caller lends, or one of the caller alone.
@@ -103,39 +103,39 @@ bool same_profile(const WholeStep& step) {
 
 }  // namespace
 
-double StageSeconds::sum() const {
+double PhaseSeconds::sum() const {
   return arena_refresh + dense + planning + dispatch + experts + combine + exposed_copies + exposed_gradients +
          optimizer;
 }
 
-SimulatedStage simulate_stage(const SimulationInput& input, const SimulationOptions& options) {
+SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options) {
   Pool pool(options);
-  return simulate(input, options, profile_stage(input, options.stage, options.online.own_experts_first, *pool));
+  return simulate(input, options, profile_phase(input, options.phase, options.online.own_experts_first, *pool));
 }
 
 SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
-  SimulationOptions stage = options.stage;
-  Pool pool(stage);
+  SimulationOptions phase = options.phase;
+  Pool pool(phase);
   SimulatedStep result;
   result.home_move_seconds = seconds_of_home_moves(step.recompute, options.home_moves);
 
-  stage.timeline_begins += result.home_move_seconds;
+  phase.timeline_begins += result.home_move_seconds;
   const bool once = same_profile(step);  // what the policy update asks of ranks and links includes the recompute's
-  const bool own_first = stage.online.own_experts_first;
-  StageProfile profile =
-      profile_stage(step.recompute, once ? Stage::kPolicyUpdate : Stage::kRecompute, own_first, *pool);
-  stage.stage = Stage::kRecompute;
-  stage.placement_stays = once;
-  result.recompute = simulate(step.recompute, stage, profile);
+  const bool own_first = phase.online.own_experts_first;
+  PhaseProfile profile =
+      profile_phase(step.recompute, once ? Phase::kPolicyUpdate : Phase::kRecompute, own_first, *pool);
+  phase.phase = Phase::kRecompute;
+  phase.placement_stays = once;
+  result.recompute = simulate(step.recompute, phase, profile);
 
-  stage.timeline_begins += result.recompute.seconds / layer_scale(step.recompute);  // of the plan's layers
-  if (!once) profile = profile_stage(step.policy_update, Stage::kPolicyUpdate, own_first, *pool);
-  stage.stage = Stage::kPolicyUpdate;
-  result.policy_update = simulate(step.policy_update, stage, profile);
+  phase.timeline_begins += result.recompute.seconds / layer_scale(step.recompute);  // of the plan's layers
+  if (!once) profile = profile_phase(step.policy_update, Phase::kPolicyUpdate, own_first, *pool);
+  phase.phase = Phase::kPolicyUpdate;
+  result.policy_update = simulate(step.policy_update, phase, profile);
 
   result.step_seconds = result.home_move_seconds + result.recompute.seconds + result.policy_update.seconds;
   result.ideal_step_seconds = result.recompute.ideal_seconds + result.policy_update.ideal_seconds;
-  for (const SimulatedStage* part : {&result.recompute, &result.policy_update}) {
+  for (const SimulatedPhase* part : {&result.recompute, &result.policy_update}) {
     result.exposed_copy_seconds += part->parts.exposed_copies + part->parts.exposed_gradients;
     result.peak_tokens_per_rank = std::max(result.peak_tokens_per_rank, part->peak_tokens);
     result.memory_bytes_per_rank = std::max(result.memory_bytes_per_rank, part->memory.sum());
@@ -146,8 +146,8 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
 
 Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_tokens_per_rank) {
   std::int64_t most = std::numeric_limits<std::int64_t>::max();
-  for (const SimulatedStage* stage : {&step.recompute, &step.policy_update}) {
-    const RankMemory& memory = stage->memory;
+  for (const SimulatedPhase* phase : {&step.recompute, &step.policy_update}) {
+    const RankMemory& memory = phase->memory;
     const std::int64_t left = budget.value - (memory.sum() - memory.activations).value;
     if (left <= 0) return Tokens{0};
     if (memory.activations.value == 0) continue;

@@ -1,9 +1,9 @@
 #pragma once
 
-// What a stage of a step would take on a modelled cluster: an event-driven replay of its plan.
+// What a phase of a step would take on a modelled cluster: an event-driven replay of its plan.
 //
-// Model. Ranks meet at every exchange of rows, so a stage is a chain of turns (one for each pass, micro-step and layer,
-//   transfer/turn_order.h), and a turn a chain of phases
+// Model. Ranks meet at every exchange of rows, so a phase is a chain of turns (one for each pass, micro-step and layer,
+//   transfer/turn_order.h), and a turn a chain of parts
 //     forward    dense, [planning], dispatch, experts, combine
 //     backward   combine's exchange, experts, dispatch's exchange, dense
 //   each as long as its slowest rank. Beside them copies flow, by deadline, over links that have what the exchanges
@@ -11,10 +11,10 @@
 //   slot is free (the schedule's `opens`), or after its layer's router where the policy works online. Experts wait for
 //   what is not there: that wait is exposed. Where a policy has a rank compute its own experts first, planning and
 //   copies begin after dispatch, and guests alone wait for them. A guest's gradient goes home when it leaves its slot,
-//   over the same links; what is still on its way at the stage's end is exposed. Before a stage the arenas are filled,
+//   over the same links; what is still on its way at the phase's end is exposed. Before a phase the arenas are filled,
 //   at the end the optimizer runs. A plan of fewer layers than the model stands for all of them: each of its layers for
 //   moe_layers ÷ layers, in seconds and in bytes. What a micro-step runs besides its MoE layers comes with the first.
-// Method. Time advances from phase to phase; within a phase each link drains its queue at a constant rate, so that
+// Method. Time advances from part to part; within a part each link drains its queue at a constant rate, so that
 //   the work is O(turns · ranks + copies), whatever the bandwidths.
 // Guarantees. Deterministic: equal inputs, equal bytes. No wall clock. Every row that is sent is received, every byte
 //   queued is delivered; nothing is used before it has arrived.
@@ -37,7 +37,7 @@
 namespace foremoe {
 
 struct SimulationOptions {
-  Stage stage = Stage::kRecompute;
+  Phase phase = Phase::kRecompute;
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;  // turns ahead of which copies may begin
   OnlineWork online;          // of the policy
@@ -57,8 +57,8 @@ struct SimulationInput {
   bool repeat_load = false;             // a plan of more micro-steps than the load: it begins anew when it is through
 };
 
-// Seconds of the critical path, by what the ranks were doing; they sum to the stage's.
-struct StageSeconds {
+// Seconds of the critical path, by what the ranks were doing; they sum to the phase's.
+struct PhaseSeconds {
   double arena_refresh = 0;
   double dense = 0;
   double planning = 0;  // online; what is planned while own experts compute is part of exposed_copies, where it shows
@@ -81,7 +81,7 @@ struct RankMemory {
   Bytes sum() const { return state + guest_weights + guest_gradients + activations; }
 };
 
-// Bytes that crossed each kind of link in the stage, all ranks together, and of its busiest one.
+// Bytes that crossed each kind of link in the phase, all ranks together, and of its busiest one.
 struct LinkTraffic {
   std::string link;  // "peers", "network", "host", "switch", "host memory"
   Bytes rows;
@@ -91,11 +91,11 @@ struct LinkTraffic {
   double busiest_use = 0;  // of that link's time, 0 to 1
 };
 
-struct SimulatedStage {
-  Stage stage = Stage::kRecompute;
+struct SimulatedPhase {
+  Phase phase = Phase::kRecompute;
   double seconds = 0;
-  StageSeconds parts;
-  double ideal_seconds = 0;  // the same stage with every rank at the mean load of every turn, and nothing copied
+  PhaseSeconds parts;
+  double ideal_seconds = 0;  // the same phase with every rank at the mean load of every turn, and nothing copied
   double utilisation = 0;    // Σ over ranks of time computing ÷ (ranks · seconds)
   Tokens peak_tokens;        // the most assignments that any rank computes in any turn
   RankMemory memory;
@@ -107,7 +107,7 @@ struct SimulatedStage {
 
 // Throws InputError when plan, load and model do not fit each other. Of a plan of residency `free` the policy update is
 // simulated too, with gradients going home from wherever an expert was: what such a policy would cost in training.
-SimulatedStage simulate_stage(const SimulationInput& input, const SimulationOptions& options);
+SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options);
 
 // A whole step: recompute, then policy update. Plans may be the same.
 struct WholeStep {
@@ -116,18 +116,18 @@ struct WholeStep {
 };
 
 struct StepOptions {
-  SimulationOptions stage;      // its `stage` is not read
+  SimulationOptions phase;      // its `phase` is not read
   std::int64_t home_moves = 0;  // experts whose owner changed before the step: their state travels first
   double rollout_seconds = 0;   // of the RL step, the same whoever plans
 };
 
 struct SimulatedStep {
-  SimulatedStage recompute;
-  SimulatedStage policy_update;
+  SimulatedPhase recompute;
+  SimulatedPhase policy_update;
   double home_move_seconds = 0;
   double step_seconds = 0;  // recompute, policy update, moves of homes
   double ideal_step_seconds = 0;
-  double exposed_copy_seconds = 0;  // of both stages, gradients included
+  double exposed_copy_seconds = 0;  // of both phases, gradients included
   Tokens peak_tokens_per_rank;
   Bytes memory_bytes_per_rank;
   double rl_step_seconds = 0;  // with the rollout

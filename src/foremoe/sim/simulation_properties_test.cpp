@@ -8,8 +8,8 @@
 #include <string>
 
 #include "foremoe/core/timeline.h"
+#include "foremoe/sim/phase_transfers.h"
 #include "foremoe/sim/simulation.h"
-#include "foremoe/sim/stage_transfers.h"
 #include "foremoe/sim/test_clusters.h"
 
 namespace foremoe {
@@ -45,14 +45,14 @@ void for_random_cases(const Visit& visit) {
   }
 }
 
-std::vector<Stage> stages_of(const Case& c) {
-  if (c.plan.in_flight > 1) return {Stage::kPolicyUpdate};
-  return {Stage::kRecompute, Stage::kPolicyUpdate};
+std::vector<Phase> phases_of(const Case& c) {
+  if (c.plan.in_flight > 1) return {Phase::kPolicyUpdate};
+  return {Phase::kRecompute, Phase::kPolicyUpdate};
 }
 
-SimulatedStage simulate(const Case& c, const Cluster& cluster, SimulationOptions options) {
+SimulatedPhase simulate(const Case& c, const Cluster& cluster, SimulationOptions options) {
   const CostModel cost(cluster, round_model(c.load.num_layers(), c.load.num_experts()), round_options());
-  return simulate_stage({.load = c.load, .plan = c.plan, .cost = cost}, options);
+  return simulate_phase({.load = c.load, .plan = c.plan, .cost = cost}, options);
 }
 
 // Links that are neither so quick that all hides nor so slow that nothing does.
@@ -78,13 +78,13 @@ TEST(SimulationPropertiesTest, MoreBandwidthIsNeverSlower) {
                                                           [](Cluster& c) { c.flops_per_second *= 1.3; }};
   bool any_exposed = false;
   for_random_cases([&](const Case& c) {
-    for (const Stage stage : stages_of(c)) {
-      const SimulatedStage before = simulate(c, busy_cluster(), {.stage = stage});
+    for (const Phase phase : phases_of(c)) {
+      const SimulatedPhase before = simulate(c, busy_cluster(), {.phase = phase});
       any_exposed = any_exposed || before.parts.exposed_copies > 0;
       for (std::size_t i = 0; i < faster.size(); ++i) {
         Cluster cluster = busy_cluster();
         faster[i](cluster);
-        EXPECT_LE(simulate(c, cluster, {.stage = stage}).seconds, before.seconds * (1 + 1e-12)) << "change " << i;
+        EXPECT_LE(simulate(c, cluster, {.phase = phase}).seconds, before.seconds * (1 + 1e-12)) << "change " << i;
       }
     }
   });
@@ -93,8 +93,8 @@ TEST(SimulationPropertiesTest, MoreBandwidthIsNeverSlower) {
 
 TEST(SimulationPropertiesTest, NothingIsFasterThanIdealAndWithoutCopiesNothingIsExposed) {
   for_random_cases([](const Case& c) {
-    for (const Stage stage : stages_of(c)) {
-      const SimulatedStage simulated = simulate(c, busy_cluster(), {.stage = stage});
+    for (const Phase phase : phases_of(c)) {
+      const SimulatedPhase simulated = simulate(c, busy_cluster(), {.phase = phase});
       EXPECT_GE(simulated.seconds * (1 + 1e-12), simulated.ideal_seconds);
       EXPECT_NEAR(simulated.seconds, simulated.parts.sum(), 1e-9);
       EXPECT_LE(simulated.utilisation, 1 + 1e-12);
@@ -107,16 +107,16 @@ TEST(SimulationPropertiesTest, NothingIsFasterThanIdealAndWithoutCopiesNothingIs
 
 TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
   for_random_cases([](const Case& c) {
-    for (const Stage stage : stages_of(c)) {
+    for (const Phase phase : phases_of(c)) {
       const Cluster cluster = busy_cluster();
       const CostModel cost(cluster, round_model(c.load.num_layers(), c.load.num_experts()), round_options());
       const SimulationInput input{.load = c.load, .plan = c.plan, .cost = cost};
-      const SimulationOptions options{.stage = stage, .path = PathChoice::kAuto};
-      const SimulatedStage simulated = simulate_stage(input, options);
+      const SimulationOptions options{.phase = phase, .path = PathChoice::kAuto};
+      const SimulatedPhase simulated = simulate_phase(input, options);
 
       std::map<std::string, std::int64_t> expected;  // bytes by the kind of the receiver's link
       std::int64_t arena = 0;
-      const StageTransfers transfers = make_stage_transfers(input, options);
+      const PhaseTransfers transfers = make_phase_transfers(input, options);
       for (const Transfer& t : transfers.transfers) {
         const bool near = t.way.from.value / 2 == t.way.to.value / 2;
         const char* const link = t.way.path == Path::kHost ? "switch" : near ? "peers" : "network";
@@ -169,9 +169,9 @@ TEST(SimulationPropertiesTest, NothingIsComputedBeforeItsCopiesHaveArrived) {
     for (const OnlineWork& online : ways) {
       // Others have guests that serve nothing in a turn, for which no experts wait.
       if (online.own_experts_first && c.plan.residency != Residency::kShared) continue;
-      for (const Stage stage : stages_of(c)) {
+      for (const Phase phase : phases_of(c)) {
         Timeline timeline;
-        simulate(c, busy_cluster(), {.stage = stage, .online = online, .timeline = &timeline});
+        simulate(c, busy_cluster(), {.phase = phase, .online = online, .timeline = &timeline});
         expect_copies_before_experts(nlohmann::json::parse(timeline.to_json()));
       }
     }
@@ -181,10 +181,10 @@ TEST(SimulationPropertiesTest, NothingIsComputedBeforeItsCopiesHaveArrived) {
 TEST(SimulationThreadsTest, NeitherRepetitionNorThreadsChangeAByte) {
   for_random_cases([](const Case& c) {
     ThreadPool pool(3);
-    for (const Stage stage : stages_of(c)) {
+    for (const Phase phase : phases_of(c)) {
       const auto text = [&](ThreadPool* lent) {
         Timeline timeline;
-        const SimulatedStage s = simulate(c, busy_cluster(), {.stage = stage, .pool = lent, .timeline = &timeline});
+        const SimulatedPhase s = simulate(c, busy_cluster(), {.phase = phase, .pool = lent, .timeline = &timeline});
         std::string bytes = timeline.to_json();
         for (const double d : {s.seconds, s.ideal_seconds, s.utilisation, s.parts.exposed_copies}) {
           bytes.append(reinterpret_cast<const char*>(&d), sizeof(d));

@@ -22,9 +22,9 @@ struct Simulated {
   const StepPlan& plan;
   CostModel cost;
 
-  SimulatedStage stage(Stage stage, SimulationOptions options = {}) const {
-    options.stage = stage;
-    return simulate_stage({.load = load, .plan = plan, .cost = cost}, options);
+  SimulatedPhase phase(Phase phase, SimulationOptions options = {}) const {
+    options.phase = phase;
+    return simulate_phase({.load = load, .plan = plan, .cost = cost}, options);
   }
 };
 
@@ -35,57 +35,56 @@ CostModel round_cost(int layers, int experts, int ranks_per_node = 2) {
 // Ranks 0 and 1 hold 100 and 40 tokens. Of expert 0 (at home on rank 0) there are 60 + 30 rows, of expert 1 40 + 10.
 LoadTable lopsided() { return one_layer({{{60, 40}, {30, 10}}}); }
 
-TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPhase) {
+TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPart) {
   const LoadTable load = lopsided();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
-  const SimulatedStage stage = Simulated{load, plan, cost}.stage(Stage::kRecompute);
+  const SimulatedPhase phase = Simulated{load, plan, cost}.phase(Phase::kRecompute);
 
   const Tokens most{100};  // tokens of rank 0
-  EXPECT_NEAR(stage.parts.dense, cost.dense(most, Direction::kForward) + cost.other_layers(most, Direction::kForward),
-              kNear);
+  EXPECT_NEAR(phase.parts.dense, cost.dense(most, Pass::kForward) + cost.other_layers(most, Pass::kForward), kNear);
   // Rank 0 sends 40 rows and receives 30, rank 1 the other way round: 40 rows · 20 bytes ÷ 8000 bytes/s = 0.1 s.
-  EXPECT_NEAR(stage.parts.dispatch, 0.1, kNear);
-  EXPECT_NEAR(stage.parts.combine, 0.1, kNear);
+  EXPECT_NEAR(phase.parts.dispatch, 0.1, kNear);
+  EXPECT_NEAR(phase.parts.combine, 0.1, kNear);
   // Rank 0 computes 90 rows, rank 1 50: 90 · 600 ÷ 60,000 = 0.9 s.
-  EXPECT_NEAR(stage.parts.experts, 0.9, kNear);
-  EXPECT_EQ(stage.parts.exposed_copies, 0);
-  EXPECT_EQ(stage.parts.exposed_gradients, 0);
-  EXPECT_EQ(stage.parts.arena_refresh, 0);
-  EXPECT_EQ(stage.parts.optimizer, 0);
-  EXPECT_NEAR(stage.seconds, stage.parts.dense + 1.1, kNear);
-  EXPECT_EQ(stage.peak_tokens, Tokens{90});
+  EXPECT_NEAR(phase.parts.experts, 0.9, kNear);
+  EXPECT_EQ(phase.parts.exposed_copies, 0);
+  EXPECT_EQ(phase.parts.exposed_gradients, 0);
+  EXPECT_EQ(phase.parts.arena_refresh, 0);
+  EXPECT_EQ(phase.parts.optimizer, 0);
+  EXPECT_NEAR(phase.seconds, phase.parts.dense + 1.1, kNear);
+  EXPECT_EQ(phase.peak_tokens, Tokens{90});
   // At the mean: 70 rows in 0.7 s; rows sent and received are (40 + 30) / 2 = 35 either way, 0.0875 s.
-  EXPECT_NEAR(stage.ideal_seconds, stage.parts.dense + 0.7 + 2 * 0.0875, kNear);
+  EXPECT_NEAR(phase.ideal_seconds, phase.parts.dense + 0.7 + 2 * 0.0875, kNear);
 }
 
 TEST(SimulationTest, APolicyUpdateGoesThereAndBackAndEndsWithTheOptimizer) {
   const LoadTable load = lopsided();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
-  const SimulatedStage stage = Simulated{load, plan, cost}.stage(Stage::kPolicyUpdate);
+  const SimulatedPhase phase = Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate);
 
   const Tokens most{100};
   double dense = 0;
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+  for (const Pass direction : {Pass::kForward, Pass::kBackward}) {
     dense += cost.dense(most, direction) + cost.other_layers(most, direction);
   }
-  EXPECT_NEAR(stage.parts.dense, dense, kNear);
+  EXPECT_NEAR(phase.parts.dense, dense, kNear);
   // Forward, forward anew, backward: three times there and back.
-  EXPECT_NEAR(stage.parts.dispatch, 0.3, kNear);
-  EXPECT_NEAR(stage.parts.combine, 0.3, kNear);
+  EXPECT_NEAR(phase.parts.dispatch, 0.3, kNear);
+  EXPECT_NEAR(phase.parts.combine, 0.3, kNear);
   // A backward multiplies twice as much and first computes the forward anew: 0.9 + 3 · 0.9 s.
-  EXPECT_NEAR(stage.parts.experts, 3.6, kNear);
-  EXPECT_NEAR(stage.parts.optimizer, cost.optimizer(1), kNear);
-  EXPECT_NEAR(stage.seconds, stage.parts.sum(), kNear);
+  EXPECT_NEAR(phase.parts.experts, 3.6, kNear);
+  EXPECT_NEAR(phase.parts.optimizer, cost.optimizer(1), kNear);
+  EXPECT_NEAR(phase.seconds, phase.parts.sum(), kNear);
 }
 
 TEST(SimulationTest, AtPerfectBalanceAStepIsIdeal) {
   const LoadTable load = one_layer({{{25, 25}, {25, 25}}, {{10, 10}, {10, 10}}});
   const StepPlan plan = homes_plan(load, 0);
-  for (const Stage kind : {Stage::kRecompute, Stage::kPolicyUpdate}) {
-    const SimulatedStage stage = Simulated{load, plan, round_cost(1, 2)}.stage(kind);
-    EXPECT_NEAR(stage.seconds, stage.ideal_seconds, kNear * stage.seconds);
+  for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
+    const SimulatedPhase phase = Simulated{load, plan, round_cost(1, 2)}.phase(kind);
+    EXPECT_NEAR(phase.seconds, phase.ideal_seconds, kNear * phase.seconds);
   }
 }
 
@@ -106,7 +105,7 @@ TEST(SimulationTest, ACopyThatTakesHalfAgainItsWindowIsExposedByTheExcess) {
   const SimulationOptions one_ahead{.path = PathChoice::kPeer, .depth = 1};
   CostModel cost = round_cost(1, 2);
   // No rows are exchanged: the copy may travel from the beginning of micro-step 0 until the experts of micro-step 1.
-  const SimulatedStage hidden = Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute, one_ahead);
+  const SimulatedPhase hidden = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, one_ahead);
   ASSERT_EQ(hidden.copies, 1);
   EXPECT_EQ(hidden.parts.exposed_copies, 0);
   EXPECT_EQ(hidden.parts.dispatch, 0);
@@ -114,10 +113,10 @@ TEST(SimulationTest, ACopyThatTakesHalfAgainItsWindowIsExposedByTheExcess) {
 
   Cluster slow = round_cluster();
   slow.peers.bytes_per_second = 600 / (1.5 * window);
-  const SimulatedStage stage =
-      Simulated{step.load, step.plan, {slow, cost.model(), cost.options()}}.stage(Stage::kRecompute, one_ahead);
-  EXPECT_NEAR(stage.parts.exposed_copies, 0.5 * window, kNear);
-  EXPECT_NEAR(stage.seconds, 1.5 * window + 0.5, kNear);
+  const SimulatedPhase phase =
+      Simulated{step.load, step.plan, {slow, cost.model(), cost.options()}}.phase(Phase::kRecompute, one_ahead);
+  EXPECT_NEAR(phase.parts.exposed_copies, 0.5 * window, kNear);
+  EXPECT_NEAR(phase.seconds, 1.5 * window + 0.5, kNear);
 }
 
 TEST(SimulationTest, ACopyThatBeginsAfterTheRouterIsExposedWhole) {
@@ -125,9 +124,9 @@ TEST(SimulationTest, ACopyThatBeginsAfterTheRouterIsExposedWhole) {
   const CostModel cost = round_cost(1, 2);
   const SimulationOptions online{.path = PathChoice::kPeer,
                                  .online = {.copies_after_router = true, .planning_seconds = 0.25}};
-  const SimulatedStage stage = Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute, online);
-  EXPECT_NEAR(stage.parts.exposed_copies, 600.0 / 8000, kNear);
-  EXPECT_NEAR(stage.parts.planning, 2 * 0.25, kNear);
+  const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, online);
+  EXPECT_NEAR(phase.parts.exposed_copies, 600.0 / 8000, kNear);
+  EXPECT_NEAR(phase.parts.planning, 2 * 0.25, kNear);
 }
 
 TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyComeFirst) {
@@ -138,10 +137,10 @@ TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyCom
     const SimulationOptions online{
         .path = PathChoice::kPeer,
         .online = {.copies_after_router = true, .planning_seconds = planning_seconds, .own_experts_first = true}};
-    const SimulatedStage stage = Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute, online);
-    EXPECT_EQ(stage.parts.planning, 0);
-    EXPECT_NEAR(stage.parts.experts, 0.5 + 0.5, kNear);
-    return stage.parts.exposed_copies;
+    const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, online);
+    EXPECT_EQ(phase.parts.planning, 0);
+    EXPECT_NEAR(phase.parts.experts, 0.5 + 0.5, kNear);
+    return phase.parts.exposed_copies;
   };
   EXPECT_EQ(exposed(0), 0);
   EXPECT_NEAR(exposed(0.1), 0, kNear);
@@ -158,7 +157,7 @@ TEST(SimulationTest, CopiesOfWhoPlansOnlineComeFromPeersUnlessAskedForOtherwise)
   }
   const auto arena = [&](PathChoice path, bool copies_after_router) {
     const SimulationOptions options{.path = path, .online = {.copies_after_router = copies_after_router}};
-    return Simulated{load, plan, round_cost(1, 3, 3)}.stage(Stage::kRecompute, options).arena;
+    return Simulated{load, plan, round_cost(1, 3, 3)}.phase(Phase::kRecompute, options).arena;
   };
   EXPECT_EQ(arena(PathChoice::kAuto, false), Bytes{600});
   EXPECT_EQ(arena(PathChoice::kAuto, true), Bytes{0});
@@ -169,25 +168,24 @@ TEST(SimulationTest, AGuestsGradientGoesHomeAndIsWaitedForAtTheEnd) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
   const SimulationOptions peers{.path = PathChoice::kPeer};
-  const SimulatedStage stage = Simulated{step.load, step.plan, cost}.stage(Stage::kPolicyUpdate, peers);
+  const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(Phase::kPolicyUpdate, peers);
   // 300 parameters in float32 are 1200 bytes, 0.15 s. They leave after the last backward's experts; the attention of
   // that backward is all that hides them.
-  const double hidden =
-      cost.dense(Tokens{50}, Direction::kBackward) + cost.other_layers(Tokens{50}, Direction::kBackward);
-  EXPECT_NEAR(stage.parts.exposed_gradients, std::max(0.0, 0.15 - hidden), kNear);
-  EXPECT_EQ(stage.traffic[0].link, "peers");
-  EXPECT_EQ(stage.traffic[0].copies, Bytes{600});
-  EXPECT_EQ(stage.traffic[0].gradients, Bytes{1200});
-  EXPECT_EQ(stage.traffic[0].rows, Bytes{0});
+  const double hidden = cost.dense(Tokens{50}, Pass::kBackward) + cost.other_layers(Tokens{50}, Pass::kBackward);
+  EXPECT_NEAR(phase.parts.exposed_gradients, std::max(0.0, 0.15 - hidden), kNear);
+  EXPECT_EQ(phase.traffic[0].link, "peers");
+  EXPECT_EQ(phase.traffic[0].copies, Bytes{600});
+  EXPECT_EQ(phase.traffic[0].gradients, Bytes{1200});
+  EXPECT_EQ(phase.traffic[0].rows, Bytes{0});
 }
 
-TEST(SimulationTest, AnArenaIsFilledBeforeTheStage) {
+TEST(SimulationTest, AnArenaIsFilledBeforeThePhase) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
-  const SimulatedStage stage =
-      Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute, {.path = PathChoice::kHost});
-  EXPECT_NEAR(stage.parts.arena_refresh, 600.0 / 8000, kNear);  // expert 1, over rank 1's link to the host
-  EXPECT_EQ(stage.arena, Bytes{600});
+  const SimulatedPhase phase =
+      Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, {.path = PathChoice::kHost});
+  EXPECT_NEAR(phase.parts.arena_refresh, 600.0 / 8000, kNear);  // expert 1, over rank 1's link to the host
+  EXPECT_EQ(phase.arena, Bytes{600});
 }
 
 TEST(SimulationTest, LayersStandForThoseThatTheModelHasMore) {
@@ -197,14 +195,14 @@ TEST(SimulationTest, LayersStandForThoseThatTheModelHasMore) {
   Cluster slow = round_cluster();
   slow.peers.bytes_per_second = 200;
   const SimulationOptions peers{.path = PathChoice::kPeer};
-  const SimulatedStage of_one =
-      Simulated{step.load, step.plan, {slow, one.model(), one.options()}}.stage(Stage::kRecompute, peers);
-  const SimulatedStage of_three =
-      Simulated{step.load, step.plan, {slow, three.model(), three.options()}}.stage(Stage::kRecompute, peers);
+  const SimulatedPhase of_one =
+      Simulated{step.load, step.plan, {slow, one.model(), one.options()}}.phase(Phase::kRecompute, peers);
+  const SimulatedPhase of_three =
+      Simulated{step.load, step.plan, {slow, three.model(), three.options()}}.phase(Phase::kRecompute, peers);
   EXPECT_NEAR(of_three.parts.experts, 3 * of_one.parts.experts, kNear);
   EXPECT_EQ(of_three.traffic[0].copies, Bytes{3 * 600});
   EXPECT_EQ(of_three.memory.guest_weights, Bytes{3 * 600});
-  const double once = 2 * one.other_layers(Tokens{50}, Direction::kForward);  // of two micro-steps
+  const double once = 2 * one.other_layers(Tokens{50}, Pass::kForward);  // of two micro-steps
   EXPECT_NEAR(of_three.parts.dense - once, 3 * (of_one.parts.dense - once), kNear);
 }
 
@@ -213,8 +211,8 @@ TEST(SimulationTest, MicroStepsInFlightKeepTheirActivations) {
   const CostModel cost = round_cost(1, 2);
   const StepPlan one = homes_plan(load, 0);
   const StepPlan two = homes_plan(load, 0, Residency::kResident, 2);
-  const Bytes of_one = Simulated{load, one, cost}.stage(Stage::kPolicyUpdate).memory.activations;
-  const Bytes of_two = Simulated{load, two, cost}.stage(Stage::kPolicyUpdate).memory.activations;
+  const Bytes of_one = Simulated{load, one, cost}.phase(Phase::kPolicyUpdate).memory.activations;
+  const Bytes of_two = Simulated{load, two, cost}.phase(Phase::kPolicyUpdate).memory.activations;
   EXPECT_EQ(of_two.value - of_one.value, 50 * cost.activations_per_token().value);
 }
 
@@ -222,8 +220,8 @@ TEST(SimulationTest, APlanThatPlacesFreelyIsCostedInThePolicyUpdateToo) {
   OneCopy step;
   step.plan.residency = Residency::kFree;
   const CostModel cost = round_cost(1, 2);
-  const SimulatedStage recompute = Simulated{step.load, step.plan, cost}.stage(Stage::kRecompute);
-  const SimulatedStage update = Simulated{step.load, step.plan, cost}.stage(Stage::kPolicyUpdate);
+  const SimulatedPhase recompute = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute);
+  const SimulatedPhase update = Simulated{step.load, step.plan, cost}.phase(Phase::kPolicyUpdate);
   EXPECT_EQ(recompute.copies, 1);
   EXPECT_EQ(update.copies, 1);
   EXPECT_EQ(update.traffic[0].gradients, Bytes{1200});
@@ -249,7 +247,7 @@ TEST(SimulationTest, APolicyUpdateBeginsWithTheFreePlacementThatRecomputeLeaves)
   exchange_ranks(0);  // exchanged from the first event on: the update finds both where it wants them
   EXPECT_EQ(copies(), std::pair(2L, 0L));
   // A policy update by itself begins with homes.
-  EXPECT_EQ((Simulated{load, plan, cost}.stage(Stage::kPolicyUpdate).copies), 2);
+  EXPECT_EQ((Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate).copies), 2);
 }
 
 TEST(SimulationTest, ARepeatedLoadIsTheLoadWrittenOut) {
@@ -258,12 +256,12 @@ TEST(SimulationTest, ARepeatedLoadIsTheLoadWrittenOut) {
       one_layer({{{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}, {{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}});
   const StepPlan plan = homes_plan(twice, 0);
   const CostModel cost = round_cost(1, 2);
-  const SimulatedStage repeated =
-      simulate_stage({.load = once, .plan = plan, .cost = cost, .repeat_load = true}, {.stage = Stage::kPolicyUpdate});
-  EXPECT_EQ(repeated.seconds, (Simulated{twice, plan, cost}.stage(Stage::kPolicyUpdate).seconds));
+  const SimulatedPhase repeated =
+      simulate_phase({.load = once, .plan = plan, .cost = cost, .repeat_load = true}, {.phase = Phase::kPolicyUpdate});
+  EXPECT_EQ(repeated.seconds, (Simulated{twice, plan, cost}.phase(Phase::kPolicyUpdate).seconds));
 }
 
-TEST(SimulationTest, AStepIsItsStagesAndTheMovesOfHomes) {
+TEST(SimulationTest, AStepIsItsPhasesAndTheMovesOfHomes) {
   const LoadTable load = lopsided();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
@@ -271,8 +269,8 @@ TEST(SimulationTest, AStepIsItsStagesAndTheMovesOfHomes) {
   const SimulatedStep step =
       simulate_step({.recompute = input, .policy_update = input}, {.home_moves = 2, .rollout_seconds = 7});
   const Simulated alone{load, plan, cost};
-  EXPECT_EQ(step.recompute.seconds, alone.stage(Stage::kRecompute).seconds);
-  EXPECT_EQ(step.policy_update.seconds, alone.stage(Stage::kPolicyUpdate).seconds);
+  EXPECT_EQ(step.recompute.seconds, alone.phase(Phase::kRecompute).seconds);
+  EXPECT_EQ(step.policy_update.seconds, alone.phase(Phase::kPolicyUpdate).seconds);
   // Each of two ranks sends one expert: 300 parameters, 2 bytes of weights and 12 of optimizer, over 8000 bytes/s.
   EXPECT_NEAR(step.home_move_seconds, 300.0 * 14 / 8000, kNear);
   EXPECT_NEAR(step.step_seconds, step.recompute.seconds + step.policy_update.seconds + step.home_move_seconds, kNear);
@@ -292,7 +290,7 @@ TEST(SimulationTest, WhatDoesNotFitIsRefusedByName) {
   StepPlan plan = homes_plan(load, 0);
   const auto message = [&](const CostModel& cost) -> std::string {
     try {
-      simulate_stage({.load = load, .plan = plan, .cost = cost}, {});
+      simulate_phase({.load = load, .plan = plan, .cost = cost}, {});
     } catch (const InputError& error) {
       return error.what();
     }

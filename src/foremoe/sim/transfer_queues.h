@@ -7,7 +7,7 @@
 //   done with it, as if it went in small pieces.
 // Consequence. When the work up to a deadline is done depends on work up to that deadline alone and is a maximum of
 //   sums, so that more bandwidth, or giving something earlier, never delays anything.
-// Complexity. O(links with work) per phase.
+// Complexity. O(links with work) per part of a turn.
 
 #include <vector>
 

@@ -57,7 +57,7 @@ class LeaseCheck {
 
   // The turns are those of the plan's events, and the tables say where they are.
   void turns() {
-    const bool update = schedule_.stage == Stage::kPolicyUpdate;
+    const bool update = schedule_.phase == Phase::kPolicyUpdate;
     std::vector<Turn> expected;
     for (int t = 0; t < plan_.num_events(); ++t) {
       std::vector<Pass> passes = {plan_.event_pass[t]};
@@ -73,7 +73,7 @@ class LeaseCheck {
     if (update && free()) add("residency free has no policy_update");
     if (!update && plan_.in_flight > 1) add("recompute under the plan of a policy_update");
     if (order.turns != expected)
-      add("the turns are not those of the plan's events under {}", to_string(schedule_.stage));
+      add("the turns are not those of the plan's events under {}", to_string(schedule_.phase));
     const auto layers = plan_.slot_expert.extent(1);
     Array<TurnId, 2> of_pass[2];  // [pass] → [micro_step][layer]
     for (auto& table : of_pass) table = Array<TurnId, 2>({static_cast<std::size_t>(plan_.num_micro_steps()), layers});

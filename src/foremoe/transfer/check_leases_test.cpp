@@ -23,8 +23,8 @@ class SpoiledSchedule : public testing::Test {
   StepPlan free_ = test::free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}, {2, 1, 0, 3}});
 
   static TransferSchedule schedule_of(const StepPlan& plan) {
-    const Stage stage = plan.residency == Residency::kFree ? Stage::kRecompute : Stage::kPolicyUpdate;
-    return make_transfer_schedule(plan, swiglu_layout(8, 4), {.stage = stage, .path = PathChoice::kHost});
+    const Phase phase = plan.residency == Residency::kFree ? Phase::kRecompute : Phase::kPolicyUpdate;
+    return make_transfer_schedule(plan, swiglu_layout(8, 4), {.phase = phase, .path = PathChoice::kHost});
   }
 
   static void finds(const StepPlan& plan, const std::string& what,
@@ -170,13 +170,13 @@ TEST_F(SpoiledSchedule, ArenaWithTooMuchOrTooLittle) {
 
 TEST_F(SpoiledSchedule, TurnsThatAreNotThePlans) {
   finds(plan_, "not those of the plan", [](TransferSchedule& s) { std::swap(s.order.turns[0], s.order.turns[1]); });
-  finds(plan_, "not those of the plan", [](TransferSchedule& s) { s.stage = Stage::kRecompute; });
+  finds(plan_, "not those of the plan", [](TransferSchedule& s) { s.phase = Phase::kRecompute; });
   finds(plan_, "table of forward turns", [](TransferSchedule& s) { s.order.forward(0, 0) = TurnId{1}; });
   finds(plan_, "table of backward turns", [](TransferSchedule& s) { s.order.backward = {}; });
   finds(plan_, "first and last", [](TransferSchedule& s) { s.order.last(1, 0) = TurnId{4}; });
   const StepPlan passes_apart = test::plan_with_guests(Residency::kResident, 2, {{2}, {3}, {2}, {3}});
-  finds(passes_apart, "recompute under the plan", [](TransferSchedule& t) { t.stage = Stage::kRecompute; });
-  finds(free_, "no policy_update", [](TransferSchedule& s) { s.stage = Stage::kPolicyUpdate; });
+  finds(passes_apart, "recompute under the plan", [](TransferSchedule& t) { t.phase = Phase::kRecompute; });
+  finds(free_, "no policy_update", [](TransferSchedule& s) { s.phase = Phase::kPolicyUpdate; });
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ void CopyAttempts::submit(Attempt& attempt) {
   attempt.with_link = true;
 }
 
-// What the link has delivered: is it what the owner published for this stage?
+// What the link has delivered: is it what the owner published for this phase?
 bool CopyAttempts::sound(const Attempt& attempt) const {
   if (version(attempt) != options_.version) return false;
   if (attempt.path != Path::kHost || !options_.verify) return true;

@@ -2,7 +2,7 @@
 
 // The attempts of a rank that are under way: from the choice of a path to what has become of it.
 //
-// Method. An attempt first waits until its source has the version that the stage uses, is then with its link, and has
+// Method. An attempt first waits until its source has the version that the phase uses, is then with its link, and has
 //   arrived when the link says so, the source's version is still the same and, on the host path, checksums agree. It
 //   has failed when the link says so, when any of this is not true, when the source has gone on to a later version, or
 //   when it is late; then the link has forgotten it and nothing writes to its buffer any more.

@@ -104,7 +104,7 @@ void CopyFetcher::failed(std::size_t copy, EngineClock::time_point now) {
   ++figures_.failed_attempts;
   if (options_.must_arrive) {
     if (now - fetch.first_start >= options_.timeout * options_.attempts) {
-      throw StageFailed(fmt::format("rank {}: expert {} of layer {} did not arrive within {} ms, {} attempts",
+      throw PhaseFailed(fmt::format("rank {}: expert {} of layer {} did not arrive within {} ms, {} attempts",
                                     parts_.rank.value, scheduled(copy).expert.value, scheduled(copy).layer.value,
                                     (options_.timeout * options_.attempts).count(), fetch.attempts));
     }

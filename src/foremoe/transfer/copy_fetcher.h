@@ -6,7 +6,7 @@
 //   and the former lease's last reader was released), its turn is near and there is room among the attempts. The first
 //   attempt takes the planned path, the others alternate where both are possible. After `attempts` failures the copy
 //   is missing; whoever counts the turns may ask for it again. Under `must_arrive` it is tried on until
-//   timeout × attempts have passed, then StageFailed; only by the planned path, as homes are not pinned there.
+//   timeout × attempts have passed, then PhaseFailed; only by the planned path, as homes are not pinned there.
 
 #include <span>
 #include <vector>

@@ -15,7 +15,7 @@
 
 namespace foremoe {
 
-using CopyId = Id<struct CopyTag>;  // of an attempt; never reused within a bound stage
+using CopyId = Id<struct CopyTag>;  // of an attempt; never reused within a bound phase
 
 struct Chunk {
   const std::byte* from = nullptr;

@@ -120,7 +120,7 @@ TEST(CopyPaths, BytesAreThoseOfThePassThatReads) {
   StepPlan plan = plan_with({{0, 1, 0}, {0, 2, 0}}, 3, 3);
   plan.residency = Residency::kShared;
   plan.slot_tokens(0, 0, 1, 1) = plan.slot_tokens(0, 0, 2, 1) = Tokens{1};
-  const TransferSchedule schedule = make_transfer_schedule(plan, backward_heavy, {.stage = Stage::kPolicyUpdate});
+  const TransferSchedule schedule = make_transfer_schedule(plan, backward_heavy, {.phase = Phase::kPolicyUpdate});
   // Forward: peer (egress 1), arena (1). Backward: both paths would reach 1 + 100: peer; then the arena.
   ASSERT_EQ(schedule.copies.size(), 4U);
   EXPECT_EQ(schedule.copies[0].path, Path::kPeer);

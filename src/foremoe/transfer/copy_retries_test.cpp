@@ -122,18 +122,18 @@ TEST(TransferEngineThread, KeepsTryingWhereThereIsNoHomeToFallBackTo) {
   EXPECT_EQ(peer.num_requests(), 0U) << "homes are not pinned";
 }
 
-TEST(TransferEngineThread, EndsTheStageWhenWhatMustArriveDoesNot) {
+TEST(TransferEngineThread, EndsThePhaseWhenWhatMustArriveDoesNot) {
   Cluster cluster = pair_with({one_copy()});
   agree(cluster);
   LinkLog host;
   ClusterRank rank(cluster, RankId{0}, {.host = scripted(host, std::deque<CopyState>(9999, CopyState::kFailed))},
                    {.attempts = 2, .timeout = 3ms, .must_arrive = true});
   rank.engine().submit(TurnId{0});
-  EXPECT_THROW(rank.engine().wait(TurnId{0}), StageFailed);
-  EXPECT_THROW(rank.engine().submit(TurnId{1}), StageFailed);
+  EXPECT_THROW(rank.engine().wait(TurnId{0}), PhaseFailed);
+  EXPECT_THROW(rank.engine().submit(TurnId{1}), PhaseFailed);
 }
 
-TEST(TransferEngineThread, ALinkThatThrowsEndsTheStageWithItsException) {
+TEST(TransferEngineThread, ALinkThatThrowsEndsThePhaseWithItsException) {
   struct Broken final : CopyLink {
     void submit(const CopyRequest&) override { throw std::logic_error("no carrier"); }
     CopyState poll(CopyId) override { return CopyState::kUnderWay; }

@@ -1,6 +1,6 @@
 #pragma once
 
-// One arena per node in shared memory: the experts that the node's ranks will fetch in this stage, no more. Each entry
+// One arena per node in shared memory: the experts that the node's ranks will fetch in this phase, no more. Each entry
 // carries the version at which it was written and a checksum; a reader learns of a stale or damaged copy.
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace foremoe {
 
 class HostArena {
  public:
-  // `experts` ascending, as TransferSchedule::arena has them; the layout is that of the stage.
+  // `experts` ascending, as TransferSchedule::arena has them; the layout is that of the phase.
   static HostArena create(std::span<const ArenaExpert> experts, const ExpertLayout& layout);
   // Throws InputError when there is none, or it is one of other experts or another layout.
   static HostArena open(const std::string& name, std::span<const ArenaExpert> experts, const ExpertLayout& layout);

@@ -42,7 +42,7 @@ inline TurnOrder turn_order(const ClusterShape& shape) {
 // `everything`, all other copied experts too.
 inline TransferSchedule complete(const ClusterShape& shape, std::vector<ScheduledCopy> copies, bool everything) {
   TransferSchedule schedule;
-  schedule.stage = shape.backward ? Stage::kPolicyUpdate : Stage::kRecompute;
+  schedule.phase = shape.backward ? Phase::kPolicyUpdate : Phase::kRecompute;
   schedule.order = turn_order(shape);
   const auto key = [](const ScheduledCopy& c) { return std::tuple(c.arrives, c.rank, c.slot); };
   std::ranges::sort(copies, {}, key);

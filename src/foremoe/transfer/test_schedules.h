@@ -1,6 +1,6 @@
 #pragma once
 
-// Plans and the stages that they serve, for tests of schedules.
+// Plans and the phases that they serve, for tests of schedules.
 
 #include <array>
 #include <string>
@@ -73,7 +73,7 @@ inline StepPlan random_plan_with_gaps(const LoadTable& load, const PlanShape& sh
   return plan;
 }
 
-// Every residency, stage and number in flight that go together, on nodes of every size.
+// Every residency, phase and number in flight that go together, on nodes of every size.
 inline std::vector<ScheduleCase> random_cases(std::uint64_t num_seeds) {
   std::vector<ScheduleCase> cases;
   for (std::uint64_t seed = 0; seed < num_seeds; ++seed) {
@@ -85,18 +85,18 @@ inline std::vector<ScheduleCase> random_cases(std::uint64_t num_seeds) {
             {.micro_steps = 4, .layers = 3, .ranks = 4, .experts = 8, .ranks_per_node = ranks_per_node}, seed);
         const StepPlan plan =
             random_plan_with_gaps(load, {.residency = residency, .guest_slots = 2, .in_flight = in_flight}, seed);
-        for (const Stage stage : {Stage::kRecompute, Stage::kPolicyUpdate}) {
-          if (stage == Stage::kRecompute && in_flight > 1) continue;
-          if (stage == Stage::kPolicyUpdate && residency == Residency::kFree) continue;
+        for (const Phase phase : {Phase::kRecompute, Phase::kPolicyUpdate}) {
+          if (phase == Phase::kRecompute && in_flight > 1) continue;
+          if (phase == Phase::kPolicyUpdate && residency == Residency::kFree) continue;
           for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost, PathChoice::kPeer}) {
             if (path == PathChoice::kPeer && residency == Residency::kFree) continue;
             const int depth = 1 + static_cast<int>((seed + static_cast<std::uint64_t>(in_flight)) % 3);
-            cases.push_back({.name = std::string(to_string(residency)) + ", " + std::string(to_string(stage)) + ", " +
+            cases.push_back({.name = std::string(to_string(residency)) + ", " + std::string(to_string(phase)) + ", " +
                                      std::to_string(in_flight) + " in flight, path " +
                                      std::to_string(static_cast<int>(path)) + ", depth " + std::to_string(depth) +
                                      ", nodes of " + std::to_string(ranks_per_node) + ", seed " + std::to_string(seed),
                              .plan = plan,
-                             .options = {.stage = stage, .path = path, .depth = depth}});
+                             .options = {.phase = phase, .path = path, .depth = depth}});
           }
         }
       }

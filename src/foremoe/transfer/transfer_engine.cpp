@@ -172,7 +172,7 @@ void ExpertTransferEngine::finish() {
   const TurnId end{state_->parts.schedule.order.size()};
   submit(end);
   if (!state_->wait(end)) {
-    throw StageFailed(fmt::format("rank {}: the experts of some rank did not come home", state_->parts.rank.value));
+    throw PhaseFailed(fmt::format("rank {}: the experts of some rank did not come home", state_->parts.rank.value));
   }
 }
 

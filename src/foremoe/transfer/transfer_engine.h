@@ -10,14 +10,14 @@
 //   release(t, event)   turn t's readers are done when the event is
 //
 // Method. One thread per rank polls its links; at most kMaxCopiesUnderWay copies are with the links, the rest wait
-// in order of arrival. A copy reads only what its owner has published for this stage's version, and on the host path
+// in order of arrival. A copy reads only what its owner has published for this phase's version, and on the host path
 // is checked by checksum. A failed or late (`timeout`) attempt is repeated by the other path, `attempts` in all.
 // Agreement. At each turn at which copies arrive, and at each turn of a layer where one failed before, ranks vote
 // when their copies are settled; the outcome is the same on all. A guest that is missing is fetched again for the
 // next turn that reads it.
 // Guarantee. Between release(t) of the last reader of a buffer and the next lease nobody reads it; before that nobody
 // writes it. Waiting is bounded: `timeout` × attempts for a rank's own copies, then `ballot_timeout` for the votes of
-// the others; then StageFailed.
+// the others; then PhaseFailed.
 
 #include <chrono>
 #include <cstdint>
@@ -35,8 +35,8 @@ namespace foremoe {
 
 inline constexpr int kMaxCopiesUnderWay = 64;  // per rank, with its links
 
-// A stage that cannot go on, on this rank or on another. Nothing of it may be used.
-class StageFailed : public std::runtime_error {
+// A phase that cannot go on, on this rank or on another. Nothing of it may be used.
+class PhaseFailed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
@@ -60,12 +60,12 @@ class Ballot {
 };
 
 struct EngineOptions {
-  std::uint64_t version = 1;                  // of the weights that this stage uses, ≥ 1
+  std::uint64_t version = 1;                  // of the weights that this phase uses, ≥ 1
   int attempts = 3;                           // per copy
   std::chrono::milliseconds timeout{10'000};  // of one attempt
   bool verify = true;                         // checksums on the host path
   bool eager = true;                          // false: a turn's copies start when it waits for them
-  bool must_arrive = false;  // residency `free`: there is no home to fall back to, so StageFailed instead of a vote
+  bool must_arrive = false;  // residency `free`: there is no home to fall back to, so PhaseFailed instead of a vote
   std::chrono::milliseconds ballot_timeout{0};  // for the others' votes after one's own; 0: timeout × (attempts + 1)
 };
 

@@ -76,7 +76,7 @@ TEST(TransferEngineThread, DoesNotWaitForeverForRanksThatNeverVote) {
   Cluster cluster = pair_with({one_copy()});
   ClusterRank rank(cluster, RankId{0}, {.timeout = 2ms});
   rank.engine().submit(TurnId{0});
-  EXPECT_THROW(rank.engine().wait(TurnId{0}), StageFailed);
+  EXPECT_THROW(rank.engine().wait(TurnId{0}), PhaseFailed);
 }
 
 }  // namespace

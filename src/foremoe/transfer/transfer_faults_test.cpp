@@ -17,15 +17,15 @@ constexpr int kSeeds = 300;
 
 struct Ending {
   ClusterRank::Run run;
-  std::string failure;  // of the stage; empty when it went through
+  std::string failure;  // of the phase; empty when it went through
 };
 
-Ending run_to_the_end(ClusterRank& rank) try { return {.run = rank.run()}; } catch (const StageFailed& error) {
+Ending run_to_the_end(ClusterRank& rank) try { return {.run = rank.run()}; } catch (const PhaseFailed& error) {
   return {.failure = error.what()};
 }
 
 struct Totals {
-  int stages_failed = 0;
+  int phases_failed = 0;
   std::int64_t failed_attempts = 0;
   int refused_turns = 0;
   int whole_turns = 0;
@@ -77,7 +77,7 @@ void run_seed(std::uint64_t seed, Totals& totals) {
     totals.failed_attempts += engines[r]->engine().figures().failed_attempts;
     EXPECT_EQ(ending.run.wrong_turns, 0) << "seed " << seed << ", rank " << r;
     if (!ending.failure.empty()) {
-      ++totals.stages_failed;
+      ++totals.phases_failed;
       continue;
     }
     if (first == nullptr) first = &ending;
@@ -94,7 +94,7 @@ TEST(TransferFaultsThread, NoFaultMakesAWholeTurnWrongOrRanksDisagreeOrHang) {
   EXPECT_GT(totals.failed_attempts, kSeeds);
   EXPECT_GT(totals.refused_turns, kSeeds / 10);
   EXPECT_GT(totals.whole_turns, kSeeds);
-  EXPECT_EQ(totals.stages_failed, 0) << "every missing copy has a home to fall back to";
+  EXPECT_EQ(totals.phases_failed, 0) << "every missing copy has a home to fall back to";
 }
 
 TEST(TransferFaultsThread, ADamagedCopyFromTheArenaIsFetchedAgain) {

@@ -165,8 +165,8 @@ void refuse_bad_options(const StepPlan& plan, const ScheduleOptions& options) {
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options) {
   refuse_bad_options(plan, options);
-  TransferSchedule schedule{.stage = options.stage, .depth = options.depth};
-  schedule.order = make_turn_order(plan, options.stage);
+  TransferSchedule schedule{.phase = options.phase, .depth = options.depth};
+  schedule.order = make_turn_order(plan, options.phase);
   schedule.copies = plan.residency == Residency::kShared ? leases_of_one_turn(plan, schedule.order, options.depth)
                                                          : leases_that_stay(plan, schedule.order);
   std::ranges::sort(schedule.copies, {}, [](const ScheduledCopy& c) {
@@ -196,7 +196,7 @@ GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const
   const bool shared = plan.residency == Residency::kShared;
   GuestMemory memory;
   memory.weights = Bytes{(shared ? options.depth * guests : in_all_layers) * layout.bytes().value};
-  if (options.stage == Stage::kPolicyUpdate) {
+  if (options.phase == Phase::kPolicyUpdate) {
     // Under `shared` a turn's gradients go home with it, so that one set serves all layers.
     memory.gradients = Bytes{(shared ? guests : in_all_layers) * layout.elements() * std::int64_t{sizeof(float)}};
   }

@@ -58,7 +58,7 @@ struct ArenaExpert {
 };
 
 struct TransferSchedule {
-  Stage stage = Stage::kRecompute;
+  Phase phase = Phase::kRecompute;
   int depth = kDefaultDepth;  // turns ahead of which copies are started; sets of buffers under `shared`
   TurnOrder order;
   std::vector<ScheduledCopy> copies;            // by arrives, rank, slot
@@ -71,12 +71,12 @@ struct TransferSchedule {
 };
 
 struct ScheduleOptions {
-  Stage stage = Stage::kRecompute;
+  Phase phase = Phase::kRecompute;
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;  // ≥ 1
 };
 
-// The plan must be one that check_plan accepts. Throws InputError for a stage that the plan is not for, and for peers
+// The plan must be one that check_plan accepts. Throws InputError for a phase that the plan is not for, and for peers
 // alone under `free`. Expert sizes decide paths by bytes.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
@@ -84,7 +84,7 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout
 // Guest memory of one rank, as predicted from the shape of the plan.
 struct GuestMemory {
   Bytes weights;
-  Bytes gradients;  // float32; 0 for a stage without backward
+  Bytes gradients;  // float32; 0 for a phase without backward
 };
 GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const ScheduleOptions& options);
 

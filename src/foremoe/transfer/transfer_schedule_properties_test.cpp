@@ -1,4 +1,4 @@
-// What every schedule promises, on random plans of every residency, stage and number in flight.
+// What every schedule promises, on random plans of every residency, phase and number in flight.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -123,7 +123,7 @@ TEST_F(EveryPlan, IsCopiedExactlyAsItSays) {
       if (copy.arrives.value < schedule.order.size()) ++copies(schedule.order[copy.arrives].event, copy.layer);
     }
     const bool twice =
-        plan.residency == Residency::kShared && plan.in_flight == 1 && c.options.stage == Stage::kPolicyUpdate;
+        plan.residency == Residency::kShared && plan.in_flight == 1 && c.options.phase == Phase::kPolicyUpdate;
     for (int l = 0; l < plan.num_layers(); ++l) {
       CopyFinder finder(plan, LayerId{l});
       for (int t = 0; t < plan.num_events(); ++t) {

@@ -29,13 +29,13 @@ std::vector<Lease> leases(const TransferSchedule& schedule) {
   return result;
 }
 
-TransferSchedule schedule_of(const StepPlan& plan, Stage stage, PathChoice path = PathChoice::kAuto, int depth = 2) {
-  return make_transfer_schedule(plan, kLayout, {.stage = stage, .path = path, .depth = depth});
+TransferSchedule schedule_of(const StepPlan& plan, Phase phase, PathChoice path = PathChoice::kAuto, int depth = 2) {
+  return make_transfer_schedule(plan, kLayout, {.phase = phase, .path = path, .depth = depth});
 }
 
 TEST(TransferSchedule, AGuestThatStaysIsCopiedOnceAndItsSlotIsFreeAfterItsLastReader) {
   const StepPlan plan = test::plan_with_guests(Residency::kResident, 1, {{2}, {2}, {3}, {-1}, {3}, {2}});
-  EXPECT_THAT(leases(schedule_of(plan, Stage::kRecompute)),
+  EXPECT_THAT(leases(schedule_of(plan, Phase::kRecompute)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 1}, Lease{0, 0, 3, 0, 2, 2, 2}, Lease{0, 0, 3, 0, 3, 4, 4},
                           Lease{0, 0, 2, 0, 5, 5, 5}));
 }
@@ -43,20 +43,20 @@ TEST(TransferSchedule, AGuestThatStaysIsCopiedOnceAndItsSlotIsFreeAfterItsLastRe
 TEST(TransferSchedule, WhereBothPassesShareAnEventTheLeaseEndsWithTheBackward) {
   const StepPlan plan = test::plan_with_guests(Residency::kResident, 1, {{2, 3}, {3, 3}});
   // F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 B1.1 B1.0
-  EXPECT_THAT(leases(schedule_of(plan, Stage::kPolicyUpdate)),
+  EXPECT_THAT(leases(schedule_of(plan, Phase::kPolicyUpdate)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 3}, Lease{0, 1, 3, 1, 0, 1, 6}, Lease{0, 0, 3, 0, 4, 4, 7}));
 }
 
 TEST(TransferSchedule, BetweenAForwardAndItsBackwardASlotMayBeLentAndRefilled) {
   const StepPlan plan = test::plan_with_guests(Residency::kResident, 2, {{2}, {3}, {2}, {3}});  // F0 F1 B0 B1
-  EXPECT_THAT(leases(schedule_of(plan, Stage::kPolicyUpdate)),
+  EXPECT_THAT(leases(schedule_of(plan, Phase::kPolicyUpdate)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 0}, Lease{0, 0, 3, 0, 1, 1, 1}, Lease{0, 0, 2, 0, 2, 2, 2},
                           Lease{0, 0, 3, 0, 3, 3, 3}));
 }
 
 TEST(TransferSchedule, SharedBuffersAreFilledAtEveryTurnInSetsThatAlternate) {
   const StepPlan plan = test::plan_with_guests(Residency::kShared, 1, {{2, 3}, {-1, 3}});
-  const TransferSchedule schedule = schedule_of(plan, Stage::kPolicyUpdate, PathChoice::kAuto, 3);
+  const TransferSchedule schedule = schedule_of(plan, Phase::kPolicyUpdate, PathChoice::kAuto, 3);
   EXPECT_THAT(leases(schedule),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 0}, Lease{0, 1, 3, 1, 0, 1, 1}, Lease{0, 1, 3, 2, 0, 2, 2},
                           Lease{0, 0, 2, 0, 1, 3, 3}, Lease{0, 1, 3, 2, 3, 5, 5}, Lease{0, 1, 3, 0, 4, 6, 6}));
@@ -66,12 +66,12 @@ TEST(TransferSchedule, SharedBuffersAreFilledAtEveryTurnInSetsThatAlternate) {
 TEST(TransferSchedule, ASharedGuestWithoutQuotaIsNotFetched) {
   StepPlan plan = test::plan_with_guests(Residency::kShared, 1, {{2}, {2}});
   plan.slot_tokens(0, 0, 0, 2) = Tokens{0};
-  EXPECT_THAT(leases(schedule_of(plan, Stage::kRecompute)), ElementsAre(Lease{0, 0, 2, 1, 0, 1, 1}));
+  EXPECT_THAT(leases(schedule_of(plan, Phase::kRecompute)), ElementsAre(Lease{0, 0, 2, 1, 0, 1, 1}));
 }
 
 TEST(TransferSchedule, UnderFreeDisplacedHomesComeBackAfterTheLastTurn) {
   const StepPlan plan = test::free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}, {2, 1, 0, 3}});
-  const TransferSchedule schedule = schedule_of(plan, Stage::kRecompute);
+  const TransferSchedule schedule = schedule_of(plan, Phase::kRecompute);
   EXPECT_THAT(leases(schedule), ElementsAre(Lease{0, 0, 2, 0, 1, 1, 2}, Lease{1, 0, 0, 0, 1, 1, 2},
                                             Lease{0, 0, 0, 0, 3, 3, 3}, Lease{1, 0, 2, 0, 3, 3, 3}));
   EXPECT_THAT(schedule.first_of_turn, ElementsAre(0, 0, 2, 2, 4));
@@ -84,14 +84,14 @@ TEST(TransferSchedule, UnderFreeDisplacedHomesComeBackAfterTheLastTurn) {
 
 TEST(TransferSchedule, AHomeThatIsDisplacedFromTheStartGivesItsSlotAtOnce) {
   const StepPlan plan = test::free_plan({{2, 1, 0, 3}, {0, 1, 2, 3}});
-  EXPECT_THAT(leases(schedule_of(plan, Stage::kRecompute)),
+  EXPECT_THAT(leases(schedule_of(plan, Phase::kRecompute)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 0}, Lease{1, 0, 0, 0, 0, 0, 0}, Lease{0, 0, 0, 0, 1, 1, 1},
                           Lease{1, 0, 2, 0, 1, 1, 1}));
 }
 
 TEST(TransferSchedule, AHomeThatNobodyOverwroteNeedNotComeBack) {
   const StepPlan plan = test::free_plan({{0, 1, 0, 3}, {-1, 1, 0, 2}, {-1, 1, 0, 3}});
-  const TransferSchedule schedule = schedule_of(plan, Stage::kRecompute);
+  const TransferSchedule schedule = schedule_of(plan, Phase::kRecompute);
   const auto back = schedule.arriving(TurnId{3});
   ASSERT_EQ(back.size(), 1U);
   EXPECT_EQ(back[0].expert, ExpertId{2});  // whose slot expert 0 has; slot 0 of rank 0 was never written
@@ -102,18 +102,18 @@ TEST(GuestMemory, IsWhatEachResidencyKeeps) {
       {{.name = "a", .elements = 100}, {.name = "b", .elements = 10, .type = DataType::kBfloat16}});
   ASSERT_EQ(layout.bytes(), Bytes{448 + 64});
   const LoadTable load = test::random_load({.layers = 5}, 1);
-  const auto memory = [&](Residency residency, Stage stage) {
+  const auto memory = [&](Residency residency, Phase phase) {
     const StepPlan plan = test::random_plan(load, {.residency = residency, .guest_slots = 3}, 1);
-    const GuestMemory m = guest_memory(plan, layout, {.stage = stage, .depth = 4});
+    const GuestMemory m = guest_memory(plan, layout, {.phase = phase, .depth = 4});
     return std::pair(m.weights.value, m.gradients.value);
   };
   for (const Residency residency : {Residency::kStatic, Residency::kResident}) {
-    EXPECT_EQ(memory(residency, Stage::kRecompute), std::pair(3L * 5 * 512, 0L));
-    EXPECT_EQ(memory(residency, Stage::kPolicyUpdate), std::pair(3L * 5 * 512, 3L * 5 * 110 * 4));
+    EXPECT_EQ(memory(residency, Phase::kRecompute), std::pair(3L * 5 * 512, 0L));
+    EXPECT_EQ(memory(residency, Phase::kPolicyUpdate), std::pair(3L * 5 * 512, 3L * 5 * 110 * 4));
   }
-  EXPECT_EQ(memory(Residency::kShared, Stage::kRecompute), std::pair(4L * 3 * 512, 0L));
-  EXPECT_EQ(memory(Residency::kShared, Stage::kPolicyUpdate), std::pair(4L * 3 * 512, 3L * 110 * 4));
-  EXPECT_EQ(memory(Residency::kFree, Stage::kRecompute), std::pair(3L * 5 * 512, 0L));
+  EXPECT_EQ(memory(Residency::kShared, Phase::kRecompute), std::pair(4L * 3 * 512, 0L));
+  EXPECT_EQ(memory(Residency::kShared, Phase::kPolicyUpdate), std::pair(4L * 3 * 512, 3L * 110 * 4));
+  EXPECT_EQ(memory(Residency::kFree, Phase::kRecompute), std::pair(3L * 5 * 512, 0L));
 }
 
 std::string refusal(const StepPlan& plan, const ScheduleOptions& options) {
@@ -129,10 +129,10 @@ TEST(TransferSchedule, PeersAloneAreRefusedUnderFree) {
   EXPECT_THAT(refusal(test::free_plan({{0, 1, 2, 3}}), {.path = PathChoice::kPeer}), HasSubstr("path: "));
 }
 
-TEST(TransferSchedule, AStageThatThePlanIsNotForIsRefused) {
-  EXPECT_THAT(refusal(test::plan_with_guests(Residency::kResident, 2, {{2}, {2}}), {.stage = Stage::kRecompute}),
+TEST(TransferSchedule, APhaseThatThePlanIsNotForIsRefused) {
+  EXPECT_THAT(refusal(test::plan_with_guests(Residency::kResident, 2, {{2}, {2}}), {.phase = Phase::kRecompute}),
               HasSubstr("event_pass[1]"));
-  EXPECT_THAT(refusal(test::free_plan({{0, 1, 2, 3}}), {.stage = Stage::kPolicyUpdate}), HasSubstr("residency"));
+  EXPECT_THAT(refusal(test::free_plan({{0, 1, 2, 3}}), {.phase = Phase::kPolicyUpdate}), HasSubstr("residency"));
 }
 
 TEST(TransferSchedule, NoDepthIsRefused) {
@@ -151,7 +151,7 @@ TEST(TransferSchedule, AGuestInAPinnedHomeSlotIsRefusedWithThePlace) {
 
 TEST(TransferSchedule, WithoutGuestsThereIsNothingToCopy) {
   const LoadTable load = test::random_load({}, 1);
-  const TransferSchedule schedule = schedule_of(test::random_plan(load, {.guest_slots = 0}, 1), Stage::kPolicyUpdate);
+  const TransferSchedule schedule = schedule_of(test::random_plan(load, {.guest_slots = 0}, 1), Phase::kPolicyUpdate);
   EXPECT_THAT(schedule.copies, IsEmpty());
   EXPECT_THAT(schedule.arena, ElementsAre(IsEmpty(), IsEmpty()));
   EXPECT_EQ(schedule.buffers_per_rank, 0);

@@ -8,16 +8,16 @@
 
 namespace foremoe {
 
-std::string_view to_string(Stage stage) { return stage == Stage::kRecompute ? "recompute" : "policy_update"; }
+std::string_view to_string(Phase phase) { return phase == Phase::kRecompute ? "recompute" : "policy_update"; }
 
-static void refuse_what_the_plan_is_not_for(const StepPlan& plan, Stage stage) {
-  if (stage == Stage::kPolicyUpdate && plan.residency == Residency::kFree) {
+static void refuse_what_the_plan_is_not_for(const StepPlan& plan, Phase phase) {
+  if (phase == Phase::kPolicyUpdate && plan.residency == Residency::kFree) {
     throw InputError({.field = "residency"},
                      "is free, where experts leave their homes: such a plan has no backward pass and cannot serve "
                      "policy_update");
   }
   const auto backward = std::ranges::find(plan.event_pass, Pass::kBackward);
-  if (stage == Stage::kRecompute && backward != plan.event_pass.end()) {
+  if (phase == Phase::kRecompute && backward != plan.event_pass.end()) {
     throw InputError({.field = "event_pass", .index = fmt::format("[{}]", backward - plan.event_pass.begin())},
                      fmt::format("is a backward pass: this plan, made for {} micro-steps in flight, is that of "
                                  "policy_update and cannot serve recompute",
@@ -25,12 +25,12 @@ static void refuse_what_the_plan_is_not_for(const StepPlan& plan, Stage stage) {
   }
 }
 
-TurnOrder make_turn_order(const StepPlan& plan, Stage stage) {
-  refuse_what_the_plan_is_not_for(plan, stage);
+TurnOrder make_turn_order(const StepPlan& plan, Phase phase) {
+  refuse_what_the_plan_is_not_for(plan, phase);
   const auto events = static_cast<std::size_t>(plan.num_events());
   const auto layers = static_cast<std::size_t>(plan.num_layers());
   const auto micro_steps = static_cast<std::size_t>(plan.num_micro_steps());
-  const bool with_backward = stage == Stage::kPolicyUpdate;
+  const bool with_backward = phase == Phase::kPolicyUpdate;
   const bool passes_share_events = plan.in_flight == 1;
 
   TurnOrder order;

@@ -13,9 +13,9 @@
 
 namespace foremoe {
 
-enum class Stage : std::uint8_t { kRecompute, kPolicyUpdate };  // forward only; forward and backward
+enum class Phase : std::uint8_t { kRecompute, kPolicyUpdate };  // forward only; forward and backward
 
-std::string_view to_string(Stage stage);  // "recompute", "policy_update"
+std::string_view to_string(Phase phase);  // "recompute", "policy_update"
 
 using TurnId = Id<struct TurnTag>;
 
@@ -31,7 +31,7 @@ struct Turn {
 struct TurnOrder {
   std::vector<Turn> turns;
   Array<TurnId, 2> forward;   // [micro_step][layer]
-  Array<TurnId, 2> backward;  // [micro_step][layer]; empty when the stage is forward-only
+  Array<TurnId, 2> backward;  // [micro_step][layer]; empty when the phase is forward-only
   Array<TurnId, 2> first;     // [event][layer], first turn that reads the slots of this event
   Array<TurnId, 2> last;      // [event][layer], last turn that reads them
 
@@ -39,8 +39,8 @@ struct TurnOrder {
   const Turn& operator[](TurnId t) const { return turns[t.index()]; }
 };
 
-// The turns of a stage under the plan's events. A plan with backward events is the policy update's alone: asking for
+// The turns of a phase under the plan's events. A plan with backward events is the policy update's alone: asking for
 // recompute then is an InputError, as is policy_update under residency `free`.
-TurnOrder make_turn_order(const StepPlan& plan, Stage stage);
+TurnOrder make_turn_order(const StepPlan& plan, Phase phase);
 
 }  // namespace foremoe

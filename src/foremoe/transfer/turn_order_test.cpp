@@ -36,7 +36,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST(TurnOrder, RecomputeTakesLayersUpwardsMicroStepByMicroStep) {
-  const TurnOrder order = make_turn_order(plan_of(2, 3, 1), Stage::kRecompute);
+  const TurnOrder order = make_turn_order(plan_of(2, 3, 1), Phase::kRecompute);
   EXPECT_THAT(words(order), ElementsAre("F0.0", "F0.1", "F0.2", "F1.0", "F1.1", "F1.2"));
   EXPECT_THAT(numbers(order.forward), ElementsAre(0, 1, 2, 3, 4, 5));
   EXPECT_TRUE(order.backward.empty());
@@ -45,7 +45,7 @@ TEST(TurnOrder, RecomputeTakesLayersUpwardsMicroStepByMicroStep) {
 }
 
 TEST(TurnOrder, WithOneInFlightBackwardGoesDownAgainWithinTheEvent) {
-  const TurnOrder order = make_turn_order(plan_of(2, 2, 1), Stage::kPolicyUpdate);
+  const TurnOrder order = make_turn_order(plan_of(2, 2, 1), Phase::kPolicyUpdate);
   EXPECT_THAT(words(order), ElementsAre("F0.0", "F0.1", "B0.1", "B0.0", "F1.0", "F1.1", "B1.1", "B1.0"));
   EXPECT_THAT(numbers(order.forward), ElementsAre(0, 1, 4, 5));
   EXPECT_THAT(numbers(order.backward), ElementsAre(3, 2, 7, 6));
@@ -55,7 +55,7 @@ TEST(TurnOrder, WithOneInFlightBackwardGoesDownAgainWithinTheEvent) {
 }
 
 TEST(TurnOrder, WithMoreInFlightEachPassIsAnEventOfItsOwn) {
-  const TurnOrder order = make_turn_order(plan_of(3, 2, 2), Stage::kPolicyUpdate);
+  const TurnOrder order = make_turn_order(plan_of(3, 2, 2), Phase::kPolicyUpdate);
   EXPECT_THAT(words(order), ElementsAre("F0.0", "F0.1", "F1.0", "F1.1", "B0.1", "B0.0", "F2.0", "F2.1", "B1.1", "B1.0",
                                         "B2.1", "B2.0"));
   EXPECT_THAT(numbers(order.forward), ElementsAre(0, 1, 2, 3, 6, 7));
@@ -66,7 +66,7 @@ TEST(TurnOrder, WithMoreInFlightEachPassIsAnEventOfItsOwn) {
 }
 
 TEST(TurnOrder, MoreInFlightThanMicroStepsStillGivesEveryPassItsEvent) {
-  const TurnOrder order = make_turn_order(plan_of(1, 2, 4), Stage::kPolicyUpdate);
+  const TurnOrder order = make_turn_order(plan_of(1, 2, 4), Phase::kPolicyUpdate);
   EXPECT_THAT(words(order), ElementsAre("F0.0", "F0.1", "B0.1", "B0.0"));
   EXPECT_THAT(numbers(order.first), ElementsAre(0, 1, 3, 2));
 }
@@ -83,20 +83,20 @@ std::string refusal(F&& f) {
 
 TEST(TurnOrder, RecomputeUnderThePlanOfThePolicyUpdateIsRefusedWithTheEvent) {
   const StepPlan plan = plan_of(3, 2, 2);
-  const std::string why = refusal([&] { make_turn_order(plan, Stage::kRecompute); });
+  const std::string why = refusal([&] { make_turn_order(plan, Phase::kRecompute); });
   EXPECT_THAT(why, HasSubstr("event_pass[2]"));
   EXPECT_THAT(why, HasSubstr("2 micro-steps in flight"));
 }
 
 TEST(TurnOrder, FreelyMovingExpertsHaveNoPolicyUpdate) {
   const StepPlan plan = plan_of(2, 2, 1, Residency::kFree);
-  EXPECT_THAT(refusal([&] { make_turn_order(plan, Stage::kPolicyUpdate); }), HasSubstr("residency"));
-  EXPECT_EQ(make_turn_order(plan, Stage::kRecompute).size(), 4);
+  EXPECT_THAT(refusal([&] { make_turn_order(plan, Phase::kPolicyUpdate); }), HasSubstr("residency"));
+  EXPECT_EQ(make_turn_order(plan, Phase::kRecompute).size(), 4);
 }
 
-TEST(TurnOrder, StagesAreNamedAsOnTheCommandLine) {
-  EXPECT_EQ(to_string(Stage::kRecompute), "recompute");
-  EXPECT_EQ(to_string(Stage::kPolicyUpdate), "policy_update");
+TEST(TurnOrder, PhasesAreNamedAsOnTheCommandLine) {
+  EXPECT_EQ(to_string(Phase::kRecompute), "recompute");
+  EXPECT_EQ(to_string(Phase::kPolicyUpdate), "policy_update");
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ std::span<const TurnVotes::Decided> TurnVotes::step(const EnginePosition& positi
     const auto limit =
         options_.ballot_timeout.count() > 0 ? options_.ballot_timeout : options_.timeout * (options_.attempts + 1);
     if (now - std::max(position.waiting_since, open_.front().cast) > limit) {
-      throw StageFailed(fmt::format("rank {}: the ranks did not agree on turn {} within {} ms", parts_.rank.value,
+      throw PhaseFailed(fmt::format("rank {}: the ranks did not agree on turn {} within {} ms", parts_.rank.value,
                                     open_.front().turn.value, limit.count()));
     }
   }

@@ -9,7 +9,7 @@
 // Invariant. Which turns are voted on follows from the schedule and from former outcomes, both the same on all ranks:
 //   the layer's former vote is known before the next one's question is put.
 // Guarantee. A rank that waits for a turn and has voted knows the outcome within the ballot's timeout, by default as
-//   long as the others' own copies may take and one attempt more; or it gets StageFailed.
+//   long as the others' own copies may take and one attempt more; or it gets PhaseFailed.
 
 #include <cstdint>
 #include <deque>

@@ -34,7 +34,7 @@ class MpiExchange {
   };
   MpiExchange(MpiSession& session, const Options& options);  // collective
 
-  // [rank] each. Throws StageFailed, naming both ranks, where a block is not of the expected size.
+  // [rank] each. Throws PhaseFailed, naming both ranks, where a block is not of the expected size.
   void run(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive);
 
  private:

@@ -28,7 +28,7 @@ MpiPeerLink::MpiPeerLink(Parts parts)
 }
 
 MpiPeerLink::~MpiPeerLink() {
-  // After a stage that went well nothing is under way. After a failure, what is gets a moment to arrive.
+  // After a phase that went well nothing is under way. After a failure, what is gets a moment to arrive.
   try {
     Patience patience(std::min(timeout_, std::chrono::milliseconds{1'000}));
     while (!idle() && patience.pause()) server_.progress();

@@ -125,7 +125,7 @@ class ThreadsCommunicator final : public Communicator {
     }
   }
   void stop_sharing(bool early) noexcept override {
-    if (early) group_->fail(fmt::format("rank {} ended its stage early", rank_.value));
+    if (early) group_->fail(fmt::format("rank {} ended its phase early", rank_.value));
     group_->end_sharing(rank_);
   }
   const std::byte* local(RankId, const std::byte* pointer) const override { return pointer; }
@@ -202,7 +202,7 @@ class ThreadsCommunicator final : public Communicator {
     const std::int64_t sent = group_->post(from).send_bytes[to.index()];
     const std::int64_t expected = group_->post(to).receive_bytes[from.index()];
     if (sent == expected) return;
-    throw StageFailed(fmt::format("all-to-all: rank {} sends {} bytes to rank {}, which expects {}", from.value, sent,
+    throw PhaseFailed(fmt::format("all-to-all: rank {} sends {} bytes to rank {}, which expects {}", from.value, sent,
                                   to.value, expected));
   }
 
@@ -210,7 +210,7 @@ class ThreadsCommunicator final : public Communicator {
     for (int r = 0; r < num_ranks(); ++r) {
       const std::size_t theirs = group_->post(RankId{r}).bytes;
       if (theirs == bytes) continue;
-      throw StageFailed(fmt::format("rank {} has {} bytes where rank {} has {}", r, theirs, rank_.value, bytes));
+      throw PhaseFailed(fmt::format("rank {} has {} bytes where rank {} has {}", r, theirs, rank_.value, bytes));
     }
   }
 

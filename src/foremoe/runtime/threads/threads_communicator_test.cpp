@@ -114,7 +114,7 @@ TEST(ThreadsCommunicator, SumsOfDifferentLengthsAreAnError) {
     std::vector<float> values(communicator.rank() == RankId{1} ? 5 : 4);
     try {
       communicator.all_reduce_sum(values, device.stream());
-    } catch (const StageFailed&) {
+    } catch (const PhaseFailed&) {
       ++refused;
     } catch (const PeerFailed&) {
     }

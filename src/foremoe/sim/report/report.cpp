@@ -127,7 +127,7 @@ std::string footer(const Report& report) {
 
 }  // namespace
 
-double StageTime::seconds() const {
+double PhaseTime::seconds() const {
   double sum = 0;
   for (const TimePart& part : parts) sum += part.seconds;
   return sum;

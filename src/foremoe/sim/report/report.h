@@ -12,13 +12,13 @@
 
 namespace foremoe::report {
 
-// Of a stage's critical path: what the ranks were doing.
+// Of a phase's critical path: what the ranks were doing.
 struct TimePart {
   std::string name;  // "experts", "exposed copies" …: those that occur get a colour in the order of first occurrence
   double seconds = 0;
 };
 
-struct StageTime {
+struct PhaseTime {
   std::vector<TimePart> parts;
   double ideal_seconds = 0;  // every rank at the mean load, nothing copied
 
@@ -42,8 +42,8 @@ struct PolicyResult {
   double copies_per_layer_event = 0;
   std::int64_t home_moves = 0;
   double plan_us = 0;  // per layer and micro-step
-  StageTime recompute;
-  StageTime policy_update;
+  PhaseTime recompute;
+  PhaseTime policy_update;
   double step_seconds = 0;
   double ideal_step_seconds = 0;
   double exposed_copy_seconds = 0;

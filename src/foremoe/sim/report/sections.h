@@ -15,7 +15,7 @@ HtmlSection policies_section(const Report& report);  // the table
 HtmlSection load_section(const Report& report);      // heat maps before and after
 HtmlSection balance_section(const Report& report);   // distribution of ρ
 HtmlSection shares_section(const Report& report);    // the review's buckets of ρ
-HtmlSection time_section(const Report& report);      // stage times, stacked
+HtmlSection time_section(const Report& report);      // phase times, stacked
 HtmlSection ablation_section(const Report& report);
 HtmlSection memory_section(const Report& report);
 HtmlSection traffic_section(const Report& report);

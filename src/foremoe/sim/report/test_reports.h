@@ -32,16 +32,16 @@ inline Array<std::int64_t, 2> tokens(const Size& size, double skew) {
 inline PolicyResult policy(const std::string& name, double rho, double exposed) {
   PolicyResult p{.policy = name, .skipped = {}, .residency = "resident"};
   for (int i = 0; i < 200; ++i) p.rho.push_back(1 + (rho - 1) * (0.6 + 0.8 * ((i * 37 % 200) / 200.0)));
-  const auto stage = [&](double factor) {
-    return StageTime{.parts = {{"dense", 2.5 * factor},
+  const auto phase = [&](double factor) {
+    return PhaseTime{.parts = {{"dense", 2.5 * factor},
                                {"dispatch", 0.8 * factor},
                                {"experts", 3.1 * rho * factor},
                                {"combine", 0.7 * factor},
                                {"exposed copies", exposed * factor}},
                      .ideal_seconds = 7.1 * factor};
   };
-  p.recompute = stage(1);
-  p.policy_update = stage(3);
+  p.recompute = phase(1);
+  p.policy_update = phase(3);
   p.policy_update.parts.push_back({"optimizer", 0.4});
   p.policy_update.ideal_seconds += 0.4;
   p.step_seconds = p.recompute.seconds() + p.policy_update.seconds();

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kColours = 10;  // s0 … s9
 constexpr const char* kIdeal = "ideal";
 
-using StageOf = StageTime PolicyResult::*;
+using PhaseOf = PhaseTime PolicyResult::*;
 
 // A part has one colour on the whole page.
 struct Palette {
@@ -23,8 +23,8 @@ struct Palette {
 
   explicit Palette(const Report& report) {
     for (const PolicyResult* p : planned(report)) {
-      for (const StageOf stage : {&PolicyResult::recompute, &PolicyResult::policy_update}) {
-        for (const TimePart& part : (p->*stage).parts) {
+      for (const PhaseOf phase : {&PolicyResult::recompute, &PolicyResult::policy_update}) {
+        for (const TimePart& part : (p->*phase).parts) {
           if (part.seconds > 0 && std::find(parts.begin(), parts.end(), part.name) == parts.end()) {
             parts.push_back(part.name);
           }
@@ -43,23 +43,23 @@ std::string colour_of(const std::string& part, std::size_t index) {
   return fmt::format("s{}", at != kKnown.end() ? static_cast<std::size_t>(at - kKnown.begin()) : index % kColours);
 }
 
-double seconds_of(const StageTime& time, const std::string& part) {
+double seconds_of(const PhaseTime& time, const std::string& part) {
   double sum = 0;
   for (const TimePart& p : time.parts) sum += p.name == part ? p.seconds : 0;
   return sum;
 }
 
-struct Stage {
-  StageOf member;
+struct Phase {
+  PhaseOf member;
   std::string id;
   std::string name;
 };
 
-BarChart stage_chart(const Report& report, const Stage& stage, const Palette& palette) {
+BarChart phase_chart(const Report& report, const Phase& phase, const Palette& palette) {
   const PolicyResult& before = *report.find(report.before);
-  const double ideal = (before.*stage.member).ideal_seconds;
-  BarChart chart{.text = {.id = "time-" + stage.id,
-                          .title = fmt::format("Seconds of the {} by policy and part", stage.name),
+  const double ideal = (before.*phase.member).ideal_seconds;
+  BarChart chart{.text = {.id = "time-" + phase.id,
+                          .title = fmt::format("Seconds of the {} by policy and part", phase.name),
                           .description = fmt::format("Ideal: {}. ", seconds_text(ideal))},
                  .axis = "seconds of the critical path",
                  .series = {},
@@ -71,7 +71,7 @@ BarChart stage_chart(const Report& report, const Stage& stage, const Palette& pa
   const auto here = [&](const std::string& part) {
     const auto all = planned(report);
     return std::any_of(all.begin(), all.end(),
-                       [&](const PolicyResult* p) { return seconds_of(p->*stage.member, part) > 0; });
+                       [&](const PolicyResult* p) { return seconds_of(p->*phase.member, part) > 0; });
   };
   std::vector<std::string> parts;
   for (std::size_t i = 0; i < palette.parts.size(); ++i) {
@@ -83,9 +83,9 @@ BarChart stage_chart(const Report& report, const Stage& stage, const Palette& pa
   Bar best{.row = {.name = kIdeal, .text = seconds_text(ideal)}, .values = std::vector<double>(parts.size(), 0.0)};
   best.values.push_back(ideal);
   chart.bars.push_back(std::move(best));
-  const double before_seconds = (before.*stage.member).seconds();
+  const double before_seconds = (before.*phase.member).seconds();
   for (const PolicyResult* p : planned(report)) {
-    const StageTime& time = p->*stage.member;
+    const PhaseTime& time = p->*phase.member;
     Bar bar{.row = {.name = p->policy,
                     .text = fmt::format("{} · {}", seconds_text(time.seconds()),
                                         times_text(before_seconds / time.seconds())),
@@ -98,12 +98,12 @@ BarChart stage_chart(const Report& report, const Stage& stage, const Palette& pa
   return chart;
 }
 
-HtmlTable stage_table(const Report& report, const Stage& stage, const Palette& palette) {
-  HtmlTable table{.caption = fmt::format("seconds of the {} by part", stage.name), .head = {"policy"}, .rows = {}};
+HtmlTable phase_table(const Report& report, const Phase& phase, const Palette& palette) {
+  HtmlTable table{.caption = fmt::format("seconds of the {} by part", phase.name), .head = {"policy"}, .rows = {}};
   for (const std::string& part : palette.parts) table.head.push_back(part);
   for (const char* name : {"sum", kIdeal}) table.head.emplace_back(name);
   for (const PolicyResult* p : planned(report)) {
-    const StageTime& time = p->*stage.member;
+    const PhaseTime& time = p->*phase.member;
     std::vector<std::string> row{p->policy};
     for (const std::string& part : palette.parts) row.push_back(seconds_text(seconds_of(time, part)));
     row.push_back(seconds_text(time.seconds()));
@@ -119,11 +119,11 @@ HtmlSection time_section(const Report& report) {
   if (report.find(report.before) == nullptr) return {};
   const Palette palette(report);
   if (palette.parts.empty()) return {};
-  const auto part = [&](const Stage& stage, std::string_view heading) {
+  const auto part = [&](const Phase& phase, std::string_view heading) {
     return "<div>\n" +
-           figure(stage_chart(report, stage, palette),
+           figure(phase_chart(report, phase, palette),
                   fmt::format("{}; dashed: every rank at the mean load, nothing copied", heading)) +
-           folded(stage_table(report, stage, palette)) + "</div>\n";
+           folded(phase_table(report, phase, palette)) + "</div>\n";
   };
   return {.id = "time",
           .heading = "Where the time goes",

@@ -15,13 +15,13 @@ double pairs_of(M of) { return std::max(1.0, static_cast<double>(of.figures.laye
 // Of one layer's turn, milliseconds.
 double ms_per_turn(M of, double seconds) { return 1e3 * seconds / pairs_of(of); }
 
-double turns(const SimulatedStage& stage) { return stage.seconds - stage.parts.arena_refresh - stage.parts.optimizer; }
+double turns(const SimulatedPhase& phase) { return phase.seconds - phase.parts.arena_refresh - phase.parts.optimizer; }
 
 double forward_ms(M of) { return ms_per_turn(of, turns(of.step->recompute)); }
 
 // What copying and planning add to a step: nothing of ForeMoE-opt's.
 double overhead(const SimulatedStep& step) {
-  const auto of = [](const StageSeconds& p) {
+  const auto of = [](const PhaseSeconds& p) {
     return p.arena_refresh + p.planning + p.exposed_copies + p.exposed_gradients;
   };
   return of(step.recompute.parts) + of(step.policy_update.parts);
@@ -29,9 +29,9 @@ double overhead(const SimulatedStep& step) {
 
 double gib(double bytes) { return bytes / (1 << 30); }
 
-double busiest_node_link(const SimulatedStage& stage) {
+double busiest_node_link(const SimulatedPhase& phase) {
   std::int64_t most = 0;
-  for (const Bytes bytes : stage.between_nodes.flat()) most = std::max(most, bytes.value);
+  for (const Bytes bytes : phase.between_nodes.flat()) most = std::max(most, bytes.value);
   return static_cast<double>(most);
 }
 

@@ -180,9 +180,9 @@ ExperimentInput read_input(TomlFields fields, const std::optional<ModelShape>& o
   return input;
 }
 
-Stages read_stages(TomlFields& fields) {
+PlannerStages read_stages(TomlFields& fields) {
   const std::string letters = fields.text("stages").value_or("BLPT");
-  Stages stages{.base = false, .relocation = false, .replication = false, .tokens = false};
+  PlannerStages stages{.base = false, .relocation = false, .replication = false, .tokens = false};
   for (const char letter : letters) {
     const std::array<bool*, 4> stage{&stages.base, &stages.relocation, &stages.replication, &stages.tokens};
     const auto at = std::string_view("BLPT").find(letter);

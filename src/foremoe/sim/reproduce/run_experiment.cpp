@@ -85,12 +85,12 @@ Step make_step(const ExperimentInput& input, bool simulated, ThreadPool& pool) {
 
 SimulatedStep simulated(const ExperimentSystem& system, const OnlineWork& online, const StepPlan& plan,
                         const ExperimentInput& input, const Step& step, std::int64_t home_moves) {
-  const SimulationInput stage{.load = step.load,
+  const SimulationInput phase{.load = step.load,
                               .plan = plan,
                               .cost = *step.cost,
                               .trace = step.trace ? &*step.trace : nullptr,
                               .batching = step.batching ? &*step.batching : nullptr};
-  return simulate_step({.recompute = stage, .policy_update = stage}, {.stage = {.path = system.path, .online = online},
+  return simulate_step({.recompute = phase, .policy_update = phase}, {.phase = {.path = system.path, .online = online},
                                                                       .home_moves = home_moves,
                                                                       .rollout_seconds = input.on->rollout_seconds});
 }

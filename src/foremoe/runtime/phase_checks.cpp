@@ -1,0 +1,116 @@
+#include "foremoe/runtime/phase_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "foremoe/core/error.h"
+#include "foremoe/core/sha256.h"
+
+namespace foremoe {
+
+void expect_float32(const ExpertLayout& layout, const ExpertShape& shape) {
+  const std::int64_t elements[] = {std::int64_t{2} * shape.intermediate * shape.hidden,
+                                   std::int64_t{shape.hidden} * shape.intermediate};
+  if (layout.num_segments() != 2) {
+    throw InputError({.file = {}, .field = "layout", .index = {}},
+                     fmt::format("{} segments, expected gate-up and down", layout.num_segments()));
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Segment& segment = layout.segments()[i];
+    if (segment.type != DataType::kFloat32) {
+      throw InputError({.file = {}, .field = "layout", .index = segment.name},
+                       fmt::format("{}, the arithmetic is float32", to_string(segment.type)));
+    }
+    if (segment.elements != elements[i]) {
+      throw InputError({.file = {}, .field = "layout", .index = segment.name},
+                       fmt::format("{} elements, hidden {} and intermediate {} need {}", segment.elements, shape.hidden,
+                                   shape.intermediate, elements[i]));
+    }
+  }
+}
+
+void expect_fitting(const PhaseParts& parts, const Communicator& communicator) {
+  const StepPlan& plan = parts.plan;
+  const LoadTable& load = parts.load;
+  const auto expect = [](const char* what, int of_plan, int other, const char* of) {
+    if (of_plan == other) return;
+    throw InputError({.file = {}, .field = "plan", .index = {}},
+                     fmt::format("{} {}, {} has {}", of_plan, what, of, other));
+  };
+  expect("ranks", plan.num_ranks(), communicator.num_ranks(), "the communicator");
+  expect("ranks", plan.num_ranks(), load.num_ranks(), "the load");
+  expect("ranks per node", plan.ranks_per_node, communicator.topology().ranks_per_node, "the communicator");
+  expect("layers", plan.num_layers(), load.num_layers(), "the load");
+  expect("experts", plan.num_experts(), load.num_experts(), "the load");
+  expect("micro-steps", plan.num_micro_steps(), load.num_micro_steps(), "the load");
+  expect("events", plan.num_events(), static_cast<int>(parts.schedule.order.first.extent(0)), "the schedule");
+  const auto cells = static_cast<std::size_t>(load.num_micro_steps()) * static_cast<std::size_t>(load.num_layers());
+  if (!parts.without_route.empty() && parts.without_route.size() != cells) {
+    throw InputError({.file = {}, .field = "without_route", .index = {}},
+                     fmt::format("{} entries, expected {} micro-steps × layers", parts.without_route.size(), cells));
+  }
+}
+
+void expect_same_phase(const PhaseParts& parts, std::uint64_t version, Communicator& communicator) {
+  const StepPlan& plan = parts.plan;
+  const TransferSchedule& schedule = parts.schedule;
+  std::vector<std::int64_t> words = {static_cast<std::int64_t>(version),
+                                     static_cast<std::int64_t>(plan.residency),
+                                     plan.guest_slots,
+                                     plan.in_flight,
+                                     static_cast<std::int64_t>(schedule.phase),
+                                     schedule.depth,
+                                     parts.load.top_k,
+                                     parts.shape.hidden,
+                                     parts.shape.intermediate};
+  for (int e = 0; e < plan.num_events(); ++e) {
+    words.push_back(plan.event_micro_step[static_cast<std::size_t>(e)].value);
+    words.push_back(static_cast<std::int64_t>(plan.event_pass[static_cast<std::size_t>(e)]));
+  }
+  for (const ScheduledCopy& copy : schedule.copies) {
+    words.insert(words.end(),
+                 {copy.rank.value, copy.layer.value, copy.expert.value, copy.buffer, copy.opens.value,
+                  copy.arrives.value, copy.closes.value, static_cast<std::int64_t>(copy.path), copy.source.value});
+  }
+  Sha256 hash;
+  hash.update(std::as_bytes(std::span(words)));
+  hash.update(std::as_bytes(plan.slot_expert.flat()));
+  hash.update(std::as_bytes(plan.home.flat()));
+  hash.update(std::as_bytes(parts.load.load.flat()));
+  hash.update(std::as_bytes(std::span(parts.without_route)));
+  const std::string mine = hash.hex();
+  std::string all(mine.size() * static_cast<std::size_t>(communicator.num_ranks()), '\0');
+  communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  for (int r = 0; r < communicator.num_ranks(); ++r) {
+    if (all.compare(static_cast<std::size_t>(r) * mine.size(), mine.size(), mine) == 0) continue;
+    throw InputError({.file = {}, .field = "plan", .index = {}},
+                     fmt::format("rank {} and rank {} hold different plans, loads, schedules or versions", r,
+                                 communicator.rank().value));
+  }
+}
+
+std::int64_t most_rows_computed(const PhaseParts& parts, RankId rank) {
+  std::int64_t most = 0;
+  const int layers = parts.plan.num_layers();
+  std::vector<std::int64_t> load(static_cast<std::size_t>(parts.plan.num_experts()));
+  std::vector<std::int64_t> of_rank(static_cast<std::size_t>(parts.plan.num_ranks()));
+  for (int m = 0; m < parts.load.num_micro_steps(); ++m) {
+    for (int l = 0; l < layers; ++l) {
+      parts.load.expert_loads(MicroStepId{m}, LayerId{l}, load);
+      std::ranges::fill(of_rank, 0);
+      for (std::size_t e = 0; e < load.size(); ++e) of_rank[parts.plan.home(l, e).index()] += load[e];
+      most = std::max(most, of_rank[rank.index()]);
+    }
+  }
+  for (int event = 0; event < parts.plan.num_events(); ++event) {
+    for (int l = 0; l < layers; ++l) {
+      std::int64_t quota = 0;
+      for (const Tokens tokens : parts.plan.slot_tokens.row(event, l, rank)) quota += tokens.value;
+      most = std::max(most, quota);
+    }
+  }
+  return most;
+}
+
+}  // namespace foremoe

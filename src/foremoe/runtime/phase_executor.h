@@ -1,0 +1,116 @@
+#pragma once
+
+// A phase bound on one rank: its plan, its guest memory, its engine and its communicator, between bind and unbind.
+// The caller runs its own work (attention, router) and calls forward and backward for every turn in order; in
+// between, experts travel. No address, thread or registration outlives the object.
+//
+//   PhaseExecutor phase(parts, homes, communicator, device, options);
+//   for each turn t:  phase.begin(t);  … attention …;  phase.forward(t, …) or phase.backward(t, …);
+//   phase.drain(layers);  … the framework's own gradient reduction …
+//   phase.finish();
+//
+// A turn whose copies failed on any rank falls back: both passes of that micro-step and layer run at homes. Guests'
+// gradients accumulate in their slots, go home when the guest leaves or at drain(), and are added there in (layer,
+// expert, rank) order, exactly once. The caller's gradients are zero
+// at bind; a phase that goes before finish() was done leaves them zero, and homes as they were: nothing is half
+// applied.
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "foremoe/core/timeline.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/rollout/load_table.h"
+#include "foremoe/runtime/communicator.h"
+#include "foremoe/runtime/device.h"
+#include "foremoe/transfer/transfer_engine.h"
+#include "foremoe/transfer/transfer_schedule.h"
+
+namespace foremoe {
+
+// One rank's home experts, lent by the caller for the time of the phase. [layer][home slot], homes ascending.
+struct HomeExpert {
+  std::vector<std::byte*> weights;  // [segment]
+  std::vector<float*> gradients;    // [segment]; empty in a phase without backward
+};
+struct HomeExperts {
+  Array<HomeExpert, 2> experts;
+  std::vector<SharedRegion> regions;  // that the weights lie in, for peers
+};
+
+// A link around another, for tests and measurements: throttles, delays, fails.
+using LinkDecorator = std::function<std::unique_ptr<CopyLink>(std::unique_ptr<CopyLink> link, RankId rank, Path path)>;
+
+struct PhaseOptions {
+  EngineOptions engine;
+  LinkDecorator decorate;  // none: links as they are
+  Timeline* timeline = nullptr;
+  bool overlap = true;           // false: copies start when the layer waits for them
+  std::int64_t most_tokens = 0;  // that any source has in one micro-step
+};
+
+// The same on every rank.
+struct PhaseParts {
+  const LoadTable& load;
+  const StepPlan& plan;  // its placement is final; quotas of a micro-step when its forward begins
+  const TransferSchedule& schedule;
+  ExpertLayout layout;
+  ExpertShape shape;
+  // [micro_step·layers + layer]: not 0 where any source has rows without a route; empty: nowhere.
+  std::vector<std::uint8_t> without_route = {};
+};
+
+struct LayerForward {
+  std::span<const ExpertId> routes;  // [token·k + j]: kNoExpert: no route, see `picked`; kUnassigned adds nothing
+  std::span<const ExpertId> picked;  // as routes, and the router's choice where there was none; empty: no such rows
+  const float* x = nullptr;          // [tokens][hidden]
+  const float* weight = nullptr;     // [token·k + j]; stays as it is until the backward
+  float* y = nullptr;                // [tokens][hidden]: the layer's result is added
+};
+
+struct LayerBackward {
+  const float* dy = nullptr;  // [tokens][hidden]
+  float* dx = nullptr;        // [tokens][hidden]: added; not through the router
+  float* d_weight = nullptr;  // [token·k + j]: set
+};
+
+struct TurnFigures {
+  double compute_cpu_seconds = 0;  // of the rank's thread, expert computation alone
+  std::int64_t rows = 0;           // that its experts ran
+};
+
+struct PhaseFigures {
+  std::vector<TurnFigures> turns;  // [turn]
+  TransferFigures transfer;
+  Bytes arena;  // of this rank's node
+  double arena_refresh_seconds = 0;
+  Bytes guest_weights;
+  Bytes guest_gradients;
+  Bytes gradient_returns;      // sent home by this rank
+  std::int64_t fallbacks = 0;  // (micro-step, layer) pairs run at homes; the same on all ranks
+};
+
+class PhaseExecutor {
+ public:
+  // Collective. Refuses, before anything starts, what does not fit: InputError. Refreshes the arena and publishes the
+  // homes' weights as `options.engine.version`.
+  PhaseExecutor(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator, Device& device,
+                const PhaseOptions& options);
+  ~PhaseExecutor();
+
+  const TurnOrder& order() const;
+  void begin(TurnId turn);
+  void forward(TurnId turn, const LayerForward& layer);
+  void backward(TurnId turn, const LayerBackward& layer);
+  void drain(std::span<const LayerId> layers);  // collective; guests' gradients of these layers go home
+  void finish();                                // collective, after the last turn; drains what was not
+  PhaseFigures figures() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace foremoe

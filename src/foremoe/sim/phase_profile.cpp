@@ -1,0 +1,224 @@
+#include "foremoe/sim/phase_profile.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "foremoe/core/error.h"
+#include "foremoe/plan/source_tokens.h"
+
+namespace foremoe {
+
+namespace {
+
+void refuse(const std::string& field, const std::string& what) { throw InputError({.field = field}, what); }
+
+void expect_same(const char* field, int plan, int other, const char* who) {
+  if (plan != other) refuse(field, fmt::format("the plan has {}, {} {}", plan, who, other));
+}
+
+void expect_fit(const SimulationInput& input) {
+  const StepPlan& plan = input.plan;
+  const LoadTable& load = input.load;
+  const ModelShape& model = input.cost.model();
+  const int micro_steps = plan.num_micro_steps();
+  if (input.repeat_load ? load.num_micro_steps() < 1 : micro_steps != load.num_micro_steps()) {
+    refuse("micro_steps", fmt::format("the plan has {}, the load {}", micro_steps, load.num_micro_steps()));
+  }
+  expect_same("layers", plan.num_layers(), load.num_layers(), "the load");
+  expect_same("ranks", plan.num_ranks(), load.num_ranks(), "the load");
+  expect_same("experts", plan.num_experts(), load.num_experts(), "the load");
+  expect_same("experts", plan.num_experts(), model.experts, "the model");
+  if (load.top_k != model.top_k) {
+    refuse("top_k",
+           fmt::format("a token of the load chooses {} experts, one of the model {}", load.top_k, model.top_k));
+  }
+  if (plan.num_layers() > model.moe_layers) {
+    refuse("layers",
+           fmt::format("the plan has {}, the model no more than {} MoE layers", plan.num_layers(), model.moe_layers));
+  }
+}
+
+// The event whose slots and quotas are those of the micro-step: its first.
+std::vector<EventId> event_of_micro_step(const StepPlan& plan) {
+  std::vector<EventId> event(static_cast<std::size_t>(plan.num_micro_steps()));
+  for (int t = plan.num_events() - 1; t >= 0; --t)
+    event[plan.event_micro_step[static_cast<std::size_t>(t)].index()] = EventId{t};
+  return event;
+}
+
+RankRows mean_of(const std::vector<RankRows>& rows) {
+  RankRows sum;
+  for (const RankRows& r : rows) {
+    sum.sent_to_peers += r.sent_to_peers;
+    sum.received_from_peers += r.received_from_peers;
+    sum.sent_to_nodes += r.sent_to_nodes;
+    sum.received_from_nodes += r.received_from_nodes;
+  }
+  const auto ranks = static_cast<std::int64_t>(rows.size());
+  return {sum.sent_to_peers / ranks, sum.received_from_peers / ranks, sum.sent_to_nodes / ranks,
+          sum.received_from_nodes / ranks};
+}
+
+// What launching the experts' kernels costs, however few rows they have: what is left without it is work.
+double kernels(const CostModel& cost, Pass direction) {
+  Cluster cluster = cost.cluster();
+  cluster.kernel_seconds = 0;
+  const Tokens one{1};
+  return cost.experts({&one, 1}, direction) -
+         CostModel(cluster, cost.model(), cost.options()).experts({&one, 1}, direction);
+}
+
+class Profiler {
+ public:
+  Profiler(const SimulationInput& input, Phase phase, bool own_experts_first, ThreadPool& pool)
+      : input_(input),
+        phase_(phase),
+        own_experts_first_(own_experts_first),
+        pool_(pool),
+        event_(event_of_micro_step(input.plan)),
+        kernels_forward_(kernels(input.cost, Pass::kForward)),
+        kernels_backward_(kernels(input.cost, Pass::kBackward)) {
+    if (input.trace != nullptr && input.batching != nullptr) tokens_.emplace(*input.trace, *input.batching);
+  }
+
+  PhaseProfile profile() {
+    const StepPlan& plan = input_.plan;
+    const auto micro_steps = static_cast<std::size_t>(plan.num_micro_steps());
+    const auto layers = static_cast<std::size_t>(plan.num_layers());
+    const auto ranks = static_cast<std::size_t>(plan.num_ranks());
+    result_.layers.resize(micro_steps * layers);
+    result_.tokens = Array<Tokens, 2>({micro_steps, ranks});
+    result_.most_rows = Array<Tokens, 2>({micro_steps, ranks});
+    result_.total_rows = Array<Tokens, 2>({micro_steps, ranks});
+    scratch_.resize(pool_.num_threads());
+    pool_.for_each_index(micro_steps, [&](std::size_t m, std::size_t worker) {
+      for (std::size_t l = 0; l < layers; ++l) profile(MicroStepId{m}, LayerId{l}, scratch_[worker]);
+    });
+    add_rows_between();
+    return std::move(result_);
+  }
+
+ private:
+  struct Scratch {
+    RowWorkspace workspace;
+    LayerRows rows;
+    std::vector<Tokens> replicas;
+    std::vector<Tokens> guests;  // of own_experts_first
+    std::vector<Tokens> of_expert;
+    Array<std::int64_t, 2> between;  // [from][to] node, of all that this thread has counted
+  };
+
+  void profile(MicroStepId m, LayerId l, Scratch& scratch) {
+    const LoadTable& load = input_.load;
+    const MicroStepId of_load{m.value % load.num_micro_steps()};
+    const StepPlan& plan = input_.plan;
+    const RoutingProblem problem{.load = load.load[of_load][l],
+                                 .quotas = layer_quotas(plan, event_[m.index()], l),
+                                 .topology = {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}};
+    if (tokens_) {
+      const TokenDispatchProblem tokens{
+          .tokens = *tokens_, .micro_step = of_load, .layer = l, .topology = problem.topology};
+      count_token_rows(problem, tokens, scratch.rows);
+    } else {
+      count_rows(problem, scratch.workspace, scratch.rows);
+    }
+    add(scratch);
+    LayerProfile& layer = result_.layers[m.index() * static_cast<std::size_t>(plan.num_layers()) + l.index()];
+    layer.rows = scratch.rows.ranks;
+    for (const RankRows& rows : layer.rows) layer.exchange = std::max(layer.exchange, input_.cost.exchange(rows));
+    layer.ideal_exchange = input_.cost.exchange(mean_of(layer.rows));
+    count_tokens(m, problem.quotas, scratch, layer);
+    time_experts(Pass::kForward, l, problem.quotas, scratch, layer.forward);
+    if (phase_ == Phase::kPolicyUpdate) time_experts(Pass::kBackward, l, problem.quotas, scratch, layer.backward);
+  }
+
+  void add(Scratch& scratch) const {
+    const auto from = scratch.rows.between_nodes.flat();
+    if (scratch.between.empty()) scratch.between = Array<std::int64_t, 2>(scratch.rows.between_nodes.shape());
+    const auto to = scratch.between.flat();
+    for (std::size_t i = 0; i < from.size(); ++i) to[i] += from[i];
+  }
+
+  // A rank holds as many tokens as its busiest layer shows: in others some have no route.
+  void count_tokens(MicroStepId m, const LayerQuotas& quotas, const Scratch& scratch, LayerProfile& layer) {
+    const std::int64_t top_k = input_.load.top_k;
+    for (std::size_t r = 0; r < layer.rows.size(); ++r) {
+      Tokens& tokens = result_.tokens(m, r);
+      tokens = std::max(tokens, Tokens{(scratch.rows.assignments[r] + top_k - 1) / top_k});
+      Tokens computed;
+      for (const Tokens quota : quotas.slot_tokens.row(r)) computed += quota;
+      result_.most_rows(m, r) = std::max(result_.most_rows(m, r), computed);
+      result_.total_rows(m, r) += computed;
+      layer.most_tokens = std::max(layer.most_tokens, computed);
+    }
+  }
+
+  void time_experts(Pass direction, LayerId l, const LayerQuotas& quotas, Scratch& scratch,
+                    LayerProfile::Experts& experts) {
+    const std::size_t ranks = quotas.slot_tokens.extent(0);
+    experts.seconds.resize(ranks);
+    if (own_experts_first_) experts.own_first.resize(ranks);
+    scratch.of_expert.assign(static_cast<std::size_t>(input_.plan.num_experts()), Tokens{});
+    for (std::size_t r = 0; r < ranks; ++r) {
+      scratch.replicas.clear();
+      scratch.guests.clear();
+      for (std::size_t s = 0; s < quotas.slot_tokens.extent(1); ++s) {
+        const Tokens quota = quotas.slot_tokens(r, s);
+        if (quota == Tokens{0}) continue;
+        const ExpertId expert = quotas.slot_expert(r, s);
+        const bool apart = own_experts_first_ && input_.plan.home(l, expert) != RankId{r};
+        (apart ? scratch.guests : scratch.replicas).push_back(quota);
+        scratch.of_expert[expert.index()] += quota;
+      }
+      experts.seconds[r] = input_.cost.experts(scratch.replicas, direction);
+      if (own_experts_first_) {
+        experts.own_first[r] = experts.seconds[r];
+        experts.seconds[r] += input_.cost.experts(scratch.guests, direction);
+      }
+      experts.slowest = std::max(experts.slowest, experts.seconds[r]);
+      experts.sum += experts.seconds[r];
+    }
+    experts.ideal = ideal_experts(direction, scratch);
+  }
+
+  // All products on one rank, in equal parts on all.
+  double ideal_experts(Pass direction, Scratch& scratch) const {
+    std::erase(scratch.of_expert, Tokens{0});
+    if (scratch.of_expert.empty()) return 0;
+    const double kernels = direction == Pass::kForward ? kernels_forward_ : kernels_backward_;
+    return (input_.cost.experts(scratch.of_expert, direction) - kernels) / input_.plan.num_ranks() + kernels;
+  }
+
+  void add_rows_between() {
+    for (const Scratch& scratch : scratch_) {
+      if (scratch.between.empty()) continue;
+      if (result_.rows_between.empty()) result_.rows_between = Array<std::int64_t, 2>(scratch.between.shape());
+      for (std::size_t i = 0; i < scratch.between.size(); ++i) {
+        result_.rows_between.flat()[i] += scratch.between.flat()[i];
+      }
+    }
+  }
+
+  const SimulationInput& input_;
+  Phase phase_;
+  bool own_experts_first_;
+  ThreadPool& pool_;
+  std::optional<SourceTokens> tokens_;
+  std::vector<EventId> event_;  // [micro_step]
+  double kernels_forward_;
+  double kernels_backward_;
+  std::vector<Scratch> scratch_;  // [worker]
+  PhaseProfile result_;
+};
+
+}  // namespace
+
+PhaseProfile profile_phase(const SimulationInput& input, Phase phase, bool own_experts_first, ThreadPool& pool) {
+  expect_fit(input);
+  return Profiler(input, phase, own_experts_first, pool).profile();
+}
+
+}  // namespace foremoe

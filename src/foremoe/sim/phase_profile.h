@@ -1,0 +1,52 @@
+#pragma once
+
+// What every turn of a phase asks of ranks and links, whatever else goes on: tokens of each rank, rows exchanged,
+// seconds of the experts. Micro-steps and layers are independent and are worked on in parallel.
+
+#include <cstdint>
+#include <vector>
+
+#include "foremoe/core/array.h"
+#include "foremoe/core/parallel.h"
+#include "foremoe/sim/layer_rows.h"
+#include "foremoe/sim/simulation.h"
+
+namespace foremoe {
+
+// One layer of one micro-step.
+struct LayerProfile {
+  std::vector<RankRows> rows;  // [rank], of the dispatch
+  double exchange = 0;         // seconds of the slowest rank: dispatch, combine or their backward
+  struct Experts {
+    std::vector<double> seconds;  // [rank]
+    std::vector<double>
+        own_first;  // [rank], the part of `seconds` that needs no guests; empty where all is one product
+    double slowest = 0;
+    double sum = 0;
+    double ideal = 0;  // of each rank, had it an equal part of all products
+
+    double before_guests(RankId r) const { return own_first.empty() ? 0 : own_first[r.index()]; }
+  };
+  Experts forward;
+  Experts backward;           // empty in a phase without
+  double ideal_exchange = 0;  // of a rank with the mean of the rows
+  Tokens most_tokens;         // of a rank
+};
+
+struct PhaseProfile {
+  Array<Tokens, 2> tokens;              // [micro_step][rank]: of the rank's batch
+  Array<Tokens, 2> most_rows;           // [micro_step][rank]: assignments computed, of the layer with most
+  Array<Tokens, 2> total_rows;          // [micro_step][rank]: over layers
+  std::vector<LayerProfile> layers;     // [micro_step][layer]
+  Array<std::int64_t, 2> rows_between;  // [from][to] node, one dispatch of each (micro-step, layer)
+
+  const LayerProfile& of(MicroStepId m, LayerId l, int num_layers) const {
+    return layers[m.index() * static_cast<std::size_t>(num_layers) + l.index()];
+  }
+};
+
+// With own_experts_first a rank's own experts and its guests are products apart, otherwise one. Throws InputError when
+// plan, load and model do not fit each other.
+PhaseProfile profile_phase(const SimulationInput& input, Phase phase, bool own_experts_first, ThreadPool& pool);
+
+}  // namespace foremoe

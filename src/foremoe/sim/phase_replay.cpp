@@ -1,0 +1,225 @@
+#include "foremoe/sim/phase_replay.h"
+
+#include <algorithm>
+
+#include "foremoe/sim/simulated_spans.h"
+#include "foremoe/sim/transfer_queues.h"
+
+namespace foremoe {
+
+namespace {
+
+class Replayer {
+ public:
+  explicit Replayer(const ReplayProblem& problem)
+      : problem_(problem),
+        cost_(problem.input.cost),
+        num_layers_(problem.input.plan.num_layers()),
+        num_ranks_(problem.input.plan.num_ranks()),
+        queues_(problem.links.size()),
+        spans_(problem),
+        wait_(static_cast<std::size_t>(num_ranks_)) {
+    const auto nodes = static_cast<std::size_t>(problem.links.topology().num_nodes());
+    result_.copy_bytes.resize(static_cast<std::size_t>(problem.links.size()));
+    result_.gradient_bytes.resize(static_cast<std::size_t>(problem.links.size()));
+    result_.copies_between = Array<Bytes, 2>({nodes, nodes});
+    if (problem.options.timeline != nullptr) queues_.keep_times();
+    now_ = problem.start_seconds;
+  }
+
+  Replay replay() {
+    const TurnOrder& order = problem_.transfers.order;
+    for (int t = 0; t < order.size(); ++t) {
+      begin(TurnId{t}, Moment::kTurn);
+      if (order[TurnId{t}].pass == Pass::kForward) {
+        forward(TurnId{t});
+      } else {
+        backward(TurnId{t});
+      }
+    }
+    finish();
+    return std::move(result_);
+  }
+
+ private:
+  void forward(TurnId t) {
+    const Turn& turn = problem_.transfers.order[t];
+    const LayerProfile& layer = problem_.profile.of(turn.micro_step, turn.layer, num_layers_);
+    dense(turn);
+    plan_online(turn);
+    begin(t, Moment::kRouter);
+    exchange(turn, layer, Sweep::kDispatch, result_.parts.dispatch);
+    begin(t, Moment::kDispatched);
+    experts(t, layer.forward);
+    begin(t, Moment::kExpertsDone);
+    exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
+  }
+
+  // Where activations are computed anew, rows go there and back first. Then gradients of the combined rows travel as
+  // the rows of the dispatch did, those of the dispatched ones come back.
+  void backward(TurnId t) {
+    const Turn& turn = problem_.transfers.order[t];
+    const LayerProfile& layer = problem_.profile.of(turn.micro_step, turn.layer, num_layers_);
+    for (int trip = 1; trip < cost_.round_trips(Pass::kBackward); ++trip) {
+      exchange(turn, layer, Sweep::kDispatch, result_.parts.dispatch);
+      exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
+    }
+    exchange(turn, layer, Sweep::kDispatch, result_.parts.combine);
+    begin(t, Moment::kRouter);
+    experts(t, layer.backward);
+    begin(t, Moment::kExpertsDone);
+    exchange(turn, layer, Sweep::kCombine, result_.parts.dispatch);
+    dense(turn);
+  }
+
+  void begin(TurnId t, Moment moment) {
+    for (const Transfer& transfer : problem_.transfers.beginning(t, moment)) {
+      const Bytes bytes = transfer.gradient ? cost_.expert_gradient() : cost_.expert_weights();
+      problem_.links.cross(transfer.way, bytes, crossings_);
+      auto& carried = transfer.gradient ? result_.gradient_bytes : result_.copy_bytes;
+      for (const ClusterLinks::Crossing& crossing : crossings_) {
+        queues_.add(crossing.link, transfer.deadline.value, crossing.seconds);
+        carried[crossing.link.index()] += bytes;
+      }
+      const Topology& topology = problem_.links.topology();
+      if (transfer.way.path == Path::kPeer && !topology.same_node(transfer.way.from, transfer.way.to)) {
+        result_.copies_between(topology.node_of(transfer.way.from), topology.node_of(transfer.way.to)) += bytes;
+      }
+      if (spans_.wanted()) spans_.begun(transfer, now_);
+    }
+  }
+
+  // Attention and all else that every token passes on its own rank.
+  void dense(const Turn& turn) {
+    const Pass direction = turn.pass == Pass::kForward ? Pass::kForward : Pass::kBackward;
+    // What the model has besides MoE layers runs with the first; it is there once, however many layers that stands for.
+    const double others = turn.layer == LayerId{0} ? 1 / problem_.layer_scale : 0;
+    double slowest = 0;
+    double sum = 0;
+    seconds_.clear();
+    for (const Tokens tokens : problem_.profile.tokens.row(turn.micro_step)) {
+      seconds_.push_back(cost_.dense(tokens, direction) +
+                         (others > 0 ? others * cost_.other_layers(tokens, direction) : 0));
+      slowest = std::max(slowest, seconds_.back());
+      sum += seconds_.back();
+    }
+    spans_.dense(turn, seconds_, now_);
+    result_.computing_seconds += sum;
+    result_.ideal_seconds += slowest;
+    result_.parts.dense += slowest;
+    pass(slowest);
+  }
+
+  void plan_online(const Turn& turn) {
+    const double seconds = problem_.options.online.planning_seconds;
+    if (seconds <= 0 || problem_.options.online.own_experts_first) return;
+    spans_.planning(turn, seconds, now_);
+    result_.parts.planning += seconds;
+    pass(seconds);
+  }
+
+  enum class Sweep : std::uint8_t { kDispatch, kCombine };
+
+  void exchange(const Turn& turn, const LayerProfile& layer, Sweep sweep, double& part) {
+    spans_.exchange(turn, layer.exchange, now_);
+    part += layer.exchange;
+    result_.ideal_seconds += layer.ideal_exchange;
+    queues_.pass(now_, layer.exchange, [&](LinkId link) {
+      return layer.exchange > 0 ? std::max(0.0, 1 - row_seconds(link, layer, sweep) / layer.exchange) : 1.0;
+    });
+    now_ += layer.exchange;
+  }
+
+  // How long rows occupy a link in one exchange.
+  double row_seconds(LinkId link, const LayerProfile& layer, Sweep sweep) const {
+    const ClusterLinks::Named named = problem_.links[link];
+    const bool shared = named.kind == LinkKind::kHost && problem_.links.shares_uplink();
+    if (named.kind != LinkKind::kPeers && named.kind != LinkKind::kNetwork && !shared) return 0;
+    const RankRows& rows = layer.rows[static_cast<std::size_t>(named.index)];
+    const bool as_sent = (named.side == LinkSide::kOut) == (sweep == Sweep::kDispatch);
+    std::int64_t count = 0;
+    if (named.kind == LinkKind::kPeers) {
+      count = as_sent ? rows.sent_to_peers : rows.received_from_peers;
+    } else {
+      count = as_sent ? rows.sent_to_nodes : rows.received_from_nodes;
+    }
+    return problem_.links.seconds(link, Bytes{count * cost_.row().value});
+  }
+
+  void experts(TurnId t, const LayerProfile::Experts& experts) {
+    std::ranges::fill(wait_, 0.0);
+    double with_copies = experts.slowest;
+    double with_all = experts.slowest;
+    for (const bool gradients : {false, true}) {  // copies first: what is waited for besides them is due to gradients
+      for (const std::size_t i : problem_.transfers.due(t)) {
+        const Transfer& transfer = problem_.transfers.transfers[i];
+        if (transfer.gradient != gradients) continue;
+        const RankId waiting = gradients ? transfer.way.from : transfer.way.to;
+        double& wait = wait_[waiting.index()];
+        wait = std::max(wait, still_takes(transfer, t) - experts.before_guests(waiting));
+        double& end = gradients ? with_all : with_copies;
+        end = std::max(end, wait + experts.seconds[waiting.index()]);
+      }
+      with_all = std::max(with_all, with_copies);
+    }
+    if (spans_.wanted()) spans_.experts(t, wait_, experts, now_);
+    result_.parts.experts += experts.slowest;
+    result_.parts.exposed_copies += with_copies - experts.slowest;
+    result_.parts.exposed_gradients += with_all - with_copies;
+    result_.computing_seconds += experts.sum;
+    result_.ideal_seconds += experts.ideal;
+    pass(with_all);
+    if (spans_.wanted()) {
+      spans_.arrived(t, queues_);
+      queues_.forget(t.value);
+    }
+  }
+
+  // What is copied after dispatch is planned first.
+  double still_takes(const Transfer& transfer, TurnId t) {
+    problem_.links.cross(transfer.way, Bytes{0}, crossings_);
+    double seconds = 0;
+    for (const ClusterLinks::Crossing& crossing : crossings_) {
+      seconds = std::max(seconds, queues_.pending(crossing.link, t.value));
+    }
+    return transfer.moment == Moment::kDispatched ? seconds + problem_.options.online.planning_seconds : seconds;
+  }
+
+  // Links are the transfers' alone.
+  void pass(double seconds) {
+    queues_.pass(now_, seconds, [](LinkId) { return 1.0; });
+    now_ += seconds;
+  }
+
+  void finish() {
+    const TurnId end{problem_.transfers.order.size()};
+    double copies = 0;
+    for (const std::size_t i : problem_.transfers.due(end)) {
+      const Transfer& transfer = problem_.transfers.transfers[i];
+      if (!transfer.gradient) copies = std::max(copies, still_takes(transfer, end));
+    }
+    const double all = queues_.most_pending(end.value);
+    result_.parts.exposed_copies += copies;
+    result_.parts.exposed_gradients += all - copies;
+    pass(all);
+    if (spans_.wanted()) spans_.arrived(end, queues_);
+  }
+
+  const ReplayProblem& problem_;
+  const CostModel& cost_;
+  int num_layers_;
+  int num_ranks_;
+  TransferQueues queues_;
+  SimulatedSpans spans_;
+  Replay result_;
+  double now_ = 0;
+  std::vector<double> wait_;                       // [rank], in the turn at hand
+  std::vector<double> seconds_;                    // [rank]
+  std::vector<ClusterLinks::Crossing> crossings_;  // of the transfer at hand
+};
+
+}  // namespace
+
+Replay replay_phase(const ReplayProblem& problem) { return Replayer(problem).replay(); }
+
+}  // namespace foremoe

@@ -1,0 +1,167 @@
+#include "foremoe/sim/phase_transfers.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "foremoe/core/error.h"
+#include "foremoe/sim/free_update.h"
+#include "foremoe/transfer/layer_turns.h"
+
+namespace foremoe {
+
+namespace {
+
+ExpertLayout layout_of(const CostModel& cost) {
+  return ExpertLayout({{.name = "expert", .elements = cost.expert_weights().value / 2, .type = DataType::kBfloat16}});
+}
+
+TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptions& options) {
+  const StepPlan& plan = input.plan;
+  const ExpertLayout layout = layout_of(input.cost);
+  if (plan.residency == Residency::kFree && options.phase == Phase::kPolicyUpdate) {
+    return free_update_schedule(
+        plan, layout, {.path = options.path, .depth = options.depth, .after_recompute = options.placement_stays});
+  }
+  const bool from_peers = options.path == PathChoice::kAuto && options.online.copies_after_router &&
+                          plan.residency != Residency::kFree;  // whose peers may not have the weights any more
+  TransferSchedule schedule = make_transfer_schedule(
+      plan, layout,
+      {.phase = options.phase, .path = from_peers ? PathChoice::kPeer : options.path, .depth = options.depth});
+  if (plan.residency == Residency::kFree && options.placement_stays) leave_placement(schedule, plan);
+  return schedule;
+}
+
+Transfer transfer_of(const ScheduledCopy& copy, const TransferSchedule& schedule, const OnlineWork& online) {
+  Transfer transfer{.way = {.path = copy.path, .from = copy.source, .to = copy.rank},
+                    .expert = copy.expert,
+                    .begins = std::max(copy.opens, TurnId{copy.arrives.value - schedule.depth}),
+                    .deadline = copy.arrives};
+  const bool is_turn = copy.arrives.value < schedule.order.size();
+  if (online.copies_after_router && is_turn && schedule.order[copy.arrives].pass == Pass::kForward) {
+    transfer.begins = copy.arrives;
+    transfer.moment = online.own_experts_first ? Moment::kDispatched : Moment::kRouter;
+  }
+  if (transfer.begins.value >= schedule.order.size()) {  // into a buffer that the last turn still reads
+    transfer.begins = TurnId{schedule.order.size() - 1};
+    transfer.moment = Moment::kExpertsDone;
+  }
+  return transfer;
+}
+
+// What guests leave, lease by lease in the order in which leases begin.
+class Returns {
+ public:
+  Returns(const StepPlan& plan, const TransferSchedule& schedule)
+      : plan_(plan), schedule_(schedule), turns_(schedule.order) {
+    const int places = plan.residency == Residency::kShared ? plan.guest_slots : schedule.buffers_per_rank;
+    last_.assign(static_cast<std::size_t>(plan.num_ranks()) * static_cast<std::size_t>(places), kNone);
+    places_ = static_cast<std::size_t>(places);
+  }
+
+  void add(const ScheduledCopy& copy, std::vector<Transfer>& transfers) {
+    if (plan_.home(copy.layer, copy.expert) == copy.rank) return;
+    const std::optional<TurnId> begins = first_backward(copy);
+    if (!begins || !serves(copy)) return;
+    std::size_t& last = last_[copy.rank.index() * places_ + place(copy)];
+    if (last != kNone) transfers[last].deadline = *begins;
+    last = transfers.size();
+    transfers.push_back({.way = {.path = Path::kPeer, .from = copy.rank, .to = plan_.home(copy.layer, copy.expert)},
+                         .expert = copy.expert,
+                         .begins = copy.closes,
+                         .moment = Moment::kExpertsDone,
+                         .gradient = true,
+                         .deadline = TurnId{schedule_.order.size()}});
+  }
+
+ private:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  std::size_t place(const ScheduledCopy& copy) const {
+    const int guest = copy.slot.value - (plan_.num_slots() - plan_.guest_slots);
+    return static_cast<std::size_t>(plan_.residency == Residency::kShared ? guest : copy.buffer);
+  }
+
+  std::optional<TurnId> first_backward(const ScheduledCopy& copy) const {
+    std::optional<TurnId> turn = copy.arrives;
+    while (turn && *turn <= copy.closes && schedule_.order[*turn].pass != Pass::kBackward) {
+      turn = turns_.next(copy.layer, *turn);
+    }
+    return turn && *turn <= copy.closes ? turn : std::nullopt;
+  }
+
+  // Has the guest tokens in any backward pass of its lease?
+  bool serves(const ScheduledCopy& copy) const {
+    const bool shared_events = plan_.in_flight == 1;
+    const EventId last = schedule_.order[copy.closes].event;
+    for (EventId t = schedule_.order[copy.arrives].event; t <= last; t = EventId{t.value + 1}) {
+      if (!shared_events && plan_.event_pass[t.index()] != Pass::kBackward) continue;
+      if (plan_.slot_tokens(t, copy.layer, copy.rank, copy.slot) > Tokens{0}) return true;
+    }
+    return false;
+  }
+
+  const StepPlan& plan_;
+  const TransferSchedule& schedule_;
+  LayerTurns turns_;
+  std::vector<std::size_t> last_;  // [rank][place], into transfers; kNone: nobody was there
+  std::size_t places_ = 0;
+};
+
+// Indices by bucket, in their order: counting sort.
+template <class BucketOf>
+std::vector<std::size_t> sorted_by(std::size_t count, std::size_t buckets, const BucketOf& bucket_of,
+                                   std::vector<std::size_t>& first) {
+  first.assign(buckets + 1, 0);
+  for (std::size_t i = 0; i < count; ++i) ++first[bucket_of(i) + 1];
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<std::size_t> cursor = first;
+  std::vector<std::size_t> sorted(count);
+  for (std::size_t i = 0; i < count; ++i) sorted[cursor[bucket_of(i)]++] = i;
+  return sorted;
+}
+
+void sort(PhaseTransfers& phase) {
+  const auto turns = static_cast<std::size_t>(phase.order.size());
+  const auto begins = [&](std::size_t i) {
+    return phase.transfers[i].begins.index() * kNumMoments + static_cast<std::size_t>(phase.transfers[i].moment);
+  };
+  std::vector<Transfer> sorted;
+  sorted.reserve(phase.transfers.size());
+  for (const std::size_t i : sorted_by(phase.transfers.size(), turns * kNumMoments, begins, phase.first_beginning)) {
+    sorted.push_back(phase.transfers[i]);
+  }
+  phase.transfers = std::move(sorted);
+  const auto deadline = [&](std::size_t i) { return phase.transfers[i].deadline.index(); };
+  phase.by_deadline = sorted_by(phase.transfers.size(), turns + 1, deadline, phase.first_due);
+}
+
+}  // namespace
+
+std::span<const Transfer> PhaseTransfers::beginning(TurnId t, Moment moment) const {
+  const std::size_t at = t.index() * kNumMoments + static_cast<std::size_t>(moment);
+  return std::span(transfers).subspan(first_beginning[at], first_beginning[at + 1] - first_beginning[at]);
+}
+
+std::span<const std::size_t> PhaseTransfers::due(TurnId t) const {
+  return std::span(by_deadline).subspan(first_due[t.index()], first_due[t.index() + 1] - first_due[t.index()]);
+}
+
+PhaseTransfers make_phase_transfers(const SimulationInput& input, const SimulationOptions& options) {
+  TransferSchedule schedule = schedule_of(input, options);
+  PhaseTransfers phase;
+  phase.num_copies = static_cast<std::int64_t>(schedule.copies.size());
+  phase.transfers.reserve(schedule.copies.size());
+  for (const ScheduledCopy& copy : schedule.copies) {
+    phase.transfers.push_back(transfer_of(copy, schedule, options.online));
+  }
+  if (options.phase == Phase::kPolicyUpdate) {
+    Returns returns(input.plan, schedule);
+    for (const ScheduledCopy& copy : schedule.copies) returns.add(copy, phase.transfers);
+  }
+  phase.arena = std::move(schedule.arena);
+  phase.order = std::move(schedule.order);
+  sort(phase);
+  return phase;
+}
+
+}  // namespace foremoe

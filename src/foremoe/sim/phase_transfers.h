@@ -1,0 +1,53 @@
+#pragma once
+
+// All that travels beside a phase's turns: the copies of its transfer schedule, and the gradients that guests leave.
+//
+// Copies. They are those that the engine executes (transfer/transfer_schedule.h) and may begin when the engine would
+//   begin them: when their buffer is free, at most `depth` turns ahead. Where a policy works online, a copy for a
+//   forward turn begins when that turn's router has run, or, where own experts come first, its dispatch; it comes from
+//   peers unless the caller chooses a path. A plan of residency `free` is forward-only; for the policy
+//   update its leases are stretched over the backward turns of the same micro-steps, and homes are not copied back, for
+//   the optimizer writes them anew.
+// Gradients. A guest that has served a backward turn sends its gradient home after the last turn of its lease. It must
+//   be gone when another guest begins to accumulate in that place; else by the end of the phase. Under `shared` the
+//   places of all layers are the same.
+// Complexity. O(turns · ranks · slots).
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "foremoe/sim/cluster_links.h"
+#include "foremoe/sim/simulation.h"
+
+namespace foremoe {
+
+// The moments of a turn at which something may begin to travel.
+enum class Moment : std::uint8_t { kTurn, kRouter, kDispatched, kExpertsDone };
+inline constexpr int kNumMoments = 4;
+
+struct Transfer {
+  Way way;
+  ExpertId expert;
+  TurnId begins;
+  Moment moment = Moment::kTurn;
+  bool gradient = false;
+  TurnId deadline;  // the turn whose experts wait for it; num_turns: the end of the phase
+};
+
+struct PhaseTransfers {
+  TurnOrder order;
+  std::vector<Transfer> transfers;              // by begins, moment
+  std::vector<std::size_t> first_beginning;     // [turns · moments + 1], into transfers
+  std::vector<std::size_t> by_deadline;         // into transfers
+  std::vector<std::size_t> first_due;           // [turns + 2], into by_deadline
+  std::vector<std::vector<ArenaExpert>> arena;  // [node]
+  std::int64_t num_copies = 0;
+
+  std::span<const Transfer> beginning(TurnId t, Moment moment) const;
+  std::span<const std::size_t> due(TurnId t) const;
+};
+
+PhaseTransfers make_phase_transfers(const SimulationInput& input, const SimulationOptions& options);
+
+}  // namespace foremoe
