@@ -20,6 +20,7 @@ SEES = {
     "transfer": {"core", "cluster", "rollout", "plan"},
     "runtime": {"core", "cluster", "rollout", "plan", "transfer"},
     "sim": {"core", "cluster", "rollout", "plan", "planner", "policy", "transfer"},
+    "evaluate": {"core", "cluster", "rollout", "plan", "planner", "policy", "transfer", "sim"},
 }
 CODE = (".h", ".cpp", ".py", ".cmake", ".sh")
 CPP = (".h", ".cpp")

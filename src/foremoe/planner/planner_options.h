@@ -6,7 +6,9 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "foremoe/core/option.h"
 #include "foremoe/plan/step_plan.h"
 
 namespace foremoe {
@@ -39,6 +41,9 @@ struct PlannerOptions {
 
 // Where every guest is a copy at every use, the last percent of balance costs a tenth of the copies.
 inline double default_tolerance(Residency residency) { return residency == Residency::kShared ? 0.01 : 0.006; }
+
+// The fields above as options of a command line.
+std::vector<Option> options_of(PlannerOptions& options);
 
 // The options as a JSON object keyed by long option name, as a plan records them.
 std::string to_json(const PlannerOptions& options);
