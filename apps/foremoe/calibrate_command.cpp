@@ -142,7 +142,7 @@ void print_summary(const Cluster& c, const std::string& out) {
 int run(const CalibrateArguments& arguments) {
   const auto shows_nothing = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
   if (arguments.name.empty() || std::ranges::any_of(arguments.name, shows_nothing)) {
-    throw InputError({.file = {}, .field = "name", .index = {}}, "must be a name without control characters");
+    throw InputError({.field = "name"}, "must be a name without control characters");
   }
   expect_output(arguments.out);
   Calibration calibration;

@@ -1,7 +1,6 @@
 // From argv to a command that runs, by CLI11; help in our own words. This is the only file that knows the parser.
 
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -171,15 +170,14 @@ int finish(const std::string& command, int code) {
 
 // A library names its fields; the user knows them as options.
 std::string in_words_of(const Command& command, const InputError& error) {
-  const std::string message = error.what();
-  const std::string& field = error.where().field;
-  if (!error.where().file.empty() || field.empty()) return message;
+  const auto& [file, field, index] = error.where();
+  if (!file.empty() || field.empty()) return error.what();
   for (const Option& option : command.options) {
     if (option.name != field && option.field != field) continue;
     const std::string name = option.positional ? option.value : command_line_name(option.name);
-    return name + message.substr(field.size());
+    return fmt::format("{}{}: {}", name, index, error.problem());
   }
-  return message;
+  return error.what();
 }
 
 }  // namespace
@@ -187,7 +185,7 @@ std::string in_words_of(const Command& command, const InputError& error) {
 void Given::refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const {
   for (const std::string_view other : others) {
     if (!(*this)(name) || !(*this)(other)) continue;
-    throw InputError({.file = {}, .field = std::string(other), .index = {}},
+    throw InputError({.field = std::string(other)},
                      fmt::format("cannot be used beside {}", command_line_name(name)));
   }
 }

@@ -152,7 +152,7 @@ void expect_output(const std::string& out, const std::vector<std::string>& input
   std::error_code absent;  // neither there: not the same
   for (const std::string& input : inputs) {
     if (std::filesystem::equivalent(out, input, absent)) {
-      throw InputError({.file = {}, .field = option, .index = {}}, "is also an input");
+      throw InputError({.field = option}, "is also an input");
     }
   }
   // A device or a pipe is not opened for a trial: its reader would see the end.

@@ -54,7 +54,7 @@ struct InspectArguments {
 int layer_to_draw(const InspectArguments& arguments, int num_layers, int most_uneven) {
   const int layer = arguments.layer.value_or(most_uneven);
   if (layer >= num_layers && arguments.layer) {
-    throw InputError({.file = {}, .field = "layer", .index = {}},
+    throw InputError({.field = "layer"},
                      fmt::format("{}, but {} has {}", layer, arguments.input.path, counted(num_layers, "layer")));
   }
   return layer;

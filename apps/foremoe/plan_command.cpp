@@ -80,7 +80,7 @@ void print(const Evaluation& e, const LoadTable& load, const std::string& out) {
 int run(PlanArguments arguments, const Given& given) {
   EvaluateOptions& options = arguments.evaluate;
   if (options.memory_budget_gigabytes > 0 && !options.choose_residency) {
-    throw InputError({.file = {}, .field = "memory_budget", .index = {}}, "serves --residency auto alone");
+    throw InputError({.field = "memory_budget"}, "serves --residency auto alone");
   }
   const Policy& policy = policy_named(arguments.policy);
   const InputOptions& files = arguments.input;
@@ -94,12 +94,12 @@ int run(PlanArguments arguments, const Given& given) {
   if (!options.choose_residency)
     context.cost = nullptr;
   else if (context.cost == nullptr) {
-    throw InputError({.file = {}, .field = "residency", .index = {}}, "auto needs --cluster and --model");
+    throw InputError({.field = "residency"}, "auto needs --cluster and --model");
   }
   Evaluation e = evaluate(policy, session.input, options, context);
   session.progress.end();
   if (!e.planned()) {
-    throw InputError({.file = load.name, .field = {}, .index = {}},
+    throw InputError({.file = load.name},
                      fmt::format("policy {} cannot plan it: {}", arguments.policy, e.skipped));
   }
   if (e.step) {

@@ -23,7 +23,7 @@ std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) 
 PlanningSession::PlanningSession(PlanningArguments& a, const Given& given, bool simulates)
     : pool(static_cast<std::size_t>(a.threads)) {
   if (simulates && a.cost.cluster.empty()) {
-    throw InputError({.file = {}, .field = "cluster", .index = {}}, "is required");
+    throw InputError({.field = "cluster"}, "is required");
   }
   if (!a.cost.cluster.empty() && a.input.ranks_per_node == 0) {
     a.input.ranks_per_node = find_cluster(a.cost.cluster).ranks_per_node;

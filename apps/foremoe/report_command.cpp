@@ -98,7 +98,7 @@ std::string conclusion(const report::Report& page) {
 }
 
 int run(ReportArguments arguments, const Given& given) {
-  if (arguments.out.empty()) throw InputError({.file = {}, .field = "out", .index = {}}, "is an empty name");
+  if (arguments.out.empty()) throw InputError({.field = "out"}, "is an empty name");
   expect_output(arguments.out, {arguments.input.path});
   const std::vector<const Policy*> policies = policies_of(arguments);
   arguments.evaluate.planner.guest_slots = arguments.guest_slots.front();
@@ -146,7 +146,7 @@ Command report_command() {
     for (const std::string& part : split_list(text)) {
       a->guest_slots.push_back(static_cast<int>(parse_integer("guest_slots", part, {0, kMaxExperts})));
     }
-    if (a->guest_slots.empty()) throw InputError({.file = {}, .field = "guest_slots", .index = {}}, "lists no number");
+    if (a->guest_slots.empty()) throw InputError({.field = "guest_slots"}, "lists no number");
   };
   Option out = out_option(a->out, "FILE.html", "Where the page goes; a file there is replaced");
   out.required = true;

@@ -73,7 +73,7 @@ void print_text(const ExperimentResult& result) {
 int run(const ReproduceArguments& arguments) {
   if (arguments.list) return print_list(arguments.json);
   if (arguments.name.empty()) {
-    throw InputError({.file = {}, .field = "name", .index = {}}, "is missing; --list lists the experiments");
+    throw InputError({.field = "name"}, "is missing; --list lists the experiments");
   }
   const std::vector<std::string> names =
       arguments.name == "all" ? experiment_names() : std::vector<std::string>{arguments.name};

@@ -48,7 +48,7 @@ int launched_processes() {
 void expect_no_other_copies(const RunArguments& arguments) {
   const int processes = launched_processes();
   if (arguments.comm == Comm::kMpi || processes <= 1) return;
-  throw InputError({.file = {}, .field = "comm", .index = {}},
+  throw InputError({.field = "comm"},
                    fmt::format("threads: mpirun has started {} processes, and each would run the whole job; say --comm "
                                "mpi for one rank per process",
                                processes));

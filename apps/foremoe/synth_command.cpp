@@ -63,7 +63,7 @@ RoutingModel model_of(const SynthArguments& arguments) {
   if (arguments.routing == "zipf") return arguments.zipf;
   if (arguments.routing == "dirichlet") return arguments.dirichlet;
   if (const auto workload = stress_workload_named(arguments.routing)) return *workload;
-  throw InputError({.file = {}, .field = "routing", .index = {}},
+  throw InputError({.field = "routing"},
                    fmt::format("'{}', expected grpo, zipf, dirichlet or w0 to w7", arguments.routing));
 }
 
@@ -75,7 +75,7 @@ SynthesisOptions options_of(const SynthArguments& arguments) {
     if (!shape) {
       std::string names;
       for (const ModelShape& s : model_shapes()) names += fmt::format("{}{}", names.empty() ? "" : ", ", s.name);
-      throw InputError({.file = {}, .field = "shape", .index = {}},
+      throw InputError({.field = "shape"},
                        fmt::format("'{}', expected one of {}", arguments.shape, names));
     }
     options = with_shape(options, *shape);

@@ -14,8 +14,8 @@
 #include <type_traits>
 
 #include "foremoe/cluster/cluster_keys.h"
-#include "foremoe/core/embedded_file.h"
 #include "foremoe/core/error.h"
+#include "foremoe/core/mapped_file.h"
 
 namespace foremoe {
 

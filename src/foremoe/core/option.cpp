@@ -13,7 +13,7 @@ namespace foremoe {
 namespace {
 
 [[noreturn]] void reject(const std::string& name, const std::string& what) {
-  throw InputError({.file = {}, .field = name, .index = {}}, what);
+  throw InputError({.field = name}, what);
 }
 
 bool is_whole_number(std::string_view text) {

@@ -18,7 +18,7 @@ std::string model_names() {
 }
 
 [[noreturn]] void reject(const char* field, const std::string& what) {
-  throw InputError({.file = {}, .field = field, .index = {}}, what);
+  throw InputError({.field = field}, what);
 }
 
 ModelShape model_of(const LoadTable& load) {

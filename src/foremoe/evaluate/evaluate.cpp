@@ -203,7 +203,7 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
   PlannerOptions planner = options.planner;
   if (!options.hidden_copies) return planner;
   if (cost == nullptr) {
-    throw InputError({.file = {}, .field = "max_copies_per_rank", .index = {}}, "hidden needs a cluster and a model");
+    throw InputError({.field = "max_copies_per_rank"}, "hidden needs a cluster and a model");
   }
   const auto hidden = cost->hidden_copies(mean_tokens_per_rank(load));
   planner.max_copies_per_rank = hidden.from_host + (load.topology().num_nodes() == 1 ? hidden.from_peers : 0);
@@ -213,7 +213,7 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
 Evaluation evaluate(const Policy& policy, const StepInput& input, const EvaluateOptions& options,
                     const EvaluationContext& context) {
   if (options.choose_residency && context.cost == nullptr) {
-    throw InputError({.file = {}, .field = "residency", .index = {}}, "auto needs a cluster and a model");
+    throw InputError({.field = "residency"}, "auto needs a cluster and a model");
   }
   EvaluateOptions resolved = options;
   resolved.planner = planner_options(options, input.load, context.cost);
@@ -248,7 +248,7 @@ const Policy& policy_named(const std::string& name) {
   if (policy != nullptr) return *policy;
   std::string names;
   for (const Policy* p : all_policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", p->name());
-  throw InputError({.file = {}, .field = "policy", .index = {}}, fmt::format("'{}', expected one of {}", name, names));
+  throw InputError({.field = "policy"}, fmt::format("'{}', expected one of {}", name, names));
 }
 
 std::vector<const Policy*> policies_named(const std::vector<std::string>& names) {

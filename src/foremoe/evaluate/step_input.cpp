@@ -22,7 +22,7 @@ namespace foremoe {
 namespace {
 
 [[noreturn]] void reject(const std::string& file, const std::string& what) {
-  throw InputError({.file = file, .field = {}, .index = {}}, what);
+  throw InputError({.file = file}, what);
 }
 
 // Every rank is the home of equally many experts. Checked before anything is counted.

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "foremoe/core/error.h"
-#include "foremoe/core/safetensors_writer.h"
+#include "foremoe/core/safetensors.h"
 #include "foremoe/plan/test_plans.h"
 #include "foremoe/plan/test_same_plan.h"
 

@@ -23,7 +23,7 @@ PlannerStages parse_stages(const std::string& text) {
                         : c == 'T' ? &stages.tokens
                                    : nullptr;
     if (stage == nullptr || *stage) {
-      throw InputError({.file = {}, .field = "stages", .index = {}},
+      throw InputError({.field = "stages"},
                        fmt::format("'{}', expected some of B, L, P and T, each once, or none", text));
     }
     *stage = true;

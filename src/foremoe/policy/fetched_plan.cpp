@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-#include "foremoe/core/cpu_time.h"
+#include "foremoe/core/timeline.h"
 #include "foremoe/policy/empty_plan.h"
 
 namespace foremoe {

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <optional>
 
-#include "foremoe/core/cpu_time.h"
+#include "foremoe/core/timeline.h"
 #include "foremoe/planner/equal_split.h"
 #include "foremoe/planner/token_assignment.h"
 #include "foremoe/policy/empty_plan.h"

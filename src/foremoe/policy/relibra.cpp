@@ -5,7 +5,7 @@
 #include <memory>
 #include <numeric>
 
-#include "foremoe/core/cpu_time.h"
+#include "foremoe/core/timeline.h"
 #include "foremoe/policy/empty_plan.h"
 #include "foremoe/policy/fetched_plan.h"
 #include "foremoe/policy/relibra/node_replication.h"

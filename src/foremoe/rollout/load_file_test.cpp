@@ -88,7 +88,7 @@ TEST(LoadReader, NamesFieldAndIndexOfWhatIsWrong) {
   EXPECT_EQ(complaint(narrow, {1, 1, 2, 4}), "l: load: dtype U8, expected U16, U32, I32, I64");
   const std::vector<std::uint16_t> good(8, 1);
   EXPECT_EQ(complaint(good, {1, 2, 4}), "l: load: shape [1, 2, 4], expected 4 axes");
-  EXPECT_EQ(complaint(good, {1, 1, 4, 2}), "l: __metadata__.num_experts: '4', expected an integer from 2 to 2");
+  EXPECT_EQ(complaint(good, {1, 1, 4, 2}), "l: __metadata__.num_experts: must be 2 (is '4')");
   EXPECT_EQ(complaint(std::vector<std::uint16_t>{}, {1, 0, 2, 4}), "l: load: shape [1, 0, 2, 4] is empty");
 }
 

@@ -10,7 +10,6 @@
 #include <string>
 
 #include "foremoe/core/safetensors.h"
-#include "foremoe/core/safetensors_writer.h"
 #include "foremoe/rollout/routing_trace.h"
 
 namespace foremoe {

@@ -161,9 +161,9 @@ TEST(TraceReader, RefusesMetadataThatContradictsTheTensors) {
   const auto with = [](const char* key, const char* value) {
     return complaint([&](Parts& p) { p.metadata[key] = value; });
   };
-  EXPECT_EQ(with("top_k", "3"), "t: __metadata__.top_k: '3', expected an integer from 2 to 2");
-  EXPECT_EQ(with("num_experts", "1"), "t: __metadata__.num_experts: '1', expected an integer from 2 to 255");
-  EXPECT_EQ(with("num_experts", "256"), "t: __metadata__.num_experts: '256', expected an integer from 2 to 255");
+  EXPECT_EQ(with("top_k", "3"), "t: __metadata__.top_k: must be 2 (is '3')");
+  EXPECT_EQ(with("num_experts", "1"), "t: __metadata__.num_experts: must be an integer from 2 to 255 (is '1')");
+  EXPECT_EQ(with("num_experts", "256"), "t: __metadata__.num_experts: must be an integer from 2 to 255 (is '256')");
   EXPECT_EQ(with("num_experts", "255"), "");
   EXPECT_EQ(with("layer_ids", "[3, 7]"), "");
   EXPECT_THAT(with("layer_ids", "[3]"), HasSubstr("__metadata__.layer_ids: expected a JSON list of 2 integers"));

@@ -76,7 +76,7 @@ void TomlFields::set(const Option& option) {
   try {
     option.set(value);
   } catch (const InputError& error) {
-    fail(option.name, std::string(error.what()).substr(option.name.size() + 2));  // "name: what"
+    fail(option.name, error.problem());
   }
 }
 
