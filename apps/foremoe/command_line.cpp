@@ -134,6 +134,7 @@ std::string help(const std::vector<Command>& commands) {
 void bind(CLI::App& app, const Option& option, Given& given) {
   const auto set = [&option, &given](const std::string& text) {
     given.add(option.name);
+    if (option.type == "text" && text.empty()) throw InputError({.field = option.name}, "is empty");
     option.set(text);
   };
   if (option.type == "flag") {
@@ -185,8 +186,7 @@ std::string in_words_of(const Command& command, const InputError& error) {
 void Given::refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const {
   for (const std::string_view other : others) {
     if (!(*this)(name) || !(*this)(other)) continue;
-    throw InputError({.field = std::string(other)},
-                     fmt::format("cannot be used beside {}", command_line_name(name)));
+    throw InputError({.field = std::string(other)}, fmt::format("cannot be used beside {}", command_line_name(name)));
   }
 }
 

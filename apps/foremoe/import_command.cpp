@@ -49,8 +49,7 @@ struct ImportArguments {
 
 ImportFormat parse_format(const std::string& name) {
   if (const auto format = import_format_named(name)) return *format;
-  throw InputError({.field = "format"},
-                   fmt::format("'{}' is not a format; see foremoe import --help-all", name));
+  throw InputError({.field = "format"}, fmt::format("'{}' is not a format; see foremoe import --help-all", name));
 }
 
 nlohmann::ordered_json to_json(const Imported& imported, const std::string& out) {

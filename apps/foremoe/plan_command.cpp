@@ -99,8 +99,7 @@ int run(PlanArguments arguments, const Given& given) {
   Evaluation e = evaluate(policy, session.input, options, context);
   session.progress.end();
   if (!e.planned()) {
-    throw InputError({.file = load.name},
-                     fmt::format("policy {} cannot plan it: {}", arguments.policy, e.skipped));
+    throw InputError({.file = load.name}, fmt::format("policy {} cannot plan it: {}", arguments.policy, e.skipped));
   }
   if (e.step) {
     const NeededMemory needed{.who = fmt::format("residency {}", to_string(e.plan.residency)),

@@ -277,8 +277,7 @@ report::PolicyResult ReportGatherer::figures(const Policy& policy, const Planner
 Evaluation ReportGatherer::planned(const Policy& policy) {
   Evaluation e = checked(policy, options_.planner);
   if (e.planned()) return e;
-  throw InputError({.file = input_.load.name},
-                   fmt::format("{}: {}", policy.name(), e.skipped));
+  throw InputError({.file = input_.load.name}, fmt::format("{}: {}", policy.name(), e.skipped));
 }
 
 void ReportGatherer::compare(const std::vector<const Policy*>& policies, report::Report& out) {

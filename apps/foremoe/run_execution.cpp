@@ -19,9 +19,7 @@
 namespace foremoe::cli {
 namespace {
 
-[[noreturn]] void refuse(const std::string& file, const std::string& what) {
-  throw InputError({.file = file}, what);
-}
+[[noreturn]] void refuse(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
 // Homes before a plan was made, as it records them.
 std::string recorded_homes(const StepPlan& plan) {

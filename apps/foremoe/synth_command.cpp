@@ -75,8 +75,7 @@ SynthesisOptions options_of(const SynthArguments& arguments) {
     if (!shape) {
       std::string names;
       for (const ModelShape& s : model_shapes()) names += fmt::format("{}{}", names.empty() ? "" : ", ", s.name);
-      throw InputError({.field = "shape"},
-                       fmt::format("'{}', expected one of {}", arguments.shape, names));
+      throw InputError({.field = "shape"}, fmt::format("'{}', expected one of {}", arguments.shape, names));
     }
     options = with_shape(options, *shape);
   }

@@ -12,9 +12,7 @@
 namespace foremoe {
 namespace {
 
-[[noreturn]] void reject(const std::string& name, const std::string& what) {
-  throw InputError({.field = name}, what);
-}
+[[noreturn]] void reject(const std::string& name, const std::string& what) { throw InputError({.field = name}, what); }
 
 bool is_whole_number(std::string_view text) {
   if (!text.empty() && (text.front() == '-' || text.front() == '+')) text.remove_prefix(1);

@@ -17,9 +17,7 @@ std::string model_names() {
   return names;
 }
 
-[[noreturn]] void reject(const char* field, const std::string& what) {
-  throw InputError({.field = field}, what);
-}
+[[noreturn]] void reject(const char* field, const std::string& what) { throw InputError({.field = field}, what); }
 
 ModelShape model_of(const LoadTable& load) {
   std::vector<ModelShape> fitting;

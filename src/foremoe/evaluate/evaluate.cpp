@@ -42,7 +42,8 @@ class Evaluator {
       if (!recompute) return e;
       e.recompute_plan = std::move(recompute);
     }
-    simulate(e);
+    check(e);
+    if (e.check.ok()) simulate(e);
     return e;
   }
 
@@ -88,6 +89,30 @@ class Evaluator {
   }
 
  private:
+  // Fills in `check`, of both plans.
+  void check(Evaluation& e) const {
+    if (!options_.check) return;
+    progress("checking the plan of");
+    const bool measured = e.figures.layers > 0;
+    e.check = check_plan(e.plan, input_.load, check_options(input_, measured ? &e.figures : nullptr, options_.align));
+    if (!e.recompute_plan || !e.check.ok()) return;
+    CheckReport report = check_plan(*e.recompute_plan, input_.load, check_options(input_, nullptr, options_.align));
+    if (!report.ok()) e.check = std::move(report);
+  }
+
+  // A plan may be too broken to measure: with the check, that is for the check to say.
+  void measure(Evaluation& e) const {
+    try {
+      e.figures = plan_figures(e.plan, input_.load,
+                               {.initial_home = input_.homes,
+                                .align = options_.align,
+                                .trace = input_.trace_or_null(),
+                                .batching = input_.batching_or_null()});
+    } catch (const InputError&) {
+      if (!options_.check) throw;
+    }
+  }
+
   void progress(const char* what) const {
     if (context_.progress) context_.progress(fmt::format("{} {}", what, policy_.name()));
   }
@@ -115,11 +140,7 @@ class Evaluator {
     e.plan = std::move(planned.plan);
     e.times = planned.times;
     e.threads = static_cast<int>(context_.pool.num_threads());
-    e.figures = plan_figures(e.plan, input_.load,
-                             {.initial_home = input_.homes,
-                              .align = options_.align,
-                              .trace = input_.trace_or_null(),
-                              .batching = input_.batching_or_null()});
+    measure(e);
     return true;
   }
 
@@ -140,6 +161,8 @@ class Evaluator {
     if (!plan) return;
     Evaluation other = best;
     other.recompute_plan = std::move(plan);
+    check(other);
+    if (!other.check.ok()) return;
     Evaluator(policy_, input_, options_, quiet()).simulate(other);
     const std::array trials{trial_of(best), trial_of(other)};
     if (choose_residency(trials, options_.memory_budget()).trial == 1) best = std::move(other);
@@ -218,10 +241,7 @@ Evaluation evaluate(const Policy& policy, const StepInput& input, const Evaluate
   EvaluateOptions resolved = options;
   resolved.planner = planner_options(options, input.load, context.cost);
   Evaluator evaluator(policy, input, resolved, context);
-  Evaluation e = options.choose_residency ? evaluator.with_best_residency() : evaluator.as_asked();
-  evaluator.check(e);
-  if (!e.check.ok()) e.step.reset();
-  return e;
+  return options.choose_residency ? evaluator.with_best_residency() : evaluator.as_asked();
 }
 
 std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, const StepInput& input,

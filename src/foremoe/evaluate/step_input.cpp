@@ -21,9 +21,7 @@
 namespace foremoe {
 namespace {
 
-[[noreturn]] void reject(const std::string& file, const std::string& what) {
-  throw InputError({.file = file}, what);
-}
+[[noreturn]] void reject(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
 // Every rank is the home of equally many experts. Checked before anything is counted.
 void expect_even_homes(const std::string& path, int experts, int ranks) {
