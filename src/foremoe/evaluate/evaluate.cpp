@@ -62,15 +62,6 @@ class Evaluator {
     return best;
   }
 
-  void check(Evaluation& e) const {
-    if (!options_.check || !e.planned()) return;
-    progress("checking the plan of");
-    e.check = check_plan(e.plan, input_.load, check_options(input_, &e.figures, options_.align));
-    if (!e.recompute_plan || !e.check.ok()) return;
-    CheckReport report = check_plan(*e.recompute_plan, input_.load, check_options(input_, nullptr, options_.align));
-    if (!report.ok()) e.check = std::move(report);
-  }
-
   void simulate(Evaluation& e) const {
     if (context_.cost == nullptr) return;
     progress("simulating");
