@@ -28,12 +28,22 @@ function(foremoe_folder name)
     set(scope PUBLIC)
     add_library(foremoe_${name} STATIC ${sources})
     target_link_libraries(foremoe_${name} PRIVATE foremoe_warnings fmt::fmt nlohmann_json::nlohmann_json)
+    # Position-independent, for shared libraries and Python modules to link. Nobody replaces a function of ours at load
+    # time, so calls inside a source may still be inlined.
+    set_target_properties(foremoe_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
+      ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
+    target_compile_options(foremoe_${name} PRIVATE -fno-semantic-interposition)
   else()
     set(scope INTERFACE)
     add_library(foremoe_${name} INTERFACE)
   endif()
   target_include_directories(foremoe_${name} ${scope} ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(foremoe_${name} ${scope} ${ARG_DEPENDS} ${ARG_LINKS})
+  set(files "")
+  foreach(library ${ARG_LINKS})
+    foremoe_linked_files(${library} files)
+  endforeach()
+  set_target_properties(foremoe_${name} PROPERTIES FOREMOE_LINKED_FILES "${files}")  # for cmake/BundleFolders.cmake
 
   if(FOREMOE_TESTS AND tests)
     find_package(GTest REQUIRED)

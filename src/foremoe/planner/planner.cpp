@@ -98,4 +98,10 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
   return step;
 }
 
+PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options) {
+  const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  ThreadPool pool;
+  return plan_step({.load = load, .home = home, .options = options}, pool);
+}
+
 }  // namespace foremoe

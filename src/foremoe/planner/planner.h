@@ -43,4 +43,7 @@ Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks
 
 PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool);
 
+// The same with contiguous homes and as many threads as there are processors.
+PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options = {});
+
 }  // namespace foremoe
