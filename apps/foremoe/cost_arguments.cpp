@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "foremoe/cluster/cluster.h"
-#include "foremoe/cluster/model_config.h"
+#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
 #include "option_checks.h"
 

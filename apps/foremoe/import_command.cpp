@@ -8,8 +8,8 @@
 
 #include "command.h"
 #include "foremoe/core/mapped_file.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/importers/importer.h"
-#include "foremoe/rollout/limits.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
 #include "help_text.h"

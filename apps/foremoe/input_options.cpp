@@ -12,7 +12,6 @@
 #include "foremoe/core/safetensors.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/file_kind.h"
-#include "foremoe/rollout/limits.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
 #include "messages.h"

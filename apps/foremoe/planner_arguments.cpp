@@ -5,7 +5,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/planner/planner.h"
-#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/file_kind.h"
 #include "option_checks.h"
 
 namespace foremoe::cli {

@@ -8,7 +8,7 @@
 #include "command.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/file_kind.h"
 #include "help_text.h"
 #include "memory_fit.h"
 #include "messages.h"

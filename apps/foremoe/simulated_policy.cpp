@@ -5,7 +5,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "foremoe/sim/choose_residency.h"
+#include "foremoe/sim/simulation.h"
 #include "messages.h"
 
 namespace foremoe::cli {

@@ -7,7 +7,7 @@
 
 #include "command.h"
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/synthesis/synthesis.h"
 #include "foremoe/rollout/trace_file.h"
