@@ -171,14 +171,14 @@ int finish(const std::string& command, int code) {
 
 // A library names its fields; the user knows them as options.
 std::string in_words_of(const Command& command, const InputError& error) {
-  const auto& [file, field, index] = error.where();
-  if (!file.empty() || field.empty()) return error.what();
-  for (const Option& option : command.options) {
-    if (option.name != field && option.field != field) continue;
-    const std::string name = option.positional ? option.value : command_line_name(option.name);
-    return fmt::format("{}{}: {}", name, index, error.problem());
-  }
-  return error.what();
+  return message_of(error, [&](std::string_view field) -> std::string {
+    for (const Option& option : command.options) {
+      if (option.name == field || option.field == field) {
+        return option.positional ? option.value : command_line_name(option.name);
+      }
+    }
+    return std::string(field);
+  });
 }
 
 }  // namespace

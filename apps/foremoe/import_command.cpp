@@ -8,12 +8,11 @@
 
 #include "command.h"
 #include "console.h"
-#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/mapped_file.h"
 #include "foremoe/evaluate/step_input.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/importers/importer.h"
-#include "foremoe/rollout/limits.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
 
@@ -76,6 +75,7 @@ nlohmann::ordered_json to_json(const Imported& imported, const std::string& out)
   json["rows_recorded_missing"] = report.rows_recorded_missing;
   json["rows_repeating"] = report.rows_repeating;
   json["rows_skipped"] = report.rows_skipped;
+  json["last_tokens_without_route"] = report.last_tokens_without_route;
   json["rows_missing"] = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
   json["notes"] = report.notes;
   return json;
@@ -91,6 +91,12 @@ void print(const Imported& imported, const std::string& out) {
     const std::int64_t missing = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
     fmt::print("{} of {} rows have no route: {} recorded so, {} turned so because ids repeat, {} never recorded\n",
                missing, report.rows, report.rows_recorded_missing, report.rows_repeating, report.rows_skipped);
+    if (report.last_tokens_without_route > 0) {
+      fmt::print("{} no route: an engine records a token's route when it is fed to the model, and the last token of a "
+                 "sequence never is\n",
+                 counted(report.last_tokens_without_route, "last token") +
+                     (report.last_tokens_without_route == 1 ? " has" : " have"));
+    }
   } else {
     fmt::print("{}: a load, {}, from {}\n", out, describe(*imported.load()), name_of(report.format));
   }
@@ -115,11 +121,8 @@ Imported import_and_write(const ImportArguments& arguments) {
   return imported;
 }
 
-int run(ImportArguments arguments) {
+int run(const ImportArguments& arguments) {
   expect_output(arguments.out, arguments.inputs);
-  if (const auto shape = find_model_shape(arguments.options.model); shape && arguments.options.num_experts == 0) {
-    arguments.options.num_experts = shape->experts;
-  }
   const Imported imported = import_and_write(arguments);
   if (arguments.json) {
     fmt::print("{}\n", to_json(imported, arguments.out).dump(2));

@@ -91,11 +91,7 @@ int run(PlanArguments arguments, const Given& given) {
 
   options.check = false;  // verify is for that
   EvaluationContext context = session.context();
-  if (!options.choose_residency)
-    context.cost = nullptr;
-  else if (context.cost == nullptr) {
-    throw InputError({.field = "residency"}, "auto needs --cluster and --model");
-  }
+  if (!options.choose_residency) context.cost = nullptr;  // it is there for hidden copies alone
   Evaluation e = evaluate(policy, session.input, options, context);
   session.progress.end();
   if (!e.planned()) {

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "foremoe/cluster/cluster.h"
-#include "foremoe/cluster/model_config.h"
+#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
 
 namespace foremoe {
@@ -96,7 +96,7 @@ ModelShape model_named(const std::string& name) {
 }
 
 CostModel find_cost_model(const CostRequest& request, const LoadTable& load) {
-  if (request.cluster.empty()) reject("cluster", "is needed beside --model");
+  if (request.cluster.empty()) reject("cluster", "is needed beside `model`");
   const ModelShape model = request.model.empty() ? model_of(load) : model_named(request.model);
   expect_model_fits(model, load);
   return {find_cluster(request.cluster), model, request.options};
@@ -104,7 +104,7 @@ CostModel find_cost_model(const CostRequest& request, const LoadTable& load) {
 
 std::optional<CostModel> find_cost_model_if_asked(const CostRequest& request, const LoadTable& load) {
   if (request.cluster.empty() && request.model.empty()) return std::nullopt;
-  if (request.model.empty()) reject("model", "is needed beside --cluster");
+  if (request.model.empty()) reject("model", "is needed beside `cluster`");
   return find_cost_model(request, load);
 }
 

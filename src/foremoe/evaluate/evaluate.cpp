@@ -6,7 +6,7 @@
 #include <array>
 
 #include "foremoe/core/error.h"
-#include "foremoe/sim/choose_residency.h"
+#include "foremoe/sim/simulation.h"
 
 namespace foremoe {
 namespace {
@@ -217,7 +217,7 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
   PlannerOptions planner = options.planner;
   if (!options.hidden_copies) return planner;
   if (cost == nullptr) {
-    throw InputError({.field = "max_copies_per_rank"}, "hidden needs a cluster and a model");
+    throw InputError({.field = "max_copies_per_rank"}, "hidden needs `cluster` and `model`");
   }
   const auto hidden = cost->hidden_copies(mean_tokens_per_rank(load));
   planner.max_copies_per_rank = hidden.from_host + (load.topology().num_nodes() == 1 ? hidden.from_peers : 0);
@@ -227,7 +227,7 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
 Evaluation evaluate(const Policy& policy, const StepInput& input, const EvaluateOptions& options,
                     const EvaluationContext& context) {
   if (options.choose_residency && context.cost == nullptr) {
-    throw InputError({.field = "residency"}, "auto needs a cluster and a model");
+    throw InputError({.field = "residency"}, "auto needs `cluster` and `model`");
   }
   EvaluateOptions resolved = options;
   resolved.planner = planner_options(options, input.load, context.cost);

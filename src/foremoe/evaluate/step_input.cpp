@@ -14,7 +14,7 @@
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/file_kind.h"
-#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
 
@@ -26,7 +26,7 @@ namespace {
 // Every rank is the home of equally many experts. Checked before anything is counted.
 void expect_even_homes(const std::string& path, int experts, int ranks) {
   if (ranks == 0 || experts % ranks == 0) return;
-  reject(path, fmt::format("{} cannot be at home evenly on {} (--ranks)", counted(experts, "expert"),
+  reject(path, fmt::format("{} cannot be at home evenly on {} (`ranks`)", counted(experts, "expert"),
                            counted(ranks, "rank")));
 }
 

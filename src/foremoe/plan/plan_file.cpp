@@ -10,7 +10,6 @@
 
 #include "foremoe/core/safetensors.h"
 #include "foremoe/rollout/file_kind.h"
-#include "foremoe/rollout/limits.h"
 
 namespace foremoe {
 namespace {

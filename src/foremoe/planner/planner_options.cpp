@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/file_kind.h"
 
 namespace foremoe {
 namespace {

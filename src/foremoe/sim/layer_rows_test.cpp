@@ -11,7 +11,7 @@
 
 #include "foremoe/plan/test_traces.h"
 #include "foremoe/policy/policy.h"
-#include "foremoe/sim/test_clusters.h"
+#include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe {
 namespace {
