@@ -8,6 +8,8 @@
 #include <array>
 #include <cstdio>
 #include <new>
+#include <string>
+#include <string_view>
 
 #include "command.h"
 #include "foremoe/core/error.h"
@@ -15,6 +17,13 @@
 
 namespace foremoe::cli {
 namespace {
+
+// Libraries name arguments as their structs do: guest_slots is --guest-slots.
+std::string option_named(std::string_view argument) {
+  std::string option = "--";
+  for (const char c : argument) option += c == '_' ? '-' : c;
+  return option;
+}
 
 constexpr std::string_view kDescription =
     "Plans where copies of a Mixture-of-Experts model's experts sit while it is trained by reinforcement learning,\n"
@@ -84,7 +93,7 @@ int run(int argc, char** argv) {
       }
       return code;
     } catch (const InputError& error) {
-      return fail(name_of_parsed(app), error.what(), /*usage=*/false);
+      return fail(name_of_parsed(app), message_of(error, option_named), /*usage=*/false);
     } catch (const std::bad_alloc&) {
       return fail(name_of_parsed(app), "not enough memory for an input of this size", /*usage=*/false);
     }
