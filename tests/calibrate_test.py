@@ -53,7 +53,7 @@ class CalibrateTest(CommandTest):
     def test_a_model_may_be_its_config_json(self):
         shape = {"hidden_size": 2048, "num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8,
                  "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
-                 "vocab_size": 151936}
+                 "vocab_size": 151936, "model_type": "qwen3_moe"}
         load = self.model_load()
         (self.folder / "config.json").write_text(json.dumps(shape))
         self.assertEqual(self.budget(load, "h100", "config.json"), self.budget(load, "h100"))

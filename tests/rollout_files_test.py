@@ -60,9 +60,24 @@ class Import(CommandTest):
 
     def test_headerless_arrays_need_their_shape(self):
         (self.folder / "flat").write_bytes(b"".join(i.to_bytes(4, "little") for i in (0, 1, 2, 3)))
-        self.refuse("import", "flat", "--format", "sglang", "--out", "new", saying=["flat"])
+        self.refuse("import", "flat", "--format", "sglang", "--out", "new", saying=["flat", "--layers", "--top-k"])
         report = self.json_of("import", "flat", "--format", "sglang", "--layers", 1, "--top-k", 2, "--out", "step")
         self.assertEqual(report["tokens"], 2)
+
+
+    def test_a_known_model_tells_the_number_of_experts(self):
+        (self.folder / "a.npy").write_bytes(npy((1, 1, 2), [0, 1]))
+        report = self.json_of("import", "a.npy", "--model", "Qwen3-30B-A3B", "--out", "step")
+        self.assertEqual((report["experts"], report["experts_inferred"]), (128, False))
+
+    def test_what_cannot_be_imported_says_why(self):
+        (self.folder / "a.npy").write_bytes(npy((1, 1, 2), [0, 1]))
+        (self.folder / "empty.npy").write_bytes(npy((0, 1, 2), []))
+        self.succeed("import", "a.npy", "--out", "step")
+        self.refuse("import", "step", "--out", "new", saying=["step", "foremoe.trace/1", "already"])
+        self.refuse("import", "empty.npy", "--out", "new", saying=["empty.npy", "no tokens"])
+        os.mkfifo(self.folder / "pipe")  # without a writer: to wait would be for ever
+        self.refuse("import", "pipe", "--out", "new", saying=["pipe", "not a regular file"])
 
 
 class Collect(CommandTest):

@@ -15,6 +15,7 @@
 #include <charconv>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "foremoe/rollout/importers/formats.h"

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 namespace foremoe {
 
@@ -50,6 +51,17 @@ MegatronRanks::MegatronRanks(const std::set<std::int32_t>& recorded, int pipelin
                      fmt::format("{} ranks are no {} equal pipeline stages", ranks, pipeline_stages));
   }
   per_stage_ = ranks / pipeline_stages;
+}
+
+void for_each_record(const ImportSource& source,
+                     const std::function<void(const nlohmann::json& record, const Where& where)>& visit) {
+  const std::string_view text{reinterpret_cast<const char*>(source.bytes.data()), source.bytes.size()};
+  for_each_line(text, [&](std::string_view line, const std::string& number) {
+    const Where where{.file = source.name, .field = number};
+    const nlohmann::json record = parse_json(line, where);
+    if (!record.is_object()) throw InputError(where, "should be a JSON object");
+    visit(record, where);
+  });
 }
 
 }  // namespace foremoe

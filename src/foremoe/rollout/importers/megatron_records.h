@@ -6,7 +6,8 @@
 
 #include <compare>
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <span>
 #include <string_view>
@@ -57,15 +58,7 @@ inline constexpr std::int64_t kMaxMegatronRank = 1 << 20;
 inline constexpr std::int64_t kMaxMegatronLayer = 65534;
 
 // visit(record, where) for each line; records are objects.
-template <class Visit>
-void for_each_record(const ImportSource& source, Visit&& visit) {
-  for_each_line({reinterpret_cast<const char*>(source.bytes.data()), source.bytes.size()},
-                [&](std::string_view line, const std::string& number) {
-                  const Where where{.file = source.name, .field = number};
-                  const nlohmann::json record = parse_json(line, where);
-                  if (!record.is_object()) throw InputError(where, "should be a JSON object");
-                  visit(record, where);
-                });
-}
+void for_each_record(const ImportSource& source,
+                     const std::function<void(const nlohmann::json& record, const Where& where)>& visit);
 
 }  // namespace foremoe

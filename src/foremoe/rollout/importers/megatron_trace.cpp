@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "foremoe/rollout/importers/formats.h"
 #include "foremoe/rollout/importers/megatron_records.h"
