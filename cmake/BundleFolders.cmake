@@ -2,60 +2,94 @@
 #
 #   foremoe_bundle(libforemoe EXPORT foremoe FOLDERS core cluster … [LIBRARIES targets] [HEADERS files])
 #
-# makes libforemoe.a of all objects of the folders (and of other libraries of ours), as target libforemoe with the alias
-# foremoe::foremoe. Its headers are those of the folders, without
-# - tests, their builders and suites,
-# - sim/report and sim/reproduce, which serve the command alone,
-# - what includes MPI or the JSON library: a program need not have them.
+# makes libforemoe.a, the target libforemoe with the alias foremoe::foremoe, of all objects of the folders, of the
+# libraries of ours that these link (policy/clp, runtime/openblas), and of LIBRARIES. What is in a bundle made before is
+# not put into another one. Headers are those of the folders, without
+# - what serves tests: test_*.h, *_conformance.h, conformance/,
+# - folders that are libraries of their own: they implement a header above them, or serve the command alone,
+# - what includes nlohmann's JSON: a program need not have it.
 
-set(FOREMOE_NOT_INSTALLED
-    "/(testing|conformance|report|reproduce|mpi|no_mpi)/"
-    "/(test_[^/]*|[^/]*_testing|[^/]*_conformance|[^/]*json[^/]*|megatron_records)\\.h$")
-list(JOIN FOREMOE_NOT_INSTALLED "|" FOREMOE_NOT_INSTALLED)
-
-# The files of the libraries that linking `library` means: of a path itself, of an imported target those behind it.
-function(foremoe_linked_files library found)
-  set(files ${${found}})
-  if(library STREQUAL fmt::fmt OR library STREQUAL Threads::Threads)
-    # bundled_fmt.cpp; foremoeConfig.cmake
-  elseif(TARGET ${library})
-    get_target_property(type ${library} TYPE)
-    if(NOT type STREQUAL INTERFACE_LIBRARY)
-      get_target_property(file ${library} LOCATION)
-      list(APPEND files ${file})
+# Follows what `library` links. Libraries of ours go into the list named `own_list`, those of others, as
+# files or names, into the one named `file_list`.
+function(foremoe_collect library own_list file_list)
+  if(NOT TARGET ${library})
+    if(IS_ABSOLUTE "${library}" OR library MATCHES "^[a-z0-9_]+$")  # a file, or dl
+      list(APPEND ${file_list} ${library})
     endif()
-    get_target_property(further ${library} INTERFACE_LINK_LIBRARIES)
-    foreach(name ${further})
-      foremoe_linked_files(${name} files)
-    endforeach()
-  elseif(IS_ABSOLUTE "${library}")
-    list(APPEND files ${library})
+    set(${file_list} ${${file_list}} PARENT_SCOPE)
+    return()
   endif()
-  list(REMOVE_DUPLICATES files)
-  set(${found} ${files} PARENT_SCOPE)
+  get_target_property(aliased ${library} ALIASED_TARGET)
+  if(aliased)
+    set(library ${aliased})
+  endif()
+  get_property(bundled GLOBAL PROPERTY FOREMOE_BUNDLED)
+  # fmt is in bundled_fmt.cpp.
+  if(library IN_LIST bundled OR library IN_LIST ${own_list} OR library STREQUAL fmt::fmt)
+    return()
+  endif()
+  get_target_property(type ${library} TYPE)
+  get_target_property(imported ${library} IMPORTED)
+  if(NOT imported)
+    list(APPEND ${own_list} ${library})
+  elseif(NOT type STREQUAL INTERFACE_LIBRARY)
+    get_target_property(file ${library} LOCATION)
+    list(APPEND ${file_list} ${file})
+  endif()
+  foreach(property LINK_LIBRARIES INTERFACE_LINK_LIBRARIES)
+    get_target_property(further ${library} ${property})
+    if(further)
+      list(TRANSFORM further REPLACE "^\\$<LINK_ONLY:(.*)>$" "\\1")
+      foreach(name ${further})
+        foremoe_collect(${name} ${own_list} ${file_list})
+      endforeach()
+    endif()
+  endforeach()
+  set(${own_list} ${${own_list}} PARENT_SCOPE)
+  set(${file_list} ${${file_list}} PARENT_SCOPE)
+endfunction()
+
+# Appends the installed headers of a folder, relative to src/foremoe.
+function(foremoe_collect_headers folder header_list)
+  file(GLOB_RECURSE found RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS ${folder}/*.h)
+  list(FILTER found EXCLUDE REGEX "/test_[^/]*$|_(testing|conformance)\\.h$|/(testing|conformance)/")
+  file(GLOB_RECURSE libraries RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} ${folder}/*/CMakeLists.txt)
+  foreach(library ${libraries})
+    get_filename_component(library ${library} DIRECTORY)
+    list(FILTER found EXCLUDE REGEX "^${library}/")
+  endforeach()
+  foreach(header ${found})
+    file(STRINGS ${header} json REGEX "#include <nlohmann/" LIMIT_COUNT 1)
+    if(NOT json)
+      list(APPEND ${header_list} ${header})
+    endif()
+  endforeach()
+  set(${header_list} ${${header_list}} PARENT_SCOPE)
 endfunction()
 
 function(foremoe_bundle target)
   cmake_parse_arguments(ARG "" "EXPORT" "FOLDERS;LIBRARIES;HEADERS" ${ARGN})
+  set(headers ${ARG_HEADERS})
+  foreach(folder ${ARG_FOLDERS})
+    foremoe_collect_headers(${folder} headers)
+  endforeach()
+  set(own "")
+  set(files "")
+  list(TRANSFORM ARG_FOLDERS PREPEND foremoe_)
+  foreach(library ${ARG_FOLDERS} ${ARG_LIBRARIES})
+    foremoe_collect(${library} own files)
+  endforeach()
+  list(REMOVE_DUPLICATES files)
+  set_property(GLOBAL APPEND PROPERTY FOREMOE_BUNDLED ${own})
+
   add_library(${target} STATIC)
   add_library(foremoe::${ARG_EXPORT} ALIAS ${target})
-  set(headers ${ARG_HEADERS})
-  set(files "")
-  foreach(folder ${ARG_FOLDERS})
-    list(APPEND ARG_LIBRARIES foremoe_${folder})
-    file(GLOB_RECURSE of_folder CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.h)
-    list(FILTER of_folder EXCLUDE REGEX ${FOREMOE_NOT_INSTALLED})
-    list(APPEND headers ${of_folder})
-  endforeach()
-  foreach(library ${ARG_LIBRARIES})
+  foreach(library ${own})
     get_target_property(type ${library} TYPE)
     if(NOT type STREQUAL INTERFACE_LIBRARY)
       target_sources(${target} PRIVATE $<TARGET_OBJECTS:${library}>)
     endif()
-    get_target_property(of_library ${library} FOREMOE_LINKED_FILES)
-    list(APPEND files ${of_library})
   endforeach()
-  list(REMOVE_DUPLICATES files)
   target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/src FILES ${headers})
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_link_libraries(${target} PUBLIC Threads::Threads PRIVATE $<BUILD_INTERFACE:${files}>)

@@ -39,11 +39,6 @@ function(foremoe_folder name)
   endif()
   target_include_directories(foremoe_${name} ${scope} ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(foremoe_${name} ${scope} ${ARG_DEPENDS} ${ARG_LINKS})
-  set(files "")
-  foreach(library ${ARG_LINKS})
-    foremoe_linked_files(${library} files)
-  endforeach()
-  set_target_properties(foremoe_${name} PROPERTIES FOREMOE_LINKED_FILES "${files}")  # for cmake/BundleFolders.cmake
 
   if(FOREMOE_TESTS AND tests)
     find_package(GTest REQUIRED)

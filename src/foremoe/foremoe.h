@@ -4,6 +4,8 @@
 // docs/library.md begins with the shortest such program. What executes plans (foremoe::runtime) is not in here.
 
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/evaluate.h"
+#include "foremoe/evaluate/running_plan.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/plan_figures.h"
 #include "foremoe/plan/plan_file.h"
