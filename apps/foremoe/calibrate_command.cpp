@@ -12,7 +12,6 @@
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
-#include "foremoe/runtime/cpu/cpu_device.h"
 #include "foremoe/runtime/machine_speed.h"
 #include "help_text.h"
 #include "messages.h"
@@ -70,7 +69,7 @@ Calibration calibrate(const CalibrateArguments& arguments) {
   options.num_ranks = arguments.ranks > 0 ? arguments.ranks : static_cast<int>(std::thread::hardware_concurrency());
   options.num_ranks = std::max(1, options.num_ranks);
   options.buffer = Bytes{std::int64_t{arguments.mebibytes} << 20};
-  const MachineSpeed speed = measure_machine(options, make_cpu_device);
+  const MachineSpeed speed = measure_machine(options);
 
   const int n = options.num_ranks;
   const bool alone = n == 1;

@@ -5,7 +5,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/sim/free_update.h"
-#include "foremoe/transfer/layer_turns.h"
+#include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {
 
