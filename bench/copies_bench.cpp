@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-#include "foremoe/transfer/memcpy_link.h"
+#include "foremoe/transfer/copy_link.h"
 #include "foremoe/transfer/transfer_engine.h"
 
 namespace foremoe {
@@ -140,7 +140,7 @@ void engine_over_memcpy(benchmark::State& state, Path path) {
         engine.submit(TurnId{t});
         if (!engine.wait(TurnId{t})) state.SkipWithError("a copy failed");
         through_engine.push_back(seconds_since(begin));
-        engine.release(TurnId{t}, {});
+        engine.release(TurnId{t});
       }
       engine.finish();
     }

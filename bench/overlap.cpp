@@ -12,11 +12,9 @@
 #include <cstdlib>
 #include <thread>
 
-#include "foremoe/runtime/cpu/cpu_device.h"
 #include "foremoe/runtime/rank_run.h"
-#include "foremoe/runtime/threads/run_ranks.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
-#include "foremoe/transfer/throttled_link.h"
+#include "foremoe/transfer/copy_link.h"
 
 namespace foremoe {
 namespace {
@@ -98,17 +96,11 @@ Measured measure(const Setting& setting) {
     return std::make_unique<ThrottledLink>(std::move(link), rate);
   };
 
-  std::vector<std::unique_ptr<Device>> devices;
-  std::vector<Device*> pointers;
-  for (int r = 0; r < kRanks; ++r) {
-    devices.push_back(make_cpu_device());
-    pointers.push_back(devices.back().get());
-  }
   const Topology topology{.num_ranks = kRanks, .ranks_per_node = kRanks};
-  const auto communicators = make_threads_communicators(topology, pointers, std::chrono::seconds(60));
+  const auto communicators = make_threads_communicators(topology, std::chrono::seconds(60));
   Measured measured;
   run_ranks(kRanks, [&](RankId r) {
-    const PhaseOutcome outcome = run_phase(run, *communicators[r.index()], *pointers[r.index()]);
+    const PhaseOutcome outcome = run_phase(run, *communicators[r.index()]);
     if (r == RankId{0}) measured = {outcome.transfer.exposed_seconds, outcome.step_seconds, outcome.guest_weights};
   });
   return measured;

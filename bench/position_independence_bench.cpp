@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "foremoe/core/random.h"
-#include "foremoe/runtime/cpu/cpu_device.h"
+#include "foremoe/runtime/cpu/experts.h"
 #include "foremoe/runtime/cpu/row_tiles.h"
 
 namespace {
@@ -27,7 +27,7 @@ double median(std::vector<double>& values) {
 void forward(benchmark::State& state) {
   const ExpertShape shape{.hidden = static_cast<int>(state.range(0)), .intermediate = static_cast<int>(state.range(1))};
   const std::int64_t rows = state.range(2);
-  const std::unique_ptr<Device> device = make_cpu_device();
+  cpu::ExpertsWorkspace whole(shape), in_tiles(shape, /*position_independent=*/true);
   Random random(1);
   const auto values = [&](std::int64_t n) {
     std::vector<float> result(static_cast<std::size_t>(n));
@@ -37,23 +37,21 @@ void forward(benchmark::State& state) {
   const std::int64_t matrix = std::int64_t{shape.hidden} * shape.intermediate;
   const std::vector<float> gate_up = values(2 * matrix), down = values(matrix), x = values(rows * shape.hidden);
   std::vector<float> kept = values(rows * 2 * shape.intermediate), y = values(rows * shape.hidden);
-  const ExpertRows expert{.first_row = 0, .rows = rows, .gate_up = gate_up.data(), .down = down.data()};
+  const cpu::ExpertRows expert{.first_row = 0, .rows = rows, .gate_up = gate_up.data(), .down = down.data()};
 
   std::vector<double> seconds[2];  // [in tiles]
-  const auto run = [&](bool in_tiles) {
-    device->use_position_independent_rows(in_tiles);
-    device->reserve_rows(rows, shape);
+  const auto run = [&](cpu::ExpertsWorkspace& workspace) {
     const auto begin = std::chrono::steady_clock::now();
-    device->experts_forward({&expert, 1}, shape, x.data(), kept.data(), y.data());
-    seconds[in_tiles ? 1 : 0].push_back(
+    cpu::experts_forward({&expert, 1}, {.x = x.data(), .gate_up = kept.data(), .y = y.data()}, workspace);
+    seconds[workspace.position_independent ? 1 : 0].push_back(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   };
-  run(false);
-  run(true);
+  run(whole);
+  run(in_tiles);
   for (auto& of_mode : seconds) of_mode.clear();
   for (auto _ : state) {
-    run(false);
-    run(true);
+    run(whole);
+    run(in_tiles);
   }
   state.counters["ratio"] = median(seconds[1]) / median(seconds[0]);
   state.counters["tile"] = std::min(cpu::tile_height(2 * shape.intermediate, shape.hidden),

@@ -13,7 +13,6 @@
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
-#include "foremoe/runtime/cpu/cpu_device.h"
 #include "foremoe/runtime/machine_speed.h"
 
 namespace foremoe::cli {
@@ -66,7 +65,7 @@ Calibration calibrate(const CalibrateArguments& arguments) {
   options.num_ranks = arguments.ranks > 0 ? arguments.ranks : static_cast<int>(std::thread::hardware_concurrency());
   options.num_ranks = std::max(1, options.num_ranks);
   options.buffer = Bytes{std::int64_t{arguments.mebibytes} << 20};
-  const MachineSpeed speed = measure_machine(options, make_cpu_device);
+  const MachineSpeed speed = measure_machine(options);
 
   const int n = options.num_ranks;
   const bool alone = n == 1;

@@ -92,10 +92,11 @@ void print(const Imported& imported, const std::string& out) {
     fmt::print("{} of {} rows have no route: {} recorded so, {} turned so because ids repeat, {} never recorded\n",
                missing, report.rows, report.rows_recorded_missing, report.rows_repeating, report.rows_skipped);
     if (report.last_tokens_without_route > 0) {
-      fmt::print("{} no route: an engine records a token's route when it is fed to the model, and the last token of a "
-                 "sequence never is\n",
-                 counted(report.last_tokens_without_route, "last token") +
-                     (report.last_tokens_without_route == 1 ? " has" : " have"));
+      fmt::print(
+          "{} no route: an engine records a token's route when it is fed to the model, and the last token of a "
+          "sequence never is\n",
+          counted(report.last_tokens_without_route, "last token") +
+              (report.last_tokens_without_route == 1 ? " has" : " have"));
     }
   } else {
     fmt::print("{}: a load, {}, from {}\n", out, describe(*imported.load()), name_of(report.format));

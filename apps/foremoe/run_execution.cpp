@@ -14,7 +14,7 @@
 #include "foremoe/plan/plan_part.h"
 #include "foremoe/runtime/rank_run.h"
 #include "foremoe/runtime/run_memory.h"
-#include "foremoe/transfer/throttled_link.h"
+#include "foremoe/transfer/copy_link.h"
 
 namespace foremoe::cli {
 namespace {
@@ -185,7 +185,7 @@ void Execution::expect_room() const {
 std::vector<RunRow> Execution::run() {
   if (timeline_) {
     // Of several processes each counts time from its first span: this one, at the same moment on all.
-    group_.run([this](Communicator& communicator, Device&) {
+    group_.run([this](Communicator& communicator) {
       communicator.barrier();
       const std::int64_t now = Timeline::now_ns();
       timeline_->add(communicator.rank(), Lane::kWork, "begin", now, now);
@@ -283,14 +283,14 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
                      .bitwise = arguments_.bitwise,
                      .gather = !arguments_.no_reference};
   const std::int64_t begin = Timeline::now_ns();
-  group_.run([&](Communicator& communicator, Device& device) {
+  group_.run([&](Communicator& communicator) {
     PhaseRun mine = run;
     const RankId rank = communicator.rank();
     mine.work = [&, rank](const Turn& turn) {
       if (turn.pass == Pass::kForward && turn.layer == LayerId{0}) running.wait_for(turn.micro_step);
       work_(rank);
     };
-    PhaseOutcome outcome = run_phase(mine, communicator, device);
+    PhaseOutcome outcome = run_phase(mine, communicator);
     if (rank == RankId{0}) row.outcome = std::move(outcome);
   });
   running.finish();
@@ -312,7 +312,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
 // Every process has planned for itself. The phase has held slots and homes against each other when it was bound.
 void Execution::expect_same_quotas(const StepPlan& plan) {
   const std::string mine = sha256_hex(std::as_bytes(plan.slot_tokens.flat()));
-  group_.run([&](Communicator& communicator, Device&) {
+  group_.run([&](Communicator& communicator) {
     std::string all(mine.size() * static_cast<std::size_t>(communicator.num_ranks()), '\0');
     communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
     for (std::size_t at = 0; at < all.size(); at += mine.size()) {
@@ -346,7 +346,7 @@ void Execution::write_timeline() {
     write_file(arguments_.timeline, timeline_->to_json());
     return;
   }
-  group_.run([&](Communicator& communicator, Device&) {
+  group_.run([&](Communicator& communicator) {
     const std::string mine = timeline_->to_json();
     texts = gather(communicator, std::as_bytes(std::span(mine)));
   });

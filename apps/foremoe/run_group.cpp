@@ -8,9 +8,7 @@
 #include <optional>
 
 #include "foremoe/core/error.h"
-#include "foremoe/runtime/cpu/cpu_device.h"
 #include "foremoe/runtime/process_group.h"
-#include "foremoe/runtime/threads/run_ranks.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
 
 namespace foremoe::cli {
@@ -28,14 +26,11 @@ class Threads final : public RankGroup {
   void run_at_first(const std::function<void()>& f) override { f(); }
 
   void run(const Execute& f) override {
-    std::vector<std::unique_ptr<Device>> devices;
-    std::vector<Device*> used;
-    for (int r = 0; r < topology_.num_ranks; ++r) used.push_back(devices.emplace_back(make_cpu_device()).get());
-    const auto communicators = make_threads_communicators(topology_, used, timeout_);
+    const auto communicators = make_threads_communicators(topology_, timeout_);
     run_ranks(topology_.num_ranks, [&](RankId rank) {
       Communicator& communicator = *communicators[rank.index()];
       try {
-        f(communicator, *used[rank.index()]);
+        f(communicator);
       } catch (const std::exception& error) {
         communicator.give_up(error.what());
         throw;
@@ -50,8 +45,7 @@ class Threads final : public RankGroup {
 
 class Processes final : public RankGroup {
  public:
-  explicit Processes(std::chrono::milliseconds timeout)
-      : timeout_(timeout), processes_(join_process_group()), device_(make_cpu_device()) {}
+  explicit Processes(std::chrono::milliseconds timeout) : timeout_(timeout), processes_(join_process_group()) {}
 
   bool has_first() const override { return processes_->rank() == RankId{0}; }
   int num_ranks() const override { return processes_->num_ranks(); }
@@ -67,7 +61,7 @@ class Processes final : public RankGroup {
       error = e.what();
     }
     const int n = num_ranks();
-    const auto communicator = processes_->make_communicator({.num_ranks = n, .ranks_per_node = n}, *device_, timeout_);
+    const auto communicator = processes_->make_communicator({.num_ranks = n, .ranks_per_node = n}, timeout_);
     const std::int64_t failed = sum(*communicator, std::int64_t{error.empty() ? 0 : 1});
     const auto all = gather(*communicator, std::as_bytes(std::span(error)));
     if (failed == 0) return;
@@ -79,12 +73,12 @@ class Processes final : public RankGroup {
   }
 
   void set_topology(const Topology& topology) override {
-    communicator_ = processes_->make_communicator(topology, *device_, timeout_);
+    communicator_ = processes_->make_communicator(topology, timeout_);
   }
 
   void run(const Execute& f) override {
     try {
-      f(*communicator_, *device_);
+      f(*communicator_);
     } catch (const std::exception& error) {
       end_job(error.what());
       throw;
@@ -92,7 +86,7 @@ class Processes final : public RankGroup {
   }
 
   void run_at_first(const std::function<void()>& f) override {
-    run([&](Communicator& communicator, Device&) {
+    run([&](Communicator& communicator) {
       std::future<void> work;
       if (has_first()) work = std::async(std::launch::async, f);
       for (std::byte done{0}; done == std::byte{0};) {
@@ -115,7 +109,6 @@ class Processes final : public RankGroup {
 
   std::chrono::milliseconds timeout_;
   std::unique_ptr<ProcessGroup> processes_;
-  std::unique_ptr<Device> device_;
   std::unique_ptr<Communicator> communicator_;  // gone before its processes
 };
 

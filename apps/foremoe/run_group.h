@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "foremoe/runtime/communicator.h"
-#include "foremoe/runtime/device.h"
 
 namespace foremoe::cli {
 
@@ -22,7 +21,7 @@ class ToldElsewhere : public std::runtime_error {
 
 class RankGroup {
  public:
-  using Execute = std::function<void(Communicator& communicator, Device& device)>;
+  using Execute = std::function<void(Communicator& communicator)>;
 
   virtual ~RankGroup() = default;
   virtual bool has_first() const = 0;  // is rank 0 here? That is where results are, and who speaks

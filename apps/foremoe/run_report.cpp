@@ -165,7 +165,7 @@ std::string to_text(const std::vector<RunRow>& rows, const RunSettings& settings
     if (row.agreement && !row.agreement->equal(settings.optimizer.kind)) {
       text += fmt::format("{} differs from the reference: {}\n", name,
                           !row.agreement->routes_replayed ? "recorded routes were not replayed"
-                          : row.agreement->max_relative_error > kMaxRelativeError
+                          : !row.agreement->tensors_equal()
                               ? row.agreement->worst
                               : fmt::format("losses by {:.1e}", row.agreement->max_loss_error));
     }

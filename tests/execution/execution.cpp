@@ -4,8 +4,6 @@
 
 #include "foremoe/core/random.h"
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/runtime/cpu/cpu_device.h"
-#include "foremoe/runtime/threads/run_ranks.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
 
 namespace foremoe::test {
@@ -32,10 +30,9 @@ void expect_no_gradients(const Scenario& scenario, const StepPlan& plan, RankId 
 }
 
 RankResult run_rank(const Scenario& scenario, const Execution& execution, const RandomRoutes& routes,
-                    const LoadTable& load, Communicator& communicator, Device& device) {
+                    const LoadTable& load, Communicator& communicator) {
   const ModelSize size = model_size(scenario);
-  MoeModel model(size, execution.plan.home, communicator, device);
-  device.use_position_independent_rows(scenario.position_independent);
+  MoeModel model(size, execution.plan.home, communicator);
   const PhaseParts parts{.load = load,
                          .plan = execution.plan,
                          .schedule = execution.schedule,
@@ -45,11 +42,12 @@ RankResult run_rank(const Scenario& scenario, const Execution& execution, const 
   RankResult result;
   const HomeExperts& homes = model.homes();
   try {
-    PhaseExecutor phase(parts, homes, communicator, device,
+    PhaseExecutor phase(parts, homes, communicator,
                         {.engine = scenario.engine,
                          .decorate = scenario.decorate,
                          .overlap = scenario.overlap,
-                         .most_tokens = scenario.most_tokens});
+                         .most_tokens = scenario.most_tokens,
+                         .position_independent = scenario.position_independent});
     result.loss = model.run(phase, {.routes = routes, .micro_steps = scenario.micro_steps, .keep_results = true}, {});
     result.figures = phase.figures();
   } catch (const std::exception&) {
@@ -169,18 +167,12 @@ Execution execute(const Scenario& scenario) {
   EXPECT_TRUE(check_leases(execution.schedule, execution.plan).empty()) << scenario.name();
 
   const int ranks = scenario.topology.num_ranks;
-  std::vector<std::unique_ptr<Device>> devices;
-  std::vector<Device*> pointers;
-  for (int r = 0; r < ranks; ++r) {
-    devices.push_back(make_cpu_device());
-    pointers.push_back(devices.back().get());
-  }
-  auto communicators = make_threads_communicators(scenario.topology, pointers, std::chrono::seconds(30));
+  auto communicators = make_threads_communicators(scenario.topology, std::chrono::seconds(30));
   execution.ranks.resize(static_cast<std::size_t>(ranks));
   run_ranks(ranks, [&](RankId r) {
     Communicator& communicator = *communicators[r.index()];
     try {
-      execution.ranks[r.index()] = run_rank(scenario, execution, routes, load, communicator, *pointers[r.index()]);
+      execution.ranks[r.index()] = run_rank(scenario, execution, routes, load, communicator);
     } catch (const std::exception& error) {
       communicator.give_up(error.what());
       throw;
@@ -191,7 +183,7 @@ Execution execute(const Scenario& scenario) {
 
 ReferenceResult reference_of(const Scenario& scenario, const Execution& execution) {
   ThreadPool pool(1);
-  return ReferenceModel(model_size(scenario))
+  return ReferenceModel(model_size(scenario), pool)
       .run({.micro_steps = scenario.micro_steps,
             .ranks = scenario.topology.num_ranks,
             .routes = [&](MicroStepId m, RankId s, LayerId l) { return execution.ranks[s.index()].routes_used(m, l); },

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "execution.h"
-#include "foremoe/transfer/faulty_link.h"
+#include "foremoe/testing/faulty_link.h"
 
 namespace foremoe::test {
 namespace {

@@ -14,7 +14,6 @@
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/file_kind.h"
-#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
 

@@ -23,8 +23,7 @@ class PeerFailed : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Blocks lie one after the other in rank order. Sizes are known to both sides beforehand: nothing is exchanged but
-// data.
+// Blocks lie one after the other in rank order. Both sides know the sizes beforehand: only data is exchanged.
 struct AllToAll {
   const std::byte* send = nullptr;
   std::span<const std::int64_t> send_bytes;  // [rank]
@@ -39,6 +38,26 @@ struct SharedRegion {
   std::string name;
 };
 
+// How a rank reads the memory of others, and agrees with them, while copies travel. Ballots and links are used by the
+// engine's thread, everything else by the rank's.
+class PeerAccess {
+ public:
+  virtual ~PeerAccess() = default;
+
+  virtual void share(std::span<const SharedRegion> regions) = 0;  // collective; replaces what was shared before
+  // Stops sharing this rank's regions. Not collective. Where peers map this memory directly, blocks until they have
+  // stopped reading, or the timeout expires. `early`: after a failure; the others' waits then throw PeerFailed.
+  virtual void stop_sharing(bool early) noexcept = 0;
+  // Another rank's pointer into a region that it shared, as seen from here; null when it is not mapped here.
+  virtual const std::byte* local(RankId owner, const std::byte* pointer) const = 0;
+
+  virtual std::unique_ptr<Ballot> make_ballot() = 0;  // collective
+  // Collective. The peer path: reads mapped memory by copying it, and where the schedule's source is not mapped, takes
+  // what its owner sends. `directory` says where this rank's homes are.
+  virtual std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule& schedule, const ExpertLayout& layout,
+                                                   const ExpertDirectory& directory) = 0;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -46,34 +65,17 @@ class Communicator {
   virtual const Topology& topology() const = 0;
   int num_ranks() const { return topology().num_ranks; }
 
-  // Device memory, ordered by the stream.
-  virtual void all_to_all_v(const AllToAll& exchange, Stream& stream) = 0;
-  virtual void all_reduce_sum(std::span<float> values, Stream& stream) = 0;
-
-  // Host memory.
+  virtual void exchange(const AllToAll& blocks) = 0;
+  virtual void all_reduce_sum(std::span<float> values) = 0;
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) = 0;  // equal sizes, rank order
   virtual void broadcast(std::span<std::byte> bytes, RankId root) = 0;
-  virtual void exchange(const AllToAll& exchange) = 0;  // as all_to_all_v
   virtual void barrier() = 0;
-
-  // For the transfer engine; collective calls.
-  virtual void share(std::span<const SharedRegion> regions) = 0;  // replaces what was shared before; empty ends sharing
-  // Ends sharing: this rank reads nobody any more. Where ranks read each other's memory itself, returns when nobody
-  // reads this rank's, or after the timeout. `early`: because of a failure; the others' waits then throw. No
-  // collective.
-  virtual void stop_sharing(bool early) noexcept = 0;
-  // Another rank's pointer into a region that it shared, as seen from here; null when it is not mapped here.
-  virtual const std::byte* local(RankId owner, const std::byte* pointer) const = 0;
-  virtual std::unique_ptr<Ballot> make_ballot() = 0;
-  // The peer path: reads mapped memory by copying it, and where the schedule's source is not mapped, takes what its
-  // owner sends. `directory` tells what this rank's homes are.
-  virtual std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule& schedule, const ExpertLayout& layout,
-                                                   const ExpertDirectory& directory) = 0;
-
   virtual void give_up(const std::string& why) noexcept = 0;
+
+  virtual PeerAccess& peers() = 0;
 };
 
-// The sums of a value of every rank, for figures. Host memory, in rank order.
+// The sums of a value of every rank, in rank order, for figures.
 double sum(Communicator& communicator, double value);
 std::int64_t sum(Communicator& communicator, std::int64_t value);
 

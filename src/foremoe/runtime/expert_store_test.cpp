@@ -6,8 +6,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "foremoe/runtime/cpu/cpu_device.h"
-
 namespace foremoe {
 namespace {
 
@@ -33,15 +31,12 @@ void set_gradient(const ExpertStore& store, int l, int slot, const std::vector<f
               kHidden * kIntermediate * sizeof(float));
 }
 
-class ExpertStoreIn : public testing::TestWithParam<HomeMemory> {
- protected:
-  std::unique_ptr<Device> device_ = make_cpu_device();
-};
+class ExpertStoreIn : public testing::TestWithParam<HomeMemory> {};
 
 INSTANTIATE_TEST_SUITE_P(Memory, ExpertStoreIn, testing::Values(HomeMemory::kShared, HomeMemory::kPrivate));
 
 TEST_P(ExpertStoreIn, EachSlotKeepsItsOwnWeightsAndGradients) {
-  ExpertStore store(size_of(2, 3), GetParam(), *device_);
+  ExpertStore store(size_of(2, 3), GetParam());
   for (int l = 0; l < 2; ++l) {
     for (int s = 0; s < 3; ++s) {
       store.set_weights(LayerId{l}, s, values(static_cast<float>(1000 * l + 100 * s)));
@@ -57,7 +52,7 @@ TEST_P(ExpertStoreIn, EachSlotKeepsItsOwnWeightsAndGradients) {
 }
 
 TEST_P(ExpertStoreIn, PointersThatAreLentReachTheWeights) {
-  ExpertStore store(size_of(1, 2), GetParam(), *device_);
+  ExpertStore store(size_of(1, 2), GetParam());
   store.set_weights(LayerId{0}, 1, values(7));
   const HomeExpert& expert = store.homes().experts(0, 1);
   float down = 0;
@@ -72,7 +67,7 @@ TEST_P(ExpertStoreIn, PointersThatAreLentReachTheWeights) {
 }
 
 TEST_P(ExpertStoreIn, GradientsOfOneLayerCanBeZeroedAlone) {
-  ExpertStore store(size_of(3, 2), GetParam(), *device_);
+  ExpertStore store(size_of(3, 2), GetParam());
   for (int l = 0; l < 3; ++l) set_gradient(store, l, 1, values(1));
   store.zero_gradients(LayerId{1});
   EXPECT_EQ(store.gradient(LayerId{0}, 1), values(1));
@@ -83,7 +78,7 @@ TEST_P(ExpertStoreIn, GradientsOfOneLayerCanBeZeroedAlone) {
 }
 
 TEST_P(ExpertStoreIn, SgdStepsEveryExpert) {
-  ExpertStore store(size_of(2, 2), GetParam(), *device_);
+  ExpertStore store(size_of(2, 2), GetParam());
   store.set_weights(LayerId{1}, 1, values(3));
   set_gradient(store, 1, 1, values(8));
   store.sgd(0.5F);
@@ -95,7 +90,7 @@ TEST_P(ExpertStoreIn, SgdStepsEveryExpert) {
 }
 
 TEST_P(ExpertStoreIn, AdamKeepsMomentsFromStepToStep) {
-  ExpertStore store(size_of(1, 2), GetParam(), *device_);
+  ExpertStore store(size_of(1, 2), GetParam());
   double weight = 0, mean = 0, square = 0;
   for (int step = 1; step <= 5; ++step) {
     const double gradient = step % 2 == 0 ? -0.25 : 1.5;
@@ -110,7 +105,7 @@ TEST_P(ExpertStoreIn, AdamKeepsMomentsFromStepToStep) {
 }
 
 TEST_P(ExpertStoreIn, AStateIsTheWeightsAndAfterAdamTheMomentsToo) {
-  ExpertStore store(size_of(1, 2), GetParam(), *device_);
+  ExpertStore store(size_of(1, 2), GetParam());
   EXPECT_EQ(store.state_bytes(), Bytes{kElements * 4});
   store.set_weights(LayerId{0}, 0, values(1));
   set_gradient(store, 0, 0, values(1));
@@ -126,8 +121,7 @@ TEST_P(ExpertStoreIn, AStateIsTheWeightsAndAfterAdamTheMomentsToo) {
 }
 
 TEST(ExpertStore, SharedWeightsCanBeReadUnderTheirName) {
-  const auto device = make_cpu_device();
-  ExpertStore store(size_of(1, 1), HomeMemory::kShared, *device);
+  ExpertStore store(size_of(1, 1), HomeMemory::kShared);
   store.set_weights(LayerId{0}, 0, values(9));
   const SharedRegion& region = store.homes().regions.at(0);
   const SharedMemory seen = SharedMemory::open(region.name);
@@ -138,8 +132,7 @@ TEST(ExpertStore, SharedWeightsCanBeReadUnderTheirName) {
 }
 
 TEST(ExpertStore, PrivateWeightsHaveNoName) {
-  const auto device = make_cpu_device();
-  EXPECT_EQ(ExpertStore(size_of(1, 1), HomeMemory::kPrivate, *device).homes().regions.at(0).name, "");
+  EXPECT_EQ(ExpertStore(size_of(1, 1), HomeMemory::kPrivate).homes().regions.at(0).name, "");
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 #include "foremoe/runtime/gradient_returns.h"
 
 #include <algorithm>
+#include <cstring>
+
+#include "foremoe/runtime/cpu/optimizers.h"
 
 namespace foremoe {
 
@@ -57,21 +60,16 @@ std::vector<GuestGradients::Guest> GuestGradients::take_all(LayerId layer) {
   return take(layer, [](ExpertId, int, int) { return true; });
 }
 
-GradientReturns::GradientReturns(const PhaseParts& parts, const SlotPool& pool, Communicator& communicator,
-                                 Device& device)
-    : parts_(parts),
-      pool_(pool),
-      communicator_(communicator),
-      device_(device),
-      expert_elements_(parts.layout.elements()) {
+GradientReturns::GradientReturns(const PhaseParts& parts, const SlotPool& pool, Communicator& communicator)
+    : parts_(parts), pool_(pool), communicator_(communicator), expert_elements_(parts.layout.elements()) {
   // The most that one exchange can bring: each rank's guests of a layer whose home is here, at most E/R different
   // experts on each of the other ranks.
   const std::int64_t guests = parts.plan.guest_slots;
   const std::int64_t homes = pool.homes_per_rank();
   const std::int64_t incoming = (communicator.num_ranks() - 1) * std::min(guests, homes);
   const std::int64_t expert_bytes = expert_elements_ * static_cast<std::int64_t>(sizeof(float));
-  sent_ = device.allocate(Bytes{guests * expert_bytes});
-  received_ = device.allocate(Bytes{incoming * expert_bytes});
+  sent_ = allocate_memory(Bytes{guests * expert_bytes});
+  received_ = allocate_memory(Bytes{incoming * expert_bytes});
 }
 
 Bytes GradientReturns::send_home(LayerId layer, std::span<const GuestGradients::Guest> guests) {
@@ -86,7 +84,7 @@ Bytes GradientReturns::send_home(LayerId layer, std::span<const GuestGradients::
     for (const GuestGradients::Guest& guest : guests) {
       if (guest.rank != self || parts_.plan.home(layer, guest.expert) != RankId{to}) continue;
       const auto gradients = pool_.gradients(layer, guest.slot);  // segments lie one after the other
-      device_.copy(next, reinterpret_cast<const std::byte*>(gradients.front()), static_cast<std::size_t>(expert_bytes));
+      std::memcpy(next, gradients.front(), static_cast<std::size_t>(expert_bytes));
       next += expert_bytes;
       bytes_to_[static_cast<std::size_t>(to)] += expert_bytes;
     }
@@ -94,7 +92,7 @@ Bytes GradientReturns::send_home(LayerId layer, std::span<const GuestGradients::
   for (const GuestGradients::Guest& guest : guests) {
     if (parts_.plan.home(layer, guest.expert) == self) bytes_from_[guest.rank.index()] += expert_bytes;
   }
-  communicator_.all_to_all_v({sent_.data(), bytes_to_, received_.data(), bytes_from_}, device_.stream());
+  communicator_.exchange({sent_.data(), bytes_to_, received_.data(), bytes_from_});
   add_to_homes(layer, guests, received_.floats());
   return Bytes{next - sent_.data()};
 }
@@ -113,7 +111,7 @@ void GradientReturns::add_to_homes(LayerId layer, std::span<const GuestGradients
     std::int64_t& from = at[guest.rank.index()];
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       const std::int64_t n = parts_.layout.segments()[i].elements;
-      device_.add(gradients[i], received + from, n);
+      cpu::add({gradients[i], static_cast<std::size_t>(n)}, received + from);
       from += n;
     }
   }

@@ -49,7 +49,7 @@ class GuestGradients {
 // Collective: these guests' gradients are added to their homes'. Returns what this rank sent.
 class GradientReturns {
  public:
-  GradientReturns(const PhaseParts& parts, const SlotPool& pool, Communicator& communicator, Device& device);
+  GradientReturns(const PhaseParts& parts, const SlotPool& pool, Communicator& communicator);
   Bytes send_home(LayerId layer, std::span<const GuestGradients::Guest> guests);
 
  private:
@@ -58,9 +58,8 @@ class GradientReturns {
   PhaseParts parts_;
   const SlotPool& pool_;
   Communicator& communicator_;
-  Device& device_;
   std::int64_t expert_elements_ = 0;
-  DeviceMemory sent_, received_;
+  Memory sent_, received_;
   std::vector<std::int64_t> bytes_to_, bytes_from_;
 };
 

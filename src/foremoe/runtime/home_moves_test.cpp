@@ -1,5 +1,3 @@
-#include "foremoe/runtime/home_moves.h"
-
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -10,8 +8,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/random.h"
-#include "foremoe/runtime/cpu/cpu_device.h"
-#include "foremoe/runtime/threads/run_ranks.h"
+#include "foremoe/runtime/expert_store.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
 
 namespace foremoe {
@@ -85,14 +82,11 @@ class Training {
   std::int64_t bytes = 0;                                     // sent by all ranks
 
   void run(const std::vector<Home>& home_of_step) {
-    std::vector<std::unique_ptr<Device>> owned;
-    std::vector<Device*> devices;
-    for (int r = 0; r < kRanks; ++r) devices.push_back(owned.emplace_back(make_cpu_device()).get());
-    const auto communicators = make_threads_communicators({.num_ranks = kRanks, .ranks_per_node = 2}, devices,
-                                                          std::chrono::milliseconds(20'000));
+    const auto communicators =
+        make_threads_communicators({.num_ranks = kRanks, .ranks_per_node = 2}, std::chrono::milliseconds(20'000));
     run_ranks(kRanks, [&](RankId rank) {
       try {
-        train(home_of_step, *communicators[rank.index()], *devices[rank.index()]);
+        train(home_of_step, *communicators[rank.index()]);
       } catch (const std::exception& error) {
         communicators[rank.index()]->give_up(error.what());
         throw;
@@ -101,9 +95,9 @@ class Training {
   }
 
  private:
-  void train(const std::vector<Home>& home_of_step, Communicator& communicator, Device& device) {
+  void train(const std::vector<Home>& home_of_step, Communicator& communicator) {
     ExpertStore store({.layers = kLayers, .slots = kExperts / kRanks, .layout = swiglu_layout(kHidden, kIntermediate)},
-                      HomeMemory::kPrivate, device);
+                      HomeMemory::kPrivate);
     Home home = home_of_step.front();
     for_each_home(home, communicator.rank(),
                   [&](int l, int s, ExpertId e) { store.set_weights(LayerId{l}, s, drawn(99, l, e)); });

@@ -1,19 +1,23 @@
 #pragma once
 
-// Where the rows of one rank go in one layer of one micro-step, and whence it receives: everything that the two
-// all-to-alls and the grouped GEMM need.
+// Where the rows of one rank go in one layer of one micro-step, and from where it receives rows: everything that the
+// two all-to-alls and the grouped GEMM need.
 //
 // A row is a token–expert assignment. Sent rows lie by destination rank, then expert, then row order at the source;
 // received rows by source, then expert; computed rows by expert ascending, then source: one block per expert.
 //
-// Planned rows need no word between ranks: routes and plan say it all. Rows without a route are known to their source
-// alone, so their counts are exchanged; they go to homes.
+// Planned rows need no word between ranks: routes and plan determine them. Rows without a route are known to their
+// source alone, so their counts are exchanged; they go to homes.
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "foremoe/plan/route_tokens.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/rollout/load_table.h"
+#include "foremoe/runtime/communicator.h"
+#include "foremoe/transfer/turn_order.h"
 
 namespace foremoe {
 
@@ -64,5 +68,42 @@ struct DispatchProblem {
 
 // Of planned rows. Throws InputError when the routes are not those that the load counts.
 void dispatch_planned_rows(const DispatchProblem& problem, DispatchWorkspace& workspace, LayerDispatch& dispatch);
+
+// The quotas of a layer that has fallen back: every expert at its home alone, with all of its tokens.
+class HomeQuotas {
+ public:
+  LayerQuotas of(const StepPlan& plan, const LoadTable& load, const Turn& turn);
+
+ private:
+  Array<ExpertId, 2> experts_;  // [rank][home slot]
+  Array<Tokens, 2> tokens_;
+};
+
+// Rows without a recorded route (padding, last tokens, prefix-cached ones): the router picks their experts when the
+// layer runs. They travel in an all-to-all of their own, whose counts are exchanged first, to the homes of those
+// experts (under `free`, where a home's slot may hold another, to the lowest rank that holds the expert at that event).
+class UnroutedRows {
+ public:
+  UnroutedRows(Communicator& communicator, const StepPlan& plan) : communicator_(communicator), plan_(plan) {}
+
+  // Collective. [token·k + j]: rows where `routes` has kNoExpert go to the homes of the experts in `picked`, which may
+  // be empty when this rank has no such row.
+  struct Rows {
+    std::span<const ExpertId> routes;
+    std::span<const ExpertId> picked;
+    int top_k = 1;
+  };
+  void dispatch(const Turn& turn, const Rows& rows, LayerDispatch& dispatch);
+
+ private:
+  RankId holder(const Turn& turn, ExpertId expert) const;
+
+  Communicator& communicator_;
+  const StepPlan& plan_;
+  DispatchWorkspace workspace_;
+  std::vector<ExpertId> rows_;  // [token·k + j], kNoExpert: not one of these rows
+  std::vector<std::int64_t> sent_, received_;
+  std::vector<std::int64_t> bytes_;
+};
 
 }  // namespace foremoe

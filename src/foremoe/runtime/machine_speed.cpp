@@ -7,7 +7,8 @@
 #include <numeric>
 #include <vector>
 
-#include "foremoe/runtime/threads/run_ranks.h"
+#include "foremoe/runtime/cpu/optimizers.h"
+#include "foremoe/runtime/memory.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
 #include "foremoe/transfer/shared_memory.h"
 
@@ -28,8 +29,8 @@ struct Repetitions {
 // One rank's part of every measure.
 class RankProbe {
  public:
-  RankProbe(const SpeedOptions& options, Device& device, Communicator& communicator, const SharedMemory& shared)
-      : options_{options}, device_{device}, communicator_{communicator}, shared_{shared} {}
+  RankProbe(const SpeedOptions& options, Communicator& communicator, const SharedMemory& shared)
+      : options_{options}, communicator_{communicator}, shared_{shared} {}
 
   MachineSpeed measure() {
     MachineSpeed speed;
@@ -48,7 +49,6 @@ class RankProbe {
     const auto timed = [&] {
       const auto begin = std::chrono::steady_clock::now();
       operation();
-      device_.stream().synchronize();
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
     timed();
@@ -69,31 +69,31 @@ class RankProbe {
     const std::int64_t hidden = options_.shape.hidden;
     const std::int64_t intermediate = options_.shape.intermediate;
     const std::int64_t rows = options_.rows;
-    const auto floats = [&](std::int64_t n) { return device_.allocate(Bytes{n * std::int64_t{sizeof(float)}}); };
-    const DeviceMemory gate_up_weights = floats(2 * intermediate * hidden);
-    const DeviceMemory down_weights = floats(hidden * intermediate);
-    const DeviceMemory x = floats(rows * hidden);
-    const DeviceMemory gate_up = floats(rows * 2 * intermediate);
-    const DeviceMemory y = floats(rows * hidden);
-    for (const DeviceMemory* m : {&gate_up_weights, &down_weights, &x}) fill(*m);
-    const ExpertRows expert{.rows = rows, .gate_up = gate_up_weights.floats(), .down = down_weights.floats()};
-    device_.reserve_rows(rows, options_.shape);
+    const auto floats = [&](std::int64_t n) { return allocate_memory(Bytes{n * std::int64_t{sizeof(float)}}); };
+    const Memory gate_up_weights = floats(2 * intermediate * hidden);
+    const Memory down_weights = floats(hidden * intermediate);
+    const Memory x = floats(rows * hidden);
+    const Memory gate_up = floats(rows * 2 * intermediate);
+    const Memory y = floats(rows * hidden);
+    for (const Memory* m : {&gate_up_weights, &down_weights, &x}) fill(*m);
+    const cpu::ExpertRows expert{.rows = rows, .gate_up = gate_up_weights.floats(), .down = down_weights.floats()};
+    cpu::ExpertsWorkspace workspace(options_.shape);
     const Repetitions forward = repeat([&] {
-      device_.experts_forward({&expert, 1}, options_.shape, x.floats(), gate_up.floats(), y.floats());
+      cpu::experts_forward({&expert, 1}, {.x = x.floats(), .gate_up = gate_up.floats(), .y = y.floats()}, workspace);
     });
     const double flops = 6.0 * static_cast<double>(rows * hidden * intermediate);
     speed.best_flops_per_second = flops / forward.best;
     speed.expert_flops_per_second = flops / forward.mean;
-    const Repetitions one = repeat([&] { device_.add(y.floats(), x.floats(), 1); });
+    const Repetitions one = repeat([&] { cpu::add({y.floats(), 1}, x.floats()); });
     speed.operation_seconds = one.median;
   }
 
   void measure_memory(MachineSpeed& speed) {
-    const DeviceMemory from = device_.allocate(options_.buffer);
-    const DeviceMemory to = device_.allocate(options_.buffer);
+    const Memory from = allocate_memory(options_.buffer);
+    const Memory to = allocate_memory(options_.buffer);
     fill(from);
     const auto bytes = static_cast<std::size_t>(options_.buffer.value);
-    const Repetitions moved = repeat([&] { device_.copy(to.data(), from.data(), bytes); });
+    const Repetitions moved = repeat([&] { std::memcpy(to.data(), from.data(), bytes); });
     speed.moved_bytes_per_second = 2 * static_cast<double>(bytes) / moved.mean;
   }
 
@@ -102,12 +102,12 @@ class RankProbe {
     const int n = communicator_.num_ranks();
     std::vector<std::int64_t> blocks(static_cast<std::size_t>(n), block);
     blocks[communicator_.rank().index()] = 0;
-    const DeviceMemory send = device_.allocate(Bytes{block * n});
-    const DeviceMemory receive = device_.allocate(Bytes{block * n});
+    const Memory send = allocate_memory(Bytes{block * n});
+    const Memory receive = allocate_memory(Bytes{block * n});
     fill(send);
     const AllToAll exchange{
         .send = send.data(), .send_bytes = blocks, .receive = receive.data(), .receive_bytes = blocks};
-    const Repetitions exchanged = repeat([&] { communicator_.all_to_all_v(exchange, device_.stream()); });
+    const Repetitions exchanged = repeat([&] { communicator_.exchange(exchange); });
     communicator_.barrier();  // what others still read is not given back
     return exchanged;
   }
@@ -121,14 +121,14 @@ class RankProbe {
   }
 
   void measure_copies(MachineSpeed& speed) {
-    const auto link = device_.make_copy_link();
-    const DeviceMemory to = device_.allocate(options_.buffer);
+    MemcpyLink link;
+    const Memory to = allocate_memory(options_.buffer);
     std::int64_t number = 0;
     const auto copy = [&](std::size_t bytes) {
       const Chunk chunk{.from = shared_.bytes().data(), .to = to.data(), .bytes = bytes};
       const CopyId id{++number};
-      link->submit({.id = id, .chunks = {&chunk, 1}});
-      while (link->poll(id) == CopyState::kUnderWay) link->progress();
+      link.submit({.id = id, .chunks = {&chunk, 1}});
+      while (link.poll(id) == CopyState::kUnderWay) link.progress();
     };
     const auto all = static_cast<std::size_t>(options_.buffer.value);
     speed.copied_bytes_per_second = static_cast<double>(all) / repeat([&] { copy(all); }).mean;
@@ -136,19 +136,16 @@ class RankProbe {
   }
 
   // Touched pages, and numbers that no processor is slow with.
-  void fill(const DeviceMemory& memory) {
+  void fill(const Memory& memory) {
     const std::array<float, 16> ones = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     const auto pattern = std::as_bytes(std::span(ones));
     const auto bytes = static_cast<std::size_t>(memory.bytes().value);
-    std::vector<std::byte> host(bytes);
     for (std::size_t at = 0; at < bytes; at += pattern.size()) {
-      std::memcpy(host.data() + at, pattern.data(), std::min(pattern.size(), bytes - at));
+      std::memcpy(memory.data() + at, pattern.data(), std::min(pattern.size(), bytes - at));
     }
-    device_.upload(memory.data(), host);
   }
 
   const SpeedOptions& options_;
-  Device& device_;
   Communicator& communicator_;
   const SharedMemory& shared_;
 };
@@ -168,22 +165,16 @@ MachineSpeed mean_of(const std::vector<MachineSpeed>& ranks) {
 
 }  // namespace
 
-MachineSpeed measure_machine(const SpeedOptions& options, const std::function<std::unique_ptr<Device>()>& make_device) {
-  std::vector<std::unique_ptr<Device>> devices;
-  std::vector<Device*> pointers;
-  for (int r = 0; r < options.num_ranks; ++r) {
-    devices.push_back(make_device());
-    pointers.push_back(devices.back().get());
-  }
-  const auto communicators = make_threads_communicators(
-      {.num_ranks = options.num_ranks, .ranks_per_node = options.num_ranks}, pointers, kTimeout);
+MachineSpeed measure_machine(const SpeedOptions& options) {
+  const auto communicators =
+      make_threads_communicators({.num_ranks = options.num_ranks, .ranks_per_node = options.num_ranks}, kTimeout);
   const SharedMemory shared = SharedMemory::create("calibrate", options.buffer);
   std::fill(shared.bytes().begin(), shared.bytes().end(), std::byte{1});
-  std::vector<MachineSpeed> ranks(devices.size());
+  std::vector<MachineSpeed> ranks(communicators.size());
   run_ranks(options.num_ranks, [&](RankId r) {
     Communicator& communicator = *communicators[r.index()];
     try {
-      ranks[r.index()] = RankProbe(options, *pointers[r.index()], communicator, shared).measure();
+      ranks[r.index()] = RankProbe(options, communicator, shared).measure();
     } catch (const std::exception& error) {
       communicator.give_up(error.what());
       throw;

@@ -3,17 +3,14 @@
 // How fast the machine that this runs on is at what a rank does: products, moving rows, exchanging them, copying
 // experts. All ranks measure at once, as they work at once, so that each has its share of what they share.
 //
-// Method. A measure repeats one operation of the runtime's own (Device, Communicator, CopyLink) between barriers for at
+// Method. A measure repeats one operation of the runtime's own (cpu/, Communicator, CopyLink) between barriers for at
 //   least so many seconds. A rate is of all repetitions together, so that a rank's share of a processor or a memory is
 //   in it; a latency is the median repetition, which a passing disturbance does not move. Ranks are averaged. Rates are
 //   of amounts too large for caches, latencies of a few bytes.
 // Limits. Ranks are threads of this process. Another node's network is not measured, for there is none.
 
-#include <functional>
-#include <memory>
-
 #include "foremoe/core/units.h"
-#include "foremoe/runtime/device.h"
+#include "foremoe/runtime/cpu/experts.h"
 
 namespace foremoe {
 
@@ -29,7 +26,7 @@ struct SpeedOptions {
 struct MachineSpeed {
   double best_flops_per_second = 0;    // of the fastest forward of the expert
   double expert_flops_per_second = 0;  // of all
-  double moved_bytes_per_second = 0;   // read and written by copies within the device's memory
+  double moved_bytes_per_second = 0;   // read and written by copies within memory
   double operation_seconds = 0;        // of an operation on one element
   double exchange_bytes_per_second = 0;
   double exchange_seconds = 0;         // of an exchange of 64 bytes with each rank
@@ -39,6 +36,6 @@ struct MachineSpeed {
 
 // Throws InputError when there is too little memory. With one rank, which has nobody to exchange with, the exchange is
 // 0.
-MachineSpeed measure_machine(const SpeedOptions& options, const std::function<std::unique_ptr<Device>()>& make_device);
+MachineSpeed measure_machine(const SpeedOptions& options);
 
 }  // namespace foremoe

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "foremoe/runtime/cpu/cpu_device.h"
-
 namespace foremoe {
 namespace {
 
@@ -12,8 +10,7 @@ MachineSpeed measure(int num_ranks) {
                           .shape = {.hidden = 16, .intermediate = 8},
                           .rows = 4,
                           .buffer = Bytes{1 << 16},
-                          .seconds = 1e-4},
-                         make_cpu_device);
+                          .seconds = 1e-4});
 }
 
 }  // namespace

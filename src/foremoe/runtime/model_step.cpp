@@ -6,11 +6,12 @@
 #include <utility>
 
 #include "foremoe/core/error.h"
+#include "foremoe/runtime/cpu/optimizers.h"
 
 namespace foremoe {
 namespace {
 
-// Device operations take ids as plain integers.
+// The arithmetic takes ids as plain integers.
 std::span<const std::int32_t> plain(std::span<const ExpertId> experts) {
   return {reinterpret_cast<const std::int32_t*>(experts.data()), experts.size()};
 }
@@ -55,27 +56,25 @@ ModelStep::ModelStep(const Parts& parts, const TurnOrder& order)
     }
   }
 
-  Device& device = parts_.device;
   const bool has_backward = !order.backward.empty();
   const Bytes row_bytes = floats(most * size.shape.hidden);
   const Bytes weight_bytes = floats(most * size.top_k);
   ring_.resize(has_backward ? static_cast<std::size_t>(most_in_flight(order)) : 1);
   for (MicroStep& micro_step : ring_) {
     micro_step.x.resize(has_backward ? static_cast<std::size_t>(size.layers) + 1 : 2);
-    for (DeviceMemory& x : micro_step.x) x = device.allocate(row_bytes);
+    for (Memory& x : micro_step.x) x = allocate_memory(row_bytes);
     micro_step.layers.resize(has_backward ? static_cast<std::size_t>(size.layers) : 1);
     for (Layer& layer : micro_step.layers) {
       layer.routes.reserve(static_cast<std::size_t>(most * size.top_k));
       layer.picked.reserve(layer.routes.capacity());
-      layer.weight = device.allocate(weight_bytes);
+      layer.weight = allocate_memory(weight_bytes);
     }
   }
-  drawn_.resize(static_cast<std::size_t>(most * size.shape.hidden));
   missing_.reserve(static_cast<std::size_t>(most));
   picks_.reserve(static_cast<std::size_t>(most * size.top_k));
   if (has_backward) {
-    for (DeviceMemory* memory : {&target_, &dy_, &dx_}) *memory = device.allocate(row_bytes);
-    d_weight_ = device.allocate(weight_bytes);
+    for (Memory* memory : {&target_, &dy_, &dx_}) *memory = allocate_memory(row_bytes);
+    d_weight_ = allocate_memory(weight_bytes);
   }
   if (parts_.tokens.keep_results) {
     results_.output.resize(static_cast<std::size_t>(micro_steps));
@@ -121,23 +120,19 @@ std::size_t ModelStep::values(const MicroStep& micro_step) const {
   return static_cast<std::size_t>(micro_step.tokens * parts_.size.shape.hidden);
 }
 
-void ModelStep::draw_to(float* memory, const TensorKey& key, std::size_t n) {
-  const std::span<float> drawn = std::span(drawn_).first(n);
-  draw(parts_.size, key, drawn);
-  parts_.device.upload(reinterpret_cast<std::byte*>(memory), std::as_bytes(drawn));
-}
-
-std::vector<float> ModelStep::on_host(const float* memory, std::size_t n) {
-  std::vector<float> result(n);
-  parts_.device.download(std::as_writable_bytes(std::span(result)), reinterpret_cast<const std::byte*>(memory));
-  return result;
+cpu::RoutedTokens ModelStep::routed(const At& at) const {
+  return {.x = x(at.micro_step, at.turn.layer.value),
+          .router = at.router,
+          .expert = plain(at.layer.used()),
+          .k = parts_.size.top_k,
+          .hidden = parts_.size.shape.hidden};
 }
 
 void ModelStep::begin_micro_step(const At& at) {
   MicroStep& micro_step = at.micro_step;
   micro_step.tokens = parts_.tokens.routes.num_tokens(at.turn.micro_step, rank_);
-  draw_to(x(micro_step, 0), {.tensor = Tensor::kInput, .a = at.turn.micro_step.value, .b = rank_.value},
-          values(micro_step));
+  draw(parts_.size, {.tensor = Tensor::kInput, .a = at.turn.micro_step.value, .b = rank_.value},
+       {x(micro_step, 0), values(micro_step)});
 }
 
 // Rows without a route go where the router would send them now.
@@ -154,8 +149,8 @@ void ModelStep::pick_missing(const At& at) {
 
   picked.assign(routes.begin(), routes.end());
   picks_.resize(missing_.size() * k);
-  parts_.device.router_pick(x(at.micro_step, at.turn.layer.value), at.router, parts_.size.experts, missing_,
-                            parts_.size.top_k, parts_.size.shape.hidden, picks_);
+  cpu::router_pick(routed(at), {.experts = parts_.size.experts, .token = missing_, .picked = picks_},
+                   router_workspace_);
   for (std::size_t i = 0; i < picks_.size(); ++i) {
     picked[static_cast<std::size_t>(missing_[i / k]) * k + i % k] = ExpertId{picks_[i]};
   }
@@ -170,42 +165,43 @@ void ModelStep::forward(PhaseExecutor& phase, TurnId turn, const At& at) {
 
   const float* in = x(micro_step, l);
   float* out = x(micro_step, l + 1);
-  parts_.device.router_forward(in, at.router, plain(layer.used()), parts_.size.top_k, parts_.size.shape.hidden,
-                               layer.weight.floats());
-  parts_.device.copy(reinterpret_cast<std::byte*>(out), reinterpret_cast<const std::byte*>(in),
-                     values(micro_step) * sizeof(float));
+  cpu::router_forward(routed(at), layer.weight.floats(), router_workspace_);
+  std::copy_n(in, values(micro_step), out);
   phase.forward(turn,
                 {.routes = layer.routes, .picked = layer.picked, .x = in, .weight = layer.weight.floats(), .y = out});
 
   if (!parts_.tokens.keep_results) return;
   results_.routes_used(at.turn.micro_step, l) = layer.used();
   if (l == parts_.size.layers - 1) {
-    results_.output[at.turn.micro_step.index()] = on_host(out, values(micro_step));
+    results_.output[at.turn.micro_step.index()].assign(out, out + values(micro_step));
   }
 }
 
 // The loss and its gradient. Only now, not after the forward: one gradient does then for all micro-steps in flight.
 double ModelStep::begin_backward(const At& at) {
   const MicroStep& micro_step = at.micro_step;
-  draw_to(target_.floats(), {.tensor = Tensor::kTarget, .a = at.turn.micro_step.value, .b = rank_.value},
-          values(micro_step));
+  const std::span target(target_.floats(), values(micro_step));
+  draw(parts_.size, {.tensor = Tensor::kTarget, .a = at.turn.micro_step.value, .b = rank_.value}, target);
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(step_tokens_, 1));
-  return parts_.device.squared_error(x(micro_step, parts_.size.layers), target_.floats(),
-                                     static_cast<std::int64_t>(values(micro_step)), static_cast<float>(scale),
-                                     dy_.floats());
+  return cpu::squared_error({x(micro_step, parts_.size.layers), target.size()}, target.data(),
+                            static_cast<float>(scale), dy_.floats());
 }
 
 void ModelStep::backward(PhaseExecutor& phase, TurnId turn, const At& at) {
   const int l = at.turn.layer.value;
   const Layer& layer = at.layer;
-  parts_.device.copy(dx_.data(), dy_.data(), values(at.micro_step) * sizeof(float));
+  std::copy_n(dy_.floats(), values(at.micro_step), dx_.floats());
   phase.backward(turn, {.dy = dy_.floats(), .dx = dx_.floats(), .d_weight = d_weight_.floats()});
-  parts_.device.router_backward(x(at.micro_step, l), at.router, plain(layer.used()), parts_.size.top_k,
-                                parts_.size.shape.hidden, layer.weight.floats(), d_weight_.floats(), dx_.floats(),
-                                parts_.router.gradients + (at.router - parts_.router.weights));
+  cpu::router_backward(routed(at),
+                       {.weight = layer.weight.floats(),
+                        .d_weight = d_weight_.floats(),
+                        .dx = dx_.floats(),
+                        .d_router = parts_.router.gradients + (at.router - parts_.router.weights)},
+                       router_workspace_);
   std::swap(dx_, dy_);
   if (l == 0 && parts_.tokens.keep_results) {
-    results_.input_gradient[at.turn.micro_step.index()] = on_host(dy_.floats(), values(at.micro_step));
+    const float* dx = dy_.floats();
+    results_.input_gradient[at.turn.micro_step.index()].assign(dx, dx + values(at.micro_step));
   }
 }
 

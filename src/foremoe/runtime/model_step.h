@@ -8,18 +8,20 @@
 
 #include <vector>
 
+#include "foremoe/runtime/cpu/router.h"
+#include "foremoe/runtime/memory.h"
 #include "foremoe/runtime/moe_model.h"
 
 namespace foremoe {
 
-// Of all micro-steps, on the host.
+// Of all micro-steps.
 struct StepResults {
   std::vector<std::vector<float>> output;          // [micro_step] → [tokens][hidden]
   std::vector<std::vector<float>> input_gradient;  // likewise; empty without backward
   Array<std::vector<ExpertId>, 2> routes_used;     // [micro_step][layer] → [token·k + j]
 };
 
-struct RouterMemory {  // of the device, [layer][experts][hidden]
+struct RouterMemory {  // [layer][experts][hidden]
   const float* weights = nullptr;
   float* gradients = nullptr;
 };
@@ -31,7 +33,6 @@ class ModelStep {
     const MoeModel::StepTokens& tokens;
     RouterMemory router;
     const Communicator& communicator;
-    Device& device;
   };
   // Throws InputError when the order is of another number of layers or micro-steps.
   ModelStep(const Parts& parts, const TurnOrder& order);
@@ -44,14 +45,14 @@ class ModelStep {
   struct Layer {
     std::vector<ExpertId> routes;  // [token·k + j], as replayed
     std::vector<ExpertId> picked;  // likewise with the router's choice; empty where every row has a route
-    DeviceMemory weight;           // [token·k + j]
+    Memory weight;                 // [token·k + j]
 
     const std::vector<ExpertId>& used() const { return picked.empty() ? routes : picked; }
   };
   struct MicroStep {
     std::int64_t tokens = 0;
-    std::vector<DeviceMemory> x;  // [layer + 1], or two in turns; [token][hidden]
-    std::vector<Layer> layers;    // [layer], or one for all
+    std::vector<Memory> x;      // [layer + 1], or two in turns; [token][hidden]
+    std::vector<Layer> layers;  // [layer], or one for all
   };
   struct At {  // where a turn works
     const Turn& turn;
@@ -68,8 +69,7 @@ class ModelStep {
   void forward(PhaseExecutor& phase, TurnId turn, const At& at);
   double begin_backward(const At& at);
   void backward(PhaseExecutor& phase, TurnId turn, const At& at);
-  void draw_to(float* memory, const TensorKey& key, std::size_t n);
-  std::vector<float> on_host(const float* memory, std::size_t n);
+  cpu::RoutedTokens routed(const At& at) const;
 
   const Parts parts_;
   const TurnOrder& order_;
@@ -77,9 +77,9 @@ class ModelStep {
   std::int64_t step_tokens_ = 0;  // of all ranks
 
   std::vector<MicroStep> ring_;  // [micro_step mod its size]
-  std::vector<float> drawn_;     // on the host
   std::vector<std::int32_t> missing_, picks_;
-  DeviceMemory target_, dy_, dx_, d_weight_;  // with backward alone
+  cpu::RouterWorkspace router_workspace_;
+  Memory target_, dy_, dx_, d_weight_;  // with backward alone
   StepResults results_;
 };
 

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 
 #include "foremoe/core/error.h"
-#include "foremoe/runtime/home_moves.h"
+#include "foremoe/runtime/cpu/optimizers.h"
 #include "foremoe/runtime/model_step.h"
 
 namespace foremoe {
@@ -33,19 +34,18 @@ ArrayView<const RankId, 2> fitting(ArrayView<const RankId, 2> home, const ModelS
 
 struct MoeModel::State {
   State(const ModelSize& model_size, ArrayView<const RankId, 2> model_home, Communicator& model_communicator,
-        Device& model_device, HomeMemory memory)
+        HomeMemory memory)
       : size(model_size),
         communicator(model_communicator),
-        device(model_device),
         home(copy_of(fitting(model_home, size))),
         slots(home_slots(home, communicator.num_ranks(), communicator.rank())),
         store({.layers = size.layers,
                .slots = static_cast<int>(slots.extent(1)),
                .layout = swiglu_layout(size.shape.hidden, size.shape.intermediate)},
-              memory, device),
-        router(device.allocate(router_bytes())),
-        router_gradient(device.allocate(router_bytes())),
-        router_sum(device.allocate(router_bytes())) {}
+              memory),
+        router(allocate_memory(router_bytes())),
+        router_gradient(allocate_memory(router_bytes())),
+        router_sum(allocate_memory(router_bytes())) {}
 
   std::int64_t router_values() const { return std::int64_t{size.experts} * size.shape.hidden; }  // of one layer
   Bytes router_bytes() const { return Bytes{size.layers * router_values() * static_cast<std::int64_t>(sizeof(float))}; }
@@ -55,23 +55,21 @@ struct MoeModel::State {
     assert(slot != row.end());
     return static_cast<int>(slot - row.begin());
   }
-  std::vector<float> router_part(const DeviceMemory& memory, LayerId l) const {
+  std::vector<float> router_part(const Memory& memory, LayerId l) const {
     std::vector<float> values(static_cast<std::size_t>(router_values()));
-    device.download(std::as_writable_bytes(std::span(values)),
-                    memory.data() + l.index() * values.size() * sizeof(float));
+    std::copy_n(memory.floats() + l.index() * values.size(), values.size(), values.begin());
     return values;
   }
   void draw_weights();
 
   const ModelSize size;
   Communicator& communicator;
-  Device& device;
   Array<RankId, 2> home;     // [layer][expert]
   Array<ExpertId, 2> slots;  // [layer][home slot], ascending
   ExpertStore store;
-  DeviceMemory router, router_gradient, router_sum;  // [layer][experts][hidden]; the sum is that of all ranks
-  DeviceMemory router_mean, router_square;           // likewise, empty before Adam's first step
-  int adam_steps = 0;                                // the same for every parameter: state that need not travel
+  Memory router, router_gradient, router_sum;  // [layer][experts][hidden]; the sum is that of all ranks
+  Memory router_mean, router_square;           // likewise, empty before Adam's first step
+  int adam_steps = 0;                          // the same for every parameter: state that need not travel
   StepResults results;
 };
 
@@ -88,14 +86,13 @@ void MoeModel::State::draw_weights() {
       store.set_weights(LayerId{l}, static_cast<int>(s), expert);
     }
     draw(size, {.tensor = Tensor::kRouter, .a = l}, values);
-    device.upload(router.data() + static_cast<std::size_t>(l) * values.size() * sizeof(float),
-                  std::as_bytes(std::span(values)));
+    std::ranges::copy(values, router.floats() + static_cast<std::size_t>(l) * values.size());
   }
 }
 
-MoeModel::MoeModel(const ModelSize& size, ArrayView<const RankId, 2> home, Communicator& communicator, Device& device,
+MoeModel::MoeModel(const ModelSize& size, ArrayView<const RankId, 2> home, Communicator& communicator,
                    HomeMemory memory)
-    : state_(std::make_unique<State>(size, home, communicator, device, memory)) {
+    : state_(std::make_unique<State>(size, home, communicator, memory)) {
   state_->draw_weights();
 }
 
@@ -105,31 +102,31 @@ const HomeExperts& MoeModel::homes() const { return state_->store.homes(); }
 
 void MoeModel::zero_gradients() {
   state_->store.zero_gradients();
-  state_->device.zero(state_->router_gradient.data(), static_cast<std::size_t>(state_->router_bytes().value));
+  std::memset(state_->router_gradient.data(), 0, static_cast<std::size_t>(state_->router_bytes().value));
 }
 
 void MoeModel::optimize(const Optimizer& optimizer) {
   State& s = *state_;
-  const std::int64_t n = s.size.layers * s.router_values();
-  s.device.copy(s.router_sum.data(), s.router_gradient.data(), static_cast<std::size_t>(s.router_bytes().value));
-  s.communicator.all_reduce_sum({s.router_sum.floats(), static_cast<std::size_t>(n)}, s.device.stream());
+  const auto n = static_cast<std::size_t>(s.size.layers * s.router_values());
+  const std::span<float> router(s.router.floats(), n);
+  std::copy_n(s.router_gradient.floats(), n, s.router_sum.floats());
+  s.communicator.all_reduce_sum({s.router_sum.floats(), n});
   switch (optimizer.kind) {
     case Optimizer::Kind::kSgd:
       s.store.sgd(optimizer.rate);
-      s.device.sgd(s.router.floats(), s.router_sum.floats(), n, optimizer.rate);
+      cpu::sgd(router, s.router_sum.floats(), optimizer.rate);
       break;
     case Optimizer::Kind::kAdam:
       if (s.router_mean.data() == nullptr) {
-        s.router_mean = s.device.allocate(s.router_bytes());
-        s.router_square = s.device.allocate(s.router_bytes());
+        s.router_mean = allocate_memory(s.router_bytes());
+        s.router_square = allocate_memory(s.router_bytes());
       }
-      const Device::Adam adam{.rate = optimizer.rate, .step = ++s.adam_steps};
+      const cpu::Adam adam{.rate = optimizer.rate, .step = ++s.adam_steps};
       s.store.adam(adam);
-      s.device.adam(s.router.floats(), s.router_sum.floats(), s.router_mean.floats(), s.router_square.floats(), n,
-                    adam);
+      cpu::adam(router, s.router_sum.floats(), {.mean = s.router_mean.floats(), .square = s.router_square.floats()},
+                adam);
       break;
   }
-  s.device.stream().synchronize();
 }
 
 Bytes MoeModel::move_homes(ArrayView<const RankId, 2> home) {
@@ -146,8 +143,7 @@ double MoeModel::run(PhaseExecutor& phase, const StepTokens& tokens, const Work&
   ModelStep step({.size = s.size,
                   .tokens = tokens,
                   .router = {.weights = s.router.floats(), .gradients = s.router_gradient.floats()},
-                  .communicator = s.communicator,
-                  .device = s.device},
+                  .communicator = s.communicator},
                  phase.order());
   const double loss = step.run(phase, work);
   std::vector<LayerId> layers;

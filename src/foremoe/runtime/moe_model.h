@@ -1,8 +1,7 @@
 #pragma once
 
 // The caller's side of a run, on one rank: a stack of MoE layers with residual connections, x ← x + MoE(x), a
-// replicated router per layer, and the regression loss Σ ½(x_L − target)²/(tokens of the step). Everything is drawn
-// from the seed by (what, layer, expert, micro-step, source), so that any rank, and the reference, draws the same.
+// replicated router per layer, and the regression loss Σ ½(x_L − target)²/(tokens of the step).
 
 #include <cstdint>
 #include <functional>
@@ -12,30 +11,12 @@
 
 #include "foremoe/core/array.h"
 #include "foremoe/runtime/communicator.h"
-#include "foremoe/runtime/device.h"
+#include "foremoe/runtime/drawn_model.h"
 #include "foremoe/runtime/expert_store.h"
 #include "foremoe/runtime/phase_executor.h"
 #include "foremoe/runtime/replay_routes.h"
 
 namespace foremoe {
-
-struct ModelSize {
-  int layers = 1;
-  int experts = 1;
-  int top_k = 1;
-  ExpertShape shape;
-  std::uint64_t seed = 0;
-};
-
-// What the seed says, row-major float32, on the host.
-enum class Tensor : std::uint8_t { kGateUp, kDown, kRouter, kInput, kTarget };
-struct TensorKey {
-  Tensor tensor{};
-  int a = 0;  // layer; micro-step for inputs and targets
-  int b = 0;  // expert; source rank for inputs and targets; 0 for routers
-};
-// gate_up and router uniform with variance 1/hidden, down 1/intermediate, inputs and targets standard normal.
-void draw(const ModelSize& size, const TensorKey& key, std::span<float> values);
 
 struct Optimizer {
   enum class Kind : std::uint8_t { kSgd, kAdam } kind = Kind::kSgd;
@@ -46,7 +27,7 @@ class MoeModel {
  public:
   // Homes as `home` [layer][expert] says, in `memory`. Throws InputError when the homes are not E/R on each rank, and
   // when there is too little memory, naming how much.
-  MoeModel(const ModelSize& size, ArrayView<const RankId, 2> home, Communicator& communicator, Device& device,
+  MoeModel(const ModelSize& size, ArrayView<const RankId, 2> home, Communicator& communicator,
            HomeMemory memory = HomeMemory::kShared);
   ~MoeModel();
 
@@ -61,14 +42,14 @@ class MoeModel {
   struct StepTokens {
     const ReplayRoutes& routes;
     int micro_steps = 0;
-    bool keep_results = false;  // outputs, input gradients and routes used, of all micro-steps, in host memory
+    bool keep_results = false;  // outputs, input gradients and routes used, of all micro-steps
   };
   // Runs all turns of the bound phase with `work` before each layer, and ends the phase; the loss of the step, of all
   // ranks (0 when forward only). Throws InputError when the phase is of another number of layers or micro-steps.
   using Work = std::function<void(const Turn&)>;
   double run(PhaseExecutor& phase, const StepTokens& tokens, const Work& work);
 
-  // On the host. Gradients add up until zero_gradients(); the first two and routes_used() are of the last run, if it
+  // Gradients add up until zero_gradients(); the first two and routes_used() are of the last run, if it
   // was to keep them.
   std::vector<float> output(MicroStepId m) const;                   // [tokens][hidden], after the last layer
   std::vector<float> input_gradient(MicroStepId m) const;           // [tokens][hidden]

@@ -8,10 +8,8 @@
 #include "foremoe/core/error.h"
 #include "foremoe/plan/test_plans.h"
 #include "foremoe/plan/test_traces.h"
-#include "foremoe/runtime/cpu/cpu_device.h"
 #include "foremoe/runtime/rank_run.h"
 #include "foremoe/runtime/reference_model.h"
-#include "foremoe/runtime/threads/run_ranks.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
 
 namespace foremoe {
@@ -49,11 +47,11 @@ ModelSize small_size(const LoadTable& load, int top_k, std::uint64_t seed) {
 
 // One rank's steps, one for each plan; every rank writes its own places of `result`.
 void train_rank(const Training& training, const std::vector<const StepPlan*>& plans, Communicator& communicator,
-                Device& device, Trained& result) {
+                Trained& result) {
   const RankId rank = communicator.rank();
   const ModelSize& size = training.size;
   const int micro_steps = training.load.num_micro_steps();
-  MoeModel model(size, plans.front()->home, communicator, device, HomeMemory::kPrivate);
+  MoeModel model(size, plans.front()->home, communicator, HomeMemory::kPrivate);
   std::int64_t most_tokens = 0;
   for (int m = 0; m < micro_steps; ++m) {
     for (int r = 0; r < communicator.num_ranks(); ++r) {
@@ -73,8 +71,7 @@ void train_rank(const Training& training, const std::vector<const StepPlan*>& pl
                            .layout = layout,
                            .shape = size.shape,
                            .without_route = rows_without_route(training.routes, training.load)},
-                          model.homes(), communicator, device,
-                          {.engine = {.version = step + 1}, .most_tokens = most_tokens});
+                          model.homes(), communicator, {.engine = {.version = step + 1}, .most_tokens = most_tokens});
       const double loss = model.run(
           phase, {.routes = training.routes, .micro_steps = micro_steps, .keep_results = true}, MoeModel::Work());
       if (rank == RankId{0}) {
@@ -105,10 +102,7 @@ void train_rank(const Training& training, const std::vector<const StepPlan*>& pl
 
 Trained train(const Training& training, const std::vector<const StepPlan*>& plans) {
   const Topology topology = training.load.topology();
-  std::vector<std::unique_ptr<Device>> owned;
-  std::vector<Device*> devices;
-  for (int r = 0; r < topology.num_ranks; ++r) devices.push_back(owned.emplace_back(make_cpu_device()).get());
-  const auto communicators = make_threads_communicators(topology, devices, std::chrono::milliseconds(20'000));
+  const auto communicators = make_threads_communicators(topology, std::chrono::milliseconds(20'000));
 
   const auto layers = static_cast<std::size_t>(training.size.layers);
   const auto experts = static_cast<std::size_t>(training.size.experts);
@@ -126,7 +120,7 @@ Trained train(const Training& training, const std::vector<const StepPlan*>& plan
                  .moved = {}};
   run_ranks(topology.num_ranks, [&](RankId rank) {
     try {
-      train_rank(training, plans, *communicators[rank.index()], *devices[rank.index()], result);
+      train_rank(training, plans, *communicators[rank.index()], result);
     } catch (const std::exception& error) {
       communicators[rank.index()]->give_up(error.what());
       throw;
@@ -145,7 +139,7 @@ ReferenceStep reference_step(const Trained& trained, bool backward) {
 void expect_equal_to_reference(const Training& training, const Trained& trained) {
   const bool backward = training.phase == Phase::kPolicyUpdate;
   ThreadPool pool(1);
-  const ReferenceResult reference = ReferenceModel(training.size).run(reference_step(trained, backward), pool);
+  const ReferenceResult reference = ReferenceModel(training.size, pool).run(reference_step(trained, backward), pool);
   for (int m = 0; m < training.load.num_micro_steps(); ++m) {
     for (int r = 0; r < training.load.num_ranks(); ++r) {
       EXPECT_LE(relative_error(trained.output(m, r), reference.output(m, r)), 1e-5) << "output " << m << " " << r;
@@ -287,13 +281,13 @@ TEST_P(TrainedModelThread, LossesFollowTheReferenceForAHundredSteps) {
   const Trained trained = train(with, std::vector<const StepPlan*>(kSteps, &plan));
 
   ThreadPool pool(1);
-  ReferenceModel reference(with.size);
+  ReferenceModel reference(with.size, pool);
   for (int step = 0; step < kSteps; ++step) {
     const ReferenceResult result = reference.run(reference_step(trained, true), pool);  // the routes never change
     // Adam divides by the root of a gradient's square: where that is next to nothing, rounding decides.
     const double bound = GetParam() == Optimizer::Kind::kSgd ? 1e-4 : 1e-2;
     EXPECT_NEAR(trained.loss[static_cast<std::size_t>(step)], result.loss, bound) << "step " << step;
-    reference.optimize(result, with.optimizer);
+    reference.optimize(result, with.optimizer, pool);
   }
   EXPECT_LT(trained.loss.back(), 0.9 * trained.loss.front());
 }

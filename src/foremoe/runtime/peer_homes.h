@@ -1,15 +1,22 @@
 #pragma once
 
-// Where every expert's home weights are, as seen from this rank, and which version of them is there. Ranks tell each
-// other their addresses once, at bind; what is not mapped here has none.
+// Where every expert's home weights are, as seen from this rank, and which version of them is there; and the arena of
+// the rank's node, filled from them.
+//
+// Homes. Ranks tell each other their addresses once, at bind; a home that is not mapped here has none.
+// Arena. Once per phase, after the homes have their final weights, every node's arena receives the experts that its
+//   ranks will fetch. An owner on the node writes its own; the others are divided among the node's ranks, who read the
+//   owner's memory where it is mapped and are sent it where it is not.
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "foremoe/runtime/communicator.h"
 #include "foremoe/runtime/phase_executor.h"
+#include "foremoe/transfer/host_arena.h"
 #include "foremoe/transfer/shared_memory.h"
 
 namespace foremoe {
@@ -33,13 +40,13 @@ class PeerHomes {
   // As long as it lives, others may read this rank's homes. When it goes, nobody does.
   class Sharing {
    public:
-    explicit Sharing(Communicator& communicator) : communicator_(communicator) {}
-    ~Sharing() { communicator_.stop_sharing(std::uncaught_exceptions() > uncaught_); }
+    explicit Sharing(PeerAccess& peers) : peers_(peers) {}
+    ~Sharing() { peers_.stop_sharing(std::uncaught_exceptions() > uncaught_); }
     Sharing(const Sharing&) = delete;
     Sharing& operator=(const Sharing&) = delete;
 
    private:
-    Communicator& communicator_;
+    PeerAccess& peers_;
     int uncaught_ = std::uncaught_exceptions();
   };
 
@@ -50,5 +57,12 @@ class PeerHomes {
   Sharing sharing_;                           // goes before version_
   std::vector<const std::byte*> segments_;    // [layer][expert][segment]
 };
+
+// Collective. This rank's node's arena; none when the schedule puts nothing into it.
+std::optional<HostArena> open_arena(const PhaseParts& parts, Communicator& communicator);
+
+// Collective: returns when all that this rank writes is written and published as `version`.
+void refresh_arena(const PhaseParts& parts, const PeerHomes& homes, HostArena* arena, std::uint64_t version,
+                   Communicator& communicator);
 
 }  // namespace foremoe

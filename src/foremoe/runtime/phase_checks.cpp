@@ -8,22 +8,22 @@
 #include "foremoe/core/sha256.h"
 
 namespace foremoe {
+namespace {
 
 void expect_float32(const ExpertLayout& layout, const ExpertShape& shape) {
   const std::int64_t elements[] = {std::int64_t{2} * shape.intermediate * shape.hidden,
                                    std::int64_t{shape.hidden} * shape.intermediate};
   if (layout.num_segments() != 2) {
-    throw InputError({.file = {}, .field = "layout", .index = {}},
-                     fmt::format("{} segments, expected gate-up and down", layout.num_segments()));
+    throw InputError({.field = "layout"}, fmt::format("{} segments, expected gate-up and down", layout.num_segments()));
   }
   for (std::size_t i = 0; i < 2; ++i) {
     const Segment& segment = layout.segments()[i];
     if (segment.type != DataType::kFloat32) {
-      throw InputError({.file = {}, .field = "layout", .index = segment.name},
+      throw InputError({.field = "layout", .index = segment.name},
                        fmt::format("{}, the arithmetic is float32", to_string(segment.type)));
     }
     if (segment.elements != elements[i]) {
-      throw InputError({.file = {}, .field = "layout", .index = segment.name},
+      throw InputError({.field = "layout", .index = segment.name},
                        fmt::format("{} elements, hidden {} and intermediate {} need {}", segment.elements, shape.hidden,
                                    shape.intermediate, elements[i]));
     }
@@ -35,8 +35,7 @@ void expect_fitting(const PhaseParts& parts, const Communicator& communicator) {
   const LoadTable& load = parts.load;
   const auto expect = [](const char* what, int of_plan, int other, const char* of) {
     if (of_plan == other) return;
-    throw InputError({.file = {}, .field = "plan", .index = {}},
-                     fmt::format("{} {}, {} has {}", of_plan, what, of, other));
+    throw InputError({.field = "plan"}, fmt::format("{} {}, {} has {}", of_plan, what, of, other));
   };
   expect("ranks", plan.num_ranks(), communicator.num_ranks(), "the communicator");
   expect("ranks", plan.num_ranks(), load.num_ranks(), "the load");
@@ -47,11 +46,41 @@ void expect_fitting(const PhaseParts& parts, const Communicator& communicator) {
   expect("events", plan.num_events(), static_cast<int>(parts.schedule.order.first.extent(0)), "the schedule");
   const auto cells = static_cast<std::size_t>(load.num_micro_steps()) * static_cast<std::size_t>(load.num_layers());
   if (!parts.without_route.empty() && parts.without_route.size() != cells) {
-    throw InputError({.file = {}, .field = "without_route", .index = {}},
+    throw InputError({.field = "without_route"},
                      fmt::format("{} entries, expected {} micro-steps × layers", parts.without_route.size(), cells));
   }
 }
 
+[[noreturn]] void refuse(int layer, int slot, const std::string& what) {
+  throw InputError({.field = "home experts", .index = fmt::format("[{}, {}]", layer, slot)}, what);
+}
+
+void expect_homes(const PhaseParts& parts, const HomeExperts& homes) {
+  const int homes_per_rank = parts.plan.num_slots() - parts.plan.guest_slots;
+  const auto layers = static_cast<std::size_t>(parts.plan.num_layers());
+  const auto slots = static_cast<std::size_t>(homes_per_rank);
+  if (homes.experts.shape() != Array<HomeExpert, 2>::Shape{layers, slots}) {
+    throw InputError({.field = "home experts"},
+                     fmt::format("{} × {}, expected {} layers × {} homes", homes.experts.extent(0),
+                                 homes.experts.extent(1), layers, slots));
+  }
+  const std::size_t segments = parts.layout.num_segments();
+  const bool backward = parts.schedule.phase == Phase::kPolicyUpdate;
+  for (int l = 0; l < parts.plan.num_layers(); ++l) {
+    for (int s = 0; s < homes_per_rank; ++s) {
+      const HomeExpert& expert = homes.experts(l, s);
+      if (expert.weights.size() != segments) {
+        refuse(l, s, fmt::format("{} segments of weights, the layout has {}", expert.weights.size(), segments));
+      }
+      if (backward && expert.gradients.size() != segments) {
+        refuse(l, s, fmt::format("{} segments of gradients, the layout has {}", expert.gradients.size(), segments));
+      }
+    }
+  }
+}
+
+// Everybody must hold the same load, placement, schedule and version: what one rank waits for, another must have sent.
+// (Quotas may still be on their way.)
 void expect_same_phase(const PhaseParts& parts, std::uint64_t version, Communicator& communicator) {
   const StepPlan& plan = parts.plan;
   const TransferSchedule& schedule = parts.schedule;
@@ -84,10 +113,19 @@ void expect_same_phase(const PhaseParts& parts, std::uint64_t version, Communica
   communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
   for (int r = 0; r < communicator.num_ranks(); ++r) {
     if (all.compare(static_cast<std::size_t>(r) * mine.size(), mine.size(), mine) == 0) continue;
-    throw InputError({.file = {}, .field = "plan", .index = {}},
+    throw InputError({.field = "plan"},
                      fmt::format("rank {} and rank {} hold different plans, loads, schedules or versions", r,
                                  communicator.rank().value));
   }
+}
+
+}  // namespace
+
+void check_phase(const PhaseParts& parts, const HomeExperts& homes, std::uint64_t version, Communicator& communicator) {
+  expect_float32(parts.layout, parts.shape);
+  expect_fitting(parts, communicator);
+  expect_homes(parts, homes);
+  expect_same_phase(parts, version, communicator);
 }
 
 std::int64_t most_rows_computed(const PhaseParts& parts, RankId rank) {

@@ -7,13 +7,9 @@
 
 namespace foremoe {
 
-// Throw InputError: shapes, counts and data types that do not fit each other.
-void expect_float32(const ExpertLayout& layout, const ExpertShape& shape);
-void expect_fitting(const PhaseParts& parts, const Communicator& communicator);
-
-// Collective. Everybody must hold the same load, placement, schedule and version: what one rank waits for, another
-// must have sent. (Quotas may still be on their way.)
-void expect_same_phase(const PhaseParts& parts, std::uint64_t version, Communicator& communicator);
+// Collective. Throws InputError where shapes, counts, data types or homes do not fit each other, and where ranks hold
+// different loads, placements, schedules or versions.
+void check_phase(const PhaseParts& parts, const HomeExperts& homes, std::uint64_t version, Communicator& communicator);
 
 // The most rows that a rank computes in any layer of any micro-step: of its homes, which fallbacks need, or by quotas
 // as far as they are known.

@@ -5,15 +5,15 @@
 #include <algorithm>
 #include <cassert>
 #include <chrono>
+#include <cstring>
 #include <optional>
 
 #include "foremoe/core/error.h"
-#include "foremoe/runtime/arena_refresh.h"
 #include "foremoe/runtime/gradient_returns.h"
+#include "foremoe/runtime/peer_homes.h"
 #include "foremoe/runtime/phase_checks.h"
 #include "foremoe/runtime/row_exchange.h"
 #include "foremoe/runtime/slot_pool.h"
-#include "foremoe/runtime/unrouted_rows.h"
 
 namespace foremoe {
 namespace {
@@ -30,20 +30,6 @@ class Directory : public ExpertDirectory {
  private:
   const SlotPool& pool_;
   const PeerHomes& homes_;
-};
-
-class PinnedMemory {
- public:
-  PinnedMemory(Device& device, std::span<const std::byte> memory) : device_(device), memory_(memory) {
-    device_.pin(memory_);
-  }
-  ~PinnedMemory() { device_.unpin(memory_); }
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
-
- private:
-  Device& device_;
-  std::span<const std::byte> memory_;
 };
 
 class Span {
@@ -67,112 +53,116 @@ class Span {
 }  // namespace
 
 struct PhaseExecutor::State {
-  State(PhaseParts parts, const HomeExperts& homes, Communicator& communicator, Device& device, PhaseOptions options);
+  State(const PhaseParts& phase_parts, const HomeExperts& lent, Communicator& phase_communicator,
+        const PhaseOptions& phase_options);
   ~State();
 
-  // What one layer of a micro-step keeps from forward to backward.
-  struct Kept {
-    ForwardRows planned;
-    ForwardRows unrouted;
-    const float* weight = nullptr;
-    bool at_homes = false;  // fallen back
-    bool any_unrouted = false;
-  };
-  Kept& kept(const Turn& turn);
+  void reserve_rows();
+  void fill_arena();
+  void start_engine();
+
+  bool backward() const { return returns.has_value(); }
   bool has_unrouted(const Turn& turn) const;
-  ExpertRows expert_rows(TurnId turn, const Kept& kept, ExpertId expert, bool planned) const;
-  void dispatch_forward(const Turn& turn, const LayerForward& layer, Kept& kept);
+  bool wait(TurnId turn);
+  void dispatch(const Turn& turn, const LayerForward& layer, KeptLayer& kept);
+  // Calls run(experts, rows) for the planned rows of a turn and, where there are any, for those without a route.
+  template <class Run>
+  void run_rows(TurnId turn, KeptLayer& kept, Run run);
+  cpu::ExpertRows expert_rows(TurnId turn, const KeptLayer& kept, ExpertId expert, bool planned) const;
+  void send_home(LayerId layer, std::span<const GuestGradients::Guest> guests);
   void end_turn(TurnId turn);
+
   void zero_home_gradients();
   void restore_homes();
-  TurnFigures& figures_of(TurnId turn) { return turns[turn.index()]; }
 
   const PhaseParts parts;
   const HomeExperts& homes;
   Communicator& communicator;
-  Device& device;
   const PhaseOptions options;
   const RankId rank;
 
+  // Where experts are.
   SlotPool pool;
   PeerHomes peer_homes;
   Directory directory;
   std::optional<HostArena> arena;
-  std::optional<PinnedMemory> pinned;  // the arena's
+
+  // How rows reach them, and gradients their homes.
   RowExchange rows;
   UnroutedRows unrouted;
+  DispatchWorkspace workspace;
+  HomeQuotas home_quotas;
+  KeptLayers kept_layers;
   GuestGradients guest_gradients;
   std::optional<GradientReturns> returns;  // policy update alone
-  std::optional<ExpertTransferEngine> engine;
 
-  std::vector<Kept> kept_of;  // [micro-step in flight · layers + layer]; one for all where there is no backward
-  int ring = 1;               // micro-steps in flight
-  DispatchWorkspace workspace;
-  Array<ExpertId, 2> home_experts;  // [rank][home slot] of the layer at hand, for fallbacks
-  Array<Tokens, 2> home_tokens;
-  std::vector<TurnFigures> turns;
-  double arena_refresh_seconds = 0;
-  Bytes returned;
-  std::int64_t fallbacks = 0;
-  bool finished = false;  // else nothing of the step may be left
+  PhaseFigures figures;
+  bool finished = false;                       // else nothing of the step may be left
+  std::optional<ExpertTransferEngine> engine;  // last: it writes to what is above
 };
 
-PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& home_experts_lent,
-                            Communicator& phase_communicator, Device& phase_device, PhaseOptions phase_options)
-    : parts(std::move(phase_parts)),
-      homes(home_experts_lent),
+PhaseExecutor::State::State(const PhaseParts& phase_parts, const HomeExperts& lent, Communicator& phase_communicator,
+                            const PhaseOptions& phase_options)
+    : parts(phase_parts),
+      homes(lent),
       communicator(phase_communicator),
-      device(phase_device),
-      options(std::move(phase_options)),
+      options(phase_options),
       rank(communicator.rank()),
-      pool((expect_float32(parts.layout, parts.shape), expect_fitting(parts, communicator), parts), homes, device),
-      peer_homes((expect_same_phase(parts, options.engine.version, communicator), parts), homes, communicator),
+      pool(parts, homes),
+      peer_homes(parts, homes, communicator),
       directory(pool, peer_homes),
       arena(open_arena(parts, communicator)),
-      rows(communicator, device, parts.shape, parts.load.top_k),
+      rows(communicator,
+           {.shape = parts.shape, .top_k = parts.load.top_k, .position_independent = options.position_independent}),
       unrouted(communicator, parts.plan),
-      guest_gradients(parts.plan),
-      turns(parts.schedule.order.turns.size()) {
-  const bool backward = parts.schedule.phase == Phase::kPolicyUpdate;
-  if (backward) {
-    returns.emplace(parts, pool, communicator, device);
-    ring = std::min(parts.plan.in_flight, parts.plan.num_micro_steps());
-    kept_of.resize(static_cast<std::size_t>(ring) * static_cast<std::size_t>(parts.plan.num_layers()));
-  } else {
-    kept_of.resize(1);
-  }
+      kept_layers(parts),
+      guest_gradients(parts.plan) {
+  if (parts.schedule.phase == Phase::kPolicyUpdate) returns.emplace(parts, pool, communicator);
+  figures.turns.resize(parts.schedule.order.turns.size());
+  figures.arena = arena ? arena->bytes() : Bytes{};
+  figures.guest_weights = pool.guest_weights();
+  figures.guest_gradients = pool.guest_gradients();
+  reserve_rows();
+  fill_arena();
+  start_engine();
+}
+
+void PhaseExecutor::State::reserve_rows() {
   const std::int64_t most_computed = most_rows_computed(parts, rank);
   const std::int64_t most_sent = options.most_tokens * parts.load.top_k;
   rows.reserve(most_sent, most_computed);
-  for (Kept& layer : kept_of) {
-    layer.planned.x.reserve(device, most_computed, parts.shape.hidden);
-    layer.planned.gate_up.reserve(device, most_computed, 2 * parts.shape.intermediate);
-    layer.planned.returned.reserve(device, most_sent, parts.shape.hidden);
+  for (KeptLayer& layer : kept_layers.all()) {
+    layer.planned.x.reserve(most_computed, parts.shape.hidden);
+    layer.planned.gate_up.reserve(most_computed, 2 * parts.shape.intermediate);
+    layer.planned.returned.reserve(most_sent, parts.shape.hidden);
   }
+}
 
-  if (arena) pinned.emplace(device, arena->memory());
+void PhaseExecutor::State::fill_arena() {
   const auto begin = std::chrono::steady_clock::now();
-  refresh_arena(parts, peer_homes, arena ? &*arena : nullptr, options.engine.version, communicator, device);
-  arena_refresh_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  refresh_arena(parts, peer_homes, arena ? &*arena : nullptr, options.engine.version, communicator);
+  figures.arena_refresh_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   peer_homes.publish(options.engine.version);
   communicator.barrier();  // under `free` copies may overwrite homes from now on: every arena has been written
+}
 
+void PhaseExecutor::State::start_engine() {
   const auto decorated = [&](std::unique_ptr<CopyLink> link, Path path) {
     return options.decorate ? options.decorate(std::move(link), rank, path) : std::move(link);
   };
   EngineOptions engine_options = options.engine;
   engine_options.eager = options.overlap;
   engine_options.must_arrive = parts.plan.residency == Residency::kFree;
-  engine_options.verify &= device.is_host_memory();
+  PeerAccess& peers = communicator.peers();
   engine.emplace(
       EngineParts{.schedule = parts.schedule,
                   .layout = parts.layout,
                   .rank = rank,
                   .directory = directory,
                   .arena = arena ? &*arena : nullptr,
-                  .host = decorated(device.make_copy_link(), Path::kHost),
-                  .peer = decorated(communicator.make_peer_link(parts.schedule, parts.layout, directory), Path::kPeer),
-                  .ballot = communicator.make_ballot(),
+                  .host = decorated(std::make_unique<MemcpyLink>(), Path::kHost),
+                  .peer = decorated(peers.make_peer_link(parts.schedule, parts.layout, directory), Path::kPeer),
+                  .ballot = peers.make_ballot(),
                   .timeline = options.timeline},
       engine_options);
 }
@@ -180,10 +170,16 @@ PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& home_expe
 PhaseExecutor::State::~State() {
   engine.reset();  // nothing writes to buffers any more, before they go
   if (finished) return;
-  try {
-    zero_home_gradients();
-    restore_homes();
-  } catch (...) {  // the device itself has failed: what ended the phase is told already
+  zero_home_gradients();
+  restore_homes();
+}
+
+void PhaseExecutor::State::zero_home_gradients() {
+  if (!backward()) return;
+  for (const HomeExpert& expert : homes.experts.flat()) {
+    for (std::size_t i = 0; i < expert.gradients.size(); ++i) {
+      std::fill_n(expert.gradients[i], parts.layout.segments()[i].elements, 0.0F);
+    }
   }
 }
 
@@ -195,16 +191,9 @@ void PhaseExecutor::State::restore_homes() {
     if (copy.rank != rank || at < 0 || arena->version(at) != options.engine.version) continue;
     const std::span<std::byte* const> home = pool.buffer(copy.buffer);
     for (std::size_t i = 0; i < home.size(); ++i) {
-      device.upload(home[i],
-                    {arena->segment(at, i), static_cast<std::size_t>(parts.layout.segments()[i].bytes().value)});
+      std::memcpy(home[i], arena->segment(at, i), static_cast<std::size_t>(parts.layout.segments()[i].bytes().value));
     }
   }
-}
-
-PhaseExecutor::State::Kept& PhaseExecutor::State::kept(const Turn& turn) {
-  if (parts.schedule.phase == Phase::kRecompute) return kept_of.front();
-  const auto layers = static_cast<std::size_t>(parts.plan.num_layers());
-  return kept_of[static_cast<std::size_t>(turn.micro_step.value % ring) * layers + turn.layer.index()];
 }
 
 bool PhaseExecutor::State::has_unrouted(const Turn& turn) const {
@@ -213,35 +202,42 @@ bool PhaseExecutor::State::has_unrouted(const Turn& turn) const {
   return parts.without_route[turn.micro_step.index() * layers + turn.layer.index()] != 0;
 }
 
-void PhaseExecutor::State::dispatch_forward(const Turn& turn, const LayerForward& layer, Kept& kept) {
-  const ArrayView<const Tokens, 2> load = parts.load.load[turn.micro_step][turn.layer];
-  LayerQuotas quotas = layer_quotas(parts.plan, turn.event, turn.layer);
-  if (kept.at_homes) {
-    const auto ranks = static_cast<std::size_t>(parts.plan.num_ranks());
-    home_experts = Array<ExpertId, 2>({ranks, static_cast<std::size_t>(pool.homes_per_rank())}, kNoExpert);
-    home_tokens = Array<Tokens, 2>(home_experts.shape());
-    std::vector<std::int64_t> total(static_cast<std::size_t>(parts.plan.num_experts()));
-    parts.load.expert_loads(turn.micro_step, turn.layer, total);
-    std::vector<std::size_t> next(ranks);
-    for (int e = 0; e < parts.plan.num_experts(); ++e) {
-      const RankId owner = parts.plan.home(turn.layer, e);
-      const std::size_t slot = next[owner.index()]++;
-      home_experts(owner, slot) = ExpertId{e};
-      home_tokens(owner, slot) = Tokens{total[static_cast<std::size_t>(e)]};
-    }
-    quotas = {home_experts, home_tokens};
-  }
-  dispatch_planned_rows({.routing = {.load = load, .quotas = quotas, .topology = communicator.topology()},
+bool PhaseExecutor::State::wait(TurnId turn) {
+  const Span span(options.timeline, rank, Lane::kWait, "wait for experts");
+  return engine->wait(turn);
+}
+
+void PhaseExecutor::State::dispatch(const Turn& turn, const LayerForward& layer, KeptLayer& kept) {
+  const LayerQuotas quotas =
+      kept.at_homes ? home_quotas.of(parts.plan, parts.load, turn) : layer_quotas(parts.plan, turn.event, turn.layer);
+  dispatch_planned_rows({.routing = {.load = parts.load.load[turn.micro_step][turn.layer],
+                                     .quotas = quotas,
+                                     .topology = communicator.topology()},
                          .rank = rank,
                          .routes = layer.routes,
                          .top_k = parts.load.top_k},
                         workspace, kept.planned.dispatch);
 }
 
+template <class Run>
+void PhaseExecutor::State::run_rows(TurnId turn, KeptLayer& kept, Run run) {
+  TurnFigures& of_turn = figures.turns[turn.index()];
+  const double before = rows.compute_cpu_seconds();
+  const auto run_part = [&](ForwardRows& part, bool planned) {
+    run([&](const ComputedExpert& e) { return expert_rows(turn, kept, e.expert, planned); }, part);
+    of_turn.rows += part.dispatch.rows_computed();
+  };
+  of_turn.rows = 0;
+  run_part(kept.planned, true);
+  if (kept.any_unrouted) run_part(kept.unrouted, false);
+  of_turn.compute_cpu_seconds = rows.compute_cpu_seconds() - before;
+}
+
 // Weights and gradients of an expert in this turn: of the slot that holds it, or of its home.
-ExpertRows PhaseExecutor::State::expert_rows(TurnId turn, const Kept& layer_kept, ExpertId expert, bool planned) const {
+cpu::ExpertRows PhaseExecutor::State::expert_rows(TurnId turn, const KeptLayer& kept, ExpertId expert,
+                                                  bool planned) const {
   const Turn& at = parts.schedule.order[turn];
-  const bool in_slots = parts.plan.residency == Residency::kFree || (planned && !layer_kept.at_homes);
+  const bool in_slots = parts.plan.residency == Residency::kFree || (planned && !kept.at_homes);
   SlotId slot;
   if (in_slots) {
     const auto slots = parts.plan.slot_expert.row(at.event, at.layer, rank);
@@ -251,8 +247,8 @@ ExpertRows PhaseExecutor::State::expert_rows(TurnId turn, const Kept& layer_kept
     slot = pool.home_slot(at.layer, expert);
   }
   const auto weights = in_slots ? pool.weights(turn, slot) : pool.home_weights(at.layer, slot);
-  ExpertRows rows_of_expert{.gate_up = reinterpret_cast<const float*>(weights[0]),
-                            .down = reinterpret_cast<const float*>(weights[1])};
+  cpu::ExpertRows rows_of_expert{.gate_up = reinterpret_cast<const float*>(weights[0]),
+                                 .down = reinterpret_cast<const float*>(weights[1])};
   if (at.pass == Pass::kBackward) {
     const auto gradients = pool.gradients(at.layer, slot);
     rows_of_expert.gate_up_gradient = gradients[0];
@@ -262,28 +258,22 @@ ExpertRows PhaseExecutor::State::expert_rows(TurnId turn, const Kept& layer_kept
   return rows_of_expert;
 }
 
-void PhaseExecutor::State::end_turn(TurnId turn) {
-  engine->release(turn, device.stream().record());
-  if (!returns) return;
-  const Turn& at = parts.schedule.order[turn];
-  if (parts.schedule.order.last(at.event, at.layer) != turn) return;
-  const std::vector<GuestGradients::Guest> guests = guest_gradients.take_leaving(at.event, at.layer);
-  if (!guests.empty()) returned += returns->send_home(at.layer, guests);
+void PhaseExecutor::State::send_home(LayerId layer, std::span<const GuestGradients::Guest> guests) {
+  if (!guests.empty()) figures.gradient_returns += returns->send_home(layer, guests);
 }
 
-void PhaseExecutor::State::zero_home_gradients() {
-  if (!returns) return;
-  for (const HomeExpert& expert : homes.experts.flat()) {
-    for (std::size_t i = 0; i < expert.gradients.size(); ++i) {
-      device.zero(reinterpret_cast<std::byte*>(expert.gradients[i]),
-                  static_cast<std::size_t>(parts.layout.segments()[i].elements) * sizeof(float));
-    }
-  }
+void PhaseExecutor::State::end_turn(TurnId turn) {
+  engine->release(turn);
+  const Turn& at = parts.schedule.order[turn];
+  const bool last_of_event = parts.schedule.order.last(at.event, at.layer) == turn;
+  if (backward() && last_of_event) send_home(at.layer, guest_gradients.take_leaving(at.event, at.layer));
 }
 
 PhaseExecutor::PhaseExecutor(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator,
-                             Device& device, const PhaseOptions& options)
-    : state_(std::make_unique<State>(parts, homes, communicator, device, options)) {}
+                             const PhaseOptions& options) {
+  check_phase(parts, homes, options.engine.version, communicator);
+  state_ = std::make_unique<State>(parts, homes, communicator, options);
+}
 
 PhaseExecutor::~PhaseExecutor() = default;
 
@@ -295,72 +285,49 @@ void PhaseExecutor::forward(TurnId turn, const LayerForward& layer) {
   State& s = *state_;
   const Turn& at = order()[turn];
   assert(at.pass == Pass::kForward);
-  State::Kept& kept = s.kept(at);
-  {
-    const Span span(s.options.timeline, s.rank, Lane::kWait, "wait for experts");
-    kept.at_homes = !s.engine->wait(turn);
-  }
-  s.fallbacks += kept.at_homes ? 1 : 0;
-  kept.weight = layer.weight;
+  KeptLayer& kept = s.kept_layers[at];
+  kept.at_homes = !s.wait(turn);
+  s.figures.fallbacks += kept.at_homes ? 1 : 0;
   kept.any_unrouted = s.has_unrouted(at);
   if (!kept.any_unrouted && std::ranges::find(layer.routes, kNoExpert) != layer.routes.end()) {
-    throw InputError({.file = {}, .field = "routes", .index = {}},
+    throw InputError({.field = "routes"},
                      fmt::format("micro-step {}, layer {} has rows without a route, which `without_route` denies",
                                  at.micro_step.value, at.layer.value));
   }
 
   const Span span(s.options.timeline, s.rank, Lane::kExperts, "experts, forward");
-  const double before = s.rows.compute_cpu_seconds();
-  s.dispatch_forward(at, layer, kept);
-  s.rows.forward([&](const ComputedExpert& e) { return s.expert_rows(turn, kept, e.expert, true); }, layer.x,
-                 layer.weight, layer.y, kept.planned);
-  s.figures_of(turn).rows = kept.planned.dispatch.rows_computed();
-  if (kept.any_unrouted) {
-    s.unrouted.dispatch(at, layer.routes, layer.picked, s.parts.load.top_k, kept.unrouted.dispatch);
-    s.rows.forward([&](const ComputedExpert& e) { return s.expert_rows(turn, kept, e.expert, false); }, layer.x,
-                   layer.weight, layer.y, kept.unrouted);
-    s.figures_of(turn).rows += kept.unrouted.dispatch.rows_computed();
-  }
-  s.figures_of(turn).compute_cpu_seconds = s.rows.compute_cpu_seconds() - before;
+  s.dispatch(at, layer, kept);
+  s.run_rows(turn, kept, [&](const ExpertsOf& experts, ForwardRows& rows) {
+    if (&rows == &kept.unrouted) {
+      s.unrouted.dispatch(at, {.routes = layer.routes, .picked = layer.picked, .top_k = s.parts.load.top_k},
+                          rows.dispatch);
+    }
+    s.rows.forward(experts, layer, rows);
+  });
   s.end_turn(turn);
 }
 
 void PhaseExecutor::backward(TurnId turn, const LayerBackward& layer) {
   State& s = *state_;
   const Turn& at = order()[turn];
-  assert(at.pass == Pass::kBackward && s.returns);
-  State::Kept& kept = s.kept(at);
-  {
-    const Span span(s.options.timeline, s.rank, Lane::kWait, "wait for experts");
-    if (!s.engine->wait(turn) && !kept.at_homes) {
-      throw PhaseFailed(
-          fmt::format("micro-step {}, layer {}: experts that the backward pass reads could not be fetched "
-                      "from their homes nor from an arena",
-                      at.micro_step.value, at.layer.value));
-    }
+  assert(at.pass == Pass::kBackward && s.backward());
+  KeptLayer& kept = s.kept_layers[at];
+  if (!s.wait(turn) && !kept.at_homes) {
+    throw PhaseFailed(
+        fmt::format("micro-step {}, layer {}: experts that the backward pass reads could not be fetched "
+                    "from their homes nor from an arena",
+                    at.micro_step.value, at.layer.value));
   }
+
   const Span span(s.options.timeline, s.rank, Lane::kExperts, "experts, backward");
-  const double before = s.rows.compute_cpu_seconds();
-  s.rows.backward([&](const ComputedExpert& e) { return s.expert_rows(turn, kept, e.expert, true); }, layer.dy,
-                  kept.weight, layer.dx, layer.d_weight, kept.planned);
-  s.figures_of(turn).rows = kept.planned.dispatch.rows_computed();
+  s.run_rows(turn, kept, [&](const ExpertsOf& experts, ForwardRows& rows) { s.rows.backward(experts, layer, rows); });
   if (!kept.at_homes) s.guest_gradients.ran_backward(at.event, at.layer);
-  if (kept.any_unrouted) {
-    s.rows.backward([&](const ComputedExpert& e) { return s.expert_rows(turn, kept, e.expert, false); }, layer.dy,
-                    kept.weight, layer.dx, layer.d_weight, kept.unrouted);
-    s.figures_of(turn).rows += kept.unrouted.dispatch.rows_computed();
-  }
-  s.figures_of(turn).compute_cpu_seconds = s.rows.compute_cpu_seconds() - before;
   s.end_turn(turn);
 }
 
 void PhaseExecutor::drain(std::span<const LayerId> layers) {
-  State& s = *state_;
-  if (!s.returns) return;
-  for (const LayerId layer : layers) {
-    const std::vector<GuestGradients::Guest> guests = s.guest_gradients.take_all(layer);
-    if (!guests.empty()) s.returned += s.returns->send_home(layer, guests);
-  }
+  if (!state_->backward()) return;
+  for (const LayerId layer : layers) state_->send_home(layer, state_->guest_gradients.take_all(layer));
 }
 
 void PhaseExecutor::finish() {
@@ -369,21 +336,14 @@ void PhaseExecutor::finish() {
     drain({&layer, 1});
   }
   state_->engine->finish();
-  state_->device.stream().synchronize();
   state_->communicator.barrier();  // nobody reads homes any more: the caller may change them
   state_->finished = true;
 }
 
 PhaseFigures PhaseExecutor::figures() const {
-  const State& s = *state_;
-  return {.turns = s.turns,
-          .transfer = s.engine->figures(),
-          .arena = s.arena ? s.arena->bytes() : Bytes{},
-          .arena_refresh_seconds = s.arena_refresh_seconds,
-          .guest_weights = s.pool.guest_weights(),
-          .guest_gradients = s.pool.guest_gradients(),
-          .gradient_returns = s.returned,
-          .fallbacks = s.fallbacks};
+  PhaseFigures figures = state_->figures;
+  figures.transfer = state_->engine->figures();
+  return figures;
 }
 
 }  // namespace foremoe

@@ -4,16 +4,15 @@
 // The caller runs its own work (attention, router) and calls forward and backward for every turn in order; in
 // between, experts travel. No address, thread or registration outlives the object.
 //
-//   PhaseExecutor phase(parts, homes, communicator, device, options);
+//   PhaseExecutor phase(parts, homes, communicator, options);
 //   for each turn t:  phase.begin(t);  … attention …;  phase.forward(t, …) or phase.backward(t, …);
 //   phase.drain(layers);  … the framework's own gradient reduction …
 //   phase.finish();
 //
 // A turn whose copies failed on any rank falls back: both passes of that micro-step and layer run at homes. Guests'
 // gradients accumulate in their slots, go home when the guest leaves or at drain(), and are added there in (layer,
-// expert, rank) order, exactly once. The caller's gradients are zero
-// at bind; a phase that goes before finish() was done leaves them zero, and homes as they were: nothing is half
-// applied.
+// expert, rank) order, exactly once. The caller's gradients are zero at bind; a phase that goes before finish() was
+// done leaves them zero, and homes as they were: nothing is half applied.
 
 #include <functional>
 #include <memory>
@@ -24,7 +23,7 @@
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/runtime/communicator.h"
-#include "foremoe/runtime/device.h"
+#include "foremoe/runtime/cpu/experts.h"
 #include "foremoe/transfer/transfer_engine.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
@@ -47,8 +46,9 @@ struct PhaseOptions {
   EngineOptions engine;
   LinkDecorator decorate;  // none: links as they are
   Timeline* timeline = nullptr;
-  bool overlap = true;           // false: copies start when the layer waits for them
-  std::int64_t most_tokens = 0;  // that any source has in one micro-step
+  bool overlap = true;                // false: copies start when the layer waits for them
+  std::int64_t most_tokens = 0;       // that any source has in one micro-step
+  bool position_independent = false;  // a row's forward bits do not depend on where the row stands (row_tiles.h)
 };
 
 // The same on every rank.
@@ -96,7 +96,7 @@ class PhaseExecutor {
  public:
   // Collective. Refuses, before anything starts, what does not fit: InputError. Refreshes the arena and publishes the
   // homes' weights as `options.engine.version`.
-  PhaseExecutor(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator, Device& device,
+  PhaseExecutor(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator,
                 const PhaseOptions& options);
   ~PhaseExecutor();
 

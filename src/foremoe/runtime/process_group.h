@@ -8,7 +8,6 @@
 #include <string>
 
 #include "foremoe/runtime/communicator.h"
-#include "foremoe/runtime/device.h"
 
 namespace foremoe {
 
@@ -18,9 +17,9 @@ class ProcessGroup {
   virtual RankId rank() const = 0;
   virtual int num_ranks() const = 0;
 
-  // Collective. The device's memory must be the host's. Throws InputError when it is not, or when the topology is not
-  // of as many ranks as there are processes; PeerFailed when not all have called within `timeout`.
-  virtual std::unique_ptr<Communicator> make_communicator(const Topology& topology, Device& device,
+  // Collective. Throws InputError when the topology is not of as many ranks as there are processes; PeerFailed when not
+  // all have called within `timeout`.
+  virtual std::unique_ptr<Communicator> make_communicator(const Topology& topology,
                                                           std::chrono::milliseconds timeout) = 0;
 };
 

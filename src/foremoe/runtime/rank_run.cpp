@@ -18,17 +18,16 @@ struct Repeat {
 // A model on this rank, and the phase run on it again and again.
 class RankRun {
  public:
-  RankRun(const PhaseRun& run, Communicator& communicator, Device& device)
+  RankRun(const PhaseRun& run, Communicator& communicator)
       : run_(run),
         communicator_(communicator),
-        device_(device),
         shape_{.micro_steps = run.load.num_micro_steps(),
                .layers = run.load.num_layers(),
                .ranks = run.load.num_ranks(),
                .experts = run.load.num_experts(),
                .backward = run.schedule.phase == Phase::kPolicyUpdate},
         layout_(swiglu_layout(run.model.shape.hidden, run.model.shape.intermediate)),
-        model_(run.model, run.initial_home, communicator, device, run.home_memory) {
+        model_(run.model, run.initial_home, communicator, run.home_memory) {
     for (int m = 0; m < shape_.micro_steps; ++m) {
       for (int r = 0; r < shape_.ranks; ++r) {
         most_tokens_ = std::max(most_tokens_, run.routes.num_tokens(MicroStepId{m}, RankId{r}));
@@ -49,7 +48,6 @@ class RankRun {
 
   const PhaseRun& run_;
   Communicator& communicator_;
-  Device& device_;
   const ResultShape shape_;
   const ExpertLayout layout_;
   MoeModel model_;
@@ -76,13 +74,13 @@ MoeModel::Work RankRun::work(Timeline* timeline) {
 }
 
 Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
-  device_.use_position_independent_rows(bitwise);
   model_.zero_gradients();
   PhaseOptions options = run_.options;
   options.engine.version = ++version_;
   options.overlap = overlap;
   options.most_tokens = most_tokens_;
   options.timeline = timeline;
+  options.position_independent = bitwise;
   communicator_.barrier();
   const auto begin = std::chrono::steady_clock::now();
   Repeat result;
@@ -93,7 +91,7 @@ Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
                          .layout = layout_,
                          .shape = run_.model.shape,
                          .without_route = run_.without_route},
-                        model_.homes(), communicator_, device_, options);
+                        model_.homes(), communicator_, options);
     result.loss = model_.run(phase, {.routes = run_.routes, .micro_steps = shape_.micro_steps, .keep_results = true},
                              work(timeline));
     result.figures = phase.figures();
@@ -196,8 +194,6 @@ PhaseOutcome RankRun::run() {
 
 }  // namespace
 
-PhaseOutcome run_phase(const PhaseRun& run, Communicator& communicator, Device& device) {
-  return RankRun(run, communicator, device).run();
-}
+PhaseOutcome run_phase(const PhaseRun& run, Communicator& communicator) { return RankRun(run, communicator).run(); }
 
 }  // namespace foremoe

@@ -11,7 +11,6 @@
 
 #include "foremoe/runtime/moe_model.h"
 #include "foremoe/runtime/phase_executor.h"
-#include "foremoe/runtime/run_figures.h"
 #include "foremoe/runtime/run_result.h"
 
 namespace foremoe {
@@ -27,7 +26,8 @@ struct PhaseRun {
   HomeMemory home_memory = HomeMemory::kShared;
   ArrayView<const RankId, 2> initial_home;  // [layer][expert]; where the plan moved homes, experts move first
   Optimizer optimizer;
-  PhaseOptions options;                   // of every repeat; its version, overlap and most_tokens are set here
+  PhaseOptions options;                   // of every repeat; its version, overlap, most_tokens and
+                                          // position_independent are set here
   int repeats = 1;                        // ≥ 1, of the first step
   int steps = 1;                          // ≥ 1; of a phase without backward there is one
   bool bitwise = false;                   // rows whose bits do not depend on their place; costs as many repeats again
@@ -59,6 +59,6 @@ struct PhaseOutcome {
 };
 
 // Collective. Throws InputError when something does not fit, or when ranks hold different plans.
-PhaseOutcome run_phase(const PhaseRun& run, Communicator& communicator, Device& device);
+PhaseOutcome run_phase(const PhaseRun& run, Communicator& communicator);
 
 }  // namespace foremoe

@@ -125,6 +125,16 @@ void expect_near(const Values& x, const Values& expected, double tolerance) {
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i], expected[i], tolerance * norm) << i;
 }
 
+ReferenceModel model_of(const ModelSize& size) {
+  ThreadPool pool(1);
+  return {size, pool};
+}
+
+void optimize(ReferenceModel& model, const ReferenceResult& gradients, const Optimizer& optimizer) {
+  ThreadPool pool(1);
+  model.optimize(gradients, optimizer, pool);
+}
+
 ReferenceResult run_tiny(const ReferenceModel& model, bool backward, std::size_t threads = 1) {
   ThreadPool pool(threads);
   return model.run({.micro_steps = kMicroSteps, .ranks = kRanks, .routes = tiny_routes, .backward = backward}, pool);
@@ -132,7 +142,7 @@ ReferenceResult run_tiny(const ReferenceModel& model, bool backward, std::size_t
 
 TEST(ReferenceModel, OutputsAndLossAreThoseOfAModelWithoutMatrices) {
   const PlainModel plain;
-  const ReferenceResult result = run_tiny(ReferenceModel(kTiny), true);
+  const ReferenceResult result = run_tiny(model_of(kTiny), true);
   for (int m = 0; m < kMicroSteps; ++m) {
     for (int r = 0; r < kRanks; ++r) expect_near(result.output(m, r), plain.output(m, r), 1e-14);
   }
@@ -141,7 +151,7 @@ TEST(ReferenceModel, OutputsAndLossAreThoseOfAModelWithoutMatrices) {
 
 TEST(ReferenceModel, GradientsAreTheSlopesOfTheLoss) {
   PlainModel plain;
-  const ReferenceResult result = run_tiny(ReferenceModel(kTiny), true);
+  const ReferenceResult result = run_tiny(model_of(kTiny), true);
   for (int l = 0; l < kTiny.layers; ++l) {
     for (int e = 0; e < kTiny.experts; ++e) {
       Values expected = plain.differences(plain.gate_up[l][e]);
@@ -158,7 +168,7 @@ TEST(ReferenceModel, GradientsAreTheSlopesOfTheLoss) {
 }
 
 TEST(ReferenceModel, ForwardAloneHasTheSameOutputsAndNoGradients) {
-  const ReferenceModel model(kTiny);
+  const ReferenceModel model = model_of(kTiny);
   const ReferenceResult forward = run_tiny(model, false);
   EXPECT_EQ(forward.output, run_tiny(model, true).output);
   EXPECT_TRUE(forward.input_gradient.empty());
@@ -167,7 +177,7 @@ TEST(ReferenceModel, ForwardAloneHasTheSameOutputsAndNoGradients) {
 }
 
 TEST(ReferenceModelThread, ResultsDoNotDependOnTheNumberOfThreads) {
-  const ReferenceModel model(kTiny);
+  const ReferenceModel model = model_of(kTiny);
   const ReferenceResult one = run_tiny(model, true, 1), three = run_tiny(model, true, 3);
   EXPECT_EQ(one.output, three.output);
   EXPECT_EQ(one.expert_gradient, three.expert_gradient);
@@ -190,7 +200,7 @@ TEST(ReferenceModel, AgreesWithAModelOfOneNumberWorkedByHand) {
   ThreadPool pool(1);
   const auto routes = [](MicroStepId, RankId, LayerId) { return std::vector<ExpertId>{ExpertId{0}}; };
   const ReferenceResult result =
-      ReferenceModel(kOne).run({.micro_steps = 1, .ranks = 1, .routes = routes, .backward = true}, pool);
+      model_of(kOne).run({.micro_steps = 1, .ranks = 1, .routes = routes, .backward = true}, pool);
   expect_near(result.output(0, 0), {y}, 1e-15);
   EXPECT_NEAR(result.loss, (y - t) * (y - t) / 2, 1e-15);
   const double dy = y - t;
@@ -201,7 +211,7 @@ TEST(ReferenceModel, AgreesWithAModelOfOneNumberWorkedByHand) {
 }
 
 TEST(ReferenceModel, GradientDescentGoesDownhillByTheSlopeSquared) {
-  ReferenceModel model(kTiny);
+  ReferenceModel model = model_of(kTiny);
   const ReferenceResult before = run_tiny(model, true);
   double slope_squared = 0;
   for (const auto& gradient : before.expert_gradient.flat()) {
@@ -211,21 +221,21 @@ TEST(ReferenceModel, GradientDescentGoesDownhillByTheSlopeSquared) {
     for (const double v : gradient) slope_squared += v * v;
   }
   constexpr float kRate = 1e-7F;
-  model.optimize(before, {.kind = Optimizer::Kind::kSgd, .rate = kRate});
+  optimize(model, before, {.kind = Optimizer::Kind::kSgd, .rate = kRate});
   EXPECT_NEAR((before.loss - run_tiny(model, true).loss) / (kRate * slope_squared), 1, 1e-3);
 }
 
 // Adam's first step is rate·sign(gradient); further steps with the same gradient are, too.
 TEST(ReferenceModel, AdamStepsByTheRateWhereTheGradientStays) {
-  ReferenceModel model(kTiny), by_hand(kTiny);
+  ReferenceModel model = model_of(kTiny), by_hand = model_of(kTiny);
   ReferenceResult gradients = run_tiny(model, true);
   for (auto& gradient : gradients.expert_gradient.flat()) gradient.assign(gradient.size(), 0.25);
   for (auto& gradient : gradients.router_gradient) gradient.assign(gradient.size(), -0.5);
-  for (int step = 0; step < 3; ++step) model.optimize(gradients, {.kind = Optimizer::Kind::kAdam, .rate = 0.01F});
+  for (int step = 0; step < 3; ++step) optimize(model, gradients, {.kind = Optimizer::Kind::kAdam, .rate = 0.01F});
 
   for (auto& gradient : gradients.expert_gradient.flat()) gradient.assign(gradient.size(), 0.03);
   for (auto& gradient : gradients.router_gradient) gradient.assign(gradient.size(), -0.03);
-  by_hand.optimize(gradients, {.kind = Optimizer::Kind::kSgd, .rate = 1});
+  optimize(by_hand, gradients, {.kind = Optimizer::Kind::kSgd, .rate = 1});
   EXPECT_NEAR(run_tiny(model, true).loss / run_tiny(by_hand, true).loss, 1, 1e-7);
 }
 

@@ -1,6 +1,7 @@
 #include "foremoe/runtime/row_exchange.h"
 
 #include "foremoe/core/timeline.h"
+#include "foremoe/runtime/cpu/rows.h"
 
 namespace foremoe {
 namespace {
@@ -15,72 +16,78 @@ void row_bytes(std::span<const std::int64_t> rows, int width, std::vector<std::i
 
 }  // namespace
 
-float* RowMatrix::reserve(Device& device, std::int64_t rows, int width) {
+float* RowMatrix::reserve(std::int64_t rows, int width) {
   const Bytes need{rows * width * static_cast<std::int64_t>(sizeof(float))};
   if (memory_.bytes() < need) {
     memory_ = {};  // the old one first: both need not fit
-    memory_ = device.allocate(need);
+    memory_ = allocate_memory(need);
   }
   return memory_.floats();
 }
 
 void RowExchange::reserve(std::int64_t rows_sent, std::int64_t rows_computed) {
-  sent_.reserve(device_, rows_sent, shape_.hidden);
+  sent_.reserve(rows_sent, model_.shape.hidden);
   for (RowMatrix* matrix : {&received_, &computed_, &computed_gradient_}) {
-    matrix->reserve(device_, rows_computed, shape_.hidden);
+    matrix->reserve(rows_computed, model_.shape.hidden);
   }
-  device_.reserve_rows(rows_computed, shape_);
 }
 
-void RowExchange::forward(const ExpertsOf& experts, const float* x, const float* weight, float* y, ForwardRows& rows) {
+void RowExchange::forward(const ExpertsOf& experts, const LayerForward& layer, ForwardRows& rows) {
   const LayerDispatch& dispatch = rows.dispatch;
-  const int hidden = shape_.hidden;
-  float* sent = sent_.reserve(device_, dispatch.rows_sent(), hidden);
-  float* x_rows = rows.x.reserve(device_, dispatch.rows_computed(), hidden);
-  float* gate_up = rows.gate_up.reserve(device_, dispatch.rows_computed(), 2 * shape_.intermediate);
-  float* y_rows = computed_.reserve(device_, dispatch.rows_computed(), hidden);
-  float* returned = rows.returned.reserve(device_, dispatch.rows_sent(), hidden);
+  const int hidden = model_.shape.hidden;
+  float* sent = sent_.reserve(dispatch.rows_sent(), hidden);
+  float* x = rows.x.reserve(dispatch.rows_computed(), hidden);
+  float* gate_up = rows.gate_up.reserve(dispatch.rows_computed(), 2 * model_.shape.intermediate);
+  float* y = computed_.reserve(dispatch.rows_computed(), hidden);
+  float* returned = rows.returned.reserve(dispatch.rows_sent(), hidden);
+  rows.weight = layer.weight;
 
-  device_.gather_rows(sent, x, dispatch.token_of_sent_row, hidden);
-  to_experts(sent, dispatch, x_rows);
+  cpu::gather_rows(sent, layer.x, dispatch.token_of_sent_row, hidden);
+  to_experts(sent, dispatch, x);
   find_experts(experts, dispatch);
   const double begin = thread_cpu_seconds();
-  device_.experts_forward(experts_, shape_, x_rows, gate_up, y_rows);
+  cpu::experts_forward(experts_, {.x = x, .gate_up = gate_up, .y = y}, workspace_);
   compute_cpu_seconds_ += thread_cpu_seconds() - begin;
-  from_experts(y_rows, dispatch, returned);
-  device_.combine(y, returned, weight, dispatch.sent_row, top_k_, hidden);
+  from_experts(y, dispatch, returned);
+  cpu::combine(layer.y, {.rows = returned, .row = dispatch.sent_row, .k = model_.top_k, .hidden = hidden},
+               layer.weight);
 }
 
-void RowExchange::backward(const ExpertsOf& experts, const float* dy, const float* weight, float* dx, float* d_weight,
-                           const ForwardRows& rows) {
+void RowExchange::backward(const ExpertsOf& experts, const LayerBackward& layer, const ForwardRows& rows) {
   const LayerDispatch& dispatch = rows.dispatch;
-  const int hidden = shape_.hidden;
-  float* sent = sent_.reserve(device_, dispatch.rows_sent(), hidden);
-  float* dy_rows = computed_.reserve(device_, dispatch.rows_computed(), hidden);
-  float* dx_rows = computed_gradient_.reserve(device_, dispatch.rows_computed(), hidden);
+  const int hidden = model_.shape.hidden;
+  float* sent = sent_.reserve(dispatch.rows_sent(), hidden);
+  float* dy = computed_.reserve(dispatch.rows_computed(), hidden);
+  float* dx = computed_gradient_.reserve(dispatch.rows_computed(), hidden);
+  const auto of_tokens = [&](const float* values) {
+    return cpu::TokenRows{.rows = values, .row = dispatch.sent_row, .k = model_.top_k, .hidden = hidden};
+  };
 
-  device_.combine_backward(sent, d_weight, dy, rows.returned.data(), weight, dispatch.sent_row, top_k_, hidden);
-  to_experts(sent, dispatch, dy_rows);
+  cpu::combine_backward(of_tokens(rows.returned.data()), rows.weight, layer.dy,
+                        {.d_rows = sent, .d_weight = layer.d_weight});
+  to_experts(sent, dispatch, dy);
   find_experts(experts, dispatch);
   const double begin = thread_cpu_seconds();
-  device_.experts_backward(experts_, shape_, rows.x.data(), rows.gate_up.data(), dy_rows, dx_rows);
+  cpu::experts_backward(experts_, {.x = rows.x.data(), .gate_up = rows.gate_up.data(), .dy = dy, .dx = dx}, workspace_);
   compute_cpu_seconds_ += thread_cpu_seconds() - begin;
-  from_experts(dx_rows, dispatch, sent);
-  device_.add_rows(dx, sent, dispatch.sent_row, top_k_, hidden);
+  from_experts(dx, dispatch, sent);
+  cpu::add_rows(layer.dx, of_tokens(sent));
 }
 
 void RowExchange::to_experts(const float* sent, const LayerDispatch& dispatch, float* computed) {
-  row_bytes(dispatch.rows_to, shape_.hidden, bytes_to_);
-  row_bytes(dispatch.rows_from, shape_.hidden, bytes_from_);
-  float* received = received_.reserve(device_, dispatch.rows_computed(), shape_.hidden);
-  communicator_.all_to_all_v({bytes(sent), bytes_to_, bytes(received), bytes_from_}, device_.stream());
-  device_.gather_rows(computed, received, dispatch.received_row, shape_.hidden);
+  const int hidden = model_.shape.hidden;
+  row_bytes(dispatch.rows_to, hidden, bytes_to_);
+  row_bytes(dispatch.rows_from, hidden, bytes_from_);
+  float* received = received_.reserve(dispatch.rows_computed(), hidden);
+  communicator_.exchange({bytes(sent), bytes_to_, bytes(received), bytes_from_});
+  cpu::gather_rows(computed, received, dispatch.received_row, hidden);
 }
 
 void RowExchange::from_experts(const float* computed, const LayerDispatch& dispatch, float* sent) {
-  float* received = received_.reserve(device_, dispatch.rows_computed(), shape_.hidden);
-  device_.scatter_rows(received, computed, dispatch.received_row, shape_.hidden);
-  communicator_.all_to_all_v({bytes(received), bytes_from_, bytes(sent), bytes_to_}, device_.stream());
+  const int hidden = model_.shape.hidden;
+  float* received = received_.reserve(dispatch.rows_computed(), hidden);
+  cpu::scatter_rows(received, computed, dispatch.received_row, hidden);
+  communicator_.exchange({bytes(received), bytes_from_, bytes(sent), bytes_to_});
 }
 
 void RowExchange::find_experts(const ExpertsOf& experts, const LayerDispatch& dispatch) {

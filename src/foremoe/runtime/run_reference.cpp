@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "foremoe/core/sha256.h"
@@ -41,82 +42,144 @@ bool replayed(const RoutesUsed& used, const ReplayRoutes& recorded) {
   return true;
 }
 
+// A tensor of the run beside that of the reference.
+struct Compared {
+  std::span<const float> x;
+  std::span<const double> reference;
+  std::span<const double> variance;  // empty where the reference has none
+  std::string name;
+};
+
+// Calls visit(Compared) for every tensor.
 class Comparison {
  public:
-  explicit Comparison(Agreement& agreement) : agreement_(agreement) {}
+  using Visit = std::function<void(const Compared&)>;
+  Comparison(const StepResult& result, const ReferenceResult& reference)
+      : result_(result), reference_(reference), bounded_(!reference.variance.output.empty()) {}
 
-  void tensor(std::span<const float> x, std::span<const double> reference, const std::string& name) {
-    const double error = relative_error(x, reference);
-    if (!(error > agreement_.max_relative_error)) return;
-    agreement_.max_relative_error = error;
-    agreement_.worst = name;
+  void for_each_output(const Visit& visit) const {
+    by_source(result_.output, reference_.output, reference_.variance.output, "output", visit);
+  }
+  void for_each_gradient(std::size_t gate_up, const Visit& visit) const {
+    by_source(result_.input_gradient, reference_.input_gradient, reference_.variance.input_gradient, "input gradient",
+              visit);
+    experts(gate_up, visit);
+    routers(visit);
   }
 
-  void by_source(const Array<std::vector<float>, 2>& x, const Array<std::vector<double>, 2>& reference,
-                 const char* name) {
+ private:
+  using Tensors = Array<std::vector<double>, 2>;
+
+  void by_source(const Array<std::vector<float>, 2>& x, const Tensors& reference, const Tensors& variance,
+                 const char* name, const Visit& visit) const {
     for (std::size_t m = 0; m < x.extent(0); ++m) {
       for (std::size_t r = 0; r < x.extent(1); ++r) {
-        tensor(x(m, r), reference(m, r), fmt::format("{} of micro-step {}, rank {}", name, m, r));
+        visit({.x = x(m, r),
+               .reference = reference(m, r),
+               .variance = bounded_ ? std::span<const double>(variance(m, r)) : std::span<const double>(),
+               .name = fmt::format("{} of micro-step {}, rank {}", name, m, r)});
       }
     }
   }
 
-  void experts(const Array<std::vector<float>, 2>& x, const Array<std::vector<double>, 2>& reference,
-               std::size_t gate_up) {
+  void experts(std::size_t gate_up, const Visit& visit) const {
+    const Array<std::vector<float>, 2>& x = result_.expert_gradient;
     for (std::size_t l = 0; l < x.extent(0); ++l) {
       for (std::size_t e = 0; e < x.extent(1); ++e) {
-        const std::span<const float> mine(x(l, e));
-        const std::span<const double> theirs(reference(l, e));
-        if (mine.size() != theirs.size()) {
-          tensor(mine, theirs, fmt::format("gradient of layer {}, expert {}", l, e));
+        const Compared whole{.x = x(l, e),
+                             .reference = reference_.expert_gradient(l, e),
+                             .variance = bounded_ ? std::span<const double>(reference_.variance.expert_gradient(l, e))
+                                                  : std::span<const double>(),
+                             .name = fmt::format("gradient of layer {}, expert {}", l, e)};
+        if (whole.x.size() != whole.reference.size()) {
+          visit(whole);
           continue;
         }
-        tensor(mine.first(gate_up), theirs.first(gate_up),
-               fmt::format("gate-up gradient of layer {}, expert {}", l, e));
-        tensor(mine.subspan(gate_up), theirs.subspan(gate_up),
-               fmt::format("down gradient of layer {}, expert {}", l, e));
+        const auto part = [&](std::size_t first, std::size_t n, const char* name) {
+          visit({.x = whole.x.subspan(first, n),
+                 .reference = whole.reference.subspan(first, n),
+                 .variance = bounded_ ? whole.variance.subspan(first, n) : whole.variance,
+                 .name = name + whole.name});
+        };
+        part(0, gate_up, "gate-up ");
+        part(gate_up, whole.x.size() - gate_up, "down ");
       }
     }
   }
 
   // Every rank has the part of its own tokens.
-  void routers(const Array<std::vector<float>, 2>& x, const std::vector<std::vector<double>>& reference) {
+  void routers(const Visit& visit) const {
+    const Array<std::vector<float>, 2>& x = result_.router_gradient;
     for (std::size_t l = 0; l < x.extent(0); ++l) {
-      std::vector<double> total(reference[l].size());
+      std::vector<double> total(reference_.router_gradient[l].size());
       for (const std::vector<float>& part : x.row(l)) {
         for (std::size_t i = 0; i < std::min(total.size(), part.size()); ++i) total[i] += static_cast<double>(part[i]);
       }
       const std::vector<float> rounded(total.begin(), total.end());
-      tensor(rounded, reference[l], fmt::format("router gradient of layer {}", l));
+      visit({.x = rounded,
+             .reference = reference_.router_gradient[l],
+             .variance =
+                 bounded_ ? std::span<const double>(reference_.variance.router_gradient[l]) : std::span<const double>(),
+             .name = fmt::format("router gradient of layer {}", l)});
     }
   }
 
- private:
-  Agreement& agreement_;
+  const StepResult& result_;
+  const ReferenceResult& reference_;
+  bool bounded_;
 };
+
+void compare_tensors(const PhaseOutcome& outcome, const ReferenceResult& reference, ExpertShape shape,
+                     const Comparison::Visit& visit) {
+  const Comparison comparison(outcome.result, reference);
+  comparison.for_each_output(visit);
+  if (outcome.losses.empty()) return;
+  comparison.for_each_gradient(static_cast<std::size_t>(std::int64_t{2} * shape.hidden * shape.intermediate), visit);
+}
 
 }  // namespace
 
 bool Agreement::equal(Optimizer::Kind optimizer) const {
-  return routes_replayed && max_relative_error <= kMaxRelativeError &&
-         (optimizer == Optimizer::Kind::kAdam || max_loss_error <= kMaxLossError);
+  return routes_replayed && tensors_equal() && (optimizer == Optimizer::Kind::kAdam || max_loss_error <= kMaxLossError);
+}
+
+ReferenceStep ReferenceRuns::step(const RoutesUsed& routes) const {
+  return {.micro_steps = static_cast<int>(routes.extent(0)),
+          .ranks = static_cast<int>(routes.extent(1)),
+          .routes = [&routes](MicroStepId m, RankId r, LayerId l) { return routes(m, r, l); },
+          .backward = backward_};
 }
 
 void ReferenceRuns::compute(const PhaseOutcome& outcome, int steps, ThreadPool& pool) {
-  ReferenceModel reference(model_);
+  ReferenceModel reference(model_, pool);
   losses_.clear();
-  for (int step = 0; step < steps; ++step) {
-    const RoutesUsed& routes = outcome.routes[std::min(static_cast<std::size_t>(step), outcome.routes.size() - 1)];
-    ReferenceResult result =
-        reference.run({.micro_steps = static_cast<int>(routes.extent(0)),
-                       .ranks = static_cast<int>(routes.extent(1)),
-                       .routes = [&routes](MicroStepId m, RankId r, LayerId l) { return routes(m, r, l); },
-                       .backward = backward_},
-                      pool);
+  for (int s = 0; s < steps; ++s) {
+    const RoutesUsed& routes = outcome.routes[std::min(static_cast<std::size_t>(s), outcome.routes.size() - 1)];
+    ReferenceResult result = reference.run(step(routes), pool);
     losses_.push_back(result.loss);
-    if (step + 1 < steps) reference.optimize(result, optimizer_);
-    if (step == 0) first_ = std::move(result);
+    if (s + 1 < steps) reference.optimize(result, optimizer_, pool);
+    if (s == 0) first_ = std::move(result);
   }
+}
+
+// Variances cost more than the reference itself, and are rarely needed.
+void ReferenceRuns::judge_rounding(const PhaseOutcome& outcome, Agreement& agreement, ThreadPool& pool) {
+  if (first_.variance.output.empty()) {
+    ReferenceStep with_variances = step(outcome.routes.front());
+    with_variances.variances = true;
+    first_ = ReferenceModel(model_, pool).run(with_variances, pool);
+  }
+  std::size_t values = 0;
+  compare_tensors(outcome, first_, model_.shape, [&](const Compared& tensor) { values += tensor.x.size(); });
+  const double most = most_deviations(values);
+  double worst = 0;
+  compare_tensors(outcome, first_, model_.shape, [&](const Compared& tensor) {
+    const double error = relative_error(tensor.x, tensor.reference);
+    if (error <= kMaxRelativeError || deviations(tensor.x, tensor.reference, tensor.variance) <= most) return;
+    agreement.within_rounding = false;
+    if (error > worst) agreement.worst = tensor.name;
+    worst = std::max(worst, error);
+  });
 }
 
 Agreement ReferenceRuns::compare(const PhaseOutcome& outcome, const ReplayRoutes& recorded, ThreadPool& pool) {
@@ -132,15 +195,13 @@ Agreement ReferenceRuns::compare(const PhaseOutcome& outcome, const ReplayRoutes
     key_ = key;
   }
 
-  Comparison comparison(agreement);
-  const StepResult& result = outcome.result;
-  comparison.by_source(result.output, first_.output, "output");
-  if (!outcome.losses.empty()) {
-    comparison.by_source(result.input_gradient, first_.input_gradient, "input gradient");
-    const auto matrix = static_cast<std::size_t>(std::int64_t{model_.shape.hidden} * model_.shape.intermediate);
-    comparison.experts(result.expert_gradient, first_.expert_gradient, 2 * matrix);
-    comparison.routers(result.router_gradient, first_.router_gradient);
-  }
+  compare_tensors(outcome, first_, model_.shape, [&](const Compared& tensor) {
+    const double error = relative_error(tensor.x, tensor.reference);
+    if (!(error > agreement.max_relative_error)) return;
+    agreement.max_relative_error = error;
+    agreement.worst = tensor.name;
+  });
+  if (agreement.max_relative_error > kMaxRelativeError) judge_rounding(outcome, agreement, pool);
   for (std::size_t step = 0; step < outcome.losses.size(); ++step) {
     const double scale = std::abs(losses_[step]);
     const double error = std::abs(outcome.losses[step] - losses_[step]);

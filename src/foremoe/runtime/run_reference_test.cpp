@@ -41,7 +41,7 @@ PhaseOutcome faultless(const Optimizer& optimizer, int steps) {
   outcome.routes = {used};
 
   ThreadPool pool(1);
-  ReferenceModel model(kTiny);
+  ReferenceModel model(kTiny, pool);
   const auto in_floats = [](const auto& from, auto& to) {
     to = Array<std::vector<float>, 2>(from.shape());
     for (std::size_t i = 0; i < from.size(); ++i) to.flat()[i] = {from.flat()[i].begin(), from.flat()[i].end()};
@@ -63,7 +63,7 @@ PhaseOutcome faultless(const Optimizer& optimizer, int steps) {
         outcome.result.router_gradient(l, 1) = {result.router_gradient[l].begin(), result.router_gradient[l].end()};
       }
     }
-    model.optimize(result, optimizer);
+    model.optimize(result, optimizer, pool);
   }
   return outcome;
 }

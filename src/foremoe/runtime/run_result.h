@@ -1,7 +1,7 @@
 #pragma once
 
-// What a step came to, gathered from the ranks: to be held against a reference, and its digest, by which runs are
-// compared bit for bit wherever and however they ran.
+// What a step came to, gathered from the ranks: its tensors, to be held against a reference; its digest, by which runs
+// are compared bit for bit wherever and however they ran; and what its turns cost.
 //
 // Digest. SHA-256 over the SHA-256 of every tensor in an order that does not depend on who holds what: outputs, then
 // input gradients by (micro-step, source), expert gradients by (layer, expert), router gradients by (layer, source).
@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "foremoe/core/array.h"
+#include "foremoe/plan/plan_figures.h"
 #include "foremoe/runtime/communicator.h"
 #include "foremoe/runtime/moe_model.h"
+#include "foremoe/transfer/turn_order.h"
 
 namespace foremoe {
 
@@ -46,5 +48,23 @@ struct ResultDigest {
 };
 ResultDigest digest_result(const MoeModel& model, const ResultShape& shape, Communicator& communicator);
 std::string digest_weights(const MoeModel& model, const ResultShape& shape, Communicator& communicator);
+
+// [turn][rank]
+struct TurnTable {
+  Array<double, 2> compute_seconds;  // CPU time of the rank's thread in its experts
+  Array<std::int64_t, 2> rows;       // that its experts ran
+};
+
+// Largest rank ÷ mean rank, over the turns that have any; 1 where there is none.
+Spread imbalance(ArrayView<const std::int64_t, 2> rows);  // [turn][rank]
+
+// [turn][rank]: the quotas of the rank's slots.
+Array<std::int64_t, 2> planned_rows(const StepPlan& plan, const TurnOrder& order);
+
+// Σ over turns of the slowest rank's compute: what ranks that wait for each other in every layer take.
+double critical_path_seconds(const TurnTable& turns);
+double compute_seconds_total(const TurnTable& turns);
+// The same of rows: what the critical path would be if every row took as long.
+std::int64_t critical_path_rows(const TurnTable& turns);
 
 }  // namespace foremoe

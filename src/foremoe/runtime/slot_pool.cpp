@@ -1,56 +1,20 @@
 #include "foremoe/runtime/slot_pool.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "foremoe/core/error.h"
-
 namespace foremoe {
-namespace {
-
-[[noreturn]] void refuse(int layer, int slot, const std::string& what) {
-  throw InputError({.file = {}, .field = "home experts", .index = fmt::format("[{}, {}]", layer, slot)}, what);
-}
-
-void expect_homes(const PhaseParts& parts, const HomeExperts& homes, int homes_per_rank) {
-  const auto layers = static_cast<std::size_t>(parts.plan.num_layers());
-  const auto slots = static_cast<std::size_t>(homes_per_rank);
-  if (homes.experts.shape() != Array<HomeExpert, 2>::Shape{layers, slots}) {
-    throw InputError({.file = {}, .field = "home experts", .index = {}},
-                     fmt::format("{} × {}, expected {} layers × {} homes", homes.experts.extent(0),
-                                 homes.experts.extent(1), layers, slots));
-  }
-  const std::size_t segments = parts.layout.num_segments();
-  const bool backward = parts.schedule.phase == Phase::kPolicyUpdate;
-  for (int l = 0; l < parts.plan.num_layers(); ++l) {
-    for (int s = 0; s < homes_per_rank; ++s) {
-      const HomeExpert& expert = homes.experts(l, s);
-      if (expert.weights.size() != segments) {
-        refuse(l, s, fmt::format("{} segments of weights, the layout has {}", expert.weights.size(), segments));
-      }
-      if (backward && expert.gradients.size() != segments) {
-        refuse(l, s, fmt::format("{} segments of gradients, the layout has {}", expert.gradients.size(), segments));
-      }
-    }
-  }
-}
-
-}  // namespace
-
-SlotPool::SlotPool(const PhaseParts& parts, const HomeExperts& homes, Device& device)
+SlotPool::SlotPool(const PhaseParts& parts, const HomeExperts& homes)
     : parts_(parts), homes_(homes), homes_per_rank_(parts.plan.num_slots() - parts.plan.guest_slots) {
-  expect_homes(parts, homes, homes_per_rank_);
-  lay_out_buffers(homes, device);
-  if (parts.schedule.phase == Phase::kPolicyUpdate) lay_out_gradients(device);
+  lay_out_buffers(homes);
+  if (parts.schedule.phase == Phase::kPolicyUpdate) lay_out_gradients();
 }
 
-void SlotPool::lay_out_buffers(const HomeExperts& homes, Device& device) {
+void SlotPool::lay_out_buffers(const HomeExperts& homes) {
   const StepPlan& plan = parts_.plan;
   const bool free = plan.residency == Residency::kFree;
   const int owned = free ? plan.num_layers() * plan.guest_slots : parts_.schedule.buffers_per_rank;
   const auto expert_bytes = static_cast<std::size_t>(parts_.layout.bytes().value);
-  guest_weights_ = device.allocate(Bytes{owned * parts_.layout.bytes().value});
+  guest_weights_ = allocate_memory(Bytes{owned * parts_.layout.bytes().value});
 
   std::byte* next = guest_weights_.data();
   const auto own_buffer = [&] {
@@ -69,11 +33,11 @@ void SlotPool::lay_out_buffers(const HomeExperts& homes, Device& device) {
   }
 }
 
-void SlotPool::lay_out_gradients(Device& device) {
+void SlotPool::lay_out_gradients() {
   const StepPlan& plan = parts_.plan;
   const int experts = plan.residency == Residency::kShared ? plan.guest_slots : plan.num_layers() * plan.guest_slots;
   guest_gradients_ =
-      device.allocate(Bytes{experts * parts_.layout.elements() * static_cast<std::int64_t>(sizeof(float))});
+      allocate_memory(Bytes{experts * parts_.layout.elements() * static_cast<std::int64_t>(sizeof(float))});
   float* next = guest_gradients_.floats();
   for (int i = 0; i < experts; ++i) {
     std::vector<float*>& segments = gradients_.emplace_back();

@@ -7,15 +7,15 @@
 #include <span>
 #include <vector>
 
-#include "foremoe/runtime/device.h"
+#include "foremoe/runtime/memory.h"
 #include "foremoe/runtime/phase_executor.h"
 
 namespace foremoe {
 
 class SlotPool {
  public:
-  // Keeps references. Throws InputError when `homes` do not fit plan and layout, or when there is too little memory.
-  SlotPool(const PhaseParts& parts, const HomeExperts& homes, Device& device);
+  // Keeps references to parts that check_phase() accepts. Throws InputError when there is too little memory.
+  SlotPool(const PhaseParts& parts, const HomeExperts& homes);
 
   int homes_per_rank() const { return homes_per_rank_; }
   std::span<std::byte* const> buffer(int buffer) const { return buffers_[static_cast<std::size_t>(buffer)]; }
@@ -27,14 +27,14 @@ class SlotPool {
   Bytes guest_gradients() const { return guest_gradients_.bytes(); }
 
  private:
-  void lay_out_buffers(const HomeExperts& homes, Device& device);
-  void lay_out_gradients(Device& device);
+  void lay_out_buffers(const HomeExperts& homes);
+  void lay_out_gradients();
 
   PhaseParts parts_;
   const HomeExperts& homes_;
   int homes_per_rank_ = 0;
-  DeviceMemory guest_weights_;
-  DeviceMemory guest_gradients_;
+  Memory guest_weights_;
+  Memory guest_gradients_;
   std::vector<SegmentPointers> buffers_;        // [buffer]
   std::vector<std::vector<float*>> gradients_;  // [layer·G + guest slot], under `shared` [guest slot]
 };

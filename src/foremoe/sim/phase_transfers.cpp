@@ -8,7 +8,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/transfer/copy_paths.h"
-#include "foremoe/transfer/layer_turns.h"
+#include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {
 

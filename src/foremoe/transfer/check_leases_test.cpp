@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "foremoe/transfer/test_schedules.h"
+#include "foremoe/testing/transfer_schedules.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {

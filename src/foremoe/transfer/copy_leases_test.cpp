@@ -3,9 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-
-#include "foremoe/transfer/test_scripted_links.h"
+#include "foremoe/testing/scripted_link.h"
 
 namespace foremoe::test {
 namespace {
@@ -39,19 +37,6 @@ TEST(TransferEngineThread, StartsACopyAsManyTurnsAheadAsTheDepthSays) {
   log.await(1);
 }
 
-// Events of this stream happen when the test says so.
-class HeldStream final : public Stream {
- public:
-  Event record() override { return {this, 1}; }
-  void wait(const Event&) override {}
-  bool done(const Event& event) const override { return happened_.load() >= event.number; }
-  void synchronize() override {}
-  void happen() { happened_ = 1; }
-
- private:
-  std::atomic<std::uint64_t> happened_ = 0;
-};
-
 TEST(TransferEngineThread, WritesABufferOnlyAfterTheLastReaderOfTheFormerLeaseIsDone) {
   ScheduledCopy first = one_copy();
   ScheduledCopy second = one_copy();
@@ -59,17 +44,15 @@ TEST(TransferEngineThread, WritesABufferOnlyAfterTheLastReaderOfTheFormerLeaseIs
   second.opens = second.arrives = second.closes = TurnId{1};
   Cluster cluster = pair_with({first, second});
   agree(cluster);
-  HeldStream stream;
   ClusterRank rank(cluster, RankId{0});
   rank.engine().submit(TurnId{0});
   ASSERT_TRUE(rank.engine().wait(TurnId{0}));
   ASSERT_TRUE(cluster.holds(RankId{0}, first, Pass::kForward));
 
-  rank.engine().release(TurnId{0}, stream.record());
   rank.engine().submit(TurnId{1});
   std::this_thread::sleep_for(5ms);
   EXPECT_TRUE(cluster.holds(RankId{0}, first, Pass::kForward)) << "its reader is still at work";
-  stream.happen();
+  rank.engine().release(TurnId{0});
   EXPECT_TRUE(rank.engine().wait(TurnId{1}));
   EXPECT_TRUE(cluster.holds(RankId{0}, second, Pass::kForward));
 }
@@ -86,12 +69,12 @@ TEST(TransferEngineThread, DoesNotEvenAskForABufferThatHasNotBeenReleased) {
   ClusterRank rank(cluster, RankId{0}, {.host = scripted(log)});
   rank.engine().submit(TurnId{0});
   ASSERT_TRUE(rank.engine().wait(TurnId{0}));
-  rank.engine().release(TurnId{0}, {});
+  rank.engine().release(TurnId{0});
   rank.engine().submit(TurnId{1});
   rank.engine().submit(TurnId{2});  // begun before turn 1 was released
   std::this_thread::sleep_for(5ms);
   EXPECT_EQ(log.num_requests(), 1U);
-  rank.engine().release(TurnId{1}, {});
+  rank.engine().release(TurnId{1});
   log.await(2);
   EXPECT_TRUE(rank.engine().wait(TurnId{2}));
 }

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "foremoe/transfer/test_schedules.h"
+#include "foremoe/testing/transfer_schedules.h"
 
 namespace foremoe {
 namespace {

@@ -78,8 +78,6 @@ HostArena HostArena::open(const std::string& name, std::span<const ArenaExpert> 
 
 Bytes HostArena::bytes() const { return Bytes{memory_.bytes().size()}; }
 
-std::span<const std::byte> HostArena::memory() const { return memory_.bytes(); }
-
 int HostArena::index_of(ArenaExpert expert) const {
   const auto at = std::lower_bound(experts_.begin(), experts_.end(), expert);
   return at != experts_.end() && *at == expert ? static_cast<int>(at - experts_.begin()) : -1;

@@ -22,9 +22,8 @@ class HostArena {
   static HostArena open(const std::string& name, std::span<const ArenaExpert> experts, const ExpertLayout& layout);
 
   const std::string& name() const { return memory_.name(); }
-  Bytes bytes() const;                        // of the segment, headers included
-  std::span<const std::byte> memory() const;  // all of it, to be pinned
-  int index_of(ArenaExpert expert) const;     // −1 when it is not here
+  Bytes bytes() const;                     // of the segment, headers included
+  int index_of(ArenaExpert expert) const;  // −1 when it is not here
   std::size_t num_experts() const { return experts_.size(); }
 
   // Writes an expert and its checksum, then its version (release).

@@ -1,19 +1,20 @@
-// The links that copy within host memory, and those that wrap another.
+// The links that copy within host memory, and those that wrap another link.
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <set>
 
+#include "foremoe/testing/faulty_link.h"
 #include "foremoe/transfer/checksum.h"
-#include "foremoe/transfer/faulty_link.h"
-#include "foremoe/transfer/memcpy_link.h"
-#include "foremoe/transfer/throttled_link.h"
+#include "foremoe/transfer/copy_link.h"
 
 namespace foremoe {
 namespace {
 
 using namespace std::chrono_literals;
+using test::Faults;
+using test::FaultyLink;
 
 // A copy of two chunks.
 struct Pair {
@@ -24,7 +25,7 @@ struct Pair {
   }
   Pair(const Pair&) = delete;
   Pair& operator=(const Pair&) = delete;
-  CopyRequest request(const Event& after = {}) const { return {.id = id, .chunks = chunks, .after = after}; }
+  CopyRequest request() const { return {.id = id, .chunks = chunks}; }
   bool there() const { return from == to; }
   bool untouched() const { return to == std::array<std::byte, 100>{}; }
 
@@ -32,15 +33,6 @@ struct Pair {
   std::array<std::byte, 100> from{};
   std::array<std::byte, 100> to{};
   std::array<Chunk, 2> chunks;
-};
-
-class HeldStream final : public Stream {
- public:
-  Event record() override { return {this, 1}; }
-  void wait(const Event&) override {}
-  bool done(const Event&) const override { return happened; }
-  void synchronize() override {}
-  bool happened = false;
 };
 
 TEST(MemcpyLink, CopiesAndSumsOnTheWayWhatIsAskedFor) {
@@ -52,30 +44,6 @@ TEST(MemcpyLink, CopiesAndSumsOnTheWayWhatIsAskedFor) {
   EXPECT_EQ(link.poll(copy.id), CopyState::kDone);
   EXPECT_TRUE(copy.there());
   EXPECT_EQ(sum, checksum(std::span(copy.from).subspan(30)));
-}
-
-TEST(MemcpyLink, BeginsAfterTheEvent) {
-  MemcpyLink link;
-  HeldStream stream;
-  Pair copy;
-  link.submit(copy.request(stream.record()));
-  link.progress();
-  EXPECT_EQ(link.poll(copy.id), CopyState::kUnderWay);
-  EXPECT_TRUE(copy.untouched());
-  stream.happened = true;
-  EXPECT_EQ(link.poll(copy.id), CopyState::kDone);
-  EXPECT_TRUE(copy.there());
-}
-
-TEST(MemcpyLink, ACancelledCopyNeverBegins) {
-  MemcpyLink link;
-  HeldStream stream;
-  Pair copy;
-  link.submit(copy.request(stream.record()));
-  link.cancel(copy.id);
-  stream.happened = true;
-  link.progress();
-  EXPECT_TRUE(copy.untouched());
 }
 
 struct Time {
@@ -137,12 +105,13 @@ TEST(ThrottledLink, TellsOfAFailureAtOnceAndCancelsWhatIsWithTheLink) {
   link.submit(copy.request());
   EXPECT_EQ(link.poll(copy.id), CopyState::kFailed);
 
-  ThrottledLink held(std::make_unique<MemcpyLink>(), 1000, time.clock());
-  HeldStream stream;
+  // A link that holds its copy back: one that is cancelled never begins.
+  ThrottledLink held(std::make_unique<FaultyLink>(std::make_unique<MemcpyLink>(), Faults{.delay = 1}, 0), 1000,
+                     time.clock());
   Pair cancelled;
-  held.submit(cancelled.request(stream.record()));
+  held.submit(cancelled.request());
   held.cancel(cancelled.id);
-  stream.happened = true;
+  time.now += 1s;
   held.progress();
   EXPECT_TRUE(cancelled.untouched());
 }

@@ -6,6 +6,7 @@
 #include <cassert>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "foremoe/transfer/turn_votes.h"
@@ -45,7 +46,6 @@ struct ExpertTransferEngine::State {
   std::condition_variable_any decided;  // or failed
   EnginePosition position;
   std::uint64_t moves = 0;        // of the rank
-  std::vector<Event> readers;     // [turn]; not written again once position.released has reached it
   std::vector<Verdict> verdicts;  // [turns + 1]
   std::exception_ptr failure;
   TransferFigures figures;
@@ -57,10 +57,14 @@ ExpertTransferEngine::State::State(EngineParts engine_parts, const EngineOptions
     : parts(std::move(engine_parts)), options(engine_options), fetcher(parts, options), votes(parts, options, fetcher) {
   assert(options.version >= 1 && options.attempts >= 1);
   const auto num_turns = static_cast<std::size_t>(parts.schedule.order.size());
-  readers.resize(num_turns);
   verdicts.assign(num_turns + 1, Verdict::kOpen);
-  position.readers = readers;
-  if (!parts.schedule.copies.empty()) thread = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  if (parts.schedule.copies.empty()) return;
+  try {
+    thread = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  } catch (const std::system_error& error) {
+    throw std::system_error(error.code(),
+                            fmt::format("rank {}: cannot start the thread that copies experts", parts.rank.value));
+  }
 }
 
 void ExpertTransferEngine::State::run(const std::stop_token& stop) {
@@ -160,10 +164,9 @@ bool ExpertTransferEngine::wait(TurnId turn) {
   return state_->wait(turn);
 }
 
-void ExpertTransferEngine::release(TurnId turn, const Event& readers) {
+void ExpertTransferEngine::release(TurnId turn) {
   const std::lock_guard lock(state_->mutex);
   assert(turn.value == state_->position.released + 1);
-  state_->readers[turn.index()] = readers;
   state_->position.released = turn.value;
   if (turn.value < state_->position.submitted) state_->move();  // else submit() of the next turn will wake the thread
 }

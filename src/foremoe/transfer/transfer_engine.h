@@ -7,7 +7,7 @@
 //   … the rank's work between layers; copies proceed on the engine's thread …
 //   wait(t)             all copies that turn t reads are there, or all ranks agree that some are not
 //   … the layer …
-//   release(t, event)   turn t's readers are done when the event is
+//   release(t)          turn t's readers are done
 //
 // Method. One thread per rank polls its links; at most kMaxCopiesUnderWay copies are with the links, the rest wait
 // in order of arrival. A copy reads only what its owner has published for this phase's version, and on the host path
@@ -98,7 +98,7 @@ class ExpertTransferEngine {
 
   void submit(TurnId turn);
   bool wait(TurnId turn);  // true: every rank has what its slots need; the same on all ranks
-  void release(TurnId turn, const Event& readers);
+  void release(TurnId turn);
   void finish();  // after the last turn: homes are back (residency `free`), peers have been served
   TransferFigures figures() const;
 

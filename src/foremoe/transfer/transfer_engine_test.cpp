@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "foremoe/transfer/test_scripted_links.h"
+#include "foremoe/testing/scripted_link.h"
 
 namespace foremoe::test {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "foremoe/transfer/faulty_link.h"
-#include "foremoe/transfer/test_engines.h"
+#include "foremoe/testing/faulty_link.h"
+#include "foremoe/testing/transfer_cluster.h"
 
 namespace foremoe::test {
 namespace {

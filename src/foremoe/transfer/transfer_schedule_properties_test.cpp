@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "foremoe/plan/plan_copies.h"
-#include "foremoe/transfer/test_schedules.h"
+#include "foremoe/testing/transfer_schedules.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {

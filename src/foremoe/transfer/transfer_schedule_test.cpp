@@ -6,7 +6,8 @@
 #include <array>
 
 #include "foremoe/core/error.h"
-#include "foremoe/transfer/test_schedules.h"
+#include "foremoe/testing/transfer_cluster.h"
+#include "foremoe/testing/transfer_schedules.h"
 
 namespace foremoe {
 namespace {
@@ -155,6 +156,34 @@ TEST(TransferSchedule, WithoutGuestsThereIsNothingToCopy) {
   EXPECT_THAT(schedule.copies, IsEmpty());
   EXPECT_THAT(schedule.arena, ElementsAre(IsEmpty(), IsEmpty()));
   EXPECT_EQ(schedule.buffers_per_rank, 0);
+}
+
+// Two micro-steps of two layers: F0 F1 B1 B0 F0 F1 B1 B0.
+LayerTurns two_layers() { return LayerTurns(test::turn_order({.micro_steps = 2, .layers = 2, .backward = true})); }
+
+TEST(LayerTurns, FindsALayersNextTurn) {
+  const LayerTurns turns = two_layers();
+  EXPECT_EQ(turns.next(LayerId{0}, TurnId{0}), TurnId{3});
+  EXPECT_EQ(turns.next(LayerId{0}, TurnId{3}), TurnId{4});
+  EXPECT_EQ(turns.next(LayerId{1}, TurnId{0}), TurnId{1});
+  EXPECT_EQ(turns.next(LayerId{1}, TurnId{6}), std::nullopt);
+}
+
+TEST(LayerTurns, ALeaseNeedsTheSegmentsThatItsTurnsRead) {
+  const LayerTurns turns = two_layers();
+  const Segment forward{.name = "forward", .elements = 1, .in_backward = false};
+  const Segment backward{.name = "backward", .elements = 1, .in_forward = false};
+  const auto lease = [](int arrives, int closes) {
+    return ScheduledCopy{.layer = LayerId{1}, .arrives = TurnId{arrives}, .closes = TurnId{closes}};
+  };
+  EXPECT_TRUE(turns.needs(lease(1, 1), forward));
+  EXPECT_FALSE(turns.needs(lease(1, 1), backward));
+  EXPECT_FALSE(turns.needs(lease(2, 2), forward));
+  EXPECT_TRUE(turns.needs(lease(2, 2), backward));
+  EXPECT_TRUE(turns.needs(lease(2, 5), forward));
+  EXPECT_TRUE(turns.needs(lease(1, 5), backward));
+  EXPECT_TRUE(turns.needs(lease(8, 8), forward)) << "homes that are copied back";
+  EXPECT_TRUE(turns.needs(lease(8, 8), backward));
 }
 
 }  // namespace

@@ -1,36 +1,81 @@
 #pragma once
 
-// Forward and backward of SwiGLU experts over blocks of rows: the blocks keep scratch memory small, and the sums of
-// weight gradients over very many rows short.
+// SwiGLU experts over blocks of rows: y = (silu(x·Gᵀ) ∘ (x·Uᵀ))·Dᵀ, where gate_up [2·intermediate][hidden] is G above U
+// and down is D [hidden][intermediate]. The same operands give the same bits in every run, wherever in memory they lie.
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
+#include "foremoe/runtime/cpu/blas.h"
 #include "foremoe/runtime/cpu/row_tiles.h"
-#include "foremoe/runtime/device.h"
+
+namespace foremoe {
+
+struct ExpertShape {
+  int hidden = 0;        // width of a token
+  int intermediate = 0;  // width inside an expert
+};
+
+}  // namespace foremoe
 
 namespace foremoe::cpu {
 
-class Experts {
- public:
-  void reserve(ExpertShape shape);  // later calls of this shape allocate nothing
-  void use_position_independent_rows(bool on) { by_tiles_ = on; }
-  void forward(std::span<const ExpertRows> experts, ExpertShape shape, const float* x, float* gate_up, float* y);
-  struct Gradients {
-    const float* dy = nullptr;
-    float* dx = nullptr;
-  };
-  void backward(std::span<const ExpertRows> experts, ExpertShape shape, const float* x, const float* gate_up,
-                Gradients gradients);
-
- private:
-  void project(GemmSize size, const float* a, const float* b, float* c);
-
-  bool by_tiles_ = false;
-  TileWorkspace tiles_;
-  std::vector<float> h_;          // [row of block][intermediate]
-  std::vector<float> dh_;         // likewise
-  std::vector<float> d_gate_up_;  // [row of block][2·intermediate]
+// Rows of one expert, contiguous in the row matrices of a call. An expert may have several such blocks in one call: the
+// first of them alone may have a fresh gradient.
+struct ExpertRows {
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+  const float* gate_up = nullptr;
+  const float* down = nullptr;
+  float* gate_up_gradient = nullptr;  // read and written by the backward alone, as are the next two
+  float* down_gradient = nullptr;
+  bool fresh_gradient = false;  // overwrite what the gradient holds instead of adding to it
 };
+
+// Scratch memory of a thread that runs experts of one shape.
+struct ExpertsWorkspace {
+  // Position-independent rows: in the forward a row's bits do not depend on where the row stands (row_tiles.h).
+  explicit ExpertsWorkspace(ExpertShape shape, bool position_independent = false);
+
+  const ExpertShape shape;
+  const bool position_independent;
+  BlasThread thread;
+  TileWorkspace tiles;
+  std::vector<float> h;          // [row of block][intermediate]
+  std::vector<float> dh;         // likewise
+  std::vector<float> d_gate_up;  // [row of block][2·intermediate]
+};
+
+struct ForwardMatrices {
+  const float* x = nullptr;  // [rows][hidden]
+  float* gate_up = nullptr;  // [rows][2·intermediate], kept for the backward
+  float* y = nullptr;        // [rows][hidden]
+};
+void experts_forward(std::span<const ExpertRows> experts, const ForwardMatrices& matrices, ExpertsWorkspace& workspace);
+
+struct BackwardMatrices {
+  const float* x = nullptr;        // [rows][hidden], of the forward
+  const float* gate_up = nullptr;  // [rows][2·intermediate], of the forward
+  const float* dy = nullptr;       // [rows][hidden]
+  float* dx = nullptr;             // [rows][hidden]
+};
+// Adds to (or, when fresh, sets) the gradients of every expert that has rows.
+void experts_backward(std::span<const ExpertRows> experts, const BackwardMatrices& matrices,
+                      ExpertsWorkspace& workspace);
+
+// The activation between an expert's two projections, h = silu(g) ∘ u, row by row. gate_up [rows][2·intermediate] holds
+// g before u. Within kSwigluUnits units of float32's last place, its slope within kSwigluSlopeUnits of the last place
+// of the slope's parts; four lanes at a time; a row's bits depend on that row alone.
+inline constexpr int kSwigluUnits = 3;
+inline constexpr int kSwigluSlopeUnits = 5;
+void swiglu(const float* gate_up, std::int64_t rows, int intermediate, float* h);
+
+// h once more, and the gradients of g and u, from dh [rows][intermediate].
+struct SwigluGradients {
+  float* h = nullptr;          // [rows][intermediate]
+  float* d_gate_up = nullptr;  // [rows][2·intermediate]
+};
+void swiglu_backward(const float* gate_up, const float* dh, std::int64_t rows, int intermediate, SwigluGradients out);
 
 }  // namespace foremoe::cpu

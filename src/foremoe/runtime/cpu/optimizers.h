@@ -1,25 +1,28 @@
 #pragma once
 
-// Elementwise steps of training: gradient descent, Adam and the squared error.
+// Elementwise steps of training: sums, gradient descent, Adam and the squared error.
 
 #include <cstdint>
-
-#include "foremoe/runtime/device.h"
+#include <span>
 
 namespace foremoe::cpu {
 
-void sgd(float* weights, const float* gradient, std::int64_t n, float rate);
+void add(std::span<float> to, const float* from);  // to += from
+void sgd(std::span<float> weights, const float* gradient, float rate);
 
+struct Adam {
+  float rate = 1e-3F, beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
+  int step = 1;  // ≥ 1, for bias correction
+};
 struct AdamMoments {
   float* mean = nullptr;
   float* square = nullptr;
 };
-void adam(float* weights, const float* gradient, AdamMoments moments, std::int64_t n, const Device::Adam& options);
+// mean = β₁·mean + (1 − β₁)·g, square = β₂·square + (1 − β₂)·g²,
+// weights −= rate · mean/(1 − β₁^step) ÷ (√(square/(1 − β₂^step)) + ε).
+void adam(std::span<float> weights, const float* gradient, AdamMoments moments, const Adam& options);
 
-struct Pair {
-  const float* x = nullptr;
-  const float* target = nullptr;
-};
-double squared_error(Pair values, std::int64_t n, float scale, float* gradient);
+// gradient = (x − target)·scale; Σ ½(x − target)²·scale, in double.
+double squared_error(std::span<const float> x, const float* target, float scale, float* gradient);
 
 }  // namespace foremoe::cpu

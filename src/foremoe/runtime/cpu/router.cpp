@@ -16,35 +16,35 @@ constexpr double kLeast = -std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-void Router::forward(const RoutedTokens& tokens, float* weight) {
+void router_forward(const RoutedTokens& tokens, float* weight, RouterWorkspace& ws) {
   const auto k = static_cast<std::size_t>(tokens.k);
-  logit_.resize(std::max(logit_.size(), k));
+  ws.logit.resize(std::max(ws.logit.size(), k));
   const float* x = tokens.x;
   for (std::size_t first = 0; first < tokens.expert.size(); first += k, x += tokens.hidden) {
     double greatest = kLeast;
     for (std::size_t j = 0; j < k; ++j) {
       const std::int32_t e = tokens.expert[first + j];
       if (e < 0) continue;
-      logit_[j] = dot(x, tokens.router + static_cast<std::ptrdiff_t>(e) * tokens.hidden, tokens.hidden);
-      greatest = std::max(greatest, logit_[j]);
+      ws.logit[j] = dot(x, tokens.router + static_cast<std::ptrdiff_t>(e) * tokens.hidden, tokens.hidden);
+      greatest = std::max(greatest, ws.logit[j]);
     }
     double sum = 0;
     for (std::size_t j = 0; j < k; ++j) {
-      logit_[j] = tokens.expert[first + j] < 0 ? 0 : std::exp(logit_[j] - greatest);
-      sum += logit_[j];
+      ws.logit[j] = tokens.expert[first + j] < 0 ? 0 : std::exp(ws.logit[j] - greatest);
+      sum += ws.logit[j];
     }
-    for (std::size_t j = 0; j < k; ++j) weight[first + j] = sum == 0 ? 0.0F : static_cast<float>(logit_[j] / sum);
+    for (std::size_t j = 0; j < k; ++j) weight[first + j] = sum == 0 ? 0.0F : static_cast<float>(ws.logit[j] / sum);
   }
 }
 
-void Router::backward(const RoutedTokens& tokens, const Gradients& gradients) {
+void router_backward(const RoutedTokens& tokens, const RouterGradients& gradients, RouterWorkspace& ws) {
   const auto k = static_cast<std::size_t>(tokens.k);
   const auto hidden = static_cast<std::size_t>(tokens.hidden);
   std::int32_t greatest = -1;
   for (const std::int32_t e : tokens.expert) greatest = std::max(greatest, e);
   const std::size_t values = static_cast<std::size_t>(greatest + 1) * hidden;
-  if (d_router_.size() < values) d_router_.resize(values);
-  std::fill_n(d_router_.begin(), values, 0.0);
+  if (ws.d_router.size() < values) ws.d_router.resize(values);
+  std::fill_n(ws.d_router.begin(), values, 0.0);
   const float* x = tokens.x;
   float* dx = gradients.dx;
   for (std::size_t first = 0; first < tokens.expert.size(); first += k, x += hidden, dx += hidden) {
@@ -58,19 +58,19 @@ void Router::backward(const RoutedTokens& tokens, const Gradients& gradients) {
       const double d_logit = gradients.weight[first + j] * (gradients.d_weight[first + j] - mean);
       for (std::size_t h = 0; h < hidden; ++h) {
         dx[h] += static_cast<float>(d_logit * tokens.router[row + h]);
-        d_router_[row + h] += d_logit * x[h];
+        ws.d_router[row + h] += d_logit * x[h];
       }
     }
   }
   for (std::size_t i = 0; i < values; ++i) {
-    gradients.d_router[i] = static_cast<float>(gradients.d_router[i] + d_router_[i]);
+    gradients.d_router[i] = static_cast<float>(gradients.d_router[i] + ws.d_router[i]);
   }
 }
 
-void Router::pick(const RoutedTokens& tokens, const Picks& picks) {
+void router_pick(const RoutedTokens& tokens, const RouterPicks& picks, RouterWorkspace& ws) {
   const auto k = static_cast<std::size_t>(tokens.k);
   assert(tokens.k <= picks.experts);
-  logit_.resize(std::max(logit_.size(), k));
+  ws.logit.resize(std::max(ws.logit.size(), k));
   for (std::size_t i = 0; i < picks.token.size(); ++i) {
     const float* x = tokens.x + static_cast<std::ptrdiff_t>(picks.token[i]) * tokens.hidden;
     const std::span<std::int32_t> best = picks.picked.subspan(i * k, k);
@@ -80,14 +80,14 @@ void Router::pick(const RoutedTokens& tokens, const Picks& picks) {
       if (std::isnan(logit)) logit = kLeast;  // last, and still no expert twice
       // Behind all that are at least as great: they have lower ids.
       std::size_t place = found;
-      while (place > 0 && logit_[place - 1] < logit) --place;
+      while (place > 0 && ws.logit[place - 1] < logit) --place;
       if (place == k) continue;
       if (found < k) ++found;
       for (std::size_t j = found - 1; j > place; --j) {
-        logit_[j] = logit_[j - 1];
+        ws.logit[j] = ws.logit[j - 1];
         best[j] = best[j - 1];
       }
-      logit_[place] = logit;
+      ws.logit[place] = logit;
       best[place] = e;
     }
   }

@@ -1,7 +1,8 @@
 #pragma once
 
-// The router on a CPU. Logits are dot products in double and in one fixed order: what a token gets does not depend on
-// the tokens beside it. Gradients of one call are summed in double before they are added.
+// The router: logits = x·Rᵀ, and a token's weights are the softmax over its chosen experts' logits. Logits are dot
+// products in double and in one fixed order: what a token gets does not depend on the tokens beside it. Gradients of
+// one call are summed in double before they are added.
 
 #include <cstdint>
 #include <span>
@@ -17,29 +18,29 @@ struct RoutedTokens {
   int hidden = 0;
 };
 
-class Router {
- public:
-  void forward(const RoutedTokens& tokens, float* weight);
-
-  struct Gradients {
-    const float* weight = nullptr;    // [token·k + j], of forward()
-    const float* d_weight = nullptr;  // likewise
-    float* dx = nullptr;              // added
-    float* d_router = nullptr;        // added
-  };
-  void backward(const RoutedTokens& tokens, const Gradients& gradients);
-
-  struct Picks {
-    int experts = 0;
-    std::span<const std::int32_t> token;
-    std::span<std::int32_t> picked;  // [listed token·k + j]
-  };
-  // `tokens.expert` is not read.
-  void pick(const RoutedTokens& tokens, const Picks& picks);
-
- private:
-  std::vector<double> logit_;     // [j]
-  std::vector<double> d_router_;  // [expert][hidden]
+struct RouterWorkspace {
+  std::vector<double> logit;     // [j]
+  std::vector<double> d_router;  // [expert][hidden]
 };
+
+// weight [token·k + j]; 0 where no expert is chosen.
+void router_forward(const RoutedTokens& tokens, float* weight, RouterWorkspace& workspace);
+
+struct RouterGradients {
+  const float* weight = nullptr;    // [token·k + j], of router_forward()
+  const float* d_weight = nullptr;  // likewise
+  float* dx = nullptr;              // [token][hidden], added
+  float* d_router = nullptr;        // [expert][hidden], added
+};
+void router_backward(const RoutedTokens& tokens, const RouterGradients& gradients, RouterWorkspace& workspace);
+
+// The k experts of greatest logit for each listed token, best first, ties to the lowest id. `tokens.expert` is not
+// read.
+struct RouterPicks {
+  int experts = 0;
+  std::span<const std::int32_t> token;
+  std::span<std::int32_t> picked;  // [listed token·k + j]
+};
+void router_pick(const RoutedTokens& tokens, const RouterPicks& picks, RouterWorkspace& workspace);
 
 }  // namespace foremoe::cpu

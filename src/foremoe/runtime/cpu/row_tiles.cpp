@@ -24,7 +24,7 @@ std::vector<float> random_values(std::size_t n, Random& random) {
 bool places_are_alike(int height, int columns, int depth) {
   Random random(1);
   const auto at = [](int row, int width) { return static_cast<std::ptrdiff_t>(row) * width; };
-  const GemmSize size{.rows = height, .columns = columns, .depth = depth};
+  const Projection size{.rows = height, .columns = columns, .depth = depth};
   const std::vector<float> b = random_values(static_cast<std::size_t>(at(columns, depth)), random);
   std::vector<float> c(static_cast<std::size_t>(at(height, columns)));
   std::vector<float> first(static_cast<std::size_t>(columns));
@@ -37,7 +37,7 @@ bool places_are_alike(int height, int columns, int depth) {
       for (int i = 0; i < height; ++i) {
         if (has_row(i)) std::copy(row.begin(), row.end(), a.begin() + at(i, depth));
       }
-      multiply_transposed(size, a.data(), b.data(), c.data());
+      project(size, a.data(), b.data(), c.data());
       if (among == 0) first.assign(c.begin(), c.begin() + columns);
       for (int i = 0; i < height; ++i) {
         if (has_row(i) && std::memcmp(&c[static_cast<std::size_t>(at(i, columns))], first.data(),
@@ -71,12 +71,16 @@ void TileWorkspace::reserve(int columns, int depth) {
   out.resize(std::max(out.size(), height * static_cast<std::size_t>(columns)));
 }
 
-void multiply_transposed_by_tiles(GemmSize size, const float* a, const float* b, float* c, TileWorkspace& workspace) {
+void project(const Projection& size, const float* a, const float* b, float* c) {
+  multiply({.rows = size.rows, .columns = size.columns, .depth = size.depth, .transpose_b = true}, a, b, c);
+}
+
+void project_by_tiles(const Projection& size, const float* a, const float* b, float* c, TileWorkspace& workspace) {
   const int height = tile_height(size.columns, size.depth);
-  const GemmSize tile{.rows = height, .columns = size.columns, .depth = size.depth};
+  const Projection tile{.rows = height, .columns = size.columns, .depth = size.depth};
   std::int64_t row = 0;
   for (; row + height <= size.rows; row += height) {
-    multiply_transposed(tile, a + row * size.depth, b, c + row * size.columns);
+    project(tile, a + row * size.depth, b, c + row * size.columns);
   }
   const std::int64_t rest = size.rows - row;
   if (rest == 0) return;
@@ -84,7 +88,7 @@ void multiply_transposed_by_tiles(GemmSize size, const float* a, const float* b,
   const auto rest_of_a = static_cast<std::ptrdiff_t>(rest * size.depth);
   std::copy_n(a + row * size.depth, rest_of_a, workspace.in.begin());
   std::fill(workspace.in.begin() + rest_of_a, workspace.in.end(), 0.0F);
-  multiply_transposed(tile, workspace.in.data(), b, workspace.out.data());
+  project(tile, workspace.in.data(), b, workspace.out.data());
   std::copy_n(workspace.out.begin(), rest * size.columns, c + row * size.columns);
 }
 

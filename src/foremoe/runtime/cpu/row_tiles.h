@@ -9,9 +9,10 @@
 //   give the same bits everywhere.
 // Guarantee. The greatest of the heights below that passes is taken; 1 always does.
 
+#include <cstdint>
 #include <vector>
 
-#include "foremoe/runtime/cpu/gemm.h"
+#include "foremoe/runtime/cpu/blas.h"
 
 namespace foremoe::cpu {
 
@@ -26,7 +27,13 @@ struct TileWorkspace {
   void reserve(int columns, int depth);
 };
 
-// As multiply_transposed(), by tiles.
-void multiply_transposed_by_tiles(GemmSize size, const float* a, const float* b, float* c, TileWorkspace& workspace);
+// C = A·Bᵀ: C [rows][columns], A [rows][depth], B [columns][depth].
+struct Projection {
+  std::int64_t rows = 0;
+  int columns = 0;
+  int depth = 0;
+};
+void project(const Projection& size, const float* a, const float* b, float* c);
+void project_by_tiles(const Projection& size, const float* a, const float* b, float* c, TileWorkspace& workspace);
 
 }  // namespace foremoe::cpu

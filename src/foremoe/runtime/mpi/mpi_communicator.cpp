@@ -6,33 +6,98 @@
 #include <bit>
 #include <cassert>
 #include <cstring>
+#include <memory>
 
 #include "foremoe/core/error.h"
-#include "foremoe/runtime/mpi/mpi_ballot.h"
 #include "foremoe/runtime/mpi/mpi_peer_link.h"
 #include "foremoe/runtime/process_group.h"
 
 namespace foremoe {
 namespace {
 
-void check_fits(const MpiSession& session, const Topology& topology, const Device& device) {
-  if (topology.num_ranks != session.num_ranks()) {
-    throw InputError({.file = "MPI", .field = "", .index = ""},
-                     fmt::format("{} processes for {} ranks", session.num_ranks(), topology.num_ranks));
-  }
-  if (!device.is_host_memory()) {
-    throw InputError({.file = "MPI", .field = "", .index = ""},
-                     fmt::format("cannot reach the memory of {}", device.name()));
-  }
+const Topology& fitting(const Topology& topology, const MpiSession& session) {
+  if (topology.num_ranks == session.num_ranks()) return topology;
+  throw InputError({.file = "MPI"}, fmt::format("{} processes for {} ranks", session.num_ranks(), topology.num_ranks));
 }
+
+class MpiProcessGroup final : public ProcessGroup {
+ public:
+  RankId rank() const override { return session_.rank(); }
+  int num_ranks() const override { return session_.num_ranks(); }
+  std::unique_ptr<Communicator> make_communicator(const Topology& topology,
+                                                  std::chrono::milliseconds timeout) override {
+    return std::make_unique<MpiCommunicator>(session_, topology, MpiExchange::Options{.timeout = timeout});
+  }
+
+ private:
+  MpiSession session_;
+};
 
 }  // namespace
 
-MpiCommunicator::MpiCommunicator(MpiSession& session, const Topology& topology, Device& device,
-                                 const MpiExchange::Options& options)
+MpiBallot::MpiBallot(const MpiSession& session, MPI_Comm group, std::uint64_t number)
+    : session_(session), group_(group), tag_(static_cast<int>(number % kMaxTag)), box_(session.num_ranks()) {}
+
+MpiBallot::~MpiBallot() {
+  constexpr std::chrono::milliseconds kLongest{1'000};
+  try {
+    Patience patience(kLongest);
+    do {
+      forget_delivered();
+    } while (!sent_.empty() && patience.pause());
+  } catch (const PeerFailed&) {  // and so has the job
+  }
+  // What MPI may still read is never freed: a peer does not hear, and the job is about to end.
+  // NOLINTBEGIN(clang-analyzer-cplusplus.NewDeleteLeaks)
+  if (!sent_.empty()) static_cast<void>(std::make_unique<std::deque<Sent>>(std::move(sent_)).release());
+}
+// NOLINTEND(clang-analyzer-cplusplus.NewDeleteLeaks)
+
+void MpiBallot::cast(std::uint64_t number, bool ok) {
+  const std::lock_guard lock(mutex_);
+  box_.cast(session_.rank(), number, ok);
+  Sent& sent = sent_.emplace_back(
+      Sent{.vote = {.number = number, .ok = ok ? std::uint64_t{1} : std::uint64_t{0}}, .requests = {}});
+  for (int r = 0; r < session_.num_ranks(); ++r) {
+    if (RankId{r} == session_.rank()) continue;
+    MPI_Request& request = sent.requests.emplace_back(MPI_REQUEST_NULL);
+    check_mpi(MPI_Isend(&sent.vote, sizeof(Vote), MPI_BYTE, r, tag_, group_, &request), "MPI_Isend");
+  }
+  forget_delivered();
+}
+
+std::optional<bool> MpiBallot::outcome(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  forget_delivered();
+  hear();
+  return box_.outcome(number);
+}
+
+void MpiBallot::hear() {
+  while (true) {
+    int there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, tag_, group_, &there, &message, &status), "MPI_Improbe");
+    if (there == 0) return;
+    Vote vote;
+    check_mpi(MPI_Mrecv(&vote, sizeof(vote), MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+    box_.cast(RankId{status.MPI_SOURCE}, vote.number, vote.ok != 0);
+  }
+}
+
+void MpiBallot::forget_delivered() {
+  while (!sent_.empty()) {
+    for (MPI_Request& request : sent_.front().requests) {
+      if (!finished(request)) return;
+    }
+    sent_.pop_front();
+  }
+}
+
+MpiCommunicator::MpiCommunicator(MpiSession& session, const Topology& topology, const MpiExchange::Options& options)
     : session_(session),
-      topology_((check_fits(session, topology, device), topology)),
-      device_(device),
+      topology_(fitting(topology, session)),
       timeout_(options.timeout),
       exchange_(session, options),
       ballot_group_(options.timeout),
@@ -41,11 +106,6 @@ MpiCommunicator::MpiCommunicator(MpiSession& session, const Topology& topology, 
       receive_(send_.size()),
       mapped_(send_.size()),
       sees_(send_.size() * send_.size()) {}
-
-void MpiCommunicator::all_to_all_v(const AllToAll& blocks, Stream& stream) {
-  stream.synchronize();
-  exchange(blocks);
-}
 
 void MpiCommunicator::exchange(const AllToAll& blocks) {
   assert(blocks.send_bytes.size() == send_.size() && blocks.receive_bytes.size() == send_.size());
@@ -60,8 +120,7 @@ void MpiCommunicator::exchange(const AllToAll& blocks) {
   run();
 }
 
-void MpiCommunicator::all_reduce_sum(std::span<float> values, Stream& stream) {
-  stream.synchronize();
+void MpiCommunicator::all_reduce_sum(std::span<float> values) {
   const std::size_t num_ranks = send_.size();
   if (num_ranks == 1) return;
   const auto begin = [&](std::size_t r) { return values.size() * r / num_ranks; };
@@ -188,7 +247,7 @@ std::unique_ptr<CopyLink> MpiCommunicator::make_peer_link(const TransferSchedule
                                       .schedule = schedule,
                                       .layout = layout,
                                       .directory = directory},
-                           .mapped = device_.make_copy_link(),
+                           .mapped = std::make_unique<MemcpyLink>(),
                            .timeout = timeout_};
   for (const ScheduledCopy& copy : schedule.copies) {
     if (copy.path != Path::kPeer || sees_[copy.rank.index() * send_.size() + copy.source.index()] != 0) continue;
@@ -199,5 +258,9 @@ std::unique_ptr<CopyLink> MpiCommunicator::make_peer_link(const TransferSchedule
 }
 
 void MpiCommunicator::give_up(const std::string&) noexcept { MPI_Abort(MPI_COMM_WORLD, kGaveUpExitStatus); }
+
+bool mpi_is_built() { return true; }
+
+std::unique_ptr<ProcessGroup> join_process_group() { return std::make_unique<MpiProcessGroup>(); }
 
 }  // namespace foremoe

@@ -1,38 +1,70 @@
 #pragma once
 
-// Ranks as processes, over MPI. Memory is the host's: the stream is waited for, then blocks go by messages
-// (mpi_exchange.h). A sum is taken slice by slice, in rank order, as among threads: the same bits.
+// Ranks as processes, over MPI. Blocks go by messages (mpi_exchange.h). A sum is taken slice by slice, in rank order,
+// as among threads: the same bits.
 //
 // Threads. Collective calls are the rank's thread's, ballots and the peer link the engine's: each has an MPI
-// communicator
-//   of its own.
+//   communicator of its own.
 // Memory of others. Regions in named shared memory are opened by the ranks of the same node of the topology that are on
 //   the same host; what cannot be opened is not mapped, and asked for by message.
 
-#include <map>
+#include <deque>
+#include <mutex>
+#include <vector>
 
 #include "foremoe/runtime/communicator.h"
-#include "foremoe/runtime/device.h"
 #include "foremoe/runtime/mpi/mpi_exchange.h"
 #include "foremoe/runtime/mpi/mpi_session.h"
+#include "foremoe/runtime/threads/thread_group.h"
 #include "foremoe/transfer/shared_memory.h"
 
 namespace foremoe {
 
-class MpiCommunicator final : public Communicator {
+// Votes among processes: each rank tells every other its vote, in messages that need no answer, and counts what it
+// hears. At most as many votes are under way as the ranks have cast ahead of the slowest.
+class MpiBallot final : public Ballot {
  public:
-  // Collective. The session and the device outlive it. Throws InputError as ProcessGroup::make_communicator does.
-  MpiCommunicator(MpiSession& session, const Topology& topology, Device& device, const MpiExchange::Options& options);
+  // `number` of the ballot among those of this group: the same on all ranks.
+  MpiBallot(const MpiSession& session, MPI_Comm group, std::uint64_t number);
+  ~MpiBallot() override;
+
+  void cast(std::uint64_t number, bool ok) override;
+  std::optional<bool> outcome(std::uint64_t number) override;
+
+ private:
+  struct Vote {
+    std::uint64_t number = 0;
+    std::uint64_t ok = 0;
+  };
+  struct Sent {
+    Vote vote;
+    std::vector<MPI_Request> requests;
+  };
+  void hear();
+  void forget_delivered();
+
+  const MpiSession& session_;
+  MPI_Comm group_;
+  int tag_;
+  std::mutex mutex_;
+  BallotBox box_;
+  std::deque<Sent> sent_;  // stays where it is while a request reads it
+};
+
+class MpiCommunicator final : public Communicator, private PeerAccess {
+ public:
+  // Collective. The session outlives it. Throws InputError as ProcessGroup::make_communicator does.
+  MpiCommunicator(MpiSession& session, const Topology& topology, const MpiExchange::Options& options);
 
   RankId rank() const override { return session_.rank(); }
   const Topology& topology() const override { return topology_; }
 
-  void all_to_all_v(const AllToAll& exchange, Stream& stream) override;
-  void all_reduce_sum(std::span<float> values, Stream& stream) override;
+  PeerAccess& peers() override { return *this; }
 
+  void exchange(const AllToAll& blocks) override;
+  void all_reduce_sum(std::span<float> values) override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override;
   void broadcast(std::span<std::byte> bytes, RankId root) override;
-  void exchange(const AllToAll& exchange) override;
   void barrier() override;
 
   void share(std::span<const SharedRegion> regions) override;
@@ -57,7 +89,6 @@ class MpiCommunicator final : public Communicator {
 
   MpiSession& session_;
   const Topology topology_;
-  Device& device_;
   std::chrono::milliseconds timeout_;
   MpiExchange exchange_;
   MpiGroup ballot_group_;

@@ -1,19 +1,86 @@
 #pragma once
 
-// The peer path among processes. What is mapped here is copied by the device's own link. What is not is asked of its
-// owner by message, and comes with the owner's version and a checksum for each piece.
+// The peer path among processes. Mapped memory is copied by a link of its own. For memory that is not mapped, the
+// reader asks the owner by message, and the expert comes with the owner's version and a checksum for each piece.
 //
 // Method. At most kMaxMessagesUnderWay requests of a rank are with owners, the rest wait in order. An answer arrives in
-//   memory of the link and is copied from there, checked on the way, once the buffer's last reader is done. So giving a
-//   copy up needs no word to the owner: its answer arrives and is dropped.
+//   memory of the link and is copied from there, checked on the way. So giving a copy up needs no word to the owner:
+//   its answer arrives and is dropped.
 // Memory. 2 · kMaxMessagesUnderWay experts at most; none where the schedule has no copy that is not mapped.
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <memory>
+#include <vector>
 
-#include "foremoe/runtime/mpi/peer_server.h"
+#include "foremoe/runtime/mpi/mpi_session.h"
+#include "foremoe/transfer/transfer_engine.h"
 
 namespace foremoe {
 
+inline constexpr std::size_t kMaxPieces = 16;   // of one copy: chunks, at least as many as an expert has segments
+inline constexpr int kMaxMessagesUnderWay = 4;  // asked and not answered, and answers not delivered: each, per rank
+
+struct PeerPiece {
+  std::uint64_t segment = 0;
+  std::uint64_t offset = 0;  // bytes, within the segment
+  std::uint64_t bytes = 0;
+};
+
+struct PeerRequest {
+  std::uint64_t number = 0;   // of the reader's requests
+  std::uint64_t message = 0;  // of the schedule's copies
+  std::uint64_t version = 0;  // that the reader needs
+  std::uint64_t num_pieces = 0;
+  std::array<PeerPiece, kMaxPieces> pieces;
+};
+
+// Followed by the pieces, one after the other.
+struct alignas(64) PeerAnswer {
+  std::uint64_t number = 0;
+  std::uint64_t bytes = 0;  // that follow; 0: refused, as the owner has another version or no such expert
+  std::array<std::uint64_t, kMaxPieces> checksums{};
+};
+
+// The owner's side: answers requests for this rank's homes, in order of arrival, at most kMaxMessagesUnderWay at a
+// time. Whoever asks has already made room for the answer, so every answer is delivered.
+class PeerServer {
+ public:
+  struct Tags {
+    int request = 0;
+    int answer = 0;
+  };
+  struct Parts {
+    RankId rank;
+    MPI_Comm group = MPI_COMM_NULL;
+    Tags tags;
+    const TransferSchedule& schedule;
+    const ExpertLayout& layout;
+    const ExpertDirectory& directory;
+  };
+  explicit PeerServer(const Parts& parts) : parts_(parts) {}
+  ~PeerServer();
+
+  void reserve();   // memory for answers, now instead of at the first request
+  void progress();  // never waits
+  bool idle();      // every answer has been delivered
+
+ private:
+  struct Answer {
+    std::unique_ptr<std::byte[]> memory;  // a PeerAnswer and what follows it
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  // Bytes to send from `memory`.
+  std::size_t write(const PeerRequest& request, std::byte* memory) const;
+  bool holds(const PeerRequest& request) const;
+
+  Parts parts_;
+  std::vector<Answer> answers_;
+};
+
+// The reader's side.
 class MpiPeerLink final : public CopyLink {
  public:
   struct Parts {

@@ -3,16 +3,37 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-
-#include "foremoe/runtime/threads/ballot_box.h"
+#include <cassert>
 
 namespace foremoe {
+
+BallotBox::BallotBox(int num_ranks)
+    : num_ranks_(num_ranks), counts_(std::make_unique<Count[]>(static_cast<std::size_t>(num_ranks))) {}
+
+void BallotBox::cast(RankId rank, std::uint64_t number, bool ok) {
+  std::atomic<std::uint64_t>& cast = counts_[rank.index()].cast;
+  assert(cast.load(std::memory_order_relaxed) == number);
+  if (!ok) {
+    const std::lock_guard lock(mutex_);
+    refused_.insert(number);
+    any_refused_.store(true, std::memory_order_relaxed);
+  }
+  cast.store(number + 1, std::memory_order_release);  // pairs with acquire in outcome()
+}
+
+std::optional<bool> BallotBox::outcome(std::uint64_t number) const {
+  for (int r = 0; r < num_ranks_; ++r) {
+    if (counts_[static_cast<std::size_t>(r)].cast.load(std::memory_order_acquire) <= number) return std::nullopt;
+  }
+  if (!any_refused_.load(std::memory_order_relaxed)) return true;
+  const std::lock_guard lock(mutex_);
+  return !refused_.contains(number);
+}
 
 ThreadGroup::ThreadGroup(const Topology& topology, std::chrono::milliseconds timeout)
     : topology_(topology),
       timeout_(timeout),
       posts_(static_cast<std::size_t>(topology.num_ranks)),
-      done_(posts_.size()),
       here_(posts_.size()),
       sharing_(posts_.size()) {}
 
@@ -23,9 +44,8 @@ void ThreadGroup::open(RankId rank, const Post& post) {
   meet(lock, rank, true);
 }
 
-void ThreadGroup::end_reading(RankId rank, Event done) {
+void ThreadGroup::end_reading() {
   const Lock lock(mutex_);
-  done_[rank.index()] = done;
   if (--num_reading_ == 0) changed_.notify_all();
 }
 
@@ -34,14 +54,9 @@ void ThreadGroup::close(RankId rank) {
   meet(lock, rank, false);
 }
 
-void ThreadGroup::settle(Stream* stream) {
+void ThreadGroup::settle() {
   Lock lock(mutex_);
   changed_.wait(lock, [&] { return num_reading_ == 0; });
-  const std::vector<Event> readers = done_;
-  lock.unlock();
-  if (stream == nullptr) return;
-  for (const Event& reader : readers) stream->wait(reader);
-  stream->synchronize();
 }
 
 void ThreadGroup::meet(Lock& lock, RankId rank, bool to_read) {
@@ -50,10 +65,7 @@ void ThreadGroup::meet(Lock& lock, RankId rank, bool to_read) {
   if (++num_here_ == topology_.num_ranks) {
     num_here_ = 0;
     std::fill(here_.begin(), here_.end(), 0);
-    if (to_read) {
-      num_reading_ = topology_.num_ranks;
-      std::fill(done_.begin(), done_.end(), Event{});
-    }
+    if (to_read) num_reading_ = topology_.num_ranks;
     ++meetings_;
     changed_.notify_all();
     return;

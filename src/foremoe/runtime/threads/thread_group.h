@@ -8,11 +8,15 @@
 // Failure. Once a rank has failed, whoever meets or waits gets PeerFailed. Memory that others may still be reading is
 //   never given back: settle() holds the owner until the last reader has left, which a copy in memory always does.
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,14 +24,33 @@
 
 namespace foremoe {
 
-class BallotBox;
+// The votes of ranks that are threads of one process. Each rank counts what it has cast; a refusal is written down
+// before it is counted, so whoever sees a count sees the refusals in it. Refusals are rare: without one nothing is
+// locked.
+class BallotBox {
+ public:
+  explicit BallotBox(int num_ranks);
+
+  void cast(RankId rank, std::uint64_t number, bool ok);
+  std::optional<bool> outcome(std::uint64_t number) const;
+
+ private:
+  struct alignas(64) Count {  // a cache line each: ranks count at the same time
+    std::atomic<std::uint64_t> cast{0};
+  };
+
+  int num_ranks_;
+  std::unique_ptr<Count[]> counts_;  // [rank]
+  std::atomic<bool> any_refused_{false};
+  mutable std::mutex mutex_;
+  std::set<std::uint64_t> refused_;  // guarded by mutex_
+};
 
 struct Post {
   const std::byte* data = nullptr;
   std::size_t bytes = 0;                        // of data, where all ranks have the same
   std::span<const std::int64_t> send_bytes;     // [rank], where they have not
   std::span<const std::int64_t> receive_bytes;  // [rank]
-  Event ready;                                  // data may be read after it
 };
 
 class ThreadGroup {
@@ -38,10 +61,9 @@ class ThreadGroup {
 
   void open(RankId rank, const Post& post);  // throws PeerFailed; then nobody reads what was posted
   const Post& post(RankId r) const { return posts_[r.index()]; }
-  void end_reading(RankId rank, Event done);  // nothing that this rank enqueued reads others' memory after `done`
-  void close(RankId rank);                    // throws PeerFailed; then settle() is due
-  const Event& done(RankId r) const { return done_[r.index()]; }  // after close()
-  void settle(Stream* stream);  // after a failure: returns when no rank reads this rank's memory
+  void end_reading();       // this rank reads no memory of others any more
+  void close(RankId rank);  // throws PeerFailed; then settle() is due
+  void settle();            // after a failure: returns when no rank reads this rank's memory
 
   void begin_sharing(RankId rank);     // memory outside of collective calls
   void end_sharing(RankId rank);       // returns when every rank has ended, or after the timeout
@@ -62,10 +84,9 @@ class ThreadGroup {
   const Topology topology_;
   const std::chrono::milliseconds timeout_;
 
-  mutable std::mutex mutex_;  // guards all below, save posts_ and done_ between meetings
+  mutable std::mutex mutex_;  // guards all below, save posts_ between meetings
   std::condition_variable changed_;
   std::vector<Post> posts_;  // [rank]
-  std::vector<Event> done_;  // [rank]
   std::vector<char> here_;   // [rank], at the meeting that is being held
   int num_here_ = 0;
   int num_reading_ = 0;

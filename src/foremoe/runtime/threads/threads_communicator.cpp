@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cassert>
 #include <cstring>
+#include <exception>
 #include <numeric>
+#include <system_error>
+#include <thread>
 
-#include "foremoe/core/error.h"
-#include "foremoe/runtime/threads/ballot_box.h"
 #include "foremoe/runtime/threads/thread_group.h"
 
 namespace foremoe {
@@ -35,67 +37,64 @@ class ThreadsBallot final : public Ballot {
   RankId rank_;
 };
 
-class ThreadsCommunicator final : public Communicator {
+class ThreadsCommunicator final : public Communicator, private PeerAccess {
  public:
-  ThreadsCommunicator(std::shared_ptr<ThreadGroup> group, RankId rank, Device& device)
-      : group_(std::move(group)), rank_(rank), device_(device) {}
+  ThreadsCommunicator(std::shared_ptr<ThreadGroup> group, RankId rank) : group_(std::move(group)), rank_(rank) {}
 
   RankId rank() const override { return rank_; }
   const Topology& topology() const override { return group_->topology(); }
+  PeerAccess& peers() override { return *this; }
 
-  void all_to_all_v(const AllToAll& exchange, Stream& stream) override {
-    exchange_blocks(exchange, &stream,
-                    [&](std::byte* to, const std::byte* from, std::size_t bytes) { device_.copy(to, from, bytes); });
+  void exchange(const AllToAll& blocks) override {
+    assert(blocks.send_bytes.size() == static_cast<std::size_t>(num_ranks()));
+    assert(blocks.receive_bytes.size() == static_cast<std::size_t>(num_ranks()));
+    read_posts({.data = blocks.send, .send_bytes = blocks.send_bytes, .receive_bytes = blocks.receive_bytes}, [&] {
+      for (int r = 0; r < num_ranks(); ++r) {
+        check_block(RankId{r}, rank_);
+        check_block(rank_, RankId{r});
+      }
+      std::int64_t begin = begin_of_block(blocks.receive_bytes, rank_);
+      for (int i = 0; i < num_ranks(); ++i) {  // from this rank on, so that not all read the same one at a time
+        const RankId source{(rank_.value + i) % num_ranks()};
+        if (source.value == 0) begin = 0;
+        const Post& theirs = group_->post(source);
+        const std::int64_t bytes = blocks.receive_bytes[source.index()];
+        if (bytes > 0) {
+          std::memcpy(blocks.receive + begin, theirs.data + begin_of_block(theirs.send_bytes, rank_),
+                      static_cast<std::size_t>(bytes));
+        }
+        begin += bytes;
+      }
+    });
   }
 
-  void exchange(const AllToAll& exchange) override {
-    exchange_blocks(exchange, nullptr,
-                    [](std::byte* to, const std::byte* from, std::size_t bytes) { std::memcpy(to, from, bytes); });
-  }
-
-  void all_reduce_sum(std::span<float> values, Stream& stream) override {
+  void all_reduce_sum(std::span<float> values) override {
     if (num_ranks() == 1) return;
     const auto begin = [&](int r) {
       return values.size() * static_cast<std::size_t>(r) / static_cast<std::size_t>(num_ranks());
     };
     const std::size_t first = begin(rank_.value);
     const std::size_t mine = begin(rank_.value + 1) - first;
-    if (scratch_.bytes() < Bytes{mine * sizeof(float)}) {
-      stream.synchronize();  // it waits for those that still read the former one
-      scratch_ = device_.allocate(Bytes{mine * sizeof(float)});
-    }
+    if (slice_.size() < mine) slice_.resize(mine);
 
-    Post post{.data = reinterpret_cast<const std::byte*>(values.data()),
-              .bytes = values.size_bytes(),
-              .ready = stream.record()};
-    read_posts(post, &stream, [&] {
+    read_posts({.data = reinterpret_cast<const std::byte*>(values.data()), .bytes = values.size_bytes()}, [&] {
       check_equal_bytes(values.size_bytes());
-      if (mine == 0) return;
       for (int r = 0; r < num_ranks(); ++r) {
-        const Post& theirs = group_->post(RankId{r});
-        const float* slice = reinterpret_cast<const float*>(theirs.data) + first;
-        stream.wait(theirs.ready);
-        if (r == 0) {
-          device_.copy(scratch_.data(), reinterpret_cast<const std::byte*>(slice), mine * sizeof(float));
-        } else {
-          device_.add(scratch_.floats(), slice, static_cast<std::int64_t>(mine));
-        }
+        const float* theirs = reinterpret_cast<const float*>(group_->post(RankId{r}).data) + first;
+        for (std::size_t i = 0; i < mine; ++i) slice_[i] = r == 0 ? theirs[i] : slice_[i] + theirs[i];
       }
     });
-    post = {.data = scratch_.data(), .ready = stream.record()};
-    read_posts(post, &stream, [&] {
+    read_posts({.data = reinterpret_cast<const std::byte*>(slice_.data())}, [&] {
       for (int r = 0; r < num_ranks(); ++r) {
         const std::size_t bytes = (begin(r + 1) - begin(r)) * sizeof(float);
-        if (bytes == 0) continue;
-        stream.wait(group_->post(RankId{r}).ready);
-        device_.copy(reinterpret_cast<std::byte*>(values.data() + begin(r)), group_->post(RankId{r}).data, bytes);
+        if (bytes > 0) std::memcpy(values.data() + begin(r), group_->post(RankId{r}).data, bytes);
       }
     });
   }
 
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override {
     assert(all.size() == mine.size() * static_cast<std::size_t>(num_ranks()));
-    read_posts({.data = mine.data(), .bytes = mine.size()}, nullptr, [&] {
+    read_posts({.data = mine.data(), .bytes = mine.size()}, [&] {
       check_equal_bytes(mine.size());
       for (int r = 0; !mine.empty() && r < num_ranks(); ++r) {
         std::memcpy(all.data() + static_cast<std::size_t>(r) * mine.size(), group_->post(RankId{r}).data, mine.size());
@@ -104,14 +103,14 @@ class ThreadsCommunicator final : public Communicator {
   }
 
   void broadcast(std::span<std::byte> bytes, RankId root) override {
-    read_posts({.data = bytes.data(), .bytes = bytes.size()}, nullptr, [&] {
+    read_posts({.data = bytes.data(), .bytes = bytes.size()}, [&] {
       check_equal_bytes(bytes.size());
       if (rank_ != root && !bytes.empty()) std::memcpy(bytes.data(), group_->post(root).data, bytes.size());
     });
   }
 
   void barrier() override {
-    read_posts({}, nullptr, [] {});
+    read_posts({}, [] {});
   }
 
   // One process: everything is mapped.
@@ -136,7 +135,7 @@ class ThreadsCommunicator final : public Communicator {
 
   std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule&, const ExpertLayout&,
                                            const ExpertDirectory&) override {
-    return device_.make_copy_link();
+    return std::make_unique<MemcpyLink>();
   }
 
   void give_up(const std::string& why) noexcept override {
@@ -144,58 +143,24 @@ class ThreadsCommunicator final : public Communicator {
   }
 
  private:
-  // Posts, reads, and returns when this rank's memory has been read too: at once, or in the order of `stream`.
+  // Posts, reads, and returns when this rank's memory has been read too.
   template <class Read>
-  void read_posts(const Post& mine, Stream* stream, Read read) {
+  void read_posts(const Post& mine, Read read) {
     group_->open(rank_, mine);
     bool reading = true;
     try {
       read();
-      group_->end_reading(rank_, stream == nullptr ? Event{} : stream->record());
+      group_->end_reading();
       reading = false;
       group_->close(rank_);
     } catch (const std::exception& e) {
       if (reading) {
         group_->fail(fmt::format("rank {}: {}", rank_.value, e.what()));
-        if (stream != nullptr) stream->synchronize();  // what was enqueued reads memory of ranks that now may leave
-        group_->end_reading(rank_, Event{});
+        group_->end_reading();
       }
-      group_->settle(stream);
+      group_->settle();
       throw;
     }
-    for (int r = 0; stream != nullptr && r < num_ranks(); ++r) {
-      const bool read_mine = mine.send_bytes.empty() || mine.send_bytes[static_cast<std::size_t>(r)] > 0;
-      if (RankId{r} != rank_ && read_mine) stream->wait(group_->done(RankId{r}));
-    }
-  }
-
-  template <class Copy>
-  void exchange_blocks(const AllToAll& exchange, Stream* stream, Copy copy) {
-    assert(exchange.send_bytes.size() == static_cast<std::size_t>(num_ranks()));
-    assert(exchange.receive_bytes.size() == static_cast<std::size_t>(num_ranks()));
-    const Post mine{.data = exchange.send,
-                    .send_bytes = exchange.send_bytes,
-                    .receive_bytes = exchange.receive_bytes,
-                    .ready = stream == nullptr ? Event{} : stream->record()};
-    read_posts(mine, stream, [&] {
-      for (int r = 0; r < num_ranks(); ++r) {
-        check_block(RankId{r}, rank_);
-        check_block(rank_, RankId{r});
-      }
-      std::int64_t begin = begin_of_block(exchange.receive_bytes, rank_);
-      for (int i = 0; i < num_ranks(); ++i) {  // from this rank on, so that not all read the same one at a time
-        const RankId source{(rank_.value + i) % num_ranks()};
-        if (source.value == 0) begin = 0;
-        const Post& theirs = group_->post(source);
-        const std::int64_t bytes = exchange.receive_bytes[source.index()];
-        if (bytes > 0) {
-          if (stream != nullptr && source != rank_) stream->wait(theirs.ready);
-          copy(exchange.receive + begin, theirs.data + begin_of_block(theirs.send_bytes, rank_),
-               static_cast<std::size_t>(bytes));
-        }
-        begin += bytes;
-      }
-    });
   }
 
   void check_block(RankId from, RankId to) const {
@@ -216,27 +181,62 @@ class ThreadsCommunicator final : public Communicator {
 
   std::shared_ptr<ThreadGroup> group_;
   RankId rank_;
-  Device& device_;
-  DeviceMemory scratch_;  // this rank's slice of a sum; grows to the largest
+  std::vector<float> slice_;  // of a sum, this rank's; grows to the largest
   std::uint64_t ballots_ = 0;
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_threads_communicators(const Topology& topology,
-                                                                      std::span<Device* const> devices,
                                                                       std::chrono::milliseconds timeout) {
-  if (devices.size() != static_cast<std::size_t>(topology.num_ranks)) {
-    throw InputError({.file = "", .field = "devices", .index = ""},
-                     fmt::format("{} for {} ranks", devices.size(), topology.num_ranks));
-  }
   const auto group = std::make_shared<ThreadGroup>(topology, timeout);
   std::vector<std::unique_ptr<Communicator>> communicators;
   for (int r = 0; r < topology.num_ranks; ++r) {
-    communicators.push_back(
-        std::make_unique<ThreadsCommunicator>(group, RankId{r}, *devices[static_cast<std::size_t>(r)]));
+    communicators.push_back(std::make_unique<ThreadsCommunicator>(group, RankId{r}));
   }
   return communicators;
+}
+
+void run_ranks(int n, const std::function<void(RankId)>& f) {
+  enum Start : int { kWait, kGo, kGoHome };
+  std::atomic<int> start = kWait;
+  const auto let = [&start](Start what) {
+    start = what;
+    start.notify_all();
+  };
+  struct Outcome {
+    std::exception_ptr error;
+    bool of_a_peer = false;
+  };
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(n));
+  {
+    std::vector<std::jthread> ranks;
+    ranks.reserve(outcomes.size());
+    try {
+      for (int r = 0; r < n; ++r) {
+        ranks.emplace_back([&f, &start, &outcome = outcomes[static_cast<std::size_t>(r)], r] {
+          start.wait(kWait);
+          if (start == kGoHome) return;
+          try {
+            f(RankId{r});
+          } catch (const PeerFailed&) {
+            outcome = {.error = std::current_exception(), .of_a_peer = true};
+          } catch (...) {
+            outcome = {.error = std::current_exception()};
+          }
+        });
+      }
+    } catch (const std::system_error& error) {
+      let(kGoHome);
+      throw std::system_error(error.code(), fmt::format("cannot start a thread for each of {} ranks", n));
+    }
+    let(kGo);
+  }
+  for (const bool of_a_peer : {false, true}) {
+    for (const Outcome& outcome : outcomes) {
+      if (outcome.error && outcome.of_a_peer == of_a_peer) std::rethrow_exception(outcome.error);
+    }
+  }
 }
 
 }  // namespace foremoe

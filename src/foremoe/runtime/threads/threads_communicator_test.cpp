@@ -3,31 +3,21 @@
 #include <atomic>
 #include <thread>
 
-#include "foremoe/core/error.h"
-#include "foremoe/runtime/communicator_conformance.h"
-#include "foremoe/runtime/threads/run_ranks.h"
+#include "foremoe/testing/communicator_conformance.h"
 
 namespace foremoe {
 namespace {
 
 class Group {
  public:
-  explicit Group(int num_ranks, const RankStart& start = {}) {
-    std::vector<Device*> pointers;
-    for (int r = 0; r < num_ranks; ++r) {
-      devices_.push_back(make_cpu_device());
-      pointers.push_back(devices_.back().get());
-    }
-    communicators_ = make_threads_communicators({.num_ranks = num_ranks, .ranks_per_node = start.ranks_per_node},
-                                                pointers, start.timeout);
-  }
+  explicit Group(int num_ranks, const RankStart& start = {})
+      : communicators_(make_threads_communicators({.num_ranks = num_ranks, .ranks_per_node = start.ranks_per_node},
+                                                  start.timeout)) {}
   void run(const RankBody& body) {
-    run_ranks(static_cast<int>(devices_.size()),
-              [&](RankId rank) { body(*communicators_[rank.index()], *devices_[rank.index()]); });
+    run_ranks(static_cast<int>(communicators_.size()), [&](RankId rank) { body(*communicators_[rank.index()]); });
   }
 
  private:
-  std::vector<std::unique_ptr<Device>> devices_;
   std::vector<std::unique_ptr<Communicator>> communicators_;
 };
 
@@ -40,13 +30,9 @@ INSTANTIATE_TEST_SUITE_P(Threads, CommunicatorConformance,
                          testing::Values(threads(1), threads(2), threads(3), threads(5), threads(8)),
                          [](const auto& parameter) { return parameter.param.name; });
 
-TEST(ThreadsCommunicator, HasOneDeviceForEachRank) {
-  EXPECT_THROW(make_threads_communicators({.num_ranks = 2}, {}, std::chrono::seconds{1}), InputError);
-}
-
 TEST(ThreadsCommunicator, ARankThatGivesUpEndsEverybodysWaitAndTellsThemWhy) {
   Group group(4);
-  group.run([](Communicator& communicator, Device&) {
+  group.run([](Communicator& communicator) {
     if (communicator.rank() == RankId{2}) return communicator.give_up("out of memory");
     try {
       communicator.barrier();
@@ -60,8 +46,8 @@ TEST(ThreadsCommunicator, ARankThatGivesUpEndsEverybodysWaitAndTellsThemWhy) {
 
 TEST(ThreadsCommunicator, ABallotThatCanNoLongerBeDecidedSaysSo) {
   Group group(3);
-  group.run([](Communicator& communicator, Device&) {
-    const std::unique_ptr<Ballot> ballot = communicator.make_ballot();
+  group.run([](Communicator& communicator) {
+    const std::unique_ptr<Ballot> ballot = communicator.peers().make_ballot();
     ballot->cast(0, true);
     if (communicator.rank() == RankId{0}) return communicator.give_up("test");
     ballot->cast(1, true);
@@ -74,7 +60,7 @@ TEST(ThreadsCommunicator, ABallotThatCanNoLongerBeDecidedSaysSo) {
 
 TEST(ThreadsCommunicator, ATimeoutNamesTheRanksThatWereAwaited) {
   Group group(4, {.timeout = std::chrono::milliseconds{100}});
-  group.run([](Communicator& communicator, Device&) {
+  group.run([](Communicator& communicator) {
     if (communicator.rank().value % 2 == 1) return;
     try {
       communicator.barrier();
@@ -87,22 +73,22 @@ TEST(ThreadsCommunicator, ATimeoutNamesTheRanksThatWereAwaited) {
 TEST(ThreadsCommunicator, ARankThatEndsSharingStaysUntilAllHaveEndedAndMayShareAgainAtOnce) {
   Group group(5, {.timeout = std::chrono::seconds{60}});
   std::atomic<int> readers = 0;
-  group.run([&](Communicator& communicator, Device&) {
+  group.run([&](Communicator& communicator) {
     std::vector<std::byte> memory(64);
     const SharedRegion region{.bytes = memory, .name = ""};
     for (int round = 0; round < 200; ++round) {
-      communicator.share(std::span(&region, 1));
+      communicator.peers().share(std::span(&region, 1));
       ++readers;
       if ((round + communicator.rank().value) % 3 == 0) std::this_thread::yield();
       --readers;
-      communicator.stop_sharing(false);
+      communicator.peers().stop_sharing(false);
       EXPECT_EQ(readers, 0) << "round " << round;
       communicator.barrier();
     }
     // Without a barrier in between, a rank is back before others have noticed that all have ended.
     for (int round = 0; round < 200; ++round) {
-      communicator.share(std::span(&region, 1));
-      communicator.stop_sharing(false);
+      communicator.peers().share(std::span(&region, 1));
+      communicator.peers().stop_sharing(false);
     }
   });
 }
@@ -110,10 +96,10 @@ TEST(ThreadsCommunicator, ARankThatEndsSharingStaysUntilAllHaveEndedAndMayShareA
 TEST(ThreadsCommunicator, SumsOfDifferentLengthsAreAnError) {
   Group group(3);
   std::atomic<int> refused = 0;
-  group.run([&](Communicator& communicator, Device& device) {
+  group.run([&](Communicator& communicator) {
     std::vector<float> values(communicator.rank() == RankId{1} ? 5 : 4);
     try {
-      communicator.all_reduce_sum(values, device.stream());
+      communicator.all_reduce_sum(values);
     } catch (const PhaseFailed&) {
       ++refused;
     } catch (const PeerFailed&) {
@@ -127,12 +113,12 @@ TEST(ThreadsCommunicator, SumsOfDifferentLengthsAreAnError) {
 TEST(ThreadsCommunicator, MemoryOfARankThatFailsIsNotReadAfterItHasLeft) {
   for (int repeat = 0; repeat < 30; ++repeat) {
     Group group(5);
-    group.run([&](Communicator& communicator, Device& device) {
+    group.run([&](Communicator& communicator) {
       for (int round = 0; round < 10; ++round) {
         try {
           auto blocks = std::make_unique<conformance::Blocks>(round, communicator, 500);
           if (round == 5 + repeat % 3 && communicator.rank().value == repeat % 5) return communicator.give_up("test");
-          communicator.all_to_all_v(blocks->exchange(), device.stream());
+          communicator.exchange(blocks->exchange());
           EXPECT_EQ(blocks->received, blocks->expected);
         } catch (const PeerFailed&) {
           return;

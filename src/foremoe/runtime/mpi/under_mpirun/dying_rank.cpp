@@ -3,16 +3,14 @@
 #include <csignal>
 #include <string_view>
 
-#include "foremoe/runtime/cpu/cpu_device.h"
 #include "foremoe/runtime/process_group.h"
 
 int main(int argc, char** argv) {
   using namespace foremoe;
   const std::string_view how = argc > 1 ? argv[1] : "";
   const std::unique_ptr<ProcessGroup> group = join_process_group();
-  const std::unique_ptr<Device> device = make_cpu_device();
-  const std::unique_ptr<Communicator> communicator = group->make_communicator(
-      {.num_ranks = group->num_ranks(), .ranks_per_node = 8}, *device, std::chrono::seconds{600});
+  const std::unique_ptr<Communicator> communicator =
+      group->make_communicator({.num_ranks = group->num_ranks(), .ranks_per_node = 8}, std::chrono::seconds{600});
   communicator->barrier();
   if (communicator->rank().value == communicator->num_ranks() - 1) {
     if (how == "killed") std::raise(SIGKILL);

@@ -1,19 +1,18 @@
 #include "foremoe/core/error.h"
-#include "foremoe/runtime/communicator_conformance.h"
 #include "foremoe/runtime/mpi/mpi_communicator.h"
 #include "foremoe/runtime/mpi/under_mpirun/world.h"
 #include "foremoe/runtime/process_group.h"
+#include "foremoe/testing/communicator_conformance.h"
 
 namespace foremoe {
 namespace {
 
 Backend processes(const std::string& name, std::int64_t piece_bytes) {
   return {.name = name, .run = [piece_bytes](const RankStart& start, const RankBody& body) {
-            const std::unique_ptr<Device> device = make_cpu_device();
             MpiCommunicator communicator(world(),
                                          {.num_ranks = world().num_ranks(), .ranks_per_node = start.ranks_per_node},
-                                         *device, {.timeout = start.timeout, .piece_bytes = piece_bytes});
-            body(communicator, *device);
+                                         {.timeout = start.timeout, .piece_bytes = piece_bytes});
+            body(communicator);
             MPI_Barrier(MPI_COMM_WORLD);  // a rank that failed, or stayed away, is back for the next test
           }};
 }
@@ -24,24 +23,22 @@ INSTANTIATE_TEST_SUITE_P(Mpi, CommunicatorConformance,
                          [](const auto& parameter) { return parameter.param.name; });
 
 TEST(Mpi, RefusesATopologyOfAnotherSize) {
-  const std::unique_ptr<Device> device = make_cpu_device();
-  EXPECT_THROW(MpiCommunicator(world(), {.num_ranks = world().num_ranks() + 1}, *device, {}), InputError);
+  EXPECT_THROW(MpiCommunicator(world(), {.num_ranks = world().num_ranks() + 1}, {}), InputError);
 }
 
 TEST(Mpi, MapsNothingOfAnotherNodeEvenOnTheSameHost) {
-  const std::unique_ptr<Device> device = make_cpu_device();
-  MpiCommunicator communicator(world(), {.num_ranks = world().num_ranks(), .ranks_per_node = 1}, *device, {});
+  MpiCommunicator communicator(world(), {.num_ranks = world().num_ranks(), .ranks_per_node = 1}, {});
   const SharedMemory memory = SharedMemory::create("conformance", Bytes{64});
   const SharedRegion region{.bytes = memory.bytes(), .name = memory.name()};
-  communicator.share(std::span(&region, 1));
+  communicator.peers().share(std::span(&region, 1));
   std::vector<const std::byte*> theirs(static_cast<std::size_t>(world().num_ranks()));
   const std::byte* const mine = memory.bytes().data();
   communicator.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(theirs)));
   for (int r = 0; r < world().num_ranks(); ++r) {
-    const std::byte* here = communicator.local(RankId{r}, theirs[static_cast<std::size_t>(r)]);
+    const std::byte* here = communicator.peers().local(RankId{r}, theirs[static_cast<std::size_t>(r)]);
     EXPECT_EQ(here, RankId{r} == world().rank() ? mine : nullptr);
   }
-  communicator.share({});
+  communicator.peers().share({});
 }
 
 TEST(Mpi, IsJoinedOnceByAProcess) {

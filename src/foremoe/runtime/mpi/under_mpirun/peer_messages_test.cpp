@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 
-#include "foremoe/runtime/cpu/cpu_device.h"
 #include "foremoe/runtime/mpi/mpi_communicator.h"
 #include "foremoe/runtime/mpi/under_mpirun/world.h"
 
@@ -145,16 +144,15 @@ CopyState settled(CopyLink& link, CopyId id) {
 
 // Serves until every rank has said that it is through.
 void serve_until_all_are_through(Communicator& communicator, CopyLink& link) {
-  const std::unique_ptr<Ballot> ballot = communicator.make_ballot();
+  const std::unique_ptr<Ballot> ballot = communicator.peers().make_ballot();
   ballot->cast(0, true);
   while (!ballot->outcome(0)) link.progress();
 }
 
 void with_peers(const std::function<void(Communicator&, Peers&, CopyLink&)>& body) {
-  const std::unique_ptr<Device> device = make_cpu_device();
-  MpiCommunicator communicator(world(), {.num_ranks = world().num_ranks(), .ranks_per_node = 1}, *device, {});
+  MpiCommunicator communicator(world(), {.num_ranks = world().num_ranks(), .ranks_per_node = 1}, {});
   Peers peers(communicator);
-  const std::unique_ptr<CopyLink> link = communicator.make_peer_link(peers.schedule(), peers.layout(), peers);
+  const std::unique_ptr<CopyLink> link = communicator.peers().make_peer_link(peers.schedule(), peers.layout(), peers);
   EXPECT_EQ(link->serves_others(), communicator.num_ranks() > 1);
   body(communicator, peers, *link);
 }

@@ -1,0 +1,36 @@
+#pragma once
+
+// Matrix products by OpenBLAS, each on its caller's thread. Whether this build has OpenBLAS is CMake's choice
+// (openblas/ or no_openblas/, linked as foremoe::blas).
+
+#include <cstdint>
+
+namespace foremoe::cpu {
+
+bool blas_is_built();
+
+// Every thread that multiplies holds one while it does. Throws InputError when this build has no OpenBLAS or its
+// library is not installed, and std::system_error when the address space has no room for the buffer that OpenBLAS maps
+// for each thread that multiplies at the same time: it would wait for that room without end.
+class BlasThread {
+ public:
+  BlasThread();
+  ~BlasThread();
+  BlasThread(const BlasThread&) = delete;
+  BlasThread& operator=(const BlasThread&) = delete;
+};
+
+// C = A·B, or C += A·B. Row-major and dense: C [rows][columns]; A [rows][depth], transposed [depth][rows];
+// B [depth][columns], transposed [columns][depth]. Rows and depth may be 0; a depth of 0 leaves C as it is.
+struct Product {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t depth = 0;
+  bool transpose_a = false;
+  bool transpose_b = false;
+  bool add = false;
+};
+void multiply(const Product& product, const float* a, const float* b, float* c);
+void multiply(const Product& product, const double* a, const double* b, double* c);
+
+}  // namespace foremoe::cpu

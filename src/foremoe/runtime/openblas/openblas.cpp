@@ -1,0 +1,149 @@
+// OpenBLAS, loaded when the first thread is about to multiply.
+//
+// Why not linked. The threads of this program are the ranks, so OpenBLAS must start none of its own; how many it
+// starts is settled while it is loaded, from its environment. Linked, it starts them in every command, and where they
+// find too little address space they wait for ever, and so does the command that wants to end. The build of OpenBLAS
+// without threads is no way out: as Debian packages it, two callers at the same time may get the same buffer
+// and wrong products. Where only that build is installed, products are made one at a time.
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <system_error>
+
+#include "foremoe/core/error.h"
+#include "foremoe/runtime/cpu/blas.h"
+
+namespace foremoe::cpu {
+namespace {
+
+// The values of the C interface.
+constexpr int kRowMajor = 101;
+constexpr int kPlain = 111;
+constexpr int kTransposed = 112;
+constexpr int kSequentialBuild = 0;
+
+template <class T>
+using Gemm = void (*)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha, const T* a, int lda,
+                      const T* b, int ldb, T beta, T* c, int ldc);
+
+// One thread, whatever the environment says; what it says is put back.
+class OneThread {
+ public:
+  OneThread() {
+    if (const char* value = std::getenv(kName)) {  // NOLINT(concurrency-mt-unsafe): see load()
+      had_ = true;
+      before_ = value;
+    }
+    setenv(kName, "1", 1);  // NOLINT(concurrency-mt-unsafe)
+  }
+  ~OneThread() {
+    if (had_) {
+      setenv(kName, before_.c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
+    } else {
+      unsetenv(kName);  // NOLINT(concurrency-mt-unsafe)
+    }
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  static constexpr const char* kName = "OPENBLAS_NUM_THREADS";
+  bool had_ = false;
+  std::string before_;
+};
+
+struct Library {
+  Gemm<float> sgemm = nullptr;
+  Gemm<double> dgemm = nullptr;
+  bool one_at_a_time = false;
+};
+
+Library load() {
+  const OneThread one_thread;
+  void* handle = nullptr;
+  std::string error;
+  for (const char* file : {"libopenblas.so.0", FOREMOE_OPENBLAS_FILE}) {
+    handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (handle != nullptr) break;
+    if (error.empty()) error = dlerror();
+  }
+  if (handle == nullptr) throw InputError({.file = "OpenBLAS"}, "cannot be loaded: " + error);
+  const auto find = [&](const char* name) {
+    void* const address = dlsym(handle, name);
+    if (address == nullptr) throw InputError({.file = "OpenBLAS"}, fmt::format("has no function {}", name));
+    return address;
+  };
+  Library library{.sgemm = reinterpret_cast<Gemm<float>>(find("cblas_sgemm")),
+                  .dgemm = reinterpret_cast<Gemm<double>>(find("cblas_dgemm"))};
+  library.one_at_a_time = reinterpret_cast<int (*)()>(find("openblas_get_parallel"))() == kSequentialBuild;
+  reinterpret_cast<void (*)(int)>(find("openblas_set_num_threads"))(1);  // where OpenMP counts threads
+  return library;
+}
+
+const Library& library() {
+  static const Library loaded = load();
+  return loaded;
+}
+
+// What OpenBLAS maps for each thread that multiplies at the same time, on the machines where it is largest.
+constexpr std::size_t kBufferBytes = std::size_t{160} << 20;
+
+std::mutex threads_mutex;
+int threads_now = 0;     // guarded by threads_mutex
+int threads_so_far = 0;  // likewise: for so many there was room, and OpenBLAS gives no buffer back
+
+void expect_room(int threads) {
+  const std::size_t bytes = kBufferBytes * static_cast<std::size_t>(threads - threads_so_far);
+  void* const room = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) {
+    throw std::system_error(ENOMEM, std::generic_category(),
+                            fmt::format("OpenBLAS needs {} MiB of address space for each of {} threads that multiply",
+                                        kBufferBytes >> 20, threads));
+  }
+  munmap(room, bytes);
+  threads_so_far = threads;
+}
+
+template <class T>
+void multiply_by(Gemm<T> gemm, const Product& p, const T* a, const T* b, T* c) {
+  if (p.rows == 0 || p.columns == 0 || p.depth == 0) return;
+  static std::mutex one_product;
+  std::unique_lock lock(one_product, std::defer_lock);
+  if (library().one_at_a_time) lock.lock();
+  const auto size = [](std::int64_t n) { return static_cast<int>(n); };
+  gemm(kRowMajor, p.transpose_a ? kTransposed : kPlain, p.transpose_b ? kTransposed : kPlain, size(p.rows),
+       size(p.columns), size(p.depth), T{1}, a, size(p.transpose_a ? p.rows : p.depth), b,
+       size(p.transpose_b ? p.depth : p.columns), p.add ? T{1} : T{0}, c, size(p.columns));
+}
+
+}  // namespace
+
+bool blas_is_built() { return true; }
+
+BlasThread::BlasThread() {
+  library();
+  const std::lock_guard lock(threads_mutex);
+  if (threads_now + 1 > threads_so_far) expect_room(threads_now + 1);
+  ++threads_now;
+}
+
+BlasThread::~BlasThread() {
+  const std::lock_guard lock(threads_mutex);
+  --threads_now;
+}
+
+void multiply(const Product& product, const float* a, const float* b, float* c) {
+  multiply_by(library().sgemm, product, a, b, c);
+}
+
+void multiply(const Product& product, const double* a, const double* b, double* c) {
+  multiply_by(library().dgemm, product, a, b, c);
+}
+
+}  // namespace foremoe::cpu

@@ -1,0 +1,41 @@
+#include "foremoe/runtime/run_result.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace foremoe {
+namespace {
+
+template <class T>
+Array<T, 2> table(std::initializer_list<std::initializer_list<T>> rows) {
+  Array<T, 2> result({rows.size(), rows.begin()->size()});
+  std::size_t r = 0;
+  for (const auto& row : rows) std::ranges::copy(row, result.row(r++).begin());
+  return result;
+}
+
+TEST(RunFigures, ImbalanceIsTheLargestRankOverTheMeanOverTurnsThatHaveRows) {
+  const Spread rho = imbalance(table<std::int64_t>({{4, 4}, {6, 2}, {0, 0}, {8, 0}}));
+  EXPECT_DOUBLE_EQ(rho.mean, (1.0 + 1.5 + 2.0) / 3);
+  EXPECT_DOUBLE_EQ(rho.p99, 1.5 + 0.98 * 0.5);  // between the second and the third of three
+  EXPECT_DOUBLE_EQ(rho.max, 2);
+}
+
+TEST(RunFigures, WithoutRowsNothingIsOutOfBalance) {
+  const Spread rho = imbalance(table<std::int64_t>({{0, 0}}));
+  EXPECT_EQ(rho.mean, 1);
+  EXPECT_EQ(rho.max, 1);
+}
+
+TEST(RunFigures, TheCriticalPathIsTheSlowestRankOfEachTurn) {
+  const TurnTable turns{.compute_seconds = table<double>({{1, 2}, {4, 3}}),
+                        .rows = table<std::int64_t>({{5, 1}, {2, 7}})};
+  EXPECT_EQ(critical_path_seconds(turns), 6);
+  EXPECT_EQ(critical_path_rows(turns), 12);
+  EXPECT_EQ(compute_seconds_total(turns), 10);
+}
+
+}  // namespace
+}  // namespace foremoe
