@@ -7,6 +7,7 @@
 #include "command.h"
 #include "cost_arguments.h"
 #include "foremoe/plan/check_plan.h"
+#include "foremoe/plan/plan_json.h"
 #include "help_text.h"
 #include "measured_plan.h"
 #include "messages.h"

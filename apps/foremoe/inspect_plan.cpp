@@ -6,9 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "foremoe/plan/plan_copies.h"
 #include "foremoe/plan/plan_file.h"
-#include "foremoe/plan/planned_loads.h"
+#include "foremoe/plan/step_plan.h"
 #include "inspection.h"
 #include "load_picture.h"
 #include "text_table.h"

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/plan_json.h"
 #include "messages.h"
 
 namespace foremoe::cli {

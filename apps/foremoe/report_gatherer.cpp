@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/planned_loads.h"
+#include "foremoe/plan/step_plan.h"
 #include "report_timeline.h"
 #include "wording.h"
 

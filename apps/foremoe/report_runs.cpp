@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/plan/planned_loads.h"
+#include "foremoe/plan/step_plan.h"
 #include "messages.h"
 
 namespace foremoe::cli {

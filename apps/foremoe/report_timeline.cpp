@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "foremoe/plan/plan_part.h"
-#include "foremoe/plan/planned_loads.h"
+#include "foremoe/plan/step_plan.h"
 
 namespace foremoe::cli {
 namespace {

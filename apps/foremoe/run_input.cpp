@@ -8,7 +8,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/plan_file.h"
-#include "foremoe/plan/plan_part.h"
+#include "foremoe/plan/step_plan.h"
 #include "foremoe/runtime/rank_run.h"
 #include "wording.h"
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "foremoe/plan/plan_json.h"
 #include "text_table.h"
 #include "wording.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a user may ask of the planner. Every default is what `foremoe plan` does when told nothing.
+// What a user may ask of the planner. The defaults are those of `foremoe plan`.
 
 #include <cstdint>
 #include <limits>
@@ -23,7 +23,7 @@ enum class Prefer : std::uint8_t { kBalance, kLinks };
 inline constexpr int kNoLimit = std::numeric_limits<int>::max();
 
 struct PlannerOptions {
-  int guest_slots = 1;  // G ≥ 0
+  int guest_slots = 1;  // G, at most kMaxExperts
   Residency residency = Residency::kResident;
   int in_flight = 1;  // K ≥ 1
   PlannerStages stages;
@@ -39,6 +39,9 @@ struct PlannerOptions {
 
 // Where every guest is a copy at every use, the last percent of balance costs a tenth of the copies.
 inline double default_tolerance(Residency residency) { return residency == Residency::kShared ? 0.01 : 0.006; }
+
+// Throws InputError that names the field of an option out of its range.
+void check_options(const PlannerOptions& options);
 
 // The options as a JSON object keyed by long option name, as a plan records them.
 std::string to_json(const PlannerOptions& options);

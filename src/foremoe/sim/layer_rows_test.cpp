@@ -9,9 +9,9 @@
 #include <utility>
 #include <variant>
 
-#include "foremoe/plan/test_traces.h"
 #include "foremoe/policy/policy.h"
 #include "foremoe/sim/test_clusters.h"
+#include "foremoe/testing/batched_traces.h"
 
 namespace foremoe {
 namespace {
