@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "foremoe/core/random.h"
-#include "foremoe/core/safetensors_writer.h"
+#include "foremoe/core/safetensors.h"
 #include "foremoe/planner/token_assignment.h"
 #include "foremoe/testing/assignment_at_homes.h"
 

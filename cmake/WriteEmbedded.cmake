@@ -11,7 +11,7 @@ foreach(file ${FILES})
   string(APPEND entries "    {\"${name}\", {kText${index}, sizeof(kText${index})}},\n")
   math(EXPR index "${index} + 1")
 endforeach()
-file(WRITE ${OUT} "#include <span>\n\n#include \"foremoe/core/embedded_file.h\"\n
+file(WRITE ${OUT} "#include <span>\n\n#include \"foremoe/core/mapped_file.h\"\n
 namespace foremoe {
 namespace {
 ${arrays}}  // namespace

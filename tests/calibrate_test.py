@@ -74,7 +74,7 @@ class CalibrateTest(CommandTest):
         plan("--cluster", "b300", "--model", "DeepSeek-V3", ("b300", "gb200"))
         plan("--cluster", "h100", "--model", "GPT-2", ("--model", "GPT-2", "Kimi-K2"))
         plan("--cluster", "h100", "--model", "DeepSeek-V3", ("--model", "256", "128"))
-        plan("--max-copies-per-rank", "hidden", ("--max-copies-per-rank", "--cluster"))
+        plan("--max-copies-per-rank", "hidden", ("--max-copies-per-rank", "hidden needs --cluster and --model"))
         self.refuse("run", load, "--max-copies-per-rank", "hidden", saying=("--max-copies-per-rank", "hidden"))
         (self.folder / "wrong.toml").write_text("name = \"x\"\nranks_per_node = \"eight\"\n")
         plan("--cluster", "wrong.toml", "--model", "Mixtral-8x7B", ("wrong.toml", "ranks_per_node", "line 2"))

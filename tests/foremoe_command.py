@@ -16,7 +16,7 @@ BUNDLED = ROOT / "data" / "rollout-math.safetensors"
 DATA = ROOT / "data"
 
 SUBCOMMANDS = ("synth", "import", "collect", "inspect", "plan", "verify", "compare", "run", "calibrate",
-               "simulate", "report", "reproduce")
+               "simulate", "report", "reproduce", "options")
 
 
 def npy(shape, values):

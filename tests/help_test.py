@@ -1,5 +1,6 @@
 """--help teaches, and needs no input to do so."""
 
+import json
 import unittest
 
 from foremoe_command import SUBCOMMANDS, CommandTest
@@ -22,10 +23,34 @@ class Help(CommandTest):
                 self.assertLessEqual(max(map(len, done.stdout.splitlines())), 125)
 
     def test_plan_tells_its_defaults(self):
-        text = " ".join(self.succeed("plan", "--help").split())
+        text = " ".join(self.succeed("plan", "--help-all").split())
         for words in ("(default resident)", "(default contiguous)", "(default BLPT)", "(default foremoe)", "(default 128)",
                       "(default 0.006; 0.01 where residency is shared)"):
             self.assertIn(words, text)
+
+    def test_short_help_has_the_options_that_matter_and_says_where_the_others_are(self):
+        for name in SUBCOMMANDS:
+            with self.subTest(name):
+                short, full = self.succeed(name, "--help"), self.succeed(name, "--help-all")
+                options = [line.split()[0] for line in short.splitlines() if line.startswith("  -")]
+                self.assertLessEqual(len(options), 14, options)
+                self.assertLess(len(short), len(full) + 1)
+                if len(short) < len(full):
+                    self.assertIn("--help-all", short)
+
+    def test_options_lists_what_commands_take(self):
+        listed = json.loads(self.succeed("options", "--json"))
+        self.assertEqual(set(listed), set(SUBCOMMANDS) - {"options"})
+        for command, options in listed.items():
+            text = " ".join(self.succeed(command, "--help-all").split())
+            for option in options:
+                with self.subTest(command, option=option["name"]):
+                    self.assertIn(option["option"], text)
+                    self.assertIn(" ".join(option["help"].split()), text)
+                    if "default" in option:
+                        self.assertIn(f"(default {option['default']})", text)
+        slots = next(option for option in listed["plan"] if option["name"] == "guest_slots")
+        self.assertEqual((slots["type"], slots["range"], slots["default"]), ("integer", "0 … 65536", "1"))
 
     def test_the_version_is_told(self):
         self.assertRegex(self.succeed("--version"), r"^foremoe \d+\.\d+\.\d+\n$")

@@ -41,9 +41,48 @@ at_most = 300
 """
 
 
+MODELLED = """
+title = "Two layers that stand for a model"
+source = "nowhere"
+about = "About."
+reading = "Reading."
+columns = ["step_ms"]
+
+[[input]]
+label = "grpo"
+model = "Qwen3-30B-A3B"
+cluster = "h100"
+layers = 2
+micro_steps = 4
+ranks = 8
+tokens_per_rank = 1024
+seed = 3
+
+[[system]]
+label = "none"
+policy = "vanilla"
+
+[[system]]
+label = "ours"
+policy = "foremoe"
+guest_slots = 2
+"""
+
+
 class Reproduce(CommandTest):
     def experiments(self):
         return {path.stem for path in (ROOT / "reproduce").glob("*.toml")}
+
+    def test_simulate_and_reproduce_agree_on_seconds(self):
+        (self.folder / "modelled.toml").write_text(MODELLED)
+        result = self.json_of("reproduce", "modelled.toml")
+        reproduced = [row["step_ms"] for row in result["rows"]]
+        self.succeed("synth", "--shape", "Qwen3-30B-A3B", "--layers", 2, "--micro-steps", 4, "--ranks", 8,
+                     "--tokens-per-rank", 1024, "--seed", 3, "--out", "same.load.safetensors")  # fmt: skip
+        simulated = self.json_of("simulate", "same.load.safetensors", "--cluster", "h100", "--model", "Qwen3-30B-A3B",
+                                 "--guest-slots", 2, "--policy", "vanilla,foremoe")  # fmt: skip
+        for milliseconds, row in zip(reproduced, simulated, strict=True):
+            self.assertAlmostEqual(milliseconds / 1e3 / row["step_seconds"], 1, delta=1e-12)
 
     def test_the_list_has_every_file_of_the_repository(self):
         listed = {e["name"] for e in self.json_of("reproduce", "--list")}

@@ -47,16 +47,49 @@ class WrongUsage(CommandTest):
     def test_a_number_is_one_that_can_be_counted_and_what_it_may_be_is_said_briefly(self):
         on = ("--cluster", "h100", "--model", "qwen3-30b-a3b")
         for command in ("simulate", "report", "plan"):
-            for value, why in (("-5", "-5 is not above 0"), ("0", "0 is not above 0"), ("nan", "'nan' is no number"),
-                               ("inf", "'inf' is no number"), ("1e10", "1e10 is more than 1e+09"), ("x", "'x' is no number")):  # fmt: skip
+            for value, why in (("-5", "-5 is not above 0"), ("0", "0 is not above 0"), ("nan", "'nan' is not a number"),
+                               ("inf", "inf is not above 0, at most 1e+09"), ("1e10", "at most 1e+09"),
+                               ("x", "'x' is not a number")):  # fmt: skip
                 with self.subTest(command, value=value):
                     out = [] if command == "simulate" else ["--out", "p"]
-                    self.refuse(command, "x", *on, f"--memory-budget={value}", *out, saying=[f"--memory-budget: {why}"])
-        self.refuse("simulate", "x", *on, "--rollout-seconds=nan", saying=["--rollout-seconds: 'nan' is no number"])
-        self.refuse("simulate", "x", *on, "--rollout-seconds=-1", saying=["--rollout-seconds: -1 is not 0 or more"])
-        self.refuse("verify", "x", "y", "--max-listed=-1", saying=["--max-listed: -1 is less than 0"])
+                    self.refuse(command, "x", *on, f"--memory-budget={value}", *out, saying=["--memory-budget: ", why])
+        self.refuse("simulate", "x", *on, "--rollout-seconds=nan", saying=["--rollout-seconds: 'nan' is not a number"])
+        self.refuse("simulate", "x", *on, "--rollout-seconds=-1", saying=["--rollout-seconds: -1 is not in 0 … 1e+09"])
+        self.refuse("verify", "x", "y", "--max-listed=-1", saying=["--max-listed: -1 is not in 0 … 2147483647"])
         for command in ("simulate", "report", "plan", "verify"):
             self.assertNotRegex(self.succeed(command, "--help"), "POSITIVE|NONNEGATIVE")
+
+    def test_a_number_out_of_range_is_repeated_as_it_was_given_with_the_range(self):
+        step = self.synthesise()
+        for option, value, why in (
+            ("--guest-slots", "-1", "-1 is not in 0 … 65536"),
+            ("--guest-slots", "9" * 20, "9" * 20 + " is not in 0 … 65536"),
+            ("--seed", "-1", "-1 is not in 0 … 18446744073709551615"),
+            ("--seed", str(2**64), f"{2**64} is not in 0 … 18446744073709551615"),
+            ("--tolerance", "2", "2 is not in 0 … 1"),
+            ("--rehome", "-1", "-1 is not in 0 … "),
+        ):
+            with self.subTest(option=option, value=value):
+                self.refuse("plan", step, option, value, saying=[f"{option}: {why}"])
+        self.succeed("plan", step, "--seed", 2**64 - 1)
+
+    def test_an_empty_name_is_refused(self):
+        step = self.synthesise()
+        for command, option in (("plan", "--out"), ("plan", "--homes"), ("compare", "--previous"), ("run", "--timeline")):
+            with self.subTest(command, option=option):
+                self.refuse(command, step, option, "", saying=[f"{option}: is empty"])
+
+    def test_options_that_an_input_has_no_use_for_are_named(self):
+        step = self.synthesise()
+        for options, words in (
+            (["--tokens-per-rank", 64], "--tokens-per-rank has no effect: step.load.safetensors is a load"),
+            (["--prefer", "links"], "--prefer links has no effect: all ranks are on one node"),
+            (["--in-flight", 9], "--in-flight 9: there are only 3 micro-steps, so 3 are in flight"),
+        ):
+            with self.subTest(options):
+                done = self.foremoe("plan", step, *options)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn(words, done.stderr)
 
     def test_a_budget_without_a_residency_to_choose_is_of_no_use_to_plan(self):
         step = self.synthesise()
@@ -212,7 +245,8 @@ class WrongOutputs(CommandTest):
 
     def test_a_full_disk_behind_stdout_is_no_success(self):
         step = self.synthesise()
-        for arguments in (["inspect", step], ["plan", step, "--json"], ["compare", step]):
+        for arguments in (["inspect", step], ["plan", step, "--json"], ["compare", step], ["--help"], ["plan", "--help"],
+                          ["--version"]):
             with self.subTest(arguments), open("/dev/full", "w") as full:
                 done = subprocess.run([FOREMOE, *arguments], cwd=self.folder, stdout=full, stderr=subprocess.PIPE, text=True)
                 self.assertEqual(done.returncode, 2)

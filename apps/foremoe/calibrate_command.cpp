@@ -9,17 +9,12 @@
 #include <thread>
 
 #include "command.h"
+#include "console.h"
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
 #include "foremoe/runtime/cpu/cpu_device.h"
 #include "foremoe/runtime/machine_speed.h"
-#include "help_text.h"
-#include "messages.h"
-#include "option_checks.h"
-#include "output_file.h"
-#include "text_table.h"
-#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -34,7 +29,8 @@ constexpr std::string_view kExamples =
 constexpr std::string_view kMeaning =
     R"(Ranks are threads that compute on processors, as those of foremoe run; all measure at once, so that each number is
 what one has while the others work. Numbers are float32's: model them with --bytes-per-parameter 4. What one machine
-cannot tell, its network, is taken to be as fast as the exchange between its ranks; the file says so.)";
+cannot tell, its network, is taken to be as fast as the exchange between its ranks; the file says so.
+)";
 
 struct CalibrateArguments {
   std::string out;
@@ -146,7 +142,7 @@ void print_summary(const Cluster& c, const std::string& out) {
 int run(const CalibrateArguments& arguments) {
   const auto shows_nothing = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
   if (arguments.name.empty() || std::ranges::any_of(arguments.name, shows_nothing)) {
-    throw InputError({.file = "--name", .field = {}, .index = {}}, "must be a name without control characters");
+    throw InputError({.field = "name"}, "must be a name without control characters");
   }
   expect_output(arguments.out);
   Calibration calibration;
@@ -156,7 +152,7 @@ int run(const CalibrateArguments& arguments) {
   }
   const std::string text = "# Measured by foremoe calibrate on the machine that it ran on.\n\n" +
                            to_toml(calibration.cluster, calibration.notes);
-  parse_cluster(text, "--out");  // what was measured is within what is accepted
+  parse_cluster(text, "calibrated cluster");  // what was measured is within what is accepted
   if (arguments.out.empty()) {
     fmt::print("{}", text);
   } else {
@@ -168,31 +164,33 @@ int run(const CalibrateArguments& arguments) {
 
 }  // namespace
 
-Command calibrate_command(CLI::App& parent) {
-  auto arguments = std::make_shared<CalibrateArguments>();
-  CLI::App* const command =
-      parent.add_subcommand("calibrate", "Measure this machine and write it down as a cluster to model time on");
-  command->add_option("-o,--out", arguments->out, "Write the cluster file here in place of printing it")
-      ->type_name("FILE");
-  command->add_option("--name", arguments->name, "What the cluster is called in tables")
-      ->type_name("NAME")
-      ->capture_default_str();
-  command
-      ->add_option("--ranks", arguments->ranks, "Ranks, each a thread; all measure at once (default: a processor each)")
-      ->type_name("N")
-      ->check(in_range(1, 256));
-  const auto size = [&](const char* name, int& value, std::int64_t most, const char* text) {
-    command->add_option(name, value, text)->type_name("N")->capture_default_str()->check(in_range(1, most));
+Command calibrate_command() {
+  auto a = std::make_shared<CalibrateArguments>();
+  const auto size = [&](const char* name, int& value, std::int64_t most, const char* help) {
+    return integer_option({.name = name, .value = "N", .help = help}, value, {1, most});
   };
-  size("--hidden", arguments->speed.shape.hidden, 1 << 15,
-       "Width of a token of the expert that products are measured with");
-  size("--intermediate", arguments->speed.shape.intermediate, 1 << 15, "Width inside that expert");
-  size("--rows", arguments->speed.rows, 1 << 16, "Rows that it multiplies at once");
-  size("--mebibytes", arguments->mebibytes, 1 << 12,
-       "How much each rank moves, exchanges and copies at once; more than the processor's caches hold");
-  size("--milliseconds", arguments->milliseconds, 60'000, "How long each of seven measures takes, at least");
-  teach(*command, kExamples, kMeaning);
-  return {command, [arguments] { return run(*arguments); }};
+  return {
+      .name = "calibrate",
+      .summary = "Measure this machine and write it down as a cluster to model time on",
+      .examples = std::string(kExamples),
+      .meaning = std::string(kMeaning),
+      .options = {out_option(a->out, "FILE", "Write the cluster file here in place of printing it"),
+                  text_option({.name = "name", .value = "NAME", .help = "Name of the cluster in tables", .main = true},
+                              a->name),
+                  integer_option({.name = "ranks",
+                                  .value = "N",
+                                  .help = "Ranks, each a thread; all measure at once",
+                                  .initial = "one per processor",
+                                  .main = true},
+                                 a->ranks, {1, 256}),
+                  size("hidden", a->speed.shape.hidden, 1 << 15,
+                       "Width of a token of the expert that products are measured with"),
+                  size("intermediate", a->speed.shape.intermediate, 1 << 15, "Width inside that expert"),
+                  size("rows", a->speed.rows, 1 << 16, "Rows that it multiplies at once"),
+                  size("mebibytes", a->mebibytes, 1 << 12,
+                       "How much each rank moves, exchanges and copies at once; more than the caches hold"),
+                  size("milliseconds", a->milliseconds, 60'000, "How long each of seven measurements takes, at least")},
+      .run = [a](const Given&) { return cli::run(*a); }};
 }
 
 }  // namespace foremoe::cli

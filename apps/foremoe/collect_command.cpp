@@ -2,18 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "command.h"
-#include "foremoe/core/safetensors.h"
+#include "console.h"
+#include "foremoe/evaluate/step_input.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
-#include "help_text.h"
-#include "input_options.h"
-#include "messages.h"
-#include "output_file.h"
-#include "planner_arguments.h"
 
 namespace foremoe::cli {
 namespace {
@@ -24,9 +21,10 @@ constexpr std::string_view kExamples =
 )";
 
 constexpr std::string_view kMeaning =
-    R"(A load file holds, for every micro-step, layer and rank, how many of the rank's tokens chose each expert: all that planning
-needs, at a thousandth of a trace's size. Every row of the trace is validated on the way. Rows without a route
-(padding, last tokens) are no load.)";
+    R"(A load file holds, for every micro-step, layer and rank, how many of the rank's tokens chose each expert: all that
+planning needs, at a thousandth of a trace's size. Every row of the trace is validated. Rows without a route (padding,
+last tokens) are no load.
+)";
 
 struct CollectArguments {
   InputOptions input;
@@ -39,7 +37,9 @@ int run(const CollectArguments& arguments) {
   expect_output(arguments.out, {arguments.input.path});
   ThreadPool pool(static_cast<std::size_t>(arguments.threads));
   const RoutingTrace trace = read_trace(open_input(arguments.input.path));
-  const Batching batching = batch(trace, arguments.input);
+  std::vector<std::string> remarks;
+  const Batching batching = batch(trace, arguments.input, remarks);
+  note_all(remarks);
   LoadTable load;
   {
     const Activity activity(fmt::format("counting the routes of {}", arguments.input.path));
@@ -73,19 +73,19 @@ int run(const CollectArguments& arguments) {
 
 }  // namespace
 
-Command collect_command(CLI::App& parent) {
-  auto arguments = std::make_shared<CollectArguments>();
-  CLI::App* const command = parent.add_subcommand("collect", "Count a trace's routes: the load of every micro-step");
-  add_batching_options(*command, arguments->input,
-                       {.input = "A trace file (made by import or synth)",
-                        .ranks = "A trace is batched anew when it was recorded for another number."});
-  command->add_option("-o,--out", arguments->out, "Write the load here; it appears whole or not at all")
-      ->type_name("LOAD")
-      ->required();
-  add_threads_option(*command, arguments->threads);
-  command->add_flag("--json", arguments->json, "Print what was counted as JSON");
-  teach(*command, kExamples, kMeaning);
-  return {command, [arguments] { return run(*arguments); }};
+Command collect_command() {
+  auto a = std::make_shared<CollectArguments>();
+  Option out = out_option(a->out, "LOAD", "Write the load here; it appears whole or not at all");
+  out.required = true;
+  return {.name = "collect",
+          .summary = "Count a trace's routes: the load of every micro-step",
+          .examples = std::string(kExamples),
+          .meaning = std::string(kMeaning),
+          .options = joined(
+              {{input_option(a->input.path, "Trace file (made by import or synth)")},
+               only(options_of(a->input), {"ranks", "ranks_per_node", "tokens_per_rank"}),
+               {std::move(out), threads_option(a->threads), json_option(a->json, "Print what was counted as JSON")}}),
+          .run = [a](const Given&) { return cli::run(*a); }};
 }
 
 }  // namespace foremoe::cli

@@ -1,12 +1,15 @@
 #pragma once
 
-// The subcommands of `foremoe`: each declares its options to the parser and says what to run once they are parsed.
+// The subcommands of `foremoe`: each declares its options and says what to run once they are parsed.
 
 #include <functional>
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
-namespace CLI {
-class App;
-}
+#include "foremoe/core/option.h"
 
 namespace foremoe::cli {
 
@@ -15,22 +18,61 @@ inline constexpr int kFoundWrong = 1;  // checked, and it is not right
 inline constexpr int kBadInput = 2;    // wrong usage, or input that cannot be read
 inline constexpr int kGaveUp = 3;      // a run that could not go on
 
-struct Command {
-  const CLI::App* app = nullptr;
-  std::function<int()> run;  // the exit code; throws InputError
+// The options that the user gave, by name.
+class Given {
+ public:
+  bool operator()(std::string_view name) const { return names_.contains(name); }
+  void add(const std::string& name) { names_.insert(name); }
+  // Throws InputError when one of them was given beside `name`.
+  void refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const;
+
+ private:
+  std::set<std::string, std::less<>> names_;
 };
 
-Command synth_command(CLI::App& parent);
-Command import_command(CLI::App& parent);
-Command collect_command(CLI::App& parent);
-Command inspect_command(CLI::App& parent);
-Command plan_command(CLI::App& parent);
-Command verify_command(CLI::App& parent);
-Command compare_command(CLI::App& parent);
-Command run_command(CLI::App& parent);
-Command calibrate_command(CLI::App& parent);
-Command reproduce_command(CLI::App& parent);
-Command simulate_command(CLI::App& parent);
-Command report_command(CLI::App& parent);
+struct Command {
+  std::string name;
+  std::string summary;   // one line
+  std::string examples;  // lines of the help
+  std::string meaning;   // what words and columns mean: the end of the full help
+  std::vector<Option> options;
+  std::function<int(const Given&)> run;  // the exit code; throws InputError
+};
+
+Command synth_command();
+Command import_command();
+Command collect_command();
+Command inspect_command();
+Command plan_command();
+Command verify_command();
+Command compare_command();
+Command run_command();
+Command simulate_command();
+Command report_command();
+Command calibrate_command();
+Command reproduce_command();
+Command options_command(const std::vector<Command>& commands);
+
+// Parses, runs, and turns what is thrown into one line on stderr and an exit code.
+int run_command_line(const std::vector<Command>& commands, int argc, char** argv);
+
+// Options that several commands have.
+Option json_option(bool& json, std::string help);
+Option out_option(std::string& out, std::string value, std::string help);
+Option threads_option(int& threads);
+Option align_option(int& align);
+Option input_option(std::string& path, std::string help);
+Option policies_option(std::vector<std::string>& policies);
+
+// Those of the names, in their order.
+std::vector<Option> only(std::vector<Option> options, std::initializer_list<std::string_view> names);
+std::vector<Option> without(std::vector<Option> options, std::initializer_list<std::string_view> names);
+// All of them, one list after the other.
+std::vector<Option> joined(std::initializer_list<std::vector<Option>> lists);
+// The option of that name, to be changed where a command means something else by it.
+Option& option_named(std::vector<Option>& options, std::string_view name);
+
+// "  vanilla  homes serve everything …", a line for each policy.
+std::string list_of_policies();
 
 }  // namespace foremoe::cli

@@ -1,19 +1,13 @@
-// foremoe compare: several policies on one load, each plan proved right before its figures are shown.
+// foremoe compare: several policies on one load, each plan checked before its figures are shown.
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 
-#include "command.h"
-#include "cost_arguments.h"
-#include "foremoe/plan/check_plan.h"
-#include "foremoe/plan/plan_json.h"
-#include "help_text.h"
-#include "measured_plan.h"
-#include "messages.h"
-#include "planner_arguments.h"
-#include "text_table.h"
-#include "wording.h"
+#include "foremoe/evaluate/evaluation_json.h"
+#include "planning_arguments.h"
 
 namespace foremoe::cli {
 namespace {
@@ -25,127 +19,92 @@ constexpr std::string_view kExamples = R"(  foremoe compare step.load.safetensor
 
 constexpr std::string_view kColumns =
     R"(Columns, over all layers and micro-steps with load:
+  residency   where the policy's copies live. free*: experts may be anywhere. Such a plan serves forward-only phases;
+              it cannot train, since gradients and optimizer state have no home
   ρ           imbalance: tokens of the busiest rank ÷ mean of all ranks. All others wait for it, so the experts of a
               layer take ρ times as long as they could. 1 is perfect{}
   copies      weights of one expert moved to another rank, per layer and event (a pass of a micro-step), whole group
   per rank    the most copies that one rank receives in one layer at one event
-  guests      copies that serve tokens, per layer and event. Of policies that place freely (eplb, …), which need
-              forward-only stages, every expert away from its home counts
+  guests      copies that serve tokens, per layer and event. For residency free, every expert away from its home counts
   home moves  experts whose owner changed, over all layers
   node link   tokens that the busiest node sends or receives, mean over layers and micro-steps
   µs          CPU time of planning one layer of one micro-step, without what is done once per step
+foremoe stops when the busiest rank is within --tolerance of the mean (default {} of it), since copies beyond that do not
+pay. static has no copies to save inside a step, so its ρ may be smaller.
 )";
 
-struct CompareArguments {
-  InputOptions input;
-  PlannerArguments planner;
-  CostArguments cost;
-  std::vector<std::string> policies{"all"};
-  bool json = false;
-};
-
-struct Row {
-  std::string policy;
-  std::variant<MeasuredPlan, Skipped> result;
-  CheckReport check;  // of a plan
-};
-
-CheckReport checked(const MeasureProblem& problem, const MeasuredPlan& measured) {
-  const Activity activity(fmt::format("checking the plan of {}", problem.policy.name()));
-  const StepInput& step = problem.input.step;
-  return check_plan(measured.plan, step.load,
-                    {.initial_home = problem.input.homes,
-                     .align = problem.align,
-                     .trace = step.trace_or_null(),
-                     .batching = step.batching_or_null(),
-                     .reported = &measured.figures});
+std::string columns_text(const std::string& bound) {
+  return fmt::format(kColumns, bound, default_tolerance(Residency::kResident));
 }
 
-nlohmann::ordered_json to_json(const Row& row) {
-  if (const auto* skipped = std::get_if<Skipped>(&row.result)) {
-    return {{"policy", row.policy}, {"skipped", skipped->reason}};
-  }
-  nlohmann::ordered_json json = to_json(std::get<MeasuredPlan>(row.result));
-  json["ok"] = row.check.ok();
-  if (!row.check.ok()) json["violations"] = foremoe::to_json(row.check)["violations"];
-  return json;
+std::string residency_of(const Evaluation& e) {
+  return std::string(to_string(e.plan.residency)) + (e.plan.residency == Residency::kFree ? "*" : "");
 }
 
-void print(const std::vector<Row>& rows, const LoadTable& load, const PlannerOptions& options) {
-  fmt::print("{}: {}\n{} per rank and layer, residency {}, {} in flight\n\n", load.name, describe(load),
-             counted(options.guest_slots, "guest slot"), to_string(options.residency),
-             counted(options.in_flight, "micro-step"));
-  TextTable table(
-      {"policy", "ρ mean", "ρ p99", "ρ max", "copies", "per rank", "guests", "home moves", "node link", "µs"});
+void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options) {
+  fmt::print("{}: {}\n{}\n\n", load.name, describe(load), describe(options));
+  TextTable table({"policy", "residency", "ρ mean", "ρ p99", "ρ max", "copies", "per rank", "guests", "home moves",
+                   "node link", "µs"});
   double bound = 0;  // 0: no plan of any load
-  for (const Row& row : rows) {
-    if (const auto* skipped = std::get_if<Skipped>(&row.result)) {
-      table.add({row.policy, "skipped: " + skipped->reason});
-    } else if (!row.check.ok()) {
-      table.add({row.policy, fmt::format("WRONG, {} violations: {}", row.check.num_violations(),
-                                         row.check.violations.front().message)});
-    } else if (std::get<MeasuredPlan>(row.result).figures.max_rank_tokens == 0) {
-      table.add({row.policy, "no load"});
+  for (const Evaluation& e : evaluations) {
+    if (!e.planned()) {
+      table.add({e.policy, "skipped: " + e.skipped});
+    } else if (!e.check.ok()) {
+      table.add({e.policy, fmt::format("WRONG, {} violations: {}", e.check.num_violations(),
+                                       e.check.violations.front().message)});
+    } else if (e.figures.max_rank_tokens == 0) {
+      table.add({e.policy, "no load"});
     } else {
-      const auto& measured = std::get<MeasuredPlan>(row.result);
-      const PlanFigures& f = measured.figures;
+      const PlanFigures& f = e.figures;
       bound = f.rho_lower_bound_mean;
-      table.add({row.policy, fmt::format("{:.4f}", f.rho.mean), fmt::format("{:.4f}", f.rho.p99),
+      table.add({e.policy, residency_of(e), fmt::format("{:.4f}", f.rho.mean), fmt::format("{:.4f}", f.rho.p99),
                  fmt::format("{:.4f}", f.rho.max), fmt::format("{:.2f}", f.copies_per_layer_event),
                  fmt::format("{}", f.copies_max_per_rank), fmt::format("{:.2f}", f.guests_per_layer),
                  fmt::format("{}", f.home_moves), fmt::format("{:.0f}", f.node_link_tokens.mean),
-                 fmt::format("{:.1f}", measured.us_per_layer_micro_step())});
+                 fmt::format("{:.1f}", e.us_per_layer_micro_step())});
     }
   }
   fmt::print("{}\n", table.to_string());
-  if (bound > 0) fmt::print(kColumns, fmt::format("; whole tokens permit {:.4f} here", bound));
+  if (bound > 0) fmt::print("{}", columns_text(fmt::format("; whole tokens permit {:.4f} here", bound)));
+  if (load.num_micro_steps() == 1) {
+    fmt::print(
+        "There is one micro-step, so nothing changes over time: copies chosen once per step (static) suffice.\n");
+  }
 }
 
-int run(const CompareArguments& arguments) {
+int run(PlanningArguments arguments, const Given& given) {
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
-  const std::optional<CostModel> cost = cost_model_if_given(arguments.cost);
-  ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
-  InputOptions input_options = arguments.input;
-  if (cost) take_nodes_of(cost->cluster(), input_options);
-  const PlanningInput input = read_planning_input(input_options, arguments.planner, pool);
-  const PlannerOptions options = within_cost(arguments.planner, cost, input.step.load);
-
-  std::vector<Row> rows;
-  bool ok = true;
+  PlanningSession session(arguments, given, /*simulates=*/false);
+  EvaluationContext context = session.context();
+  context.cost = nullptr;  // it is there for hidden copies alone
+  std::vector<Evaluation> evaluations;
   for (const Policy* policy : policies) {
-    const MeasureProblem problem{
-        .policy = *policy, .input = input, .options = options, .align = arguments.planner.align};
-    Row row{.policy = std::string(policy->name()), .result = measure(problem, pool), .check = {}};
-    if (const auto* measured = std::get_if<MeasuredPlan>(&row.result)) row.check = checked(problem, *measured);
-    ok = ok && row.check.ok();
-    rows.push_back(std::move(row));
+    evaluations.push_back(evaluate(*policy, session.input, arguments.evaluate, context));
   }
+  session.progress.end();
   if (arguments.json) {
     nlohmann::ordered_json array = nlohmann::ordered_json::array();
-    for (const Row& row : rows) array.push_back(to_json(row));
+    for (const Evaluation& e : evaluations) array.push_back(to_json(e, /*checked=*/true));
     fmt::print("{}\n", array.dump(2));
   } else {
-    print(rows, input.step.load, arguments.planner.options);
+    print(evaluations, session.input.load, arguments.evaluate);
   }
+  const bool ok = std::ranges::all_of(evaluations, [](const Evaluation& e) { return e.check.ok(); });
   return ok ? kOk : kFoundWrong;
 }
 
 }  // namespace
 
-Command compare_command(CLI::App& parent) {
-  auto arguments = std::make_shared<CompareArguments>();
-  CLI::App* const command =
-      parent.add_subcommand("compare", "Plan with several policies, prove each plan right, show figures side by side");
-  add_input_options(*command, arguments->input);
-  add_policies_option(*command, arguments->policies);
-  arguments->planner.models_cost = true;
-  add_planner_options(*command, arguments->planner);
-  add_cost_options(*command, arguments->cost, CostUse::kOptional);
-  add_align_option(*command, arguments->planner.align);
-  add_threads_option(*command, arguments->planner.threads);
-  command->add_flag("--json", arguments->json, "Print an array of objects as plan --json prints");
-  teach(*command, kExamples, fmt::format("Policies:\n{}\n{}", list_of_policies(), fmt::format(kColumns, "")));
-  return {command, [arguments] { return run(*arguments); }};
+Command compare_command() {
+  auto a = std::make_shared<PlanningArguments>();
+  return {.name = "compare",
+          .summary = "Plan with several policies, check each plan, and show their figures side by side",
+          .examples = std::string(kExamples),
+          .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies(), columns_text("")),
+          .options = joined({planning_options(*a, /*residency_auto=*/false),
+                             {policies_option(a->policies),
+                              json_option(a->json, "Print an array of objects as plan --json prints")}}),
+          .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -7,17 +7,14 @@
 #include <vector>
 
 #include "command.h"
+#include "console.h"
+#include "foremoe/core/error.h"
 #include "foremoe/core/mapped_file.h"
+#include "foremoe/evaluate/step_input.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/importers/importer.h"
-#include "foremoe/rollout/limits.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
-#include "help_text.h"
-#include "input_options.h"
-#include "messages.h"
-#include "option_checks.h"
-#include "output_file.h"
-#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -29,7 +26,7 @@ constexpr std::string_view kExamples = R"(  foremoe import sample-*.npy --expert
   foremoe import tokens_per_expert/rank*.jsonl --top-k 8 --out step.load.safetensors
 )";
 
-constexpr std::string_view kMeaning = R"(Formats, detected from the bytes unless --format tells:
+constexpr std::string_view kMeaning = R"(Formats, detected from the bytes unless --format says which:
   npy              numpy array [tokens, layers, top_k] of expert ids, a file is a sequence (vLLM)
   npz              zip of such arrays, a member is a sequence
   npy-base64       base64 of .npy, a line is a sequence
@@ -39,7 +36,8 @@ constexpr std::string_view kMeaning = R"(Formats, detected from the bytes unless
   megatron-trace   Megatron-LM's router_trace_rank{N}.jsonl; a call is a sequence, the n-th call of a layer micro-step n
   megatron-counts  Megatron-LM's tokens_per_expert/rank{N}.jsonl; yields a load file
 Several files are several sequences, in the order given (Megatron: one file per rank). A row is one token in one layer; rows
-with repeated expert ids are no routes (padding) and become missing ones; the report counts them.)";
+with repeated expert ids are not routes (padding) and become missing ones; the report counts them.
+)";
 
 struct ImportArguments {
   std::vector<std::string> inputs;
@@ -49,17 +47,8 @@ struct ImportArguments {
 };
 
 ImportFormat parse_format(const std::string& name) {
-  const auto format = import_format_named(name);
-  if (!format)
-    throw CLI::ValidationError("--format", fmt::format("'{}' is no format; see foremoe import --help", name));
-  return *format;
-}
-
-CountsAt parse_counts_at(const std::string& text) {
-  if (text == "auto") return CountsAt::kAuto;
-  if (text == "source") return CountsAt::kSource;
-  if (text == "received") return CountsAt::kReceived;
-  throw CLI::ValidationError("--counts-at", fmt::format("'{}', expected auto, source or received", text));
+  if (const auto format = import_format_named(name)) return *format;
+  throw InputError({.field = "format"}, fmt::format("'{}' is not a format; see foremoe import --help-all", name));
 }
 
 nlohmann::ordered_json to_json(const Imported& imported, const std::string& out) {
@@ -86,6 +75,7 @@ nlohmann::ordered_json to_json(const Imported& imported, const std::string& out)
   json["rows_recorded_missing"] = report.rows_recorded_missing;
   json["rows_repeating"] = report.rows_repeating;
   json["rows_skipped"] = report.rows_skipped;
+  json["last_tokens_without_route"] = report.last_tokens_without_route;
   json["rows_missing"] = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
   json["notes"] = report.notes;
   return json;
@@ -101,6 +91,13 @@ void print(const Imported& imported, const std::string& out) {
     const std::int64_t missing = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
     fmt::print("{} of {} rows have no route: {} recorded so, {} turned so because ids repeat, {} never recorded\n",
                missing, report.rows, report.rows_recorded_missing, report.rows_repeating, report.rows_skipped);
+    if (report.last_tokens_without_route > 0) {
+      fmt::print(
+          "{} no route: an engine records a token's route when it is fed to the model, and the last token of a "
+          "sequence never is\n",
+          counted(report.last_tokens_without_route, "last token") +
+              (report.last_tokens_without_route == 1 ? " has" : " have"));
+    }
   } else {
     fmt::print("{}: a load, {}, from {}\n", out, describe(*imported.load()), name_of(report.format));
   }
@@ -138,45 +135,61 @@ int run(const ImportArguments& arguments) {
 
 }  // namespace
 
-Command import_command(CLI::App& parent) {
-  auto arguments = std::make_shared<ImportArguments>();
-  ImportOptions& options = arguments->options;
-  CLI::App* const command =
-      parent.add_subcommand("import", "Read the routes that a rollout engine or trainer recorded");
-  command->add_option("FILE", arguments->inputs, "Recorded files")->required();
-  command->add_option("-o,--out", arguments->out, "Write the trace (of counts: the load) here, whole or not at all")
-      ->type_name("FILE")
-      ->required();
-  command
-      ->add_option_function<std::string>(
-          "--format", [&options](const std::string& name) { options.format = parse_format(name); }, "See below")
-      ->type_name("NAME")
-      ->default_str("detected");
-  const auto count = [&](const char* name, int& value, std::int64_t most, const char* text) {
-    command->add_option(name, value, text)->type_name("N")->check(in_range(1, most));
+Command import_command() {
+  auto a = std::make_shared<ImportArguments>();
+  ImportOptions& o = a->options;
+  const auto count = [&](const char* name, const char* field, int& value, std::int64_t most, const char* help,
+                         const char* initial) {
+    return integer_option({.name = name, .value = "N", .help = help, .initial = initial, .main = true, .field = field},
+                          value, {1, most});
   };
-  count("--experts", options.num_experts, kMaxExperts, "Experts of a layer (default: the largest id + 1)");
-  count("--layers", options.num_layers, 65535,
-        "Layers of headerless arrays; elsewhere checked against what is recorded");
-  count("--top-k", options.top_k, 65535, "Experts of a token, of headerless arrays and of counts");
-  count("--ranks-per-node", options.ranks_per_node, kMaxRanks,
-        "Where ranks are recorded (default: 8, or all if fewer)");
-  count("--pipeline-stages", options.pipeline_stages, kMaxRanks,
-        "Megatron: the ranks, ascending, are this many stages whose layers follow each other");
-  command->add_flag("--drop-recomputed", options.drop_recomputed,
-                    "Megatron trace: a call equal to an earlier one of its layer is activation recomputation");
-  command->add_flag("--drop-empty-layers", options.drop_empty_layers,
-                    "Leave out layers without any route (dense ones)");
-  command
-      ->add_option_function<std::string>(
-          "--counts-at", [&options](const std::string& text) { options.counts_at = parse_counts_at(text); },
-          "Megatron counts: at the source (a rank counts its own tokens) or as received (by its own experts)")
-      ->type_name("auto|source|received")
-      ->default_str("auto");
-  command->add_option("--model", options.model, "The model's name, for the trace's metadata")->type_name("NAME");
-  command->add_flag("--json", arguments->json, "Print the report as JSON");
-  teach(*command, kExamples, kMeaning);
-  return {command, [arguments] { return run(*arguments); }};
+  Option out = out_option(a->out, "FILE", "Write the trace (of counts: the load) here, whole or not at all");
+  out.required = true;
+  Option format{.name = "format",
+                .value = "NAME",
+                .help = "Format, see --help-all",
+                .initial = "detected",
+                .main = true,
+                .type = "text"};
+  format.set = [&o](const std::string& name) { o.format = parse_format(name); };
+  return {
+      .name = "import",
+      .summary = "Read the routes that a rollout engine or trainer recorded",
+      .examples = std::string(kExamples),
+      .meaning = std::string(kMeaning),
+      .options =
+          {values_option(
+               {.name = "files", .value = "FILE...", .help = "Recorded files", .required = true, .positional = true},
+               a->inputs),
+           std::move(out), std::move(format),
+           text_option({.name = "model",
+                        .value = "NAME",
+                        .help = "Name of the model, for the trace's metadata. A known one also sets --experts",
+                        .main = true},
+                       o.model),
+           count("experts", "num_experts", o.num_experts, kMaxExperts, "Experts of a layer", "the largest id + 1"),
+           count("layers", "num_layers", o.num_layers, 65535,
+                 "Layers of headerless arrays; elsewhere checked against what is recorded", "as recorded"),
+           count("top_k", "", o.top_k, 65535, "Experts of a token, of headerless arrays and of counts", "as recorded"),
+           count("ranks_per_node", "", o.ranks_per_node, kMaxRanks, "Where ranks are recorded: ranks of a node",
+                 "8, or all if fewer"),
+           count("pipeline_stages", "", o.pipeline_stages, kMaxRanks,
+                 "Megatron: number of pipeline stages; ascending ranks are split evenly among them", "1"),
+           flag_option({.name = "drop_recomputed",
+                        .help = "Megatron trace: drop a call that equals an earlier one of its layer, which is "
+                                "activation recomputation"},
+                       o.drop_recomputed),
+           flag_option({.name = "drop_empty_layers", .help = "Leave out layers without any route (dense ones)"},
+                       o.drop_empty_layers),
+           word_option<CountsAt>(
+               {.name = "counts_at",
+                .value = "auto|source|received",
+                .help = "Megatron counts: at the source (a rank counts its own tokens) or as received "
+                        "(by its own experts)"},
+               o.counts_at,
+               {{"auto", CountsAt::kAuto}, {"source", CountsAt::kSource}, {"received", CountsAt::kReceived}}),
+           json_option(a->json, "Print the report as JSON")},
+      .run = [a](const Given&) { return cli::run(*a); }};
 }
 
 }  // namespace foremoe::cli

@@ -1,16 +1,25 @@
-// foremoe inspect: what is in a trace, a load or a plan.
+// foremoe inspect: what is in a trace, a load or a plan, and how uneven it is.
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
 
 #include "command.h"
+#include "console.h"
+#include "foremoe/core/error.h"
 #include "foremoe/core/safetensors.h"
+#include "foremoe/evaluate/step_input.h"
+#include "foremoe/plan/plan_file.h"
+#include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/file_kind.h"
-#include "help_text.h"
-#include "inspection.h"
-#include "option_checks.h"
-#include "planner_arguments.h"
+#include "foremoe/rollout/load_statistics.h"
+#include "foremoe/rollout/trace_file.h"
+#include "load_picture.h"
 
 namespace foremoe::cli {
 namespace {
@@ -22,43 +31,292 @@ constexpr std::string_view kExamples =
 )";
 
 constexpr std::string_view kMeaning =
-    R"(The picture shows one layer (the most uneven unless --layer tells): how many tokens each rank serves, over the whole step
-and in each micro-step. RL steps are skewed but steady; their micro-steps are wild, which is what planning cures.
+    R"(The picture shows one layer (the most uneven unless --layer says which): how many tokens each rank serves, over the whole step
+and in each micro-step. RL steps are skewed but steady; their micro-steps differ much, which planning cures.
 Per layer, experts at home:
   step, mean, max   imbalance ρ, busiest rank ÷ mean rank: of the whole step, and mean and max over its micro-steps
   max_vio …         verl's violations of the experts' loads over the step, d = load ÷ mean − 1: the largest d, the smallest
                     (−1: an expert that nobody chose), and the mean of |d|
   fluctuation       how much an expert's share varies over the micro-steps: standard deviation ÷ mean, mean over experts
   micro-steps       ρ of each, from 1 (▁) to the largest of all (█)
-Of a plan, ranks' loads are those that it gives them.)";
+Of a plan, ranks' loads are those that it gives them.
+)";
+
+struct InspectArguments {
+  InputOptions input;
+  std::optional<int> layer;  // to draw; none: the most uneven
+  int rows = 64;             // micro-steps to draw
+  bool json = false;
+};
+
+// The layer to draw.
+int layer_to_draw(const InspectArguments& arguments, int num_layers, int most_uneven) {
+  const int layer = arguments.layer.value_or(most_uneven);
+  if (layer >= num_layers && arguments.layer) {
+    throw InputError({.field = "layer"},
+                     fmt::format("{}, but {} has {}", layer, arguments.input.path, counted(num_layers, "layer")));
+  }
+  return layer;
+}
+
+void print_picture(const Array<Tokens, 3>& rank_loads, int layer, const InspectArguments& arguments) {
+  LoadPicture picture{
+      .title = fmt::format("Layer {}: tokens that each of {} ranks serves", layer, rank_loads.extent(2)),
+      .rank_loads = Array<Tokens, 2>({rank_loads.extent(0), rank_loads.extent(2)}),
+      .max_rows = arguments.rows,
+      .columns = terminal_columns(),
+      .color = wants_color()};
+  for (std::size_t m = 0; m < rank_loads.extent(0); ++m) {
+    std::ranges::copy(rank_loads.row(m, layer), picture.rank_loads.row(m).begin());
+  }
+  fmt::print("{}", draw(picture));
+}
+
+using Json = nlohmann::ordered_json;
+
+Json to_json(const LoadViolation& v) {
+  return {{"max_vio", v.max_vio}, {"min_vio", v.min_vio}, {"avg_vio", v.avg_vio}};
+}
+
+Json to_json(const LayerStatistics& s, int layer, std::span<const double> rho) {
+  return {{"layer", layer},
+          {"rho", {{"step", s.step_ratio}, {"mean", s.mean_ratio}, {"max", s.max_ratio}}},
+          {"step", to_json(s.step)},
+          {"mean_micro_step", to_json(s.mean_micro_step)},
+          {"worst_micro_step", to_json(s.worst_micro_step)},
+          {"fluctuation", s.fluctuation},
+          {"micro_step_rho", rho}};
+}
+
+Json describe_trace(const RoutingTrace& trace) {
+  std::int64_t longest = 0;
+  for (int s = 0; s < trace.num_sequences(); ++s) longest = std::max(longest, trace.sequence_length(s));
+  Json json{{"kind", "trace"},
+            {"model", trace.model},
+            {"origin", trace.origin},
+            {"sequences", trace.num_sequences()},
+            {"tokens", trace.num_tokens},
+            {"longest_sequence", longest},
+            {"layers", trace.num_layers},
+            {"layer_ids", trace.layer_ids},
+            {"experts", trace.num_experts},
+            {"top_k", trace.top_k},
+            {"recorded_ranks", trace.ranks}};
+  return json;
+}
+
+void print_trace(const Json& trace, const std::string& path) {
+  const auto number = [&](const char* key) { return trace[key].get<std::int64_t>(); };
+  fmt::print("{}: a trace of {} in {} (the longest {}), {}, top-{} of {}\n", path, counted(number("tokens"), "token"),
+             counted(number("sequences"), "sequence"), number("longest_sequence"), counted(number("layers"), "layer"),
+             number("top_k"), counted(number("experts"), "expert"));
+  for (const char* key : {"model", "origin"}) {
+    if (!trace[key].get<std::string>().empty()) fmt::print("{}: {}\n", key, trace[key].get<std::string>());
+  }
+}
+
+// [micro_step][layer][rank], tokens that the ranks' own experts receive.
+Array<Tokens, 3> loads_at_home(const LoadTable& table, ArrayView<const RankId, 2> home) {
+  const auto& shape = table.load.shape();
+  Array<Tokens, 3> loads({shape[0], shape[1], shape[2]});
+  std::vector<std::int64_t> of_expert(shape[3]);
+  for (std::size_t m = 0; m < shape[0]; ++m) {
+    for (std::size_t l = 0; l < shape[1]; ++l) {
+      table.expert_loads(MicroStepId{m}, LayerId{l}, of_expert);
+      for (std::size_t e = 0; e < of_expert.size(); ++e) loads(m, l, home(l, e)) += Tokens{of_expert[e]};
+    }
+  }
+  return loads;
+}
+
+void print_layers(const std::vector<LayerStatistics>& layers, const std::vector<std::vector<double>>& rho) {
+  double largest = 1;
+  for (const LayerStatistics& s : layers) largest = std::max(largest, s.max_ratio);
+  TextTable table(
+      {"layer", "ρ step", "ρ mean", "ρ max", "max_vio", "min_vio", "avg_vio", "fluctuation", "micro-steps"});
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const LayerStatistics& s = layers[l];
+    table.add({fmt::format("{}", l), fmt::format("{:.3f}", s.step_ratio), fmt::format("{:.3f}", s.mean_ratio),
+               fmt::format("{:.3f}", s.max_ratio), fmt::format("{:.3f}", s.step.max_vio),
+               fmt::format("{:.3f}", s.step.min_vio), fmt::format("{:.3f}", s.step.avg_vio),
+               fmt::format("{:.3f}", s.fluctuation), sparkline(rho[l], 1, largest, 32)});
+  }
+  fmt::print("{}\n", table.to_string());
+}
+
+// A trace or a load: printed unless JSON is asked for, and returned as JSON.
+Json inspect_rollout(const Safetensors& file, bool is_trace, const InspectArguments& arguments) {
+  Json json{{"kind", "load"}};
+  InputOptions input = arguments.input;
+  if (is_trace) {
+    const RoutingTrace trace = read_trace(file);
+    json = describe_trace(trace);
+    if (!trace.has_batching() && input.ranks == 0) {
+      input.ranks = std::gcd(8, trace.num_experts);
+      note(fmt::format("{}: no batching recorded; shown as it would be on {} (--ranks R for another number)",
+                       input.path, counted(input.ranks, "rank")));
+    }
+  }
+  ThreadPool pool;
+  const StepInput read = read_load_or_trace(input, pool);
+  note_all(read.remarks);
+  const LoadTable& load = read.load;
+  const Array<RankId, 2> homes = initial_homes(input.homes, load);
+  const std::vector<LayerStatistics> layers = layer_statistics(load, homes);
+  const Array<double, 2> ratios = imbalance_ratios(load, homes);  // [micro_step][layer]
+
+  std::vector<std::vector<double>> rho(layers.size());  // [layer][micro_step]
+  json["micro_steps"] = load.num_micro_steps();
+  json["layers"] = load.num_layers();
+  json["ranks"] = load.num_ranks();
+  json["ranks_per_node"] = load.ranks_per_node;
+  json["experts"] = load.num_experts();
+  json["top_k"] = load.top_k;
+  json["load_digest"] = load_digest(load);
+  json["layer_statistics"] = Json::array();
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    for (std::size_t m = 0; m < ratios.extent(0); ++m) rho[l].push_back(ratios(m, l));
+    json["layer_statistics"].push_back(to_json(layers[l], static_cast<int>(l), rho[l]));
+  }
+  const auto worst = std::ranges::max_element(layers, {}, &LayerStatistics::mean_ratio);
+  const int layer = layer_to_draw(arguments, load.num_layers(), static_cast<int>(worst - layers.begin()));
+  if (arguments.json) return json;
+
+  if (is_trace) print_trace(json, input.path);
+  fmt::print("{}{}, top-{}\n", is_trace ? "as batched: " : fmt::format("{}: a load of ", input.path), describe(load),
+             load.top_k);
+  if (std::ranges::all_of(load.load.flat(), [](Tokens tokens) { return tokens == Tokens{0}; })) {
+    fmt::print("no load\n");
+    return json;
+  }
+  fmt::print("\n");
+  print_layers(layers, rho);
+  print_picture(loads_at_home(load, homes), layer, arguments);
+  return json;
+}
+
+struct LayerSummary {
+  std::vector<double> rho;  // [micro_step], 1 without load
+  double mean_rho = 1;
+  double max_rho = 1;
+  double copies_per_event = 0;
+  double guests_per_event = 0;  // with quota
+};
+
+std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<Tokens, 3>& loads) {
+  std::vector<LayerSummary> layers(loads.extent(1));
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    LayerSummary& layer = layers[l];
+    int with_load = 0;
+    double sum = 0;
+    for (std::size_t m = 0; m < loads.extent(0); ++m) {
+      const std::optional<double> rho = imbalance(loads.row(m, l));
+      layer.rho.push_back(rho.value_or(1));
+      layer.max_rho = std::max(layer.max_rho, layer.rho.back());
+      if (rho) {
+        ++with_load;
+        sum += *rho;
+      }
+    }
+    if (with_load > 0) layer.mean_rho = sum / with_load;
+    CopyFinder copies(plan, LayerId{l});
+    for (int t = 0; t < plan.num_events(); ++t) {
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        layer.copies_per_event += static_cast<double>(copies.into(EventId{t}, RankId{r}).size()) / plan.num_events();
+        for (int s = 0; s < plan.num_slots(); ++s) {
+          const ExpertId e = plan.slot_expert(t, l, r, s);
+          const bool serves =
+              e != kNoExpert && plan.home(l, e) != RankId{r} && plan.slot_tokens(t, l, r, s) > Tokens{0};
+          if (serves) layer.guests_per_event += 1.0 / plan.num_events();
+        }
+      }
+    }
+  }
+  return layers;
+}
+
+// A plan: who made it and how, what it copies, and the loads that it gives the ranks.
+Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
+  const StepPlan plan = read_plan(file);
+  const Array<Tokens, 3> loads = planned_loads(plan);
+  const std::vector<LayerSummary> layers = summarise(plan, loads);
+  Json json{{"kind", "plan"},
+            {"policy", plan.policy},
+            {"residency", to_string(plan.residency)},
+            {"guest_slots", plan.guest_slots},
+            {"in_flight", plan.in_flight},
+            {"events", plan.num_events()},
+            {"micro_steps", plan.num_micro_steps()},
+            {"layers", plan.num_layers()},
+            {"ranks", plan.num_ranks()},
+            {"ranks_per_node", plan.ranks_per_node},
+            {"experts", plan.num_experts()},
+            {"load_digest", plan.load_digest},
+            {"options", Json::parse(plan.options)},
+            {"layer_statistics", Json::array()}};
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    json["layer_statistics"].push_back({{"layer", l},
+                                        {"rho", {{"mean", layers[l].mean_rho}, {"max", layers[l].max_rho}}},
+                                        {"copies_per_event", layers[l].copies_per_event},
+                                        {"guests_per_event", layers[l].guests_per_event},
+                                        {"micro_step_rho", layers[l].rho}});
+  }
+  const auto worst = std::ranges::max_element(layers, {}, &LayerSummary::mean_rho);
+  const int layer = layer_to_draw(arguments, plan.num_layers(), static_cast<int>(worst - layers.begin()));
+  if (arguments.json) return json;
+
+  fmt::print("{}: a plan by {}, residency {}, {} per rank and layer, {} in flight\n", arguments.input.path, plan.policy,
+             to_string(plan.residency), counted(plan.guest_slots, "guest slot"), counted(plan.in_flight, "micro-step"));
+  fmt::print("{} of {} × {}, {} on {}, {} to a node\n", counted(plan.num_events(), "event"),
+             counted(plan.num_micro_steps(), "micro-step"), counted(plan.num_layers(), "layer"),
+             counted(plan.num_experts(), "expert"), counted(plan.num_ranks(), "rank"), plan.ranks_per_node);
+  fmt::print("options: {}\nfor the load {}\n\n", plan.options, plan.load_digest);
+  if (std::ranges::all_of(loads.flat(), [](Tokens tokens) { return tokens == Tokens{0}; })) {
+    fmt::print("no load\n");
+    return json;
+  }
+
+  const double largest = std::ranges::max_element(layers, {}, &LayerSummary::max_rho)->max_rho;
+  TextTable table({"layer", "ρ mean", "ρ max", "copies per event", "guests per event", "micro-steps"});
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    table.add({fmt::format("{}", l), fmt::format("{:.4f}", layers[l].mean_rho),
+               fmt::format("{:.4f}", layers[l].max_rho), fmt::format("{:.2f}", layers[l].copies_per_event),
+               fmt::format("{:.2f}", layers[l].guests_per_event), sparkline(layers[l].rho, 1, largest, 32)});
+  }
+  fmt::print("{}\n", table.to_string());
+  print_picture(loads, layer, arguments);
+  return json;
+}
 
 int run(const InspectArguments& arguments) {
   const Safetensors file = open_input(arguments.input.path);
-  const nlohmann::ordered_json json = file_kind(file) == FileKind::kPlan
-                                          ? inspect_plan(file, arguments)
-                                          : inspect_rollout(file, file_kind(file) == FileKind::kTrace, arguments);
+  const Json json = file_kind(file) == FileKind::kPlan
+                        ? inspect_plan(file, arguments)
+                        : inspect_rollout(file, file_kind(file) == FileKind::kTrace, arguments);
   if (arguments.json) fmt::print("{}\n", json.dump(2));
   return kOk;
 }
 
 }  // namespace
 
-Command inspect_command(CLI::App& parent) {
-  auto arguments = std::make_shared<InspectArguments>();
-  CLI::App* const command = parent.add_subcommand("inspect", "Show what a file holds, and how uneven its loads are");
-  add_input_options(*command, arguments->input);
-  command->get_option("INPUT")->description("A trace, a load or a plan file");
-  command->add_option("--layer", arguments->layer, "The layer to draw (default: the most uneven)")
-      ->type_name("L")
-      ->check(at_least(0));
-  command->add_option("--rows", arguments->rows, "Micro-steps to draw")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(at_least(0));
-  add_homes_option(*command, arguments->homes);
-  command->add_flag("--json", arguments->json, "Print all figures as one JSON object");
-  teach(*command, kExamples, kMeaning);
-  return {command, [arguments] { return run(*arguments); }};
+Command inspect_command() {
+  auto a = std::make_shared<InspectArguments>();
+  constexpr IntegerRange kFrom0{0, std::numeric_limits<int>::max()};
+  return {
+      .name = "inspect",
+      .summary = "Show what a file holds, and how uneven its loads are",
+      .examples = std::string(kExamples),
+      .meaning = std::string(kMeaning),
+      .options = joined(
+          {{input_option(a->input.path, "Trace, load or plan file")},
+           without(options_of(a->input), {"previous", "previous_load"}),
+           {integer_option(
+                {.name = "layer", .value = "L", .help = "Layer to draw", .initial = "the most uneven", .main = true},
+                a->layer, kFrom0),
+            integer_option({.name = "rows", .value = "N", .help = "Micro-steps to draw", .main = true}, a->rows,
+                           kFrom0),
+            json_option(a->json, "Print all figures as one JSON object")}}),
+      .run = [a](const Given&) { return cli::run(*a); }};
 }
 
 }  // namespace foremoe::cli

@@ -2,19 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 
-#include "command.h"
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/plan/plan_file.h"
-#include "help_text.h"
-#include "measured_plan.h"
-#include "memory_fit.h"
-#include "messages.h"
-#include "output_file.h"
-#include "simulation_arguments.h"
-#include "text_table.h"
-#include "wording.h"
+#include "planning_arguments.h"
 
 namespace foremoe::cli {
 namespace {
@@ -29,33 +23,28 @@ constexpr std::string_view kExamples =
 constexpr std::string_view kMeaning =
     R"(Figures. ρ is the busiest rank's tokens ÷ the mean rank's, in one layer of one micro-step; a layer takes ρ times as
 long as it could. mean, p99 and max are over all (layer, micro-step) pairs with load. A copy moves one expert's weights
-into one guest slot; an event is a pass (forward or backward) of a micro-step, with one in flight both together.
-"foremoe verify" proves a plan right. In --json, tokens are token–expert assignments, plan_seconds wall time,
-plan_us_per_layer_micro_step CPU time in µs without stage B.)";
+into one guest slot. An event is a pass (forward or backward) of a micro-step; with one in flight it is both together.
+"foremoe verify" proves a plan right. In --json, tokens are token–expert assignments, plan_seconds is wall time, and
+plan_us_per_layer_micro_step is CPU time in µs without stage B.
+)";
 
-struct PlanArguments {
-  InputOptions input;
-  PlannerArguments planner;
-  CostArguments cost;
-  double memory_budget_gigabytes = 0;  // 0: none
+struct PlanArguments : PlanningArguments {
   std::string policy = "foremoe";
   std::string out;
-  bool json = false;
 };
 
 // What verify must know to make the same load again and to hold homes against those before.
-void record_input_options(const PlanArguments& arguments, StepPlan& plan) {
+void record_input_options(const InputOptions& input, StepPlan& plan) {
   auto options = nlohmann::ordered_json::parse(plan.options);
-  const InputOptions& input = arguments.input;
-  if (arguments.planner.homes != kContiguous) options["homes"] = arguments.planner.homes;
-  if (input.tokens_per_rank != kDefaultTokensPerRank) options["tokens-per-rank"] = input.tokens_per_rank;
+  if (input.homes != kContiguous) options["homes"] = input.homes;
+  if (input.tokens_per_rank != InputOptions{}.tokens_per_rank) options["tokens-per-rank"] = input.tokens_per_rank;
   if (input.layers != 0) options["layers"] = input.layers;
   if (input.micro_steps != 0) options["micro-steps"] = input.micro_steps;
   plan.options = options.dump();
 }
 
-void print(const MeasuredPlan& measured, const LoadTable& load, const std::string& out) {
-  const PlanFigures& f = measured.figures;
+void print(const Evaluation& e, const LoadTable& load, const std::string& out) {
+  const PlanFigures& f = e.figures;
   fmt::print("{}: {}\n", load.name, describe(load));
   fmt::print("Planned by {}: residency {}, {} per rank and layer, {} in flight\n\n", f.policy, to_string(f.residency),
              counted(f.guest_slots, "guest slot"), counted(f.in_flight, "micro-step"));
@@ -82,85 +71,67 @@ void print(const MeasuredPlan& measured, const LoadTable& load, const std::strin
                                 f.node_link_rows->max));
     }
   }
-  facts.add("planning",
-            fmt::format("{:.3f} s on {}; {:.1f} µs of CPU per layer and micro-step", measured.times.wall_seconds,
-                        counted(measured.threads, "thread"), measured.us_per_layer_micro_step()));
+  facts.add("planning", fmt::format("{:.3f} s on {}; {:.1f} µs of CPU per layer and micro-step", e.times.wall_seconds,
+                                    counted(e.threads, "thread"), e.us_per_layer_micro_step()));
   if (!out.empty()) facts.add("written", out);
   fmt::print("{}", facts.to_string());
 }
 
-// The policy update's plan of the residency with which a step is quickest.
-std::variant<MeasuredPlan, Skipped> measure_best(const MeasureProblem& problem, const PlanArguments& arguments,
-                                                 const std::optional<CostModel>& cost, ThreadPool& pool) {
-  if (!cost) {
-    throw InputError({.file = "--residency", .field = {}, .index = {}}, "auto needs --cluster and --model");
-  }
-  const SimulationArguments simulation{.memory_budget_gigabytes = arguments.memory_budget_gigabytes};
-  const SimulationSetup setup = simulation_setup(simulation, *cost, arguments.planner);
-  auto result = simulate_policy(problem, setup, pool);
-  if (auto* skipped = std::get_if<Skipped>(&result)) return std::move(*skipped);
-  auto& simulated = std::get<SimulatedPolicy>(result);
-  const NeededMemory needed{.who = fmt::format("residency {}", to_string(simulated.measured.plan.residency)),
-                            .bytes = simulated.step.memory_bytes_per_rank};
-  for (const std::string& remark : memory_remarks({needed}, *cost, setup.memory_budget)) note(remark);
-  return std::move(simulated.measured);
-}
-
-int run(const PlanArguments& arguments) {
-  if (arguments.memory_budget_gigabytes > 0 && !arguments.planner.choose_residency) {
-    throw InputError({.file = "--memory-budget", .field = {}, .index = {}}, "serves --residency auto alone");
+int run(PlanArguments arguments, const Given& given) {
+  EvaluateOptions& options = arguments.evaluate;
+  if (options.memory_budget_gigabytes > 0 && !options.choose_residency) {
+    throw InputError({.field = "memory_budget"}, "serves --residency auto alone");
   }
   const Policy& policy = policy_named(arguments.policy);
-  const PlannerArguments& planner = arguments.planner;
-  expect_output(arguments.out, {arguments.input.path, planner.homes == kContiguous ? std::string{} : planner.homes,
-                                planner.previous, planner.previous_load});
-  const std::optional<CostModel> cost = cost_model_if_given(arguments.cost);
-  ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
-  InputOptions input_options = arguments.input;
-  if (cost) take_nodes_of(cost->cluster(), input_options);
-  const PlanningInput input = read_planning_input(input_options, planner, pool);
-  const LoadTable& load = input.step.load;
+  const InputOptions& files = arguments.input;
+  expect_output(arguments.out,
+                {files.path, files.homes == kContiguous ? "" : files.homes, files.previous, files.previous_load});
+  PlanningSession session(arguments, given, /*simulates=*/false);
+  const LoadTable& load = session.input.load;
 
-  const PlannerOptions options = within_cost(planner, cost, load);
-  const MeasureProblem problem{.policy = policy, .input = input, .options = options, .align = planner.align};
-  auto result = planner.choose_residency ? measure_best(problem, arguments, cost, pool) : measure(problem, pool);
-  if (const auto* skipped = std::get_if<Skipped>(&result)) {
-    throw InputError({.file = load.name, .field = {}, .index = {}},
-                     fmt::format("policy {} cannot plan it: {}", arguments.policy, skipped->reason));
+  options.check = false;  // verify is for that
+  EvaluationContext context = session.context();
+  if (!options.choose_residency) context.cost = nullptr;  // it is there for hidden copies alone
+  Evaluation e = evaluate(policy, session.input, options, context);
+  session.progress.end();
+  if (!e.planned()) {
+    throw InputError({.file = load.name}, fmt::format("policy {} cannot plan it: {}", arguments.policy, e.skipped));
   }
-  auto& measured = std::get<MeasuredPlan>(result);
+  if (e.step) {
+    const NeededMemory needed{.who = fmt::format("residency {}", to_string(e.plan.residency)),
+                              .bytes = e.step->memory_bytes_per_rank};
+    note_all(memory_remarks({needed}, *session.cost, options.memory_budget()));
+    e.step.reset();
+  }
   if (!arguments.out.empty()) {
-    record_input_options(arguments, measured.plan);
-    write_plan(measured.plan, arguments.out);
+    record_input_options(files, e.plan);
+    write_plan(e.plan, arguments.out);
   }
   if (arguments.json) {
-    fmt::print("{}\n", to_json(measured).dump(2));
+    fmt::print("{}\n", to_json(e, /*checked=*/false).dump(2));
   } else {
-    print(measured, load, arguments.out);
+    print(e, load, arguments.out);
   }
   return kOk;
 }
 
 }  // namespace
 
-Command plan_command(CLI::App& parent) {
-  auto arguments = std::make_shared<PlanArguments>();
-  CLI::App* const command = parent.add_subcommand(
-      "plan", "Plan where copies of experts sit and which tokens they serve, in every layer of every micro-step");
-  add_input_options(*command, arguments->input);
-  arguments->planner.models_cost = true;
-  arguments->planner.simulates = true;
-  add_planner_options(*command, arguments->planner);
-  add_cost_options(*command, arguments->cost, CostUse::kOptional);
-  add_memory_budget_option(*command, arguments->memory_budget_gigabytes, "--residency auto stays within it");
-  command->add_option("--policy", arguments->policy, "Who plans; see below")->type_name("NAME")->capture_default_str();
-  command->add_option("-o,--out", arguments->out, "Write the plan here; it appears whole or not at all")
-      ->type_name("PLAN");
-  add_align_option(*command, arguments->planner.align);
-  add_threads_option(*command, arguments->planner.threads);
-  command->add_flag("--json", arguments->json, "Print the figures as one JSON object");
-  teach(*command, kExamples, fmt::format("Policies:\n{}\n{}", list_of_policies(), kMeaning));
-  return {command, [arguments] { return run(*arguments); }};
+Command plan_command() {
+  auto a = std::make_shared<PlanArguments>();
+  std::vector<Option> budget = only(simulation_options_of(a->evaluate), {"memory_budget"});
+  budget.front().help = "Memory of one rank, 10⁹ bytes: --residency auto stays within it";
+  return {.name = "plan",
+          .summary = "Plan where copies of experts sit and which tokens they serve, in every layer of every micro-step",
+          .examples = std::string(kExamples),
+          .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies(), kMeaning),
+          .options = joined(
+              {planning_options(*a, /*residency_auto=*/true),
+               std::move(budget),
+               {text_option({.name = "policy", .value = "NAME", .help = "Policy that plans", .main = true}, a->policy),
+                out_option(a->out, "PLAN", "Write the plan here; it appears whole or not at all"),
+                json_option(a->json, "Print the figures as one JSON object")}}),
+          .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -3,20 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <string_view>
 
-#include "command.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/limits.h"
-#include "help_text.h"
-#include "memory_fit.h"
-#include "messages.h"
-#include "option_checks.h"
-#include "output_file.h"
+#include "foremoe/rollout/file_kind.h"
+#include "planning_arguments.h"
 #include "report_gatherer.h"
-#include "simulation_arguments.h"
-#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
@@ -36,14 +30,9 @@ fastest. Every plan is proved right; what is not is left out and named, and the 
 Times, memory and traffic are those of a model of the cluster (foremoe simulate --help), not measured on one.
 )";
 
-struct ReportArguments {
-  InputOptions input;
-  PlannerArguments planner;
-  CostArguments cost;
-  std::vector<std::string> policies{"all"};
+struct ReportArguments : PlanningArguments {
   std::vector<int> guest_slots{1, 2, 4};
   std::string out;
-  SimulationArguments simulation;
 };
 
 // Vanilla first: everything is compared with it.
@@ -75,22 +64,22 @@ std::vector<report::Setting> settings(const ReportArguments& arguments, const Lo
          fmt::format("{:.4g} of the model's {}", static_cast<double>(cost.model().moe_layers) / load.num_layers(),
                      counted(cost.model().moe_layers, "MoE layer"))});
   }
-  if (arguments.simulation.rollout_seconds > 0)
-    all.push_back({"rollout", fmt::format("{:g} s", arguments.simulation.rollout_seconds)});
-  if (arguments.simulation.memory_budget_gigabytes > 0) {
-    all.push_back({"memory budget", fmt::format("{:g} GB", arguments.simulation.memory_budget_gigabytes)});
+  if (arguments.evaluate.rollout_seconds > 0)
+    all.push_back({"rollout", fmt::format("{:g} s", arguments.evaluate.rollout_seconds)});
+  if (arguments.evaluate.memory_budget_gigabytes > 0) {
+    all.push_back({"memory budget", fmt::format("{:g} GB", arguments.evaluate.memory_budget_gigabytes)});
   }
   return all;
 }
 
-std::vector<std::string> remarks(const report::Report& page, const SimulationSetup& setup) {
+std::vector<std::string> remarks(const report::Report& page, const CostModel& cost, std::optional<Bytes> budget) {
   std::vector<NeededMemory> needed;
   for (const report::PolicyResult& p : page.policies) {
     if (p.skipped.empty()) {
       needed.push_back({.who = p.policy, .bytes = Bytes{static_cast<std::int64_t>(p.memory_bytes)}});
     }
   }
-  std::vector<std::string> all = memory_remarks(needed, setup.cost, setup.memory_budget);
+  std::vector<std::string> all = memory_remarks(needed, cost, budget);
   for (std::string& remark : all) remark = fmt::format("Memory: {}.", remark);
   return all;
 }
@@ -108,20 +97,16 @@ std::string conclusion(const report::Report& page) {
                      page.policies.size() > 1 ? "nothing could be planned but " : "", page.before, of_ideal);
 }
 
-int run(ReportArguments arguments) {
-  if (arguments.out.empty()) throw InputError({.file = "--out", .field = {}, .index = {}}, "is an empty name");
+int run(ReportArguments arguments, const Given& given) {
+  if (arguments.out.empty()) throw InputError({.field = "out"}, "is an empty name");
   expect_output(arguments.out, {arguments.input.path});
   const std::vector<const Policy*> policies = policies_of(arguments);
-  ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
-  take_nodes_of(find_cluster(arguments.cost.cluster), arguments.input);
-  arguments.planner.options.guest_slots = arguments.guest_slots.front();
-  const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
-  const LoadTable& load = input.step.load;
-  const CostModel cost = cost_model_for(arguments.cost, load);
-  const PlannerOptions options = within_cost(arguments.planner, cost, load);
+  arguments.evaluate.planner.guest_slots = arguments.guest_slots.front();
+  PlanningSession session(arguments, given, /*simulates=*/true);
+  const LoadTable& load = session.input.load;
+  const CostModel& cost = *session.cost;
+  const PlannerOptions& options = arguments.evaluate.planner;
 
-  const SimulationSetup setup = simulation_setup(arguments.simulation, cost, arguments.planner);
-  const ReportProblem problem{.input = input, .setup = setup, .align = arguments.planner.align, .pool = pool};
   report::Report page{.input = fmt::format("{}: {}", load.name, describe(load)),
                       .model = cost.model().name,
                       .cluster = cost.cluster().name,
@@ -129,12 +114,13 @@ int run(ReportArguments arguments) {
                       .ranks_per_node = load.ranks_per_node,
                       .guest_slots = options.guest_slots,
                       .settings = settings(arguments, load, cost, options)};
-  ReportGatherer gatherer(problem, options);
+  ReportGatherer gatherer(session.input, arguments.evaluate, session.context());
   gatherer.compare(policies, page);
   gatherer.look_closer(page);
   gatherer.ablate(page);
   gatherer.weigh_memory(arguments.guest_slots, page);
-  page.remarks = remarks(page, setup);
+  session.progress.end();
+  page.remarks = remarks(page, cost, arguments.evaluate.memory_budget());
   write_file(arguments.out, report::to_html(page));
   fmt::print("{}: {}\n", arguments.out, conclusion(page));
   for (const std::string& wrong : gatherer.wrong()) fmt::print(stderr, "foremoe report: {}\n", wrong);
@@ -143,35 +129,35 @@ int run(ReportArguments arguments) {
 
 }  // namespace
 
-Command report_command(CLI::App& parent) {
-  auto arguments = std::make_shared<ReportArguments>();
-  arguments->planner.models_cost = true;
-  CLI::App* const command =
-      parent.add_subcommand("report", "Show what each policy would gain on a cluster, as a page with plots and tables");
-  add_input_options(*command, arguments->input);
-  command->add_option("--out", arguments->out, "Where the page goes; a file there is replaced")
-      ->type_name("FILE.html")
-      ->required();
-  add_policies_option(*command, arguments->policies);
-  add_cost_options(*command, arguments->cost, CostUse::kRequired);
-  command->get_option("--model")->required(false)->default_str("the one that fits the input");
-  add_simulation_options(*command, arguments->simulation, "the largest micro-batch that fits is told");
-  add_planner_options(*command, arguments->planner);
-  command->remove_option(command->get_option("--guest-slots"));
-  command
-      ->add_option(
-          "-G,--guest-slots", arguments->guest_slots,
-          "Copies that a rank has room for in one layer: policies are compared at the first, memory is weighed "
-          "against speedup at all of them and without any")
-      ->type_name("G,G,…")
-      ->delimiter(',')
-      ->default_str("1,2,4")
-      ->check(in_range(0, kMaxExperts))
-      ->group("Planning");
-  add_align_option(*command, arguments->planner.align);
-  add_threads_option(*command, arguments->planner.threads);
-  teach(*command, kExamples, fmt::format("{}\nPolicies:\n{}", kMeaning, list_of_policies()));
-  return {command, [arguments] { return run(*arguments); }};
+Command report_command() {
+  auto a = std::make_shared<ReportArguments>();
+  std::vector<Option> planning = planning_options(*a, /*residency_auto=*/false);
+  option_named(planning, "cluster").required = true;
+  option_named(planning, "model").initial = "the one that fits the input";
+  Option& slots = option_named(planning, "guest_slots");
+  slots.value = "G,G,…";
+  slots.help =
+      "Copies that a rank has room for in one layer. Policies are compared at the first number; memory is "
+      "weighed against speedup at all of them and without any";
+  slots.initial = "1,2,4";
+  slots.type = "list";
+  slots.set = [a](const std::string& text) {
+    a->guest_slots.clear();
+    for (const std::string& part : split_list(text)) {
+      a->guest_slots.push_back(static_cast<int>(parse_integer("guest_slots", part, {0, kMaxExperts})));
+    }
+    if (a->guest_slots.empty()) throw InputError({.field = "guest_slots"}, "lists no number");
+  };
+  Option out = out_option(a->out, "FILE.html", "Where the page goes; a file there is replaced");
+  out.required = true;
+  return {
+      .name = "report",
+      .summary = "Show what each policy would gain on a cluster, as a page with plots and tables",
+      .examples = std::string(kExamples),
+      .meaning = fmt::format("{}\nPolicies:\n{}", kMeaning, list_of_policies()),
+      .options = joined(
+          {std::move(planning), simulation_options_of(a->evaluate), {std::move(out), policies_option(a->policies)}}),
+      .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -6,17 +6,24 @@
 #include <string_view>
 #include <vector>
 
+#include "foremoe/evaluate/evaluate.h"
 #include "foremoe/sim/report/report.h"
-#include "report_runs.h"
 
 namespace foremoe::cli {
 
 inline constexpr std::string_view kReportBaseline = "vanilla";  // that everything is compared with
 
+// What some ranks did while one layer of one micro-step ran.
+struct WindowChoice {
+  LayerId layer;
+  MicroStepId micro_step;
+  std::vector<RankId> ranks;  // shown, ascending
+};
+
 class ReportGatherer {
  public:
-  // Simulates the baseline. Throws InputError when that cannot be done. Keeps the reference.
-  ReportGatherer(const ReportProblem& problem, const PlannerOptions& options);
+  // Evaluates the baseline. Throws InputError when that cannot be done. Keeps the references.
+  ReportGatherer(const StepInput& input, const EvaluateOptions& options, const EvaluationContext& context);
 
   // Policies side by side, with `before` and `after`: foremoe or, where that is not among them, the fastest.
   void compare(const std::vector<const Policy*>& policies, report::Report& out);
@@ -24,7 +31,7 @@ class ReportGatherer {
   // Loads, traffic and timelines of these two.
   void look_closer(report::Report& out);
 
-  // foremoe with some of its phases.
+  // foremoe with some of its stages.
   void ablate(report::Report& out);
 
   // foremoe with other numbers of guest slots, in other residencies.
@@ -34,15 +41,18 @@ class ReportGatherer {
   const std::vector<std::string>& wrong() const { return wrong_; }
 
  private:
-  SimulationResult checked(const Policy& policy, const PlannerOptions& options);
-  report::PolicyResult figures(const Policy& policy, const PlannerOptions& options);
-  SimulatedPolicy simulated(const Policy& policy);  // that has a plan
+  Evaluation checked(const Policy& policy, const PlannerOptions& planner);
+  Evaluation planned(const Policy& policy);  // throws InputError when there is no plan
+  report::PolicyResult figures(const Policy& policy, const PlannerOptions& planner);
+  report::TimelineWindow timeline_window(const Evaluation& evaluation, const Policy& policy,
+                                         const WindowChoice& choice) const;
 
-  const ReportProblem& problem_;
-  PlannerOptions options_;
+  const StepInput& input_;
+  const EvaluateOptions options_;
+  const EvaluationContext context_;
   std::vector<std::string> wrong_;
   const Policy& baseline_policy_;
-  SimulatedPolicy baseline_;
+  Evaluation baseline_;
 };
 
 }  // namespace foremoe::cli

@@ -2,17 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "console.h"
 #include "foremoe/core/error.h"
 #include "foremoe/sim/reproduce/columns.h"
 #include "foremoe/sim/reproduce/experiment_file.h"
 #include "foremoe/sim/reproduce/result_text.h"
-#include "help_text.h"
-#include "messages.h"
-#include "planner_arguments.h"
-#include "text_table.h"
 
 namespace foremoe::cli {
 namespace {
@@ -55,10 +53,9 @@ int print_list(bool json) {
 }
 
 ExperimentResult carried_out(const Experiment& experiment, ThreadPool& pool) {
-  std::optional<Activity> activity;
+  Progress progress;
   return run_experiment(experiment, pool, [&](const ExperimentInput& input, const ExperimentSystem& system) {
-    activity.reset();
-    activity.emplace(fmt::format("{}: {} on {}", experiment.name, system.label, input.label));
+    progress(fmt::format("{}: {} on {}", experiment.name, system.label, input.label));
   });
 }
 
@@ -76,7 +73,7 @@ void print_text(const ExperimentResult& result) {
 int run(const ReproduceArguments& arguments) {
   if (arguments.list) return print_list(arguments.json);
   if (arguments.name.empty()) {
-    throw InputError({.file = "NAME", .field = {}, .index = {}}, "is missing; --list lists the experiments");
+    throw InputError({.field = "name"}, "is missing; --list lists the experiments");
   }
   const std::vector<std::string> names =
       arguments.name == "all" ? experiment_names() : std::vector<std::string>{arguments.name};
@@ -99,17 +96,27 @@ int run(const ReproduceArguments& arguments) {
 
 }  // namespace
 
-Command reproduce_command(CLI::App& parent) {
-  auto arguments = std::make_shared<ReproduceArguments>();
-  CLI::App* const command =
-      parent.add_subcommand("reproduce", "Do experiments of papers again, our figures beside the published ones");
-  command->add_option("NAME", arguments->name, "An experiment of --list, all, or a TOML file of your own");
-  command->add_flag("--list", arguments->list, "List the experiments");
-  CLI::Option* const json = command->add_flag("--json", arguments->json, "Print figures and aims as JSON");
-  command->add_flag("--markdown", arguments->markdown, "Print a section as docs/results.md has it")->excludes(json);
-  add_threads_option(*command, arguments->threads);
-  teach(*command, kExamples, meaning());
-  return {command, [arguments] { return run(*arguments); }};
+Command reproduce_command() {
+  auto a = std::make_shared<ReproduceArguments>();
+  return {
+      .name = "reproduce",
+      .summary = "Do experiments of papers again, our figures beside the published ones",
+      .examples = std::string(kExamples),
+      .meaning = meaning(),
+      .options = {text_option({.name = "name",
+                               .value = "NAME",
+                               .help = "Experiment of --list, all, or a TOML file of your own",
+                               .positional = true},
+                              a->name),
+                  flag_option({.name = "list", .help = "List the experiments", .main = true}, a->list),
+                  json_option(a->json, "Print figures and aims as JSON"),
+                  flag_option({.name = "markdown", .help = "Print a section as docs/results.md has it", .main = true},
+                              a->markdown),
+                  threads_option(a->threads)},
+      .run = [a](const Given& given) {
+        given.refuse_beside("json", {"markdown"});
+        return cli::run(*a);
+      }};
 }
 
 }  // namespace foremoe::cli

@@ -3,14 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "command.h"
-#include "help_text.h"
-#include "measured_plan.h"
-#include "messages.h"
+#include "console.h"
+#include "foremoe/core/error.h"
 #include "run_execution.h"
-#include "run_options.h"
 #include "run_report.h"
 
 namespace foremoe::cli {
@@ -27,7 +27,7 @@ constexpr std::string_view kExamples =
 constexpr std::string_view kMeaning =
     R"(What runs: a stack of MoE layers, x ← x + MoE(x), with random weights and tokens, replaying the routes of the input (a
 load without tokens is dealt to tokens that fit it; rows without a route go where the router sends them). Experts are
-SwiGLU networks in float32. The stage recompute is a forward pass over all micro-steps; policy update is forward and
+SwiGLU networks in float32. Recompute is a forward pass over all micro-steps; policy update is forward and
 backward, then an optimizer step. Copies of experts travel while the ranks work. A policy that can only place experts
 freely runs recompute alone.
 
@@ -35,10 +35,30 @@ Exit codes: 0 every result is equal to the reference; 1 one is not, or repeats d
 could not go on: a rank died, or a copy never came that could not be done without.
 )";
 
+// How many processes an MPI launcher has started; 1 where none has.
+int launched_processes() {
+  for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"}) {
+    const char* const value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets the environment here
+    if (value != nullptr) return std::atoi(value);
+  }
+  return 1;
+}
+
+// Each process of mpirun would run the whole job, and write the same files.
+void expect_no_other_copies(const RunArguments& arguments) {
+  const int processes = launched_processes();
+  if (arguments.comm == Comm::kMpi || processes <= 1) return;
+  throw InputError({.field = "comm"},
+                   fmt::format("threads: mpirun has started {} processes, and each would run the whole job; say --comm "
+                               "mpi for one rank per process",
+                               processes));
+}
+
 int run(const RunArguments& arguments) {
+  expect_no_other_copies(arguments);
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * arguments.timeout_seconds));
   const std::unique_ptr<RankGroup> group = make_rank_group(arguments.comm, timeout);
-  if (!group->has_first()) say_nothing();
+  if (!group->has_first()) be_quiet();
   try {
     Execution execution(arguments, *group);
     const std::vector<RunRow> rows = execution.run();
@@ -66,21 +86,137 @@ int run(const RunArguments& arguments) {
   }
 }
 
+std::vector<Option> model_options(RunArguments& a) {
+  const std::string group = "Model";
+  return {integer_option({.name = "hidden", .value = "H", .help = "Width of a token", .group = group, .main = true},
+                         a.shape.hidden, {1, 1 << 16}),
+          integer_option(
+              {.name = "intermediate", .value = "F", .help = "Width inside an expert", .group = group, .main = true},
+              a.shape.intermediate, {1, 1 << 16}),
+          word_option<Optimizer::Kind>({.name = "optimizer",
+                                        .value = "sgd|adam",
+                                        .help = "Optimizer that steps the weights after a policy update",
+                                        .group = group},
+                                       a.optimizer, {{"sgd", Optimizer::Kind::kSgd}, {"adam", Optimizer::Kind::kAdam}}),
+          number_option({.name = "learning_rate",
+                         .value = "X",
+                         .help = "Learning rate",
+                         .initial = "0.01; 0.001 with adam",
+                         .group = group},
+                        a.rate, {.least = 0, .most = 1e6, .above = true}),
+          integer_option({.name = "steps",
+                          .value = "N",
+                          .help = "Steps on the same batch, with the optimizer between them; prints their losses",
+                          .group = group},
+                         a.steps, {1, 100'000})};
+}
+
+std::vector<Option> copy_options(RunArguments& a) {
+  const std::string group = "Copies";
+  std::vector<Option> options = only(simulation_options_of(a.evaluate), {"path", "prefetch_depth"});
+  for (Option& option : options) option.group = group;
+  options.back().help += ". Under --residency shared it is also the number of sets of guest slots that layers borrow";
+  options.push_back(
+      number_option({.name = "link_throttle",
+                     .value = "BYTES/S",
+                     .help = "Bound on what each path of each rank carries, to see what slow links expose",
+                     .initial = "as fast as memory is",
+                     .group = group},
+                    a.link_throttle, {.least = 0, .most = 1e18, .above = true}));
+  options.push_back(
+      number_option({.name = "work_flops",
+                     .value = "N",
+                     .help = "Work between MoE layers, which in a model is attention: a dense matrix product "
+                             "of this many floating point operations before each layer of each pass",
+                     .group = group},
+                    a.work.flops, {.least = 0, .most = 1e11}));
+  options.push_back(number_option({.name = "work_ms",
+                                   .value = "T",
+                                   .help = "Wait this many milliseconds instead, as for a device that computes",
+                                   .initial = "none",
+                                   .group = group},
+                                  a.work.wait_ms, {.least = 0, .most = 1e5, .above = true}));
+  return options;
+}
+
+std::vector<Option> execution_options(RunArguments& a) {
+  const std::string group = "Execution";
+  return {
+      word_option<Comm>({.name = "comm",
+                         .value = "threads|mpi",
+                         .help = "Ranks are threads of this process, or the processes that mpirun started, one each",
+                         .group = group,
+                         .main = true},
+                        a.comm, {{"threads", Comm::kThreads}, {"mpi", Comm::kMpi}}),
+      number_option({.name = "timeout",
+                     .value = "SECONDS",
+                     .help = "A rank that waits longer for another ends the run, with exit code 3",
+                     .group = group},
+                    a.timeout_seconds, {.least = 0, .most = 86'400, .above = true}),
+      integer_option({.name = "repeats",
+                      .value = "N",
+                      .help = "How often each phase runs, with copies overlapped and not in turns. Times are the "
+                              "least of all; results must be the same to the bit",
+                      .group = group},
+                     a.repeats, {1, 1000}),
+      flag_option({.name = "bitwise",
+                   .help = "Use matrix products whose bits do not depend on where a token stands: outputs of all "
+                           "policies must be identical to the bit. Prints what that costs",
+                   .group = group},
+                  a.bitwise),
+      flag_option({.name = "no_reference",
+                   .help = "Do not compute the reference, which is slow on large inputs",
+                   .group = group,
+                   .main = true},
+                  a.no_reference),
+      text_option({.name = "timeline",
+                   .value = "JSON",
+                   .help = "Write what every rank did when, of each phase's first repeat, for ui.perfetto.dev or "
+                           "chrome://tracing",
+                   .group = group,
+                   .main = true},
+                  a.timeline)};
+}
+
 }  // namespace
 
-Command run_command(CLI::App& parent) {
-  auto arguments = std::make_shared<RunArguments>();
-  CLI::App* const command = parent.add_subcommand(
-      "run", "Execute an input with real experts on several ranks, planned by each policy, and check every result");
-  add_run_options(*command, *arguments);
-  teach(*command, kExamples, fmt::format("Policies:\n{}\n{}\n{}", list_of_policies(), kMeaning, meaning_of_columns()));
-  const CLI::Option* const homes = command->get_option("--homes");
-  const CLI::Option* const in_flight = command->get_option("--in-flight");
-  return {command, [arguments, homes, in_flight] {
-            arguments->homes_given = homes->count() > 0;
-            arguments->in_flight_given = in_flight->count() > 0;
-            return run(*arguments);
-          }};
+Command run_command() {
+  auto a = std::make_shared<RunArguments>();
+  Option phase = word_option({.name = "stage",
+                              .value = "both|recompute|policy_update",
+                              .help = "Which phases of a step run",
+                              .initial = "both"},
+                             {"both", "recompute", "policy_update"}, [a](std::size_t i) {
+                               a->phase.reset();
+                               if (i > 0) a->phase = i == 1 ? Phase::kRecompute : Phase::kPolicyUpdate;
+                             });
+  return {
+      .name = "run",
+      .summary = "Execute an input with real experts on several ranks, planned by each policy; check every result",
+      .examples = std::string(kExamples),
+      .meaning = fmt::format("Policies:\n{}\n{}\n{}", list_of_policies(), kMeaning, meaning_of_columns()),
+      .options = joined(
+          {{input_option(a->input.path, "Trace or load file (made by import, collect or synth)")},
+           options_of(a->input),
+           options_of(a->evaluate.planner),
+           {policies_option(a->policies),
+            text_option(
+                {.name = "plan", .value = "PLAN", .help = "Execute this plan instead of making one", .main = true},
+                a->plan),
+            std::move(phase)},
+           model_options(*a),
+           execution_options(*a),
+           copy_options(*a),
+           {threads_option(a->threads), json_option(a->json, "Print an array with one object per policy and phase")}}),
+      .run = [a](const Given& given) {
+        given.refuse_beside("plan", {"policy", "guest_slots", "residency", "rehome", "stages", "prefer", "tolerance",
+                                     "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "previous",
+                                     "previous_load"});
+        given.refuse_beside("work_ms", {"work_flops"});
+        a->homes_given = given("homes");
+        a->in_flight_given = given("in_flight");
+        return cli::run(*a);
+      }};
 }
 
 }  // namespace foremoe::cli

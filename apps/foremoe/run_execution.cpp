@@ -5,33 +5,137 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "console.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/sha256.h"
+#include "foremoe/plan/check_plan.h"
+#include "foremoe/plan/plan_file.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/runtime/rank_run.h"
+#include "foremoe/runtime/run_memory.h"
 #include "foremoe/transfer/throttled_link.h"
-#include "measured_plan.h"
-#include "messages.h"
-#include "output_file.h"
-#include "run_memory.h"
-#include "wording.h"
 
 namespace foremoe::cli {
 namespace {
 
-[[noreturn]] void refuse(const std::string& file, const std::string& what) {
-  throw InputError({.file = file, .field = {}, .index = {}}, what);
+[[noreturn]] void refuse(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
+
+// Homes before a plan was made, as it records them.
+std::string recorded_homes(const StepPlan& plan) {
+  const auto options = nlohmann::json::parse(plan.options);
+  const auto at = options.find("homes");
+  return at != options.end() && at->is_string() ? at->get<std::string>() : std::string(kContiguous);
+}
+
+Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
+  Array<RankId, 2> first({static_cast<std::size_t>(layers), homes.extent(1)});
+  std::ranges::copy(homes.flat().first(first.size()), first.flat().begin());
+  return first;
+}
+
+int least(int asked, int there) { return asked == 0 ? there : std::min(asked, there); }
+
+// The plan and its step, both as far as they are executed.
+void read_given_plan(const RunArguments& arguments, InputOptions options, ThreadPool& pool, RunInput& input) {
+  const std::string& path = arguments.plan;
+  const int layers = options.layers;
+  const int micro_steps = options.micro_steps;
+  options.layers = options.micro_steps = 0;  // of the plan, not before it: what is executed is its first part
+  const StepPlan plan = read_plan(path);
+  const int processes = options.wanted_ranks;
+  options = input_as_planned(plan, options);
+  if (processes != 0) options.wanted_ranks = processes;
+  StepInput step = read_load_or_trace(options, pool);
+
+  if (plan.num_ranks() != step.load.num_ranks()) {
+    refuse(path, fmt::format("is a plan for {}, {} has {}", counted(plan.num_ranks(), "rank"), step.load.name,
+                             step.load.num_ranks()));
+  }
+  if (plan.ranks_per_node != step.load.ranks_per_node) {
+    refuse(path, fmt::format("is a plan for {} per node, {} has {}", counted(plan.ranks_per_node, "rank"),
+                             step.load.name, step.load.ranks_per_node));
+  }
+  const int in_flight = arguments.evaluate.planner.in_flight;
+  if (arguments.in_flight_given && in_flight != plan.in_flight) {
+    refuse(path, fmt::format("is a plan for {} in flight, --in-flight asks for {}",
+                             counted(plan.in_flight, "micro-step"), in_flight));
+  }
+  read_plan_for(step.load, path);  // holds the digest
+  step.homes = initial_homes(arguments.homes_given ? arguments.input.homes : recorded_homes(plan), step.load);
+  CheckOptions check = check_options(step);
+  check.max_listed = 1;
+  const CheckReport report = check_plan(plan, step.load, check);
+  if (!report.ok()) {
+    const Violation& v = report.violations.front();
+    std::string where;
+    const auto at = [&](const char* word, const auto& id) {
+      if (id) where += fmt::format("{} {}, ", word, id->value);
+    };
+    at("event", v.event);
+    at("layer", v.layer);
+    at("rank", v.rank);
+    at("slot", v.slot);
+    at("expert", v.expert);
+    refuse(path, fmt::format("is not right for {}: {}{} (foremoe verify tells all)", step.load.name, where, v.message));
+  }
+
+  const LoadTable part =
+      take_first(step.load, least(micro_steps, step.load.num_micro_steps()), least(layers, step.load.num_layers()));
+  input.plan = take_first(plan, part);
+  step.cut =
+      step.cut || part.num_layers() < step.load.num_layers() || part.num_micro_steps() < step.load.num_micro_steps();
+  step.homes = first_layers(step.homes, part.num_layers());
+  step.load = part;
+  input.step = std::move(step);
+}
+
+std::string counted_processes(int n) { return fmt::format("{} process{}", n, n == 1 ? "" : "es"); }
+
+std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, int processes, ThreadPool& pool) {
+  InputOptions options = arguments.input;
+  if (processes != 0) {
+    if (options.ranks != 0 && options.ranks != processes) {
+      refuse("--ranks", fmt::format("{}, but mpirun has started {}: its option is -np {}", options.ranks, processes,
+                                    options.ranks));
+    }
+    if (processes == 1 && options.ranks == 0) {
+      refuse("--comm", "mpi: mpirun has started 1 process; start one for each rank, or fold to one with --ranks 1");
+    }
+    options.wanted_ranks = processes;
+  }
+  auto input = std::make_unique<RunInput>();
+  if (arguments.plan.empty()) {
+    input->step = read_step_input(options, pool);
+  } else {
+    read_given_plan(arguments, options, pool, *input);
+  }
+  const StepInput& step = input->step;
+  note_all(step.remarks);
+  if (processes != 0 && step.load.num_ranks() != processes) {
+    refuse(step.load.name, fmt::format("is a load of {}, which {} cannot run", counted(step.load.num_ranks(), "rank"),
+                                       counted_processes(processes)));
+  }
+  input->routes = step.trace ? recorded_routes(*step.trace, *step.batching) : dealt_routes(step.load);
+  input->without_route = rows_without_route(*input->routes, step.load);
+  return input;
 }
 
 }  // namespace
 
+Optimizer RunArguments::optimizer_options() const {
+  const double initial = optimizer == Optimizer::Kind::kSgd ? 1e-2 : 1e-3;
+  return {.kind = optimizer, .rate = static_cast<float>(rate > 0 ? rate : initial)};
+}
+
 Execution::Execution(const RunArguments& arguments, RankGroup& group)
     : arguments_(arguments),
       group_(group),
-      pool_(static_cast<std::size_t>(arguments.planner.threads)),
+      pool_(static_cast<std::size_t>(arguments.threads)),
       work_(arguments.work, 0) {
   group_.prepare([this] {
     if (group_.has_first()) {
-      expect_output(arguments_.timeline, {arguments_.input.path, arguments_.plan}, "--timeline");
+      expect_output(arguments_.timeline, {arguments_.input.path, arguments_.plan}, "timeline");
     }
     if (arguments_.plan.empty()) policies_ = policies_named(arguments_.policies);
     input_ = read_run_input(arguments_, group_.num_ranks(), pool_);
@@ -39,15 +143,15 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
               .experts = load().num_experts(),
               .top_k = load().top_k,
               .shape = arguments_.shape,
-              .seed = arguments_.planner.options.seed};
+              .seed = arguments_.evaluate.planner.seed};
     if (input_->plan) {  // whether it can be executed as asked
       if (phases_of_given_plan().empty()) {
         refuse(arguments_.plan, "has backward events: it is the policy update's alone, --stage asks for recompute");
       }
       make_transfer_schedule(*input_->plan, swiglu_layout(model_.shape.hidden, model_.shape.intermediate),
                              {.phase = input_->plan->in_flight > 1 ? Phase::kPolicyUpdate : Phase::kRecompute,
-                              .path = arguments_.path,
-                              .depth = arguments_.depth});
+                              .path = arguments_.evaluate.path,
+                              .depth = arguments_.evaluate.depth});
     }
     expect_room();
   });
@@ -67,14 +171,14 @@ void Execution::expect_room() const {
   expect_enough_memory(
       {.load = load(),
        .routes = *input_->routes,
-       .home = input_->planning.homes,
+       .home = input_->step.homes,
        .model = model_,
-       .guest_slots = input_->plan ? input_->plan->guest_slots : arguments_.planner.options.guest_slots,
-       .in_flight = input_->plan ? input_->plan->in_flight : arguments_.planner.options.in_flight,
+       .guest_slots = input_->plan ? input_->plan->guest_slots : arguments_.evaluate.planner.guest_slots,
+       .in_flight = input_->plan ? input_->plan->in_flight : arguments_.evaluate.planner.in_flight,
        .ranks_here = load().num_ranks(),
        .backward = backward(),
        .adam = arguments_.optimizer == Optimizer::Kind::kAdam,
-       .arena = arguments_.path != PathChoice::kPeer,
+       .arena = arguments_.evaluate.path != PathChoice::kPeer,
        .reference = !arguments_.no_reference});
 }
 
@@ -109,11 +213,11 @@ void Execution::run_given_plan() {
 void Execution::run_policy(const Policy& policy) {
   const std::string name(policy.name());
   Timeline* const timeline = timeline_ ? &*timeline_ : nullptr;
-  PlannerOptions options = arguments_.planner.options;
+  PlannerOptions options = arguments_.evaluate.planner;
   options.in_flight = 1;
-  const int in_flight = arguments_.planner.options.in_flight;
+  const int in_flight = arguments_.evaluate.planner.in_flight;
   if (arguments_.runs(Phase::kRecompute)) {
-    RunningPlan running({.policy = policy, .input = input_->planning, .options = options, .timeline = timeline}, pool_);
+    RunningPlan running({.policy = policy, .input = input_->step, .options = options, .timeline = timeline}, pool_);
     execute(name, Phase::kRecompute, running);
     if (!arguments_.runs(Phase::kPolicyUpdate)) return;
     const bool serves_both = in_flight == 1 && running.plan().residency != Residency::kFree;
@@ -124,7 +228,7 @@ void Execution::run_policy(const Policy& policy) {
   }
   options.in_flight = in_flight;
   if (options.residency == Residency::kFree) options.residency = Residency::kResident;
-  RunningPlan running({.policy = policy, .input = input_->planning, .options = options, .timeline = timeline}, pool_);
+  RunningPlan running({.policy = policy, .input = input_->step, .options = options, .timeline = timeline}, pool_);
   execute(name, Phase::kPolicyUpdate, running);
 }
 
@@ -145,7 +249,8 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   }
 
   const ExpertLayout layout = swiglu_layout(model_.shape.hidden, model_.shape.intermediate);
-  const ScheduleOptions schedule_options{.phase = phase, .path = arguments_.path, .depth = arguments_.depth};
+  const ScheduleOptions schedule_options{
+      .phase = phase, .path = arguments_.evaluate.path, .depth = arguments_.evaluate.depth};
   TransferSchedule schedule;
   try {
     schedule = make_transfer_schedule(plan, layout, schedule_options);
@@ -170,7 +275,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
                      .without_route = input_->without_route,
                      .model = model_,
                      .home_memory = group_.one_process() ? HomeMemory::kPrivate : HomeMemory::kShared,
-                     .initial_home = input_->planning.homes,
+                     .initial_home = input_->step.homes,
                      .optimizer = arguments_.optimizer_options(),
                      .options = {.engine = engine, .decorate = decorate, .timeline = timeline_ ? &*timeline_ : nullptr},
                      .repeats = arguments_.repeats,
@@ -221,11 +326,7 @@ void Execution::expect_same_quotas(const StepPlan& plan) {
 // Of plans made here: those that are given were checked before.
 void Execution::check(RunRow& row, const StepPlan& plan) const {
   if (!input_->plan) {
-    row.violations = check_plan(plan, load(),
-                                {.initial_home = input_->planning.homes,
-                                 .trace = input_->planning.step.trace_or_null(),
-                                 .batching = input_->planning.step.batching_or_null()})
-                         .violations;
+    row.violations = check_plan(plan, load(), check_options(input_->step)).violations;
   }
   if (!arguments_.bitwise) return;
   const auto first = std::ranges::find_if(
@@ -266,10 +367,10 @@ void Execution::write_timeline() {
 }
 
 std::string Execution::describe() const {
-  const LoadTable& load = input_->planning.step.load;
-  std::string text = fmt::format("{}: {}\n", load.name, cli::describe(load));
+  const LoadTable& load = input_->step.load;
+  std::string text = fmt::format("{}: {}\n", load.name, foremoe::describe(load));
   text +=
-      fmt::format("Executed on {}: hidden {}, intermediate {}, top-{}; {} of each stage\n",
+      fmt::format("Executed on {}: hidden {}, intermediate {}, top-{}; {} of each phase\n",
                   group_.one_process() ? counted(load.num_ranks(), "thread") : counted_processes(load.num_ranks()),
                   model_.shape.hidden, model_.shape.intermediate, model_.top_k, counted(arguments_.repeats, "repeat"));
   if (!input_->without_route.empty()) {

@@ -8,11 +8,53 @@
 #include <string>
 #include <vector>
 
-#include "run_input.h"
-#include "run_plan.h"
+#include "foremoe/evaluate/evaluate.h"
+#include "foremoe/evaluate/running_plan.h"
+#include "foremoe/runtime/layer_work.h"
+#include "foremoe/runtime/moe_model.h"
+#include "foremoe/runtime/replay_routes.h"
+#include "run_group.h"
 #include "run_report.h"
 
 namespace foremoe::cli {
+
+struct RunArguments {
+  InputOptions input;
+  EvaluateOptions evaluate;  // of it planner, path and depth
+  std::vector<std::string> policies{"vanilla", "foremoe"};
+  std::string plan;            // a plan file, executed alone; empty: policies plan
+  std::optional<Phase> phase;  // none: both
+  bool homes_given = false;
+  bool in_flight_given = false;
+  int threads = 0;  // of the planner; 0: as many as processors
+
+  Comm comm = Comm::kThreads;
+  double timeout_seconds = 60;
+  ExpertShape shape{.hidden = 64, .intermediate = 32};
+  Optimizer::Kind optimizer = Optimizer::Kind::kSgd;
+  double rate = 0;  // 0: the optimizer's own
+  int repeats = 5;
+  int steps = 1;
+  bool bitwise = false;
+  bool no_reference = false;
+
+  double link_throttle = 0;  // bytes per second; 0: none
+  WorkOptions work;
+
+  std::string timeline;
+  bool json = false;
+
+  Optimizer optimizer_options() const;
+  bool runs(Phase p) const { return !phase || *phase == p; }
+};
+
+// What is executed, read and held against each other before anything starts.
+struct RunInput {
+  StepInput step;
+  std::optional<StepPlan> plan;  // given by the user; of the same part of the input
+  std::unique_ptr<ReplayRoutes> routes;
+  std::vector<std::uint8_t> without_route;  // see rows_without_route()
+};
 
 class Execution {
  public:
@@ -22,7 +64,7 @@ class Execution {
   std::string describe() const;  // what ran, for people
 
  private:
-  const LoadTable& load() const { return input_->planning.step.load; }
+  const LoadTable& load() const { return input_->step.load; }
   void expect_room() const;
   bool backward() const;  // may any phase have one?
   std::vector<Phase> phases_of_given_plan() const;

@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "foremoe/plan/plan_json.h"
-#include "text_table.h"
-#include "wording.h"
+#include "console.h"
+#include "foremoe/evaluate/step_input.h"
 
 namespace foremoe::cli {
 namespace {

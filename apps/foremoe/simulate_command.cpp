@@ -3,21 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
-#include "command.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
-#include "help_text.h"
-#include "measured_plan.h"
-#include "memory_fit.h"
-#include "messages.h"
-#include "option_checks.h"
-#include "output_file.h"
-#include "simulation_arguments.h"
-#include "text_table.h"
-#include "wording.h"
+#include "foremoe/evaluate/evaluation_json.h"
+#include "planning_arguments.h"
 
 namespace foremoe::cli {
 namespace {
@@ -30,170 +22,145 @@ constexpr std::string_view kExamples =
 
 constexpr std::string_view kMeaning =
     R"(A step is recompute (forward) and policy update (forward, backward, optimizer). Ranks wait for each other at every
-exchange of rows; copies travel meanwhile over what the exchanges leave of the links, and what is not there in time is
-waited for. docs/simulation.md tells what is modelled and what is not.
-An input of fewer layers than the model stands for all of them: each of its layers for as many as the model has more,
-in seconds, in memory and in bytes. Nodes are as large as the cluster's, unless --ranks-per-node says otherwise.
+exchange of rows. Copies travel meanwhile over what the exchanges leave of the links; a copy that is late is waited for.
+docs/simulation.md says what is modelled and what is not. Every plan is checked before it is simulated.
+An input of fewer layers than the model stands for all of them: each of its layers for several of the model's, in
+seconds, in memory and in bytes. Nodes are as large as the cluster's, unless --ranks-per-node says otherwise.
 
-Columns:
 )";
 
 constexpr std::string_view kColumns =
     R"(  step s      recompute and policy update, and moves of homes before them
   speedup     over vanilla
-  of ideal    what the step would take with every rank at the mean load and nothing copied ÷ what it takes
-  exposed s   waited for copies, and for gradients on their way home
+  of ideal    seconds with every rank at the mean load and nothing copied ÷ seconds of this plan
+  exposed s   time spent waiting for copies, and for gradients on their way home
   peak        the most token–expert assignments that a rank computes in one layer of one micro-step
   GB          memory of the rank that holds most: weights, gradients, optimizer, guests, activations
 )";
 
 constexpr std::string_view kOfResidency =
-    R"(  residency   what --residency auto chose; after the comma recompute's, where that is another
+    R"(  residency   what --residency auto chose; after the comma recompute's, where it differs
 )";
 constexpr std::string_view kOfRollout = R"(  RL          speedup of the whole RL step, with --rollout-seconds
 )";
 constexpr std::string_view kOfBudget =
-    R"(  largest     tokens of a rank's micro-step, in the mean, with which the fullest rank stays within --memory-budget
+    R"(  largest     mean tokens of a rank's micro-step with which the fullest rank stays within --memory-budget
 )";
 
-struct SimulateArguments {
-  InputOptions input;
-  PlannerArguments planner;
-  CostArguments cost;
-  std::vector<std::string> policies{"all"};
-  SimulationArguments simulation;
+struct SimulateArguments : PlanningArguments {
   std::string timeline;
-  bool json = false;
 };
 
-std::string residencies(const SimulatedPolicy& simulated) {
-  const Residency update = simulated.measured.plan.residency;
-  const Residency recompute = simulated.recompute_plan ? simulated.recompute_plan->residency : update;
+std::string residencies(const Evaluation& e) {
+  const Residency update = e.plan.residency;
+  const Residency recompute = e.plan_of(Phase::kRecompute).residency;
   return recompute == update ? std::string(to_string(update))
                              : fmt::format("{}, {}", to_string(update), to_string(recompute));
 }
 
-std::string legend(const SimulateArguments& arguments) {
-  return fmt::format("Columns:\n{}{}{}{}", arguments.planner.choose_residency ? kOfResidency : "", kColumns,
-                     arguments.simulation.rollout_seconds > 0 ? kOfRollout : "",
-                     arguments.simulation.memory_budget_gigabytes > 0 ? kOfBudget : "");
-}
-
-std::vector<std::string> remarks(const std::vector<SimulatedRow>& rows, const SimulationSetup& setup) {
+std::vector<std::string> remarks(const std::vector<Evaluation>& evaluations, const CostModel& cost,
+                                 std::optional<Bytes> budget) {
   std::vector<NeededMemory> needed;
-  for (const SimulatedRow& row : rows) {
-    if (row.get() != nullptr) needed.push_back({.who = row.policy, .bytes = row.get()->step.memory_bytes_per_rank});
+  for (const Evaluation& e : evaluations) {
+    if (e.step) needed.push_back({.who = e.policy, .bytes = e.step->memory_bytes_per_rank});
   }
-  return memory_remarks(needed, setup.cost, setup.memory_budget);
+  return memory_remarks(needed, cost, budget);
 }
 
-void print(const std::vector<SimulatedRow>& rows, const LoadTable& load, const SimulateArguments& arguments,
-           const SimulationSetup& setup) {
-  const CostModel& cost = setup.cost;
-  fmt::print("{}: {}\n{}; {} per rank and layer, residency {}, {} in flight\n", load.name, describe(load),
-             describe(cost), counted(arguments.planner.options.guest_slots, "guest slot"),
-             arguments.planner.choose_residency ? "auto" : to_string(arguments.planner.options.residency),
-             counted(arguments.planner.options.in_flight, "micro-step"));
+void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options,
+           const CostModel& cost) {
+  fmt::print("{}: {}\n{}; {}\n", load.name, describe(load), describe(cost), describe(options));
   if (load.num_layers() < cost.model().moe_layers) {
     fmt::print("each layer of the input stands for {:.4g} of the model's {}\n",
                static_cast<double>(cost.model().moe_layers) / load.num_layers(), cost.model().moe_layers);
   }
-  const bool chooses = arguments.planner.choose_residency;
+  const bool chooses = options.choose_residency;
+  const bool rollout = options.rollout_seconds > 0;
   std::vector<std::string> head{"policy", "step s", "speedup", "of ideal", "exposed s", "peak", "GB"};
   if (chooses) head.insert(head.begin() + 1, "residency");
-  if (arguments.simulation.rollout_seconds > 0) head.emplace_back("RL");
-  if (arguments.simulation.memory_budget_gigabytes > 0) head.emplace_back("largest");
+  if (rollout) head.emplace_back("RL");
+  if (options.memory_budget()) head.emplace_back("largest");
   TextTable table(head);
-  for (const SimulatedRow& row : rows) {
-    const SimulatedPolicy* const simulated = row.get();
-    if (simulated == nullptr) {
-      table.add({row.policy, "skipped: " + std::get<Skipped>(row.result).reason});
+  for (const Evaluation& e : evaluations) {
+    if (!e.planned() || !e.step) {
+      table.add(
+          {e.policy, e.planned() ? "WRONG plan: " + e.check.violations.front().message : "skipped: " + e.skipped});
       continue;
     }
-    const SimulatedStep& step = simulated->step;
-    std::vector<std::string> cells{row.policy,
+    const SimulatedStep& step = *e.step;
+    std::vector<std::string> cells{e.policy,
                                    fmt::format("{:.4g}", step.step_seconds),
-                                   fmt::format("{:.3f}×", simulated->speedup_over_vanilla),
-                                   fmt::format("{:.1f} %", 100 * simulated->fraction_of_ideal()),
+                                   fmt::format("{:.3f}×", e.speedup_over_vanilla),
+                                   fmt::format("{:.1f} %", 100 * e.fraction_of_ideal()),
                                    fmt::format("{:.4g}", step.exposed_copy_seconds),
                                    fmt::format("{}", step.peak_tokens_per_rank.value),
                                    gigabytes(step.memory_bytes_per_rank)};
-    if (chooses) cells.insert(cells.begin() + 1, residencies(*simulated));
-    if (arguments.simulation.rollout_seconds > 0) cells.push_back(fmt::format("{:.3f}×", simulated->rl_step_speedup));
-    if (simulated->largest_micro_batch_tokens) {
-      cells.push_back(fmt::format("{}", simulated->largest_micro_batch_tokens->value));
-    }
+    if (chooses) cells.insert(cells.begin() + 1, residencies(e));
+    if (rollout) cells.push_back(fmt::format("{:.3f}×", e.rl_step_speedup));
+    if (e.largest_micro_batch_tokens) cells.push_back(fmt::format("{}", e.largest_micro_batch_tokens->value));
     table.add(std::move(cells));
   }
   fmt::print("\n{}\n", table.to_string());
-  const std::vector<std::string> said = remarks(rows, setup);
+  const std::vector<std::string> said = remarks(evaluations, cost, options.memory_budget());
   for (const std::string& remark : said) fmt::print("{}\n", remark);
-  if (!said.empty()) fmt::print("\n");
-  fmt::print("{}", legend(arguments));
+  fmt::print("{}Columns:\n{}{}{}{}", said.empty() ? "" : "\n", chooses ? kOfResidency : "", kColumns,
+             rollout ? kOfRollout : "", options.memory_budget() ? kOfBudget : "");
 }
 
-int run(SimulateArguments arguments) {
-  expect_output(arguments.timeline, {arguments.input.path}, "--timeline");
+int run(SimulateArguments arguments, const Given& given) {
+  expect_output(arguments.timeline, {arguments.input.path}, "timeline");
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
-  ThreadPool pool(static_cast<std::size_t>(arguments.planner.threads));
-  take_nodes_of(find_cluster(arguments.cost.cluster), arguments.input);
-  const PlanningInput input = read_planning_input(arguments.input, arguments.planner, pool);
-  const CostModel cost = cost_model_for(arguments.cost, input.step.load);
-  const PlannerOptions options = within_cost(arguments.planner, cost, input.step.load);
-
+  PlanningSession session(arguments, given, /*simulates=*/true);
   Timeline timeline;
-  SimulationSetup setup = simulation_setup(arguments.simulation, cost, arguments.planner);
-  if (!arguments.timeline.empty()) setup.timeline = &timeline;
-  const std::vector<SimulatedRow> rows =
-      simulate_policies(policies, {.input = input, .options = options, .align = arguments.planner.align}, setup, pool);
+  EvaluationContext context = session.context();
+  if (!arguments.timeline.empty()) context.timeline = &timeline;
+  const std::vector<Evaluation> evaluations = evaluate_all(policies, session.input, arguments.evaluate, context);
+  session.progress.end();
   if (!arguments.timeline.empty()) {
-    if (std::ranges::none_of(rows, [](const SimulatedRow& row) { return row.get() != nullptr; })) {
+    if (std::ranges::none_of(evaluations, [](const Evaluation& e) { return e.step.has_value(); })) {
       throw InputError(
-          {.file = "--timeline", .field = {}, .index = {}},
-          fmt::format("has nothing to show: {}: {}", rows.back().policy, std::get<Skipped>(rows.back().result).reason));
+          {.file = {}, .field = "timeline", .index = {}},
+          fmt::format("has nothing to show: {}: {}", evaluations.back().policy, evaluations.back().skipped));
     }
     write_file(arguments.timeline, timeline.to_json());
   }
   if (arguments.json) {
     nlohmann::ordered_json array = nlohmann::ordered_json::array();
-    for (const SimulatedRow& row : rows) array.push_back(to_json(row));
+    for (const Evaluation& e : evaluations) array.push_back(to_json(e, /*checked=*/false));
     fmt::print("{}\n", array.dump(2));
-    for (const std::string& remark : remarks(rows, setup)) note(remark);
+    note_all(remarks(evaluations, *session.cost, arguments.evaluate.memory_budget()));
   } else {
-    print(rows, input.step.load, arguments, setup);
+    print(evaluations, session.input.load, arguments.evaluate, *session.cost);
   }
-  return kOk;
+  const bool ok = std::ranges::all_of(evaluations, [](const Evaluation& e) { return e.check.ok(); });
+  return ok ? kOk : kFoundWrong;
 }
 
 }  // namespace
 
-Command simulate_command(CLI::App& parent) {
-  auto arguments = std::make_shared<SimulateArguments>();
-  arguments->planner.models_cost = true;
-  arguments->planner.simulates = true;
-  CLI::App* const command = parent.add_subcommand(
-      "simulate", "Say what a step would take on a cluster, and what each policy would gain there");
-  add_input_options(*command, arguments->input);
-  add_policies_option(*command, arguments->policies);
-  add_cost_options(*command, arguments->cost, CostUse::kRequired);
-  command->get_option("--model")->required(false)->default_str("the one that fits the input");
-  add_simulation_options(*command, arguments->simulation,
-                         "the largest micro-batch that fits is told, and --residency auto stays within it");
-  command
-      ->add_option("--timeline", arguments->timeline,
-                   "Write what each rank does when, as a trace for Perfetto: the step of the last policy that is not "
-                   "skipped, the input's layers")
-      ->type_name("FILE")
-      ->group("Simulation");
-  add_planner_options(*command, arguments->planner);
-  add_align_option(*command, arguments->planner.align);
-  add_threads_option(*command, arguments->planner.threads);
-  command->add_flag("--json", arguments->json,
-                    "Print an array of objects: keys of compare --json and of the simulation");
-  teach(*command, kExamples,
-        fmt::format("{}{}{}{}{}\nPolicies:\n{}", kMeaning, kOfResidency, kColumns, kOfRollout, kOfBudget,
-                    list_of_policies()));
-  return {command, [arguments] { return run(*arguments); }};
+Command simulate_command() {
+  auto a = std::make_shared<SimulateArguments>();
+  std::vector<Option> planning = planning_options(*a, /*residency_auto=*/true);
+  option_named(planning, "cluster").required = true;
+  option_named(planning, "model").initial = "the one that fits the input";
+  return {.name = "simulate",
+          .summary = "Predict what a step takes on a cluster, and what each policy would gain there",
+          .examples = std::string(kExamples),
+          .meaning = fmt::format("{}Columns:\n{}{}{}{}\nPolicies:\n{}", kMeaning, kOfResidency, kColumns, kOfRollout,
+                                 kOfBudget, list_of_policies()),
+          .options = joined({std::move(planning),
+                             simulation_options_of(a->evaluate),
+                             {text_option({.name = "timeline",
+                                           .value = "FILE",
+                                           .help = "Write what each rank does when, as a trace for Perfetto: the step "
+                                                   "of the last policy that has a plan, the input's layers",
+                                           .group = "Simulation"},
+                                          a->timeline),
+                              policies_option(a->policies),
+                              json_option(a->json,
+                                          "Print an array of objects: keys of compare --json and of the "
+                                          "simulation")}}),
+          .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -2,20 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "command.h"
+#include "console.h"
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/limits.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/synthesis/synthesis.h"
 #include "foremoe/rollout/trace_file.h"
-#include "help_text.h"
-#include "input_options.h"
-#include "messages.h"
-#include "option_checks.h"
-#include "output_file.h"
 
 namespace foremoe::cli {
 namespace {
@@ -66,33 +63,8 @@ RoutingModel model_of(const SynthArguments& arguments) {
   if (arguments.routing == "zipf") return arguments.zipf;
   if (arguments.routing == "dirichlet") return arguments.dirichlet;
   if (const auto workload = stress_workload_named(arguments.routing)) return *workload;
-  throw InputError({.file = "--routing", .field = {}, .index = {}},
+  throw InputError({.field = "routing"},
                    fmt::format("'{}', expected grpo, zipf, dirichlet or w0 to w7", arguments.routing));
-}
-
-// The library names its fields; the user knows them as options.
-std::string option_of(const std::string& field) {
-  if (field == "num_layers") return "--layers";
-  if (field == "num_experts") return "--experts";
-  if (field == "num_micro_steps") return "--micro-steps";
-  if (field == "num_ranks") return "--ranks";
-  std::string option = "--" + field;
-  for (char& c : option) {
-    if (c == '_') c = '-';
-  }
-  return option;
-}
-
-template <class Synthesise>
-auto naming_options(Synthesise&& synthesise) {
-  try {
-    return synthesise();
-  } catch (const InputError& error) {
-    const std::string& field = error.where().field;
-    if (field.empty()) throw;
-    const std::string message = error.what();
-    throw InputError({.file = option_of(field), .field = {}, .index = {}}, message.substr(field.size() + 2));
-  }
 }
 
 // The shape's numbers, but those that were given beside it.
@@ -103,8 +75,7 @@ SynthesisOptions options_of(const SynthArguments& arguments) {
     if (!shape) {
       std::string names;
       for (const ModelShape& s : model_shapes()) names += fmt::format("{}{}", names.empty() ? "" : ", ", s.name);
-      throw InputError({.file = "--shape", .field = {}, .index = {}},
-                       fmt::format("'{}', expected one of {}", arguments.shape, names));
+      throw InputError({.field = "shape"}, fmt::format("'{}', expected one of {}", arguments.shape, names));
     }
     options = with_shape(options, *shape);
   }
@@ -122,11 +93,11 @@ int run(const SynthArguments& arguments) {
   {
     const Activity activity(fmt::format("drawing {}", name));
     if (arguments.kind == "trace") {
-      RoutingTrace trace = naming_options([&] { return synthesize_trace(options, model); });
+      RoutingTrace trace = synthesize_trace(options, model);
       trace.model = arguments.shape;
       write_trace(trace, arguments.out);
     } else {
-      const LoadTable load = naming_options([&] { return synthesize_load(options, model); });
+      const LoadTable load = synthesize_load(options, model);
       write_load(load, arguments.out, {{"origin", "synthetic: " + name}});
     }
   }
@@ -152,70 +123,80 @@ int run(const SynthArguments& arguments) {
 
 }  // namespace
 
-Command synth_command(CLI::App& parent) {
-  auto arguments = std::make_shared<SynthArguments>();
-  SynthesisOptions& options = arguments->options;
-  CLI::App* const command = parent.add_subcommand("synth", "Draw a trace or a load from a model of routing");
-  command->add_option("-o,--out", arguments->out, "Write it here; it appears whole or not at all")
-      ->type_name("FILE")
-      ->required();
-  command->add_option("--kind", arguments->kind, "load: counts alone. trace: the route of every token")
-      ->type_name("load|trace")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"load", "trace"}).description(""));
-  command->add_option("--routing", arguments->routing, "Routing model, see below")
-      ->type_name("NAME")
-      ->capture_default_str();
-  command->add_option("--shape", arguments->shape, "Layers, experts and top-k of a model, see below")
-      ->type_name("MODEL");
-  const auto shaped = [&](const char* name, std::optional<int>& value, int initial, const char* text) {
-    command->add_option(name, value, text)
-        ->type_name("N")
-        ->default_str(fmt::format("{}, or the shape's", initial))
-        ->check(at_least(1));
+Command synth_command() {
+  auto a = std::make_shared<SynthArguments>();
+  SynthesisOptions& o = a->options;
+  constexpr IntegerRange kCount{1, std::numeric_limits<int>::max()};
+  const auto shaped = [&](const char* name, const char* field, std::optional<int>& value, int initial,
+                          const char* help) {
+    return integer_option({.name = name,
+                           .value = "N",
+                           .help = help,
+                           .initial = fmt::format("{}, or the shape's", initial),
+                           .main = true,
+                           .field = field},
+                          value, kCount);
   };
-  shaped("--layers", arguments->layers, options.num_layers, "MoE layers");
-  shaped("--experts", arguments->experts, options.num_experts, "Experts of a layer");
-  shaped("--top-k", arguments->top_k, options.top_k, "Experts that a token chooses");
-  const auto count = [&](const char* name, auto& value, const char* text) {
-    command->add_option(name, value, text)->type_name("N")->capture_default_str()->check(at_least(1));
+  const auto count = [&](const char* name, const char* field, auto& value, const char* help) {
+    return integer_option({.name = name, .value = "N", .help = help, .field = field}, value, kCount);
   };
-  count("--micro-steps", options.num_micro_steps, "Micro-steps of the step");
-  count("--ranks", options.num_ranks, "Accelerators of the expert-parallel group");
-  command->add_option("--ranks-per-node", options.ranks_per_node, "Ranks of a node (default: 8, or all if fewer)")
-      ->type_name("N")
-      ->check(at_least(1));
-  count("--tokens-per-rank", options.tokens_per_rank, "Tokens of a rank in a micro-step, before they choose experts");
-  count("--sequences-per-rank", options.sequences_per_rank, "Sequences of a rank in a micro-step");
-  count("--group-size", options.group_size, "Sequences of a GRPO group");
-  const auto number = [&](const char* name, double& value, double most, const char* text) {
-    command->add_option(name, value, text)->type_name("X")->capture_default_str()->check(fraction(most));
+  const auto number = [&](const char* name, double& value, double most, const char* help) {
+    return number_option({.name = name, .value = "X", .help = help}, value, {.least = 0, .most = most});
   };
-  number("--length-spread", options.length_spread, 10, "Lengths ∝ exp(this · normal)");
-  command
-      ->add_option_function<std::string>(
-          "--layout",
-          [&options](const std::string& text) {
-            options.layout = text == "shuffled" ? Layout::kShuffled : Layout::kGrouped;
-          },
-          "grouped: a group's sequences share a micro-step. shuffled: they are anywhere")
-      ->type_name("grouped|shuffled")
-      ->default_str("grouped")
-      ->check(CLI::IsMember({"grouped", "shuffled"}).description(""));
-  number("--step-spread", arguments->grpo.step_spread, 20, "grpo: how skewed the step is");
-  number("--group-spread", arguments->grpo.group_spread, 20, "grpo: how much groups differ");
-  number("--skew", arguments->zipf.skew, 100, "zipf: 0 is uniform");
-  number("--permute-probability", arguments->zipf.permute_probability, 1,
-         "zipf: that a micro-step draws anew which experts are popular");
-  number("--concentration", arguments->dirichlet.concentration, 1e9, "dirichlet: of a layer, above 0");
-  number("--sequence-concentration", arguments->dirichlet.sequence_concentration, 1e9,
-         "dirichlet: of a sequence around its layer; 0: all sequences alike");
-  command->add_option("--seed", options.seed, "Same seed and options, same bytes")
-      ->type_name("N")
-      ->capture_default_str();
-  command->add_flag("--json", arguments->json, "Print what was made as JSON");
-  teach(*command, kExamples, meaning());
-  return {command, [arguments] { return run(*arguments); }};
+  Option out = out_option(a->out, "FILE", "Write it here; it appears whole or not at all");
+  out.required = true;
+  Option kind = word_option({.name = "kind",
+                             .value = "load|trace",
+                             .help = "load: counts alone. trace: the route of every token",
+                             .initial = "load",
+                             .main = true},
+                            {"load", "trace"}, [a](std::size_t i) { a->kind = i == 0 ? "load" : "trace"; });
+  Option ranks = count("ranks", "num_ranks", o.num_ranks, "Ranks of the expert-parallel group");
+  ranks.main = true;
+  Option per_node = count("ranks_per_node", "", o.ranks_per_node, "Ranks of a node");
+  per_node.initial = "8, or all if fewer";
+  return {
+      .name = "synth",
+      .summary = "Draw a trace or a load from a model of routing",
+      .examples = std::string(kExamples),
+      .meaning = meaning(),
+      .options =
+          {std::move(out),
+           std::move(kind),
+           text_option({.name = "routing", .value = "NAME", .help = "Routing model, see --help-all", .main = true},
+                       a->routing),
+           text_option({.name = "shape",
+                        .value = "MODEL",
+                        .help = "Take layers, experts and top-k of a model, see --help-all",
+                        .main = true},
+                       a->shape),
+           shaped("layers", "num_layers", a->layers, o.num_layers, "MoE layers"),
+           shaped("experts", "num_experts", a->experts, o.num_experts, "Experts of a layer"),
+           shaped("top_k", "top_k", a->top_k, o.top_k, "Experts that a token chooses"),
+           count("micro_steps", "num_micro_steps", o.num_micro_steps, "Micro-steps of the step"),
+           std::move(ranks),
+           std::move(per_node),
+           count("tokens_per_rank", "", o.tokens_per_rank, "Tokens of a rank in a micro-step. A token counts once"),
+           count("sequences_per_rank", "", o.sequences_per_rank, "Sequences of a rank in a micro-step"),
+           count("group_size", "", o.group_size, "Sequences of a GRPO group"),
+           number("length_spread", o.length_spread, 10, "Sequence lengths are proportional to exp(this · normal)"),
+           word_option<Layout>({.name = "layout",
+                                .value = "grouped|shuffled",
+                                .help = "grouped: a group's sequences share a micro-step. shuffled: they are anywhere"},
+                               o.layout, {{"grouped", Layout::kGrouped}, {"shuffled", Layout::kShuffled}}),
+           number("step_spread", a->grpo.step_spread, 20, "grpo: how skewed the step is"),
+           number("group_spread", a->grpo.group_spread, 20, "grpo: how much groups differ"),
+           number("skew", a->zipf.skew, 100, "zipf: 0 is uniform"),
+           number("permute_probability", a->zipf.permute_probability, 1,
+                  "zipf: probability that a micro-step draws anew which experts are popular"),
+           number("concentration", a->dirichlet.concentration, 1e9, "dirichlet: of a layer, above 0"),
+           number("sequence_concentration", a->dirichlet.sequence_concentration, 1e9,
+                  "dirichlet: of a sequence around its layer. 0: all sequences alike"),
+           seed_option(
+               {.name = "seed", .value = "N", .help = "Random seed. The same seed and options give the same bytes"},
+               o.seed),
+           json_option(a->json, "Print what was made as JSON")},
+      .run = [a](const Given&) { return cli::run(*a); }};
 }
 
 }  // namespace foremoe::cli

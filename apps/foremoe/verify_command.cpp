@@ -2,16 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "command.h"
-#include "foremoe/plan/check_plan.h"
+#include "console.h"
+#include "foremoe/evaluate/evaluate.h"
 #include "foremoe/plan/plan_file.h"
-#include "help_text.h"
-#include "messages.h"
-#include "option_checks.h"
-#include "planner_arguments.h"
 
 namespace foremoe::cli {
 namespace {
@@ -21,19 +19,18 @@ constexpr std::string_view kExamples = R"(  foremoe verify step.load.safetensors
 )";
 
 constexpr std::string_view kMeaning =
-    R"(Checked, by code that shares nothing with the planner: that the plan was made for this load (digest); that every token is
-served by a replica that is there (coverage, quotas, slots); that homes, residency, execution order and the budgets in the
-plan's own options are kept; that routing tokens by the plan delivers what it says; that recorded figures are right.
-Ranks, nodes and batching are taken from the plan unless told otherwise.
-Exit code 0: all of it holds. 1: something does not; violations say what, where. 2: a file could not be read.)";
+    R"(Checked, by code that shares nothing with the planner: the plan was made for this load (digest); every token is served by
+a replica that is there (coverage, quotas, slots); homes, residency, execution order and the budgets in the plan's own
+options are kept; routing tokens by the plan delivers what it says; recorded figures are right.
+Ranks, nodes and batching are taken from the plan unless options say otherwise.
+Exit code 0: all of it holds. 1: something does not; violations say what, where. 2: a file could not be read.
+)";
 
 struct VerifyArguments {
   InputOptions input;
   std::string plan;
-  std::string homes{kContiguous};
   int align = 128;
   int max_listed = 20;
-  bool homes_given = false;
   bool json = false;
 };
 
@@ -68,21 +65,18 @@ void print(const CheckReport& report, const VerifyArguments& arguments) {
   fmt::print("\n");
 }
 
-int run(const VerifyArguments& arguments) {
+int run(const VerifyArguments& arguments, const Given& given) {
   const StepPlan plan = read_plan(arguments.plan);
   ThreadPool pool;
-  const StepInput step = read_step(input_as_planned(plan, arguments.input), pool);
-  Array<RankId, 2> homes;  // none: as the plan's options say
-  if (arguments.homes_given) homes = initial_homes(arguments.homes, step.load);
-
-  auto activity = std::make_optional<Activity>("checking the plan");
-  const CheckReport report = check_plan(plan, step.load,
-                                        {.initial_home = homes.empty() ? ArrayView<const RankId, 2>{} : homes.view(),
-                                         .align = arguments.align,
-                                         .trace = step.trace_or_null(),
-                                         .batching = step.batching_or_null(),
-                                         .max_listed = arguments.max_listed});
-  activity.reset();
+  StepInput input = read_load_or_trace(input_as_planned(plan, arguments.input), pool);
+  note_all(input.remarks);
+  if (given("homes")) input.homes = initial_homes(arguments.input.homes, input.load);  // else as the plan's options say
+  Progress progress;
+  progress("checking the plan");
+  CheckOptions options = check_options(input, nullptr, arguments.align);
+  options.max_listed = arguments.max_listed;
+  const CheckReport report = check_plan(plan, input.load, options);
+  progress.end();
   if (arguments.json) {
     fmt::print("{}\n", to_json(report).dump(2));
   } else {
@@ -93,25 +87,24 @@ int run(const VerifyArguments& arguments) {
 
 }  // namespace
 
-Command verify_command(CLI::App& parent) {
-  auto arguments = std::make_shared<VerifyArguments>();
-  CLI::App* const command =
-      parent.add_subcommand("verify", "Prove that a plan is right for a load, or say what is wrong");
-  add_input_options(*command, arguments->input);
-  command->add_option("PLAN", arguments->plan, "A plan file")->required();
-  add_homes_option(*command, arguments->homes);
-  add_align_option(*command, arguments->align);
-  command->add_option("--max-listed", arguments->max_listed, "Violations listed; all are counted")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(at_least(0));
-  command->add_flag("--json", arguments->json, "Print {ok, violations, …} as JSON");
-  teach(*command, kExamples, kMeaning);
-  const CLI::Option* const homes = command->get_option("--homes");
-  return {command, [arguments, homes] {
-            arguments->homes_given = homes->count() > 0;
-            return run(*arguments);
-          }};
+Command verify_command() {
+  auto a = std::make_shared<VerifyArguments>();
+  return {
+      .name = "verify",
+      .summary = "Prove that a plan is right for a load, or say what is wrong",
+      .examples = std::string(kExamples),
+      .meaning = std::string(kMeaning),
+      .options = joined(
+          {{input_option(a->input.path, "Trace or load file that the plan was made for"),
+            text_option({.name = "plan", .value = "PLAN", .help = "Plan file", .required = true, .positional = true},
+                        a->plan)},
+           without(options_of(a->input), {"previous", "previous_load"}),
+           {align_option(a->align),
+            integer_option(
+                {.name = "max_listed", .value = "N", .help = "Violations listed; all are counted", .main = true},
+                a->max_listed, {0, std::numeric_limits<int>::max()}),
+            json_option(a->json, "Print {ok, violations, …} as JSON")}}),
+      .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -6,16 +6,14 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <span>
-#include <sstream>
 #include <type_traits>
 
-#include "foremoe/cluster/cluster_keys.h"
-#include "foremoe/core/embedded_file.h"
 #include "foremoe/core/error.h"
+#include "foremoe/core/mapped_file.h"
 
 namespace foremoe {
 
@@ -23,7 +21,7 @@ std::span<const EmbeddedFile> cluster_presets();  // data/clusters, cmake/EmbedF
 
 namespace {
 
-constexpr std::uintmax_t kMaxFileBytes = 1 << 20;  // hundreds of times what a cluster file needs
+constexpr std::size_t kMaxFileBytes = 1 << 20;  // hundreds of times what a cluster file needs
 
 std::string dotted(std::string_view section, std::string_view key) {
   return section.empty() ? std::string(key) : fmt::format("{}.{}", section, key);
@@ -55,7 +53,7 @@ class ClusterReader {
     });
     if (cluster.ranks_per_switch > cluster.ranks_per_node) {
       throw InputError(
-          {.file = file_, .field = "node.ranks_per_switch", .index = {}},
+          {.file = file_, .field = "node.ranks_per_switch"},
           fmt::format("{} is more than the {} ranks of a node", cluster.ranks_per_switch, cluster.ranks_per_node));
     }
     return cluster;
@@ -64,7 +62,7 @@ class ClusterReader {
  private:
   std::string read_name() {
     const toml::node* const node = root_.get("name");
-    if (node == nullptr) throw InputError({.file = file_, .field = "name", .index = {}}, "is missing");
+    if (node == nullptr) throw InputError({.file = file_, .field = "name"}, "is missing");
     const auto* const text = node->as_string();
     if (text == nullptr || text->get().empty()) {
       throw InputError({.file = file_, .field = "name", .index = line_of(*node)}, "must be a name in quotes");
@@ -87,7 +85,7 @@ class ClusterReader {
     }
     const std::string name = dotted(section, key);
     const toml::node* const found = table == nullptr ? nullptr : table->get(key);
-    if (found == nullptr) throw InputError({.file = file_, .field = name, .index = {}}, "is missing");
+    if (found == nullptr) throw InputError({.file = file_, .field = name}, "is missing");
     return *found;
   }
 
@@ -167,22 +165,15 @@ Cluster parse_cluster(std::string_view text, const std::string& file) {
     const toml::table root = toml::parse(text, file);
     return ClusterReader(root, file).read();
   } catch (const toml::parse_error& error) {
-    throw InputError({.file = file, .field = {}, .index = fmt::format("line {}", error.source().begin.line)},
+    throw InputError({.file = file, .index = fmt::format("line {}", error.source().begin.line)},
                      fmt::format("is not TOML: {}", error.description()));
   }
 }
 
 Cluster read_cluster(const std::string& path) {
-  std::error_code error;
-  const Where where{.file = path, .field = {}, .index = {}};
-  if (!std::filesystem::is_regular_file(path, error)) throw InputError(where, "is no file that can be read");
-  if (std::filesystem::file_size(path, error) > kMaxFileBytes)
-    throw InputError(where, "is too large for a cluster file");
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  if (!in) throw InputError(where, "cannot be read");
-  return parse_cluster(text.str(), path);
+  const MappedFile file(path);
+  if (file.bytes().size() > kMaxFileBytes) throw InputError({.file = path}, "is too large for a cluster file");
+  return parse_cluster(file.text(), path);
 }
 
 std::string to_toml(const Cluster& cluster, const ClusterNotes& notes) {
@@ -215,8 +206,7 @@ Cluster find_cluster(std::string_view name_or_path) {
   const std::string path(name_or_path);
   std::error_code error;
   if (!path.empty() && std::filesystem::exists(path, error)) return read_cluster(path);
-  throw InputError({.file = path, .field = {}, .index = {}},
-                   fmt::format("is no cluster file and none of {}", fmt::join(cluster_names(), ", ")));
+  throw InputError({.file = path}, fmt::format("is no cluster file and none of {}", fmt::join(cluster_names(), ", ")));
 }
 
 }  // namespace foremoe

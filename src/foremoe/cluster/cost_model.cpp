@@ -25,7 +25,7 @@ constexpr double kSortPasses = 4;        // of the hidden width: read and writte
 
 void expect_positive(const ModelShape& model, const char* field, std::int64_t value) {
   if (value > 0) return;
-  throw InputError({.file = model.name, .field = field, .index = {}},
+  throw InputError({.file = model.name, .field = field},
                    fmt::format("is {}; a cost model needs it to be positive", value));
 }
 
@@ -46,7 +46,7 @@ void expect_complete(const ModelShape& model) {
 void expect_sensible(const CostOptions& options) {
   const auto expect = [](const char* field, int value, int least) {
     if (value >= least) return;
-    throw InputError({.file = {}, .field = field, .index = {}}, fmt::format("{} is less than {}", value, least));
+    throw InputError({.field = field}, fmt::format("{} is less than {}", value, least));
   };
   expect("sequence_tokens", options.sequence_tokens, 1);
   expect("bytes_per_parameter", options.bytes_per_parameter, 1);

@@ -1,15 +1,16 @@
 #pragma once
 
 // What the parts of a training step cost on a cluster: seconds and bytes as functions of how many tokens, rows and
-// copies there are. No state, no schedule: when things happen, and what shares a link meanwhile, is the simulator's.
+// copies there are. It has no state and no schedule: the simulator decides when things happen and what shares a link.
 //
 // Compute is a roofline: max(FLOPs ÷ reached FLOP/s, bytes ÷ memory bandwidth) plus a kernel's fixed cost (Williams,
 // Waterman, Patterson, 2009). A grouped product multiplies each replica's rows in whole row tiles and reads each
-// replica's weights once, so that splitting an expert into crumbs costs what it costs. An exchange of rows takes
-// latency + bytes ÷ bandwidth on the busiest of a rank's link directions; rows to another node count once per token
-// and node where the tokens are known. A backward pass multiplies twice as much as a forward, three times where
-// activations are computed anew; attention 2.5 times, for its scores are computed again (FlashAttention-2, arXiv
-// 2307.08691, §3.1.2). docs/simulation.md has the formulas and tells what is left out.
+// replica's weights once, so splitting is not free: 64 replicas of 8 rows use 64 tiles of 128 rows where one replica of
+// 512 rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the busiest of a rank's link directions;
+// rows to another node count once per token and node where the tokens are known. A backward pass multiplies twice as
+// much as a forward, three times where activations are computed anew. Attention multiplies 2.5 times as much, because
+// its scores are computed again (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/simulation.md has the formulas and
+// lists what is left out.
 
 #include <cstdint>
 #include <span>

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "foremoe/cluster/cluster_keys.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/random.h"
 
@@ -239,7 +238,7 @@ TEST(CostModel, AFasterClusterIsNeverSlower) {
   EXPECT_GT(improved, 50);
 }
 
-TEST(CostModel, CrumbsAreNeverCheaperThanTheWhole) {
+TEST(CostModel, SmallReplicasAreNeverCheaperThanAWholeOne) {
   Random random(7);
   const CostModel large(find_cluster("h100"), *find_model_shape("Qwen3-30B-A3B"));
   for (int trial = 0; trial < 2000; ++trial) {
@@ -255,7 +254,7 @@ TEST(CostModel, CrumbsAreNeverCheaperThanTheWhole) {
       EXPECT_GE(apart, together * (1 - 1e-12)) << "on ranks of their own";
     }
   }
-  // And it costs what it costs: 64 crumbs of 8 rows multiply 64 tiles where one replica of 512 rows multiplies 4.
+  // Splitting is not free: 64 replicas of 8 rows multiply 64 tiles where one replica of 512 rows multiplies 4.
   EXPECT_GT(experts(large, std::vector<int>(64, 8)), 4 * experts(large, {512}));
 }
 

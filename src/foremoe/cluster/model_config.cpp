@@ -1,35 +1,100 @@
-#include "foremoe/cluster/model_config.h"
-
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <vector>
 
+#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
+#include "foremoe/core/mapped_file.h"
 
 namespace foremoe {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::uintmax_t kMaxFileBytes = 1 << 20;
+constexpr std::size_t kMaxFileBytes = 1 << 20;
 constexpr std::int64_t kMost = 1 << 24;  // of any count or width
+
+// How a family of models tells which of its layers have experts.
+enum class MoeLayers : std::uint8_t {
+  kAll,
+  kAfterFirst,  // those after first_k_dense_replace dense ones
+  kSparseStep,  // every decoder_sparse_step-th, save mlp_only_layers
+  kInterleaved  // moe_layers lists them; else every interleave_moe_layer_step-th
+};
+
+struct Family {
+  std::string_view model_type;
+  const char* experts;             // key of the number of routed experts
+  const char* intermediate;        // key of the width inside one of them
+  const char* dense_intermediate;  // key of the width inside a dense layer's feed-forward block
+  MoeLayers moe_layers;
+};
+
+constexpr auto kFamilies = std::to_array<Family>({
+    {"mixtral", "num_local_experts", "intermediate_size", "intermediate_size", MoeLayers::kAll},
+    {"phimoe", "num_local_experts", "intermediate_size", "intermediate_size", MoeLayers::kAll},
+    {"olmoe", "num_experts", "intermediate_size", "intermediate_size", MoeLayers::kAll},
+    {"qwen2_moe", "num_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kSparseStep},
+    {"qwen3_moe", "num_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kSparseStep},
+    {"qwen3_vl_moe_text", "num_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kSparseStep},
+    {"deepseek_v2", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
+    {"deepseek_v3", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
+    {"kimi_k2", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
+    {"glm4_moe", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
+    {"glm4v_moe_text", "n_routed_experts", "moe_intermediate_size", "intermediate_size", MoeLayers::kAfterFirst},
+    {"llama4_text", "num_local_experts", "intermediate_size", "intermediate_size_mlp", MoeLayers::kInterleaved},
+});
+
+// Any of them says that a model has experts.
+constexpr std::array kExpertKeys{"num_experts",     "num_local_experts", "n_routed_experts",
+                                 "moe_num_experts", "num_moe_experts",   "moe_intermediate_size"};
+
+// Keys that change how many layers have experts, or what attention they have, with the families that may have them.
+struct LayerKey {
+  const char* key;
+  MoeLayers understood_by = MoeLayers::kAll;  // kAll: by none
+};
+constexpr auto kLayerKeys = std::to_array<LayerKey>({
+    {"interleave_moe_layer_step", MoeLayers::kInterleaved},
+    {"moe_layers", MoeLayers::kInterleaved},
+    {"first_k_dense_replace", MoeLayers::kAfterFirst},
+    {"decoder_sparse_step", MoeLayers::kSparseStep},
+    {"mlp_only_layers", MoeLayers::kSparseStep},
+    {"expert_layer_period"},
+    {"expert_layer_offset"},
+    {"attn_layer_period"},
+    {"attn_layer_offset"},
+    {"full_attention_interval"},
+    {"moe_layer_interval"},
+    {"moe_layer_start_index"},
+    {"moe_layer_end_index"},
+    {"hybrid_override_pattern"},
+    {"attn_type_list"},
+});
 
 class ConfigReader {
  public:
-  ConfigReader(const json& config, const std::string& file) : config_{config}, file_{file} {}
+  ConfigReader(const json& config, const std::string& file) : config_{config}, file_{file}, family_{family()} {}
 
   ModelShape read() const {
+    expect_understood_layers();
     ModelShape shape;
-    shape.experts = required({"n_routed_experts", "num_experts", "num_local_experts"});
+    shape.experts = required({family_.experts, "num_experts", "num_local_experts", "n_routed_experts"});
     shape.top_k = required({"num_experts_per_tok"});
     shape.hidden = required({"hidden_size"});
-    shape.intermediate = required({"moe_intermediate_size", "intermediate_size"});
+    shape.intermediate = required({family_.intermediate});
     shape.vocabulary = required({"vocab_size"});
-    read_layers(shape);
+    const int layers = required({"num_hidden_layers"});
+    shape.moe_layers = moe_layers(layers);
+    shape.dense_layers = layers - shape.moe_layers;
+    if (shape.moe_layers <= 0) fail("num_hidden_layers", "leaves no MoE layer");
+    if (shape.dense_layers > 0) shape.dense_intermediate = required({family_.dense_intermediate});
     read_shared_experts(shape);
     read_attention(shape);
     if (shape.top_k > shape.experts) fail("num_experts_per_tok", "is more than the experts there are");
@@ -38,14 +103,34 @@ class ConfigReader {
 
  private:
   [[noreturn]] void fail(std::string_view key, const std::string& what) const {
-    throw InputError({.file = file_, .field = std::string(key), .index = {}}, what);
+    throw InputError({.file = file_, .field = std::string(key)}, what);
+  }
+
+  // Null where the key is missing or null.
+  const json* find(const char* key) const {
+    const auto found = config_.find(key);
+    return found == config_.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  const Family& family() const {
+    const json* const type = find("model_type");
+    if (type == nullptr || !type->is_string()) fail("model_type", "is missing");
+    const auto& name = type->get_ref<const std::string&>();
+    const auto* const found = std::ranges::find(kFamilies, name, &Family::model_type);
+    if (found != kFamilies.end()) return *found;
+    if (std::ranges::none_of(kExpertKeys, [&](const char* key) { return find(key) != nullptr; })) {
+      fail("model_type", fmt::format("'{}' is a dense model: it has no experts", name));
+    }
+    std::vector<std::string_view> known;
+    for (const Family& family : kFamilies) known.push_back(family.model_type);
+    fail("model_type", fmt::format("'{}' is not understood; known are {}", name, fmt::join(known, ", ")));
   }
 
   // Of the first key that is there and not null; 0 where none is.
   int optional(std::initializer_list<const char*> keys, std::int64_t least = 0) const {
     for (const char* const key : keys) {
-      const auto found = config_.find(key);
-      if (found == config_.end() || found->is_null()) continue;
+      const json* const found = find(key);
+      if (found == nullptr) continue;
       if (!found->is_number_integer()) fail(key, "must be a whole number");
       const auto value = found->get<std::int64_t>();
       if (value < least || value > kMost) fail(key, fmt::format("{} is not between {} and {}", value, least, kMost));
@@ -60,21 +145,62 @@ class ConfigReader {
     return value;
   }
 
-  // DeepSeek's first layers are dense; Qwen lists those that are.
-  void read_layers(ModelShape& shape) const {
-    const int layers = required({"num_hidden_layers"});
-    for (const char* const key : {"moe_layer_freq", "decoder_sparse_step"}) {
-      if (optional({key}) > 1) fail(key, "above 1, dense layers between MoE layers, is not understood");
+  void expect_understood_layers() const {
+    for (const LayerKey& layer_key : kLayerKeys) {
+      const json* const value = find(layer_key.key);
+      const bool understood =
+          layer_key.understood_by != MoeLayers::kAll && layer_key.understood_by == family_.moe_layers;
+      if (value == nullptr || understood || (value->is_array() && value->empty())) continue;
+      fail(layer_key.key, fmt::format("is not understood in a {} model", family_.model_type));
     }
-    shape.dense_layers = optional({"first_k_dense_replace"});
-    const auto listed = config_.find("mlp_only_layers");
-    if (listed != config_.end() && listed->is_array()) shape.dense_layers += static_cast<int>(listed->size());
-    if (shape.dense_layers >= layers) fail("num_hidden_layers", "leaves no MoE layer");
-    shape.moe_layers = layers - shape.dense_layers;
-    if (shape.dense_layers > 0) shape.dense_intermediate = required({"intermediate_size"});
+    if (optional({"moe_layer_freq"}) > 1) fail("moe_layer_freq", "above 1 is not understood");
+    const json* const types = find("layer_types");
+    if (types == nullptr) return;
+    const bool chunks = family_.moe_layers == MoeLayers::kInterleaved;  // of 8,192 tokens, longer than sequences here
+    for (const json& type : *types) {
+      if (type == "full_attention" || (chunks && type == "chunked_attention")) continue;
+      fail("layer_types", fmt::format("{} is not understood; expected \"full_attention\"", type.dump()));
+    }
+  }
+
+  // How many different layers of [0, layers) a list names.
+  int num_listed(const char* key, int layers) const {
+    const json& list = *find(key);
+    if (!list.is_array()) fail(key, "must be a list of layers");
+    std::vector<bool> listed(static_cast<std::size_t>(layers));
+    for (const json& layer : list) {
+      if (!layer.is_number_unsigned() || layer.get<std::uint64_t>() >= listed.size()) {
+        fail(key, fmt::format("{} is not a layer from 0 to {}", layer.dump(), layers - 1));
+      }
+      listed[layer.get<std::size_t>()] = true;
+    }
+    return static_cast<int>(std::ranges::count(listed, true));
+  }
+
+  int moe_layers(int layers) const {
+    switch (family_.moe_layers) {
+      case MoeLayers::kAll:
+        return layers;
+      case MoeLayers::kAfterFirst:
+        return layers - optional({"first_k_dense_replace"});
+      case MoeLayers::kInterleaved:
+        if (find("moe_layers") != nullptr) return num_listed("moe_layers", layers);
+        return layers / std::max(1, optional({"interleave_moe_layer_step"}));
+      case MoeLayers::kSparseStep:
+        break;
+    }
+    const int step = std::max(1, optional({"decoder_sparse_step"}));
+    if (find("mlp_only_layers") == nullptr) return layers / step;
+    const int listed = num_listed("mlp_only_layers", layers);
+    if (listed > 0 && step > 1) fail("mlp_only_layers", "is not understood where decoder_sparse_step is above 1");
+    return layers / step - listed;
   }
 
   void read_shared_experts(ModelShape& shape) const {
+    if (family_.moe_layers == MoeLayers::kInterleaved) {
+      shape.shared_experts = 1;  // Llama 4 has one in every MoE layer, without a key
+      return;
+    }
     shape.shared_experts = optional({"n_shared_experts"});
     const int width = optional({"shared_expert_intermediate_size"});
     if (width == 0) return;
@@ -106,6 +232,7 @@ class ConfigReader {
 
   const json& config_;
   const std::string& file_;
+  const Family& family_;
 };
 
 std::string name_of(const std::string& path) {
@@ -117,7 +244,7 @@ std::string name_of(const std::string& path) {
 
 ModelShape parse_model_config(std::string_view text, const std::string& file) {
   const json config = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object()) throw InputError({.file = file, .field = {}, .index = {}}, "is no JSON object");
+  if (!config.is_object()) throw InputError({.file = file}, "is no JSON object");
   const auto inner = config.find("text_config");
   const bool multimodal = inner != config.end() && inner->is_object();
   ModelShape shape = ConfigReader(multimodal ? *inner : config, file).read();
@@ -126,16 +253,9 @@ ModelShape parse_model_config(std::string_view text, const std::string& file) {
 }
 
 ModelShape read_model_config(const std::string& path) {
-  std::error_code error;
-  const Where where{.file = path, .field = {}, .index = {}};
-  if (!std::filesystem::is_regular_file(path, error)) throw InputError(where, "is no file that can be read");
-  if (std::filesystem::file_size(path, error) > kMaxFileBytes)
-    throw InputError(where, "is too large for a config.json");
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  if (!in) throw InputError(where, "cannot be read");
-  return parse_model_config(text.str(), path);
+  const MappedFile file(path);
+  if (file.bytes().size() > kMaxFileBytes) throw InputError({.file = path}, "is too large for a config.json");
+  return parse_model_config(file.text(), path);
 }
 
 }  // namespace foremoe

@@ -1,11 +1,10 @@
-#include "foremoe/cluster/model_config.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
 
 namespace foremoe {
@@ -28,13 +27,31 @@ json deepseek_v3() {
           {"moe_intermediate_size", 2048}, {"intermediate_size", 18432}, {"num_attention_heads", 128},
           {"num_key_value_heads", 128},    {"q_lora_rank", 1536},        {"kv_lora_rank", 512},
           {"qk_nope_head_dim", 128},       {"qk_rope_head_dim", 64},     {"v_head_dim", 128},
-          {"vocab_size", 129280},          {"moe_layer_freq", 1}};
+          {"vocab_size", 129280},          {"moe_layer_freq", 1},        {"model_type", "deepseek_v3"}};
 }
 
 json mixtral() {
   return {{"hidden_size", 4096},      {"num_hidden_layers", 32},    {"num_local_experts", 8},
           {"num_experts_per_tok", 2}, {"intermediate_size", 14336}, {"num_attention_heads", 32},
-          {"num_key_value_heads", 8}, {"vocab_size", 32000},        {"head_dim", nullptr}};
+          {"num_key_value_heads", 8}, {"vocab_size", 32000},        {"head_dim", nullptr},
+          {"model_type", "mixtral"}};
+}
+
+// Llama-4-Maverick's; Scout has 16 experts in every layer.
+json llama4() {
+  return {{"model_type", "llama4_text"},
+          {"hidden_size", 5120},
+          {"num_hidden_layers", 48},
+          {"num_local_experts", 128},
+          {"num_experts_per_tok", 1},
+          {"intermediate_size", 8192},
+          {"intermediate_size_mlp", 16384},
+          {"num_attention_heads", 40},
+          {"num_key_value_heads", 8},
+          {"interleave_moe_layer_step", 2},
+          {"head_dim", 128},
+          {"vocab_size", 202048},
+          {"layer_types", {"chunked_attention", "full_attention"}}};
 }
 
 std::string error_of(const json& config) {
@@ -73,6 +90,63 @@ TEST(ModelConfig, ReadsThePresetsFromTheirOwnFiles) {
   expect_same(parse_model_config(json{{"text_config", qwen3()}}.dump(), "x"), *find_model_shape("Qwen3-30B-A3B"));
 }
 
+TEST(ModelConfig, CountsTheLayersThatHaveExperts) {
+  const auto shape = [](const json& config) { return parse_model_config(config.dump(), "x"); };
+  json maverick = llama4();
+  EXPECT_EQ(shape(maverick).moe_layers, 24);
+  EXPECT_EQ(shape(maverick).dense_layers, 24);
+  EXPECT_EQ(shape(maverick).shared_experts, 1);
+  EXPECT_NEAR(static_cast<double>(shape(maverick).parameters()) * 1e-9, 400, 1);  // as published
+  maverick["moe_layers"] = {1, 3, 5};
+  EXPECT_EQ(shape(maverick).moe_layers, 3);
+
+  json scout = llama4();
+  scout["interleave_moe_layer_step"] = 1;
+  scout["num_local_experts"] = 16;
+  EXPECT_EQ(shape(scout).moe_layers, 48);
+  EXPECT_NEAR(static_cast<double>(shape(scout).parameters()) * 1e-9, 108, 1);  // 109 with what sees pictures
+
+  json qwen = qwen3();
+  qwen["mlp_only_layers"] = {0, 5, 5};
+  EXPECT_EQ(shape(qwen).dense_layers, 2);
+  qwen["mlp_only_layers"] = json::array();
+  qwen["decoder_sparse_step"] = 2;
+  EXPECT_EQ(shape(qwen).moe_layers, 24);
+  qwen["mlp_only_layers"] = {47};
+  EXPECT_THAT(error_of(qwen), testing::HasSubstr("mlp_only_layers"));
+  qwen["mlp_only_layers"] = {48};
+  EXPECT_THAT(error_of(qwen), testing::HasSubstr("mlp_only_layers: 48 is not a layer from 0 to 47"));
+}
+
+TEST(ModelConfig, OtherFamiliesAreRefusedByName) {
+  for (const char* other : {"jamba", "qwen3_next", "gpt_oss"}) {
+    json config = qwen3();
+    config["model_type"] = other;
+    EXPECT_THAT(error_of(config), testing::HasSubstr(std::string("model_type: '") + other +
+                                                     "' is not understood; known are mixtral, phimoe, olmoe"));
+  }
+  json nameless = qwen3();
+  nameless.erase("model_type");
+  EXPECT_EQ(error_of(nameless), "some/model/config.json: model_type: is missing");
+}
+
+TEST(ModelConfig, ADenseModelIsRefusedAsSuch) {
+  const json llama{{"model_type", "llama"}, {"hidden_size", 4096}, {"num_hidden_layers", 32}};
+  EXPECT_EQ(error_of(llama), "some/model/config.json: model_type: 'llama' is a dense model: it has no experts");
+}
+
+TEST(ModelConfig, KeysThatChangeTheLayersAreRefusedWhereTheyAreNotUnderstood) {
+  for (const char* key : {"interleave_moe_layer_step", "moe_layers", "expert_layer_period", "expert_layer_offset",
+                          "full_attention_interval", "attn_layer_period", "decoder_sparse_step", "mlp_only_layers"}) {
+    EXPECT_EQ(error_with(key, json(2)),
+              std::string("some/model/config.json: ") + key + ": is not understood in a deepseek_v3 model");
+    EXPECT_EQ(error_with(key, nullptr), "no error");
+  }
+  EXPECT_EQ(error_with("layer_types", {"full_attention", "full_attention"}), "no error");
+  EXPECT_EQ(error_with("layer_types", {"full_attention", "linear_attention"}),
+            "some/model/config.json: layer_types: \"linear_attention\" is not understood; expected \"full_attention\"");
+}
+
 TEST(ModelConfig, IsNamedAsItsFolderOrFile) {
   EXPECT_EQ(parse_model_config(qwen3().dump(), "models/Mine-7B/config.json").name, "Mine-7B");
   EXPECT_EQ(parse_model_config(qwen3().dump(), "models/mine.json").name, "mine");
@@ -91,7 +165,7 @@ TEST(ModelConfig, SharedExpertsMayBeGivenAsOneWideOne) {
 TEST(ModelConfig, WhatIsMissingOrWrongIsNamed) {
   json config = qwen3();
   config.erase("num_experts");
-  EXPECT_EQ(error_of(config), "some/model/config.json: n_routed_experts: is missing");
+  EXPECT_EQ(error_of(config), "some/model/config.json: num_experts: is missing");
   EXPECT_EQ(error_with("hidden_size", "wide"), "some/model/config.json: hidden_size: must be a whole number");
   EXPECT_EQ(error_with("hidden_size", -1), "some/model/config.json: hidden_size: -1 is not between 1 and 16777216");
   EXPECT_EQ(error_with("num_hidden_layers", 3), "some/model/config.json: num_hidden_layers: leaves no MoE layer");

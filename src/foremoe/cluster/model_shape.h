@@ -1,6 +1,6 @@
 #pragma once
 
-// What of a model's shape load balancing depends on, and the models that people post-train.
+// The part of a model's shape that load balancing depends on, with presets of common models.
 
 #include <optional>
 #include <span>
@@ -32,7 +32,7 @@ struct AttentionShape {
 struct ModelShape {
   std::string name;
   int moe_layers = 0;
-  int dense_layers = 0;        // layers with an ordinary feed-forward block, before the MoE layers
+  int dense_layers = 0;        // layers with an ordinary feed-forward block
   int experts = 0;             // routed experts per MoE layer
   int top_k = 0;               // routed experts per token
   int shared_experts = 0;      // that every token visits on its own rank, besides top_k
@@ -64,5 +64,12 @@ std::span<const ModelShape> model_shapes();
 
 // By name, whatever the case: "qwen3-30b-a3b". None when unknown.
 std::optional<ModelShape> find_model_shape(std::string_view name);
+
+// A model that is no preset, from the config.json that its weights come with. Understands those model_types of
+// huggingface/transformers whose layers it can count (model_config.cpp lists them); of a multimodal model, its
+// text_config. Any other model_type is refused, and so is a dense model. The name is the folder's where the file is
+// called config.json, else the file's. Throws InputError naming file, key and what is wrong.
+ModelShape read_model_config(const std::string& path);
+ModelShape parse_model_config(std::string_view text, const std::string& file);  // `file` names the text in errors
 
 }  // namespace foremoe

@@ -4,14 +4,35 @@
 
 namespace foremoe {
 
-static std::string message(const Where& w, const std::string& what) {
+static std::string message(const Where& w, const std::string& problem) {
   std::string place = w.file;
   if (!w.field.empty()) place += (place.empty() ? "" : ": ") + w.field;
   if (!w.index.empty()) place += (w.index.starts_with('[') || place.empty() ? "" : " ") + w.index;
-  return place.empty() ? what : place + ": " + what;
+  return place.empty() ? problem : place + ": " + problem;
 }
 
-InputError::InputError(Where where, const std::string& what)
-    : std::runtime_error(message(where, what)), where_(std::move(where)) {}
+InputError::InputError(Where where, const std::string& problem)
+    : std::runtime_error(message(where, problem)), where_(std::move(where)), problem_(problem) {}
+
+std::string message_of(const InputError& error, const std::function<std::string(std::string_view)>& spell_argument) {
+  Where where = error.where();
+  if (where.file.empty() && !where.field.empty()) where.field = spell_argument(where.field);
+  std::string problem;
+  std::string_view rest = error.problem();
+  while (!rest.empty()) {
+    const auto begin = rest.find('`');
+    const auto end = begin == rest.npos ? rest.npos : rest.find('`', begin + 1);
+    if (end == rest.npos) break;
+    problem += rest.substr(0, begin);
+    problem += spell_argument(rest.substr(begin + 1, end - begin - 1));
+    rest.remove_prefix(end + 1);
+  }
+  return message(where, problem.append(rest));
+}
+
+std::string must_be_integer(long long low, long long high) {
+  if (low == high) return "must be " + std::to_string(low);
+  return "must be an integer from " + std::to_string(low) + " to " + std::to_string(high);
+}
 
 }  // namespace foremoe

@@ -1,6 +1,7 @@
 #include "foremoe/core/mapped_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,9 +15,12 @@ namespace foremoe {
 
 namespace {
 
+// To open a pipe for reading is to wait for its writer, but not with O_NONBLOCK; regular files ignore the flag.
+constexpr int kReadWithoutWaiting = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+
 class Descriptor {
  public:
-  explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), kReadWithoutWaiting)) {}
   ~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
   }
@@ -29,8 +33,11 @@ class Descriptor {
 };
 
 [[noreturn]] void fail(const std::string& path, int error) {
-  throw InputError({.file = path, .field = {}, .index = {}},
-                   "cannot be read: " + std::generic_category().message(error));
+  throw InputError({.file = path}, "cannot be read: " + std::generic_category().message(error));
+}
+
+const char* kind_of(mode_t mode) {
+  return S_ISDIR(mode) ? "a directory" : S_ISFIFO(mode) ? "a pipe" : S_ISSOCK(mode) ? "a socket" : "a device";
 }
 
 }  // namespace
@@ -40,7 +47,9 @@ MappedFile::MappedFile(const std::string& path) {
   if (fd.get() < 0) fail(path, errno);
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) fail(path, errno);
-  if (!S_ISREG(status.st_mode)) throw InputError({.file = path, .field = {}, .index = {}}, "is not a regular file");
+  if (!S_ISREG(status.st_mode)) {
+    throw InputError({.file = path}, fmt::format("is {}, not a regular file", kind_of(status.st_mode)));
+  }
   const auto size = static_cast<std::size_t>(status.st_size);
   if (size == 0) return;  // mmap refuses empty files
   void* const data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);

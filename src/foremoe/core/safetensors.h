@@ -1,6 +1,6 @@
 #pragma once
 
-// Reads safetensors: 8 bytes little-endian header length, a JSON header, raw tensors.
+// Reads and writes safetensors: 8 bytes little-endian header length, a JSON header, raw tensors.
 //
 //   const auto file = Safetensors::open("step.safetensors");
 //   const TensorView& load = file.tensor("load", {DType::kU16, DType::kU32}, 4);
@@ -26,6 +26,8 @@
 #include <vector>
 
 namespace foremoe {
+
+using Metadata = std::map<std::string, std::string, std::less<>>;
 
 static_assert(std::endian::native == std::endian::little, "files are mapped as they are, and they are little-endian");
 
@@ -84,7 +86,7 @@ class Safetensors {
                            std::shared_ptr<const void> storage = {});
 
   const std::string& name() const { return name_; }
-  const std::map<std::string, std::string, std::less<>>& metadata() const { return metadata_; }
+  const Metadata& metadata() const { return metadata_; }
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   const std::shared_ptr<const void>& storage() const { return storage_; }  // keeps every view alive
 
@@ -108,10 +110,38 @@ class Safetensors {
   Safetensors() = default;
 
   std::string name_;
-  std::map<std::string, std::string, std::less<>> metadata_;
+  Metadata metadata_;
   std::map<std::string, TensorView, std::less<>> tensors_;
   std::shared_ptr<const void> storage_;
 };
+
+// ---- writing ----
+//
+// Writes files that any reader of the format accepts: the same tensors and metadata give the same bytes. Metadata by
+// key; tensors by falling element size, then name, so that every one lies aligned; the header is padded with spaces to
+// a multiple of eight bytes. The file appears whole or not at all (atomic_file.h).
+
+// A tensor to be written. The bytes are the caller's until the file is written.
+struct TensorData {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<std::size_t> shape;
+  std::span<const std::byte> bytes;  // product of shape × size_of(dtype)
+};
+
+// A tensor of these values; the shape of one axis unless told otherwise.
+template <class T>
+TensorData tensor_data(std::string name, std::span<const T> values, std::vector<std::size_t> shape = {}) {
+  if (shape.empty()) shape = {values.size()};
+  return {std::move(name), dtype_of<T>(), std::move(shape), std::as_bytes(values)};
+}
+
+// Names must be distinct; a size that disagrees with its shape is a broken invariant. Throws InputError when the
+// file cannot be written.
+void write_safetensors(const std::string& path, std::vector<TensorData> tensors, const Metadata& metadata);
+
+// The same as bytes in memory.
+std::vector<std::byte> to_safetensors(std::vector<TensorData> tensors, const Metadata& metadata);
 
 // ---- how it is done ----
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "foremoe/core/error.h"
-#include "foremoe/core/safetensors_writer.h"
 
 namespace foremoe {
 namespace {
@@ -213,9 +212,9 @@ TEST(Safetensors, NamesTheTensorThatIsNotAsExpected) {
             "memory: narrow: shape [2, 3], expected [3, 2]");
   EXPECT_EQ(complaint_of([&] { file.text("m"); }), "memory: __metadata__.m: is missing");
   EXPECT_EQ(complaint_of([&] { file.integer("n", 0, 11); }),
-            "memory: __metadata__.n: '12', expected an integer from 0 to 11");
+            "memory: __metadata__.n: must be an integer from 0 to 11 (is '12')");
   EXPECT_EQ(complaint_of([&] { file.integer("format", 0, 11); }),
-            "memory: __metadata__.format: 'test/1', expected an integer from 0 to 11");
+            "memory: __metadata__.format: must be an integer from 0 to 11 (is 'test/1')");
 }
 
 TEST(Safetensors, RefusesWhatIsNotAFile) {

@@ -1,4 +1,4 @@
-#include "foremoe/core/safetensors_writer.h"
+#include "foremoe/core/safetensors.h"
 
 #include <algorithm>
 #include <cassert>

@@ -1,45 +1,89 @@
 #include "foremoe/core/sha256.h"
 
-#include <fmt/format.h>
-#include <openssl/evp.h>
-
-#include <array>
-#include <stdexcept>
+#include <algorithm>
+#include <bit>
+#include <cstring>
 
 namespace foremoe {
 
 namespace {
 
-// OpenSSL fails here only when it cannot allocate or has no SHA-256 at all.
-void require(int ok) {
-  if (ok != 1) throw std::runtime_error("OpenSSL cannot compute SHA-256");
+// FIPS 180-4, section 4.2.2: the first 32 bits of the fractional parts of the cube roots of the first 64 primes.
+constexpr std::array<std::uint32_t, 64> kRoundConstants{
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+
+// The standard counts in big-endian words; we run on little-endian machines only (safetensors.h).
+std::uint32_t big_endian_word(const std::byte* bytes) {
+  std::uint32_t word = 0;
+  std::memcpy(&word, bytes, sizeof word);
+  return __builtin_bswap32(word);
 }
 
 }  // namespace
 
-struct Sha256::Context {
-  EVP_MD_CTX* evp = EVP_MD_CTX_new();
-  Context() = default;
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
-  ~Context() { EVP_MD_CTX_free(evp); }
-};
-
-Sha256::Sha256() : context_(std::make_unique<Context>()) {
-  require(context_->evp != nullptr);
-  require(EVP_DigestInit_ex(context_->evp, EVP_sha256(), nullptr));
+// Section 6.2.2, with the variables of the standard.
+void Sha256::compress(const std::byte* block) {
+  std::array<std::uint32_t, 64> w;
+  for (std::size_t t = 0; t < 16; ++t) w[t] = big_endian_word(block + 4 * t);
+  for (std::size_t t = 16; t < 64; ++t) {
+    const std::uint32_t s0 = std::rotr(w[t - 15], 7) ^ std::rotr(w[t - 15], 18) ^ (w[t - 15] >> 3);
+    const std::uint32_t s1 = std::rotr(w[t - 2], 17) ^ std::rotr(w[t - 2], 19) ^ (w[t - 2] >> 10);
+    w[t] = w[t - 16] + s0 + w[t - 7] + s1;
+  }
+  auto [a, b, c, d, e, f, g, h] = state_;
+  for (std::size_t t = 0; t < 64; ++t) {
+    const std::uint32_t t1 =
+        h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + (g ^ (e & (f ^ g))) + kRoundConstants[t] + w[t];
+    const std::uint32_t t2 = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) | (c & (a | b)));
+    h = g;
+    g = f;
+    f = e;
+    e = d + t1;
+    d = c;
+    c = b;
+    b = a;
+    a = t1 + t2;
+  }
+  const std::array<std::uint32_t, 8> mixed{a, b, c, d, e, f, g, h};
+  for (std::size_t i = 0; i < state_.size(); ++i) state_[i] += mixed[i];
 }
-
-Sha256::~Sha256() = default;
 
 void Sha256::update(std::span<const std::byte> bytes) {
-  require(EVP_DigestUpdate(context_->evp, bytes.data(), bytes.size()));
+  std::size_t filled = num_bytes_ % kBlockBytes;
+  num_bytes_ += bytes.size();
+  if (filled != 0) {
+    const auto head = bytes.first(std::min(bytes.size(), kBlockBytes - filled));
+    std::ranges::copy(head, pending_.begin() + static_cast<std::ptrdiff_t>(filled));
+    bytes = bytes.subspan(head.size());
+    filled += head.size();
+    if (filled < kBlockBytes) return;
+    compress(pending_.data());
+  }
+  for (; bytes.size() >= kBlockBytes; bytes = bytes.subspan(kBlockBytes)) compress(bytes.data());
+  std::ranges::copy(bytes, pending_.begin());
 }
 
+// A one bit, zeros up to the last eight bytes of a block, and the length of the message in bits.
 std::string Sha256::hex() {
-  std::array<unsigned char, 32> digest{};
-  require(EVP_DigestFinal_ex(context_->evp, digest.data(), nullptr));
-  return fmt::format("{:02x}", fmt::join(digest, ""));
+  const std::uint64_t num_bits = __builtin_bswap64(8 * num_bytes_);
+  constexpr std::size_t kLengthAt = kBlockBytes - sizeof num_bits;
+  std::array<std::byte, 2 * kBlockBytes> padding{std::byte{0x80}};
+  const std::size_t filled = num_bytes_ % kBlockBytes;
+  const std::size_t num_padding = (filled < kLengthAt ? kLengthAt : kBlockBytes + kLengthAt) - filled;
+  update(std::span(padding).first(num_padding));
+  update(std::as_bytes(std::span(&num_bits, 1)));
+  std::string digits;
+  for (const std::uint32_t word : state_) {
+    for (int shift = 28; shift >= 0; shift -= 4) digits += "0123456789abcdef"[word >> shift & 15];
+  }
+  return digits;
 }
 
 std::string sha256_hex(std::span<const std::byte> bytes) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <iterator>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -115,6 +116,12 @@ std::string Timeline::to_json() const {
   return fmt::format(R"({{"displayTimeUnit":"ms","otherData":{{"dropped_spans":{}}},"traceEvents":[{}]}})", num_dropped,
                      events) +
          "\n";
+}
+
+double thread_cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 }  // namespace foremoe

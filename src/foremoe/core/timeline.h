@@ -1,6 +1,7 @@
 #pragma once
 
-// What happened when, to be looked at: spans on lanes, written as a Chrome/Perfetto trace (pid = rank, tid = lane).
+// What took how long: spans on lanes, written as a Chrome/Perfetto trace (pid = rank, tid = lane), and a thread's
+// CPU time.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,5 +31,8 @@ class Timeline {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// CPU time of the calling thread, for figures that must not depend on what else the machine does.
+double thread_cpu_seconds();
 
 }  // namespace foremoe

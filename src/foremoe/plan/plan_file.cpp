@@ -8,9 +8,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "foremoe/core/safetensors_writer.h"
+#include "foremoe/core/safetensors.h"
 #include "foremoe/rollout/file_kind.h"
-#include "foremoe/rollout/limits.h"
 
 namespace foremoe {
 namespace {

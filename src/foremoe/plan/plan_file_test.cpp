@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "foremoe/core/error.h"
-#include "foremoe/core/safetensors_writer.h"
+#include "foremoe/core/safetensors.h"
 #include "foremoe/testing/random_plans.h"
 #include "foremoe/testing/same_plan.h"
 

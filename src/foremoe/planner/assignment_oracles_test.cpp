@@ -33,18 +33,27 @@ std::int64_t densest(const Instance& i) {
   return most;
 }
 
+// What is still to be dealt: `left` tokens of `expert`, −1 for all of them, to its holders from `holder` on, and all
+// later experts.
+struct Undealt {
+  std::size_t expert = 0;
+  std::size_t holder = 0;
+  std::int64_t left = -1;
+};
+
 // The least largest rank load over all ways to split all experts' tokens.
-std::int64_t least_max_load(const Holders& holders, const Loads& load, Loads& rank_load, std::size_t expert = 0,
-                            std::size_t holder = 0, std::int64_t left = -1) {
+std::int64_t least_max_load(const Holders& holders, const Loads& load, Loads& rank_load, const Undealt& rest = {}) {
+  const auto& [expert, holder, undealt] = rest;
   if (expert == holders.size()) return *std::max_element(rank_load.begin(), rank_load.end());
-  if (left < 0) left = load[expert];
+  const std::int64_t left = undealt < 0 ? load[expert] : undealt;
   std::int64_t& of_rank = rank_load[holders[expert][holder]];
   const bool last = holder + 1 == holders[expert].size();
   std::int64_t best = std::numeric_limits<std::int64_t>::max();
   for (std::int64_t given = last ? left : 0; given <= left; ++given) {
     of_rank += given;
-    best = std::min(best, last ? least_max_load(holders, load, rank_load, expert + 1)
-                               : least_max_load(holders, load, rank_load, expert, holder + 1, left - given));
+    const Undealt next =
+        last ? Undealt{.expert = expert + 1} : Undealt{.expert = expert, .holder = holder + 1, .left = left - given};
+    best = std::min(best, least_max_load(holders, load, rank_load, next));
     of_rank -= given;
   }
   return best;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "foremoe/core/cpu_time.h"
+#include "foremoe/core/timeline.h"
 #include "foremoe/planner/base_guests.h"
 #include "foremoe/planner/rehoming.h"
 #include "foremoe/planner/relocation.h"

@@ -38,7 +38,7 @@ void check_homes(const PlanRequest& request) {
 
 void check(const PlanRequest& request) {
   const LoadTable& load = request.load;
-  check_options(request.options);
+  expect_in_range(request.options);
   if (request.options.residency == Residency::kFree && request.options.in_flight > 1) {
     throw InputError({.file = {}, .field = "residency", .index = {}},
                      "free moves experts away from their homes, so it serves forward-only phases, which have one "
@@ -119,6 +119,12 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
   }
   step.times.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return step;
+}
+
+PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options) {
+  const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  ThreadPool pool;
+  return plan_step({.load = load, .home = home, .options = options}, pool);
 }
 
 }  // namespace foremoe

@@ -49,6 +49,9 @@ Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks
 // file of the load.
 PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool);
 
+// The same with contiguous homes and as many threads as there are processors.
+PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options = {});
+
 // What becomes of a former step's plan that is not taken as it is, in a sentence for the user: why it has no effect
 // with these options, or in what it differs. Empty when there is nothing to say. Its layers, ranks and experts are
 // those of the load, or plan_step refuses it.

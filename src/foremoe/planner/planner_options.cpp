@@ -2,14 +2,34 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/file_kind.h"
 
 namespace foremoe {
-
 namespace {
+
+constexpr IntegerRange kCount{0, std::numeric_limits<int>::max() - 1};
+
+PlannerStages parse_stages(const std::string& text) {
+  PlannerStages stages{.base = false, .relocation = false, .replication = false, .tokens = false};
+  if (text == "none") return stages;
+  for (const char c : text) {
+    bool* const stage = c == 'B'   ? &stages.base
+                        : c == 'L' ? &stages.relocation
+                        : c == 'P' ? &stages.replication
+                        : c == 'T' ? &stages.tokens
+                                   : nullptr;
+    if (stage == nullptr || *stage) {
+      throw InputError({.field = "stages"},
+                       fmt::format("'{}', expected some of B, L, P and T, each once, or none", text));
+    }
+    *stage = true;
+  }
+  return stages;
+}
 
 [[noreturn]] void refuse(const char* field, const std::string& why) {
   throw InputError({.file = {}, .field = field, .index = {}}, why);
@@ -22,7 +42,98 @@ void expect_at_least(T least, T value, const char* field) {
 
 }  // namespace
 
-void check_options(const PlannerOptions& o) {
+std::vector<Option> options_of(PlannerOptions& o) {
+  const std::string group = "Planning";
+  Option stages{.name = "stages",
+                .value = "BLPT",
+                .help =
+                    "Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token "
+                    "assignment. none: no stage",
+                .initial = "BLPT",
+                .group = group,
+                .type = "text"};
+  stages.set = [&o](const std::string& text) { o.stages = parse_stages(text); };
+  return {
+      integer_option({.name = "guest_slots",
+                      .letter = 'G',
+                      .value = "G",
+                      .help = "Guest slots: how many copies of experts a rank has room for in one layer",
+                      .group = group,
+                      .main = true},
+                     o.guest_slots, {0, kMaxExperts}),
+      word_option<Residency>(
+          {.name = "residency",
+           .value = "WORD",
+           .help = "static: copies are chosen once per step. resident: each layer's copies stay until they are "
+                   "replaced. shared: layers lend each other the guest slots, so copies are fetched at every use. "
+                   "free: any expert anywhere (forward-only phases)",
+           .group = group,
+           .main = true},
+          o.residency,
+          {{"static", Residency::kStatic},
+           {"resident", Residency::kResident},
+           {"shared", Residency::kShared},
+           {"free", Residency::kFree}}),
+      integer_or_word_option(
+          {.name = "rehome",
+           .value = "N|free",
+           .help = "How many homes may move to another rank, per layer",
+           .initial = "0",
+           .group = group},
+          kCount, {"free"},
+          [&o](std::optional<std::int64_t> n, const std::string&) { o.rehome = n ? static_cast<int>(*n) : kNoLimit; }),
+      integer_option({.name = "in_flight",
+                      .value = "K",
+                      .help = "Micro-steps whose forward has run and whose backward has not, at most (1F1B)",
+                      .group = group,
+                      .main = true},
+                     o.in_flight, {1, std::numeric_limits<int>::max()}),
+      std::move(stages),
+      word_option<Prefer>({.name = "prefer",
+                           .value = "WORD",
+                           .help = "balance: the least loaded busiest rank. links: also less traffic between nodes, "
+                                   "within --tolerance",
+                           .group = group},
+                          o.prefer, {{"balance", Prefer::kBalance}, {"links", Prefer::kLinks}}),
+      number_option({.name = "tolerance",
+                     .value = "X",
+                     .help = "A micro-step is balanced when its busiest rank is at most this fraction above the mean",
+                     .initial = fmt::format("{}; {} where residency is shared", default_tolerance(Residency::kResident),
+                                            default_tolerance(Residency::kShared)),
+                     .group = group},
+                    o.tolerance, {.least = 0, .most = 1}),
+      integer_or_word_option({.name = "max_copies_per_rank",
+                              .value = "N|WORD",
+                              .help = "Copies into a rank, per event (one pass of one micro-step) and layer. none: no "
+                                      "limit",
+                              .initial = "G",
+                              .group = group},
+                             kCount, {"none"},
+                             [&o](std::optional<std::int64_t> n, const std::string&) {
+                               o.max_copies_per_rank = n ? static_cast<int>(*n) : kNoLimit;
+                             }),
+      integer_or_word_option({.name = "max_copies_per_source",
+                              .value = "N|none",
+                              .help = "Copies of experts whose home is one rank, per event and layer",
+                              .initial = "none",
+                              .group = group},
+                             kCount, {"none"},
+                             [&o](std::optional<std::int64_t> n, const std::string&) {
+                               o.max_copies_per_source = n ? static_cast<int>(*n) : kNoLimit;
+                             }),
+      integer_option(
+          {.name = "min_tokens_per_guest",
+           .value = "TOKENS",
+           .help = "A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact",
+           .group = group},
+          o.min_tokens_per_guest, {0, std::numeric_limits<std::int32_t>::max()}),
+      seed_option(
+          {.name = "seed", .value = "N", .help = "Random seed. The same seed gives the same plan", .group = group},
+          o.seed),
+  };
+}
+
+void expect_in_range(const PlannerOptions& o) {
   if (o.guest_slots < 0 || o.guest_slots > kMaxExperts) {
     refuse("guest_slots", fmt::format("{} is not in 0 … {}", o.guest_slots, kMaxExperts));
   }

@@ -6,7 +6,9 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "foremoe/core/option.h"
 #include "foremoe/plan/step_plan.h"
 
 namespace foremoe {
@@ -41,7 +43,10 @@ struct PlannerOptions {
 inline double default_tolerance(Residency residency) { return residency == Residency::kShared ? 0.01 : 0.006; }
 
 // Throws InputError that names the field of an option out of its range.
-void check_options(const PlannerOptions& options);
+void expect_in_range(const PlannerOptions& options);
+
+// The fields above as options of a command line.
+std::vector<Option> options_of(PlannerOptions& options);
 
 // The options as a JSON object keyed by long option name, as a plan records them.
 std::string to_json(const PlannerOptions& options);

@@ -8,13 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "foremoe/core/cpu_time.h"
 #include "foremoe/core/error.h"
+#include "foremoe/core/timeline.h"
 
 namespace foremoe {
 
 void check_policy_input(const PolicyInput& input) {
-  check_options(input.options);
+  expect_in_range(input.options);
   const LoadTable& load = input.load;
   if (input.home.extent(0) == static_cast<std::size_t>(load.num_layers()) &&
       input.home.extent(1) == static_cast<std::size_t>(load.num_experts())) {

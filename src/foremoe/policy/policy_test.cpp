@@ -17,7 +17,7 @@ namespace {
 
 using testing::HasSubstr;
 
-struct Run {
+struct PlanRun {
   const LoadTable& load;
   PlannerOptions options = {};
   const StepPlan* previous = nullptr;
@@ -25,7 +25,7 @@ struct Run {
   std::size_t threads = 1;
 };
 
-PolicyResult result_of(std::string_view policy, const Run& run) {
+PolicyResult result_of(std::string_view policy, const PlanRun& run) {
   const Array<RankId, 2> home = contiguous_homes(run.load.num_layers(), run.load.num_experts(), run.load.num_ranks());
   ThreadPool pool(run.threads);
   return find_policy(policy)->plan({.load = run.load,
@@ -36,7 +36,9 @@ PolicyResult result_of(std::string_view policy, const Run& run) {
                                    pool);
 }
 
-StepPlan plan_of(std::string_view policy, const Run& run) { return std::get<PlannedStep>(result_of(policy, run)).plan; }
+StepPlan plan_of(std::string_view policy, const PlanRun& run) {
+  return std::get<PlannedStep>(result_of(policy, run)).plan;
+}
 
 void expect_right(const StepPlan& plan, const LoadTable& load) {
   const PlanFigures figures = plan_figures(plan, load);
@@ -45,7 +47,7 @@ void expect_right(const StepPlan& plan, const LoadTable& load) {
 }
 
 // Checks the plan, or expects a reason why there is none. Whether there is a plan.
-bool expect_right_or_skipped(std::string_view policy, const Run& run) {
+bool expect_right_or_skipped(std::string_view policy, const PlanRun& run) {
   const PolicyResult result = result_of(policy, run);
   if (const auto* skipped = std::get_if<Skipped>(&result)) {
     EXPECT_FALSE(skipped->reason.empty()) << policy;
@@ -106,8 +108,8 @@ class UsedFields : public testing::Test {
   // clang-format on
 
   // The runs that differ from `run` in this field alone.
-  std::vector<Run> changed(const Run& run, std::string_view field) const {
-    std::vector<Run> runs(field == "stages" ? 4 : 1, run);
+  std::vector<PlanRun> changed(const PlanRun& run, std::string_view field) const {
+    std::vector<PlanRun> runs(field == "stages" ? 4 : 1, run);
     PlannerOptions& o = runs.front().options;
     if (field == "guest_slots") o.guest_slots = 8;
     if (field == "residency") o.residency = o.residency == Residency::kShared ? Residency::kStatic : Residency::kShared;
@@ -146,9 +148,9 @@ class UsedFields : public testing::Test {
     previous_ = plan_of(policy, {.load = former_, .options = {.guest_slots = 4}});
     for (const Residency residency : {Residency::kResident, Residency::kStatic, Residency::kShared}) {
       for (const Prefer prefer : {Prefer::kBalance, Prefer::kLinks}) {
-        const Run run{.load = load_, .options = {.guest_slots = 4, .residency = residency, .prefer = prefer}};
+        const PlanRun run{.load = load_, .options = {.guest_slots = 4, .residency = residency, .prefer = prefer}};
         const PolicyResult before = result_of(policy, run);
-        for (const Run& other : changed(run, field)) {
+        for (const PlanRun& other : changed(run, field)) {
           if (!same(before, result_of(policy, other))) return true;
         }
       }

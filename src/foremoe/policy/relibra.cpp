@@ -10,8 +10,8 @@
 #include <numeric>
 #include <utility>
 
-#include "foremoe/core/cpu_time.h"
 #include "foremoe/core/random.h"
+#include "foremoe/core/timeline.h"
 #include "foremoe/policy/placed_plan.h"
 
 namespace foremoe::relibra {

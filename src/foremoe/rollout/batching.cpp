@@ -7,14 +7,61 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/karmarkar_karp.h"
-#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/file_kind.h"
 
 namespace foremoe {
 
 namespace {
+
+constexpr int kNone = -1;
+
+// A part is a list of items, linked through `next`.
+struct Part {
+  std::int64_t size = 0;
+  int first = kNone;
+  int last = kNone;
+  int lowest = kNone;  // item, for ties
+
+  friend bool operator<(const Part& a, const Part& b) {  // larger parts first
+    return a.size != b.size ? a.size > b.size : a.lowest < b.lowest;
+  }
+};
+
+struct Tuple {
+  std::vector<Part> parts;  // larger first; the other num_parts − parts.size() are empty
+  std::int64_t spread = 0;
+  int lowest = kNone;  // item
+};
+
+struct LessUrgent {
+  bool operator()(const Tuple& a, const Tuple& b) const {
+    return a.spread != b.spread ? a.spread < b.spread : a.lowest > b.lowest;
+  }
+};
+
+// Part i of a, counted from the largest, meets part i of b, counted from the smallest.
+Tuple merge_tuples(Tuple a, Tuple b, std::size_t num_parts, std::vector<int>& next) {
+  if (a.parts.size() < b.parts.size()) std::swap(a.parts, b.parts);
+  for (std::size_t j = 0; j < b.parts.size(); ++j) {
+    const std::size_t i = num_parts - 1 - j;
+    if (i >= a.parts.size()) {
+      a.parts.push_back(b.parts[j]);
+      continue;
+    }
+    Part& to = a.parts[i];
+    const Part& from = b.parts[j];
+    next[static_cast<std::size_t>(to.last)] = from.first;
+    to = {
+        .size = to.size + from.size, .first = to.first, .last = from.last, .lowest = std::min(to.lowest, from.lowest)};
+  }
+  std::ranges::sort(a.parts, std::less<>{});
+  a.spread = a.parts.front().size - (a.parts.size() < num_parts ? 0 : a.parts.back().size);
+  a.lowest = std::min(a.lowest, b.lowest);
+  return a;
+}
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -68,19 +115,52 @@ std::optional<Batching> try_micro_steps(std::span<const std::int64_t> lengths, i
 }
 
 void check(const BatchingOptions& options) {
-  const auto fail = [](const char* option, const std::string& what) {
-    throw InputError({.file = option, .field = {}, .index = {}}, what);
+  const auto expect = [](const char* field, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value < least || value > most) {
+      throw InputError({.field = field}, fmt::format("{} (is {})", must_be_integer(least, most), value));
+    }
   };
-  if (options.num_ranks < 0 || options.num_ranks > kMaxRanks) {
-    fail("--ranks", fmt::format("{}, expected 1 to {}", options.num_ranks, kMaxRanks));
-  }
-  if (options.ranks_per_node < 0) fail("--ranks-per-node", fmt::format("{} is negative", options.ranks_per_node));
-  if (options.tokens_per_rank < 1) {
-    fail("--tokens-per-rank", fmt::format("{}, expected at least 1", options.tokens_per_rank));
-  }
+  expect("ranks", options.num_ranks, 0, kMaxRanks);
+  expect("ranks_per_node", options.ranks_per_node, 0, kMaxRanks);
+  expect("tokens_per_rank", options.tokens_per_rank, 1, kMaxTokensPerLayer);
 }
 
 }  // namespace
+
+std::vector<int> karmarkar_karp(std::span<const std::int64_t> sizes, int num_parts) {
+  assert(num_parts >= 1);
+  std::vector<int> part_of(sizes.size());
+  if (sizes.empty() || num_parts == 1) return part_of;
+  const auto k = static_cast<std::size_t>(num_parts);
+  std::vector<int> next(sizes.size(), kNone);
+  std::vector<Tuple> heap;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const int item = static_cast<int>(i);
+    heap.push_back({.parts = {{.size = sizes[i], .first = item, .last = item, .lowest = item}},
+                    .spread = sizes[i],
+                    .lowest = item});
+  }
+  std::ranges::make_heap(heap, LessUrgent{});
+  const auto pop = [&] {
+    std::ranges::pop_heap(heap, LessUrgent{});
+    Tuple top = std::move(heap.back());
+    heap.pop_back();
+    return top;
+  };
+  while (heap.size() > 1) {
+    Tuple first = pop();
+    heap.push_back(merge_tuples(std::move(first), pop(), k, next));
+    std::ranges::push_heap(heap, LessUrgent{});
+  }
+  std::vector<Part>& parts = heap.front().parts;
+  std::ranges::sort(parts, {}, &Part::lowest);
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    for (int item = parts[p].first; item != kNone; item = next[static_cast<std::size_t>(item)]) {
+      part_of[static_cast<std::size_t>(item)] = static_cast<int>(p);
+    }
+  }
+  return part_of;
+}
 
 Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options) {
   check(options);
@@ -105,14 +185,13 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
                            const std::string& name) {
   check(options);
   if (options.num_ranks == 0) {
-    throw InputError({.file = name, .field = {}, .index = {}},
-                     "no batching was recorded: tell the rank count (--ranks)");
+    throw InputError({.file = name}, "no batching was recorded: give the number of `ranks`");
   }
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     if (lengths[s] > options.tokens_per_rank) {
       throw InputError({.file = name, .field = "cu_seqlens", .index = fmt::format("[{}]", s)},
                        fmt::format("a sequence of {} tokens is longer than the {} that a rank takes in a micro-step "
-                                   "(--tokens-per-rank)",
+                                   "(`tokens_per_rank`)",
                                    lengths[s], options.tokens_per_rank));
     }
   }

@@ -7,7 +7,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/random.h"
-#include "foremoe/rollout/random_traces.h"
+#include "foremoe/testing/random_traces.h"
 
 namespace foremoe {
 namespace {
@@ -115,16 +115,16 @@ TEST(Batching, RefusesASequenceLongerThanARankTakes) {
   const RoutingTrace trace = make_random_trace({.lengths = {5, 60, 7}}).first;
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 59}),
             "random: cu_seqlens[1]: a sequence of 60 tokens is longer than the 59 that a rank takes in a micro-step "
-            "(--tokens-per-rank)");
+            "(`tokens_per_rank`)");
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 60}), "");
 }
 
 TEST(Batching, RefusesOptionsThatMeanNothing) {
   const RoutingTrace trace = make_random_trace({.lengths = {5}}).first;
-  EXPECT_THAT(complaint_of(trace, {}), HasSubstr("tell the rank count (--ranks)"));
-  EXPECT_THAT(complaint_of(trace, {.num_ranks = -1}), HasSubstr("--ranks: -1"));
-  EXPECT_THAT(complaint_of(trace, {.num_ranks = 1, .ranks_per_node = -1}), HasSubstr("--ranks-per-node: -1"));
-  EXPECT_THAT(complaint_of(trace, {.num_ranks = 1, .tokens_per_rank = 0}), HasSubstr("--tokens-per-rank: 0"));
+  EXPECT_THAT(complaint_of(trace, {}), HasSubstr("give the number of `ranks`"));
+  EXPECT_THAT(complaint_of(trace, {.num_ranks = -1}), HasSubstr("ranks: must be an integer from 0 to 65536 (is -1)"));
+  EXPECT_THAT(complaint_of(trace, {.num_ranks = 1, .ranks_per_node = -1}), HasSubstr("ranks_per_node: must be"));
+  EXPECT_THAT(complaint_of(trace, {.num_ranks = 1, .tokens_per_rank = 0}), HasSubstr("tokens_per_rank: must be"));
 }
 
 }  // namespace

@@ -58,6 +58,24 @@ TEST_F(BundledData, TheMathRolloutCountsAsNumpyBincountCountsIt) {
   }
 }
 
+TEST_F(BundledData, TheSmallMathRolloutIsTwoLayersOfTheWhole) {
+  const RoutingTrace small = read_trace(path("rollout-math"));
+  const RoutingTrace whole = read_trace(path("rollout-math-full"));
+  EXPECT_THAT(small.layer_ids, testing::ElementsAre(0, 7));
+  EXPECT_EQ(small.cu_seqlens, whole.cu_seqlens);
+  EXPECT_EQ(small.micro_step, whole.micro_step);
+  EXPECT_EQ(small.rank, whole.rank);
+  std::vector<ExpertId> of_small(8);
+  std::vector<ExpertId> of_whole(8);
+  for (std::int64_t t = 0; t < whole.num_tokens; t += 97) {
+    for (const int l : {0, 1}) {
+      small.route(t, LayerId{l}, of_small);
+      whole.route(t, LayerId{7 * l}, of_whole);
+      ASSERT_EQ(of_small, of_whole) << t;
+    }
+  }
+}
+
 TEST_F(BundledData, TheMixedRolloutIsBatchedByTokens) {
   const RoutingTrace trace = read_trace(path("rollout-mixed"));
   EXPECT_FALSE(trace.has_batching());

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/file_kind.h"
 
 namespace foremoe {
 
@@ -20,7 +20,7 @@ LoadTable empty_table(const Batching& batching, int num_layers, int num_experts,
   const std::int64_t cells_per_micro_step = std::int64_t{num_layers} * num_experts * batching.num_ranks;
   if (num_experts > kMaxExperts || batching.num_ranks > kMaxRanks || cells_per_micro_step > kMaxLoadCells ||
       cells_per_micro_step * batching.num_micro_steps > kMaxLoadCells) {
-    throw InputError({.file = name, .field = {}, .index = {}},
+    throw InputError({.file = name},
                      fmt::format("a load of {} micro-steps, {} layers, {} ranks and {} experts is beyond all limits",
                                  batching.num_micro_steps, num_layers, batching.num_ranks, num_experts));
   }
@@ -96,7 +96,7 @@ void RolloutCollector::require_sequences(std::size_t n) const {
   }
   if (expected < n || sequences_.size() > n) {
     const bool missing = expected < n;
-    throw InputError({.file = name_, .field = fmt::format("sequence {}", missing ? expected : n), .index = {}},
+    throw InputError({.file = name_, .field = fmt::format("sequence {}", missing ? expected : n)},
                      missing ? "has not finished" : fmt::format("is not among the {} of the batching", n));
   }
 }

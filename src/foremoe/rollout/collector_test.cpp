@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/random_traces.h"
+#include "foremoe/testing/random_traces.h"
 
 namespace foremoe {
 namespace {

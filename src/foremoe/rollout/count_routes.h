@@ -3,8 +3,8 @@
 // Counting recorded routes: how often each expert of each layer was chosen, and whether every row is what a row
 // may be (all sentinel, or distinct experts in range), in one sweep over memory.
 //
-// This sweep is where routes are validated: reading a trace checks everything but them, so that a file of many
-// gigabytes is passed over once. Who needs routes without counts calls check_routes.
+// This sweep validates the routes: reading a trace checks everything but them, so that a file of many gigabytes is
+// passed over once. A caller that needs routes without counts calls check_routes.
 //
 // Method. Routes lie token by token, so consecutive rows belong to different layers and never touch the same
 // counter: counting is a plain scatter without chains of dependent additions, into a 16-bit histogram that fits

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/random_traces.h"
+#include "foremoe/testing/random_traces.h"
 
 namespace foremoe {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a file says it is: the `format` of its metadata names kind and version.
+// What a file says it is, by the `format` of its metadata, and how much it may claim.
 
 #include <cstdint>
 #include <string>
@@ -9,6 +9,13 @@
 #include "foremoe/core/safetensors.h"
 
 namespace foremoe {
+
+// Far above any model or cluster, and low enough that a damaged file is refused before memory is asked for in its name.
+inline constexpr std::int64_t kMaxExperts = std::int64_t{1} << 16;
+inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 16;
+inline constexpr std::int64_t kMaxLoadCells = std::int64_t{1} << 32;       // of a load table: 32 GiB
+inline constexpr std::int64_t kMaxTokensPerLayer = std::int64_t{1} << 53;  // of a micro-step: exact as double too
+inline constexpr int kDefaultRanksPerNode = 8;
 
 enum class FileKind : std::uint8_t { kTrace, kLoad, kPlan };
 

@@ -1,4 +1,4 @@
-#include "foremoe/rollout/karmarkar_karp.h"
+#include "foremoe/rollout/batching.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

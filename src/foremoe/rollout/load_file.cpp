@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "foremoe/rollout/file_kind.h"
-#include "foremoe/rollout/limits.h"
 
 namespace foremoe {
 

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "foremoe/core/safetensors.h"
-#include "foremoe/core/safetensors_writer.h"
 #include "foremoe/rollout/load_table.h"
 
 namespace foremoe {

@@ -88,7 +88,7 @@ TEST(LoadReader, NamesFieldAndIndexOfWhatIsWrong) {
   EXPECT_EQ(complaint(narrow, {1, 1, 2, 4}), "l: load: dtype U8, expected U16, U32, I32, I64");
   const std::vector<std::uint16_t> good(8, 1);
   EXPECT_EQ(complaint(good, {1, 2, 4}), "l: load: shape [1, 2, 4], expected 4 axes");
-  EXPECT_EQ(complaint(good, {1, 1, 4, 2}), "l: __metadata__.num_experts: '4', expected an integer from 2 to 2");
+  EXPECT_EQ(complaint(good, {1, 1, 4, 2}), "l: __metadata__.num_experts: must be 2 (is '4')");
   EXPECT_EQ(complaint(std::vector<std::uint16_t>{}, {1, 0, 2, 4}), "l: load: shape [1, 0, 2, 4] is empty");
 }
 
@@ -104,10 +104,11 @@ TEST(LoadReader, RefusesMetadataThatIsMissingOrOutOfRange) {
     metadata.erase(key);
     EXPECT_EQ(complaint(good, {1, 1, 2, 4}, metadata), "l: __metadata__." + key + ": is missing");
   }
-  EXPECT_THAT(with("top_k", "5"), HasSubstr("__metadata__.top_k: '5'"));
-  EXPECT_THAT(with("top_k", "0"), HasSubstr("__metadata__.top_k: '0'"));
-  EXPECT_THAT(with("top_k", "2 "), HasSubstr("__metadata__.top_k: '2 '"));
-  EXPECT_THAT(with("ranks_per_node", "0"), HasSubstr("__metadata__.ranks_per_node: '0'"));
+  EXPECT_THAT(with("top_k", "5"), HasSubstr("__metadata__.top_k: must be an integer from 1 to 4 (is '5')"));
+  EXPECT_THAT(with("top_k", "0"), HasSubstr("__metadata__.top_k: must be an integer from 1 to 4 (is '0')"));
+  EXPECT_THAT(with("top_k", "2 "), HasSubstr("__metadata__.top_k: must be an integer from 1 to 4 (is '2 ')"));
+  EXPECT_THAT(with("ranks_per_node", "0"),
+              HasSubstr("__metadata__.ranks_per_node: must be an integer from 1 to 65536 (is '0')"));
   EXPECT_THAT(with("num_experts", "99999999999999999999"), HasSubstr("__metadata__.num_experts"));
   EXPECT_EQ(with("format", "foremoe.load/2"), "l: __metadata__.format: 'foremoe.load/2', expected foremoe.load/1");
   EXPECT_EQ(with("ranks_per_node", "8"), "");  // one node, not full

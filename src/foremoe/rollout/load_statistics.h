@@ -3,6 +3,9 @@
 // How uneven a load is: stable but skewed over the step, wild from micro-step to micro-step (ForeMoE, figure 4).
 // Pure functions of the table; `foremoe inspect` prints them.
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -40,5 +43,15 @@ std::vector<LayerStatistics> layer_statistics(const LoadTable& table, ArrayView<
 
 // ρ of each micro-step, experts at home. [micro_step][layer].
 Array<double, 2> imbalance_ratios(const LoadTable& table, ArrayView<const RankId, 2> home);
+
+// The classes of imbalance ratio ρ in which pages and experiments count (layer, micro-step) pairs: from one bound to
+// the next. The first bucket begins at 1, the last has no end.
+inline constexpr std::array<double, 4> kRhoBounds{1.1, 1.3, 1.5, 2.0};
+inline constexpr std::size_t kNumRhoBuckets = kRhoBounds.size() + 1;
+
+// A bound belongs to the bucket that it begins.
+inline std::size_t rho_bucket(double rho) {
+  return static_cast<std::size_t>(std::ranges::upper_bound(kRhoBounds, rho) - kRhoBounds.begin());
+}
 
 }  // namespace foremoe

@@ -22,7 +22,7 @@ void LoadTable::expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> o
 LoadTable fold_ranks(const LoadTable& table, int num_ranks) {
   if (num_ranks < 1 || table.num_ranks() % num_ranks != 0) {
     throw InputError(
-        {.file = table.name, .field = "load", .index = {}},
+        {.file = table.name, .field = "load"},
         fmt::format("{} ranks cannot be folded to {}, which does not divide them", table.num_ranks(), num_ranks));
   }
   const std::size_t sources = table.load.extent(2) / static_cast<std::size_t>(num_ranks);  // per rank of the result

@@ -1,7 +1,7 @@
 #pragma once
 
-// What particular processors do faster than portable code when routes are counted; count_routes.cpp chooses. Each
-// in its own file, null where the processor or the shape is another.
+// Faster ways to check and to count routes on particular processors; count_routes.cpp chooses. Each has its own file,
+// and returns null where it does not support the processor or the shape.
 
 #include <cstddef>
 #include <cstdint>

@@ -53,7 +53,7 @@ struct RoutingTrace {
   std::int64_t sequence_length(int s) const { return cu_seqlens[s + 1] - cu_seqlens[s]; }
 
   // One row widened: out[0 … top_k) are expert ids, or all kNoExpert when the row is missing. Throws InputError when
-  // an entry is out of range; that a row's experts are distinct is checked by whoever sweeps (check_routes, collect).
+  // an entry is out of range. Only check_routes and collect check that a row's experts are distinct.
   void route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const;
 };
 

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "foremoe/rollout/file_kind.h"
-#include "foremoe/rollout/limits.h"
 
 namespace foremoe {
 
@@ -65,7 +64,8 @@ void read_sequences(const Safetensors& file, RoutingTrace& trace) {
   if (starts.front() != 0) file.fail("cu_seqlens", "[0]", fmt::format("{}, expected 0", starts.front()));
   for (std::size_t i = 1; i < starts.size(); ++i) {
     if (starts[i] < starts[i - 1]) {
-      file.fail("cu_seqlens", fmt::format("[{}]", i), fmt::format("{} after {}", starts[i], starts[i - 1]));
+      file.fail("cu_seqlens", fmt::format("[{}]", i),
+                fmt::format("{} is less than {} before it", starts[i], starts[i - 1]));
     }
   }
   if (starts.back() != trace.num_tokens) {

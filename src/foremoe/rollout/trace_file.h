@@ -10,13 +10,12 @@
 #include <string>
 
 #include "foremoe/core/safetensors.h"
-#include "foremoe/core/safetensors_writer.h"
 #include "foremoe/rollout/routing_trace.h"
 
 namespace foremoe {
 
-// Checks everything but the routes themselves, which stay in the mapped file untouched: whoever sweeps over them
-// validates (count_routes.h). Throws InputError naming file, field and index.
+// Checks everything but the routes themselves, which stay untouched in the mapped file: they are checked when they are
+// counted (count_routes.h). Throws InputError naming file, field and index.
 RoutingTrace read_trace(const Safetensors& file);
 RoutingTrace read_trace(const std::string& path);
 

@@ -8,7 +8,7 @@
 #include <map>
 
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/random_traces.h"
+#include "foremoe/testing/random_traces.h"
 
 namespace foremoe {
 namespace {
@@ -125,7 +125,7 @@ TEST(TraceReader, NamesFieldAndIndexOfWhatIsWrong) {
             }),
             "t: routed_experts: shape [4, 0, 2], expected [tokens, layers, top_k]");
   EXPECT_EQ(complaint([](Parts& p) { p.cu_seqlens = {1, 3, 4}; }), "t: cu_seqlens[0]: 1, expected 0");
-  EXPECT_EQ(complaint([](Parts& p) { p.cu_seqlens = {0, 3, 2, 4}; }), "t: cu_seqlens[2]: 2 after 3");
+  EXPECT_EQ(complaint([](Parts& p) { p.cu_seqlens = {0, 3, 2, 4}; }), "t: cu_seqlens[2]: 2 is less than 3 before it");
   EXPECT_EQ(complaint([](Parts& p) {
               p.cu_seqlens = {0, 3, 5};
             }),
@@ -150,7 +150,8 @@ TEST(TraceReader, RefusesBatchingThatCannotBe) {
   EXPECT_EQ(batched({0, 1}, {0, 4}, "4"), "t: rank[1]: 4, expected 0 to 3");
   EXPECT_EQ(batched({0, 1}, {-1, 0}, nullptr), "t: rank[0]: -1, expected 0 to 65535");
   EXPECT_EQ(batched({0, 2}, {0, 0}, nullptr), "t: micro_step[1]: 2, expected 0 to 1");
-  EXPECT_THAT(batched({0, 1}, {0, 3}, "many"), HasSubstr("t: __metadata__.ranks: 'many'"));
+  EXPECT_THAT(batched({0, 1}, {0, 3}, "many"),
+              HasSubstr("t: __metadata__.ranks: must be an integer from 1 to 65536 (is 'many')"));
   EXPECT_EQ(complaint([](Parts& p) {
               p.per_sequence["rank"] = {0, 0};
             }),
@@ -161,9 +162,9 @@ TEST(TraceReader, RefusesMetadataThatContradictsTheTensors) {
   const auto with = [](const char* key, const char* value) {
     return complaint([&](Parts& p) { p.metadata[key] = value; });
   };
-  EXPECT_EQ(with("top_k", "3"), "t: __metadata__.top_k: '3', expected an integer from 2 to 2");
-  EXPECT_EQ(with("num_experts", "1"), "t: __metadata__.num_experts: '1', expected an integer from 2 to 255");
-  EXPECT_EQ(with("num_experts", "256"), "t: __metadata__.num_experts: '256', expected an integer from 2 to 255");
+  EXPECT_EQ(with("top_k", "3"), "t: __metadata__.top_k: must be 2 (is '3')");
+  EXPECT_EQ(with("num_experts", "1"), "t: __metadata__.num_experts: must be an integer from 2 to 255 (is '1')");
+  EXPECT_EQ(with("num_experts", "256"), "t: __metadata__.num_experts: must be an integer from 2 to 255 (is '256')");
   EXPECT_EQ(with("num_experts", "255"), "");
   EXPECT_EQ(with("layer_ids", "[3, 7]"), "");
   EXPECT_THAT(with("layer_ids", "[3]"), HasSubstr("__metadata__.layer_ids: expected a JSON list of 2 integers"));

@@ -1,6 +1,6 @@
 #include "foremoe/runtime/row_exchange.h"
 
-#include "foremoe/core/cpu_time.h"
+#include "foremoe/core/timeline.h"
 
 namespace foremoe {
 namespace {

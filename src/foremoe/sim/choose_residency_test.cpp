@@ -1,4 +1,4 @@
-#include "foremoe/sim/choose_residency.h"
+#include "foremoe/sim/simulation.h"
 
 #include <gtest/gtest.h>
 

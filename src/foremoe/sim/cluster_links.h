@@ -56,7 +56,7 @@ class ClusterLinks {
   double bytes_per_second(LinkKind kind) const { return bytes_per_second_[static_cast<std::size_t>(kind)]; }
   double seconds(LinkId link, Bytes bytes) const;  // bytes ÷ bandwidth, without latency
 
-  // Of what crosses a link when `bytes` go this way. Latency is on the receiver's link, so that small copies queue too.
+  // What crosses a link when `bytes` go this way. Latency is on the receiver's link, so that small copies queue too.
   struct Crossing {
     LinkId link;
     double seconds = 0;

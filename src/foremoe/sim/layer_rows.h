@@ -4,8 +4,8 @@
 // (plan/route_tokens.h), without its shipments.
 //
 // Method. An expert's first two sweeps concern only the nodes that hold it; what a source then still has goes to other
-//   nodes, and what a replica then still lacks comes from them, whoever goes to whom. Only which node sends to which is
-//   asked of the third sweep, and sources ascending are nodes ascending.
+//   nodes, and what a replica then still lacks comes from them. The third sweep only has to tell which node sends to
+//   which, and sources ascending are nodes ascending.
 // Where tokens are known a token crosses to a node once, to the rank there with its source's place on the node, and
 //   from there to each rank that serves it, once.
 // Complexity. O(ranks · experts + experts · nodes + replicas · ranks of a node).

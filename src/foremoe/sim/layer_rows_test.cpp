@@ -10,8 +10,8 @@
 #include <variant>
 
 #include "foremoe/policy/policy.h"
-#include "foremoe/sim/test_clusters.h"
 #include "foremoe/testing/batched_traces.h"
+#include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe {
 namespace {

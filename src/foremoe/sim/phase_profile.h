@@ -1,7 +1,7 @@
 #pragma once
 
-// What every turn of a phase asks of ranks and links, whatever else goes on: tokens of each rank, rows exchanged,
-// seconds of the experts. Micro-steps and layers are independent and are worked on in parallel.
+// The work of every turn of a phase, apart from what other turns do: tokens of each rank, rows exchanged, seconds of
+// the experts. Micro-steps and layers are independent, so they are profiled in parallel.
 
 #include <cstdint>
 #include <vector>

@@ -1,6 +1,7 @@
 #pragma once
 
-// The turns of a phase, one after the other: their parts as long as their slowest rank, and beside them what travels.
+// Replays the turns of a phase one after the other. Each part of a turn takes as long as its slowest rank, and
+// transfers run beside it.
 
 #include "foremoe/sim/cluster_links.h"
 #include "foremoe/sim/phase_profile.h"

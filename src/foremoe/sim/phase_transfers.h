@@ -1,6 +1,6 @@
 #pragma once
 
-// All that travels beside a phase's turns: the copies of its transfer schedule, and the gradients that guests leave.
+// Everything that travels beside a phase's turns: the copies of its transfer schedule, and the gradients of its guests.
 //
 // Copies. They are those that the engine executes (transfer/transfer_schedule.h) and may begin when the engine would
 //   begin them: when their buffer is free, at most `depth` turns ahead. Where a policy works online, a copy for a

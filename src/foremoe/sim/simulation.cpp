@@ -1,21 +1,26 @@
 #include "foremoe/sim/simulation.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <tuple>
 
-#include "foremoe/sim/arena_load.h"
-#include "foremoe/sim/layer_scale.h"
-#include "foremoe/sim/link_traffic.h"
+#include "foremoe/sim/phase_figures.h"
 #include "foremoe/sim/phase_profile.h"
 #include "foremoe/sim/phase_replay.h"
 #include "foremoe/sim/phase_transfers.h"
-#include "foremoe/sim/rank_memory.h"
 
 namespace foremoe {
 
 namespace {
+
+// A plan of fewer layers than the model stands for all of them: how many of the model's layers each of its layers
+// counts for.
+double layer_scale(const SimulationInput& input) {
+  return static_cast<double>(input.cost.model().moe_layers) / std::max(1, input.plan.num_layers());
+}
 
 int home_experts(const SimulationInput& input) {
   return input.plan.num_experts() / input.plan.num_ranks() * input.cost.model().moe_layers;
@@ -55,11 +60,7 @@ SimulatedPhase simulate(const SimulationInput& input, const SimulationOptions& o
         (replay.computing_seconds * problem.layer_scale + ranks * phase.parts.optimizer) / (ranks * phase.seconds);
   }
   for (const LayerProfile& layer : profile.layers) phase.peak_tokens = std::max(phase.peak_tokens, layer.most_tokens);
-  phase.memory = rank_memory({.input = input,
-                              .options = options,
-                              .profile = profile,
-                              .layer_scale = problem.layer_scale,
-                              .any_copies = transfers.num_copies > 0});
+  phase.memory = rank_memory(problem);
   const TrafficProblem traffic{.phase = problem, .replay = replay, .arena = arena, .seconds = phase.seconds};
   phase.traffic = link_traffic(traffic);
   phase.between_nodes = bytes_between_nodes(traffic);
@@ -81,7 +82,7 @@ class Pool {
   std::optional<ThreadPool> own_;
 };
 
-// Of what moves with an expert's home: weights, and the optimizer's state of the one rank that leads its shard.
+// An expert's home moves with its weights and with the optimizer state of the one rank that leads its shard.
 double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
   if (moves == 0) return 0;
   const CostModel& cost = input.cost;
@@ -155,6 +156,18 @@ Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_
     most = std::min(most, static_cast<std::int64_t>(times * static_cast<double>(mean_tokens_per_rank.value)));
   }
   return Tokens{most};
+}
+
+ResidencyChoice choose_residency(std::span<const ResidencyTrial> trials, std::optional<Bytes> budget) {
+  assert(!trials.empty());
+  const auto fits = [&](const ResidencyTrial& trial) { return !budget || trial.memory <= *budget; };
+  const bool any = std::ranges::any_of(trials, fits);
+  const auto before = [&](const ResidencyTrial& a, const ResidencyTrial& b) {
+    if (any && fits(a) != fits(b)) return fits(a);
+    return any ? std::tuple(a.step_seconds, a.memory) < std::tuple(b.step_seconds, b.memory) : a.memory < b.memory;
+  };
+  const auto best = std::ranges::min_element(trials, before);
+  return {.trial = static_cast<std::size_t>(best - trials.begin()), .fits = any};
 }
 
 }  // namespace foremoe

@@ -19,7 +19,10 @@
 // Guarantees. Deterministic: equal inputs, equal bytes. No wall clock. Every row that is sent is received, every byte
 //   queued is delivered; nothing is used before it has arrived.
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -118,7 +121,7 @@ struct WholeStep {
 struct StepOptions {
   SimulationOptions phase;      // its `phase` is not read
   std::int64_t home_moves = 0;  // experts whose owner changed before the step: their state travels first
-  double rollout_seconds = 0;   // of the RL step, the same whoever plans
+  double rollout_seconds = 0;   // of the RL step, the same for every policy
 };
 
 struct SimulatedStep {
@@ -138,5 +141,22 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options);
 // The most tokens that a rank's micro-step may have in the mean for the rank that holds most to stay within `budget`,
 // the plan's imbalance kept: state and guests stay, activations grow with the tokens. 0 when state alone exceeds it.
 Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_tokens_per_rank);
+
+// Where guests should live. Static guests need no copies inside the step, resident ones follow the load for as many
+// slots in every layer, shared ones need the memory of a few layers and fetch at every use; what pays depends on model,
+// cluster and load, so each is planned and simulated. Of those whose fullest rank stays within the budget the quickest
+// is taken, and of two as quick the one that needs least memory. Where none stays within it, the one that needs least.
+struct ResidencyTrial {
+  double step_seconds = 0;
+  Bytes memory;  // of the rank that holds most
+};
+
+struct ResidencyChoice {
+  std::size_t trial = 0;  // the first of equals
+  bool fits = true;       // the budget
+};
+
+// At least one trial.
+ResidencyChoice choose_residency(std::span<const ResidencyTrial> trials, std::optional<Bytes> budget);
 
 }  // namespace foremoe

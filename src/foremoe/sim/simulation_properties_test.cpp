@@ -10,7 +10,7 @@
 #include "foremoe/core/timeline.h"
 #include "foremoe/sim/phase_transfers.h"
 #include "foremoe/sim/simulation.h"
-#include "foremoe/sim/test_clusters.h"
+#include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe {
 namespace {

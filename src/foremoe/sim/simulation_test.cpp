@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/error.h"
-#include "foremoe/sim/test_clusters.h"
+#include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe {
 namespace {

@@ -102,21 +102,28 @@ inline std::int64_t optimum_on(const planner::ReplicaGraph& graph, std::span<con
   return density_lower_bound(load, holders, graph.num_ranks()).value;
 }
 
+// Where for_all_guests() goes on: guest slot `guest` of `rank`, experts from `first`.
+struct NextGuest {
+  int rank = 0;
+  int guest = 0;
+  int first = 0;
+};
+
 // Calls visit(graph) for every choice of guests, at most one kind of each per rank, none included.
 template <class Visit>
 void for_all_guests(const planner::LayerProblem& problem, planner::ReplicaGraph& graph, const Visit& visit,
-                    int rank = 0, int guest = 0, int first = 0) {
-  if (rank == problem.num_ranks()) {
+                    const NextGuest& next = {}) {
+  if (next.rank == problem.num_ranks()) {
     visit(graph);
     return;
   }
-  for_all_guests(problem, graph, visit, rank + 1);  // the other guest slots of this rank stay empty
-  if (guest == problem.guest_slots) return;
-  const int slot = graph.first_slot(rank) + problem.homes_per_rank() + guest;
-  for (int e = first; e < problem.num_experts; ++e) {
-    if (problem.home[e] == rank) continue;
+  for_all_guests(problem, graph, visit, {.rank = next.rank + 1});  // the other guest slots of this rank stay empty
+  if (next.guest == problem.guest_slots) return;
+  const int slot = graph.first_slot(next.rank) + problem.homes_per_rank() + next.guest;
+  for (int e = next.first; e < problem.num_experts; ++e) {
+    if (problem.home[e] == next.rank) continue;
     graph.put(slot, e);
-    for_all_guests(problem, graph, visit, rank, guest + 1, e + 1);
+    for_all_guests(problem, graph, visit, {.rank = next.rank, .guest = next.guest + 1, .first = e + 1});
     graph.drop(slot);
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The importers behind import_rollout, one file each. All take bytes in memory and throw InputError with
+// The importers behind import_rollout. All take bytes in memory and throw InputError with
 // source, field and index. Those that read sequences append them to an assembler.
 
 #include <string_view>
@@ -23,8 +23,7 @@ void import_megatron_trace(std::span<const ImportSource> sources, const ImportOp
 Imported import_megatron_counts(std::span<const ImportSource> sources, const ImportOptions& options);
 
 // An .npy file's bytes, wherever they came from, as one sequence. `where` names file and member.
-void add_npy(TraceAssembler& assembler, const Where& where, std::span<const std::byte> bytes,
-             std::int32_t prompt_length = -1);
+void add_npy(TraceAssembler& assembler, const Where& where, std::span<const std::byte> bytes);
 
 // "nrlre1:<dtype>:<S>x<L>x<K>:<base64>"
 void add_nrlre1(TraceAssembler& assembler, const Where& where, std::string_view envelope);

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 
+#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/mapped_file.h"
-#include "foremoe/rollout/importers/base64.h"
+#include "foremoe/core/safetensors.h"
 #include "foremoe/rollout/importers/formats.h"
-#include "foremoe/rollout/importers/lines.h"
+#include "foremoe/rollout/importers/text.h"
 
 namespace foremoe {
 
@@ -26,17 +28,16 @@ constexpr std::array<std::pair<ImportFormat, std::string_view>, 8> kNames{
      {ImportFormat::kMegatronCounts, "megatron-counts"}}};
 
 void check_options(const ImportOptions& options) {
-  const auto not_negative = [](const char* field, int value) {
-    if (value < 0) throw InputError({.field = field}, fmt::format("{} is negative", value));
+  const auto expect = [](const char* field, int value, int most) {
+    if (value < 0 || value > most) {
+      throw InputError({.field = field}, fmt::format("{} (is {}; 0: unknown)", must_be_integer(0, most), value));
+    }
   };
-  not_negative("num_experts", options.num_experts);
-  if (options.num_experts > kMaxImportedExperts) {
-    throw InputError({.field = "num_experts"},
-                     fmt::format("{} is more than {}", options.num_experts, kMaxImportedExperts));
-  }
-  not_negative("num_layers", options.num_layers);
-  not_negative("top_k", options.top_k);
-  not_negative("ranks_per_node", options.ranks_per_node);
+  constexpr int kMost = std::numeric_limits<int>::max();
+  expect("experts", options.num_experts, kMaxImportedExperts);
+  expect("layers", options.num_layers, kMost);
+  expect("top_k", options.top_k, kMost);
+  expect("ranks_per_node", options.ranks_per_node, kMost);
 }
 
 void import_sequences(ImportFormat format, const ImportSource& source, const ImportOptions& options,
@@ -73,8 +74,24 @@ std::optional<ImportFormat> import_format_named(std::string_view name) {
   return found == kNames.end() ? std::nullopt : std::optional(found->first);
 }
 
+// Nothing unless the file says by its metadata that it is one of ours.
+static std::string format_of_ours(const ImportSource& source) {
+  constexpr std::size_t kLengthBytes = 8;
+  if (source.bytes.size() <= kLengthBytes || source.bytes[kLengthBytes] != std::byte{'{'}) return {};
+  try {
+    const std::string format = Safetensors::parse(source.bytes, source.name).text_or("format", "");
+    return format.starts_with("foremoe.") ? format : "";
+  } catch (const InputError&) {
+    return {};
+  }
+}
+
 ImportFormat detect_format(const ImportSource& source, const ImportOptions& options) {
   const std::string_view text = text_of(source);
+  if (const std::string format = format_of_ours(source); !format.empty()) {
+    throw InputError({.file = source.name},
+                     fmt::format("is a {} file already: there is nothing to import, use it as it is", format));
+  }
   if (text.starts_with("\x93NUMPY")) return ImportFormat::kNpy;
   if (text.starts_with("PK\x03\x04") || text.starts_with("PK\x05\x06")) return ImportFormat::kNpz;
   const std::string_view content = trimmed(text);
@@ -87,15 +104,31 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
     return ImportFormat::kJson;
   }
   if (!content.empty() && options.num_layers > 0 && options.top_k > 0) return ImportFormat::kSglang;
-  throw InputError({.file = source.name},
-                   "is in no format that could be recognised (a headerless array needs its layers and top_k)");
+  throw InputError(
+      {.file = source.name},
+      "is in no format that could be recognised (of an array without a header, give `layers` and `top_k`)");
 }
 
-Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& options) {
+// The options, with what is known of the model.
+static ImportOptions complete(ImportOptions options, bool counts, std::vector<std::string>& notes) {
+  const auto shape = find_model_shape(options.model);
+  if (!shape) return options;
+  if (options.num_experts == 0) {
+    options.num_experts = shape->experts;
+    notes.push_back(fmt::format("num_experts = {} is {}'s", shape->experts, shape->name));
+  }
+  if (counts && options.top_k == 0) {
+    options.top_k = shape->top_k;
+    notes.push_back(fmt::format("top_k = {} is {}'s", shape->top_k, shape->name));
+  }
+  return options;
+}
+
+Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& given) {
   if (sources.empty()) throw InputError({}, "no file to import");
-  check_options(options);
+  check_options(given);
   const auto format_of = [&](const ImportSource& source) {
-    return options.format ? *options.format : detect_format(source, options);
+    return given.format ? *given.format : detect_format(source, given);
   };
   const ImportFormat first = format_of(sources.front());
   const bool together = first == ImportFormat::kMegatronTrace || first == ImportFormat::kMegatronCounts;
@@ -109,6 +142,8 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
     }
     if (std::find(formats.begin(), formats.end(), format) == formats.end()) formats.push_back(format);
   }
+  std::vector<std::string> notes;
+  const ImportOptions options = complete(given, first == ImportFormat::kMegatronCounts, notes);
   const auto imported = [&] {
     if (first == ImportFormat::kMegatronCounts) return import_megatron_counts(sources, options);
     TraceAssembler assembler(options);
@@ -125,6 +160,7 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
   };
   Imported result = imported();
   result.report.format = first;
+  result.report.notes.insert(result.report.notes.begin(), notes.begin(), notes.end());
   if (auto* trace = std::get_if<RoutingTrace>(&result.value)) {
     std::string names;
     for (const ImportFormat format : formats) names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(format));

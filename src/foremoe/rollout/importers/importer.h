@@ -1,13 +1,13 @@
 #pragma once
 
-// From the formats in which rollout engines and trainers record routes to ours.
+// Reads the routes that rollout engines and trainers record, in their formats.
 //
 //   Imported in = import_files(paths, {.num_experts = 128});
 //   if (const RoutingTrace* trace = in.trace()) …
 //
-// Several sources are several sequences in the order given (Megatron: one file per rank). What no format can
-// tell is left to the reader of the report: padding filled with 0, 1, …, k−1 looks like a route, and at top-1
-// so does padding filled with zeros; recomputed layers repeat records.
+// Several sources are several sequences in the order given (Megatron: one file per rank). Three things look right but
+// may be wrong, and no format tells: padding of 0, 1, …, k−1 looks like a route, at top-1 padding of zeros does, and
+// recomputed layers repeat records. The report counts what helps to see it.
 
 #include <cstddef>
 #include <cstdint>
@@ -59,17 +59,18 @@ struct ImportOptions {
   bool drop_recomputed = false;    // Megatron trace: a call equal to an earlier call of its layer is its recomputation
   bool drop_empty_layers = false;  // layers without any route, such as dense ones, leave the trace
   CountsAt counts_at = CountsAt::kAuto;
-  std::string model;  // for the trace's metadata
+  std::string model;  // for the trace's metadata; of a known model num_experts, and top_k of counts, unless given
 };
 
 struct ImportReport {
-  ImportFormat format = ImportFormat::kNpy;  // of the first source
-  std::int64_t rows = 0;                     // (token, layer) pairs read
-  std::int64_t rows_recorded_missing = 0;    // rows of −1 or of an unsigned type's largest value
-  std::int64_t rows_repeating = 0;           // rows with repeated ids, no legal route: turned into missing ones
-  std::int64_t rows_skipped = 0;             // rows of calls that were not recorded: filled in as missing ones
-  bool num_experts_inferred = false;         // from the largest id
-  std::vector<std::string> notes;            // sentences about what was assumed
+  ImportFormat format = ImportFormat::kNpy;    // of the first source
+  std::int64_t rows = 0;                       // (token, layer) pairs read
+  std::int64_t rows_recorded_missing = 0;      // rows of −1 or of an unsigned type's largest value
+  std::int64_t rows_repeating = 0;             // rows with repeated ids, no legal route: turned into missing ones
+  std::int64_t rows_skipped = 0;               // rows of calls that were not recorded: filled in as missing ones
+  std::int64_t last_tokens_without_route = 0;  // sequences whose last token has no row, or none with a route
+  bool num_experts_inferred = false;           // from the largest id
+  std::vector<std::string> notes;              // sentences about what was assumed
 };
 
 struct Imported {
@@ -80,7 +81,7 @@ struct Imported {
   const LoadTable* load() const { return std::get_if<LoadTable>(&value); }
 };
 
-// What the bytes look like. Throws InputError when they look like nothing known.
+// What the bytes look like. Throws InputError when they look like nothing known, or like a file of ours.
 ImportFormat detect_format(const ImportSource& source, const ImportOptions& options = {});
 
 // Reads all sources into one trace or load. Throws InputError naming source, field and index; memory stays

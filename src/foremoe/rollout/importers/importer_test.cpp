@@ -2,7 +2,8 @@
 
 #include <fstream>
 
-#include "foremoe/rollout/importers/importer_testing.h"
+#include "foremoe/rollout/trace_file.h"
+#include "foremoe/testing/recorded_formats.h"
 
 namespace foremoe::testing {
 
@@ -51,6 +52,43 @@ TEST(Importer, TheNumberOfExpertsIsInferredAndSaidSo) {
   EXPECT_FALSE(import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)), {.num_experts = 8}).report.num_experts_inferred);
 }
 
+TEST(Importer, AKnownModelTellsTheNumberOfExperts) {
+  const std::string array = npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
+  const Imported in = import_text(array, {.model = "qwen3-30b-a3b"});
+  EXPECT_EQ(in.trace()->num_experts, 128);
+  EXPECT_EQ(in.trace()->model, "qwen3-30b-a3b");
+  EXPECT_FALSE(in.report.num_experts_inferred);
+  EXPECT_THAT(in.report.notes, ::testing::Contains("num_experts = 128 is Qwen3-30B-A3B's"));
+  EXPECT_EQ(import_text(array, {.num_experts = 8, .model = "qwen3-30b-a3b"}).trace()->num_experts, 8);
+  EXPECT_EQ(import_text(array, {.model = "my own"}).trace()->num_experts, 5);
+  const Imported counts =
+      import_text(R"({"iter": 1, "layer": 1, "tpe": [[3, 4, 1, 0, 0, 0, 0, 0]]})", {.model = "mixtral-8x7b"});
+  EXPECT_EQ(counts.load()->top_k, 2);
+}
+
+TEST(Importer, LastTokensWithoutARouteAreCounted) {
+  const std::string ends_missing = npy("<i2", "(2, 2, 2)", raw({3, 1, 3, 2, -1, -1, -1, -1}, 2));
+  const std::string ends_in_one_layer = npy("<i2", "(2, 2, 2)", raw({3, 1, 3, 2, 1, 2, -1, -1}, 2));
+  const Imported in = import_texts({{"a", ends_missing}, {"b", ends_in_one_layer}, {"c", ends_missing}});
+  EXPECT_EQ(in.report.last_tokens_without_route, 2);
+  EXPECT_THAT(in.report.notes, ::testing::Contains(HasSubstr("2 last tokens have no route")));
+  EXPECT_EQ(import_text(ends_in_one_layer).report.last_tokens_without_route, 0);
+}
+
+TEST(Importer, OurOwnFilesAreRefusedAsSuch) {
+  const std::string path = ::testing::TempDir() + "foremoe_importer_test.trace.safetensors";
+  write_trace(*import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1))).trace(), path);
+  const std::vector<std::string> paths{path};
+  try {
+    import_files(paths, {.num_layers = 1, .top_k = 2});  // with which any bytes could be SGLang's
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(path + ": is a foremoe.trace/1 file already"));
+  }
+  const std::vector<std::string> load{"data/load-q30-ep8.safetensors"};
+  EXPECT_THROW(import_files(load), InputError);
+}
+
 TEST(Importer, SeveralFilesAreSequencesInTheirOrder) {
   const Imported in = import_texts(
       {{"b", npy("|u1", "(1, 1, 2)", raw({4, 1}, 1))}, {"a", "nrlre1:int8:2x1x2:" + base64(raw({5, 6, -1, -1}, 1))}});
@@ -91,7 +129,7 @@ TEST(Importer, SequencesOfDifferentShapeAreRefused) {
 
 TEST(Importer, FilesWithoutAnyRouteNeedTheNumberOfExperts) {
   const std::string padding = npy("|u1", "(2, 1, 2)", raw({0, 0, 0, 0}, 1));
-  EXPECT_THAT(error_of(padding), HasSubstr("give num_experts"));
+  EXPECT_THAT(error_of(padding), HasSubstr("give the number of `experts`"));
   EXPECT_THAT(routes_of(import_text(padding, {.num_experts = 4})), ElementsAre(-1, -1, -1, -1));
 }
 
@@ -106,7 +144,8 @@ TEST(Importer, UnknownBytesAreRefusedWithAHint) {
   EXPECT_THAT(error_of("hello"), HasSubstr("in: is in no format that could be recognised"));
   EXPECT_THAT(error_of(""), HasSubstr("in: is in no format"));
   EXPECT_THROW(import_rollout({}), InputError);
-  EXPECT_THAT(error_of("x", {.num_experts = 70000}), HasSubstr("num_experts"));
+  EXPECT_EQ(error_of("x", {.num_experts = 70000}),
+            "experts: must be an integer from 0 to 65535 (is 70000; 0: unknown)");
 }
 
 TEST(Importer, MegatronFilesDoNotMixWithOthers) {

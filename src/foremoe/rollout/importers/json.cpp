@@ -6,13 +6,17 @@
 //   NeMo-RL       routed_experts = nrlre1 envelope
 //
 // A document may also be the choice itself, or a list of documents.
+//
+// vLLM has no row for the token that it generated last. Where a response tells its tokens (token_ids, or usage of a
+// single choice) and they are one more than the rows, the report counts that token.
 
 #include <fmt/format.h>
 
-#include "foremoe/rollout/importers/base64.h"
+#include <nlohmann/json.hpp>
+#include <optional>
+
 #include "foremoe/rollout/importers/formats.h"
-#include "foremoe/rollout/importers/json_text.h"
-#include "foremoe/rollout/importers/lines.h"
+#include "foremoe/rollout/importers/text.h"
 
 namespace foremoe {
 
@@ -20,12 +24,35 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kNpyInBase64 = "k05VTVBZ";  // of "\x93NUMPY"
+constexpr std::uint64_t kMaxTokens = std::uint64_t{1} << 53;  // that a response may claim
+constexpr std::string_view kNpyInBase64 = "k05VTVBZ";         // of "\x93NUMPY"
 
 const json* member(const json& object, const char* key) {
   if (!object.is_object()) return nullptr;
   const auto found = object.find(key);
   return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::optional<std::int64_t> count_in(const json& object, const char* key) {
+  const json* const found = member(object, key);
+  if (!found) return std::nullopt;
+  if (found->is_array()) return static_cast<std::int64_t>(found->size());
+  if (!found->is_number_unsigned() || found->get<std::uint64_t>() > kMaxTokens) return std::nullopt;
+  return found->get<std::int64_t>();
+}
+
+std::optional<std::int64_t> sum(std::optional<std::int64_t> a, std::optional<std::int64_t> b) {
+  return a && b ? std::optional(*a + *b) : std::nullopt;
+}
+
+// Of prompt and generation, where the response tells.
+std::optional<std::int64_t> num_tokens(const json& document, const json& choice, bool only_choice) {
+  const auto prompt = count_in(choice, "prompt_token_ids");
+  if (const auto ids = sum(prompt ? prompt : count_in(document, "prompt_token_ids"), count_in(choice, "token_ids"))) {
+    return ids;
+  }
+  const json* const usage = only_choice ? member(document, "usage") : nullptr;
+  return usage ? sum(count_in(*usage, "prompt_tokens"), count_in(*usage, "completion_tokens")) : std::nullopt;
 }
 
 // Lists of lists of lists: [tokens][layers][top_k].
@@ -99,11 +126,14 @@ class Responses {
       if (!choices) continue;
       list(*choices, with_field(where, key), "");
       for (std::size_t i = 0; i < choices->size(); ++i) {
-        add_choice((*choices)[i], prompt_rows, with_field(where, fmt::format("{}[{}]", key, i)));
+        const json& choice = (*choices)[i];
+        add_choice(choice, prompt_rows, with_field(where, fmt::format("{}[{}]", key, i)));
+        assembler_.sequence_had_tokens(num_tokens(document, choice, choices->size() == 1));
       }
       return;
     }
     add_choice(document, prompt_rows, where);
+    assembler_.sequence_had_tokens(num_tokens(document, document, true));
   }
 
  private:

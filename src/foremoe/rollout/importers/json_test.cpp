@@ -1,7 +1,8 @@
-#include "foremoe/rollout/importers/importer_testing.h"
+#include "foremoe/testing/recorded_formats.h"
 
 namespace foremoe::testing {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -53,6 +54,26 @@ TEST(JsonImport, NemoEnvelopesInsideJsonAreRead) {
   EXPECT_THAT(routes_of(import_text(R"({"routed_experts": "nrlre1:int8:1x1x2:AAE="})")), ElementsAre(0, 1));
 }
 
+TEST(JsonImport, VllmsLastTokensHaveNoRowAndAreCounted) {
+  const std::string rows = base64(npy("|u1", "(3, 1, 2)", raw({4, 1, 5, 6, 7, 8}, 1)));  // of four tokens
+  const std::string choice = R"("routed_experts": ")" + rows + "\"";
+  for (const std::string& response :
+       {R"({"usage": {"prompt_tokens": 1, "completion_tokens": 3}, "choices": [{)" + choice + "}]}",
+        R"({"prompt_token_ids": [9], "choices": [{"token_ids": [9, 9, 9], )" + choice + "}]}",
+        R"({"prompt_token_ids": [9, 9], "token_ids": [9, 9], )" + choice + "}"}) {
+    const Imported in = import_text(response + "\n" + response);
+    EXPECT_EQ(in.trace()->num_tokens, 6);
+    EXPECT_EQ(in.report.last_tokens_without_route, 2) << response;
+    EXPECT_THAT(in.report.notes, Contains(HasSubstr("2 last tokens have no route")));
+  }
+  const std::string two_choices = R"({"usage": {"prompt_tokens": 1, "completion_tokens": 3}, "choices": [{)" + choice +
+                                  "}, {" + choice + "}]}";  // usage does not tell whose tokens they are
+  for (const std::string& silent : {two_choices, "{" + choice + "}", "{\"token_ids\": [1, 2, 3], " + choice + "}",
+                                    "{\"usage\": {\"prompt_tokens\": 18446744073709551615}, " + choice + "}"}) {
+    EXPECT_EQ(import_text(silent).report.last_tokens_without_route, 0) << silent;
+  }
+}
+
 TEST(JsonImport, MalformedResponsesNameThePlace) {
   EXPECT_THAT(error_of("{\"choices\": [{}]}"), HasSubstr("in: choices[0]: routed_experts: is missing"));
   EXPECT_THAT(error_of("{\"choices\": [{\"routed_experts\": 7}]}"),
@@ -65,7 +86,7 @@ TEST(JsonImport, MalformedResponsesNameThePlace) {
   EXPECT_THAT(error_of("{\"routed_experts\": [[[1, 2.5]]]}"),
               HasSubstr("in: routed_experts[0, 0]: should be an integer"));
   EXPECT_THAT(error_of("{\"routed_experts\": []}"), HasSubstr("in: routed_experts: is empty"));
-  EXPECT_THAT(error_of("{\"routed_experts\": \"AAAA\"}"), HasSubstr("give its layers and top_k"));
+  EXPECT_THAT(error_of("{\"routed_experts\": \"AAAA\"}"), HasSubstr("give its `layers` and `top_k`"));
   EXPECT_THAT(error_of("{\"routed_experts\": [[[1, 2]]]}\n{\"x\": 1"),
               HasSubstr("in: line 2: is not JSON: parse error"));
   EXPECT_THAT(error_of("[1]"), HasSubstr("in: [0]: should be an object"));

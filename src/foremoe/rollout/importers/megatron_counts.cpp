@@ -229,8 +229,9 @@ Imported import_megatron_counts(std::span<const ImportSource> sources, const Imp
   }
 
   if (static_cast<std::size_t>(options.top_k) > num_experts) {
-    throw InputError({.file = file, .field = "tpe"},
-                     fmt::format("{} experts, too few to be chosen {} at a time (top_k)", num_experts, options.top_k));
+    throw InputError(
+        {.file = file, .field = "tpe"},
+        fmt::format("{} experts, too few to be chosen {} at a time (`top_k`)", num_experts, options.top_k));
   }
 
   ImportReport report;

@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "foremoe/rollout/importers/importer.h"
-#include "foremoe/rollout/importers/json_text.h"
-#include "foremoe/rollout/importers/lines.h"
+#include "foremoe/rollout/importers/text.h"
 
 namespace foremoe {
 

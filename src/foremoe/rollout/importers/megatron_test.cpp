@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "foremoe/rollout/importers/importer_testing.h"
+#include "foremoe/testing/recorded_formats.h"
 
 namespace foremoe::testing {
 

@@ -98,13 +98,16 @@ void TraceAssembler::add_row(std::span<const std::int64_t> ids) {
   max_id_ = std::max(max_id_, *std::max_element(ids.begin(), ids.end()));
   if (max_id_ >= sentinel_of_width(width_)) widen();
   for (const std::int64_t id : ids) write_entry(&entries_[written_++ * width_], width_, id);
-  ++routed_in_layer_[static_cast<std::size_t>(row_ % num_layers_)];
-  ++row_;
+  end_row(true);
 }
 
 void TraceAssembler::add_skipped_row() {
   ++report_.rows_skipped;
   put_missing();
+}
+
+void TraceAssembler::sequence_had_tokens(std::optional<std::int64_t> num_tokens) {
+  if (num_tokens == sequence_.num_tokens + 1) ++report_.last_tokens_without_route;
 }
 
 bool TraceAssembler::is_missing(std::span<const std::int64_t> ids) const {
@@ -119,7 +122,14 @@ void TraceAssembler::put_missing() {
   for (std::int64_t k = 0; k < top_k_; ++k) {
     write_entry(&entries_[written_++ * width_], width_, sentinel_of_width(width_));
   }
-  ++row_;
+  end_row(false);
+}
+
+void TraceAssembler::end_row(bool routed) {
+  const auto layer = row_ % num_layers_;
+  token_is_routed_ = routed || (layer > 0 && token_is_routed_);
+  if (routed) ++routed_in_layer_[static_cast<std::size_t>(layer)];
+  if (++row_ == sequence_.num_tokens * num_layers_ && !token_is_routed_) ++report_.last_tokens_without_route;
 }
 
 void TraceAssembler::widen() {
@@ -143,7 +153,7 @@ Imported TraceAssembler::finish() && {
   assert(row_ == sequence_.num_tokens * sequence_.num_layers && "the last sequence is complete");
   assert(num_sequences() > 0 && "a source without any is refused by its name");
   const bool inferred = options_.num_experts == 0;
-  if (inferred && max_id_ < 0) throw InputError(first_where_, "no row has a route; give num_experts");
+  if (inferred && max_id_ < 0) throw InputError(first_where_, "no row has a route: give the number of `experts`");
 
   RoutingTrace trace;
   trace.num_experts = inferred ? static_cast<int>(max_id_ + 1) : options_.num_experts;
@@ -179,6 +189,11 @@ Imported TraceAssembler::finish() && {
   if (inferred) {
     report_.num_experts_inferred = true;
     report_.notes.push_back(fmt::format("num_experts = {} is the largest id + 1", trace.num_experts));
+  }
+  if (report_.last_tokens_without_route > 0) {
+    report_.notes.push_back(
+        fmt::format("{} last tokens have no route: the model stops before it reads what it wrote last",
+                    report_.last_tokens_without_route));
   }
   auto storage = std::make_shared<std::vector<std::byte>>(std::move(entries_));
   trace.routes = storage->data();

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -40,6 +41,8 @@ class TraceAssembler {
   // The next row of the sequence, tokens outside, layers inside. ids: top_k entries.
   void add_row(std::span<const std::int64_t> ids);
   void add_skipped_row();
+  // The sequence that was just completed had so many tokens, if that is known; its last may have had no row.
+  void sequence_had_tokens(std::optional<std::int64_t> num_tokens);
 
   ImportReport& report() { return report_; }
   void set_layer_ids(std::vector<std::int32_t> ids) { layer_ids_ = std::move(ids); }
@@ -53,6 +56,7 @@ class TraceAssembler {
   void check_shape(const SequenceInfo& info);
   bool is_missing(std::span<const std::int64_t> ids) const;
   void put_missing();
+  void end_row(bool routed);
   void widen();
   void drop_empty_layers(RoutingTrace& trace, std::vector<std::byte>& entries) const;
   [[noreturn]] void fail_row(std::size_t k, const std::string& what) const;
@@ -66,8 +70,9 @@ class TraceAssembler {
 
   Where where_;  // of the current sequence
   SequenceInfo sequence_;
-  std::int64_t row_ = 0;  // in the current sequence
-  Where first_where_;     // of the first sequence, which sets the shape
+  std::int64_t row_ = 0;          // in the current sequence
+  bool token_is_routed_ = false;  // in a layer so far
+  Where first_where_;             // of the first sequence, which sets the shape
   std::int64_t num_layers_ = 0;
   std::int64_t top_k_ = 0;
 

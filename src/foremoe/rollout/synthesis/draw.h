@@ -1,7 +1,7 @@
 #pragma once
 
-// The draws that synthesis is made of. Each thing drawn has a stream of its own, named by seed, purpose and
-// indices, so that nothing depends on the order in which things are drawn.
+// Random draws for synthesis. Everything that is drawn has its own stream, named by seed, purpose and indices, so that
+// nothing depends on the order of the draws.
 
 #include <cstddef>
 #include <cstdint>

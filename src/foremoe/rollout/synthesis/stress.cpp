@@ -1,4 +1,4 @@
-#include "foremoe/rollout/synthesis/stress.h"
+// The stress workloads w0 to w7 (synthesis.h tells what each is).
 
 #include <fmt/format.h>
 
@@ -141,10 +141,11 @@ std::optional<StressWorkload> stress_workload_named(std::string_view name) {
 }
 
 std::unique_ptr<TokenRouter> make_router(const SynthesisOptions& options, StressWorkload workload) {
-  if (options.num_ranks < 2) throw InputError({.field = "num_ranks"}, "a stress workload needs at least 2 ranks");
+  if (options.num_ranks < 2) throw InputError({.field = "ranks"}, "must be at least 2 for a stress workload");
   if (options.num_experts % options.num_ranks != 0) {
-    throw InputError({.field = "num_experts"}, fmt::format("{} experts are not at home equally on {} ranks",
-                                                           options.num_experts, options.num_ranks));
+    throw InputError({.field = "experts"},
+                     fmt::format("must be a multiple of the {} ranks for a stress workload (is {})", options.num_ranks,
+                                 options.num_experts));
   }
   return std::make_unique<StressRouter>(options, workload);
 }

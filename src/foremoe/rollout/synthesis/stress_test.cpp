@@ -1,4 +1,3 @@
-#include "foremoe/rollout/synthesis/stress.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +5,7 @@
 #include <numeric>
 #include <set>
 
-#include "foremoe/rollout/synthesis/synthesis_testing.h"
+#include "foremoe/testing/load_figures.h"
 
 namespace foremoe::testing {
 

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/limits.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/synthesis/draw.h"
-#include "foremoe/rollout/synthesis/sequences.h"
 #include "foremoe/rollout/synthesis/token_router.h"
 
 namespace foremoe {
@@ -19,21 +19,24 @@ namespace {
 constexpr std::int64_t kMaxTraceEntries = std::int64_t{1} << 40;
 
 void check(const SynthesisOptions& options) {
-  const auto at_least_one = [](const char* field, std::int64_t value, std::int64_t most) {
-    if (value < 1 || value > most) throw InputError({.field = field}, fmt::format("{} is not in [1, {}]", value, most));
+  const auto expect = [](const char* field, std::int64_t value, std::int64_t most) {
+    if (value < 1 || value > most) {
+      throw InputError({.field = field}, fmt::format("{} (is {})", must_be_integer(1, most), value));
+    }
   };
   constexpr std::int64_t kMost = 1 << 20;
-  at_least_one("num_layers", options.num_layers, kMost);
-  at_least_one("num_experts", options.num_experts, kMaxExperts - 1);  // U16 keeps one value for missing rows
-  at_least_one("top_k", options.top_k, options.num_experts);
-  at_least_one("num_micro_steps", options.num_micro_steps, kMost);
-  at_least_one("num_ranks", options.num_ranks, kMaxRanks);
-  at_least_one("tokens_per_rank", options.tokens_per_rank, std::int64_t{1} << 31);
-  at_least_one("sequences_per_rank", options.sequences_per_rank, 1 << 16);
-  at_least_one("group_size", options.group_size, kMost);
+  expect("layers", options.num_layers, kMost);
+  expect("experts", options.num_experts, kMaxExperts - 1);  // U16 keeps one value for missing rows
+  expect("top_k", options.top_k, options.num_experts);
+  expect("micro_steps", options.num_micro_steps, kMost);
+  expect("ranks", options.num_ranks, kMaxRanks);
+  expect("tokens_per_rank", options.tokens_per_rank, std::int64_t{1} << 31);
+  expect("sequences_per_rank", options.sequences_per_rank, 1 << 16);
+  expect("group_size", options.group_size, kMost);
   if (options.ranks_per_node < 0) throw InputError({.field = "ranks_per_node"}, "is negative");
-  if (!(options.length_spread >= 0 && options.length_spread <= 10))
-    throw InputError({.field = "length_spread"}, "should be in [0, 10]");
+  if (!(options.length_spread >= 0 && options.length_spread <= 10)) {
+    throw InputError({.field = "length_spread"}, "must be a number from 0 to 10");
+  }
   const double sequences = 1.0 * options.num_micro_steps * options.num_ranks * options.sequences_per_rank;
   if (sequences > static_cast<double>(std::int64_t{1} << 30)) {
     throw InputError({.field = "sequences_per_rank"}, fmt::format("makes {} sequences in all", sequences));
@@ -46,6 +49,57 @@ std::unique_ptr<TokenRouter> router_of(const SynthesisOptions& options, const Ro
 
 int ranks_per_node_of(const SynthesisOptions& options) {
   return options.ranks_per_node > 0 ? options.ranks_per_node : std::min(kDefaultRanksPerNode, options.num_ranks);
+}
+
+// Lognormal, scaled to fill `tokens`: ends of sequences are rounded, so that the sum is exact.
+std::vector<std::int64_t> draw_lengths(Random& random, const SynthesisOptions& options, std::int64_t tokens) {
+  std::vector<double> end;
+  double sum = 0;
+  for (int s = 0; s < options.sequences_per_rank; ++s)
+    end.push_back(sum += std::exp(options.length_spread * random.normal()));
+  std::vector<std::int64_t> lengths;
+  std::int64_t before = 0;
+  for (const double e : end) {
+    const std::int64_t until = std::llround(static_cast<double>(tokens) * (e / sum));
+    lengths.push_back(until - before);
+    before = until;
+  }
+  return lengths;
+}
+
+void assign_groups(const SynthesisOptions& options, std::vector<SyntheticSequence>& sequences) {
+  if (options.layout == Layout::kShuffled) {
+    Random random = stream_of(options.seed, Purpose::kGroups);
+    const auto at = permutation(random, sequences.size());
+    for (std::size_t i = 0; i < sequences.size(); ++i)
+      sequences[static_cast<std::size_t>(at[i])].group = static_cast<std::int32_t>(i) / options.group_size;
+    return;
+  }
+  const int per_micro_step = options.num_ranks * options.sequences_per_rank;
+  const int groups = (per_micro_step + options.group_size - 1) / options.group_size;
+  for (SyntheticSequence& sequence : sequences) {
+    sequence.group = sequence.micro_step.value * groups + sequence.index % per_micro_step / options.group_size;
+  }
+}
+
+// Micro-step after micro-step, rank after rank. The lengths of a rank fill its tokens exactly; a sequence may be empty.
+std::vector<SyntheticSequence> draw_sequences(const SynthesisOptions& options, const TokenRouter& router) {
+  std::vector<SyntheticSequence> sequences;
+  for (int m = 0; m < options.num_micro_steps; ++m) {
+    for (int r = 0; r < options.num_ranks; ++r) {
+      Random random =
+          stream_of(options.seed, Purpose::kLengths, static_cast<std::uint64_t>(m), static_cast<std::uint64_t>(r));
+      const std::int64_t tokens = router.tokens_of(MicroStepId{m}, RankId{r}, options.tokens_per_rank);
+      for (const std::int64_t length : draw_lengths(random, options, tokens)) {
+        sequences.push_back({.micro_step = MicroStepId{m},
+                             .rank = RankId{r},
+                             .index = static_cast<std::int32_t>(sequences.size()),
+                             .tokens = length});
+      }
+    }
+  }
+  assign_groups(options, sequences);
+  return sequences;
 }
 
 // Draws one sequence in one layer, over and over with the same memory; sequences come in the order of the step.

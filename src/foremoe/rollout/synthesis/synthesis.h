@@ -9,13 +9,14 @@
 // every token; expectations are equal. Same options → same bytes.
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/rollout/routing_trace.h"
-#include "foremoe/rollout/synthesis/stress.h"
 
 namespace foremoe {
 
@@ -58,12 +59,34 @@ struct GrpoRouting {
   double group_spread = 0.5;
 };
 
+// Eight workloads, each with one difficulty and nothing else, so that a planner's answer to each can be read
+// separately. Nothing is drawn: counts are rounded shares. With R ranks and E experts at home in equal runs, all loads
+// below are relative to the mean; p is an expert's share of the tokens.
+enum class StressWorkload : std::uint8_t {
+  kBalanced,    // w0: every expert alike; any two differ by at most one token
+  kHotExperts,  // w1: max(1, R/8) experts at home eight ranks apart, each with p = 1.5/R: alone more than a rank's
+                //     fair share, so only replicas help
+  kHotRank,     // w2: all experts of rank 0 alike, together p = min(3, (R+1)/2)/R: each is small, so moving some helps
+  kSpreadHeat,  // w3: the loads of w2, but the hot experts are at home on different ranks
+  kRaggedSources,  // w4: experts as in w0; rank r sends w/mean(w) times tokens_per_rank, w a shuffle of 1 … R, anew in
+                   // each micro-step
+  kZeroLoadRanks,    // w5: nobody chooses the experts of the last max(1, R/4) ranks, the others are alike
+  kRotatingHotSpot,  // w6: w2 with the hot rank m mod R in micro-step m: even on the mean, never at once
+  kBursts  // w7: w0, but in every fourth micro-step (1, 5, …) max(1, R/8) experts drawn anew are as hot as w1's
+};
+
+inline constexpr int kNumStressWorkloads = 8;
+
+std::string_view name_of(StressWorkload workload);         // "w0" … "w7"
+std::string_view description_of(StressWorkload workload);  // "hot experts"
+std::optional<StressWorkload> stress_workload_named(std::string_view name);
+
 using RoutingModel = std::variant<ZipfRouting, DirichletRouting, GrpoRouting, StressWorkload>;
 
 // The same options with layers, experts and top_k of the shape.
 SynthesisOptions with_shape(SynthesisOptions options, const ModelShape& shape);
 
-// Throw InputError naming the option that cannot be.
+// Throw InputError naming the option that is out of range: "ranks", "tokens_per_rank".
 LoadTable synthesize_load(const SynthesisOptions& options, const RoutingModel& model);
 RoutingTrace synthesize_trace(const SynthesisOptions& options, const RoutingModel& model);  // with its batching
 

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/synthesis/synthesis_testing.h"
+#include "foremoe/testing/load_figures.h"
 
 namespace foremoe::testing {
 
@@ -259,8 +259,8 @@ TEST(Synthesis, OptionsThatCannotBeAreNamed) {
       return error.what();
     }
   };
-  EXPECT_THAT(error_of({.top_k = 129}, ZipfRouting{}), HasSubstr("top_k: 129 is not in [1, 128]"));
-  EXPECT_THAT(error_of({.num_ranks = 0}, ZipfRouting{}), HasSubstr("num_ranks"));
+  EXPECT_THAT(error_of({.top_k = 129}, ZipfRouting{}), HasSubstr("top_k: must be an integer from 1 to 128 (is 129)"));
+  EXPECT_THAT(error_of({.num_ranks = 0}, ZipfRouting{}), HasSubstr("ranks: must be"));
   EXPECT_THAT(error_of({.tokens_per_rank = 0}, ZipfRouting{}), HasSubstr("tokens_per_rank"));
   EXPECT_THAT(error_of({.length_spread = NAN}, ZipfRouting{}), HasSubstr("length_spread"));
   EXPECT_THAT(error_of({.num_layers = 1 << 20, .num_ranks = 65536}, ZipfRouting{}), HasSubstr("cells"));
@@ -268,9 +268,9 @@ TEST(Synthesis, OptionsThatCannotBeAreNamed) {
   EXPECT_THAT(error_of({}, ZipfRouting{.permute_probability = 2}), HasSubstr("permute_probability"));
   EXPECT_THAT(error_of({}, DirichletRouting{.concentration = 0}), HasSubstr("concentration"));
   EXPECT_THAT(error_of({}, GrpoRouting{.step_spread = -1}), HasSubstr("step_spread"));
-  EXPECT_THAT(error_of({.num_ranks = 1}, StressWorkload::kBalanced), HasSubstr("at least 2 ranks"));
+  EXPECT_THAT(error_of({.num_ranks = 1}, StressWorkload::kBalanced), HasSubstr("ranks: must be at least 2"));
   EXPECT_THAT(error_of({.num_ranks = 3}, StressWorkload::kBalanced),
-              HasSubstr("128 experts are not at home equally on 3 ranks"));
+              HasSubstr("experts: must be a multiple of the 3 ranks"));
 }
 
 }  // namespace foremoe::testing

@@ -33,7 +33,7 @@ class TokenRouter {
   virtual bool without_chance() const { return false; }
 };
 
-// One file each. They keep a reference to the options.
+// They keep a reference to the options (routing_models.cpp, stress.cpp).
 std::unique_ptr<TokenRouter> make_router(const SynthesisOptions& options, const ZipfRouting& zipf);
 std::unique_ptr<TokenRouter> make_router(const SynthesisOptions& options, const DirichletRouting& dirichlet);
 std::unique_ptr<TokenRouter> make_router(const SynthesisOptions& options, const GrpoRouting& grpo);

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <array>
 
+#include "foremoe/rollout/load_statistics.h"
 #include "foremoe/sim/report/bar_chart.h"
 #include "foremoe/sim/report/box_chart.h"
 #include "foremoe/sim/report/numbers.h"
 #include "foremoe/sim/report/sections.h"
-#include "foremoe/sim/rho_buckets.h"
 
 namespace foremoe::report {
 namespace {

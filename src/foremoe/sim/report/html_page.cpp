@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "foremoe/core/embedded_file.h"
+#include "foremoe/core/mapped_file.h"
 #include "foremoe/core/sha256.h"
 #include "foremoe/sim/report/html_text.h"
 

@@ -22,7 +22,7 @@ namespace foremoe {
 // What is simulated, where a column asks for it.
 struct ModelledCluster {
   std::string cluster;         // preset or TOML file
-  ModelShape model;            // its layers are those of the load
+  ModelShape model;            // a load of fewer layers stands for all of them
   CostOptions cost;            // of the cost model
   double rollout_seconds = 0;  // of the RL step
 };

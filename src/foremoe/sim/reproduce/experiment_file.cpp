@@ -10,8 +10,8 @@
 #include <span>
 #include <string>
 
-#include "foremoe/core/embedded_file.h"
 #include "foremoe/core/error.h"
+#include "foremoe/core/mapped_file.h"
 #include "foremoe/sim/reproduce/columns.h"
 #include "foremoe/sim/reproduce/experiment_tables.h"
 #include "foremoe/sim/reproduce/toml_fields.h"

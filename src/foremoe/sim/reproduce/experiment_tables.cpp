@@ -180,38 +180,11 @@ ExperimentInput read_input(TomlFields fields, const std::optional<ModelShape>& o
   return input;
 }
 
-PlannerStages read_stages(TomlFields& fields) {
-  const std::string letters = fields.text("stages").value_or("BLPT");
-  PlannerStages stages{.base = false, .relocation = false, .replication = false, .tokens = false};
-  for (const char letter : letters) {
-    const std::array<bool*, 4> stage{&stages.base, &stages.relocation, &stages.replication, &stages.tokens};
-    const auto at = std::string_view("BLPT").find(letter);
-    if (at == std::string_view::npos) fields.fail("stages", fmt::format("'{}', expected letters of BLPT", letters));
-    *stage[at] = true;
-  }
-  return stages;
-}
-
 ExperimentSystem read_system(TomlFields fields) {
   ExperimentSystem system;
   system.label = fields.required_text("label");
   system.policy = fields.required_text("policy");
-  PlannerOptions& o = system.options;
-  take(fields, "guest_slots", 0, kMany, o.guest_slots);
-  take(fields, "in_flight", 1, kMany, o.in_flight);
-  take(fields, "rehome", 0, kNoLimit, o.rehome);
-  take(fields, "max_copies_per_source", 0, kMany, o.max_copies_per_source);
-  take(fields, "min_tokens_per_guest", 0, kMany, o.min_tokens_per_guest);
-  if (const auto most = fields.integer("max_copies_per_rank", 0, kMany))
-    o.max_copies_per_rank = static_cast<int>(*most);
-  if (const auto tolerance = fields.number("tolerance", 0, 10)) o.tolerance = *tolerance;
-  if (const auto residency = fields.text("residency")) {
-    const auto known = residency_from_string(*residency);
-    if (!known) fields.fail("residency", fmt::format("'{}', expected static, resident, shared or free", *residency));
-    o.residency = *known;
-  }
-  o.stages = read_stages(fields);
-  if (fields.one_of("prefer", {"balance", "links"}, "balance") == "links") o.prefer = Prefer::kLinks;
+  for (const Option& option : options_of(system.options)) fields.set(option);
   const std::string path = fields.one_of("path", {"auto", "host", "peer"}, "auto");
   if (path != "auto") system.path = path == "host" ? PathChoice::kHost : PathChoice::kPeer;
   for (const std::string_view key : own_options(system.policy)) {

@@ -5,8 +5,8 @@
 #include <array>
 
 #include "foremoe/plan/step_plan.h"
+#include "foremoe/rollout/load_statistics.h"
 #include "foremoe/rollout/load_table.h"
-#include "foremoe/sim/rho_buckets.h"
 
 namespace foremoe {
 

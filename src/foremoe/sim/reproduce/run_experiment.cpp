@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/check_plan.h"
+#include "foremoe/evaluate/evaluate.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/trace_file.h"
 #include "foremoe/sim/reproduce/columns.h"
@@ -19,13 +19,9 @@ namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// An input made into what policies plan from.
+// An input made into what policies plan from, and on what it is simulated.
 struct Step {
-  LoadTable load;
-  std::optional<LoadTable> former;
-  std::optional<RoutingTrace> trace;
-  std::optional<Batching> batching;
-  Array<RankId, 2> homes;
+  StepInput input;
   std::optional<CostModel> cost;
 };
 
@@ -40,85 +36,63 @@ LoadTable micro_steps(const LoadTable& load, int first, int count) {
   return part;
 }
 
-void read_file(const ExperimentInput& input, ThreadPool& pool, Step& step) {
+StepInput read_file(const ExperimentInput& input, ThreadPool& pool) {
+  StepInput step;
   step.trace = read_trace(input.file);
   step.batching = make_batching(*step.trace, {.num_ranks = input.file_ranks,
                                               .ranks_per_node = input.options.ranks_per_node,
                                               .tokens_per_rank = input.options.tokens_per_rank});
   step.load = collect(*step.trace, *step.batching, pool);
   step.load.name = input.label;
+  return step;
 }
 
-void draw(const ExperimentInput& input, Step& step) {
+StepInput draw(const ExperimentInput& input) {
+  StepInput step;
   SynthesisOptions options = input.options;
   if (input.former_step) options.num_micro_steps *= 2;
   step.load = synthesize_load(options, input.routing);
-  if (!input.former_step) return;
+  if (!input.former_step) return step;
   const int half = input.options.num_micro_steps;
-  step.former = micro_steps(step.load, 0, half);
+  step.previous_load = micro_steps(step.load, 0, half);
   step.load = micro_steps(step.load, half, half);
+  return step;
 }
 
 CostModel cost_of(const ModelledCluster& on, const LoadTable& load) {
   Cluster cluster = find_cluster(on.cluster);
   cluster.ranks_per_node = load.ranks_per_node;
-  // The layers of the load stand for all: what runs once per micro-step, whoever plans, counts in proportion.
-  ModelShape model = on.model;
-  const double part = static_cast<double>(load.num_layers()) / model.moe_layers;
-  model.moe_layers = load.num_layers();
-  model.dense_layers = 0;
-  model.vocabulary = std::max(1, static_cast<int>(part * model.vocabulary));
-  return {cluster, model, on.cost};
+  return {cluster, on.model, on.cost};
 }
 
 Step make_step(const ExperimentInput& input, bool simulated, ThreadPool& pool) {
-  Step step;
-  if (input.file.empty()) {
-    draw(input, step);
-  } else {
-    read_file(input, pool, step);
-  }
-  step.homes = contiguous_homes(step.load.num_layers(), step.load.num_experts(), step.load.num_ranks());
-  if (simulated) step.cost = cost_of(*input.on, step.load);
+  Step step{.input = input.file.empty() ? draw(input) : read_file(input, pool)};
+  const LoadTable& load = step.input.load;
+  step.input.homes = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  if (simulated) step.cost = cost_of(*input.on, load);
   return step;
-}
-
-SimulatedStep simulated(const ExperimentSystem& system, const OnlineWork& online, const StepPlan& plan,
-                        const ExperimentInput& input, const Step& step, std::int64_t home_moves) {
-  const SimulationInput phase{.load = step.load,
-                              .plan = plan,
-                              .cost = *step.cost,
-                              .trace = step.trace ? &*step.trace : nullptr,
-                              .batching = step.batching ? &*step.batching : nullptr};
-  return simulate_step({.recompute = phase, .policy_update = phase}, {.phase = {.path = system.path, .online = online},
-                                                                      .home_moves = home_moves,
-                                                                      .rollout_seconds = input.on->rollout_seconds});
 }
 
 Cell measure(const ExperimentSystem& system, const ExperimentInput& input, const Step& step, bool routed,
              ThreadPool& pool) {
   const auto policy = policy_of(system);
-  PolicyResult result = policy->plan({.load = step.load,
-                                      .home = step.homes,
-                                      .options = system.options,
-                                      .previous_load = step.former ? &*step.former : nullptr},
-                                     pool);
-  if (const auto* skipped = std::get_if<Skipped>(&result))
-    return {.measured = {}, .skipped = skipped->reason, .of_columns = {}};
-  const auto& planned = std::get<PlannedStep>(result);
-  const CheckReport check = check_plan(planned.plan, step.load, {.initial_home = step.homes});
-  if (!check.ok()) {
+  Evaluation e = evaluate(
+      *policy, step.input,
+      {.planner = system.options, .path = system.path, .rollout_seconds = input.on ? input.on->rollout_seconds : 0},
+      {.pool = pool, .cost = step.cost ? &*step.cost : nullptr});
+  if (!e.planned()) return {.measured = {}, .skipped = e.skipped, .of_columns = {}};
+  if (!e.check.ok()) {
     throw InputError(
         {.file = {}, .field = {}, .index = {}},
-        fmt::format("{} on {}: the plan is wrong: {}", system.label, input.label, check.violations.front().message));
+        fmt::format("{} on {}: the plan is wrong: {}", system.label, input.label, e.check.violations.front().message));
   }
   Measured measured;
-  measured.figures = plan_figures(planned.plan, step.load, {.initial_home = step.homes});
-  measured.times = planned.times;
-  measured.pairs = pair_figures(planned.plan, step.load, routed);
-  measured.stability = load_stability(step.load, input.file.empty() ? input.steps : 1);
+  measured.figures = std::move(e.figures);
+  measured.times = e.times;
+  measured.pairs = pair_figures(e.plan, step.input.load, routed);
+  measured.stability = load_stability(step.input.load, input.file.empty() ? input.steps : 1);
+  measured.step = std::move(e.step);
   if (step.cost) {
-    measured.step = simulated(system, policy->online(), planned.plan, input, step, measured.figures.home_moves);
     const LinkSpeed& host = step.cost->cluster().host;
     measured.fetch_seconds =
         host.latency_seconds + static_cast<double>(step.cost->expert_weights().value) / host.bytes_per_second;

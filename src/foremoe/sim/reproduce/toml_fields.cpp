@@ -60,6 +60,26 @@ std::optional<std::variant<double, std::string>> TomlFields::number_or_text(std:
   return *number(key);
 }
 
+void TomlFields::set(const Option& option) {
+  const toml::node* const node = find(option.name);
+  if (node == nullptr) return;
+  std::string value;
+  if (node->is_string()) {
+    value = node->as_string()->get();
+  } else if (node->is_integer()) {
+    value = fmt::format("{}", node->as_integer()->get());
+  } else if (node->is_floating_point()) {
+    value = fmt::format("{}", node->as_floating_point()->get());
+  } else {
+    fail(option.name, "expected a number or a text");
+  }
+  try {
+    option.set(value);
+  } catch (const InputError& error) {
+    fail(option.name, error.problem());
+  }
+}
+
 std::vector<std::string> TomlFields::texts(std::string_view key) {
   const toml::node* const node = find(key);
   if (node == nullptr) return {};

@@ -13,6 +13,8 @@
 #include <variant>
 #include <vector>
 
+#include "foremoe/core/option.h"
+
 namespace foremoe {
 
 class TomlFields {
@@ -30,6 +32,8 @@ class TomlFields {
                                double most = std::numeric_limits<double>::max());
   std::optional<std::variant<double, std::string>> number_or_text(std::string_view key);
   std::vector<std::string> texts(std::string_view key);
+
+  void set(const Option& option);  // where its name is a key
 
   std::string required_text(std::string_view key);
   std::string one_of(std::string_view key, const std::vector<std::string_view>& words, std::string_view otherwise);

@@ -1,0 +1,243 @@
+// From argv to a command that runs, by CLI11; help in our own words. This is the only file that knows the parser.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <new>
+#include <sstream>
+#include <system_error>
+
+#include "command.h"
+#include "console.h"
+#include "foremoe/core/error.h"
+
+namespace foremoe::cli {
+namespace {
+
+constexpr std::string_view kDescription =
+    "ForeMoE reads the expert routes that a rollout recorded and plans, for every layer of every micro-step, which\n"
+    "experts to copy to which rank and how many tokens each copy serves. It checks plans, executes and simulates them.";
+
+constexpr std::string_view kFooter = R"(
+From a recorded rollout to a verified plan:
+
+  foremoe import sample*.npy --experts 128 --out trace.safetensors       what your engine recorded
+  foremoe collect trace.safetensors --ranks 8 --out load.safetensors     its counts: all that planning needs
+  foremoe inspect load.safetensors                                       how uneven is it?
+  foremoe compare load.safetensors --guest-slots 1                       what would help, and how much?
+  foremoe plan load.safetensors --guest-slots 1 --out plan.safetensors   what sits where, and who serves which tokens
+  foremoe verify load.safetensors plan.safetensors                       is it right?
+  foremoe run trace.safetensors --guest-slots 1                          does it hold when real experts run?
+  foremoe simulate load.safetensors --cluster h100 --model qwen3-30b-a3b what would a cluster gain?
+
+No rollout at hand? foremoe synth --out load.safetensors
+
+Words: a *rank* is one accelerator of the expert-parallel group. The *home* of an expert is the rank that owns it. A
+*guest slot* is room on a rank for a copy of another rank's expert. A *micro-step* is one small batch. *Tokens* are
+counted once per expert that they chose. The imbalance ratio ρ is the busiest rank's tokens ÷ the mean rank's; 1 is
+perfect.
+
+Exit codes: 0 fine; 1 checked and found wrong; 2 wrong usage or input that cannot be read; 3 a run could not go on.
+)";
+
+constexpr std::size_t kWidth = 110;
+constexpr std::size_t kTextColumn = 34;
+
+// Two columns: a name, and words wrapped beside it, or below it where the name is long.
+std::string entry(const std::string& name, const std::string& text) {
+  std::string out = "  " + name;
+  std::size_t at = text_columns(out);
+  const auto to_text_column = [&] {
+    if (at + 2 > kTextColumn) {
+      out += '\n';
+      at = 0;
+    }
+    out.append(kTextColumn - at, ' ');
+    at = kTextColumn;
+  };
+  to_text_column();
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (at > kTextColumn && at + 1 + text_columns(word) > kWidth) to_text_column();
+    if (at > kTextColumn) {
+      out += ' ';
+      ++at;
+    }
+    out += word;
+    at += text_columns(word);
+  }
+  return out + '\n';
+}
+
+std::string entry(const Option& option) {
+  if (option.positional) return entry(option.value, option.help);
+  std::string name = option.letter != 0 ? fmt::format("-{},", option.letter) : std::string();
+  name += command_line_name(option.name);
+  if (!option.value.empty()) name += ' ' + option.value;
+  std::string text = option.help;
+  if (!option.initial.empty()) text += fmt::format(" (default {})", option.initial);
+  if (option.required) text += " (required)";
+  return entry(name, text);
+}
+
+std::string heading(const Option& option) {
+  if (option.positional) return "Positionals";
+  return option.group.empty() ? "Options" : option.group;
+}
+
+// The options that matter, or all of them under their headings.
+std::string help(const Command& command, bool all) {
+  std::string text = fmt::format("{}\n\nUsage: foremoe {} [OPTIONS]", command.summary, command.name);
+  for (const Option& option : command.options) {
+    if (option.positional) text += option.required ? ' ' + option.value : fmt::format(" [{}]", option.value);
+  }
+  text += '\n';
+  std::vector<std::string> headings{"Positionals", "Options"};
+  for (const Option& option : command.options) {
+    if (std::ranges::find(headings, heading(option)) == headings.end()) headings.push_back(heading(option));
+  }
+  std::size_t hidden = 0;
+  const auto shown = [&](const Option& o) { return all || o.main || o.required || o.positional; };
+  for (const std::string& name : headings) {
+    std::string section;
+    for (const Option& option : command.options) {
+      if (heading(option) != name) continue;
+      if (shown(option)) {
+        section += entry(option);
+      } else {
+        ++hidden;
+      }
+    }
+    if (name == "Options") {
+      section = entry("-h,--help", "Print this help and exit") +
+                entry("--help-all", "Print all options and what words mean, and exit") + section;
+    }
+    if (!section.empty()) text += fmt::format("\n{}:\n{}", name, section);
+  }
+  text += fmt::format("\nExamples:\n{}", command.examples);
+  if (all && !command.meaning.empty()) text += fmt::format("\n{}", command.meaning);
+  if (hidden > 0)
+    text += fmt::format("\n{} more options, and what words mean: foremoe {} --help-all\n", hidden, command.name);
+  return text;
+}
+
+std::string help(const std::vector<Command>& commands) {
+  std::string text = fmt::format("{}\n\nUsage: foremoe [OPTIONS] SUBCOMMAND\n\nOptions:\n", kDescription);
+  text += entry("-h,--help", "Print this help and exit") + entry("--version", "Print the version and exit");
+  text += "\nSubcommands:\n";
+  for (const Command& command : commands) text += entry(command.name, command.summary);
+  return text + std::string(kFooter);
+}
+
+void bind(CLI::App& app, const Option& option, Given& given) {
+  const auto set = [&option, &given](const std::string& text) {
+    given.add(option.name);
+    if (option.type == "text" && text.empty()) throw InputError({.field = option.name}, "is empty");
+    option.set(text);
+  };
+  if (option.type == "flag") {
+    app.add_flag_callback(command_line_name(option.name), [set] { set(""); });
+    return;
+  }
+  std::string name = option.positional ? option.value : command_line_name(option.name);
+  if (option.letter != 0) name = fmt::format("-{},{}", option.letter, name);
+  CLI::Option* bound = nullptr;
+  if (option.type == "values") {
+    std::erase(name, '.');  // "FILE..." reads well, and is no name
+    bound = app.add_option_function<std::vector<std::string>>(name, [set](const std::vector<std::string>& texts) {
+      for (const std::string& text : texts) set(text);
+    });
+  } else {
+    bound = app.add_option_function<std::string>(name, set);
+  }
+  bound->required(option.required);
+}
+
+int fail(const std::string& command, const std::string& message, bool usage, int code = kBadInput) {
+  std::string line = fmt::format("{}: {}", command, message);
+  std::ranges::replace(line, '\n', ' ');
+  fmt::print(stderr, "{}{}\n", line, usage ? fmt::format(" (see {} --help)", command) : "");
+  return code;
+}
+
+int finish(const std::string& command, int code) {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    return fail(command, "standard output cannot be written", /*usage=*/false);
+  }
+  return code;
+}
+
+// A library names its fields; the user knows them as options.
+std::string in_words_of(const Command& command, const InputError& error) {
+  return message_of(error, [&](std::string_view field) -> std::string {
+    for (const Option& option : command.options) {
+      if (option.name == field || option.field == field) {
+        return option.positional ? option.value : command_line_name(option.name);
+      }
+    }
+    return std::string(field);
+  });
+}
+
+}  // namespace
+
+void Given::refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const {
+  for (const std::string_view other : others) {
+    if (!(*this)(name) || !(*this)(other)) continue;
+    throw InputError({.field = std::string(other)}, fmt::format("cannot be used beside {}", command_line_name(name)));
+  }
+}
+
+int run_command_line(const std::vector<Command>& commands, int argc, char** argv) {
+  CLI::App app;
+  app.set_version_flag("--version", "foremoe " FOREMOE_VERSION);
+  app.set_help_flag("-h,--help");
+  app.set_help_all_flag("--help-all");
+  app.require_subcommand(1);
+  Given given;
+  std::vector<CLI::App*> parsers;
+  for (const Command& command : commands) {
+    CLI::App* const parser = parsers.emplace_back(app.add_subcommand(command.name));
+    for (const Option& option : command.options) bind(*parser, option, given);
+  }
+  const auto called = [&]() -> const Command* {
+    for (std::size_t i = 0; i < commands.size(); ++i) {
+      if (parsers[i]->parsed()) return &commands[i];
+    }
+    return nullptr;
+  };
+  std::string name = "foremoe";
+  bool usage = true;
+  try {
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::CallForVersion& version) {
+      fmt::print("{}\n", version.what());
+      return finish(name, kOk);
+    } catch (const CLI::CallForHelp&) {
+      fmt::print("{}", called() != nullptr ? help(*called(), /*all=*/false) : help(commands));
+      return finish(name, kOk);
+    } catch (const CLI::CallForAllHelp&) {
+      fmt::print("{}", called() != nullptr ? help(*called(), /*all=*/true) : help(commands));
+      return finish(name, kOk);
+    }
+    name += ' ' + called()->name;
+    usage = false;
+    return finish(name, called()->run(given));
+  } catch (const CLI::ParseError& error) {
+    if (called() != nullptr) return fail("foremoe " + called()->name, error.what(), usage);
+    const bool names_none = argc > 1 && *argv[1] != '-';
+    return fail(name, names_none ? fmt::format("'{}' is not a subcommand", argv[1]) : error.what(), usage);
+  } catch (const InputError& error) {
+    if (called() == nullptr) return fail(name, error.what(), usage);
+    return fail("foremoe " + called()->name, in_words_of(*called(), error), usage);
+  } catch (const std::bad_alloc&) {
+    return fail(name, "not enough memory for an input of this size", usage, kGaveUp);
+  } catch (const std::system_error& error) {
+    return fail(name, fmt::format("the system refuses: {}", error.what()), usage, kGaveUp);
+  }
+}
+
+}  // namespace foremoe::cli

@@ -1,0 +1,177 @@
+#include "console.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+
+#include "foremoe/core/atomic_file.h"
+#include "foremoe/core/error.h"
+
+namespace foremoe::cli {
+namespace {
+
+bool quiet = false;
+
+constexpr double kBytesPerGigabyte = 1e9;
+
+double in_gigabytes(Bytes bytes) { return static_cast<double>(bytes.value) / kBytesPerGigabyte; }
+
+using Rows = std::vector<std::vector<std::string>>;
+
+// fmt counts the columns of UTF-8 text, so its widths are right for ρ and × too.
+std::string block(const Rows& rows, const std::vector<std::size_t>& shown, const std::vector<std::size_t>& width) {
+  std::string out;
+  for (const auto& cells : rows) {
+    const bool runs_over = cells.size() < width.size();
+    for (const std::size_t c : shown) {
+      if (c >= cells.size()) break;
+      if (c == 0) {
+        out += fmt::format("  {:<{}}", cells[c], width[c]);
+      } else if (runs_over && c + 1 == cells.size()) {
+        out += "  " + cells[c];
+      } else {
+        out += fmt::format("  {:>{}}", cells[c], width[c]);
+      }
+    }
+    out += '\n';
+  }
+  return out;
+}
+
+// Empty where all stay within the limit.
+std::string memory_remark(const std::vector<NeededMemory>& needed, Bytes limit, const std::string& what) {
+  std::string over;
+  std::size_t count = 0;
+  for (const NeededMemory& one : needed) {
+    if (one.bytes <= limit) continue;
+    over += (count++ == 0 ? "" : ", ") + one.who;
+  }
+  if (count == 0) return {};
+  const auto by_bytes = [](const NeededMemory& a, const NeededMemory& b) { return a.bytes < b.bytes; };
+  if (count < needed.size()) {
+    const auto most = std::ranges::max_element(needed, by_bytes);
+    return fmt::format("more than {}: {}; the most is {} GB", what, over, gigabytes(most->bytes));
+  }
+  const auto least = std::ranges::min_element(needed, by_bytes);
+  return fmt::format("nothing fits {}; the least is {} GB, {}", what, gigabytes(least->bytes), least->who);
+}
+
+}  // namespace
+
+void note(std::string_view text) {
+  if (!quiet) fmt::print(stderr, "foremoe: {}\n", text);
+}
+
+void note_all(const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) note(text);
+}
+
+void be_quiet() { quiet = true; }
+
+Activity::Activity(std::string what) {
+  if (quiet || !is_terminal(stderr)) return;
+  line_ = std::jthread([what = std::move(what)](const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any stopped;
+    std::unique_lock lock(mutex);
+    for (int seconds = 1;; ++seconds) {
+      stopped.wait_for(lock, stop, std::chrono::seconds(1), [] { return false; });
+      if (stop.stop_requested()) {
+        if (seconds > 1) fmt::print(stderr, "\r\x1b[K");
+        return;
+      }
+      fmt::print(stderr, "\r{} … {} s\x1b[K", what, seconds);
+    }
+  });
+}
+
+void Progress::operator()(const std::string& what) {
+  activity_.reset();
+  activity_.emplace(what);
+}
+
+bool is_terminal(std::FILE* stream) { return ::isatty(::fileno(stream)) == 1; }
+
+int terminal_columns() {
+  winsize size{};
+  if (is_terminal(stdout) && ::ioctl(::fileno(stdout), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 100;
+}
+
+bool wants_color() {
+  const auto is_set = [](const char* value) { return value != nullptr && *value != '\0'; };
+  const char* const kind = std::getenv("TERM");  // NOLINT(concurrency-mt-unsafe): nobody sets the environment here
+  const char* const no_color = std::getenv("NO_COLOR");  // NOLINT(concurrency-mt-unsafe)
+  return is_terminal(stdout) && !is_set(no_color) && is_set(kind) && std::string_view(kind) != "dumb";
+}
+
+std::size_t text_columns(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+}
+
+std::string TextTable::to_string() const {
+  std::vector<std::size_t> width(rows_.front().size());
+  for (const auto& cells : rows_) {
+    const std::size_t aligned = cells.size() < width.size() ? cells.size() - 1 : cells.size();
+    for (std::size_t c = 0; c < aligned; ++c) width[c] = std::max(width[c], text_columns(cells[c]));
+  }
+  const std::size_t screen = is_terminal(stdout) ? static_cast<std::size_t>(terminal_columns()) : std::string::npos;
+  std::string out;
+  for (std::size_t c = 1; c < width.size() || c == 1;) {
+    std::vector<std::size_t> shown{0};
+    std::size_t used = 2 + width[0];
+    for (; c < width.size() && (shown.size() == 1 || used + 2 + width[c] <= screen); ++c) {
+      used += 2 + width[c];
+      shown.push_back(c);
+    }
+    if (!out.empty()) out += '\n';
+    out += block(rows_, shown, width);
+    if (width.size() == 1) break;
+  }
+  return out;
+}
+
+std::string FactList::to_string() const {
+  std::size_t width = 0;
+  for (const auto& [name, fact] : facts_) width = std::max(width, text_columns(name));
+  std::string out;
+  for (const auto& [name, fact] : facts_) out += fmt::format("  {:<{}}  {}\n", name, width, fact);
+  return out;
+}
+
+void expect_output(const std::string& out, const std::vector<std::string>& inputs, const char* option) {
+  if (out.empty()) return;
+  std::error_code absent;  // neither there: not the same
+  for (const std::string& input : inputs) {
+    if (std::filesystem::equivalent(out, input, absent)) {
+      throw InputError({.field = option}, "is also an input");
+    }
+  }
+  // A device or a pipe is not opened for a trial: its reader would see the end.
+  if (std::filesystem::is_other(out, absent)) return;
+  const AtomicFile trial(out);  // removed again
+}
+
+std::string gigabytes(Bytes bytes) { return fmt::format("{:.1f}", in_gigabytes(bytes)); }
+
+std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
+                                        std::optional<Bytes> budget) {
+  const Cluster& cluster = cost.cluster();
+  std::vector<std::string> remarks{memory_remark(
+      needed, cluster.memory, fmt::format("the {:g} GB of a rank of {}", in_gigabytes(cluster.memory), cluster.name))};
+  if (budget) {
+    remarks.push_back(memory_remark(needed, *budget, fmt::format("the budget of {:g} GB", in_gigabytes(*budget))));
+  }
+  std::erase(remarks, std::string{});
+  return remarks;
+}
+
+}  // namespace foremoe::cli

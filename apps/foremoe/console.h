@@ -1,0 +1,93 @@
+#pragma once
+
+// How commands speak to people: results on stdout in tables that fit, everything else on stderr, and files that are
+// looked at before the work begins.
+
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "foremoe/cluster/cost_model.h"
+#include "foremoe/core/units.h"
+
+namespace foremoe::cli {
+
+// "foremoe: … batched anew …": one line on stderr that the user did not ask for but should know.
+void note(std::string_view text);
+void note_all(const std::vector<std::string>& texts);
+
+// From now on notes and progress are off: of several processes that do the same, one speaks.
+void be_quiet();
+
+// Long work in progress: while it lives, a line on stderr says what is done and for how long; only on a terminal, only
+// after the first second. The line is removed at the end.
+class Activity {
+ public:
+  explicit Activity(std::string what);
+
+ private:
+  std::jthread line_;
+};
+
+// A progress callback: each text ends the activity before it. The last one ends with this object.
+class Progress {
+ public:
+  void operator()(const std::string& what);
+  void end() { activity_.reset(); }
+
+ private:
+  std::optional<Activity> activity_;
+};
+
+bool is_terminal(std::FILE* stream);
+int terminal_columns();  // of stdout; 100 when it is not a terminal
+bool wants_color();      // stdout is a terminal that can, and NO_COLOR is not set
+
+std::size_t text_columns(std::string_view text);  // columns of UTF-8 text: its code points
+
+// Columns as wide as they need to be, the first to the left, all others to the right. On a terminal that is too narrow
+// the columns that do not fit follow in a second block, each with the first column again.
+class TextTable {
+ public:
+  explicit TextTable(std::vector<std::string> head) : rows_{std::move(head)} {}
+
+  // Fewer cells than columns: the last one may run over the rest of the line.
+  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+  std::string to_string() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// Two columns, both to the left: a name, and what there is to say of it.
+class FactList {
+ public:
+  void add(std::string name, std::string fact) { facts_.emplace_back(std::move(name), std::move(fact)); }
+  std::string to_string() const;
+
+ private:
+  std::vector<std::pair<std::string, std::string>> facts_;
+};
+
+// Throws InputError, field `option`, when no file can be made at `out`, or when it would replace one of the inputs, by
+// whatever name or link. Empty names are options that were not given.
+void expect_output(const std::string& out, const std::vector<std::string>& inputs = {}, const char* option = "out");
+
+// "78.5": 10⁹ bytes.
+std::string gigabytes(Bytes bytes);
+
+struct NeededMemory {
+  std::string who;  // a policy
+  Bytes bytes;      // of its fullest rank
+};
+
+// A sentence where some need more than a rank of the cluster has, and one where some need more than the budget.
+std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
+                                        std::optional<Bytes> budget);
+
+}  // namespace foremoe::cli

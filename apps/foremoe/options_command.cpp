@@ -1,0 +1,56 @@
+// foremoe options: every option of every command, from the declarations that the command line itself is made of.
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "command.h"
+
+namespace foremoe::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json to_json(const Option& option) {
+  Json json{{"name", option.name},
+            {"option", option.positional ? option.value : command_line_name(option.name)},
+            {"type", option.type}};
+  if (!option.range.empty()) json["range"] = option.range;
+  if (!option.words.empty()) json["words"] = option.words;
+  if (!option.initial.empty()) json["default"] = option.initial;
+  json["required"] = option.required;
+  json["help"] = option.help;
+  return json;
+}
+
+int run(const std::vector<Command>& commands, bool as_json) {
+  Json all = Json::object();
+  for (const Command& command : commands) {
+    if (!as_json) fmt::print("{}\n", command.name);
+    for (const Option& option : command.options) {
+      all[command.name].push_back(to_json(option));
+      if (as_json) continue;
+      std::string what = option.type;
+      if (!option.range.empty()) what += ' ' + option.range;
+      if (!option.words.empty()) what += fmt::format(" ({})", fmt::join(option.words, ", "));
+      if (!option.initial.empty()) what += fmt::format(", default {}", option.initial);
+      fmt::print("  {:<26} {}\n", option.positional ? option.value : command_line_name(option.name), what);
+    }
+  }
+  if (as_json) fmt::print("{}\n", all.dump(2));
+  return kOk;
+}
+
+}  // namespace
+
+Command options_command(const std::vector<Command>& commands) {
+  auto json = std::make_shared<bool>(false);
+  return {.name = "options",
+          .summary = "List every option of every command: name, type, range, default",
+          .examples = "  foremoe options\n  foremoe options --json\n",
+          .options = {json_option(*json, "Print an object: command → list of options")},
+          .run = [json, commands](const Given&) { return cli::run(commands, *json); }};
+}
+
+}  // namespace foremoe::cli

@@ -1,0 +1,137 @@
+#include "planning_arguments.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "foremoe/cluster/cluster.h"
+#include "foremoe/core/error.h"
+
+namespace foremoe::cli {
+
+std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) {
+  std::vector<Option> planning = planning_options_of(a.evaluate);
+  if (!residency_auto)
+    option_named(planning, "residency") = only(options_of(a.evaluate.planner), {"residency"}).front();
+  return joined({{input_option(a.input.path, "Trace or load file (made by import, collect or synth)")},
+                 options_of(a.input),
+                 std::move(planning),
+                 options_of(a.cost),
+                 {align_option(a.evaluate.align), threads_option(a.threads)}});
+}
+
+PlanningSession::PlanningSession(PlanningArguments& a, const Given& given, bool simulates)
+    : pool(static_cast<std::size_t>(a.threads)) {
+  if (simulates && a.cost.cluster.empty()) {
+    throw InputError({.field = "cluster"}, "is required");
+  }
+  if (!a.cost.cluster.empty() && a.input.ranks_per_node == 0) {
+    a.input.ranks_per_node = find_cluster(a.cost.cluster).ranks_per_node;
+  }
+  progress(fmt::format("reading {}", a.input.path));
+  input = read_step_input(a.input, pool);
+  progress.end();
+  note_all(input.remarks);
+  if (simulates) {
+    cost = find_cost_model(a.cost, input.load);
+  } else {
+    cost = find_cost_model_if_asked(a.cost, input.load);
+  }
+  a.evaluate.planner = planner_options(a.evaluate, input.load, cost ? &*cost : nullptr);
+  a.evaluate.hidden_copies = false;
+  note_unused_on_input(given, input, a.evaluate.planner);
+}
+
+void note_unused_on_input(const Given& given, const StepInput& input, const PlannerOptions& options) {
+  const int micro_steps = input.load.num_micro_steps();
+  if (given("tokens_per_rank") && !input.batching) {
+    note(fmt::format("--tokens-per-rank has no effect: {} is a load, which is batched already", input.load.name));
+  } else if (given("tokens_per_rank") && input.batching->recorded) {
+    note(fmt::format("--tokens-per-rank has no effect: {} is batched as it was recorded", input.load.name));
+  }
+  if (given("prefer") && options.prefer == Prefer::kLinks && input.load.topology().num_nodes() == 1) {
+    note("--prefer links has no effect: all ranks are on one node");
+  }
+  if (given("in_flight") && options.in_flight > micro_steps) {
+    note(fmt::format("--in-flight {}: there are only {}, so {} are in flight", options.in_flight,
+                     counted(micro_steps, "micro-step"), micro_steps));
+  }
+}
+
+std::string describe(const EvaluateOptions& options) {
+  const PlannerOptions& planner = options.planner;
+  return fmt::format("{} per rank and layer, residency {}, {} in flight", counted(planner.guest_slots, "guest slot"),
+                     options.choose_residency ? "auto" : to_string(planner.residency),
+                     counted(planner.in_flight, "micro-step"));
+}
+
+Option json_option(bool& json, std::string help) {
+  return flag_option({.name = "json", .help = std::move(help), .main = true}, json);
+}
+
+Option out_option(std::string& out, std::string value, std::string help) {
+  return text_option({.name = "out", .letter = 'o', .value = std::move(value), .help = std::move(help), .main = true},
+                     out);
+}
+
+Option threads_option(int& threads) {
+  return integer_option({.name = "threads",
+                         .value = "N",
+                         .help = "Threads. The result does not depend on it",
+                         .initial = "as many as processors"},
+                        threads, {1, 4096});
+}
+
+Option align_option(int& align) {
+  return integer_option({.name = "align",
+                         .value = "TOKENS",
+                         .help = "For rho_padded: a grouped matrix product rounds each replica's tokens up to a "
+                                 "multiple of this"},
+                        align, {1, 1 << 20});
+}
+
+Option input_option(std::string& path, std::string help) {
+  return text_option({.name = "input", .value = "INPUT", .help = std::move(help), .required = true, .positional = true},
+                     path);
+}
+
+Option policies_option(std::vector<std::string>& policies) {
+  return list_option({.name = "policy",
+                      .value = "A,B,…",
+                      .help = "Policies that plan: all, or names from below separated by commas",
+                      .main = true},
+                     policies);
+}
+
+std::vector<Option> only(std::vector<Option> options, std::initializer_list<std::string_view> names) {
+  std::vector<Option> chosen;
+  for (const std::string_view name : names) chosen.push_back(std::move(option_named(options, name)));
+  return chosen;
+}
+
+std::vector<Option> without(std::vector<Option> options, std::initializer_list<std::string_view> names) {
+  std::erase_if(options, [&](const Option& o) { return std::ranges::find(names, o.name) != names.end(); });
+  return options;
+}
+
+std::vector<Option> joined(std::initializer_list<std::vector<Option>> lists) {
+  std::vector<Option> all;
+  for (const std::vector<Option>& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+Option& option_named(std::vector<Option>& options, std::string_view name) {
+  return *std::ranges::find(options, name, &Option::name);
+}
+
+std::string list_of_policies() {
+  std::size_t width = 0;
+  for (const Policy* policy : all_policies()) width = std::max(width, policy->name().size());
+  std::string list;
+  for (const Policy* policy : all_policies()) {
+    list += fmt::format("  {:<{}}  {}\n", policy->name(), width, policy->summary());
+  }
+  return list;
+}
+
+}  // namespace foremoe::cli

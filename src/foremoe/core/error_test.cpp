@@ -1,0 +1,39 @@
+#include "foremoe/core/error.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace foremoe {
+namespace {
+
+std::string as_option(std::string_view name) {
+  std::string option = "--" + std::string(name);
+  for (char& c : option) c = c == '_' ? '-' : c;
+  return option;
+}
+
+TEST(InputError, SaysFileFieldAndIndexBeforeTheProblem) {
+  EXPECT_STREQ(InputError({}, "no file").what(), "no file");
+  EXPECT_STREQ(InputError({.file = "a"}, "is empty").what(), "a: is empty");
+  EXPECT_STREQ(InputError({.file = "a", .field = "load", .index = "[1, 2]"}, "is -1").what(), "a: load[1, 2]: is -1");
+  EXPECT_STREQ(InputError({.file = "a", .field = "name", .index = "line 3"}, "is empty").what(),
+               "a: name line 3: is empty");
+  EXPECT_EQ(InputError({.file = "a", .field = "load"}, "is missing").problem(), "is missing");
+}
+
+TEST(InputError, ArgumentsAreSpeltForTheirReader) {
+  EXPECT_EQ(message_of(InputError({.field = "guest_slots"}, "must be 1"), as_option), "--guest-slots: must be 1");
+  EXPECT_EQ(message_of(InputError({.file = "a", .field = "top_k"}, "must be 1"), as_option), "a: top_k: must be 1");
+  EXPECT_EQ(message_of(InputError({.file = "a"}, "give `layers` and `top_k`"), as_option),
+            "a: give --layers and --top-k");
+  EXPECT_EQ(message_of(InputError({.file = "a"}, "an odd ` stays"), as_option), "a: an odd ` stays");
+}
+
+TEST(InputError, OneValueIsNoRange) {
+  EXPECT_EQ(must_be_integer(16, 16), "must be 16");
+  EXPECT_EQ(must_be_integer(0, 8), "must be an integer from 0 to 8");
+}
+
+}  // namespace
+}  // namespace foremoe

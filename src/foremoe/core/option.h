@@ -1,0 +1,92 @@
+#pragma once
+
+// An option, declared once: its name, type, range, default, help, and the variable that it sets. The command line is
+// made from such lists; keys of a TOML file and Python keywords have the same names.
+//
+//   std::vector<Option> options_of(PlannerOptions& o) {
+//     return {integer_option({.name = "guest_slots", .value = "G", .help = "…"}, o.guest_slots, {0, 512}), …};
+//   }
+//
+// A value is given as the text that a user types. A value that cannot be is an InputError whose field is the option's
+// name, and whose text says what can be.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace foremoe {
+
+struct Option {
+  std::string name;   // of the field: guest_slots; on a command line --guest-slots
+  char letter = 0;    // its short form: 'G' is -G; 0: none
+  std::string value;  // what stands for the value in help: "G", "TOKENS"; empty for a flag
+  std::string help;
+  std::string initial;  // the default as text; empty: what the variable holds, or none at all
+  std::string group;    // heading in the full help
+  bool main = false;    // in the short help too
+  bool required = false;
+  bool positional = false;
+  std::string field;  // what a library's errors call it, where that is not the name
+
+  // Filled in by the functions below.
+  std::string type;                // "integer", "number", "word", "flag", "text", "list", "values"
+  std::string range;               // "0 … 512"
+  std::vector<std::string> words;  // what a word can be; of a number, words that it can be besides
+  std::function<void(const std::string& text)> set;
+};
+
+struct IntegerRange {
+  std::int64_t least = 0;
+  std::int64_t most = 0;
+};
+
+struct NumberRange {
+  double least = 0;
+  double most = 1e9;
+  bool above = false;  // above `least`, not equal to it
+};
+
+Option integer_option(Option option, int& variable, IntegerRange range);
+Option integer_option(Option option, std::int64_t& variable, IntegerRange range);
+Option integer_option(Option option, std::optional<int>& variable, IntegerRange range);
+Option seed_option(Option option, std::uint64_t& variable);  // any of 64 bits
+Option number_option(Option option, double& variable, NumberRange range);
+Option number_option(Option option, std::optional<double>& variable, NumberRange range);
+Option flag_option(Option option, bool& variable, bool value = true);  // given: the variable becomes `value`
+Option text_option(Option option, std::string& variable);
+Option list_option(Option option, std::vector<std::string>& variable);    // "a,b,c"
+Option values_option(Option option, std::vector<std::string>& variable);  // given several times, or several at once
+
+// A count, or a word for a special one: "none" for no limit.
+Option integer_or_word_option(Option option, IntegerRange range, std::vector<std::string> words,
+                              std::function<void(std::optional<std::int64_t> number, const std::string& word)> set);
+
+// One of a few words; `set` takes its index.
+Option word_option(Option option, std::vector<std::string> words, std::function<void(std::size_t index)> set);
+
+template <class T>
+Option word_option(Option option, T& variable, const std::vector<std::pair<std::string, T>>& choices) {
+  std::vector<std::string> words;
+  for (const auto& [word, value] : choices) {
+    words.push_back(word);
+    if (option.initial.empty() && value == variable) option.initial = word;
+  }
+  return word_option(std::move(option), std::move(words),
+                     [&variable, choices](std::size_t index) { variable = choices[index].second; });
+}
+
+// The whole number that a text is. Throws InputError that names `name`: not a number, or out of range.
+std::int64_t parse_integer(const std::string& name, const std::string& text, IntegerRange range);
+std::vector<std::string> split_list(const std::string& text);  // at commas; an empty text has no parts
+
+// Sets the options that are there. Throws InputError for a name that is none of them.
+void set_option(const std::vector<Option>& options, std::string_view name, const std::string& text);
+
+// "--guest-slots".
+std::string command_line_name(std::string_view name);
+
+}  // namespace foremoe

@@ -1,0 +1,113 @@
+#include "foremoe/evaluate/cost_request.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "foremoe/cluster/cluster.h"
+#include "foremoe/cluster/model_shape.h"
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+namespace {
+
+std::string model_names() {
+  std::string names;
+  for (const ModelShape& shape : model_shapes()) names += (names.empty() ? "" : ", ") + shape.name;
+  return names;
+}
+
+[[noreturn]] void reject(const char* field, const std::string& what) { throw InputError({.field = field}, what); }
+
+ModelShape model_of(const LoadTable& load) {
+  std::vector<ModelShape> fitting;
+  std::string names;
+  for (const ModelShape& shape : model_shapes()) {
+    if (shape.experts != load.num_experts() || shape.top_k != load.top_k) continue;
+    if (shape.moe_layers < load.num_layers()) continue;
+    names += (fitting.empty() ? "" : ", ") + shape.name;
+    fitting.push_back(shape);
+  }
+  if (fitting.size() == 1) return fitting.front();
+  reject("model", fitting.empty() ? fmt::format("no model has {} experts and top-{} as {} does", load.num_experts(),
+                                                load.top_k, load.name)
+                                  : fmt::format("is needed: {} all fit {}", names, load.name));
+}
+
+// A load of fewer layers is a part of the model.
+void expect_model_fits(const ModelShape& model, const LoadTable& load) {
+  if (load.num_experts() == model.experts && load.top_k == model.top_k && load.num_layers() <= model.moe_layers) return;
+  reject("model", fmt::format("{} has {} MoE layers of {} experts, top-{}; {} has {} of {}, top-{}", model.name,
+                              model.moe_layers, model.experts, model.top_k, load.name, load.num_layers(),
+                              load.num_experts(), load.top_k));
+}
+
+}  // namespace
+
+std::vector<Option> options_of(CostRequest& r) {
+  const std::string group = "Modelled time";
+  return {
+      text_option({.name = "cluster",
+                   .value = "NAME|FILE",
+                   .help = fmt::format("Cluster to model: {}, or a file that foremoe calibrate wrote. Nodes are as "
+                                       "large as the cluster's unless --ranks-per-node says otherwise",
+                                       fmt::join(cluster_names(), ", ")),
+                   .group = group,
+                   .main = true},
+                  r.cluster),
+      text_option({.name = "model",
+                   .value = "NAME|FILE",
+                   .help = fmt::format("Model: {}, or its config.json", model_names()),
+                   .group = group,
+                   .main = true},
+                  r.model),
+      integer_option({.name = "sequence_tokens",
+                      .value = "TOKENS",
+                      .help = "Length of a sequence. A token attends to half as many tokens on average",
+                      .group = group},
+                     r.options.sequence_tokens, {1, 1 << 24}),
+      flag_option(
+          {.name = "keep_activations",
+           .help = "Keep all activations for the backward pass (default: keep layer inputs, recompute the rest)",
+           .group = group},
+          r.options.recompute_activations, false),
+      integer_option({.name = "bytes_per_parameter",
+                      .value = "BYTES",
+                      .help = "Size of a weight and of a row's element: 2 for bf16, 4 for float32",
+                      .group = group},
+                     r.options.bytes_per_parameter, {1, 8}),
+      integer_option({.name = "optimizer_shards",
+                      .value = "N",
+                      .help = "Data-parallel ranks that share one expert's optimizer state",
+                      .group = group},
+                     r.options.optimizer_shards, {1, 1 << 16}),
+      flag_option({.name = "separate_uplinks",
+                   .help = "Model host copies and network traffic on separate PCIe uplinks (default: shared)",
+                   .group = group},
+                  r.options.shares_uplink, false),
+  };
+}
+
+ModelShape model_named(const std::string& name) {
+  if (auto shape = find_model_shape(name)) return *std::move(shape);
+  std::error_code error;
+  if (std::filesystem::exists(name, error)) return read_model_config(name);
+  reject("model", fmt::format("'{}' is no file and none of {}", name, model_names()));
+}
+
+CostModel find_cost_model(const CostRequest& request, const LoadTable& load) {
+  if (request.cluster.empty()) reject("cluster", "is needed beside `model`");
+  const ModelShape model = request.model.empty() ? model_of(load) : model_named(request.model);
+  expect_model_fits(model, load);
+  return {find_cluster(request.cluster), model, request.options};
+}
+
+std::optional<CostModel> find_cost_model_if_asked(const CostRequest& request, const LoadTable& load) {
+  if (request.cluster.empty() && request.model.empty()) return std::nullopt;
+  if (request.model.empty()) reject("model", "is needed beside `cluster`");
+  return find_cost_model(request, load);
+}
+
+std::string describe(const CostModel& cost) { return fmt::format("{} × {}", cost.cluster().name, cost.model().name); }
+
+}  // namespace foremoe

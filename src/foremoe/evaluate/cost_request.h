@@ -1,0 +1,37 @@
+#pragma once
+
+// On which cluster, and for which model, time is modelled: names or files, made into a cost model that fits a load.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "foremoe/cluster/cost_model.h"
+#include "foremoe/core/option.h"
+#include "foremoe/rollout/load_table.h"
+
+namespace foremoe {
+
+struct CostRequest {
+  std::string cluster;  // a preset's name, or a file; empty: none
+  std::string model;    // likewise, the file a config.json
+  CostOptions options;
+};
+
+std::vector<Option> options_of(CostRequest& request);
+
+// All throw InputError, with field `cluster` or `model`.
+
+// A model by name, or by its config.json.
+ModelShape model_named(const std::string& name);
+
+// The model that the request names must fit the load; where it names none, the one known model that fits is taken.
+CostModel find_cost_model(const CostRequest& request, const LoadTable& load);
+
+// None when neither cluster nor model is named; both must be where one is.
+std::optional<CostModel> find_cost_model_if_asked(const CostRequest& request, const LoadTable& load);
+
+// "h100 × Qwen3-30B-A3B".
+std::string describe(const CostModel& cost);
+
+}  // namespace foremoe

@@ -1,0 +1,331 @@
+#include "foremoe/evaluate/evaluate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "foremoe/core/error.h"
+#include "foremoe/sim/simulation.h"
+
+namespace foremoe {
+namespace {
+
+constexpr double kBytesPerGigabyte = 1e9;
+
+std::int64_t total(const LoadTable& load) {
+  std::int64_t sum = 0;
+  for (const Tokens tokens : load.load.flat()) sum += tokens.value;
+  return sum;
+}
+
+// Tokens of a rank's micro-step in the mean, as a micro-batch is counted: not their assignments.
+Tokens mean_tokens_per_rank(const LoadTable& load) {
+  const std::int64_t batches =
+      std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks() * load.top_k;
+  return Tokens{batches == 0 ? 0 : total(load) / batches};
+}
+
+// One policy on one input.
+class Evaluator {
+ public:
+  Evaluator(const Policy& policy, const StepInput& input, const EvaluateOptions& options,
+            const EvaluationContext& context)
+      : policy_(policy), input_(input), options_(options), context_(context) {}
+
+  // With the residency that the options ask for.
+  Evaluation as_asked() {
+    Evaluation e{.policy = std::string(policy_.name())};
+    if (!plan(options_.planner, e)) return e;
+    if (e.plan.in_flight > 1 && context_.cost != nullptr) {
+      std::optional<StepPlan> recompute = plan_recompute(options_.planner.residency, e.skipped);
+      if (!recompute) return e;
+      e.recompute_plan = std::move(recompute);
+    }
+    check(e);
+    if (e.check.ok()) simulate(e);
+    return e;
+  }
+
+  Evaluation with_best_residency() {
+    std::vector<Evaluation> tried;
+    std::vector<ResidencyTrial> trials;
+    for (const Residency residency : {Residency::kShared, Residency::kStatic, Residency::kResident}) {
+      Evaluation one = Evaluator(policy_, input_, with(residency), quiet()).as_asked();
+      if (!one.step || one.plan.residency != residency) return as_asked();  // it has its own
+      trials.push_back(trial_of(one));
+      tried.push_back(std::move(one));
+    }
+    Evaluation best = std::move(tried[choose_residency(trials, options_.memory_budget()).trial]);
+    try_free_recompute(best);
+    if (context_.timeline != nullptr) simulate(best);
+    return best;
+  }
+
+  void simulate(Evaluation& e) const {
+    if (context_.cost == nullptr) return;
+    progress("simulating");
+    e.step =
+        simulate_step({.recompute = phase_input(e.plan_of(Phase::kRecompute)), .policy_update = phase_input(e.plan)},
+                      {.phase = {.path = options_.path,
+                                 .depth = options_.depth,
+                                 .online = policy_.online(),
+                                 .pool = &context_.pool,
+                                 .timeline = context_.timeline},
+                       .home_moves = e.figures.home_moves,
+                       .rollout_seconds = options_.rollout_seconds});
+    if (const auto budget = options_.memory_budget()) {
+      e.largest_micro_batch_tokens = largest_micro_batch(*e.step, *budget, mean_tokens_per_rank(input_.load));
+    }
+  }
+
+ private:
+  // Fills in `check`, of both plans.
+  void check(Evaluation& e) const {
+    if (!options_.check) return;
+    progress("checking the plan of");
+    const bool measured = e.figures.layers > 0;
+    e.check = check_plan(e.plan, input_.load, check_options(input_, measured ? &e.figures : nullptr, options_.align));
+    if (!e.recompute_plan || !e.check.ok()) return;
+    CheckReport report = check_plan(*e.recompute_plan, input_.load, check_options(input_, nullptr, options_.align));
+    if (!report.ok()) e.check = std::move(report);
+  }
+
+  // A plan may be too broken to measure: with the check, that is for the check to say.
+  void measure(Evaluation& e) const {
+    try {
+      e.figures = plan_figures(e.plan, input_.load,
+                               {.initial_home = input_.homes,
+                                .align = options_.align,
+                                .trace = input_.trace_or_null(),
+                                .batching = input_.batching_or_null()});
+    } catch (const InputError&) {
+      if (!options_.check) throw;
+    }
+  }
+
+  void progress(const char* what) const {
+    if (context_.progress) context_.progress(fmt::format("{} {}", what, policy_.name()));
+  }
+
+  EvaluateOptions with(Residency residency) const {
+    EvaluateOptions options = options_;
+    options.planner.residency = residency;
+    return options;
+  }
+
+  EvaluationContext quiet() const {
+    EvaluationContext context = context_;
+    context.timeline = nullptr;
+    return context;
+  }
+
+  bool plan(const PlannerOptions& planner, Evaluation& e) const {
+    progress("planning with");
+    PolicyResult result = policy_.plan(input_.for_policy(planner), context_.pool);
+    if (auto* skipped = std::get_if<Skipped>(&result)) {
+      e.skipped = std::move(skipped->reason);
+      return false;
+    }
+    auto& planned = std::get<PlannedStep>(result);
+    e.plan = std::move(planned.plan);
+    e.times = planned.times;
+    e.threads = static_cast<int>(context_.pool.num_threads());
+    measure(e);
+    return true;
+  }
+
+  std::optional<StepPlan> plan_recompute(Residency residency, std::string& why_not) const {
+    PlannerOptions planner = options_.planner;
+    planner.in_flight = 1;
+    planner.residency = residency;
+    PolicyResult result = policy_.plan(input_.for_policy(planner), context_.pool);
+    if (auto* const planned = std::get_if<PlannedStep>(&result)) return std::move(planned->plan);
+    why_not = std::get<Skipped>(result).reason;
+    return std::nullopt;
+  }
+
+  // Recompute needs no homes that stay, so it may also place freely.
+  void try_free_recompute(Evaluation& best) const {
+    std::string why_not;
+    std::optional<StepPlan> plan = plan_recompute(Residency::kFree, why_not);
+    if (!plan) return;
+    Evaluation other = best;
+    other.recompute_plan = std::move(plan);
+    check(other);
+    if (!other.check.ok()) return;
+    Evaluator(policy_, input_, options_, quiet()).simulate(other);
+    const std::array trials{trial_of(best), trial_of(other)};
+    if (choose_residency(trials, options_.memory_budget()).trial == 1) best = std::move(other);
+  }
+
+  static ResidencyTrial trial_of(const Evaluation& e) {
+    return {.step_seconds = e.step->step_seconds, .memory = e.step->memory_bytes_per_rank};
+  }
+
+  SimulationInput phase_input(const StepPlan& plan) const {
+    return {.load = input_.load,
+            .plan = plan,
+            .cost = *context_.cost,
+            .trace = input_.trace_or_null(),
+            .batching = input_.batching_or_null()};
+  }
+
+  const Policy& policy_;
+  const StepInput& input_;
+  const EvaluateOptions options_;
+  const EvaluationContext context_;
+};
+
+}  // namespace
+
+std::optional<Bytes> EvaluateOptions::memory_budget() const {
+  if (memory_budget_gigabytes <= 0) return std::nullopt;
+  return Bytes{static_cast<std::int64_t>(memory_budget_gigabytes * kBytesPerGigabyte)};
+}
+
+const StepPlan& Evaluation::plan_of(Phase phase) const {
+  return phase == Phase::kRecompute && recompute_plan ? *recompute_plan : plan;
+}
+
+double Evaluation::us_per_layer_micro_step() const {
+  const double pairs = static_cast<double>(figures.layers) * figures.micro_steps;
+  return 1e6 * times.planning_cpu_seconds / std::max(1.0, pairs);
+}
+
+double Evaluation::fraction_of_ideal() const { return step->ideal_step_seconds / step->step_seconds; }
+
+double speedup(double before_seconds, double after_seconds) {
+  return after_seconds > 0 ? before_seconds / after_seconds : 1;
+}
+
+void compare_with(const Evaluation& vanilla, Evaluation& evaluation) {
+  if (!vanilla.step || !evaluation.step) return;
+  evaluation.speedup_over_vanilla = speedup(vanilla.step->step_seconds, evaluation.step->step_seconds);
+  evaluation.rl_step_speedup = speedup(vanilla.step->rl_step_seconds, evaluation.step->rl_step_seconds);
+}
+
+CheckOptions check_options(const StepInput& input, const PlanFigures* reported, int align) {
+  return {.initial_home = input.homes,
+          .align = align,
+          .trace = input.trace_or_null(),
+          .batching = input.batching_or_null(),
+          .reported = reported};
+}
+
+PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& load, const CostModel* cost) {
+  PlannerOptions planner = options.planner;
+  if (!options.hidden_copies) return planner;
+  if (cost == nullptr) {
+    throw InputError({.field = "max_copies_per_rank"}, "hidden needs `cluster` and `model`");
+  }
+  const auto hidden = cost->hidden_copies(mean_tokens_per_rank(load));
+  planner.max_copies_per_rank = hidden.from_host + (load.topology().num_nodes() == 1 ? hidden.from_peers : 0);
+  return planner;
+}
+
+Evaluation evaluate(const Policy& policy, const StepInput& input, const EvaluateOptions& options,
+                    const EvaluationContext& context) {
+  if (options.choose_residency && context.cost == nullptr) {
+    throw InputError({.field = "residency"}, "auto needs `cluster` and `model`");
+  }
+  EvaluateOptions resolved = options;
+  resolved.planner = planner_options(options, input.load, context.cost);
+  Evaluator evaluator(policy, input, resolved, context);
+  return options.choose_residency ? evaluator.with_best_residency() : evaluator.as_asked();
+}
+
+std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, const StepInput& input,
+                                     const EvaluateOptions& options, const EvaluationContext& context) {
+  EvaluationContext quiet = context;
+  quiet.timeline = nullptr;
+  const Policy* const baseline = &policy_named("vanilla");
+  const Evaluation vanilla = evaluate(*baseline, input, options, quiet);
+  std::vector<Evaluation> evaluations;
+  for (const Policy* const policy : policies) {
+    evaluations.push_back(policy == baseline ? vanilla : evaluate(*policy, input, options, quiet));
+    compare_with(vanilla, evaluations.back());
+  }
+  for (std::size_t i = evaluations.size(); context.timeline != nullptr && i-- > 0;) {
+    if (!evaluations[i].step) continue;
+    Evaluator(*policies[i], input, options, context).simulate(evaluations[i]);
+    break;
+  }
+  return evaluations;
+}
+
+const Policy& policy_named(const std::string& name) {
+  const Policy* const policy = find_policy(name);
+  if (policy != nullptr) return *policy;
+  std::string names;
+  for (const Policy* p : all_policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", p->name());
+  throw InputError({.field = "policy"}, fmt::format("'{}', expected one of {}", name, names));
+}
+
+std::vector<const Policy*> policies_named(const std::vector<std::string>& names) {
+  std::vector<const Policy*> policies;
+  for (const std::string& name : names) {
+    if (name == "all") {
+      for (const auto& policy : all_systems()) policies.push_back(policy.get());
+    } else {
+      policies.push_back(&policy_named(name));
+    }
+  }
+  return policies;
+}
+
+std::vector<Option> planning_options_of(EvaluateOptions& o) {
+  std::vector<Option> options = options_of(o.planner);
+  for (Option& option : options) {
+    if (option.name == "residency") {
+      option.words.emplace_back("auto");
+      option.help +=
+          ". auto: of static, resident and shared the one with which a simulated step is quickest within "
+          "--memory-budget; free in recompute where that is quicker";
+      option.set = [&o, set = option.set](const std::string& text) {
+        o.choose_residency = text == "auto";
+        if (!o.choose_residency) set(text);
+      };
+    } else if (option.name == "max_copies_per_rank") {
+      option.words.emplace_back("hidden");
+      option.help += ". hidden: as many as the links of --cluster carry while one layer of --model computes";
+      option.set = [&o, set = option.set](const std::string& text) {
+        o.hidden_copies = text == "hidden";
+        if (!o.hidden_copies) set(text);
+      };
+    }
+  }
+  return options;
+}
+
+std::vector<Option> simulation_options_of(EvaluateOptions& o) {
+  const std::string group = "Simulation";
+  return {
+      number_option({.name = "rollout_seconds",
+                     .value = "S",
+                     .help = "Duration of the step's rollout, for the speedup of the whole RL step",
+                     .group = group},
+                    o.rollout_seconds, {.least = 0}),
+      number_option({.name = "memory_budget",
+                     .value = "GB",
+                     .help = "Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and "
+                             "--residency auto stays within it",
+                     .initial = "none",
+                     .group = group},
+                    o.memory_budget_gigabytes, {.least = 0, .above = true}),
+      integer_option({.name = "prefetch_depth",
+                      .value = "TURNS",
+                      .help = "How many turns (one layer of one pass of one micro-step) ahead copies may begin",
+                      .group = group},
+                     o.depth, {1, 1 << 16}),
+      word_option<PathChoice>({.name = "path",
+                               .value = "WORD",
+                               .help = "Source of copies. host: the node's cache of experts in host memory. peer: the "
+                                       "rank that owns the expert. auto: whichever path is less busy",
+                               .group = group},
+                              o.path,
+                              {{"auto", PathChoice::kAuto}, {"host", PathChoice::kHost}, {"peer", PathChoice::kPeer}}),
+  };
+}
+
+}  // namespace foremoe

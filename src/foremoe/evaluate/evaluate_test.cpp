@@ -1,0 +1,191 @@
+// The pipeline against its parts called one by one, and what it does with plans that are wrong or not there.
+
+#include "foremoe/evaluate/evaluate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/synthesis/synthesis.h"
+#include "foremoe/sim/simulation.h"
+
+namespace foremoe {
+namespace {
+
+using testing::HasSubstr;
+
+StepInput small_step(int layers = 2) {
+  return make_step_input(synthesize_load({.num_layers = layers,
+                                          .num_experts = 128,
+                                          .top_k = 8,
+                                          .num_micro_steps = 4,
+                                          .num_ranks = 8,
+                                          .tokens_per_rank = 512},
+                                         GrpoRouting{}));
+}
+
+CostModel cost_of(const LoadTable& load) {
+  Cluster cluster = find_cluster("h100");
+  cluster.ranks_per_node = load.ranks_per_node;
+  return {cluster, *find_model_shape("Qwen3-30B-A3B"), {}};
+}
+
+// Plans as vanilla does, then breaks what is asked for.
+class Broken final : public Policy {
+ public:
+  explicit Broken(bool skips) : skips_(skips) {}
+  std::string_view name() const override { return "broken"; }
+  std::string_view summary() const override { return "wrong on purpose"; }
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    if (skips_) return Skipped{"not today"};
+    PolicyResult result = find_policy("vanilla")->plan(input, pool);
+    std::get<PlannedStep>(result).plan.slot_tokens.flat()[0] += Tokens{1};
+    return result;
+  }
+
+ private:
+  bool skips_;
+};
+
+class Evaluations : public testing::Test {
+ protected:
+  ThreadPool pool_{1};
+  StepInput input_ = small_step();
+  CostModel cost_ = cost_of(input_.load);
+};
+
+TEST_F(Evaluations, AreWhatPlannerCheckFiguresAndSimulatorSayOneByOne) {
+  const Policy& policy = policy_named("foremoe");
+  const PlannerOptions planner{.guest_slots = 2};
+  const Evaluation e = evaluate(policy, input_, {.planner = planner, .path = PathChoice::kPeer, .depth = 3},
+                                {.pool = pool_, .cost = &cost_});
+
+  const PolicyResult result = policy.plan(input_.for_policy(planner), pool_);
+  const StepPlan& plan = std::get<PlannedStep>(result).plan;
+  EXPECT_EQ(e.plan.slot_expert, plan.slot_expert);
+  EXPECT_EQ(e.plan.slot_tokens, plan.slot_tokens);
+  const PlanFigures figures = plan_figures(plan, input_.load);
+  EXPECT_EQ(e.figures.rho.mean, figures.rho.mean);
+  EXPECT_EQ(e.figures.copies, figures.copies);
+  EXPECT_TRUE(e.check.ok());
+  EXPECT_TRUE(e.check.figures.has_value()) << "it was checked";
+  const SimulationInput phase{.load = input_.load, .plan = plan, .cost = cost_};
+  const SimulatedStep step =
+      simulate_step({.recompute = phase, .policy_update = phase},
+                    {.phase = {.path = PathChoice::kPeer, .depth = 3, .online = policy.online(), .pool = &pool_}});
+  ASSERT_TRUE(e.step);
+  EXPECT_EQ(e.step->step_seconds, step.step_seconds);
+  EXPECT_EQ(e.step->memory_bytes_per_rank, step.memory_bytes_per_rank);
+}
+
+TEST_F(Evaluations, AreNotSimulatedWhereThereIsNoCluster) {
+  EXPECT_FALSE(evaluate(policy_named("foremoe"), input_, {}, {.pool = pool_}).step);
+}
+
+TEST_F(Evaluations, OfAWrongPlanSayWhatIsWrongAndSimulateNothing) {
+  const Evaluation e = evaluate(Broken(/*skips=*/false), input_, {}, {.pool = pool_, .cost = &cost_});
+  EXPECT_TRUE(e.planned());
+  EXPECT_FALSE(e.check.ok());
+  EXPECT_FALSE(e.step);
+}
+
+TEST_F(Evaluations, AreNotCheckedWhereTheCallerDoesThat) {
+  const Evaluation e = evaluate(policy_named("foremoe"), input_, {.check = false}, {.pool = pool_});
+  EXPECT_FALSE(e.check.figures) << "check_plan recomputes them";
+}
+
+TEST_F(Evaluations, OfAPolicyThatIsNotDefinedHereSayWhy) {
+  const Evaluation e = evaluate(Broken(/*skips=*/true), input_, {}, {.pool = pool_, .cost = &cost_});
+  EXPECT_EQ(e.skipped, "not today");
+  EXPECT_FALSE(e.planned());
+}
+
+TEST_F(Evaluations, SeveralAreComparedWithVanillaWhichNeedNotBeAmongThem) {
+  const std::vector<const Policy*> policies = policies_named({"static", "foremoe"});
+  const std::vector<Evaluation> all = evaluate_all(policies, input_, {}, {.pool = pool_, .cost = &cost_});
+  const Evaluation vanilla = evaluate(policy_named("vanilla"), input_, {}, {.pool = pool_, .cost = &cost_});
+  ASSERT_EQ(all.size(), 2U);
+  for (const Evaluation& e : all) {
+    EXPECT_DOUBLE_EQ(e.speedup_over_vanilla, vanilla.step->step_seconds / e.step->step_seconds) << e.policy;
+    EXPECT_GT(e.speedup_over_vanilla, 1) << e.policy;
+  }
+}
+
+TEST_F(Evaluations, PlanRecomputeOnItsOwnWhereSeveralMicroStepsAreInFlight) {
+  EvaluateOptions options{.planner = {.in_flight = 2}};
+  const Evaluation e = evaluate(policy_named("foremoe"), input_, options, {.pool = pool_, .cost = &cost_});
+  ASSERT_TRUE(e.recompute_plan);
+  EXPECT_EQ(e.recompute_plan->in_flight, 1);
+  EXPECT_EQ(e.plan.in_flight, 2);
+  EXPECT_EQ(&e.plan_of(Phase::kRecompute), &*e.recompute_plan);
+  EXPECT_EQ(&e.plan_of(Phase::kPolicyUpdate), &e.plan);
+}
+
+TEST_F(Evaluations, WithResidencyAutoTakeTheQuickestThatIsTried) {
+  EvaluateOptions options{.choose_residency = true};
+  const Evaluation best = evaluate(policy_named("foremoe"), input_, options, {.pool = pool_, .cost = &cost_});
+  options.choose_residency = false;
+  for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
+    options.planner.residency = residency;
+    const Evaluation one = evaluate(policy_named("foremoe"), input_, options, {.pool = pool_, .cost = &cost_});
+    EXPECT_LE(best.step->step_seconds, one.step->step_seconds) << to_string(residency);
+  }
+}
+
+TEST_F(Evaluations, RefuseWhatNeedsAClusterWithoutOne) {
+  const auto refused = [&](const EvaluateOptions& options) -> std::string {
+    try {
+      (void)evaluate(policy_named("foremoe"), input_, options, {.pool = pool_});
+    } catch (const InputError& error) {
+      return error.where().field + ": " + error.problem();
+    }
+    return "not refused";
+  };
+  EXPECT_THAT(refused({.choose_residency = true}), HasSubstr("residency: auto needs"));
+  EXPECT_THAT(refused({.hidden_copies = true}), HasSubstr("max_copies_per_rank: hidden needs"));
+}
+
+TEST_F(Evaluations, OfFewerLayersStandForAllOfTheModel) {
+  const StepInput one_layer = make_step_input(take_first(input_.load, 4, 1));
+  const EvaluationContext context{.pool = pool_, .cost = &cost_};
+  const Evaluation of_one = evaluate(policy_named("vanilla"), one_layer, {}, context);
+  const Evaluation of_two = evaluate(policy_named("vanilla"), input_, {}, context);
+  EXPECT_NEAR(of_one.step->step_seconds / of_two.step->step_seconds, 1, 0.25) << "both are of 48 layers";
+}
+
+TEST(PolicyNames, ThatAreUnknownAreRefusedWithTheListOfThose) {
+  try {
+    (void)policies_named({"vanilla", "magic"});
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_EQ(error.where().field, "policy");
+    EXPECT_THAT(error.problem(), testing::AllOf(HasSubstr("'magic'"), HasSubstr("vanilla, ")));
+  }
+  EXPECT_EQ(policies_named({"all"}).size(), all_systems().size());
+}
+
+TEST(OptionTables, SetTheFieldsThatTheyAreDeclaredFor) {
+  EvaluateOptions options;
+  const std::vector<Option> table = planning_options_of(options);
+  set_option(table, "residency", "auto");
+  EXPECT_TRUE(options.choose_residency);
+  set_option(table, "residency", "shared");
+  EXPECT_FALSE(options.choose_residency);
+  EXPECT_EQ(options.planner.residency, Residency::kShared);
+  set_option(table, "max_copies_per_rank", "hidden");
+  EXPECT_TRUE(options.hidden_copies);
+  set_option(table, "max_copies_per_rank", "none");
+  EXPECT_FALSE(options.hidden_copies);
+  EXPECT_EQ(options.planner.max_copies_per_rank, kNoLimit);
+  set_option(table, "rehome", "free");
+  EXPECT_EQ(options.planner.rehome, kNoLimit);
+  set_option(table, "stages", "BT");
+  EXPECT_TRUE(options.planner.stages.base && options.planner.stages.tokens);
+  EXPECT_FALSE(options.planner.stages.relocation || options.planner.stages.replication);
+  for (const char* const wrong : {"BB", "X", "b"}) {
+    EXPECT_THROW(set_option(table, "stages", wrong), InputError) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace foremoe

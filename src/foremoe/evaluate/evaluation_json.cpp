@@ -1,0 +1,89 @@
+#include "foremoe/evaluate/evaluation_json.h"
+
+#include <nlohmann/json.hpp>
+
+namespace foremoe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json parts_json(const PhaseSeconds& parts) {
+  return {{"arena_refresh", parts.arena_refresh},
+          {"dense", parts.dense},
+          {"planning", parts.planning},
+          {"dispatch", parts.dispatch},
+          {"experts", parts.experts},
+          {"combine", parts.combine},
+          {"exposed_copies", parts.exposed_copies},
+          {"exposed_gradients", parts.exposed_gradients},
+          {"optimizer", parts.optimizer}};
+}
+
+Json memory_json(const RankMemory& memory) {
+  return {{"state", memory.state.value},
+          {"guest_weights", memory.guest_weights.value},
+          {"guest_gradients", memory.guest_gradients.value},
+          {"activations", memory.activations.value}};
+}
+
+Json phase_json(const SimulatedPhase& phase) {
+  Json traffic = Json::array();
+  for (const LinkTraffic& link : phase.traffic) {
+    traffic.push_back({{"link", link.link},
+                       {"row_bytes", link.rows.value},
+                       {"copy_bytes", link.copies.value},
+                       {"gradient_bytes", link.gradients.value},
+                       {"busiest_bytes", link.busiest.value},
+                       {"busiest_use", link.busiest_use}});
+  }
+  Json between = Json::array();
+  for (std::size_t from = 0; from < phase.between_nodes.extent(0); ++from) {
+    Json row = Json::array();
+    for (const Bytes bytes : phase.between_nodes.row(from)) row.push_back(bytes.value);
+    between.push_back(std::move(row));
+  }
+  return {{"stage", to_string(phase.phase)},
+          {"seconds", phase.seconds},
+          {"ideal_seconds", phase.ideal_seconds},
+          {"utilisation", phase.utilisation},
+          {"parts", parts_json(phase.parts)},
+          {"peak_tokens", phase.peak_tokens.value},
+          {"copies", phase.copies},
+          {"memory", memory_json(phase.memory)},
+          {"arena_bytes", phase.arena.value},
+          {"traffic", std::move(traffic)},
+          {"between_nodes", std::move(between)}};
+}
+
+void add_step(const Evaluation& e, Json& json) {
+  const SimulatedStep& step = *e.step;
+  json["step_seconds"] = step.step_seconds;
+  json["speedup_over_vanilla"] = e.speedup_over_vanilla;
+  json["ideal_step_seconds"] = step.ideal_step_seconds;
+  json["fraction_of_ideal"] = e.fraction_of_ideal();
+  json["exposed_copy_seconds"] = step.exposed_copy_seconds;
+  json["home_move_seconds"] = step.home_move_seconds;
+  json["peak_tokens_per_rank"] = step.peak_tokens_per_rank.value;
+  json["memory_bytes_per_rank"] = step.memory_bytes_per_rank.value;
+  json["rl_step_seconds"] = step.rl_step_seconds;
+  json["rl_step_speedup"] = e.rl_step_speedup;
+  if (e.largest_micro_batch_tokens) json["largest_micro_batch_tokens"] = e.largest_micro_batch_tokens->value;
+  json["recompute_residency"] = to_string(e.plan_of(Phase::kRecompute).residency);
+  json["stages"] = Json::array({phase_json(step.recompute), phase_json(step.policy_update)});
+}
+
+}  // namespace
+
+Json to_json(const Evaluation& e, bool checked) {
+  if (!e.planned()) return {{"policy", e.policy}, {"skipped", e.skipped}};
+  Json json = to_json(e.figures);
+  json["plan_seconds"] = e.times.wall_seconds;
+  json["plan_us_per_layer_micro_step"] = e.us_per_layer_micro_step();
+  json["threads"] = e.threads;
+  if (checked || !e.check.ok()) json["ok"] = e.check.ok();
+  if (!e.check.ok()) json["violations"] = to_json(e.check)["violations"];
+  if (e.step) add_step(e, json);
+  return json;
+}
+
+}  // namespace foremoe

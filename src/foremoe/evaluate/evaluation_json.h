@@ -1,0 +1,15 @@
+#pragma once
+
+// Evaluations as JSON: the keys that docs/formats.md lists, in that order.
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "foremoe/evaluate/evaluate.h"
+
+namespace foremoe {
+
+// {policy, skipped} where there is no plan. Otherwise the figures and planning times; `ok` and, if any, `violations`
+// with `checked`; and, of a simulated step, its figures.
+nlohmann::ordered_json to_json(const Evaluation& evaluation, bool checked);
+
+}  // namespace foremoe

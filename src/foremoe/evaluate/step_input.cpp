@@ -1,0 +1,234 @@
+#include "foremoe/evaluate/step_input.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "foremoe/core/error.h"
+#include "foremoe/core/mapped_file.h"
+#include "foremoe/plan/plan_file.h"
+#include "foremoe/planner/planner.h"
+#include "foremoe/rollout/collector.h"
+#include "foremoe/rollout/file_kind.h"
+#include "foremoe/rollout/load_file.h"
+#include "foremoe/rollout/trace_file.h"
+
+namespace foremoe {
+namespace {
+
+[[noreturn]] void reject(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
+
+// Every rank is the home of equally many experts. Checked before anything is counted.
+void expect_even_homes(const std::string& path, int experts, int ranks) {
+  if (ranks == 0 || experts % ranks == 0) return;
+  reject(path, fmt::format("{} cannot be at home evenly on {} (`ranks`)", counted(experts, "expert"),
+                           counted(ranks, "rank")));
+}
+
+StepInput folded(LoadTable load, const InputOptions& options) {
+  StepInput input;
+  load.name = options.path;
+  const int before = load.num_ranks();
+  int ranks = options.ranks;
+  if (ranks == 0) {
+    ranks = options.wanted_ranks != 0 && before % options.wanted_ranks == 0 ? options.wanted_ranks : before;
+  }
+  expect_even_homes(options.path, load.num_experts(), ranks);
+  if (ranks != before) {
+    load = fold_ranks(load, ranks);
+    input.remarks.push_back(fmt::format("{}: a load of {}, folded to {}: the loads of {} neighbours are added",
+                                        options.path, counted(before, "rank"), ranks, before / ranks));
+  }
+  if (options.ranks_per_node != 0) load.ranks_per_node = std::min(options.ranks_per_node, load.num_ranks());
+  input.load = std::move(load);
+  return input;
+}
+
+StepInput collected(RoutingTrace trace, const InputOptions& options, ThreadPool& pool) {
+  const int ranks = options.ranks != 0 ? options.ranks : options.wanted_ranks;
+  expect_even_homes(options.path, trace.num_experts, ranks != 0 ? ranks : trace.ranks);
+  StepInput input{.trace = std::move(trace)};
+  input.batching = batch(*input.trace, options, input.remarks);
+  input.load = collect(*input.trace, *input.batching, pool);
+  input.load.name = options.path;
+  return input;
+}
+
+// Whole or damaged: 8 bytes of header length, then a JSON object.
+bool looks_like_safetensors(std::span<const std::byte> bytes) {
+  std::uint64_t header_bytes = 0;
+  if (bytes.size() <= sizeof header_bytes) return false;
+  std::memcpy(&header_bytes, bytes.data(), sizeof header_bytes);
+  return header_bytes <= kMaxHeaderBytes && bytes[sizeof header_bytes] == std::byte{'{'};
+}
+
+void expect_shape(const std::string& path, const LoadTable& load, int layers, int ranks, int experts) {
+  if (layers == load.num_layers() && ranks == load.num_ranks() && experts == load.num_experts()) return;
+  reject(path, fmt::format("has {} layers, {} ranks and {} experts; {} has {}, {} and {}", layers, ranks, experts,
+                           load.name, load.num_layers(), load.num_ranks(), load.num_experts()));
+}
+
+}  // namespace
+
+std::vector<Option> options_of(InputOptions& o) {
+  constexpr IntegerRange kRanks{1, kMaxRanks};
+  constexpr IntegerRange kFirst{1, std::numeric_limits<std::int32_t>::max()};
+  return {
+      integer_option({.name = "ranks",
+                      .value = "R",
+                      .help = "Ranks of the expert-parallel group. A trace is batched anew when it was recorded for "
+                              "another number; a load is folded to a divisor of its own",
+                      .initial = "as the file says",
+                      .main = true},
+                     o.ranks, kRanks),
+      integer_option({.name = "ranks_per_node",
+                      .value = "N",
+                      .help = "Ranks that share one fast interconnect",
+                      .initial = "as the file says; 8 for a trace that is batched anew"},
+                     o.ranks_per_node, kRanks),
+      integer_option({.name = "tokens_per_rank",
+                      .value = "N",
+                      .help = "Bound on a rank's tokens in one micro-step when a trace is batched anew. A token counts "
+                              "once here, however many experts it chose"},
+                     o.tokens_per_rank, {1, std::int64_t{1} << 40}),
+      integer_option({.name = "layers", .value = "N", .help = "Use the first N layers alone", .initial = "all"},
+                     o.layers, kFirst),
+      integer_option(
+          {.name = "micro_steps", .value = "N", .help = "Use the first N micro-steps alone", .initial = "all"},
+          o.micro_steps, kFirst),
+      text_option({.name = "homes",
+                   .value = "contiguous|PLAN",
+                   .help = "Homes before planning. contiguous: rank r owns the r-th block of E/R experts. A plan file: "
+                           "its homes are taken",
+                   .group = "Planning"},
+                  o.homes),
+      text_option({.name = "previous",
+                   .value = "PLAN",
+                   .help = "Plan of the former step, for a warm start",
+                   .group = "Planning"},
+                  o.previous),
+      text_option({.name = "previous_load",
+                   .value = "INPUT",
+                   .help = "Trace or load of the former step, for policies that predict from it",
+                   .group = "Planning"},
+                  o.previous_load),
+  };
+}
+
+PolicyInput StepInput::for_policy(const PlannerOptions& options) const {
+  return {.load = load,
+          .home = homes,
+          .options = options,
+          .previous = previous ? &*previous : nullptr,
+          .previous_load = previous_load ? &*previous_load : nullptr};
+}
+
+StepInput make_step_input(LoadTable load) {
+  StepInput input;
+  input.homes = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  input.load = std::move(load);
+  return input;
+}
+
+Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vector<std::string>& remarks) {
+  Batching batching = make_batching(trace, {.num_ranks = options.ranks != 0 ? options.ranks : options.wanted_ranks,
+                                            .ranks_per_node = options.ranks_per_node,
+                                            .tokens_per_rank = options.tokens_per_rank});
+  if (!batching.recorded) {
+    const std::string recorded =
+        trace.has_batching() ? fmt::format("recorded for {} ranks", trace.ranks) : std::string("no batching recorded");
+    remarks.push_back(fmt::format("{}: {}, batched anew: {} on {}, at most {} tokens each", options.path, recorded,
+                                  counted(batching.num_micro_steps, "micro-step"), counted(batching.num_ranks, "rank"),
+                                  options.tokens_per_rank));
+  }
+  return batching;
+}
+
+Safetensors open_input(const std::string& path) {
+  const auto file = std::make_shared<MappedFile>(path);
+  if (!looks_like_safetensors(file->bytes())) {
+    reject(path, "is not a safetensors file; `foremoe import` reads other formats");
+  }
+  return Safetensors::parse(file->bytes(), path, file);
+}
+
+StepInput read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
+  const Safetensors file = open_input(options.path);
+  StepInput input;
+  switch (file_kind(file)) {
+    case FileKind::kTrace:
+      input = collected(read_trace(file), options, pool);
+      break;
+    case FileKind::kLoad:
+      input = folded(read_load(file), options);
+      break;
+    case FileKind::kPlan:
+      file.fail("__metadata__.format", "", "a plan, expected a trace or a load");
+  }
+  const int layers = options.layers != 0 ? options.layers : input.load.num_layers();
+  const int micro_steps = options.micro_steps != 0 ? options.micro_steps : input.load.num_micro_steps();
+  if (layers < input.load.num_layers() || micro_steps < input.load.num_micro_steps()) {
+    input.load = take_first(input.load, micro_steps, layers);
+    input.cut = true;
+  }
+  return input;
+}
+
+Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load) {
+  if (homes == kContiguous) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  StepPlan plan = read_plan(homes);
+  expect_shape(homes, load, plan.num_layers(), plan.num_ranks(), plan.num_experts());
+  return std::move(plan.home);
+}
+
+StepInput read_step_input(const InputOptions& options, ThreadPool& pool) {
+  StepInput input = read_load_or_trace(options, pool);
+  const LoadTable& load = input.load;
+  input.homes = initial_homes(options.homes, load);
+  if (!options.previous.empty()) {
+    input.previous = read_plan(options.previous);
+    expect_shape(options.previous, load, input.previous->num_layers(), input.previous->num_ranks(),
+                 input.previous->num_experts());
+  }
+  if (!options.previous_load.empty()) {
+    InputOptions former = options;
+    former.path = options.previous_load;
+    former.ranks = load.num_ranks();
+    former.micro_steps = 0;
+    StepInput read = read_load_or_trace(former, pool);
+    std::ranges::move(read.remarks, std::back_inserter(input.remarks));
+    expect_shape(former.path, load, read.load.num_layers(), read.load.num_ranks(), read.load.num_experts());
+    input.previous_load = std::move(read.load);
+  }
+  return input;
+}
+
+InputOptions input_as_planned(const StepPlan& plan, InputOptions options) {
+  const auto recorded = nlohmann::json::parse(plan.options);
+  const auto take = [&](const char* key, auto initial, auto& value) {
+    const auto at = recorded.find(key);
+    if (value == initial && at != recorded.end() && at->is_number_unsigned() && *at <= (1U << 30U)) at->get_to(value);
+  };
+  options.wanted_ranks = plan.num_ranks();
+  if (options.ranks_per_node == 0) options.ranks_per_node = plan.ranks_per_node;
+  take("tokens-per-rank", BatchingOptions{}.tokens_per_rank, options.tokens_per_rank);
+  take("layers", 0, options.layers);
+  take("micro-steps", 0, options.micro_steps);
+  return options;
+}
+
+std::string describe(const LoadTable& load) {
+  return fmt::format("{} × {}, {} on {} ({})", counted(load.num_micro_steps(), "micro-step"),
+                     counted(load.num_layers(), "layer"), counted(load.num_experts(), "expert"),
+                     counted(load.num_ranks(), "rank"), counted(load.topology().num_nodes(), "node"));
+}
+
+std::string counted(std::int64_t n, std::string_view noun) {
+  return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
+}
+
+}  // namespace foremoe

@@ -1,0 +1,283 @@
+// Formats that carry a whole array of integer ids, [tokens, layers, top_k]:
+//
+//   npy      "\x93NUMPY", version, header length, a Python dict literal, the raw array
+//            (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html); also as base64, a line each
+//   nrlre1   NeMo-RL's envelope: "nrlre1:<dtype>:<S>x<L>x<K>:<base64 of the C-ordered array>"
+//   sglang   int32 without any header; layers without experts and tokens without routes are zeros, which repeat and
+//            so become missing; raw (one sequence) or one base64 per line
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <limits>
+
+#include "foremoe/rollout/importers/formats.h"
+#include "foremoe/rollout/importers/text.h"
+
+namespace foremoe {
+
+namespace {
+
+struct IntegerType {
+  int bytes = 4;  // 1, 2, 4 or 8, little-endian
+  bool is_signed = true;
+};
+
+struct IntegerArray {
+  std::span<const std::byte> bytes;  // exactly the array
+  IntegerType type;
+  std::array<std::uint64_t, 3> shape{};  // tokens, layers, top_k, as claimed
+  bool fortran_order = false;            // first axis fastest
+};
+
+template <class T>
+std::int64_t load_as(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return static_cast<std::int64_t>(value);
+}
+
+template <class T>
+void add_rows(TraceAssembler& assembler, const IntegerArray& array) {
+  const auto [tokens, layers, top_k] = array.shape;
+  const std::array<std::uint64_t, 3> stride = array.fortran_order
+                                                  ? std::array<std::uint64_t, 3>{1, tokens, tokens * layers}
+                                                  : std::array<std::uint64_t, 3>{layers * top_k, top_k, 1};
+  std::vector<std::int64_t> row(top_k);
+  for (std::uint64_t t = 0; t < tokens; ++t) {
+    for (std::uint64_t l = 0; l < layers; ++l) {
+      const std::byte* at = array.bytes.data() + (t * stride[0] + l * stride[1]) * sizeof(T);
+      for (std::uint64_t k = 0; k < top_k; ++k) row[k] = load_as<T>(at + k * stride[2] * sizeof(T));
+      assembler.add_row(row);
+    }
+  }
+}
+
+// The whole size in bytes, or false when it does not fit in 64 bits.
+bool size_in_bytes(const IntegerArray& array, std::uint64_t& size) {
+  size = static_cast<std::uint64_t>(array.type.bytes);
+  bool fits = true;
+  for (const std::uint64_t extent : array.shape) fits &= !__builtin_mul_overflow(size, extent, &size);
+  return fits;
+}
+
+// One sequence. Throws InputError when the bytes are not what the shape claims.
+void add_sequence(TraceAssembler& assembler, const Where& where, const IntegerArray& array) {
+  const auto& shape = array.shape;
+  if (shape[0] == 0) throw InputError(where, "has no tokens");
+  std::uint64_t size = 0;
+  if (!size_in_bytes(array, size) || size != array.bytes.size()) {
+    throw InputError(where, fmt::format("[{}, {}, {}] of {} bytes each was claimed, but there are {} bytes", shape[0],
+                                        shape[1], shape[2], array.type.bytes, array.bytes.size()));
+  }
+  constexpr std::uint64_t kMax = std::numeric_limits<std::int64_t>::max();
+  if (shape[0] > kMax || shape[1] > kMax || shape[2] > kMax) throw InputError(where, "an extent is beyond 64 bits");
+  const bool is_unsigned = !array.type.is_signed && array.type.bytes < 8;
+  assembler.begin_sequence(where, {.num_tokens = static_cast<std::int64_t>(shape[0]),
+                                   .num_layers = static_cast<std::int64_t>(shape[1]),
+                                   .top_k = static_cast<std::int64_t>(shape[2]),
+                                   .sentinel = is_unsigned ? (std::int64_t{1} << 8 * array.type.bytes) - 1 : -1});
+  switch (array.type.bytes * 2 + (array.type.is_signed ? 1 : 0)) {
+    case 2:
+      return add_rows<std::uint8_t>(assembler, array);
+    case 3:
+      return add_rows<std::int8_t>(assembler, array);
+    case 4:
+      return add_rows<std::uint16_t>(assembler, array);
+    case 5:
+      return add_rows<std::int16_t>(assembler, array);
+    case 8:
+      return add_rows<std::uint32_t>(assembler, array);
+    case 9:
+      return add_rows<std::int32_t>(assembler, array);
+    case 16:
+      return add_rows<std::uint64_t>(assembler, array);
+    default:
+      return add_rows<std::int64_t>(assembler, array);
+  }
+}
+
+// ---- npy ----
+
+constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr std::size_t kMaxHeader = std::size_t{1} << 16;  // numpy itself writes some 100 bytes
+
+struct NpyParts {
+  std::string_view header;  // the dict literal
+  std::span<const std::byte> payload;
+};
+
+NpyParts split_npy(std::span<const std::byte> bytes, const Where& where) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (!text.starts_with(kMagic)) throw InputError(where, "does not begin like an .npy file");
+  if (text.size() < 12) throw InputError(with_field(where, "header"), "is cut off");
+  const int version = static_cast<unsigned char>(text[6]);
+  if (version < 1 || version > 3)
+    throw InputError(with_field(where, "version"), fmt::format("{} is unknown; expected 1 to 3", version));
+  const std::size_t length_bytes = version == 1 ? 2 : 4;
+  std::uint32_t length = 0;
+  std::memcpy(&length, text.data() + 8, length_bytes);
+  const std::size_t begin = 8 + length_bytes;
+  if (length > kMaxHeader || length > text.size() - begin) {
+    throw InputError(with_field(where, "header"), fmt::format("claims {} bytes of {}", length, text.size() - begin));
+  }
+  return {text.substr(begin, length), bytes.subspan(begin + length)};
+}
+
+// What follows 'key': in the dict literal.
+std::string_view value_of(std::string_view header, std::string_view key, const Where& where) {
+  for (const char quote : {'\'', '"'}) {
+    const auto quoted = fmt::format("{0}{1}{0}", quote, key);
+    if (const auto found = header.find(quoted); found != std::string_view::npos) {
+      const std::string_view rest = trimmed(header.substr(found + quoted.size()));
+      if (rest.starts_with(':')) return trimmed(rest.substr(1));
+    }
+  }
+  throw InputError(with_field(where, key), "is not in the header");
+}
+
+IntegerType npy_type(std::string_view value, const Where& where) {
+  const auto end = value.size() > 1 ? value.find(value[0], 1) : std::string_view::npos;
+  const bool quoted = (value.starts_with('\'') || value.starts_with('"')) && end != std::string_view::npos;
+  const std::string_view descr =
+      quoted ? value.substr(1, end - 1) : value.substr(0, std::min<std::size_t>(value.size(), 16));
+  if (descr.size() == 3 && (descr[1] == 'i' || descr[1] == 'u')) {
+    const int bytes = descr[2] - '0';
+    const bool known = bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8;
+    const bool little = descr[0] == '<' || descr[0] == '=' || (descr[0] == '|' && bytes == 1);
+    if (known && (little || bytes == 1)) return {.bytes = bytes, .is_signed = descr[1] == 'i'};
+  }
+  throw InputError(with_field(where, "descr"), fmt::format("{} is not a little-endian integer type", descr));
+}
+
+bool parse_order(std::string_view value, const Where& where) {
+  if (value.starts_with("True")) return true;
+  if (value.starts_with("False")) return false;
+  throw InputError(with_field(where, "fortran_order"), "is neither True nor False");
+}
+
+std::array<std::uint64_t, 3> npy_shape(std::string_view value, const Where& where) {
+  const auto fail = [&](std::string_view why) { throw InputError(with_field(where, "shape"), std::string(why)); };
+  const auto close = value.find(')');
+  if (!value.starts_with('(') || close == std::string_view::npos) fail("is not a tuple");
+  std::string_view rest = trimmed(value.substr(1, close - 1));
+  std::array<std::uint64_t, 3> shape{};
+  std::size_t axes = 0;
+  while (!rest.empty()) {
+    std::uint64_t extent = 0;
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), extent);
+    if (error == std::errc::result_out_of_range) fail("has an extent beyond 64 bits");
+    if (error != std::errc{}) fail("is not a tuple of integers");
+    if (axes < shape.size()) shape[axes] = extent;
+    ++axes;
+    rest = trimmed(rest.substr(static_cast<std::size_t>(end - rest.data())));
+    if (rest.empty()) break;
+    if (!rest.starts_with(',')) fail("is not a tuple of integers");
+    rest = trimmed(rest.substr(1));
+  }
+  if (axes != shape.size()) fail(fmt::format("has {} axes; expected 3: tokens, layers, top_k", axes));
+  return shape;
+}
+
+// ---- nrlre1 ----
+
+IntegerType nrlre1_type(std::string_view name, const Where& where) {
+  if (name == "int8") return {1, true};
+  if (name == "int16") return {2, true};
+  if (name == "int32") return {4, true};
+  if (name == "uint8") return {1, false};
+  if (name == "uint16") return {2, false};
+  throw InputError(
+      where, fmt::format("dtype \"{}\" is unknown; expected int8, int16, int32, uint8 or uint16", name.substr(0, 16)));
+}
+
+std::array<std::uint64_t, 3> nrlre1_shape(std::string_view text, const Where& where) {
+  std::array<std::uint64_t, 3> shape{};
+  const char* at = text.data();
+  const char* const end = text.data() + text.size();
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    if (axis > 0 && (at == end || *at++ != 'x')) throw InputError(where, "shape should be <tokens>x<layers>x<top_k>");
+    const auto [next, error] = std::from_chars(at, end, shape[axis]);
+    if (error != std::errc{}) throw InputError(where, "shape should be <tokens>x<layers>x<top_k>");
+    at = next;
+  }
+  if (at != end) throw InputError(where, "shape should be <tokens>x<layers>x<top_k>");
+  return shape;
+}
+
+}  // namespace
+
+void add_npy(TraceAssembler& assembler, const Where& where, std::span<const std::byte> bytes) {
+  const NpyParts file = split_npy(bytes, where);
+  const IntegerArray array{.bytes = file.payload,
+                           .type = npy_type(value_of(file.header, "descr", where), where),
+                           .shape = npy_shape(value_of(file.header, "shape", where), where),
+                           .fortran_order = parse_order(value_of(file.header, "fortran_order", where), where)};
+  add_sequence(assembler, where, array);
+}
+
+void import_npy(const ImportSource& source, TraceAssembler& assembler) {
+  add_npy(assembler, {.file = source.name, .field = "routed_experts"}, source.bytes);
+}
+
+void import_npy_base64(const ImportSource& source, TraceAssembler& assembler) {
+  for_each_line(text_of(source), [&](std::string_view line, const std::string& number) {
+    const Where where{.file = source.name, .field = number};
+    add_npy(assembler, where, decode_base64(line, where));
+  });
+}
+
+void add_nrlre1(TraceAssembler& assembler, const Where& where, std::string_view envelope) {
+  std::array<std::string_view, 3> part;  // magic, dtype, shape; what remains is the payload
+  for (auto& field : part) {
+    const auto colon = envelope.find(':');
+    if (colon == std::string_view::npos) throw InputError(where, "should be nrlre1:<dtype>:<shape>:<base64>");
+    field = envelope.substr(0, colon);
+    envelope.remove_prefix(colon + 1);
+  }
+  if (part[0] != "nrlre1")
+    throw InputError(where, fmt::format("begins with \"{}\", not nrlre1", part[0].substr(0, 16)));
+  const std::vector<std::byte> bytes = decode_base64(envelope, where);
+  const IntegerType type = nrlre1_type(part[1], where);
+  const auto shape = nrlre1_shape(part[2], where);
+  add_sequence(assembler, where, {.bytes = bytes, .type = type, .shape = shape});
+}
+
+void import_nrlre1(const ImportSource& source, TraceAssembler& assembler) {
+  for_each_line(text_of(source), [&](std::string_view line, const std::string& number) {
+    add_nrlre1(assembler, {.file = source.name, .field = number}, line);
+  });
+}
+
+void add_flat_int32(TraceAssembler& assembler, const Where& where, std::span<const std::byte> bytes,
+                    const ImportOptions& options) {
+  if (options.num_layers < 1 || options.top_k < 1) {
+    throw InputError(where, "is a flat array of int32 without a header: give its `layers` and `top_k`");
+  }
+  const auto layers = static_cast<std::uint64_t>(options.num_layers);
+  const auto top_k = static_cast<std::uint64_t>(options.top_k);
+  const std::uint64_t token_bytes = layers * top_k * sizeof(std::int32_t);
+  if (bytes.size() % token_bytes != 0) {
+    throw InputError(where, fmt::format("{} bytes are no whole number of tokens of {} layers × {} experts in int32",
+                                        bytes.size(), layers, top_k));
+  }
+  add_sequence(assembler, where,
+               {.bytes = bytes, .type = {4, true}, .shape = {bytes.size() / token_bytes, layers, top_k}});
+}
+
+void import_sglang(const ImportSource& source, const ImportOptions& options, TraceAssembler& assembler) {
+  const std::string_view text = text_of(source);
+  const std::string_view first_line = trimmed(text.substr(0, text.find('\n')));
+  if (!looks_like_base64(first_line)) {
+    return add_flat_int32(assembler, {.file = source.name, .field = "routed_experts"}, source.bytes, options);
+  }
+  for_each_line(text, [&](std::string_view line, const std::string& number) {
+    const Where where{.file = source.name, .field = number};
+    add_flat_int32(assembler, where, decode_base64(line, where), options);
+  });
+}
+
+}  // namespace foremoe

@@ -1,0 +1,12 @@
+// Takes the place of npz.cpp where libzip is missing (rollout/CMakeLists.txt).
+
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/importers/formats.h"
+
+namespace foremoe {
+
+void import_npz(const ImportSource& source, TraceAssembler&) {
+  throw InputError({.file = source.name}, "is an .npz archive, and this foremoe was built without libzip");
+}
+
+}  // namespace foremoe

@@ -1,0 +1,104 @@
+#include "foremoe/rollout/importers/text.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+namespace foremoe {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr int kMaxDepth = 64;  // of JSON
+
+constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+// The six bits that a character of the alphabet stands for.
+constexpr auto kBitsOf = [] {
+  std::array<std::uint8_t, 256> bits{};
+  for (std::size_t i = 0; i < kAlphabet.size(); ++i) bits[static_cast<std::uint8_t>(kAlphabet[i])] = i;
+  return bits;
+}();
+
+std::size_t padding_of(std::string_view text) { return text.ends_with("==") ? 2 : text.ends_with("=") ? 1 : 0; }
+
+}  // namespace
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  const auto first = text.find_first_not_of(kBlank);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
+}
+
+bool looks_like_base64(std::string_view text) {
+  return !text.empty() && text.size() % 4 == 0 &&
+         text.substr(0, text.size() - padding_of(text)).find_first_not_of(kAlphabet) == std::string_view::npos;
+}
+
+std::vector<std::byte> decode_base64(std::string_view text, const Where& where) {
+  if (text.size() % 4 != 0) throw InputError(where, fmt::format("{} characters are no whole base64", text.size()));
+  const std::size_t padding = padding_of(text);
+  const auto bad = text.substr(0, text.size() - padding).find_first_not_of(kAlphabet);
+  if (bad != std::string_view::npos) throw InputError(where, fmt::format("character {} is not base64", bad));
+
+  std::vector<std::byte> bytes(text.size() / 4 * 3);  // four characters are three bytes; '=' counts as zero bits
+  for (std::size_t at = 0, out = 0; at < text.size(); at += 4, out += 3) {
+    std::uint32_t bits = 0;
+    for (std::size_t i = 0; i < 4; ++i) bits = bits << 6 | kBitsOf[static_cast<std::uint8_t>(text[at + i])];
+    for (std::size_t i = 0; i < 3; ++i) bytes[out + i] = static_cast<std::byte>(bits >> (16 - 8 * i));
+  }
+  bytes.resize(bytes.size() - padding);
+  return bytes;
+}
+
+Where with_field(Where where, std::string_view key) {
+  where.field += fmt::format("{}{}", where.field.empty() ? "" : ": ", key);
+  return where;
+}
+
+Where with_index(Where where, std::string_view index) {
+  where.index += index;
+  return where;
+}
+
+json parse_json(std::string_view text, const Where& where) {
+  const auto bound_depth = [&](int depth, json::parse_event_t, json&) {
+    if (depth > kMaxDepth) throw InputError(where, fmt::format("nests deeper than {}", kMaxDepth));
+    return true;
+  };
+  try {
+    return json::parse(text, bound_depth);
+  } catch (const json::exception& e) {
+    const std::string_view what = e.what();  // "[json.exception.parse_error.101] parse error at …"
+    const auto begin = what.find("] ");
+    throw InputError(where,
+                     fmt::format("is not JSON: {}", begin == std::string_view::npos ? what : what.substr(begin + 2)));
+  }
+}
+
+std::int64_t integer_entry(const json& value, const Where& where) {
+  if (!value.is_number_integer())
+    throw InputError(where, fmt::format("should be an integer, not {}", value.type_name()));
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
+    throw InputError(where, fmt::format("{} is beyond 64 bits", value.get<std::uint64_t>()));
+  }
+  return value.get<std::int64_t>();
+}
+
+std::int64_t integer_member(const json& object, const char* key, std::int64_t low, std::int64_t high,
+                            const Where& where) {
+  const Where place = with_field(where, key);
+  const auto found = object.find(key);
+  if (found == object.end()) throw InputError(place, "is missing");
+  const std::int64_t value = integer_entry(*found, place);
+  if (value < low || value > high) {
+    throw InputError(place, fmt::format("{} is not in [{}, {}]", value, low, high));
+  }
+  return value;
+}
+
+}  // namespace foremoe

@@ -1,0 +1,123 @@
+#include "foremoe/runtime/run_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+namespace {
+
+std::optional<std::int64_t> number_in(const char* file) {
+  std::ifstream in(file);
+  std::int64_t value = 0;
+  if (in >> value) return value;
+  return std::nullopt;  // no such file, or "max"
+}
+
+double gib(Bytes bytes) { return static_cast<double>(bytes.value) / (1024.0 * 1024.0 * 1024.0); }
+
+double as_bytes(double floats) { return floats * static_cast<double>(sizeof(float)); }
+
+// The most rows that a rank computes in one layer of one micro-step without balancing, summed over ranks.
+double most_rows(const MemoryNeed& need) {
+  const LoadTable& load = need.load;
+  std::vector<std::int64_t> of_expert(static_cast<std::size_t>(load.num_experts()));
+  std::vector<std::int64_t> most(static_cast<std::size_t>(load.num_ranks()));
+  for (int m = 0; m < load.num_micro_steps(); ++m) {
+    for (int l = 0; l < load.num_layers(); ++l) {
+      load.expert_loads(MicroStepId{m}, LayerId{l}, of_expert);
+      std::vector<std::int64_t> of_rank(most.size());
+      for (std::size_t e = 0; e < of_expert.size(); ++e) of_rank[need.home(l, e).index()] += of_expert[e];
+      for (std::size_t r = 0; r < most.size(); ++r) most[r] = std::max(most[r], of_rank[r]);
+    }
+  }
+  double total = 0;
+  for (const std::int64_t rows : most) total += static_cast<double>(rows);
+  return total;
+}
+
+struct TokenCounts {
+  double all = 0;
+  double most_of_source = 0;  // in one micro-step
+};
+
+TokenCounts count_tokens(const MemoryNeed& need) {
+  TokenCounts tokens;
+  for (int m = 0; m < need.load.num_micro_steps(); ++m) {
+    for (int r = 0; r < need.load.num_ranks(); ++r) {
+      const auto of_source = static_cast<double>(need.routes.num_tokens(MicroStepId{m}, RankId{r}));
+      tokens.all += of_source;
+      tokens.most_of_source = std::max(tokens.most_of_source, of_source);
+    }
+  }
+  return tokens;
+}
+
+}  // namespace
+
+Bytes estimate_memory(const MemoryNeed& need) {
+  const LoadTable& load = need.load;
+  const TokenCounts tokens = count_tokens(need);
+  const double hidden = need.model.shape.hidden;
+  const double intermediate = need.model.shape.intermediate;
+  const double layers = need.model.layers;
+  const double k = need.model.top_k;
+  const double expert = 3 * hidden * intermediate;  // floats
+  const double experts = layers * need.model.experts * expert;
+  const double part_here = static_cast<double>(need.ranks_here) / load.num_ranks();
+
+  // Weights; gradients; Adam's moments.
+  const double homes = as_bytes(experts) * (1.0 + (need.backward ? 1 : 0) + (need.backward && need.adam ? 2 : 0));
+  const double guests = as_bytes(layers * load.num_ranks() * need.guest_slots * expert) * (need.backward ? 2 : 1);
+  const double arena = need.arena && need.guest_slots > 0 ? as_bytes(experts) : 0;
+
+  // Of each row of an expert, and of each token, for all layers of the micro-steps in flight.
+  const double kept_layers = need.backward ? layers * std::min(need.in_flight, load.num_micro_steps()) : 1;
+  const double row = 2 * hidden + 2 * intermediate;
+  const double rows = most_rows(need);
+  const double micro_step_tokens = tokens.most_of_source * load.num_ranks();
+  const double activations =
+      as_bytes(kept_layers * (rows * row + micro_step_tokens * hidden) + 2 * rows * (2 * hidden + intermediate));
+
+  // Outputs, input gradients and the routes used: at the ranks and, where they are gathered, twice more at the first.
+  const double results = as_bytes(tokens.all * (hidden * (need.backward ? 2 : 1) + layers * k));
+  double reference = 0;
+  if (need.reference) {  // in float64
+    reference = 2 * results + (need.backward ? 2 * as_bytes(experts) : 0);
+    reference += 2 * as_bytes(2 * tokens.all * hidden + experts * (need.adam ? 4 : 2));
+    reference += 2 * as_bytes(layers * tokens.most_of_source * (k * row + hidden));
+  }
+  return Bytes{static_cast<std::int64_t>((homes + guests + activations + results) * part_here + arena + reference)};
+}
+
+std::optional<Bytes> available_memory() {
+  std::optional<std::int64_t> least;
+  std::ifstream in("/proc/meminfo");
+  std::string name;
+  for (std::int64_t kib = 0; in >> name >> kib;) {
+    if (name == "MemAvailable:") least = kib * 1024;
+    in.ignore(64, '\n');
+  }
+  const auto limit = number_in("/sys/fs/cgroup/memory.max");
+  const auto used = number_in("/sys/fs/cgroup/memory.current");
+  if (limit && used) least = std::min(least.value_or(*limit), std::max<std::int64_t>(*limit - *used, 0));
+  if (!least) return std::nullopt;
+  return Bytes{*least};
+}
+
+void expect_enough_memory(const MemoryNeed& need) {
+  const Bytes wanted = estimate_memory(need);
+  const std::optional<Bytes> available = available_memory();
+  if (!available || wanted <= *available) return;
+  throw InputError({.file = need.load.name, .field = {}, .index = {}},
+                   fmt::format("to run it takes about {:.1f} GiB of memory, {:.1f} GiB are free; smaller --hidden ({}) "
+                               "or --intermediate ({}), fewer --layers or --micro-steps, or --no-reference take less",
+                               gib(wanted), gib(*available), need.model.shape.hidden, need.model.shape.intermediate));
+}
+
+}  // namespace foremoe

@@ -1,0 +1,179 @@
+#include "foremoe/sim/phase_figures.h"
+
+#include <algorithm>
+
+namespace foremoe {
+
+namespace {
+
+std::int64_t round_trips(const ReplayProblem& phase) {
+  const CostModel& cost = phase.input.cost;
+  const bool updates = phase.options.phase == Phase::kPolicyUpdate;
+  return cost.round_trips(Pass::kForward) + (updates ? cost.round_trips(Pass::kBackward) : 0);
+}
+
+// What rows take one way they or their gradients take back, so both directions carry the same.
+std::vector<Bytes> bytes_of_rows(const ReplayProblem& phase) {
+  const ClusterLinks& links = phase.links;
+  std::vector<Bytes> bytes(static_cast<std::size_t>(links.size()));
+  const std::int64_t per_row = phase.input.cost.row().value * round_trips(phase);
+  const auto carry = [&](LinkKind kind, std::size_t rank, std::int64_t rows) {
+    for (const LinkSide side : {LinkSide::kIn, LinkSide::kOut}) {
+      bytes[links.of_rank(kind, side, RankId{rank}).index()] += Bytes{rows * per_row};
+    }
+  };
+  for (const LayerProfile& layer : phase.profile.layers) {
+    for (std::size_t r = 0; r < layer.rows.size(); ++r) {
+      const RankRows& rows = layer.rows[r];
+      const std::int64_t network = rows.sent_to_nodes + rows.received_from_nodes;
+      carry(LinkKind::kPeers, r, rows.sent_to_peers + rows.received_from_peers);
+      carry(LinkKind::kNetwork, r, network);
+      if (links.shares_uplink()) carry(LinkKind::kHost, r, network);
+    }
+  }
+  return bytes;
+}
+
+// Activations of one rank.
+class RankActivations {
+ public:
+  RankActivations(const ReplayProblem& problem, RankId rank) : problem_(problem), rank_(rank) {}
+
+  Bytes most() {
+    const StepPlan& plan = problem_.input.plan;
+    Bytes kept;
+    Bytes most;
+    for (std::size_t t = 0; t < plan.event_micro_step.size(); ++t) {
+      const MicroStepId m = plan.event_micro_step[t];
+      const bool forward = plan.event_pass[t] == Pass::kForward;
+      if (forward) kept += kept_by(m);
+      most = std::max(most, kept + working(m));
+      if (!forward || plan.in_flight == 1) kept -= kept_by(m);
+    }
+    return most;
+  }
+
+ private:
+  bool backward() const { return problem_.options.phase == Phase::kPolicyUpdate; }
+
+  Bytes kept_by(MicroStepId m) const {
+    const CostModel& cost = problem_.input.cost;
+    const std::int64_t of_tokens = problem_.profile.tokens(m, rank_).value * cost.activations_per_token().value;
+    if (!backward()) return Bytes{of_tokens};
+    const Bytes of_rows{problem_.profile.total_rows(m, rank_).value * cost.activations_per_row().value};
+    return Bytes{of_tokens * cost.model().layers()} + scaled(of_rows, problem_.layer_scale);
+  }
+
+  Bytes working(MicroStepId m) const {
+    const Pass direction = backward() ? Pass::kBackward : Pass::kForward;
+    return Bytes{problem_.profile.most_rows(m, rank_).value *
+                 problem_.input.cost.working_memory_per_row(direction).value};
+  }
+
+  const ReplayProblem& problem_;
+  RankId rank_;
+};
+
+}  // namespace
+
+ArenaLoad load_arenas(const std::vector<std::vector<ArenaExpert>>& arena, const StepPlan& plan, Bytes expert,
+                      const ClusterLinks& links) {
+  const Topology& topology = links.topology();
+  const auto nodes = static_cast<std::size_t>(topology.num_nodes());
+  ArenaLoad load{.bytes = std::vector<Bytes>(static_cast<std::size_t>(links.size())),
+                 .between_nodes = Array<Bytes, 2>({nodes, nodes})};
+  const auto carry = [&](LinkId link, Bytes bytes) { load.bytes[link.index()] += bytes; };
+  for (std::size_t n = 0; n < nodes; ++n) {
+    Bytes from_others;
+    for (const ArenaExpert& entry : arena[n]) {
+      const RankId home = plan.home(entry.layer, entry.expert);
+      carry(links.host_memory(NodeId{n}), expert);
+      if (topology.node_of(home) == NodeId{n}) {
+        carry(links.of_rank(LinkKind::kHost, LinkSide::kOut, home), expert);
+        carry(links.of_switch(LinkSide::kOut, home), expert);
+        continue;
+      }
+      from_others += expert;
+      load.between_nodes(topology.node_of(home), n) += expert;
+      carry(links.of_rank(LinkKind::kNetwork, LinkSide::kOut, home), expert);
+      if (links.shares_uplink()) carry(links.of_rank(LinkKind::kHost, LinkSide::kOut, home), expert);
+    }
+    const RankRange ranks = topology.ranks_of(NodeId{n});
+    const Bytes part{from_others.value / ranks.size()};
+    for (int r = ranks.first; r < ranks.last; ++r) {
+      carry(links.of_rank(LinkKind::kNetwork, LinkSide::kIn, RankId{r}), part);
+      carry(links.of_switch(LinkSide::kOut, RankId{r}), part);  // from the card towards the host
+    }
+    load.largest = std::max(load.largest, Bytes{expert.value * static_cast<std::int64_t>(arena[n].size())});
+  }
+  for (int l = 0; l < links.size(); ++l) {
+    load.seconds = std::max(load.seconds, links.seconds(LinkId{l}, load.bytes[static_cast<std::size_t>(l)]));
+  }
+  return load;
+}
+
+std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem) {
+  const ClusterLinks& links = problem.phase.links;
+  const std::vector<Bytes> rows = bytes_of_rows(problem.phase);
+  std::vector<LinkTraffic> traffic;
+  for (int k = 0; k < kNumLinkKinds; ++k) traffic.push_back({.link = std::string(to_string(static_cast<LinkKind>(k)))});
+  for (std::size_t l = 0; l < static_cast<std::size_t>(links.size()); ++l) {
+    const ClusterLinks::Named named = links[LinkId{l}];
+    LinkTraffic& kind = traffic[static_cast<std::size_t>(named.kind)];
+    const Bytes copies = problem.replay.copy_bytes[l] + problem.arena.bytes[l];
+    const Bytes gradients = problem.replay.gradient_bytes[l];
+    const double scale = problem.phase.layer_scale;
+    const Bytes all = scaled(rows[l] + copies + gradients, scale);
+    // What leaves one rank enters another, so one side counts; what goes to an arena only leaves.
+    const bool host = named.kind == LinkKind::kHost || named.kind == LinkKind::kSwitch;
+    if (named.side == LinkSide::kIn) {
+      kind.rows += scaled(rows[l], scale);
+      kind.copies += scaled(copies, scale);
+      kind.gradients += scaled(gradients, scale);
+    } else if (host) {
+      kind.copies += scaled(problem.arena.bytes[l], scale);
+    }
+    kind.busiest = std::max(kind.busiest, all);
+    if (problem.seconds > 0) {
+      kind.busiest_use = std::max(kind.busiest_use, links.seconds(LinkId{l}, all) / problem.seconds);
+    }
+  }
+  return traffic;
+}
+
+Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem) {
+  const ReplayProblem& phase = problem.phase;
+  Array<Bytes, 2> bytes = problem.replay.copies_between;
+  const auto& rows = phase.profile.rows_between;
+  for (std::size_t from = 0; from < bytes.extent(0); ++from) {
+    for (std::size_t to = 0; to < bytes.extent(1); ++to) {
+      const std::int64_t both_ways = rows.empty() ? 0 : rows(from, to) + rows(to, from);
+      bytes(from, to) +=
+          problem.arena.between_nodes(from, to) + Bytes{both_ways * round_trips(phase) * phase.input.cost.row().value};
+      bytes(from, to) = scaled(bytes(from, to), phase.layer_scale);
+    }
+  }
+  return bytes;
+}
+
+RankMemory rank_memory(const ReplayProblem& problem) {
+  const StepPlan& plan = problem.input.plan;
+  const CostModel& cost = problem.input.cost;
+  RankMemory memory{.state = cost.rank_state(plan.num_experts() / plan.num_ranks(), plan.num_ranks())};
+  if (problem.transfers.num_copies > 0) {
+    const bool shared = plan.residency == Residency::kShared;
+    const std::int64_t all_layers = std::int64_t{plan.guest_slots} * cost.model().moe_layers;
+    const std::int64_t weights = shared ? std::int64_t{plan.guest_slots} * problem.options.depth : all_layers;
+    const std::int64_t gradients = shared ? plan.guest_slots : all_layers;
+    memory.guest_weights = Bytes{weights * cost.expert_weights().value};
+    if (problem.options.phase == Phase::kPolicyUpdate) {
+      memory.guest_gradients = Bytes{gradients * cost.expert_gradient().value};
+    }
+  }
+  for (int r = 0; r < plan.num_ranks(); ++r) {
+    memory.activations = std::max(memory.activations, RankActivations(problem, RankId{r}).most());
+  }
+  return memory;
+}
+
+}  // namespace foremoe
