@@ -25,7 +25,7 @@ enum class ViolationKind : std::uint8_t {
   kUnknownExpert,    // a slot holds an id out of range
   kHomeSlots,        // homes pinned: a home slot does not hold its expert
   kDuplicate,        // an expert twice on one rank
-  kNoReplica,        // an expert is in no slot at all
+  kUnheldExpert,     // an expert is in no slot at all
   kMovedSlot,        // an expert that stays on its rank changed its slot
   kChangedGuest,     // residency static: a guest changed inside the step
   kForwardOnly,      // residency free in a plan that has backward events

@@ -86,7 +86,7 @@ const Mutation kMutations[] = {
      [](GoodPlan& g) {
        g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = g.plan.slot_expert(2, kLayer, kRank, 0);
      }},
-    {"NoReplicaLeft", kNoReplica, Residency::kFree, 1,
+    {"NoReplicaLeft", kUnheldExpert, Residency::kFree, 1,
      [](GoodPlan& g) {
        for (int r = 0; r < 4; ++r) {
          for (ExpertId& e : g.plan.slot_expert.row(2, kLayer, r)) {

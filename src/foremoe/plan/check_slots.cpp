@@ -104,7 +104,7 @@ void replicas(const Subject& subject, Findings& findings) {
       }
       for (int e = 0; e < plan.num_experts(); ++e) {
         if (held[e]) continue;
-        findings.add({.kind = ViolationKind::kNoReplica,
+        findings.add({.kind = ViolationKind::kUnheldExpert,
                       .event = EventId{t},
                       .layer = LayerId{l},
                       .expert = ExpertId{e},

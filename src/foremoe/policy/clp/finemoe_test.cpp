@@ -88,7 +88,7 @@ TEST(FineMoe, PinsHomesAndKeepsGuestsWithoutReplacement) {
 
 TEST(FineMoe, SaysWhyItIsNotDefined) {
   const LoadTable load = test::random_load({.ranks = 4, .experts = 8}, 1);
-  const auto reason = [&](const Policy& policy, const PolicyRun& run) {
+  const auto reason = [&](const Policy& policy, const test::PolicyRun& run) {
     return std::get<Skipped>(result_of(policy, run)).reason;
   };
   EXPECT_THAT(reason(*make_finemoe_symmetric(), {.load = load, .guest_slots = 3}), HasSubstr("d ≥ 2: 2, not 3"));
