@@ -111,7 +111,7 @@ class UsedFields : public testing::Test {
   std::vector<PlanRun> changed(const PlanRun& run, std::string_view field) const {
     std::vector<PlanRun> runs(field == "stages" ? 4 : 1, run);
     PlannerOptions& o = runs.front().options;
-    if (field == "guest_slots") o.guest_slots = 8;
+    if (field == "guest_slots") o.guest_slots = 4;
     if (field == "residency") o.residency = o.residency == Residency::kShared ? Residency::kStatic : Residency::kShared;
     if (field == "in_flight") o.in_flight = 3;
     if (field == "stages") {
@@ -145,10 +145,10 @@ class UsedFields : public testing::Test {
 
   // Whether the policy's plan depends on the field, with any of a few options around it.
   bool matters(std::string_view policy, std::string_view field) {
-    previous_ = plan_of(policy, {.load = former_, .options = {.guest_slots = 4}});
+    previous_ = plan_of(policy, {.load = former_, .options = {.guest_slots = 2}});
     for (const Residency residency : {Residency::kResident, Residency::kStatic, Residency::kShared}) {
       for (const Prefer prefer : {Prefer::kBalance, Prefer::kLinks}) {
-        const PlanRun run{.load = load_, .options = {.guest_slots = 4, .residency = residency, .prefer = prefer}};
+        const PlanRun run{.load = load_, .options = {.guest_slots = 2, .residency = residency, .prefer = prefer}};
         const PolicyResult before = result_of(policy, run);
         for (const PlanRun& other : changed(run, field)) {
           if (!same(before, result_of(policy, other))) return true;
@@ -158,8 +158,23 @@ class UsedFields : public testing::Test {
     return false;
   }
 
-  const LoadTable load_ = test::random_load({.micro_steps = 4, .layers = 1, .ranks = 4, .experts = 16}, 21, 4000);
-  const LoadTable former_ = test::random_load({.micro_steps = 3, .layers = 1, .ranks = 4, .experts = 16}, 22, 4000);
+  // Two experts to a rank, two nodes, and popularity that changes from micro-step to micro-step.
+  static LoadTable skewed_load(int shift) {
+    LoadTable load = test::random_load({.micro_steps = 4, .layers = 1, .ranks = 8, .experts = 16, .ranks_per_node = 4},
+                                       21 + shift, 400);
+    for (int m = 0; m < load.num_micro_steps(); ++m) {
+      for (int r = 0; r < load.num_ranks(); ++r) {
+        for (int e = 0; e < load.num_experts(); ++e) {
+          Tokens& tokens = load.load(m, 0, r, e);
+          tokens = Tokens{tokens.value * 16 / (1 + (e * 7 + m * 3 + shift) % 16)};
+        }
+      }
+    }
+    return load;
+  }
+
+  const LoadTable load_ = skewed_load(0);
+  const LoadTable former_ = skewed_load(5);
   StepPlan previous_;
 };
 
@@ -175,7 +190,7 @@ TEST_F(UsedFields, AreThoseOnWhichPlansDepend) {
 }
 
 TEST_F(UsedFields, SayWhatBecomesOfAFormerPlanThatIsNotTaken) {
-  const Array<RankId, 2> home = contiguous_homes(1, 16, 4);
+  const Array<RankId, 2> home = contiguous_homes(1, 16, 8);
   const auto note = [&](std::string_view policy, int guest_slots) {
     return find_policy(policy)->note_on_previous(
         {.load = load_, .home = home, .options = {.guest_slots = guest_slots}, .previous = &previous_});
