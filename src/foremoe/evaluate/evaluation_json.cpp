@@ -1,7 +1,8 @@
 #include "foremoe/evaluate/evaluation_json.h"
-#include "foremoe/plan/plan_json.h"
 
 #include <nlohmann/json.hpp>
+
+#include "foremoe/plan/plan_json.h"
 
 namespace foremoe {
 namespace {

@@ -109,9 +109,10 @@ class UsedFields : public testing::Test {
 
   // The runs that differ from `run` in this field alone.
   std::vector<PlanRun> changed(const PlanRun& run, std::string_view field) const {
-    std::vector<PlanRun> runs(field == "stages" ? 4 : 1, run);
+    const std::size_t count = field == "stages" ? 4 : field == "previous" ? 2 : field == "seed" ? 8 : 1;
+    std::vector<PlanRun> runs(count, run);
     PlannerOptions& o = runs.front().options;
-    if (field == "guest_slots") o.guest_slots = 8;
+    if (field == "guest_slots") o.guest_slots = 12;
     if (field == "residency") o.residency = o.residency == Residency::kShared ? Residency::kStatic : Residency::kShared;
     if (field == "in_flight") o.in_flight = 3;
     if (field == "stages") {
@@ -126,8 +127,11 @@ class UsedFields : public testing::Test {
     if (field == "max_copies_per_rank") o.max_copies_per_rank = 0;
     if (field == "max_copies_per_source") o.max_copies_per_source = 0;
     if (field == "min_tokens_per_guest") o.min_tokens_per_guest = 400;
-    if (field == "seed") o.seed = 12345;
-    if (field == "previous") runs.front().previous = &previous_;
+    for (std::size_t i = 0; field == "seed" && i < runs.size(); ++i) runs[i].options.seed = 12345 + i;
+    if (field == "previous") {
+      runs[0].previous = &previous_;
+      runs[1].previous = &again_;
+    }
     if (field == "previous_load") runs.front().previous_load = &former_;
     return runs;
   }
@@ -145,22 +149,44 @@ class UsedFields : public testing::Test {
 
   // Whether the policy's plan depends on the field, with any of a few options around it.
   bool matters(std::string_view policy, std::string_view field) {
-    previous_ = plan_of(policy, {.load = former_, .options = {.guest_slots = 4}});
-    for (const Residency residency : {Residency::kResident, Residency::kStatic, Residency::kShared}) {
-      for (const Prefer prefer : {Prefer::kBalance, Prefer::kLinks}) {
-        const PlanRun run{.load = load_, .options = {.guest_slots = 4, .residency = residency, .prefer = prefer}};
-        const PolicyResult before = result_of(policy, run);
-        for (const PlanRun& other : changed(run, field)) {
-          if (!same(before, result_of(policy, other))) return true;
+    for (const int guest_slots : {1, 4, 8}) {
+      const PlannerOptions options{.guest_slots = guest_slots};
+      if (std::holds_alternative<Skipped>(result_of(policy, {.load = former_, .options = options}))) continue;
+      previous_ = plan_of(policy, {.load = former_, .options = options});
+      again_ = plan_of(policy, {.load = load_, .options = {.guest_slots = guest_slots, .seed = 99}});
+      for (const Residency residency : {Residency::kResident, Residency::kStatic, Residency::kShared}) {
+        for (const Prefer prefer : {Prefer::kBalance, Prefer::kLinks}) {
+          const PlanRun run{.load = load_,
+                            .options = {.guest_slots = guest_slots, .residency = residency, .prefer = prefer}};
+          const PolicyResult before = result_of(policy, run);
+          for (const PlanRun& other : changed(run, field)) {
+            if (!same(before, result_of(policy, other))) return true;
+          }
         }
       }
     }
     return false;
   }
 
-  const LoadTable load_ = test::random_load({.micro_steps = 4, .layers = 1, .ranks = 4, .experts = 16}, 21, 4000);
-  const LoadTable former_ = test::random_load({.micro_steps = 3, .layers = 1, .ranks = 4, .experts = 16}, 22, 4000);
-  StepPlan previous_;
+  // Four experts to a rank, two nodes, and popularity that changes from micro-step to micro-step.
+  static LoadTable skewed_load(int shift) {
+    LoadTable load = test::random_load({.micro_steps = 4, .layers = 1, .ranks = 8, .experts = 16, .ranks_per_node = 4},
+                                       21 + shift, 400);
+    for (int m = 0; m < load.num_micro_steps(); ++m) {
+      for (int r = 0; r < load.num_ranks(); ++r) {
+        for (int e = 0; e < load.num_experts(); ++e) {
+          Tokens& tokens = load.load(m, 0, r, e);
+          tokens = Tokens{tokens.value * 16 / (4 + (e * 7 + m * 3 + shift) % 32)};
+        }
+      }
+    }
+    return load;
+  }
+
+  const LoadTable load_ = skewed_load(0);
+  const LoadTable former_ = skewed_load(5);
+  StepPlan previous_;  // of former_
+  StepPlan again_;     // of load_ itself, drawn otherwise: it fits from the first micro-step on
 };
 
 TEST_F(UsedFields, AreThoseOnWhichPlansDepend) {
@@ -175,7 +201,7 @@ TEST_F(UsedFields, AreThoseOnWhichPlansDepend) {
 }
 
 TEST_F(UsedFields, SayWhatBecomesOfAFormerPlanThatIsNotTaken) {
-  const Array<RankId, 2> home = contiguous_homes(1, 16, 4);
+  const Array<RankId, 2> home = contiguous_homes(1, 32, 8);
   const auto note = [&](std::string_view policy, int guest_slots) {
     return find_policy(policy)->note_on_previous(
         {.load = load_, .home = home, .options = {.guest_slots = guest_slots}, .previous = &previous_});
