@@ -1,4 +1,5 @@
 #include "foremoe/evaluate/evaluation_json.h"
+#include "foremoe/plan/plan_json.h"
 
 #include <nlohmann/json.hpp>
 
