@@ -1,11 +1,15 @@
 """What the tests of the command share: running it in a folder of its own, and small files to run it on."""
 
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import shutil
+import struct
 import subprocess
 import tempfile
+import termios
 import unittest
 
 import safetensors_file as st
@@ -57,6 +61,27 @@ class CommandTest(unittest.TestCase):
         for word in saying:
             self.assertIn(word, lines[0], arguments)
         self.assertEqual(self.files(), before, arguments)
+
+    def on_a_terminal(self, arguments, columns=0, **environment):
+        """What a terminal of so many columns would show of stdout. Skips the test where there are no pseudo-terminals."""
+        try:
+            ours, theirs = pty.openpty()
+        except OSError as error:
+            self.skipTest(f"no pseudo-terminal to be had here: {error}")
+        if columns:
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        done = subprocess.Popen([FOREMOE, *map(str, arguments)], cwd=self.folder, stdout=theirs,
+                                env={"TERM": "xterm", **environment})  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 4096):
+                shown += part
+        except OSError:  # the other side is closed
+            pass
+        os.close(ours)
+        self.assertEqual(done.wait(), 0)
+        return shown.decode()
 
     def files(self):
         return {p.name: p.read_bytes() for p in self.folder.iterdir()}

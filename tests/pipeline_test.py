@@ -163,5 +163,29 @@ class Pipeline(CommandTest):
         self.succeed("verify", BUNDLED, "plan.safetensors")
 
 
+class Tables(CommandTest):
+    def table_of(self, text):
+        lines = text.splitlines()
+        begin = next(i for i, line in enumerate(lines) if line.startswith("  policy"))
+        end = next(i for i, line in enumerate(lines) if line.startswith("Columns"))
+        return [line for line in lines[begin:end] if line.strip()]
+
+    def test_a_table_fits_a_narrow_terminal_and_loses_no_column(self):
+        step = self.synthesise()
+        arguments = ["compare", step, "--policy", "vanilla,foremoe"]
+        wide = self.table_of(self.succeed(*arguments))
+        narrow = self.table_of(self.on_a_terminal(arguments, columns=60))
+        self.assertGreater(max(map(len, wide)), 60)
+        self.assertLessEqual(max(map(len, narrow)), 60)
+        heads = lambda rows: [word for row in rows if row.startswith("  policy") for word in row.split() if word != "policy"]
+        self.assertEqual(heads(narrow), heads(wide))
+
+    def test_compare_says_where_copies_live_and_which_plans_cannot_train(self):
+        rows = self.table_of(self.succeed("compare", self.synthesise(), "--policy", "vanilla,eplb,static,foremoe"))
+        self.assertEqual([row.split()[:2] for row in rows],
+                         [["policy", "residency"], ["vanilla", "static"], ["eplb", "free*"], ["static", "static"],
+                          ["foremoe", "resident"]])  # fmt: skip
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -3,8 +3,6 @@
 import base64
 import json
 import os
-import pty
-import subprocess
 import unittest
 
 import safetensors_file as st
@@ -123,21 +121,6 @@ class Inspect(CommandTest):
         for row in rows:
             self.assertRegex(row, "[▁▂▃▄▅▆▇█]{4}$")
         self.assertRegex(text, r"whole step +[▁▂▃▄▅▆▇█]{4}  ρ \d\.\d\d")
-
-    def on_a_terminal(self, arguments, **environment):
-        """What a terminal would show of stdout."""
-        ours, theirs = pty.openpty()
-        done = subprocess.Popen([FOREMOE, *arguments], cwd=self.folder, stdout=theirs, env={"TERM": "xterm", **environment})
-        os.close(theirs)
-        shown = b""
-        try:
-            while part := os.read(ours, 4096):
-                shown += part
-        except OSError:  # the other side is closed
-            pass
-        os.close(ours)
-        self.assertEqual(done.wait(), 0)
-        return shown.decode()
 
     def test_a_terminal_is_shown_colours_unless_it_cannot_or_must_not(self):
         step = self.synthesise()
