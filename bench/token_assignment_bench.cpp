@@ -23,8 +23,8 @@
 
 #include "foremoe/core/random.h"
 #include "foremoe/core/safetensors.h"
-#include "foremoe/planner/test_assignments.h"
 #include "foremoe/planner/token_assignment.h"
+#include "foremoe/testing/assignment_at_homes.h"
 
 namespace foremoe::planner {
 namespace {
@@ -107,14 +107,14 @@ void assign_cold(benchmark::State& state, Cell cell) {
   std::vector<double> seconds(kDraws, std::numeric_limits<double>::infinity());
   std::vector<std::int64_t> max_load(kDraws);
   Assignment assignment;
-  AssignmentWorkspace workspace;
+  AssignmentSearch search;
   int d = 0;
   while (state.KeepRunning()) {
     const auto of_draw = std::span(load).subspan(static_cast<std::size_t>(d) * cell.num_experts, cell.num_experts);
     const auto start = std::chrono::steady_clock::now();
     const std::int64_t total = std::accumulate(of_draw.begin(), of_draw.end(), std::int64_t{0});
     water_fill(graph, of_draw, assignment);
-    max_load[d] = assign_tokens(graph, (total + cell.num_ranks - 1) / cell.num_ranks, assignment, workspace);
+    max_load[d] = assign_tokens(graph, (total + cell.num_ranks - 1) / cell.num_ranks, assignment, search);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     seconds[d] = std::min(seconds[d], taken.count());
     state.SetIterationTime(taken.count());
@@ -155,9 +155,9 @@ void relieve_after_copy(benchmark::State& state) {
   const std::int64_t target = total / num_ranks + total / num_ranks / 100;
   Assignment start;
   Assignment trial;
-  AssignmentWorkspace workspace;
+  AssignmentSearch search;
   serve_at_homes(graph, load, start);
-  relieve(graph, target, start, workspace);
+  search.relieve(graph, target, start);
   while (state.KeepRunning()) {
     const auto rank = static_cast<int>(random.below(num_ranks));
     const int slot = graph.first_slot(rank) + homes + static_cast<int>(random.below(kGuests));
@@ -173,7 +173,7 @@ void relieve_after_copy(benchmark::State& state) {
     trial.rank_load[rank] -= trial.quota[slot];
     trial.quota[slot] = 0;
     graph.put(slot, arriving);
-    benchmark::DoNotOptimize(relieve(graph, target, trial, workspace));
+    benchmark::DoNotOptimize(search.relieve(graph, target, trial));
     graph.drop(slot);
     graph.put(slot, old);
   }

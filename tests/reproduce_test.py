@@ -124,7 +124,7 @@ class Reproduce(CommandTest):
             ("", ["title", "is missing"]),
             (SMALL.replace("ranks = 4", "ranks = 7"), ["input[0].ranks", "7", "16 experts"]),
             (SMALL.replace("ranks = 4", 'ranks = 4\ncluster = "b300"\nmodel = "Mixtral-8x7B"'), ["input[0].cluster", "b300", "gb200"]),
-            (SMALL.replace("ranks = 4", "ranks = 1"), ["w2", "at least 2 ranks"]),
+            (SMALL.replace("ranks = 4", "ranks = 1"), ["w2", "ranks: must be at least 2"]),
         ):
             with self.subTest(saying):
                 (self.folder / "mine.toml").write_text(text)

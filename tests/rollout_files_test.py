@@ -76,8 +76,12 @@ class Import(CommandTest):
         self.succeed("import", "a.npy", "--out", "step")
         self.refuse("import", "step", "--out", "new", saying=["step", "foremoe.trace/1", "already"])
         self.refuse("import", "empty.npy", "--out", "new", saying=["empty.npy", "no tokens"])
-        os.mkfifo(self.folder / "pipe")  # without a writer: to wait would be for ever
-        self.refuse("import", "pipe", "--out", "new", saying=["pipe", "not a regular file"])
+
+    def test_a_pipe_without_a_writer_is_refused_at_once(self):
+        os.mkfifo(self.folder / "pipe")
+        done = self.foremoe("import", "pipe", "--out", "new")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("pipe: is a pipe, not a regular file", done.stderr)
 
 
 class Collect(CommandTest):

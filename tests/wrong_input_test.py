@@ -1,5 +1,6 @@
 """Whatever is wrong with the input: exit code 2, one line on stderr that names file, field and index, nothing written."""
 
+import os
 import subprocess
 import unittest
 
@@ -84,12 +85,30 @@ class WrongUsage(CommandTest):
         for options, words in (
             (["--tokens-per-rank", 64], "--tokens-per-rank has no effect: step.load.safetensors is a load"),
             (["--prefer", "links"], "--prefer links has no effect: all ranks are on one node"),
+            (["--policy", "vanilla", "-G", 5], "--guest-slots has no effect: policy vanilla does not use it"),
+            (["--policy", "feplb", "--stages", "B"], "--stages has no effect: policy feplb does not use it"),
             (["--in-flight", 9], "--in-flight 9: there are only 3 micro-steps, so 3 are in flight"),
         ):
             with self.subTest(options):
                 done = self.foremoe("plan", step, *options)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn(words, done.stderr)
+
+    def test_a_residency_that_a_policy_does_not_have_is_refused_where_it_alone_is_asked(self):
+        step = self.synthesise()
+        for command in ("plan", "compare"):
+            self.refuse(command, step, "--policy", "eplb", "--residency", "resident",
+                        saying=["--residency", "policy eplb plans residency free, not resident"])  # fmt: skip
+        done = self.foremoe("compare", step, "--policy", "eplb,foremoe", "--residency", "resident")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_mpirun_without_its_ranks_is_refused(self):
+        step = self.synthesise()
+        done = subprocess.run([FOREMOE, "run", step], cwd=self.folder, capture_output=True, text=True,
+                              env={**os.environ, "OMPI_COMM_WORLD_SIZE": "4"})  # fmt: skip
+        self.assertEqual(done.returncode, 2, done.stdout)
+        self.assertIn("--comm", done.stderr)
+        self.assertIn("mpi", done.stderr)
 
     def test_a_budget_without_a_residency_to_choose_is_of_no_use_to_plan(self):
         step = self.synthesise()

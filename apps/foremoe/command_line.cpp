@@ -173,7 +173,7 @@ int finish(const std::string& command, int code) {
 std::string in_words_of(const Command& command, const InputError& error) {
   return message_of(error, [&](std::string_view field) -> std::string {
     for (const Option& option : command.options) {
-      if (option.name == field || option.field == field) {
+      if (option.name == field) {
         return option.positional ? option.value : command_line_name(option.name);
       }
     }

@@ -75,6 +75,7 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 int run(PlanningArguments arguments, const Given& given) {
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
   PlanningSession session(arguments, given, /*simulates=*/false);
+  note_unused_by_policy(given, policies, session.input, arguments.evaluate.planner);
   EvaluationContext context = session.context();
   context.cost = nullptr;  // it is there for hidden copies alone
   std::vector<Evaluation> evaluations;
@@ -82,6 +83,7 @@ int run(PlanningArguments arguments, const Given& given) {
     evaluations.push_back(evaluate(*policy, session.input, arguments.evaluate, context));
   }
   session.progress.end();
+  expect_residency(given, arguments.evaluate, evaluations);
   if (arguments.json) {
     nlohmann::ordered_json array = nlohmann::ordered_json::array();
     for (const Evaluation& e : evaluations) array.push_back(to_json(e, /*checked=*/true));

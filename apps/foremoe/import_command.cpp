@@ -91,13 +91,6 @@ void print(const Imported& imported, const std::string& out) {
     const std::int64_t missing = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
     fmt::print("{} of {} rows have no route: {} recorded so, {} turned so because ids repeat, {} never recorded\n",
                missing, report.rows, report.rows_recorded_missing, report.rows_repeating, report.rows_skipped);
-    if (report.last_tokens_without_route > 0) {
-      fmt::print(
-          "{} no route: an engine records a token's route when it is fed to the model, and the last token of a "
-          "sequence never is\n",
-          counted(report.last_tokens_without_route, "last token") +
-              (report.last_tokens_without_route == 1 ? " has" : " have"));
-    }
   } else {
     fmt::print("{}: a load, {}, from {}\n", out, describe(*imported.load()), name_of(report.format));
   }
@@ -138,10 +131,9 @@ int run(const ImportArguments& arguments) {
 Command import_command() {
   auto a = std::make_shared<ImportArguments>();
   ImportOptions& o = a->options;
-  const auto count = [&](const char* name, const char* field, int& value, std::int64_t most, const char* help,
-                         const char* initial) {
-    return integer_option({.name = name, .value = "N", .help = help, .initial = initial, .main = true, .field = field},
-                          value, {1, most});
+  const auto count = [&](const char* name, int& value, std::int64_t most, const char* help, const char* initial) {
+    return integer_option({.name = name, .value = "N", .help = help, .initial = initial, .main = true}, value,
+                          {1, most});
   };
   Option out = out_option(a->out, "FILE", "Write the trace (of counts: the load) here, whole or not at all");
   out.required = true;
@@ -167,13 +159,13 @@ Command import_command() {
                         .help = "Name of the model, for the trace's metadata. A known one also sets --experts",
                         .main = true},
                        o.model),
-           count("experts", "num_experts", o.num_experts, kMaxExperts, "Experts of a layer", "the largest id + 1"),
-           count("layers", "num_layers", o.num_layers, 65535,
+           count("experts", o.num_experts, kMaxExperts, "Experts of a layer", "the largest id + 1"),
+           count("layers", o.num_layers, 65535,
                  "Layers of headerless arrays; elsewhere checked against what is recorded", "as recorded"),
-           count("top_k", "", o.top_k, 65535, "Experts of a token, of headerless arrays and of counts", "as recorded"),
-           count("ranks_per_node", "", o.ranks_per_node, kMaxRanks, "Where ranks are recorded: ranks of a node",
+           count("top_k", o.top_k, 65535, "Experts of a token, of headerless arrays and of counts", "as recorded"),
+           count("ranks_per_node", o.ranks_per_node, kMaxRanks, "Where ranks are recorded: ranks of a node",
                  "8, or all if fewer"),
-           count("pipeline_stages", "", o.pipeline_stages, kMaxRanks,
+           count("pipeline_stages", o.pipeline_stages, kMaxRanks,
                  "Megatron: number of pipeline stages; ascending ranks are split evenly among them", "1"),
            flag_option({.name = "drop_recomputed",
                         .help = "Megatron trace: drop a call that equals an earlier one of its layer, which is "

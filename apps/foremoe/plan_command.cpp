@@ -88,6 +88,7 @@ int run(PlanArguments arguments, const Given& given) {
                 {files.path, files.homes == kContiguous ? "" : files.homes, files.previous, files.previous_load});
   PlanningSession session(arguments, given, /*simulates=*/false);
   const LoadTable& load = session.input.load;
+  note_unused_by_policy(given, {&policy}, session.input, options.planner);
 
   options.check = false;  // verify is for that
   EvaluationContext context = session.context();
@@ -97,6 +98,7 @@ int run(PlanArguments arguments, const Given& given) {
   if (!e.planned()) {
     throw InputError({.file = load.name}, fmt::format("policy {} cannot plan it: {}", arguments.policy, e.skipped));
   }
+  expect_residency(given, options, {e});
   if (e.step) {
     const NeededMemory needed{.who = fmt::format("residency {}", to_string(e.plan.residency)),
                               .bytes = e.step->memory_bytes_per_rank};

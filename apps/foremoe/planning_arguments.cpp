@@ -58,6 +58,31 @@ void note_unused_on_input(const Given& given, const StepInput& input, const Plan
   }
 }
 
+void note_unused_by_policy(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,
+                           const PlannerOptions& options) {
+  if (policies.size() != 1) return;
+  const Policy& policy = *policies.front();
+  PlannerOptions copy = options;
+  for (const Option& option : options_of(copy)) {
+    if (!given(option.name) || std::ranges::find(policy.uses(), option.name) != policy.uses().end()) continue;
+    if (option.name == "residency") continue;  // expect_residency() refuses what contradicts
+    note(fmt::format("{} has no effect: policy {} does not use it", command_line_name(option.name), policy.name()));
+  }
+  if (given("previous")) {
+    const std::string remark = policy.note_on_previous(input.for_policy(options));
+    if (!remark.empty()) note(remark);
+  }
+}
+
+void expect_residency(const Given& given, const EvaluateOptions& options, const std::vector<Evaluation>& evaluations) {
+  if (!given("residency") || options.choose_residency || evaluations.size() != 1) return;
+  const Evaluation& e = evaluations.front();
+  if (!e.planned() || e.plan.residency == options.planner.residency) return;
+  throw InputError({.field = "residency"},
+                   fmt::format("policy {} plans residency {}, not {}", e.policy, to_string(e.plan.residency),
+                               to_string(options.planner.residency)));
+}
+
 std::string describe(const EvaluateOptions& options) {
   const PlannerOptions& planner = options.planner;
   return fmt::format("{} per rank and layer, residency {}, {} in flight", counted(planner.guest_slots, "guest slot"),

@@ -43,6 +43,14 @@ struct PlanningSession {
 // Notes the options that were given and have no effect on this input.
 void note_unused_on_input(const Given& given, const StepInput& input, const PlannerOptions& options);
 
+// Notes what a policy, where one alone is asked, makes of the options that were given: those that it does not use, and
+// a former plan that it cannot begin with. Of several policies each uses what it can.
+void note_unused_by_policy(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,
+                           const PlannerOptions& options);
+
+// Throws InputError where one policy alone was asked for a residency that its plan does not have.
+void expect_residency(const Given& given, const EvaluateOptions& options, const std::vector<Evaluation>& evaluations);
+
 // "1 guest slot per rank and layer, residency resident, 1 micro-step in flight".
 std::string describe(const EvaluateOptions& options);
 

@@ -7,8 +7,7 @@
 #include <numeric>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/plan_part.h"
-#include "foremoe/plan/planned_loads.h"
+#include "foremoe/plan/step_plan.h"
 
 namespace foremoe::cli {
 namespace {

@@ -11,7 +11,7 @@
 #include "foremoe/core/sha256.h"
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/plan/plan_file.h"
-#include "foremoe/plan/plan_part.h"
+#include "foremoe/plan/step_plan.h"
 #include "foremoe/runtime/rank_run.h"
 #include "foremoe/runtime/run_memory.h"
 #include "foremoe/transfer/copy_link.h"

@@ -7,6 +7,7 @@
 
 #include "console.h"
 #include "foremoe/evaluate/step_input.h"
+#include "foremoe/plan/plan_json.h"
 
 namespace foremoe::cli {
 namespace {

@@ -111,11 +111,13 @@ int run(SimulateArguments arguments, const Given& given) {
   expect_output(arguments.timeline, {arguments.input.path}, "timeline");
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
   PlanningSession session(arguments, given, /*simulates=*/true);
+  note_unused_by_policy(given, policies, session.input, arguments.evaluate.planner);
   Timeline timeline;
   EvaluationContext context = session.context();
   if (!arguments.timeline.empty()) context.timeline = &timeline;
   const std::vector<Evaluation> evaluations = evaluate_all(policies, session.input, arguments.evaluate, context);
   session.progress.end();
+  expect_residency(given, arguments.evaluate, evaluations);
   if (!arguments.timeline.empty()) {
     if (std::ranges::none_of(evaluations, [](const Evaluation& e) { return e.step.has_value(); })) {
       throw InputError(

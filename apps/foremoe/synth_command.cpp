@@ -127,18 +127,13 @@ Command synth_command() {
   auto a = std::make_shared<SynthArguments>();
   SynthesisOptions& o = a->options;
   constexpr IntegerRange kCount{1, std::numeric_limits<int>::max()};
-  const auto shaped = [&](const char* name, const char* field, std::optional<int>& value, int initial,
-                          const char* help) {
-    return integer_option({.name = name,
-                           .value = "N",
-                           .help = help,
-                           .initial = fmt::format("{}, or the shape's", initial),
-                           .main = true,
-                           .field = field},
-                          value, kCount);
+  const auto shaped = [&](const char* name, std::optional<int>& value, int initial, const char* help) {
+    return integer_option(
+        {.name = name, .value = "N", .help = help, .initial = fmt::format("{}, or the shape's", initial), .main = true},
+        value, kCount);
   };
-  const auto count = [&](const char* name, const char* field, auto& value, const char* help) {
-    return integer_option({.name = name, .value = "N", .help = help, .field = field}, value, kCount);
+  const auto count = [&](const char* name, auto& value, const char* help) {
+    return integer_option({.name = name, .value = "N", .help = help}, value, kCount);
   };
   const auto number = [&](const char* name, double& value, double most, const char* help) {
     return number_option({.name = name, .value = "X", .help = help}, value, {.least = 0, .most = most});
@@ -151,9 +146,9 @@ Command synth_command() {
                              .initial = "load",
                              .main = true},
                             {"load", "trace"}, [a](std::size_t i) { a->kind = i == 0 ? "load" : "trace"; });
-  Option ranks = count("ranks", "num_ranks", o.num_ranks, "Ranks of the expert-parallel group");
+  Option ranks = count("ranks", o.num_ranks, "Ranks of the expert-parallel group");
   ranks.main = true;
-  Option per_node = count("ranks_per_node", "", o.ranks_per_node, "Ranks of a node");
+  Option per_node = count("ranks_per_node", o.ranks_per_node, "Ranks of a node");
   per_node.initial = "8, or all if fewer";
   return {
       .name = "synth",
@@ -170,15 +165,15 @@ Command synth_command() {
                         .help = "Take layers, experts and top-k of a model, see --help-all",
                         .main = true},
                        a->shape),
-           shaped("layers", "num_layers", a->layers, o.num_layers, "MoE layers"),
-           shaped("experts", "num_experts", a->experts, o.num_experts, "Experts of a layer"),
-           shaped("top_k", "top_k", a->top_k, o.top_k, "Experts that a token chooses"),
-           count("micro_steps", "num_micro_steps", o.num_micro_steps, "Micro-steps of the step"),
+           shaped("layers", a->layers, o.num_layers, "MoE layers"),
+           shaped("experts", a->experts, o.num_experts, "Experts of a layer"),
+           shaped("top_k", a->top_k, o.top_k, "Experts that a token chooses"),
+           count("micro_steps", o.num_micro_steps, "Micro-steps of the step"),
            std::move(ranks),
            std::move(per_node),
-           count("tokens_per_rank", "", o.tokens_per_rank, "Tokens of a rank in a micro-step. A token counts once"),
-           count("sequences_per_rank", "", o.sequences_per_rank, "Sequences of a rank in a micro-step"),
-           count("group_size", "", o.group_size, "Sequences of a GRPO group"),
+           count("tokens_per_rank", o.tokens_per_rank, "Tokens of a rank in a micro-step. A token counts once"),
+           count("sequences_per_rank", o.sequences_per_rank, "Sequences of a rank in a micro-step"),
+           count("group_size", o.group_size, "Sequences of a GRPO group"),
            number("length_spread", o.length_spread, 10, "Sequence lengths are proportional to exp(this · normal)"),
            word_option<Layout>({.name = "layout",
                                 .value = "grouped|shuffled",

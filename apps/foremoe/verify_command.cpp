@@ -10,6 +10,7 @@
 #include "console.h"
 #include "foremoe/evaluate/evaluate.h"
 #include "foremoe/plan/plan_file.h"
+#include "foremoe/plan/plan_json.h"
 
 namespace foremoe::cli {
 namespace {

@@ -30,7 +30,6 @@ struct Option {
   bool main = false;    // in the short help too
   bool required = false;
   bool positional = false;
-  std::string field;  // what a library's errors call it, where that is not the name
 
   // Filled in by the functions below.
   std::string type;                // "integer", "number", "word", "flag", "text", "list", "values"

@@ -36,6 +36,7 @@ class Broken final : public Policy {
   explicit Broken(bool skips) : skips_(skips) {}
   std::string_view name() const override { return "broken"; }
   std::string_view summary() const override { return "wrong on purpose"; }
+  std::span<const std::string_view> uses() const override { return {}; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     if (skips_) return Skipped{"not today"};
     PolicyResult result = find_policy("vanilla")->plan(input, pool);

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "foremoe/plan/plan_json.h"
+
 namespace foremoe {
 namespace {
 

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "foremoe/plan/check_rules.h"
-#include "foremoe/plan/source_tokens.h"
+#include "foremoe/plan/route_tokens.h"
 
 namespace foremoe::check {
 namespace {

@@ -1,34 +1,172 @@
 #include "foremoe/plan/check_plan.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "foremoe/plan/check_rules.h"
 
 namespace foremoe {
 
-static constexpr std::array<std::string_view, kNumViolationKinds> kKindNames = {"shape",
-                                                                                "events",
-                                                                                "digest",
-                                                                                "options",
-                                                                                "homes",
-                                                                                "home-moves",
-                                                                                "unknown-expert",
-                                                                                "home-slots",
-                                                                                "duplicate",
-                                                                                "no-replica",
-                                                                                "moved-slot",
-                                                                                "changed-guest",
-                                                                                "forward-only",
-                                                                                "quota",
-                                                                                "passes",
-                                                                                "copies-per-rank",
-                                                                                "copies-per-source",
-                                                                                "tokens-per-guest",
-                                                                                "max-load",
-                                                                                "lower-bound",
-                                                                                "routes",
-                                                                                "figure"};
+// clang-format off
+static constexpr std::array<std::string_view, kNumViolationKinds> kKindNames = {
+    "shape", "events", "digest", "options", "homes", "home-moves", "unknown-expert", "home-slots",
+    "duplicate", "no-replica", "moved-slot", "changed-guest", "forward-only", "quota", "passes",
+    "copies-per-rank", "copies-per-source", "tokens-per-guest", "max-load", "lower-bound", "routes",
+    "figure"};
+// clang-format on
+
+namespace check {
+
+void shapes(const Subject& subject, Findings& findings) {
+  const auto& [plan, load, options] = subject;
+  const auto expect = [&](bool good, std::string message) {
+    if (!good) findings.add({.kind = ViolationKind::kShape, .message = std::move(message)});
+  };
+  const auto same = [&](std::string_view what, auto of_plan, auto of_load) {
+    expect(of_plan == of_load, fmt::format("the plan has {} {}, the load {}", of_plan, what, of_load));
+  };
+  same("layers", plan.num_layers(), load.num_layers());
+  same("ranks", plan.num_ranks(), load.num_ranks());
+  same("experts", plan.num_experts(), load.num_experts());
+  expect(plan.home.extent(0) == plan.slot_expert.extent(1), "home and slot_expert differ in layers");
+  expect(plan.slot_tokens.shape() == plan.slot_expert.shape(), "slot_tokens and slot_expert differ in shape");
+  expect(plan.event_micro_step.size() == plan.slot_expert.extent(0), "event_micro_step has not one entry per event");
+  expect(plan.event_pass.size() == plan.slot_expert.extent(0), "event_pass has not one entry per event");
+  expect(plan.in_flight >= 1, fmt::format("in_flight is {}", plan.in_flight));
+  expect(plan.ranks_per_node >= 1, fmt::format("ranks_per_node is {}", plan.ranks_per_node));
+  expect(plan.guest_slots >= 0, fmt::format("guest_slots is {}", plan.guest_slots));
+  expect(plan.num_ranks() > 0 && plan.num_experts() % plan.num_ranks() == 0,
+         fmt::format("{} experts cannot be spread evenly over {} ranks", plan.num_experts(), plan.num_ranks()));
+  if (plan.num_ranks() > 0) {
+    const int expected = plan.num_experts() / plan.num_ranks() + plan.guest_slots;
+    expect(plan.num_slots() == expected,
+           fmt::format("{} slots per rank, but homes and guest slots are {}", plan.num_slots(), expected));
+  }
+  const Array<Tokens, 2>::Shape pairs{load.load.extent(0), load.load.extent(1)};
+  expect(plan.max_load.empty() || plan.max_load.shape() == pairs, "max_load is not [micro_steps, layers]");
+  expect(plan.lower_bound.empty() || plan.lower_bound.shape() == pairs, "lower_bound is not [micro_steps, layers]");
+}
+
+void digest(const Subject& subject, Findings& findings) {
+  const std::string expected = load_digest(subject.load);
+  if (subject.plan.load_digest != expected) {
+    findings.add({.kind = ViolationKind::kDigest,
+                  .message = fmt::format("made for the load {}, this one is {}", subject.plan.load_digest, expected)});
+  }
+}
+
+namespace {
+
+using nlohmann::json;
+
+// What may be recorded for an option. Each returns what is wrong, or nothing.
+using Complaint = std::optional<std::string>;
+
+bool is_count(const json& value) {
+  return value.is_number_unsigned() || (value.is_number_integer() && value.get<std::int64_t>() >= 0);
+}
+
+Complaint count(const json& value) {
+  return is_count(value) && value <= std::numeric_limits<std::int64_t>::max() ? Complaint() : "not a count";
+}
+
+// A count, or the word for no limit.
+Complaint limit(const json& value, std::string_view unlimited) {
+  if (value == unlimited || !count(value)) return {};
+  return fmt::format("neither a count nor {}", unlimited);
+}
+
+Complaint one_of(const json& value, std::initializer_list<std::string_view> words) {
+  if (std::ranges::any_of(words, [&](std::string_view word) { return value == word; })) return {};
+  return fmt::format("none of {}", fmt::join(words, ", "));
+}
+
+// Some of B, L, P and T, in this order; none is "".
+Complaint stages(const json& value) {
+  if (!value.is_string()) return "not a string";
+  std::string rest = value.get<std::string>();
+  for (const char stage : {'B', 'L', 'P', 'T'}) {
+    if (!rest.empty() && rest.front() == stage) rest.erase(0, 1);
+  }
+  return rest.empty() ? Complaint() : "not some of B, L, P and T in this order";
+}
+
+// What the plan itself says as well.
+Complaint same(const json& value, const json& of_plan) {
+  if (value == of_plan && !value.is_number_float()) return {};
+  return fmt::format("but the plan has {}", of_plan.dump());
+}
+
+Complaint complaint(const StepPlan& plan, std::string_view option, const json& value) {
+  if (option == "guest-slots") return same(value, plan.guest_slots);
+  if (option == "residency") return same(value, to_string(plan.residency));
+  if (option == "in-flight") return same(value, plan.in_flight);
+  if (option == "stages") return stages(value);
+  if (option == "prefer") return one_of(value, {"balance", "links"});
+  if (option == "tolerance") {
+    return value.is_number() && value >= 0.0 && value <= 1.0 ? Complaint() : "not a number in 0 … 1";
+  }
+  if (option == "max-copies-per-rank" || option == "max-copies-per-source") return limit(value, "none");
+  if (option == "rehome") return limit(value, "free");
+  if (option == "seed") return is_count(value) ? Complaint() : "not a count";
+  if (option == "homes") return value.is_string() ? Complaint() : "not a string";
+  if (option == "min-tokens-per-guest" || option == "tokens-per-rank" || option == "layers" ||
+      option == "micro-steps") {
+    return count(value);
+  }
+  return {};  // of a planner that has other options
+}
+
+}  // namespace
+
+// The options that the plan records, keyed by long option name, against its metadata and their ranges. Whether slots
+// and quotas keep the budgets among them is for budgets() to say.
+void recorded_options(const Subject& subject, Findings& findings) {
+  const auto options = json::parse(subject.plan.options, nullptr, /*allow_exceptions=*/false);
+  if (!options.is_object()) {
+    findings.add({.kind = ViolationKind::kOptions, .message = "the plan's options are not a JSON object"});
+    return;
+  }
+  for (const auto& [option, value] : options.items()) {
+    const Complaint wrong = complaint(subject.plan, option, value);
+    if (!wrong) continue;
+    findings.add({.kind = ViolationKind::kOptions,
+                  .message = fmt::format("option {} is recorded as {}: {}", option,
+                                         value.is_primitive() ? value.dump() : value.type_name(), *wrong)});
+  }
+}
+
+// One micro-step after the other with K = 1; otherwise a forward whenever fewer than K micro-steps are between
+// their passes and one is left, else the oldest backward.
+void event_order(const Subject& subject, Findings& findings) {
+  const StepPlan& plan = subject.plan;
+  const int num_micro_steps = subject.load.num_micro_steps();
+  const int num_events = plan.in_flight == 1 ? num_micro_steps : 2 * num_micro_steps;
+  if (plan.num_events() != num_events) {
+    findings.add({.kind = ViolationKind::kEvents,
+                  .message = fmt::format("{} events, but {} micro-steps with {} in flight make {}", plan.num_events(),
+                                         num_micro_steps, plan.in_flight, num_events)});
+    return;
+  }
+  int forwards = 0;
+  int backwards = 0;
+  for (int t = 0; t < num_events; ++t) {
+    const bool forward = plan.in_flight == 1 || (forwards < num_micro_steps && forwards - backwards < plan.in_flight);
+    const int m = forward ? forwards++ : backwards++;
+    if (plan.event_micro_step[t].value == m && (plan.event_pass[t] == Pass::kForward) == forward) continue;
+    findings.add({.kind = ViolationKind::kEvents,
+                  .event = EventId{t},
+                  .message = fmt::format("should be the {} of micro-step {}", forward ? "forward" : "backward", m)});
+  }
+}
+
+}  // namespace check
 
 std::string_view to_string(ViolationKind kind) { return kKindNames[static_cast<std::size_t>(kind)]; }
 
@@ -51,6 +189,7 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
   check::shapes(subject, findings);
   if (findings.has(kShape)) return report;
   check::digest(subject, findings);
+  check::recorded_options(subject, findings);
 
   check::expert_ids(subject, findings);
   check::homes(subject, findings);
@@ -82,28 +221,6 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
   report.figures = check::recompute_figures(subject);
   if (options.reported) check::reported_figures(*options.reported, *report.figures, findings);
   return report;
-}
-
-nlohmann::ordered_json to_json(const Violation& violation) {
-  nlohmann::ordered_json json{{"kind", to_string(violation.kind)}};
-  if (violation.event) json["event"] = violation.event->value;
-  if (violation.layer) json["layer"] = violation.layer->value;
-  if (violation.rank) json["rank"] = violation.rank->value;
-  if (violation.slot) json["slot"] = violation.slot->value;
-  if (violation.expert) json["expert"] = violation.expert->value;
-  json["message"] = violation.message;
-  return json;
-}
-
-nlohmann::ordered_json to_json(const CheckReport& report) {
-  nlohmann::ordered_json violations = nlohmann::ordered_json::array();
-  for (const Violation& v : report.violations) violations.push_back(to_json(v));
-  nlohmann::ordered_json json{{"ok", report.ok()},
-                              {"violations", std::move(violations)},
-                              {"num_violations", report.num_violations()},
-                              {"not_checked", report.not_checked}};
-  if (report.figures) json["figures"] = to_json(*report.figures);
-  return json;
 }
 
 }  // namespace foremoe

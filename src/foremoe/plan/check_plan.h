@@ -19,13 +19,13 @@ enum class ViolationKind : std::uint8_t {
   kShape,            // plan and load, or the plan's own arrays, do not fit each other
   kEvents,           // not the execution order of in_flight
   kDigest,           // made for another load
-  kOptions,          // the plan's options cannot be understood
+  kOptions,          // the plan's options cannot be understood, or contradict the plan
   kHomes,            // a rank out of range, or not E/R homes on each rank of a layer
   kHomeMoves,        // more homes moved than `rehome` permits
   kUnknownExpert,    // a slot holds an id out of range
   kHomeSlots,        // homes pinned: a home slot does not hold its expert
   kDuplicate,        // an expert twice on one rank
-  kNoReplica,        // an expert is in no slot at all
+  kUnheldExpert,     // an expert is in no slot at all
   kMovedSlot,        // an expert that stays on its rank changed its slot
   kChangedGuest,     // residency static: a guest changed inside the step
   kForwardOnly,      // residency free in a plan that has backward events
@@ -35,7 +35,7 @@ enum class ViolationKind : std::uint8_t {
   kCopiesPerSource,  // budget max-copies-per-source
   kTokensPerGuest,   // budget min-tokens-per-guest
   kMaxLoad,          // recorded max_load is not the largest rank load
-  kLowerBound,       // recorded lower_bound is below ⌈mean⌉, or above what the placement permits
+  kLowerBound,       // recorded lower_bound is not ⌈mean⌉
   kRoutes,           // route_tokens does not deliver what loads and quotas say
   kFigure,           // a reported figure differs from the recomputed one
 };
@@ -61,9 +61,6 @@ struct CheckOptions {
   const Batching* batching = nullptr;
   const PlanFigures* reported = nullptr;  // figures to hold against the recomputed ones
   int max_listed = 100;                   // violations listed; all are counted
-  // Up to this many ranks (at most 20), lower_bound is also held against the optimum of the placement, found by
-  // trying all sets of ranks. 0: never.
-  int certificate_ranks = 0;
 };
 
 struct CheckReport {
@@ -78,8 +75,5 @@ struct CheckReport {
 
 // Never throws for a bad plan: whatever is wrong with it is a violation.
 CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckOptions& options = {});
-
-nlohmann::ordered_json to_json(const Violation& violation);
-nlohmann::ordered_json to_json(const CheckReport& report);  // {ok, violations, num_violations, not_checked, figures}
 
 }  // namespace foremoe

@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "foremoe/plan/test_good_plan.h"
-#include "foremoe/plan/test_traces.h"
+#include "foremoe/testing/batched_traces.h"
+#include "foremoe/testing/good_plan.h"
 
 namespace foremoe {
 namespace {
@@ -31,7 +31,7 @@ TEST_P(CheckGoodPlan, FindsNothingWrongAndTheSameFigures) {
     const LoadTable load = test::random_load(GetParam().load, seed);
     const StepPlan plan = test::random_plan(load, GetParam().shape, seed);
     const PlanFigures figures = plan_figures(plan, load);
-    const CheckReport report = check_plan(plan, load, {.reported = &figures, .certificate_ranks = 8});
+    const CheckReport report = check_plan(plan, load, {.reported = &figures});
     EXPECT_TRUE(report.ok()) << first_message(report);
     EXPECT_TRUE(report.figures);
     EXPECT_THAT(report.not_checked, testing::IsEmpty());
@@ -86,7 +86,7 @@ TEST(CheckPlan, SaysSoWhenTheTraceIsNotTheOneBehindTheLoad) {
 TEST(CheckPlan, PermitsWhatTheOptionsPermit) {
   test::GoodPlan good(Residency::kResident, 1);
   for (const char* options : {R"({"max-copies-per-rank": 1, "max-copies-per-source": 4, "rehome": "free"})",
-                              R"({"max-copies-per-rank": null, "max-copies-per-source": "none", "rehome": "none"})",
+                              R"({"max-copies-per-rank": "none", "max-copies-per-source": "none", "rehome": 16})",
                               R"({"max-copies-per-source": 2147483647, "homes": "contiguous", "rehome": 0})"}) {
     good.plan.options = options;
     const CheckReport report = check_plan(good.plan, good.load);

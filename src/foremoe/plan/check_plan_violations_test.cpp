@@ -6,9 +6,11 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
-#include "foremoe/plan/test_good_plan.h"
-#include "foremoe/plan/test_traces.h"
+#include "foremoe/plan/plan_json.h"
+#include "foremoe/testing/batched_traces.h"
+#include "foremoe/testing/good_plan.h"
 
 namespace foremoe {
 namespace {
@@ -84,7 +86,7 @@ const Mutation kMutations[] = {
      [](GoodPlan& g) {
        g.plan.slot_expert(2, kLayer, kRank, g.guest_slot()) = g.plan.slot_expert(2, kLayer, kRank, 0);
      }},
-    {"NoReplicaLeft", kNoReplica, Residency::kFree, 1,
+    {"NoReplicaLeft", kUnheldExpert, Residency::kFree, 1,
      [](GoodPlan& g) {
        for (int r = 0; r < 4; ++r) {
          for (ExpertId& e : g.plan.slot_expert.row(2, kLayer, r)) {
@@ -164,7 +166,7 @@ const Mutation kMutations[] = {
      [](GoodPlan& g) { g.plan.lower_bound(2, kLayer) -= Tokens{1}; }},
     {"LowerBoundAboveTheLoad", kLowerBound, Residency::kResident, 2,
      [](GoodPlan& g) { g.plan.lower_bound(2, kLayer) = g.plan.max_load(2, kLayer) + Tokens{1}; }},
-    {"LowerBoundThatThePlacementBeats", kLowerBound, Residency::kResident, 1,
+    {"LowerBoundThatIsNotTheMean", kLowerBound, Residency::kResident, 1,
      [](GoodPlan& g) { g.plan.lower_bound(2, kLayer) = g.plan.max_load(2, kLayer); }},
 };
 
@@ -173,15 +175,90 @@ class CheckSpoiledPlan : public testing::TestWithParam<Mutation> {};
 TEST_P(CheckSpoiledPlan, NamesTheRuleThatIsBroken) {
   const Mutation& mutation = GetParam();
   GoodPlan good(mutation.residency, mutation.in_flight);
-  const CheckOptions options{.certificate_ranks = 4};
-  ASSERT_TRUE(check_plan(good.plan, good.load, options).ok()) << first_message(check_plan(good.plan, good.load));
+  ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
   mutation.spoil(good);
-  const CheckReport report = check_plan(good.plan, good.load, options);
+  const CheckReport report = check_plan(good.plan, good.load);
   EXPECT_GT(count(report, mutation.kind), 0) << first_message(report);
   for (const Violation& violation : report.violations) EXPECT_FALSE(violation.message.empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(With, CheckSpoiledPlan, testing::ValuesIn(kMutations), testing::PrintToStringParamName());
+
+// ---- what the plan records of its options ----
+
+// A plan with a guest on every rank, and all options that it may record, as it keeps them.
+GoodPlan with_recorded_options() {
+  GoodPlan good(Residency::kResident, 2);
+  good.plan.options = nlohmann::json{
+      {"guest-slots", 1},
+      {"residency", "resident"},
+      {"in-flight", 2},
+      {"stages", "BLPT"},
+      {"prefer", "balance"},
+      {"tolerance", 0.006},
+      {"min-tokens-per-guest", 0},
+      {"max-copies-per-rank", 1},
+      {"max-copies-per-source", "none"},
+      {"rehome", 0},
+      {"seed", 3},
+      {"homes", "contiguous"},
+      {"tokens-per-rank", 8192},
+      {"layers", 2},
+      {"micro-steps", 4}}.dump();
+  return good;
+}
+
+TEST(CheckPlan, RefusesEveryRecordedOptionOfAWrongTypeOrOutOfRange) {
+  GoodPlan good = with_recorded_options();
+  ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
+  const nlohmann::json right = nlohmann::json::parse(good.plan.options);
+  const nlohmann::json wrong[] = {
+      nullptr, true, -1, 2.5, "", "x", nlohmann::json::array({1}), nlohmann::json::object()};
+  for (const auto& [option, value] : right.items()) {
+    for (const nlohmann::json& mutation : wrong) {
+      if (mutation == value) continue;
+      if (option == "stages" && mutation == "") continue;       // no stage at all
+      if (option == "homes" && mutation.is_string()) continue;  // a file's name
+      nlohmann::json mutated = right;
+      mutated[option] = mutation;
+      good.plan.options = mutated.dump();
+      EXPECT_EQ(count(check_plan(good.plan, good.load), kOptions), 1) << option << " recorded as " << mutation;
+    }
+  }
+}
+
+TEST(CheckPlan, RefusesRecordedOptionsThatContradictThePlan) {
+  const GoodPlan good = with_recorded_options();
+  const nlohmann::json right = nlohmann::json::parse(good.plan.options);
+  // clang-format off
+  const std::pair<const char*, nlohmann::json> contradictions[] = {
+      {"guest-slots", 0}, {"guest-slots", 2}, {"guest-slots", 1.0}, {"residency", "static"}, {"residency", 1},
+      {"in-flight", 1}, {"in-flight", 3}, {"stages", "TB"}, {"stages", "BB"}, {"prefer", "nothing"},
+      {"tolerance", 1.01}, {"tolerance", "0.006"}, {"rehome", "none"}, {"seed", 1.5}, {"max-copies-per-rank", 0},
+      {"max-copies-per-source", 0}, {"max-copies-per-source", "free"}, {"min-tokens-per-guest", 1000000}};
+  // clang-format on
+  for (const auto& [option, value] : contradictions) {
+    StepPlan plan = good.plan;
+    nlohmann::json mutated = right;
+    mutated[option] = value;
+    plan.options = mutated.dump();
+    EXPECT_FALSE(check_plan(plan, good.load).ok()) << option << " recorded as " << value;
+  }
+}
+
+TEST(CheckPlan, RefusesEveryLowerBoundButTheMean) {
+  const GoodPlan good(Residency::kResident, 1);
+  for (std::size_t i = 0; i < good.plan.lower_bound.size(); ++i) {
+    const Tokens mean = good.plan.lower_bound.flat()[i];
+    const Tokens largest = good.plan.max_load.flat()[i];
+    ASSERT_LT(mean, largest);
+    for (Tokens bound{mean.value - 1}; bound <= largest + Tokens{1}; bound += Tokens{1}) {
+      StepPlan plan = good.plan;
+      plan.lower_bound.flat()[i] = bound;
+      EXPECT_EQ(count(check_plan(plan, good.load), kLowerBound), bound == mean ? 0 : 1) << bound.value;
+    }
+  }
+}
 
 TEST(CheckPlan, NoticesEveryQuotaAndEveryHomeThatChangesByOne) {
   const GoodPlan good(Residency::kResident, 2);

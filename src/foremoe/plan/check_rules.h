@@ -28,16 +28,17 @@ class Findings {
   int max_listed_;
 };
 
-// Made for this load.
+// check_plan.cpp: made for this load, and what the plan says of itself.
 void shapes(const Subject&, Findings&);
 void digest(const Subject&, Findings&);
-
-// Ids in range; homes and events as they must be.
-void expert_ids(const Subject&, Findings&);
-void homes(const Subject&, Findings&);
+void recorded_options(const Subject&, Findings&);
 void event_order(const Subject&, Findings&);
 
-// What the slots hold and owe, and what the plan's own options permit.
+// check_slots.cpp: ids in range and homes as they must be.
+void expert_ids(const Subject&, Findings&);
+void homes(const Subject&, Findings&);
+
+// check_slots.cpp and check_tokens.cpp: what the slots hold and owe, and what the plan's own options permit.
 void home_slots(const Subject&, Findings&);
 void replicas(const Subject&, Findings&);
 void staying_experts(const Subject&, Findings&);
@@ -47,11 +48,11 @@ void quotas(const Subject&, Findings&);
 void passes(const Subject&, Findings&);
 void budgets(const Subject&, Findings&);
 
-// What follows from them.
+// check_tokens.cpp: what follows from them.
 void bounds(const Subject&, Findings&);
 void routes(const Subject&, Findings&);
 
-// The figures from their definitions, and reported ones held against them.
+// check_figures.cpp: the figures from their definitions, and reported ones held against them.
 PlanFigures recompute_figures(const Subject&);
 void reported_figures(const PlanFigures& reported, const PlanFigures& recomputed, Findings&);
 

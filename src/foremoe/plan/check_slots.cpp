@@ -1,50 +1,15 @@
-// What the slots hold: ids, homes, events, replicas, and what may change from one event to the next.
+// What the slots hold: ids, homes, replicas, what may change from one event to the next, and what the plan's own
+// options permit of it: copies per rank and per source, tokens per guest, moved homes.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
 
 #include "foremoe/plan/check_rules.h"
 
 namespace foremoe::check {
-
-void shapes(const Subject& subject, Findings& findings) {
-  const auto& [plan, load, options] = subject;
-  const auto expect = [&](bool good, std::string message) {
-    if (!good) findings.add({.kind = ViolationKind::kShape, .message = std::move(message)});
-  };
-  const auto same = [&](std::string_view what, auto of_plan, auto of_load) {
-    expect(of_plan == of_load, fmt::format("the plan has {} {}, the load {}", of_plan, what, of_load));
-  };
-  same("layers", plan.num_layers(), load.num_layers());
-  same("ranks", plan.num_ranks(), load.num_ranks());
-  same("experts", plan.num_experts(), load.num_experts());
-  expect(plan.home.extent(0) == plan.slot_expert.extent(1), "home and slot_expert differ in layers");
-  expect(plan.slot_tokens.shape() == plan.slot_expert.shape(), "slot_tokens and slot_expert differ in shape");
-  expect(plan.event_micro_step.size() == plan.slot_expert.extent(0), "event_micro_step has not one entry per event");
-  expect(plan.event_pass.size() == plan.slot_expert.extent(0), "event_pass has not one entry per event");
-  expect(plan.in_flight >= 1, fmt::format("in_flight is {}", plan.in_flight));
-  expect(plan.ranks_per_node >= 1, fmt::format("ranks_per_node is {}", plan.ranks_per_node));
-  expect(plan.guest_slots >= 0, fmt::format("guest_slots is {}", plan.guest_slots));
-  expect(plan.num_ranks() > 0 && plan.num_experts() % plan.num_ranks() == 0,
-         fmt::format("{} experts cannot be spread evenly over {} ranks", plan.num_experts(), plan.num_ranks()));
-  if (plan.num_ranks() > 0) {
-    const int expected = plan.num_experts() / plan.num_ranks() + plan.guest_slots;
-    expect(plan.num_slots() == expected,
-           fmt::format("{} slots per rank, but homes and guest slots are {}", plan.num_slots(), expected));
-  }
-  const Array<Tokens, 2>::Shape pairs{load.load.extent(0), load.load.extent(1)};
-  expect(plan.max_load.empty() || plan.max_load.shape() == pairs, "max_load is not [micro_steps, layers]");
-  expect(plan.lower_bound.empty() || plan.lower_bound.shape() == pairs, "lower_bound is not [micro_steps, layers]");
-}
-
-void digest(const Subject& subject, Findings& findings) {
-  const std::string expected = load_digest(subject.load);
-  if (subject.plan.load_digest != expected) {
-    findings.add({.kind = ViolationKind::kDigest,
-                  .message = fmt::format("made for the load {}, this one is {}", subject.plan.load_digest, expected)});
-  }
-}
 
 void expert_ids(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
@@ -89,30 +54,6 @@ void homes(const Subject& subject, Findings& findings) {
                     .rank = RankId{r},
                     .message = fmt::format("home of {} experts, not of {}", num_homes[r], expected)});
     }
-  }
-}
-
-// One micro-step after the other with K = 1; otherwise a forward whenever fewer than K micro-steps are between
-// their passes and one is left, else the oldest backward.
-void event_order(const Subject& subject, Findings& findings) {
-  const StepPlan& plan = subject.plan;
-  const int num_micro_steps = subject.load.num_micro_steps();
-  const int num_events = plan.in_flight == 1 ? num_micro_steps : 2 * num_micro_steps;
-  if (plan.num_events() != num_events) {
-    findings.add({.kind = ViolationKind::kEvents,
-                  .message = fmt::format("{} events, but {} micro-steps with {} in flight make {}", plan.num_events(),
-                                         num_micro_steps, plan.in_flight, num_events)});
-    return;
-  }
-  int forwards = 0;
-  int backwards = 0;
-  for (int t = 0; t < num_events; ++t) {
-    const bool forward = plan.in_flight == 1 || (forwards < num_micro_steps && forwards - backwards < plan.in_flight);
-    const int m = forward ? forwards++ : backwards++;
-    if (plan.event_micro_step[t].value == m && (plan.event_pass[t] == Pass::kForward) == forward) continue;
-    findings.add({.kind = ViolationKind::kEvents,
-                  .event = EventId{t},
-                  .message = fmt::format("should be the {} of micro-step {}", forward ? "forward" : "backward", m)});
   }
 }
 
@@ -163,7 +104,7 @@ void replicas(const Subject& subject, Findings& findings) {
       }
       for (int e = 0; e < plan.num_experts(); ++e) {
         if (held[e]) continue;
-        findings.add({.kind = ViolationKind::kNoReplica,
+        findings.add({.kind = ViolationKind::kUnheldExpert,
                       .event = EventId{t},
                       .layer = LayerId{l},
                       .expert = ExpertId{e},
@@ -228,6 +169,135 @@ void forward_only(const Subject& subject, Findings& findings) {
   if (subject.plan.residency != Residency::kFree || subject.plan.in_flight == 1) return;
   findings.add({.kind = ViolationKind::kForwardOnly,
                 .message = "experts that leave their home have no backward pass, but the plan has backward events"});
+}
+
+namespace {
+
+constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+
+struct Budgets {
+  std::int64_t copies_per_rank = kUnlimited;
+  std::int64_t copies_per_source = kUnlimited;
+  std::int64_t tokens_per_guest = 0;
+  std::int64_t home_moves = 0;  // per layer
+  std::string homes = "contiguous";
+};
+
+// The options as the plan records them; what is missing is at its default. Wrong ones recorded_options() has found.
+Budgets read_budgets(const StepPlan& plan) {
+  Budgets budgets;
+  if (plan.residency != Residency::kFree) budgets.copies_per_rank = plan.guest_slots;
+
+  const auto options = nlohmann::json::parse(plan.options, nullptr, /*allow_exceptions=*/false);
+  if (!options.is_object()) return budgets;
+  const auto read = [&](const char* key, std::int64_t& out) {
+    const auto at = options.find(key);
+    if (at == options.end()) return;
+    if (at->is_string()) {
+      out = kUnlimited;
+    } else if (at->is_number_integer()) {
+      out = at->get<std::int64_t>();
+    }
+  };
+  read("max-copies-per-rank", budgets.copies_per_rank);
+  read("max-copies-per-source", budgets.copies_per_source);
+  read("min-tokens-per-guest", budgets.tokens_per_guest);
+  read("rehome", budgets.home_moves);
+  const auto homes = options.find("homes");
+  if (homes != options.end() && homes->is_string()) budgets.homes = homes->get<std::string>();
+  return budgets;
+}
+
+void copies(const Subject& subject, const Budgets& budgets, Findings& findings) {
+  const StepPlan& plan = subject.plan;
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      std::vector<int> into(plan.num_ranks());
+      std::vector<int> from(plan.num_ranks());  // at the home of the copied expert, whatever path it takes
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        for (int s = 0; s < plan.num_slots(); ++s) {
+          if (!is_copy(plan, EventId{t}, LayerId{l}, RankId{r}, SlotId{s})) continue;
+          ++into[r];
+          ++from[plan.home(l, plan.slot_expert(t, l, r, s)).index()];
+        }
+      }
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        const auto hold = [&](ViolationKind kind, std::string_view what, std::int64_t count, std::int64_t limit) {
+          if (count <= limit) return;
+          findings.add({.kind = kind,
+                        .event = EventId{t},
+                        .layer = LayerId{l},
+                        .rank = RankId{r},
+                        .message = fmt::format("{} copies {} the rank, the limit is {}", count, what, limit)});
+        };
+        hold(ViolationKind::kCopiesPerRank, "into", into[r], budgets.copies_per_rank);
+        hold(ViolationKind::kCopiesPerSource, "of homes of", from[r], budgets.copies_per_source);
+      }
+    }
+  }
+}
+
+void tokens_per_guest(const Subject& subject, const Budgets& budgets, Findings& findings) {
+  const StepPlan& plan = subject.plan;
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        for (int s = 0; s < plan.num_slots(); ++s) {
+          const ExpertId e = plan.slot_expert(t, l, r, s);
+          const std::int64_t quota = plan.slot_tokens(t, l, r, s).value;
+          const bool is_guest = e != kNoExpert && plan.home(l, e) != RankId{r};
+          if (!is_guest || quota == 0 || quota >= budgets.tokens_per_guest) continue;
+          findings.add({.kind = ViolationKind::kTokensPerGuest,
+                        .event = EventId{t},
+                        .layer = LayerId{l},
+                        .rank = RankId{r},
+                        .slot = SlotId{s},
+                        .expert = e,
+                        .message = fmt::format("a guest with quota {}, at least {} or none is permitted", quota,
+                                               budgets.tokens_per_guest)});
+        }
+      }
+    }
+  }
+}
+
+void home_moves(const Subject& subject, const Budgets& budgets, Findings& findings) {
+  const StepPlan& plan = subject.plan;
+  const auto& initial = subject.options.initial_home;
+  if (initial.data() == nullptr && budgets.homes != "contiguous") {
+    findings.not_checked(fmt::format("home moves: the homes before the plan are those of {}", budgets.homes));
+    return;
+  }
+  const int experts_per_rank = plan.num_experts() / plan.num_ranks();
+  for (int l = 0; l < plan.num_layers(); ++l) {
+    int moves = 0;
+    for (int e = 0; e < plan.num_experts(); ++e) {
+      const RankId before = initial.data() ? initial(l, e) : RankId{e / experts_per_rank};
+      if (plan.home(l, e) != before) ++moves;
+    }
+    if (moves <= budgets.home_moves) continue;
+    findings.add({.kind = ViolationKind::kHomeMoves,
+                  .layer = LayerId{l},
+                  .message = fmt::format("{} homes moved, rehome permits {}", moves, budgets.home_moves)});
+  }
+}
+
+}  // namespace
+
+bool is_copy(const StepPlan& plan, EventId t, LayerId l, RankId r, SlotId s) {
+  const ExpertId e = plan.slot_expert(t, l, r, s);
+  if (e == kNoExpert) return false;
+  const bool is_home = plan.home(l, e) == r;
+  if (plan.residency == Residency::kShared) return !is_home && plan.slot_tokens(t, l, r, s) > Tokens{0};
+  if (t == EventId{0}) return !is_home;
+  return std::ranges::count(plan.slot_expert.row(t.value - 1, l, r), e) == 0;
+}
+
+void budgets(const Subject& subject, Findings& findings) {
+  const Budgets budgets = read_budgets(subject.plan);
+  copies(subject, budgets, findings);
+  tokens_per_guest(subject, budgets, findings);
+  home_moves(subject, budgets, findings);
 }
 
 }  // namespace foremoe::check

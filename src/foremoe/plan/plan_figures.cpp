@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "foremoe/plan/dispatch_tables.h"
-#include "foremoe/plan/plan_copies.h"
+#include "foremoe/plan/route_tokens.h"
 
 namespace foremoe {
 namespace {
@@ -178,35 +176,6 @@ PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const Figu
   add_copies_and_guests(plan, figures);
   figures.home_moves = count_home_moves(plan, options.initial_home);
   return figures;
-}
-
-nlohmann::ordered_json to_json(const PlanFigures& figures) {
-  const auto mean_max = [](const Spread& s) { return nlohmann::ordered_json{{"mean", s.mean}, {"max", s.max}}; };
-  nlohmann::ordered_json json{
-      {"policy", figures.policy},
-      {"events", figures.events},
-      {"micro_steps", figures.micro_steps},
-      {"layers", figures.layers},
-      {"ranks", figures.ranks},
-      {"ranks_per_node", figures.ranks_per_node},
-      {"experts", figures.experts},
-      {"guest_slots", figures.guest_slots},
-      {"residency", to_string(figures.residency)},
-      {"in_flight", figures.in_flight},
-      {"rho", {{"mean", figures.rho.mean}, {"p99", figures.rho.p99}, {"max", figures.rho.max}}},
-      {"rho_lower_bound", {{"mean", figures.rho_lower_bound_mean}}},
-      {"rho_padded", mean_max(figures.rho_padded)},
-      {"align", figures.align},
-      {"max_rank_tokens", figures.max_rank_tokens},
-      {"copies", figures.copies},
-      {"copies_per_layer_event", figures.copies_per_layer_event},
-      {"copies_max_per_rank", figures.copies_max_per_rank},
-      {"home_moves", figures.home_moves},
-      {"guests_per_layer", figures.guests_per_layer},
-      {"node_link_tokens", mean_max(figures.node_link_tokens)},
-  };
-  if (figures.node_link_rows) json["node_link_rows"] = mean_max(*figures.node_link_rows);
-  return json;
 }
 
 }  // namespace foremoe

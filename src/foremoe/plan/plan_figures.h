@@ -1,12 +1,11 @@
 #pragma once
 
-// What a plan is worth, in the figures that `foremoe plan --json` prints and that tables compare.
+// What a plan is worth, in the figures that `foremoe plan --json` prints and that tables compare. As JSON: plan_json.h.
 //
 // Figures of balance and traffic are over the (layer, micro-step) pairs that have load: with more than one
 // micro-step in flight a pair still counts once, as both of its passes have the same quotas. Figures of copies
 // and guests are over all (layer, event) pairs.
 
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -64,8 +63,5 @@ struct FiguresOptions {
 
 // The plan must be one that check_plan accepts for this load. Nodes are those of the plan.
 PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options = {});
-
-// The keys that docs/formats.md lists, in that order; the caller adds times and threads.
-nlohmann::ordered_json to_json(const PlanFigures& figures);
 
 }  // namespace foremoe

@@ -5,9 +5,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "foremoe/plan/plan_copies.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/plan/test_traces.h"
+#include "foremoe/plan/plan_json.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/testing/batched_traces.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {

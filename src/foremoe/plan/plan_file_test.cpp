@@ -9,8 +9,8 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/safetensors.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/plan/test_same_plan.h"
+#include "foremoe/testing/random_plans.h"
+#include "foremoe/testing/same_plan.h"
 
 namespace foremoe {
 namespace {

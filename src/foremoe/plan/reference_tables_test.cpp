@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/plan/test_plans.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {
@@ -62,8 +62,7 @@ TEST(RecordedRollout, IsRoutedRowByRowAsTheCheckerSays) {
   const PlanFigures figures = plan_figures(plan, load, {.trace = &trace, .batching = &batching});
   ASSERT_TRUE(figures.node_link_rows);
   EXPECT_LT(figures.node_link_rows->mean, figures.node_link_tokens.mean);
-  const CheckReport report =
-      check_plan(plan, load, {.trace = &trace, .batching = &batching, .reported = &figures, .certificate_ranks = 8});
+  const CheckReport report = check_plan(plan, load, {.trace = &trace, .batching = &batching, .reported = &figures});
   EXPECT_TRUE(report.ok()) << (report.violations.empty() ? "" : report.violations.front().message);
   EXPECT_TRUE(report.not_checked.empty());
 }

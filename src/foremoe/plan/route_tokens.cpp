@@ -141,4 +141,84 @@ void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspa
   }
 }
 
+SourceTokens::SourceTokens(const RoutingTrace& trace, const Batching& batching)
+    : trace_(trace), num_ranks_(batching.num_ranks) {
+  const std::size_t num_sequences = batching.rank.size();
+  assert(num_sequences == static_cast<std::size_t>(trace.num_sequences()));
+  const auto source_of = [&](std::size_t s) {
+    return batching.micro_step[s].index() * num_ranks_ + batching.rank[s].index();
+  };
+
+  first_.assign(static_cast<std::size_t>(batching.num_micro_steps) * num_ranks_ + 1, 0);
+  for (std::size_t s = 0; s < num_sequences; ++s) ++first_[source_of(s) + 1];
+  for (std::size_t i = 1; i < first_.size(); ++i) first_[i] += first_[i - 1];
+
+  sequences_.resize(num_sequences);
+  std::vector<std::size_t> next(first_);
+  for (std::size_t s = 0; s < num_sequences; ++s) sequences_[next[source_of(s)]++] = static_cast<int>(s);
+}
+
+std::span<const int> SourceTokens::sequences(MicroStepId m, RankId source) const {
+  const std::size_t i = m.index() * num_ranks_ + source.index();
+  return std::span(sequences_).subspan(first_[i], first_[i + 1] - first_[i]);
+}
+
+void SourceTokens::gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const {
+  const std::size_t top_k = static_cast<std::size_t>(trace_.top_k);
+  routes.clear();
+  for (const int s : sequences(m, source)) {
+    for (std::int64_t token = trace_.cu_seqlens[s]; token < trace_.cu_seqlens[s + 1]; ++token) {
+      routes.resize(routes.size() + top_k);
+      trace_.route(token, l, std::span(routes).last(top_k));
+    }
+  }
+}
+
+// Adds one to `row` at each different value of `places`; `places` is sorted on return.
+template <class Id>
+static void count_distinct(std::vector<Id>& places, std::span<Tokens> row) {
+  std::ranges::sort(places);
+  const auto last = std::unique(places.begin(), places.end());
+  for (auto place = places.begin(); place != last; ++place) row[place->index()] += Tokens{1};
+}
+
+Array<Tokens, 2> dispatch_table(const RoutedLayer& routed) {
+  const std::size_t num_ranks = routed.first.size() - 1;
+  Array<Tokens, 2> rows({num_ranks, num_ranks});
+  for (const Shipment& s : routed.shipments) rows(s.source, s.replica) += s.rows;
+  return rows;
+}
+
+TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProblem& problem) {
+  const Topology& topology = problem.topology;
+  const std::size_t num_ranks = static_cast<std::size_t>(topology.num_ranks);
+  const std::size_t num_nodes = static_cast<std::size_t>(topology.num_nodes());
+  const std::size_t top_k = static_cast<std::size_t>(problem.tokens.top_k());
+  TokenDispatch table{.to_rank = Array<Tokens, 2>({num_ranks, num_ranks}),
+                      .to_node = Array<Tokens, 2>({num_ranks, num_nodes})};
+
+  RouteWorkspace workspace;
+  std::vector<ExpertId> routes;  // [token][k]
+  std::vector<RankId> replica;   // [token][k]
+  std::vector<RankId> ranks;     // of one token
+  std::vector<NodeId> nodes;     // of one token
+  for (int s = 0; s < topology.num_ranks; ++s) {
+    problem.tokens.gather(problem.micro_step, RankId{s}, problem.layer, routes);
+    replica.resize(routes.size());
+    assign_rows(routed, {RankId{s}, routes}, workspace, replica);
+    for (std::size_t token = 0; token < replica.size(); token += top_k) {
+      ranks.clear();
+      nodes.clear();
+      for (const RankId r : std::span(replica).subspan(token, top_k)) {
+        if (r == kNoReplica) continue;
+        ranks.push_back(r);
+        nodes.push_back(topology.node_of(r));
+      }
+      count_distinct(ranks, table.to_rank.row(s));
+      count_distinct(nodes, table.to_node.row(s));
+    }
+  }
+  return table;
+}
+
 }  // namespace foremoe

@@ -12,6 +12,9 @@
 // Guarantee. All rows are placed and all quotas met. For these quotas as many rows as possible stay on their
 //   rank, and as many as possible on their node. A sweep forms at most sources + replicas − 1 pairs per expert.
 // Complexity. O(ranks · experts + slots + shipments).
+//
+// What follows from it without an exchange of counts: the replica that serves each row (assign_rows), and how many rows
+// every rank sends to every other, which are the split sizes of the all-to-all (dispatch_table, token_dispatch).
 
 #include <span>
 #include <vector>
@@ -20,6 +23,8 @@
 #include "foremoe/core/array.h"
 #include "foremoe/core/units.h"
 #include "foremoe/plan/step_plan.h"
+#include "foremoe/rollout/batching.h"
+#include "foremoe/rollout/routing_trace.h"
 
 namespace foremoe {
 
@@ -87,5 +92,45 @@ struct SourceRows {
 // route, or no assignment). The routes must be those that the routed load counts.
 void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& workspace,
                  std::span<RankId> replica);
+
+// Which tokens a source rank holds in a micro-step, in row order: its sequences ascending, each from its first
+// token to its last. This is the order in which counts, routing and dispatch agree.
+class SourceTokens {
+ public:
+  // Keeps a reference to the trace; the batching must be one of its sequences.
+  SourceTokens(const RoutingTrace& trace, const Batching& batching);
+
+  int num_ranks() const { return num_ranks_; }
+  int top_k() const { return trace_.top_k; }
+  std::span<const int> sequences(MicroStepId m, RankId source) const;  // ascending
+
+  // The routes of one layer, [token][k] in row order, kNoExpert in missing rows. Replaces what `routes` held.
+  void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const;
+
+ private:
+  const RoutingTrace& trace_;
+  int num_ranks_ = 0;
+  std::vector<std::size_t> first_;  // [micro_steps · ranks + 1], into sequences_
+  std::vector<int> sequences_;
+};
+
+// [source rank][destination rank], one row per token–expert assignment; the diagonal stays on its rank. A column is
+// what that rank receives.
+Array<Tokens, 2> dispatch_table(const RoutedLayer& routed);
+
+// With known routes a token need travel only once to each rank, or to each node, that serves any of its rows.
+struct TokenDispatch {
+  Array<Tokens, 2> to_rank;  // [source rank][destination rank], one row per token and rank
+  Array<Tokens, 2> to_node;  // [source rank][destination node], one row per token and node
+};
+
+struct TokenDispatchProblem {
+  const SourceTokens& tokens;
+  MicroStepId micro_step;
+  LayerId layer;
+  Topology topology;
+};
+
+TokenDispatch token_dispatch(const RoutedLayer& routed, const TokenDispatchProblem& problem);
 
 }  // namespace foremoe

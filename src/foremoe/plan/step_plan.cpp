@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
+#include <numeric>
+#include <utility>
+
+#include "foremoe/rollout/load_table.h"
 
 namespace foremoe {
 
@@ -15,9 +20,133 @@ std::optional<Residency> residency_from_string(std::string_view text) {
   return static_cast<Residency>(at - kResidencyNames.begin());
 }
 
+ExecutionOrder make_execution_order(int num_micro_steps, int in_flight) {
+  assert(num_micro_steps >= 0 && in_flight >= 1);
+  ExecutionOrder order{.num_micro_steps = num_micro_steps, .in_flight = in_flight};
+  order.forward.resize(num_micro_steps);
+  order.backward.resize(num_micro_steps);
+  const auto append = [&](int m, Pass pass) {
+    const EventId event{order.micro_step.size()};
+    order.micro_step.emplace_back(m);
+    order.pass.push_back(pass);
+    (pass == Pass::kForward ? order.forward : order.backward)[m] = event;
+  };
+  if (in_flight == 1) {
+    for (int m = 0; m < num_micro_steps; ++m) append(m, Pass::kForward);
+    order.backward = order.forward;
+    return order;
+  }
+  const int lead = std::min(in_flight, num_micro_steps);  // forwards before the first backward
+  for (int m = 0; m < lead; ++m) append(m, Pass::kForward);
+  for (int m = 0; m < num_micro_steps; ++m) {
+    append(m, Pass::kBackward);
+    if (m + lead < num_micro_steps) append(m + lead, Pass::kForward);
+  }
+  return order;
+}
+
 int StepPlan::num_micro_steps() const {
   const auto last = std::max_element(event_micro_step.begin(), event_micro_step.end());
   return last == event_micro_step.end() ? 0 : last->value + 1;
+}
+
+int StepPlan::effective_in_flight() const { return std::min(in_flight, num_micro_steps()); }
+
+StepPlan empty_plan(StepPlan header, const LoadTable& load) {
+  const auto& [micro_steps, layers, ranks, experts] = load.load.shape();
+  const std::size_t slots = experts / ranks + static_cast<std::size_t>(header.guest_slots);
+  ExecutionOrder order = make_execution_order(load.num_micro_steps(), header.in_flight);
+  const std::array<std::size_t, 4> shape = {order.micro_step.size(), layers, ranks, slots};
+  StepPlan plan = std::move(header);
+  plan.ranks_per_node = load.ranks_per_node;
+  plan.load_digest = load_digest(load);
+  plan.slot_expert = Array<ExpertId, 4>(shape, kNoExpert);
+  plan.slot_tokens = Array<Tokens, 4>(shape);
+  plan.event_micro_step = std::move(order.micro_step);
+  plan.event_pass = std::move(order.pass);
+  plan.home = Array<RankId, 2>({layers, experts});
+  plan.max_load = Array<Tokens, 2>({micro_steps, layers});
+  plan.lower_bound = Array<Tokens, 2>({micro_steps, layers});
+  return plan;
+}
+
+static Array<Tokens, 2> first_of(const Array<Tokens, 2>& figures, std::size_t micro_steps, std::size_t layers) {
+  if (figures.empty()) return {};
+  Array<Tokens, 2> first({micro_steps, layers});
+  for (std::size_t m = 0; m < micro_steps; ++m) std::ranges::copy(figures.row(m).first(layers), first.row(m).begin());
+  return first;
+}
+
+StepPlan take_first(const StepPlan& plan, const LoadTable& part) {
+  assert(part.num_layers() <= plan.num_layers() && part.num_micro_steps() <= plan.num_micro_steps());
+  const auto layers = static_cast<std::size_t>(part.num_layers());
+  const auto micro_steps = static_cast<std::size_t>(part.num_micro_steps());
+  std::vector<std::size_t> events;
+  for (std::size_t e = 0; e < plan.event_micro_step.size(); ++e) {
+    if (plan.event_micro_step[e].index() < micro_steps) events.push_back(e);
+  }
+  StepPlan first = plan;
+  first.load_digest = load_digest(part);
+  const std::array<std::size_t, 4> shape = {events.size(), layers, plan.slot_expert.extent(2),
+                                            plan.slot_expert.extent(3)};
+  first.slot_expert = Array<ExpertId, 4>(shape);
+  first.slot_tokens = Array<Tokens, 4>(shape);
+  first.event_micro_step.clear();
+  first.event_pass.clear();
+  for (std::size_t e = 0; e < events.size(); ++e) {
+    first.event_micro_step.push_back(plan.event_micro_step[events[e]]);
+    first.event_pass.push_back(plan.event_pass[events[e]]);
+    for (std::size_t l = 0; l < layers; ++l) {
+      std::ranges::copy(plan.slot_expert[events[e]][l].flat(), first.slot_expert[e][l].flat().begin());
+      std::ranges::copy(plan.slot_tokens[events[e]][l].flat(), first.slot_tokens[e][l].flat().begin());
+    }
+  }
+  first.home = Array<RankId, 2>({layers, plan.home.extent(1)});
+  std::ranges::copy(plan.home.flat().first(first.home.size()), first.home.flat().begin());
+  first.max_load = first_of(plan.max_load, micro_steps, layers);
+  first.lower_bound = first_of(plan.lower_bound, micro_steps, layers);
+  return first;
+}
+
+Array<Tokens, 3> planned_loads(const StepPlan& plan) {
+  Array<Tokens, 3> loads({static_cast<std::size_t>(plan.num_micro_steps()), static_cast<std::size_t>(plan.num_layers()),
+                          static_cast<std::size_t>(plan.num_ranks())});
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        const auto quotas = plan.slot_tokens.row(t, l, r);
+        loads(plan.event_micro_step[static_cast<std::size_t>(t)], l, r) =
+            std::accumulate(quotas.begin(), quotas.end(), Tokens{});
+      }
+    }
+  }
+  return loads;
+}
+
+std::optional<double> imbalance(std::span<const Tokens> rank_loads) {
+  const Tokens total = std::accumulate(rank_loads.begin(), rank_loads.end(), Tokens{});
+  if (total == Tokens{0}) return std::nullopt;
+  return static_cast<double>(std::ranges::max(rank_loads).value) * static_cast<double>(rank_loads.size()) /
+         static_cast<double>(total.value);
+}
+
+std::span<const Copy> CopyFinder::into(EventId event, RankId rank) {
+  copies_.clear();
+  for (int s = 0; s < plan_.num_slots(); ++s) {
+    const ExpertId e = plan_.slot_expert(event, layer_, rank, s);
+    if (e == kNoExpert) continue;
+    const bool fetched = plan_.residency == Residency::kShared
+                             ? plan_.home(layer_, e) != rank && plan_.slot_tokens(event, layer_, rank, s) > Tokens{0}
+                             : !held_before(e, event, rank);
+    if (fetched) copies_.push_back({e, SlotId{s}});
+  }
+  return copies_;
+}
+
+bool CopyFinder::held_before(ExpertId e, EventId event, RankId rank) const {
+  if (event == EventId{0}) return plan_.home(layer_, e) == rank;
+  const std::span<const ExpertId> before = plan_.slot_expert.row(event.value - 1, layer_, rank);
+  return std::ranges::find(before, e) != before.end();
 }
 
 }  // namespace foremoe

@@ -1,15 +1,14 @@
-// What stage T promises, against three oracles that share nothing with it: all assignments of tiny instances, all
-// sets of ranks (the largest density is the optimum), and a linear program.
+// What stage T promises, against two oracles that share nothing with it: all assignments of tiny instances, and all
+// sets of ranks (the largest density is the optimum). policy/clp/assignment_lp_test.cpp has a third, a linear program.
 
 #include <gtest/gtest.h>
 
-#include <ClpSimplex.hpp>
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
-#include "foremoe/planner/test_assignment_instances.h"
+#include "foremoe/testing/assignment_instances.h"
 
 namespace foremoe::planner {
 namespace {
@@ -34,50 +33,30 @@ std::int64_t densest(const Instance& i) {
   return most;
 }
 
+// What is still to be dealt: `left` tokens of `expert`, −1 for all of them, to its holders from `holder` on, and all
+// later experts.
+struct Undealt {
+  std::size_t expert = 0;
+  std::size_t holder = 0;
+  std::int64_t left = -1;
+};
+
 // The least largest rank load over all ways to split all experts' tokens.
-std::int64_t least_max_load(const Holders& holders, const Loads& load, Loads& rank_load, std::size_t expert = 0,
-                            std::size_t holder = 0, std::int64_t left = -1) {
+std::int64_t least_max_load(const Holders& holders, const Loads& load, Loads& rank_load, const Undealt& rest = {}) {
+  const auto& [expert, holder, undealt] = rest;
   if (expert == holders.size()) return *std::max_element(rank_load.begin(), rank_load.end());
-  if (left < 0) left = load[expert];
+  const std::int64_t left = undealt < 0 ? load[expert] : undealt;
   std::int64_t& of_rank = rank_load[holders[expert][holder]];
   const bool last = holder + 1 == holders[expert].size();
   std::int64_t best = std::numeric_limits<std::int64_t>::max();
   for (std::int64_t given = last ? left : 0; given <= left; ++given) {
     of_rank += given;
-    best = std::min(best, last ? least_max_load(holders, load, rank_load, expert + 1)
-                               : least_max_load(holders, load, rank_load, expert, holder + 1, left - given));
+    const Undealt next =
+        last ? Undealt{.expert = expert + 1} : Undealt{.expert = expert, .holder = holder + 1, .left = left - given};
+    best = std::min(best, least_max_load(holders, load, rank_load, next));
     of_rank -= given;
   }
   return best;
-}
-
-// LP 1 of FineMoE: minimise t, quotas sum to the load of their expert and to at most t on their rank.
-double lp_optimum(const Instance& i) {
-  const int num_experts = i.graph.num_experts();
-  const int num_ranks = i.graph.num_ranks();
-  CoinPackedMatrix columns(true, 0, 0);
-  columns.setDimensions(num_experts + num_ranks, 0);
-  for (int s = 0; s < i.graph.num_slots(); ++s) {
-    if (i.graph.expert_in(s) < 0) continue;
-    const int rows[] = {i.graph.expert_in(s), num_experts + i.graph.rank_of(s)};
-    const double ones[] = {1, 1};
-    columns.appendCol(2, rows, ones);
-  }
-  std::vector<int> rank_rows(num_ranks);
-  std::iota(rank_rows.begin(), rank_rows.end(), num_experts);
-  columns.appendCol(num_ranks, rank_rows.data(), std::vector<double>(num_ranks, -1).data());
-  std::vector<double> lower(i.load.begin(), i.load.end());
-  std::vector<double> upper = lower;
-  lower.resize(num_experts + num_ranks, -COIN_DBL_MAX);
-  upper.resize(num_experts + num_ranks, 0);
-  std::vector<double> cost(columns.getNumCols(), 0);
-  cost.back() = 1;
-  ClpSimplex lp;
-  lp.setLogLevel(0);
-  lp.loadProblem(columns, nullptr, nullptr, cost.data(), lower.data(), upper.data());
-  lp.dual();
-  EXPECT_TRUE(lp.isProvenOptimal());
-  return lp.objectiveValue();
 }
 
 // All placements with at least one holder per expert and all loads up to `most`.
@@ -118,22 +97,6 @@ INSTANTIATE_TEST_SUITE_P(RanksExpertsLoad, EverySmallInstance,
                                          std::tuple{3, 2, 5}, std::tuple{3, 3, 2}, std::tuple{4, 2, 4},
                                          std::tuple{5, 2, 2}));
 
-TEST(AssignTokens, ReachesTheCeilingOfTheLinearProgram) {
-  Random random(1);
-  for (int n = 0; n < 3000; ++n) {
-    const Instance i = random_instance(random, {.ranks = 12, .experts = 24, .load = 1000});
-    ASSERT_EQ(solve(i), static_cast<std::int64_t>(std::ceil(lp_optimum(i) - 1e-6))) << "instance " << n;
-  }
-}
-
-TEST(AssignTokens, ReachesTheCeilingOfTheLinearProgramBeyond64Ranks) {
-  Random random(2);
-  for (int n = 0; n < 40; ++n) {
-    Instance i = random_instance(random, {.ranks = 150, .experts = 300, .load = 1000});
-    ASSERT_EQ(solve(i), static_cast<std::int64_t>(std::ceil(lp_optimum(i) - 1e-6))) << "instance " << n;
-  }
-}
-
 TEST(AssignTokens, IsExactForLoadsNearTwoToThe31) {
   Random random(3);
   for (int n = 0; n < 300; ++n) {
@@ -145,7 +108,7 @@ TEST(AssignTokens, IsExactForLoadsNearTwoToThe31) {
 
 TEST(Relieve, LeavesAsFewTokensAboveTheTargetAsAnyAssignment) {
   Random random(10);
-  AssignmentWorkspace workspace;
+  AssignmentSearch search;
   for (int n = 0; n < 500; ++n) {
     const Instance i = random_instance(random, {.ranks = 7, .experts = 14, .load = 60});
     const auto target = static_cast<std::int64_t>(random.below(2 * ceil_mean(i) + 1));
@@ -155,7 +118,7 @@ TEST(Relieve, LeavesAsFewTokensAboveTheTargetAsAnyAssignment) {
     }
     Assignment a;
     serve_at_homes(i.graph, i.load, a);
-    ASSERT_EQ(relieve(i.graph, target, a, workspace), least) << "instance " << n;
+    ASSERT_EQ(search.relieve(i.graph, target, a), least) << "instance " << n;
     test::expect_complete(i.graph, i.load, a);
     std::int64_t above = 0;
     for (const std::int64_t load : a.rank_load) above += std::max<std::int64_t>(0, load - target);

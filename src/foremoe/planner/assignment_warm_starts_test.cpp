@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "foremoe/planner/test_assignment_instances.h"
+#include "foremoe/testing/assignment_instances.h"
 
 namespace foremoe::planner {
 namespace {
@@ -65,12 +65,12 @@ TEST(AssignTokens, FindsTheSameOptimumFromThePreviousAssignmentAsCold) {
 
 TEST(AssignTokens, RepeatsItselfWhateverTheWorkspaceDidBefore) {
   Random random(8);
-  AssignmentWorkspace used;
+  AssignmentSearch used;
   for (int n = 0; n < 200; ++n) {
     const Instance i = random_instance(random, {.ranks = 80, .experts = 80, .load = 500});
     Assignment a;
     Assignment b;
-    AssignmentWorkspace fresh;
+    AssignmentSearch fresh;
     water_fill(i.graph, i.load, a);
     water_fill(i.graph, i.load, b);
     assign_tokens(i.graph, ceil_mean(i), a, used);
@@ -81,14 +81,14 @@ TEST(AssignTokens, RepeatsItselfWhateverTheWorkspaceDidBefore) {
 
 TEST(Relieve, LeavesAnAssignmentWithinTheTargetAsItIs) {
   Random random(12);
-  AssignmentWorkspace workspace;
+  AssignmentSearch search;
   for (int n = 0; n < 100; ++n) {
     const Instance i = random_instance(random, {.ranks = 12, .experts = 24, .load = 60});
     Assignment a;
     water_fill(i.graph, i.load, a);
     const Assignment before = a;
     const std::int64_t max_load = *std::max_element(a.rank_load.begin(), a.rank_load.end());
-    ASSERT_EQ(relieve(i.graph, max_load, a, workspace), 0);
+    ASSERT_EQ(search.relieve(i.graph, max_load, a), 0);
     ASSERT_EQ(a.quota, before.quota);
     ASSERT_EQ(a.rank_load, before.rank_load);
   }

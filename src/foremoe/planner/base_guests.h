@@ -52,7 +52,7 @@ class BaseGuests {
   const LayerProblem& problem_;
   BaseGoal goal_;
   float per_guest_;  // cost of one guest
-  AssignmentWorkspace workspace_;
+  AssignmentSearch search_;
   std::vector<MicroStep> now_;      // [micro_step], of the placement as it is
   std::vector<MicroStep> without_;  // [micro_step], with one slot emptied
   std::vector<MicroStep> trial_;    // [micro_step]
@@ -62,5 +62,17 @@ class BaseGuests {
   std::vector<float> score_;        // [expert] or [expert][rank]
   std::vector<int> order_;
 };
+
+// Prefer::kLinks: what balance leaves of the guest slots keeps tokens on their node. A replica on a node that has none
+// of its expert keeps there what the node's own ranks send to it. Token assignment then balances with these replicas as
+// with any other.
+
+// Fills empty guest slots of `graph`: the free slots of a node take the experts of which most would stay there over all
+// micro-steps, on its ranks in turn from the least loaded at homes.
+void add_local_guests(const LayerProblem& problem, ReplicaGraph& graph);
+
+// For one micro-step: in the slots whose guests do not balance m (they have no tokens in `assignment`), exchanges those
+// that keep little on their node in m for those that would keep most.
+void renew_local_guests(const LayerProblem& problem, int m, const Assignment& assignment, ReplicaGraph& graph);
 
 }  // namespace foremoe::planner

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/random.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/planner_steps.h"
 
 namespace foremoe::planner {
 namespace {

@@ -1,4 +1,4 @@
-#include "foremoe/planner/equal_split.h"
+#include "foremoe/planner/token_assignment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

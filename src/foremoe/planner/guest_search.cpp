@@ -72,11 +72,11 @@ void GuestSearch::measure_sources(const Bottleneck& b) {
   std::fill(inside_.begin(), inside_.end(), 0);
   std::fill(seen_.begin(), seen_.end(), 0);
   sources_.clear();
-  for (const int r : b.workspace.closed_set()) {
+  for (const int r : b.search.closed_set()) {
     inside_[r] = 1;
     inflow_[r] = static_cast<float>(std::max<std::int64_t>(0, b.assignment.rank_load[r] - b.target));
   }
-  for (const int r : b.workspace.closed_set()) {
+  for (const int r : b.search.closed_set()) {
     seen_[r] = 1;
     for (int s = b.graph.first_slot(r); s < b.graph.first_slot(r + 1); ++s) {
       const int e = b.graph.expert_in(s);

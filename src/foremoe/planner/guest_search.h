@@ -33,14 +33,14 @@ struct Candidate {
   std::int64_t gain;  // tokens of excess removed, once tried
 };
 
-// One state of the search: micro-step m on `graph`, with `excess` tokens above `target` and `workspace` holding S.
+// One state of the search: micro-step m on `graph`, with `excess` tokens above `target` and `search` holding S.
 struct Bottleneck {
   int m;
   std::int64_t target;
   std::int64_t excess;
   const ReplicaGraph& graph;
   const Assignment& assignment;
-  const AssignmentWorkspace& workspace;
+  const AssignmentSearch& search;
   const CopyLedger& ledger;
 };
 

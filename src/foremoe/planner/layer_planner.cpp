@@ -4,8 +4,6 @@
 
 #include "foremoe/core/timeline.h"
 #include "foremoe/planner/base_guests.h"
-#include "foremoe/planner/exchange.h"
-#include "foremoe/planner/local_guests.h"
 #include "foremoe/planner/rehoming.h"
 #include "foremoe/planner/relocation.h"
 #include "foremoe/planner/replication.h"
@@ -58,57 +56,94 @@ void LayerPlanner::start_from_previous(ReplicaGraph& graph) const {
   }
 }
 
-void LayerPlanner::place(StepPlan& plan) {
-  const double begin = thread_cpu_seconds();
+bool uses_base_guests(const PlannerOptions& options) {
+  if (!options.stages.base) return false;
+  if (options.residency == Residency::kStatic) return true;
+  const bool budgeted = options.max_copies_per_rank.value_or(options.guest_slots) < options.guest_slots ||
+                        options.max_copies_per_source != kNoLimit;
+  return options.residency == Residency::kResident && !budgeted;
+}
+
+ReplicaGraph LayerPlanner::place_base(StepPlan& plan) {
   if (options_.stages.base && options_.rehome > 0) set_homes(problem_, rehome(problem_, options_.rehome));
   for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
   ReplicaGraph graph = homes_only(problem_);
-  // A beginning that the budgets of the first event do not permit would be no beginning: P then starts from homes.
-  const bool budgeted = options_.max_copies_per_rank.value_or(options_.guest_slots) < options_.guest_slots ||
-                        options_.max_copies_per_source != kNoLimit;
-  const bool keeps_guests = options_.residency == Residency::kStatic || options_.residency == Residency::kResident;
-  if (options_.stages.base && keeps_guests && !(budgeted && options_.residency == Residency::kResident)) {
+  if (uses_base_guests(options_)) {
     if (request_.previous != nullptr) start_from_previous(graph);
     BaseGuests(problem_, options_.residency == Residency::kStatic ? BaseGoal::kFinal : BaseGoal::kBeginning)
         .choose(graph);
     if (options_.prefer == Prefer::kLinks) add_local_guests(problem_, graph);
   }
+  return graph;
+}
+
+void LayerPlanner::place(StepPlan& plan) {
+  const double begin = thread_cpu_seconds();
+  ReplicaGraph base = place_base(plan);
   const double based = thread_cpu_seconds();
   base_cpu_seconds_ += based - begin;
 
-  if (options_.residency == Residency::kFree) {
-    place_freely(graph, plan);
-  } else {
-    place_guests(graph);
-    write_slots(keep_guests(), plan);
+  switch (options_.residency) {
+    case Residency::kStatic:
+      write_slots(place_static(base), plan);
+      break;
+    case Residency::kResident:
+      write_slots(place_resident(std::move(base)), plan);
+      break;
+    case Residency::kShared:
+      write_slots(place_shared(base), plan);
+      break;
+    case Residency::kFree:
+      place_freely(base, plan);
+      break;
   }
   planning_cpu_seconds_ += thread_cpu_seconds() - based;
 }
 
-GuestSlots LayerPlanner::keep_guests() const {
-  if (wanted_.empty() || problem_.guest_slots == 0) return lend_slots(problem_, order_, wanted_);
-  switch (options_.residency) {
-    case Residency::kStatic:
-      return pin_guests(problem_, options_, order_, wanted_.front());
-    case Residency::kShared:
-      return lend_slots(problem_, order_, wanted_);
-    default:
-      return retain_guests(problem_, options_, order_, wanted_);
+// The guests in `graph` as retention takes them: those that serve a micro-step, or all. Experts ascending.
+static WantedGuests guests_in(const ReplicaGraph& graph, const LayerProblem& problem, const Assignment* serving) {
+  WantedGuests wanted(problem.num_ranks());
+  for (int s = 0; s < graph.num_slots(); ++s) {
+    const int e = graph.expert_in(s);
+    if (e < 0 || s == problem.home_slot[e]) continue;
+    if (serving == nullptr || serving->quota[s] > 0) wanted[graph.rank_of(s)].push_back(e);
   }
+  for (auto& guests : wanted) std::sort(guests.begin(), guests.end());
+  return wanted;
 }
 
-void LayerPlanner::place_guests(ReplicaGraph& graph) {
+// The guests of B are final.
+GuestSlots LayerPlanner::place_static(const ReplicaGraph& base) {
+  const WantedGuests guests = guests_in(base, problem_, nullptr);
+  std::fill(wanted_.begin(), wanted_.end(), guests);
+  return pin_guests(problem_, options_, order_, guests);
+}
+
+// Each micro-step starts from the guests that the one before left. Guests that serve nobody are wanted only where they
+// may keep tokens on their node.
+GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   Replication replication(problem_, options_);
-  const ReplicaGraph homes = options_.residency == Residency::kShared ? graph : ReplicaGraph();
   Assignment assignment;
+  const bool keep_local = options_.prefer == Prefer::kLinks;
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
-    if (options_.residency == Residency::kShared) graph = homes;
-    if (options_.residency != Residency::kStatic) balance(m, graph, assignment, replication);
-    if (options_.prefer == Prefer::kLinks && options_.residency == Residency::kResident) {
-      renew_local_guests(problem_, m, assignment, graph);
-    }
-    want(m, graph, assignment);
+    balance(m, graph, assignment, replication);
+    if (keep_local) renew_local_guests(problem_, m, assignment, graph);
+    wanted_[m] = guests_in(graph, problem_, keep_local ? nullptr : &assignment);
   }
+  return retain_guests(problem_, options_, order_, wanted_);
+}
+
+// Nothing stays: each micro-step starts from homes.
+GuestSlots LayerPlanner::place_shared(const ReplicaGraph& homes) {
+  Replication replication(problem_, options_);
+  Assignment assignment;
+  ReplicaGraph graph;
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    graph = homes;
+    balance(m, graph, assignment, replication);
+    wanted_[m] = guests_in(graph, problem_, &assignment);
+  }
+  return lend_slots(problem_, order_, wanted_);
 }
 
 // L or P for one micro-step, as far as they are switched on.
@@ -119,26 +154,12 @@ void LayerPlanner::balance(int m, ReplicaGraph& graph, Assignment& assignment, R
   }
   serve_at_homes(problem_, m, assignment);
   if (!options_.stages.relocation) {
-    AssignmentWorkspace workspace;
-    relieve(graph, problem_.target[m], assignment, workspace);
+    AssignmentSearch().relieve(graph, problem_.target[m], assignment);
     return;
   }
-  rests_[m].assign(problem_.num_experts, 0);
   CopyLedger ledger(problem_, options_);
   ledger.begin(graph);
-  relocate_experts(problem_, m, ledger, graph, assignment, rests_[m]);
-}
-
-// What m wants: the guests that serve it; all of them where they stay anyway or may keep tokens on their node.
-void LayerPlanner::want(int m, const ReplicaGraph& graph, const Assignment& assignment) {
-  for (int s = 0; s < graph.num_slots(); ++s) {
-    const int e = graph.expert_in(s);
-    if (e < 0 || s == problem_.home_slot[e]) continue;
-    const bool all = options_.residency == Residency::kStatic ||
-                     (options_.prefer == Prefer::kLinks && options_.residency == Residency::kResident);
-    if (all || assignment.quota[s] > 0) wanted_[m][graph.rank_of(s)].push_back(e);
-  }
-  for (auto& guests : wanted_[m]) std::sort(guests.begin(), guests.end());
+  rests_[m] = relocate_experts(problem_, m, ledger, graph, assignment);
 }
 
 void LayerPlanner::place_freely(ReplicaGraph& graph, StepPlan& plan) {
@@ -146,15 +167,14 @@ void LayerPlanner::place_freely(ReplicaGraph& graph, StepPlan& plan) {
   const bool may_exchange = options_.stages.relocation && !options_.max_copies_per_rank &&
                             options_.max_copies_per_source == kNoLimit && options_.min_tokens_per_guest == 0;
   Assignment assignment;
-  AssignmentWorkspace workspace;
-  std::vector<ExpertId> slots(graph.num_slots(),
-                              kNoExpert);  // as the plan has them: an expert that stays keeps its slot
+  AssignmentSearch search;
+  std::vector<ExpertId> slots(graph.num_slots(), kNoExpert);  // of the plan: an expert that stays keeps its slot
   for (int e = 0; e < problem_.num_experts; ++e) slots[problem_.home_slot[e]] = ExpertId{e};
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     Replication replication(problem_, options_);
     balance(m, graph, assignment, replication);
     const std::int64_t busiest = *std::max_element(assignment.rank_load.begin(), assignment.rank_load.end());
-    if (may_exchange && busiest > problem_.target[m] && exchange_anchors(problem_, m, graph, assignment, workspace)) {
+    if (may_exchange && busiest > problem_.target[m] && exchange_anchors(problem_, m, graph, assignment, search)) {
       balance(m, graph, assignment, replication);
     }
     for (int r = 0; r < problem_.num_ranks(); ++r) {
@@ -198,24 +218,27 @@ ReplicaGraph LayerPlanner::replicas_of(int m, const StepPlan& plan) const {
   return graph;
 }
 
+// [expert], slot from which its tokens start: its home, or under `free`, where an expert may have given up its home,
+// any of its replicas.
+std::vector<int> LayerPlanner::anchors_in(const ReplicaGraph& graph, const StepPlan& plan) const {
+  if (options_.residency != Residency::kFree) return problem_.home_slot;
+  std::vector<int> anchor(problem_.num_experts, -1);
+  for (int s = graph.num_slots() - 1; s >= 0; --s) {
+    const int e = graph.expert_in(s);
+    if (e < 0) continue;
+    const int at_home = graph.find(e, plan.home(layer_, e).value);
+    anchor[e] = at_home >= 0 ? at_home : s;
+  }
+  return anchor;
+}
+
 void LayerPlanner::finish(MicroStepId micro_step, StepPlan& plan) {
   const double begin = thread_cpu_seconds();
   const int m = micro_step.value;
   ReplicaGraph graph = replicas_of(m, plan);
-  if (options_.residency ==
-      Residency::kFree) {  // tokens start from the home, or from any replica where it was given up
-    for (int s = graph.num_slots() - 1; s >= 0; --s) {
-      const int e = graph.expert_in(s);
-      if (e < 0) continue;
-      const int owner = plan.home(layer_, e).value;
-      const int holding = graph.find(e, owner);
-      problem_.home_slot[e] = holding >= 0 ? holding : s;
-      problem_.home[e] = graph.rank_of(problem_.home_slot[e]);
-    }
-  }
   Assignment assignment;
   std::int64_t level = 0;
-  Quotas quotas(problem_, options_);
+  Quotas quotas(problem_, options_, anchors_in(graph, plan));
   if (options_.stages.tokens) {
     level = quotas.exact(m, graph, assignment);
   } else {
@@ -231,9 +254,9 @@ void LayerPlanner::finish(MicroStepId micro_step, StepPlan& plan) {
       for (int s = 0; s < problem_.slots_per_rank(); ++s) {
         const int held = experts[s] == kNoExpert ? -1 : graph.find(experts[s].value, r);
         tokens[s] = Tokens{held < 0 ? 0 : assignment.quota[held]};
-        const bool lent_in_vain =
+        const bool serves_nobody =
             options_.residency == Residency::kShared && s >= problem_.homes_per_rank() && tokens[s] == Tokens{0};
-        if (lent_in_vain) experts[s] = kNoExpert;
+        if (serves_nobody) experts[s] = kNoExpert;
       }
     }
   }

@@ -17,6 +17,12 @@
 
 namespace foremoe::planner {
 
+class Replication;
+
+// Whether stage B chooses guests. Under `shared` and `free` nothing stays, so there is nothing to choose. Where budgets
+// on copies forbid a full beginning, P starts from homes.
+bool uses_base_guests(const PlannerOptions& options);
+
 class LayerPlanner {
  public:
   LayerPlanner(const PlanRequest& request, const ExecutionOrder& order, LayerId layer);
@@ -28,14 +34,20 @@ class LayerPlanner {
   double planning_cpu_seconds() const { return planning_cpu_seconds_; }
 
  private:
+  // Stage B: homes, written to the plan, and the guests that the step begins with.
+  ReplicaGraph place_base(StepPlan& plan);
   void start_from_previous(ReplicaGraph& graph) const;
-  void place_guests(ReplicaGraph& graph);
-  GuestSlots keep_guests() const;
+
+  // L or P, one function per residency. The first three return the guests of every event.
+  GuestSlots place_static(const ReplicaGraph& base);
+  GuestSlots place_resident(ReplicaGraph graph);
+  GuestSlots place_shared(const ReplicaGraph& homes);
   void place_freely(ReplicaGraph& graph, StepPlan& plan);
-  void balance(int m, ReplicaGraph& graph, Assignment& assignment, class Replication& replication);
-  void want(int m, const ReplicaGraph& graph, const Assignment& assignment);
+  void balance(int m, ReplicaGraph& graph, Assignment& assignment, Replication& replication);
+
   void write_slots(const GuestSlots& guests, StepPlan& plan) const;
   ReplicaGraph replicas_of(int m, const StepPlan& plan) const;
+  std::vector<int> anchors_in(const ReplicaGraph& graph, const StepPlan& plan) const;
 
   const PlanRequest& request_;
   const PlannerOptions& options_;
@@ -43,7 +55,7 @@ class LayerPlanner {
   LayerId layer_;
   LayerProblem problem_;
   std::vector<WantedGuests> wanted_;      // [micro_step]
-  std::vector<std::vector<char>> rests_;  // [micro_step][expert], relocated: home does not serve
+  std::vector<std::vector<char>> rests_;  // [micro_step][expert], relocated: home does not serve; empty: none does
   double base_cpu_seconds_ = 0;
   double planning_cpu_seconds_ = 0;
 };

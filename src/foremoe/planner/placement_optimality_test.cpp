@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "foremoe/core/random.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/planner_steps.h"
 
 namespace foremoe {
 namespace {

@@ -1,72 +1,95 @@
 #include "foremoe/planner/planner.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <memory>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/empty_plan.h"
 #include "foremoe/planner/layer_planner.h"
 
 namespace foremoe {
 
-static void check(const PlanRequest& request) {
+namespace {
+
+void check_homes(const PlanRequest& request) {
   const LoadTable& load = request.load;
-  const PlannerOptions& o = request.options;
-  const auto refuse = [](const char* option, const std::string& why) { throw InputError({.field = option}, why); };
-  if (o.guest_slots < 0) refuse("--guest-slots", "must not be negative");
-  if (o.in_flight < 1) refuse("--in-flight", "must be at least 1");
-  if (o.rehome < 0) refuse("--rehome", "must not be negative");
-  if (o.min_tokens_per_guest < 0) refuse("--min-tokens-per-guest", "must not be negative");
-  if (o.max_copies_per_rank.value_or(0) < 0) refuse("--max-copies-per-rank", "must not be negative");
-  if (o.max_copies_per_source < 0) refuse("--max-copies-per-source", "must not be negative");
-  if (o.tolerance && !(*o.tolerance >= 0 && *o.tolerance <= 1)) refuse("--tolerance", "must be between 0 and 1");
-  if (o.residency == Residency::kFree && o.in_flight > 1) {
-    refuse("--residency",
-           "free moves experts away from their homes, so it serves forward-only stages: --in-flight must be 1");
-  }
-  if (load.num_experts() % load.num_ranks() != 0) {
-    throw InputError({.file = load.name, .field = "load"}, std::to_string(load.num_ranks()) + " ranks must divide " +
-                                                               std::to_string(load.num_experts()) + " experts");
-  }
   if (request.home.extent(0) != static_cast<std::size_t>(load.num_layers()) ||
       request.home.extent(1) != static_cast<std::size_t>(load.num_experts())) {
-    refuse("--homes", "must give a rank for every layer and expert of the load");
+    throw InputError({.file = {}, .field = "home", .index = {}},
+                     fmt::format("has {} layers and {} experts, the load {} and {}", request.home.extent(0),
+                                 request.home.extent(1), load.num_layers(), load.num_experts()));
   }
+  const int homes_per_rank = load.num_experts() / load.num_ranks();
   for (int l = 0; l < load.num_layers(); ++l) {
     std::vector<int> homes_on(load.num_ranks(), 0);
     for (int e = 0; e < load.num_experts(); ++e) {
-      const RankId home = request.home(l, e);
-      const std::string at = "[" + std::to_string(l) + ", " + std::to_string(e) + "]";
-      if (home.value < 0 || home.value >= load.num_ranks()) {
-        throw InputError({.field = "--homes", .index = at},
-                         "rank " + std::to_string(home.value) + " is not one of " + std::to_string(load.num_ranks()));
+      const int home = request.home(l, e).value;
+      const Where where{.file = {}, .field = "home", .index = fmt::format("[{}, {}]", l, e)};
+      if (home < 0 || home >= load.num_ranks()) {
+        throw InputError(where, fmt::format("rank {} is not in 0 … {}", home, load.num_ranks() - 1));
       }
-      if (++homes_on[home.index()] > load.num_experts() / load.num_ranks()) {
-        throw InputError({.field = "--homes", .index = at}, "rank " + std::to_string(home.value) + " has more than " +
-                                                                std::to_string(load.num_experts() / load.num_ranks()) +
-                                                                " homes in this layer");
+      if (++homes_on[home] > homes_per_rank) {
+        throw InputError(where, fmt::format("rank {} has more than {} homes in this layer", home, homes_per_rank));
       }
-    }
-  }
-  if (request.previous != nullptr) {
-    const StepPlan& p = *request.previous;
-    if (p.num_layers() != load.num_layers() || p.num_ranks() != load.num_ranks() ||
-        p.num_experts() != load.num_experts()) {
-      refuse("--previous", "must be a plan for as many layers, ranks and experts as the load has");
     }
   }
 }
 
+void check(const PlanRequest& request) {
+  const LoadTable& load = request.load;
+  expect_in_range(request.options);
+  if (request.options.residency == Residency::kFree && request.options.in_flight > 1) {
+    throw InputError({.file = {}, .field = "residency", .index = {}},
+                     "free moves experts away from their homes, so it serves forward-only phases, which have one "
+                     "micro-step in flight");
+  }
+  if (load.num_experts() % load.num_ranks() != 0) {
+    throw InputError({.file = load.name, .field = "load", .index = {}},
+                     fmt::format("{} ranks must divide {} experts", load.num_ranks(), load.num_experts()));
+  }
+  check_homes(request);
+  if (request.previous == nullptr) return;
+  const StepPlan& p = *request.previous;
+  if (p.num_layers() != load.num_layers() || p.num_ranks() != load.num_ranks() ||
+      p.num_experts() != load.num_experts()) {
+    throw InputError(
+        {.file = {}, .field = "previous", .index = {}},
+        fmt::format("has {} layers, {} ranks and {} experts, the load {}, {} and {}", p.num_layers(), p.num_ranks(),
+                    p.num_experts(), load.num_layers(), load.num_ranks(), load.num_experts()));
+  }
+}
+
+}  // namespace
+
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks) {
   if (num_ranks < 1 || num_experts % num_ranks != 0) {
-    throw InputError({.field = "--ranks"},
-                     std::to_string(num_ranks) + " ranks must divide " + std::to_string(num_experts) + " experts");
+    throw InputError({.file = {}, .field = "num_ranks", .index = {}},
+                     fmt::format("{} ranks must divide {} experts", num_ranks, num_experts));
   }
   Array<RankId, 2> home({static_cast<std::size_t>(num_layers), static_cast<std::size_t>(num_experts)});
   for (int l = 0; l < num_layers; ++l) {
     for (int e = 0; e < num_experts; ++e) home(l, e) = RankId{e / (num_experts / num_ranks)};
   }
   return home;
+}
+
+std::string note_on_previous(const StepPlan& previous, const PlannerOptions& options) {
+  if (options.guest_slots == 0) return "the former plan has no effect: there are no guest slots";
+  if (options.residency == Residency::kShared || options.residency == Residency::kFree) {
+    return fmt::format("the former plan has no effect: under residency {} a step begins with homes alone",
+                       to_string(options.residency));
+  }
+  if (!options.stages.base) return "the former plan has no effect: it is where stage B starts, which is off";
+  if (!planner::uses_base_guests(options)) {
+    return "the former plan has no effect: with these limits on copies a step begins with homes alone";
+  }
+  if (previous.guest_slots != options.guest_slots || previous.residency != options.residency) {
+    return fmt::format(
+        "the former plan has {} guest slots and residency {}: of its guests those held longest are taken",
+        previous.guest_slots, to_string(previous.residency));
+  }
+  return {};
 }
 
 PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {

@@ -2,14 +2,17 @@
 
 // The planner: from a step's loads to a plan, by four stages per layer (see docs/algorithms.md).
 //
-//   B  base placement   per step         homes (with `rehome`) and the guests that the step begins with
-//   L  relocation       per micro-step   a guest serves the whole quota and home rests; where P is off, and under
-//   `free` P  replication      per micro-step   guests where the tight set of ranks says T  token assignment per
-//   micro-step   exact quotas with their certificate
+// clang-format off
+//   B  base placement    once per step      homes (with `rehome`) and the guests that the step begins with
+//   L  relocation        every micro-step   whole experts; runs where P is off, and under `free` after P
+//   P  replication       every micro-step   guests at the bottleneck: the tight set of ranks
+//   T  token assignment  every micro-step   optimal integer quotas, with their certificate
+// clang-format on
 //
 // Layers are independent and run in parallel; the result does not depend on the number of threads.
 
 #include <functional>
+#include <string>
 
 #include "foremoe/core/parallel.h"
 #include "foremoe/plan/step_plan.h"
@@ -38,12 +41,20 @@ struct PlannedStep {
   PlanTimes times;
 };
 
-// Homes in contiguous blocks: expert e lives on rank e / (E/R). [layer][expert]. Throws InputError unless R divides E.
+// Homes in contiguous blocks: expert e lives on rank e / (E/R). [layer][expert]. Throws InputError unless num_ranks
+// divides num_experts.
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks);
 
+// Throws InputError whose field is that of PlanRequest or PlannerOptions ("home", "guest_slots", …), or "load" in the
+// file of the load.
 PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool);
 
 // The same with contiguous homes and as many threads as there are processors.
 PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options = {});
+
+// What becomes of a former step's plan that is not taken as it is, in a sentence for the user: why it has no effect
+// with these options, or in what it differs. Empty when there is nothing to say. Its layers, ranks and experts are
+// those of the load, or plan_step refuses it.
+std::string note_on_previous(const StepPlan& previous, const PlannerOptions& options);
 
 }  // namespace foremoe

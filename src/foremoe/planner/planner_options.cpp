@@ -31,6 +31,15 @@ PlannerStages parse_stages(const std::string& text) {
   return stages;
 }
 
+[[noreturn]] void refuse(const char* field, const std::string& why) {
+  throw InputError({.file = {}, .field = field, .index = {}}, why);
+}
+
+template <class T>
+void expect_at_least(T least, T value, const char* field) {
+  if (value < least) refuse(field, fmt::format("{} is less than {}", value, least));
+}
+
 }  // namespace
 
 std::vector<Option> options_of(PlannerOptions& o) {
@@ -122,6 +131,20 @@ std::vector<Option> options_of(PlannerOptions& o) {
           {.name = "seed", .value = "N", .help = "Random seed. The same seed gives the same plan", .group = group},
           o.seed),
   };
+}
+
+void expect_in_range(const PlannerOptions& o) {
+  if (o.guest_slots < 0 || o.guest_slots > kMaxExperts) {
+    refuse("guest_slots", fmt::format("{} is not in 0 … {}", o.guest_slots, kMaxExperts));
+  }
+  expect_at_least(1, o.in_flight, "in_flight");
+  expect_at_least(0, o.rehome, "rehome");
+  if (o.tolerance && !(*o.tolerance >= 0 && *o.tolerance <= 1)) {
+    refuse("tolerance", fmt::format("{} is not in 0 … 1", *o.tolerance));
+  }
+  expect_at_least(0, o.max_copies_per_rank.value_or(0), "max_copies_per_rank");
+  expect_at_least(0, o.max_copies_per_source, "max_copies_per_source");
+  expect_at_least<std::int64_t>(0, o.min_tokens_per_guest, "min_tokens_per_guest");
 }
 
 std::string to_json(const PlannerOptions& o) {

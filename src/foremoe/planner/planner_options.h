@@ -1,6 +1,6 @@
 #pragma once
 
-// What a user may ask of the planner. Every default is what `foremoe plan` does when told nothing.
+// What a user may ask of the planner. The defaults are those of `foremoe plan`.
 
 #include <cstdint>
 #include <limits>
@@ -25,7 +25,7 @@ enum class Prefer : std::uint8_t { kBalance, kLinks };
 inline constexpr int kNoLimit = std::numeric_limits<int>::max();
 
 struct PlannerOptions {
-  int guest_slots = 1;  // G ≥ 0
+  int guest_slots = 1;  // G, at most kMaxExperts
   Residency residency = Residency::kResident;
   int in_flight = 1;  // K ≥ 1
   PlannerStages stages;
@@ -41,6 +41,9 @@ struct PlannerOptions {
 
 // Where every guest is a copy at every use, the last percent of balance costs a tenth of the copies.
 inline double default_tolerance(Residency residency) { return residency == Residency::kShared ? 0.01 : 0.006; }
+
+// Throws InputError that names the field of an option out of its range.
+void expect_in_range(const PlannerOptions& options);
 
 // The fields above as options of a command line.
 std::vector<Option> options_of(PlannerOptions& options);

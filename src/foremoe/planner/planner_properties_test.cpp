@@ -7,8 +7,8 @@
 #include <stdexcept>
 
 #include "foremoe/core/random.h"
-#include "foremoe/plan/test_same_plan.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/same_plan.h"
 
 namespace foremoe {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "foremoe/core/error.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/planner_steps.h"
 
 namespace foremoe {
 namespace {
@@ -27,34 +27,34 @@ std::string refused(const LoadTable& load, const Array<RankId, 2>& home, const P
   return "";
 }
 
-TEST(BadInput, IsRefusedByTheNameOfTheOption) {
+TEST(BadInput, IsRefusedByTheNameOfTheField) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
   const Array<RankId, 2> home = contiguous_homes(1, 8, 4);
   EXPECT_EQ(refused(load, home, {}), "");
-  EXPECT_EQ(refused(load, home, {.guest_slots = -1}), "--guest-slots");
-  EXPECT_EQ(refused(load, home, {.in_flight = 0}), "--in-flight");
-  EXPECT_EQ(refused(load, home, {.in_flight = -3}), "--in-flight");
-  EXPECT_EQ(refused(load, home, {.rehome = -1}), "--rehome");
-  EXPECT_EQ(refused(load, home, {.max_copies_per_rank = -1}), "--max-copies-per-rank");
-  EXPECT_EQ(refused(load, home, {.max_copies_per_source = -1}), "--max-copies-per-source");
-  EXPECT_EQ(refused(load, home, {.min_tokens_per_guest = -1}), "--min-tokens-per-guest");
+  EXPECT_EQ(refused(load, home, {.guest_slots = -1}), "guest_slots");
+  EXPECT_EQ(refused(load, home, {.in_flight = 0}), "in_flight");
+  EXPECT_EQ(refused(load, home, {.in_flight = -3}), "in_flight");
+  EXPECT_EQ(refused(load, home, {.rehome = -1}), "rehome");
+  EXPECT_EQ(refused(load, home, {.max_copies_per_rank = -1}), "max_copies_per_rank");
+  EXPECT_EQ(refused(load, home, {.max_copies_per_source = -1}), "max_copies_per_source");
+  EXPECT_EQ(refused(load, home, {.min_tokens_per_guest = -1}), "min_tokens_per_guest");
   for (const double tolerance : {-0.001, 1.001, std::numeric_limits<double>::quiet_NaN()}) {
-    EXPECT_EQ(refused(load, home, {.tolerance = tolerance}), "--tolerance");
+    EXPECT_EQ(refused(load, home, {.tolerance = tolerance}), "tolerance");
   }
-  EXPECT_EQ(refused(load, home, {.residency = Residency::kFree, .in_flight = 2}), "--residency");
+  EXPECT_EQ(refused(load, home, {.residency = Residency::kFree, .in_flight = 2}), "residency");
 }
 
 TEST(BadInput, IsRefusedWhereHomesDoNotFitTheLoad) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
-  EXPECT_EQ(refused(load, contiguous_homes(2, 8, 4), {}), "--homes") << "a layer too many";
-  EXPECT_EQ(refused(load, contiguous_homes(1, 12, 4), {}), "--homes") << "too many experts";
+  EXPECT_EQ(refused(load, contiguous_homes(2, 8, 4), {}), "home") << "a layer too many";
+  EXPECT_EQ(refused(load, contiguous_homes(1, 12, 4), {}), "home") << "too many experts";
   Array<RankId, 2> home = contiguous_homes(1, 8, 4);
   home(0, 3) = RankId{4};
-  EXPECT_EQ(refused(load, home, {}), "--homes") << "a rank that there is not";
+  EXPECT_EQ(refused(load, home, {}), "home") << "a rank that there is not";
   home(0, 3) = RankId{-1};
-  EXPECT_EQ(refused(load, home, {}), "--homes");
+  EXPECT_EQ(refused(load, home, {}), "home");
   home(0, 3) = RankId{0};
-  EXPECT_EQ(refused(load, home, {}), "--homes") << "three homes on a rank, one on another";
+  EXPECT_EQ(refused(load, home, {}), "home") << "three homes on a rank, one on another";
 }
 
 TEST(BadInput, IsRefusedWhereRanksDoNotDivideExperts) {
@@ -71,8 +71,34 @@ TEST(BadInput, IsRefusedWhereThePreviousPlanIsOfAnotherShape) {
        {test::StepShape{.layers = 2, .ranks = 4, .experts = 8}, test::StepShape{.ranks = 2, .experts = 8},
         test::StepShape{.ranks = 4, .experts = 12}}) {
     const StepPlan previous = plan_checked(bursty_load(other, 9), {}).plan;
-    EXPECT_EQ(refused(load, home, {}, &previous), "--previous");
+    EXPECT_EQ(refused(load, home, {}, &previous), "previous");
   }
+}
+
+TEST(PreviousPlan, IsUsedOrItIsSaidWhyNot) {
+  const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
+  const LoadTable former = bursty_load({.ranks = 4, .experts = 8}, 10);
+  const StepPlan previous = plan_checked(former, {.guest_slots = 2}).plan;
+  const auto note = [&](const PlannerOptions& options) { return note_on_previous(previous, options); };
+  EXPECT_EQ(note({.guest_slots = 2}), "");
+  EXPECT_THAT(note({.guest_slots = 1}), testing::HasSubstr("has 2 guest slots"));
+  EXPECT_THAT(note({.guest_slots = 2, .residency = Residency::kStatic}), testing::HasSubstr("residency resident"));
+  EXPECT_THAT(note({.guest_slots = 0}), testing::HasSubstr("no guest slots"));
+  EXPECT_THAT(note({.guest_slots = 2, .stages = {.base = false}}), testing::HasSubstr("stage B"));
+  EXPECT_THAT(note({.guest_slots = 2, .max_copies_per_source = 1}), testing::HasSubstr("limits on copies"));
+  for (const Residency residency : {Residency::kShared, Residency::kFree}) {
+    EXPECT_THAT(note({.guest_slots = 2, .residency = residency}), testing::HasSubstr("has no effect"));
+  }
+  // Where the note says that there is no effect there is none, and without a note there may be one.
+  const auto differs = [&](const PlannerOptions& options) {
+    return plan_checked(load, options, {.previous = &previous}).plan.slot_expert !=
+           plan_checked(load, options).plan.slot_expert;
+  };
+  EXPECT_TRUE(differs({.guest_slots = 2}));
+  EXPECT_FALSE(differs({.guest_slots = 2, .residency = Residency::kShared}));
+  EXPECT_FALSE(differs({.guest_slots = 2, .residency = Residency::kFree}));
+  EXPECT_FALSE(differs({.guest_slots = 2, .stages = {.base = false}}));
+  EXPECT_FALSE(differs({.guest_slots = 2, .max_copies_per_source = 1}));
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/random.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {
@@ -41,7 +41,7 @@ void expect_exact(const StepPlan& plan, const LoadTable& load) {
           if (passes[e] == num_passes) holders[e] |= 1U << r;
         }
       }
-      ASSERT_EQ(plan.max_load(m, l), density_lower_bound(expert_load, holders, load.num_ranks()))
+      ASSERT_EQ(plan.max_load(m, l), test::density_lower_bound(expert_load, holders, load.num_ranks()))
           << "micro-step " << m << ", layer " << l;
     }
   }

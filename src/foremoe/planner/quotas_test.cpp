@@ -8,9 +8,9 @@
 #include <numeric>
 
 #include "foremoe/core/random.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/planner/test_complete_assignment.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/complete_assignment.h"
+#include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe::planner {
 namespace {
@@ -51,7 +51,7 @@ TEST(ExactQuotas, ReachTheOptimumWhateverTheNodes) {
     const int ranks = random_ranks(random);
     Instance i = random_instance(random, options, ranks, 1 + static_cast<int>(random.below(ranks + 1)));
     Assignment a;
-    const std::int64_t level = Quotas(i.problem, options).exact(0, i.graph, a);
+    const std::int64_t level = Quotas(i.problem, options, i.problem.home_slot).exact(0, i.graph, a);
     test::expect_complete(i.graph, i.problem.load(0), a);
     ASSERT_EQ(level, *std::ranges::max_element(a.rank_load));
     ASSERT_EQ(level, test::optimum_on(i.graph, i.problem.load(0))) << "instance " << n;
@@ -64,7 +64,7 @@ TEST(ExactQuotas, ThatPreferLinksStayWithinTheTarget) {
     const PlannerOptions options{.guest_slots = 2, .prefer = Prefer::kLinks, .tolerance = 0.2};
     Instance i = random_instance(random, options, 6, 2);
     Assignment a;
-    const std::int64_t level = Quotas(i.problem, options).exact(0, i.graph, a);
+    const std::int64_t level = Quotas(i.problem, options, i.problem.home_slot).exact(0, i.graph, a);
     test::expect_complete(i.graph, i.problem.load(0), a);
     ASSERT_LE(level, std::max(test::optimum_on(i.graph, i.problem.load(0)), i.problem.target[0])) << "instance " << n;
   }
@@ -95,7 +95,7 @@ TEST(ExactQuotas, SendNothingAwayWhereEveryNodeCanServeItself) {
     for (int g = 0; g < 2; ++g) i.graph.put(i.graph.first_slot(r) + 2 + g, (r + 2) % 4 * 2 + g);
   }
   Assignment a;
-  EXPECT_EQ(Quotas(i.problem, options).exact(0, i.graph, a), 80);
+  EXPECT_EQ(Quotas(i.problem, options, i.problem.home_slot).exact(0, i.graph, a), 80);
   EXPECT_EQ(tokens_away(i, a), 0);
 }
 
@@ -104,14 +104,14 @@ TEST(ExactQuotas, SaveTrafficAgainstTheFirstOptimumFound) {
   std::int64_t saved = 0;
   std::int64_t before = 0;
   const PlannerOptions options{.guest_slots = 2};
-  AssignmentWorkspace workspace;
+  AssignmentSearch search;
   for (int n = 0; n < 300; ++n) {
     Instance i = random_instance(random, options, 8, 4);
     Assignment first;
     serve_at_homes(i.problem, 0, first);
-    assign_tokens(i.graph, i.problem.lower_bound[0], first, workspace);
+    assign_tokens(i.graph, i.problem.lower_bound[0], first, search);
     Assignment a;
-    Quotas(i.problem, options).exact(0, i.graph, a);
+    Quotas(i.problem, options, i.problem.home_slot).exact(0, i.graph, a);
     before += tokens_away(i, first);
     saved += tokens_away(i, first) - tokens_away(i, a);
   }
@@ -126,10 +126,10 @@ TEST(ExactQuotas, ThatPreferLinksSendFewerTokensAwayThanThoseThatPreferBalance) 
     PlannerOptions options{.guest_slots = 2, .tolerance = 0.1};
     Instance i = random_instance(random, options, 8, 4);
     Assignment a;
-    Quotas(i.problem, options).exact(0, i.graph, a);
+    Quotas(i.problem, options, i.problem.home_slot).exact(0, i.graph, a);
     balance += tokens_away(i, a);
     options.prefer = Prefer::kLinks;
-    Quotas(i.problem, options).exact(0, i.graph, a);
+    Quotas(i.problem, options, i.problem.home_slot).exact(0, i.graph, a);
     links += tokens_away(i, a);
   }
   EXPECT_LT(links, balance);
@@ -145,7 +145,7 @@ TEST(ExactQuotas, LeaveNoGuestWithTooFewTokens) {
     Assignment at_homes;
     serve_at_homes(i.problem, 0, at_homes);
     Assignment a;
-    const std::int64_t level = Quotas(i.problem, options).exact(0, i.graph, a);
+    const std::int64_t level = Quotas(i.problem, options, i.problem.home_slot).exact(0, i.graph, a);
     test::expect_complete(i.graph, i.problem.load(0), a);
     ASSERT_LE(level, *std::ranges::max_element(at_homes.rank_load)) << "worse than no guest at all";
     for (int s = 0; s < i.graph.num_slots(); ++s) {
@@ -164,7 +164,7 @@ TEST(EqualQuotas, DifferByAtMostOneTokenAndTheLowestRanksServeTheRemainder) {
     std::vector<char> rests(i.problem.num_experts);
     for (char& rest : rests) rest = random.below(4) == 0 ? 1 : 0;
     Assignment a;
-    const std::int64_t level = Quotas(i.problem, options).equal(0, i.graph, rests, a);
+    const std::int64_t level = Quotas(i.problem, options, i.problem.home_slot).equal(0, i.graph, rests, a);
     test::expect_complete(i.graph, i.problem.load(0), a);
     ASSERT_EQ(level, *std::ranges::max_element(a.rank_load));
     for (int e = 0; e < i.problem.num_experts; ++e) {

@@ -6,8 +6,8 @@
 
 #include <cmath>
 
-#include "foremoe/planner/test_steps.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/testing/planner_steps.h"
 
 namespace foremoe {
 namespace {

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "foremoe/core/random.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/planner_steps.h"
 
 namespace foremoe::planner {
 namespace {

@@ -8,6 +8,12 @@
 // × ranks for each move.
 //
 // A slot is to spare when it is empty or its guest serves nobody in this micro-step.
+//
+// Under residency `free`, L runs after P: ranks exchange experts where guests alone miss the target. The closed set S
+// says from which ranks tokens must leave. Exchange an expert whose anchor (the replica that is never given up) is in S
+// with a lighter one anchored outside, the pair that promises to move most; keep it if the excess falls. An exchange is
+// two copies, so guests are tried first. It needs the host copy of the weights, hence forward-only phases. At most R
+// exchanges in a micro-step.
 
 #include <vector>
 
@@ -15,8 +21,13 @@
 
 namespace foremoe::planner {
 
-// Changes `graph` and `assignment` (quotas of micro-step m on it). `rests[e]` becomes 1 where the home rests.
-void relocate_experts(const LayerProblem& problem, int m, CopyLedger& ledger, ReplicaGraph& graph,
-                      Assignment& assignment, std::vector<char>& rests);
+// Changes `graph` and `assignment`, quotas of micro-step m on it. Returns [expert], 1 where the home rests.
+std::vector<char> relocate_experts(const LayerProblem& problem, int m, CopyLedger& ledger, ReplicaGraph& graph,
+                                   Assignment& assignment);
+
+// Moves anchors in `problem` (home, home_slot) and `graph`; `assignment` ends as quotas of m with the least excess
+// found. Returns whether anything moved.
+bool exchange_anchors(LayerProblem& problem, int m, ReplicaGraph& graph, Assignment& assignment,
+                      AssignmentSearch& search);
 
 }  // namespace foremoe::planner

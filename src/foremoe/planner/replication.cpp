@@ -54,57 +54,55 @@ void Replication::balance(int m, ReplicaGraph& graph, Assignment& a) {
 
 Replication::Outcome Replication::search(int m, ReplicaGraph& graph, Assignment& a) {
   ledger_.begin(graph);
-  std::int64_t target = problem_.target[m];
+  State state{.m = m, .target = problem_.target[m], .excess = 0, .graph = graph, .assignment = a};
   for (int level = 0;; ++level) {
     serve_at_homes(problem_, m, a);
-    std::int64_t excess = relieve(graph, target, a, workspace_);
-    while (excess > 0 && (improve(m, target, excess, GuestSlotsToUse::kAny, graph, a) ||
-                          improve(m, target, excess, GuestSlotsToUse::kEmpty, graph, a))) {
+    state.excess = search_.relieve(graph, state.target, a);
+    while (state.excess > 0 && (improve(state, GuestSlotsToUse::kAny) || improve(state, GuestSlotsToUse::kEmpty))) {
     }
-    if (excess == 0) break;
-    const std::int64_t reached = assign_tokens(graph, target, a, workspace_);
+    if (state.excess == 0) break;
+    const std::int64_t reached = assign_tokens(graph, state.target, a, search_);
     if (level == kLevels) {
-      target = reached;
+      state.target = reached;
       break;
     }
-    target += std::max<std::int64_t>(1, (reached - target) / kRaiseDivisor);
+    state.target += std::max<std::int64_t>(1, (reached - state.target) / kRaiseDivisor);
   }
-  take_back(m, target, graph, a);
-  return {.level = target, .copies = ledger_.num_copies(graph)};
+  take_back(m, state.target, graph, a);
+  return {.level = state.target, .copies = ledger_.num_copies(graph)};
 }
 
 bool Replication::permitted(const Candidate& c, const ReplicaGraph& graph) const {
   return graph.find(c.expert, c.rank) < 0 && ledger_.permits(graph, guests_.slot_on(c.rank), c.expert);
 }
 
-// The excess that would remain with the candidate in its slot; `to` becomes the assignment. `graph` ends as it was.
-std::int64_t Replication::attempt(const Candidate& c, std::int64_t target, std::int64_t excess_before,
-                                  ReplicaGraph& graph, const Assignment& from, Assignment& to) {
+// The excess that would remain with the candidate in its slot; `to` becomes the assignment. The graph ends as it was.
+std::int64_t Replication::attempt(const Candidate& c, const State& state, Assignment& to) {
+  ReplicaGraph& graph = state.graph;
   const int s = guests_.slot_on(c.rank);
   const int old = graph.expert_in(s);
-  to.quota = from.quota;
-  to.rank_load = from.rank_load;
+  to.quota = state.assignment.quota;
+  to.rank_load = state.assignment.rank_load;
   if (old >= 0) {
     release(problem_, graph, s, to);
     graph.drop(s);
   }
   graph.put(s, c.expert);
-  std::int64_t excess = relieve_once(graph, target, to, trial_workspace_);
-  if (excess >= excess_before) excess = relieve(graph, target, to, trial_workspace_);
+  std::int64_t excess = trial_search_.relieve_once(graph, state.target, to);
+  if (excess >= state.excess) excess = trial_search_.relieve(graph, state.target, to);
   graph.drop(s);
   if (old >= 0) graph.put(s, old);
   return excess;
 }
 
 // Makes one change, or some, that lower the excess; false when none was found.
-bool Replication::improve(int m, std::int64_t target, std::int64_t& excess, GuestSlotsToUse slots, ReplicaGraph& graph,
-                          Assignment& a) {
-  const Bottleneck bottleneck{.m = m,
-                              .target = target,
-                              .excess = excess,
-                              .graph = graph,
-                              .assignment = a,
-                              .workspace = workspace_,
+bool Replication::improve(State& state, GuestSlotsToUse slots) {
+  const Bottleneck bottleneck{.m = state.m,
+                              .target = state.target,
+                              .excess = state.excess,
+                              .graph = state.graph,
+                              .assignment = state.assignment,
+                              .search = search_,
                               .ledger = ledger_};
   guests_.list(bottleneck, slots, variant_);
   const std::size_t longest = slots == GuestSlotsToUse::kCopied ? static_cast<std::size_t>(effort_.short_list)
@@ -121,11 +119,11 @@ bool Replication::improve(int m, std::int64_t target, std::int64_t& excess, Gues
       if (tried == list.size()) break;
     }
     Candidate& c = list[tried];
-    if (!permitted(c, graph)) continue;
-    const std::int64_t left = attempt(c, target, excess, graph, a, trial_);
-    c.gain = excess - left;
+    if (!permitted(c, state.graph)) continue;
+    const std::int64_t left = attempt(c, state, trial_);
+    c.gain = state.excess - left;
     if (c.gain <= 0) continue;
-    const float score = static_cast<float>(c.gain) * problem_.per_mean[m] + guests_.future_change(bottleneck, c);
+    const float score = static_cast<float>(c.gain) * problem_.per_mean[state.m] + guests_.future_change(bottleneck, c);
     if (best != nullptr && score <= best_score) continue;
     best = &c;
     best_score = score;
@@ -138,32 +136,32 @@ bool Replication::improve(int m, std::int64_t target, std::int64_t& excess, Gues
   }
   if (best == nullptr) return false;
   const Candidate first = *best;
-  ledger_.replace(graph, guests_.slot_on(first.rank), first.expert);
-  std::swap(a, best_);
-  excess = best_excess;
+  ledger_.replace(state.graph, guests_.slot_on(first.rank), first.expert);
+  std::swap(state.assignment, best_);
+  state.excess = best_excess;
   std::fill(taken_.begin(), taken_.end(), 0);
   taken_[first.rank] = 1;
-  take_others(target, excess, list.first(tried), graph, a);
-  if (excess > 0) excess = relieve(graph, target, a, workspace_);  // for its closed set
+  take_others(state, list.first(tried));
+  if (state.excess > 0) state.excess = search_.relieve(state.graph, state.target, state.assignment);  // finds S again
   return true;
 }
 
 // The others of those tried, most gain first, as long as each still does most of what it did alone.
-void Replication::take_others(std::int64_t target, std::int64_t& excess, std::span<Candidate> tried,
-                              ReplicaGraph& graph, Assignment& a) {
+void Replication::take_others(State& state, std::span<Candidate> tried) {
   std::sort(tried.begin(), tried.end(), [](const Candidate& x, const Candidate& y) {
     if (x.gain != y.gain) return x.gain > y.gain;
     return x.expert != y.expert ? x.expert < y.expert : x.rank < y.rank;
   });
   for (const Candidate& c : tried) {
-    if (excess == 0 || c.gain * 2 < tried.front().gain || c.gain <= 0) break;
-    if (taken_[c.rank] != 0 || ledger_.is_copy(graph, guests_.slot_on(c.rank)) || !permitted(c, graph)) continue;
-    const std::int64_t left = attempt(c, target, excess, graph, a, trial_);
-    if (static_cast<float>(excess - left) < kKeepsPromise * static_cast<float>(c.gain)) continue;
-    ledger_.replace(graph, guests_.slot_on(c.rank), c.expert);
+    if (state.excess == 0 || c.gain * 2 < tried.front().gain || c.gain <= 0) break;
+    const int slot = guests_.slot_on(c.rank);
+    if (taken_[c.rank] != 0 || ledger_.is_copy(state.graph, slot) || !permitted(c, state.graph)) continue;
+    const std::int64_t left = attempt(c, state, trial_);
+    if (static_cast<float>(state.excess - left) < kKeepsPromise * static_cast<float>(c.gain)) continue;
+    ledger_.replace(state.graph, slot, c.expert);
     taken_[c.rank] = 1;
-    std::swap(a, trial_);
-    excess = left;
+    std::swap(state.assignment, trial_);
+    state.excess = left;
   }
 }
 
@@ -178,6 +176,7 @@ void Replication::take_back(int m, std::int64_t target, ReplicaGraph& graph, Ass
   ReplicaGraph graph_before;
   CopyLedger ledger_before = ledger_;
   Assignment rest;
+  State without{.m = m, .target = target, .excess = 0, .graph = graph, .assignment = rest};
   for (const int s : copied) {
     const int found = ledger_.found(s);
     const std::int64_t tokens = a.quota[s];
@@ -187,10 +186,9 @@ void Replication::take_back(int m, std::int64_t target, ReplicaGraph& graph, Ass
     rest = a;
     release(problem_, graph, s, rest);
     ledger_.replace(graph, s, found);
-    std::int64_t excess = relieve(graph, target, rest, workspace_);
-    if (excess > 0 && excess * effort_.replaceable < tokens)
-      improve(m, target, excess, GuestSlotsToUse::kCopied, graph, rest);
-    if (excess == 0) {
+    without.excess = search_.relieve(graph, target, rest);
+    if (without.excess > 0 && without.excess * effort_.replaceable < tokens) improve(without, GuestSlotsToUse::kCopied);
+    if (without.excess == 0) {
       std::swap(a, rest);
     } else {
       std::swap(graph, graph_before);

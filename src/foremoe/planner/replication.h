@@ -41,13 +41,19 @@ class Replication {
     int copies = 0;
   };
 
+  // One attempt while it goes on. The assignment's tokens above the target are `excess`.
+  struct State {
+    int m;
+    std::int64_t target;
+    std::int64_t excess;
+    ReplicaGraph& graph;
+    Assignment& assignment;
+  };
+
   Outcome search(int m, ReplicaGraph& graph, Assignment& assignment);
-  bool improve(int m, std::int64_t target, std::int64_t& excess, GuestSlotsToUse slots, ReplicaGraph& graph,
-               Assignment& assignment);
-  std::int64_t attempt(const Candidate& c, std::int64_t target, std::int64_t excess_before, ReplicaGraph& graph,
-                       const Assignment& from, Assignment& to);
-  void take_others(std::int64_t target, std::int64_t& excess, std::span<Candidate> tried, ReplicaGraph& graph,
-                   Assignment& assignment);
+  bool improve(State& state, GuestSlotsToUse slots);
+  std::int64_t attempt(const Candidate& c, const State& state, Assignment& to);
+  void take_others(State& state, std::span<Candidate> tried);
   void take_back(int m, std::int64_t target, ReplicaGraph& graph, Assignment& assignment);
   bool permitted(const Candidate& c, const ReplicaGraph& graph) const;
 
@@ -57,8 +63,8 @@ class Replication {
   int variant_ = 0;
   CopyLedger ledger_;
   GuestSearch guests_;
-  AssignmentWorkspace workspace_;  // of the search itself: holds the closed set
-  AssignmentWorkspace trial_workspace_;
+  AssignmentSearch search_;  // of the state itself: holds the closed set
+  AssignmentSearch trial_search_;
   Assignment trial_;
   Assignment best_;
   std::vector<char> taken_;  // [rank], by take_others

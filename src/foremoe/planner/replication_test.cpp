@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/random.h"
-#include "foremoe/planner/test_complete_assignment.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/complete_assignment.h"
+#include "foremoe/testing/planner_steps.h"
 
 namespace foremoe::planner {
 namespace {

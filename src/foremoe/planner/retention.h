@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "foremoe/core/array.h"
-#include "foremoe/plan/execution_order.h"
+#include "foremoe/plan/step_plan.h"
 #include "foremoe/planner/layer_problem.h"
 
 namespace foremoe::planner {

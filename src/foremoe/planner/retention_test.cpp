@@ -10,7 +10,7 @@
 #include <map>
 
 #include "foremoe/core/random.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/planner_steps.h"
 
 namespace foremoe::planner {
 namespace {

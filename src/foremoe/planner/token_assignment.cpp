@@ -76,7 +76,7 @@ void water_fill(const ReplicaGraph& graph, std::span<const std::int64_t> expert_
   assert(adds_up(graph, a));
 }
 
-std::int64_t AssignmentWorkspace::start(const ReplicaGraph& graph, std::int64_t target, const Assignment& a) {
+std::int64_t AssignmentSearch::start(const ReplicaGraph& graph, std::int64_t target, const Assignment& a) {
   queue_.resize(graph.num_ranks());
   leaving_.resize(graph.num_ranks());
   arriving_.resize(graph.num_ranks());
@@ -97,8 +97,8 @@ std::int64_t AssignmentWorkspace::start(const ReplicaGraph& graph, std::int64_t 
   return excess;
 }
 
-std::int64_t AssignmentWorkspace::search(const ReplicaGraph& graph, std::int64_t target, std::int64_t excess,
-                                         Assignment& a) {
+std::int64_t AssignmentSearch::search(const ReplicaGraph& graph, std::int64_t target, std::int64_t excess,
+                                      Assignment& a) {
   // Beyond 64 ranks a bit stands for several; it then stays.
   const std::uint64_t kept = graph.num_ranks() > 64 ? unvisited_shadow_ : 0;
   for (int head = 0; head < num_visited_ && num_visited_ < graph.num_ranks() && excess > 0; ++head) {
@@ -121,8 +121,7 @@ std::int64_t AssignmentWorkspace::search(const ReplicaGraph& graph, std::int64_t
   return excess;
 }
 
-std::int64_t AssignmentWorkspace::augment(const ReplicaGraph& graph, std::int64_t target, int sink,
-                                          Assignment& a) const {
+std::int64_t AssignmentSearch::augment(const ReplicaGraph& graph, std::int64_t target, int sink, Assignment& a) const {
   std::int64_t tokens = target - a.rank_load[sink];
   int source = sink;
   for (; leaving_[source] >= 0; source = graph.rank_of(leaving_[source])) {
@@ -139,17 +138,17 @@ std::int64_t AssignmentWorkspace::augment(const ReplicaGraph& graph, std::int64_
   return tokens;
 }
 
-std::int64_t relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& a, AssignmentWorkspace& w) {
+std::int64_t AssignmentSearch::relieve(const ReplicaGraph& graph, std::int64_t target, Assignment& a) {
   for (;;) {
-    const std::int64_t excess = w.start(graph, target, a);
-    const std::int64_t left = w.search(graph, target, excess, a);
+    const std::int64_t excess = start(graph, target, a);
+    const std::int64_t left = search(graph, target, excess, a);
     assert(adds_up(graph, a));
     if (left == 0 || left == excess) return left;
   }
 }
 
-std::int64_t relieve_once(const ReplicaGraph& graph, std::int64_t target, Assignment& a, AssignmentWorkspace& w) {
-  return w.search(graph, target, w.start(graph, target, a), a);
+std::int64_t AssignmentSearch::relieve_once(const ReplicaGraph& graph, std::int64_t target, Assignment& a) {
+  return search(graph, target, start(graph, target, a), a);
 }
 
 // Raises `bound` to the density of the densest expert, all of whose tokens its holders must serve. Returns that
@@ -169,7 +168,7 @@ static int densest_expert(const ReplicaGraph& graph, const Assignment& a, std::i
   return densest;
 }
 
-std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, Assignment& a, AssignmentWorkspace& w,
+std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, Assignment& a, AssignmentSearch& search,
                            std::vector<int>* tight_set) {
   if (tight_set != nullptr) tight_set->clear();
   std::int64_t target = lower_bound;
@@ -179,11 +178,12 @@ std::int64_t assign_tokens(const ReplicaGraph& graph, std::int64_t lower_bound, 
       tight_set->push_back(graph.rank_of(s));
     }
   }
-  while (relieve(graph, target, a, w) > 0) {
+  while (search.relieve(graph, target, a) > 0) {
     std::int64_t load = 0;
-    for (const int r : w.closed_set()) load += a.rank_load[r];
-    target = ceil_div(load, std::ssize(w.closed_set()));  // higher: all of S is at the old one or above, some above
-    if (tight_set != nullptr) tight_set->assign(w.closed_set().begin(), w.closed_set().end());
+    for (const int r : search.closed_set()) load += a.rank_load[r];
+    target =
+        ceil_div(load, std::ssize(search.closed_set()));  // higher: all of S is at the old one or above, some above
+    if (tight_set != nullptr) tight_set->assign(search.closed_set().begin(), search.closed_set().end());
   }
   return *std::max_element(a.rank_load.begin(), a.rank_load.end());
 }

@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "foremoe/planner/test_assignment_instances.h"
+#include "foremoe/testing/assignment_instances.h"
 
 namespace foremoe::planner {
 namespace {
@@ -98,19 +98,19 @@ TEST(AssignTokens, ScalesWithTheLoadsUpToRounding) {
 
 TEST(Relieve, ReportsTheSetThatNoTokenCanLeave) {
   Random random(11);
-  AssignmentWorkspace workspace;
+  AssignmentSearch search;
   int closed = 0;
   for (int n = 0; n < 500; ++n) {
     const Instance i = random_instance(random, {.ranks = 90, .experts = 120, .load = 60});
     Assignment a;
     water_fill(i.graph, i.load, a);
-    if (relieve(i.graph, ceil_mean(i), a, workspace) == 0) continue;
+    if (search.relieve(i.graph, ceil_mean(i), a) == 0) continue;
     ++closed;
     const Holders holders = holders_of(i.graph);
-    const std::set<int> within(workspace.closed_set().begin(), workspace.closed_set().end());
-    ASSERT_EQ(std::ssize(within), std::ssize(workspace.closed_set()));
+    const std::set<int> within(search.closed_set().begin(), search.closed_set().end());
+    ASSERT_EQ(std::ssize(within), std::ssize(search.closed_set()));
     for (int r = 0; r < i.graph.num_ranks(); ++r) {
-      ASSERT_EQ(workspace.in_closed_set(r), within.contains(r));
+      ASSERT_EQ(search.in_closed_set(r), within.contains(r));
       if (!within.contains(r)) {
         ASSERT_LE(a.rank_load[r], ceil_mean(i));
         continue;

@@ -5,7 +5,7 @@
 #include <deque>
 #include <numeric>
 
-#include "foremoe/policy/fetched_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
 
@@ -76,6 +76,7 @@ class Echo final : public Policy {
   std::string_view summary() const override {
     return "ECHO: what exceeds the mean packed into one spare slot of every other rank";
   }
+  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

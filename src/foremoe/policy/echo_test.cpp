@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/planner/test_steps.h"
-#include "foremoe/policy/test_policy_runs.h"
+#include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {

@@ -1,4 +1,4 @@
-#include "foremoe/policy/eplb_rebalance.h"
+#include "foremoe/policy/eplb.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

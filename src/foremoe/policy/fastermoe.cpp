@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "foremoe/policy/fetched_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
 
@@ -17,6 +17,7 @@ class FasterMoe final : public Policy {
   std::string_view summary() const override {
     return "FasterMoE: the most loaded experts on every rank while its model of the time says so";
   }
+  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   // It asks the gate's counts of this very micro-step. How long the decision takes is not published.
   OnlineWork online() const override { return {.copies_after_router = true}; }
 

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/plan/test_plans.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "foremoe/policy/fetched_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
 
@@ -90,8 +90,11 @@ class Feplb final : public Policy {
 
   std::string_view name() const override { return options_.try_smaller ? "feplb-smaller" : "feplb"; }
   std::string_view summary() const override {
-    return "FEPLB: after dispatch, whole experts from the busiest to the idlest rank of their node";
+    return options_.try_smaller
+               ? "FEPLB, going on with smaller experts where the busiest one does not help"
+               : "FEPLB: after dispatch, whole experts from the busiest to the idlest rank of their node";
   }
+  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   OnlineWork online() const override {
     return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds, .own_experts_first = true};
   }

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/planner/test_steps.h"
+#include "foremoe/testing/planner_steps.h"
 
 namespace foremoe {
 namespace {

@@ -1,16 +1,12 @@
-#include "foremoe/policy/fetched_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cassert>
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
-
-#include "foremoe/core/timeline.h"
-#include "foremoe/policy/empty_plan.h"
 
 namespace foremoe {
 
@@ -175,23 +171,15 @@ void list_at_home(const LayerLoad& load, std::vector<std::vector<ExpertId>>& exp
 }
 
 PolicyResult plan_fetched(const FetchedPolicy& policy, const PolicyInput& input, ThreadPool& pool) {
-  const auto begin = std::chrono::steady_clock::now();
   if (input.load.num_experts() % input.load.num_ranks() != 0) {
     return Skipped{fmt::format("{} experts cannot be spread evenly over {} ranks: their number must be a multiple",
                                input.load.num_experts(), input.load.num_ranks())};
   }
   check_policy_input(input);
-  PlannedStep step{.plan = empty_plan(policy.name, Residency::kShared, input)};
-  if (policy.home.data() != nullptr) move_homes(policy.home, step.plan);
-  std::vector<double> cpu_seconds(step.plan.num_layers());  // [layer]
-  pool.for_each_index(cpu_seconds.size(), [&](std::size_t l, std::size_t) {
-    const double layer_begin = thread_cpu_seconds();
-    FetchedLayer(policy, input, LayerId{l}, step.plan).plan_events();
-    cpu_seconds[l] = thread_cpu_seconds() - layer_begin;
-  });
-  step.times.planning_cpu_seconds = std::accumulate(cpu_seconds.begin(), cpu_seconds.end(), 0.0);
-  step.times.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return step;
+  StepPlan empty = empty_plan(policy.name, Residency::kShared, input);
+  if (policy.home.data() != nullptr) move_homes(policy.home, empty);
+  return plan_layers(std::move(empty), pool,
+                     [&](LayerId l, StepPlan& plan) { FetchedLayer(policy, input, l, plan).plan_events(); });
 }
 
 }  // namespace foremoe

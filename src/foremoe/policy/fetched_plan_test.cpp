@@ -1,4 +1,4 @@
-#include "foremoe/policy/fetched_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/policy/test_policy_runs.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {
@@ -169,8 +169,8 @@ TEST(FetchedPlan, NamesTheOptionThatMakesNoSense) {
     }
     return "";
   };
-  EXPECT_THAT(message({.guest_slots = -1}), HasSubstr("--guest-slots"));
-  EXPECT_THAT(message({.in_flight = 0}), HasSubstr("--in-flight"));
+  EXPECT_THAT(message({.guest_slots = -1}), HasSubstr("guest_slots: -1 is not in 0 … 65536"));
+  EXPECT_THAT(message({.in_flight = 0}), HasSubstr("in_flight: 0 is less than 1"));
 }
 
 // Compiled without assertions nothing is promised for what a policy must not do.

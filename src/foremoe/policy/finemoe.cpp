@@ -1,12 +1,11 @@
 #include "foremoe/policy/finemoe.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 
-#include "foremoe/policy/finemoe/random_placement.h"
 #include "foremoe/policy/finemoe/symmetric_placement.h"
-#include "foremoe/policy/former_step.h"
-#include "foremoe/policy/free_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
 
@@ -45,11 +44,22 @@ class FineMoe final : public Policy {
 
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
+  std::span<const std::string_view> uses() const override {
+    static constexpr std::array<std::string_view, 5> kUses{"guest_slots", "in_flight", "seed", "previous",
+                                                           "previous_load"};
+    return std::span(kUses).first(placing_ == Placing::kSymmetric ? 2 : placing_ == Placing::kRandom ? 3 : 5);
+  }
+  std::string note_on_previous(const PolicyInput& input) const override {
+    return placing_ == Placing::kAdaptive ? note_on_former_plan(input, name_) : Policy::note_on_previous(input);
+  }
   // Scheduling follows the gate. With all optimizations it "introduces only 0.4 ms additional dispatch time" (figure
   // 13).
   OnlineWork online() const override { return {.planning_seconds = 400e-6}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    if (options_.scheduler.solver != finemoe::Solver::kExact && !finemoe::ReplicaLoadLp::is_available()) {
+      return Skipped{"built without CLP"};
+    }
     if (placing_ == Placing::kAdaptive) (void)former_load(input);  // throws where it is of another model
     FreePolicy policy{.name = name_, .split = Split::kExact, .place = {}};
     policy.own_split = [&](LayerId layer) { return schedule(input, layer); };

@@ -10,9 +10,11 @@
 //   finemoe              the same at first, replaced adaptively by           free        any
 //                        asymmetric ones, "FineMoE" (§6.3, §6.4)
 //
-// The parts are in finemoe/, each with its section of the paper and what was inferred: symmetric_placement.h,
-// random_placement.h, asymmetric_placement.h, adaptive_replacement.h, replica_load_lp.h (LP 1 and LP 4),
-// token_scheduler.h (whole tokens, pipelining), token_routing.h (algorithm 1).
+// The parts are in finemoe/, each with its section of the paper and what was inferred: symmetric_placement.h
+// (also random), asymmetric_placement.h (and its adaptive replacement), replica_load_lp.h (LP 1 and LP 4),
+// token_scheduler.h (whole tokens, pipelining, algorithm 1).
+//
+// Without CLP all three are skipped, unless the scheduler's solver is kExact.
 //
 // As a plan. d copies of the model's experts on R ranks, in the paper R ÷ (E/R) data-parallel groups, are here one
 // expert per home and d − 1 guests for each. What every former step knew is its load (`previous_load`); without it,
@@ -24,7 +26,7 @@
 // (§B.3, see the placements), distributed against central scheduling (§5.3) and its overlap (§5.4), moving optimizer
 // states with the experts.
 
-#include "foremoe/policy/finemoe/adaptive_replacement.h"
+#include "foremoe/policy/finemoe/asymmetric_placement.h"
 #include "foremoe/policy/finemoe/token_scheduler.h"
 #include "foremoe/policy/policy.h"
 

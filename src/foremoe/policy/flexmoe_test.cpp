@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/policy/test_policy_runs.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {
@@ -181,7 +181,7 @@ TEST(FlexMoe, FollowsTheFormerStepsLastMicroStepAtFirst) {
 TEST(FlexMoe, SaysWhatItCannotPlan) {
   const LoadTable load = skewed();
   EXPECT_THAT(std::get<Skipped>(result_of(*make_flexmoe(), {.load = load, .guest_slots = 2, .in_flight = 2})).reason,
-              HasSubstr("--in-flight must be 1"));
+              HasSubstr("one micro-step in flight"));
   const LoadTable other = test::random_load({.layers = 2}, 1);
   EXPECT_THROW(result_of(*make_flexmoe(), {.load = load, .guest_slots = 2, .previous_load = &other}), InputError);
 }

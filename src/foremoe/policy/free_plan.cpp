@@ -1,17 +1,11 @@
-#include "foremoe/policy/free_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cassert>
-#include <chrono>
 #include <numeric>
 #include <optional>
-
-#include "foremoe/core/timeline.h"
-#include "foremoe/planner/equal_split.h"
-#include "foremoe/planner/token_assignment.h"
-#include "foremoe/policy/empty_plan.h"
 
 namespace foremoe {
 
@@ -21,7 +15,8 @@ std::optional<Skipped> skipped(const FreePolicy& policy, const PolicyInput& inpu
   const int num_experts = input.load.num_experts();
   const int num_ranks = input.load.num_ranks();
   if (policy.residency == Residency::kFree && input.options.in_flight > 1) {
-    return Skipped{"moves experts away from their homes, so it serves forward-only stages: --in-flight must be 1"};
+    return Skipped{
+        "moves experts away from their homes, so it serves forward-only phases, which have one micro-step in flight"};
   }
   if (num_experts % num_ranks != 0) {
     return Skipped{fmt::format("{} experts and {} guest slots on each of {} ranks cannot be placed evenly", num_experts,
@@ -115,7 +110,7 @@ class FreeLayer {
       own_split_(m, graph, load, assignment_);
     } else if (policy_.split == Split::kExact) {
       planner::water_fill(graph, load, assignment_);
-      planner::assign_tokens(graph, lower_bound_, assignment_, workspace_);
+      planner::assign_tokens(graph, lower_bound_, assignment_, search_);
     } else {
       const auto parts_of = [&](int slot) { return parts_(graph.rank_of(slot), graph.expert_in(slot)); };
       planner::split_equally(graph, load, parts_of, assignment_);
@@ -138,32 +133,17 @@ class FreeLayer {
   Array<int, 2> parts_;          // [rank][expert], replicas before they are merged
   SplitTokens own_split_;        // none: as policy_.split says
   planner::Assignment assignment_;
-  planner::AssignmentWorkspace workspace_;
+  planner::AssignmentSearch search_;
   std::int64_t lower_bound_ = 0;  // ⌈mean⌉
 };
 
 }  // namespace
 
-Array<std::int64_t, 2> layer_load(const LoadTable& load, LayerId layer) {
-  Array<std::int64_t, 2> of_layer({load.load.extent(0), load.load.extent(3)});
-  for (int m = 0; m < load.num_micro_steps(); ++m) load.expert_loads(MicroStepId{m}, layer, of_layer.row(m));
-  return of_layer;
-}
-
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool) {
-  const auto begin = std::chrono::steady_clock::now();
   if (auto reason = skipped(policy, input)) return *std::move(reason);
   check_policy_input(input);
-  PlannedStep step{.plan = empty_plan(policy.name, policy.residency, input)};
-  std::vector<double> cpu_seconds(step.plan.num_layers());  // [layer]
-  pool.for_each_index(cpu_seconds.size(), [&](std::size_t l, std::size_t) {
-    const double layer_begin = thread_cpu_seconds();
-    FreeLayer(policy, input, LayerId{l}).plan_into(step.plan);
-    cpu_seconds[l] = thread_cpu_seconds() - layer_begin;
-  });
-  step.times.planning_cpu_seconds = std::accumulate(cpu_seconds.begin(), cpu_seconds.end(), 0.0);
-  step.times.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return step;
+  return plan_layers(empty_plan(policy.name, policy.residency, input), pool,
+                     [&](LayerId l, StepPlan& plan) { FreeLayer(policy, input, l).plan_into(plan); });
 }
 
 }  // namespace foremoe

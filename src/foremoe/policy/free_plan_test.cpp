@@ -1,12 +1,12 @@
-#include "foremoe/policy/free_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/policy/test_policy_runs.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {
@@ -63,7 +63,7 @@ PolicyResult plan(const Request& request) {
 
 StepPlan planned(const Request& request) {
   StepPlan step = std::get<PlannedStep>(plan(request)).plan;
-  const CheckReport report = check_plan(step, request.load, {.certificate_ranks = 2});
+  const CheckReport report = check_plan(step, request.load);
   EXPECT_TRUE(report.ok()) << report.violations.front().message;
   return step;
 }
@@ -152,7 +152,7 @@ TEST(FreePlan, SplitsAsThePolicySays) {
 TEST(FreePlan, IsSkippedWhereThereAreBackwardEvents) {
   const PolicyResult result = plan({.placements = {{{0, 1, 3}, {2, 3, 0}}}, .in_flight = 2});
   ASSERT_TRUE(std::holds_alternative<Skipped>(result));
-  EXPECT_THAT(std::get<Skipped>(result).reason, HasSubstr("--in-flight must be 1"));
+  EXPECT_THAT(std::get<Skipped>(result).reason, HasSubstr("one micro-step in flight"));
 }
 
 TEST(FreePlan, IsSkippedWhereRanksWouldHaveUnequalSlots) {
@@ -173,13 +173,19 @@ TEST(FreePlan, NamesTheOptionThatMakesNoSense) {
     }
     return "";
   };
-  EXPECT_THAT(message([] { plan({.placements = {{{0, 1}, {2, 3}}}, .guest_slots = -1}); }), HasSubstr("--guest-slots"));
-  EXPECT_THAT(message([] { plan({.placements = {{{0, 1}, {2, 3}}}, .in_flight = 0}); }), HasSubstr("--in-flight"));
+  EXPECT_THAT(message([] {
+                plan({.placements = {{{0, 1}, {2, 3}}}, .guest_slots = -1});
+              }),
+              HasSubstr("guest_slots: -1 is not in 0 … 65536"));
+  EXPECT_THAT(message([] {
+                plan({.placements = {{{0, 1}, {2, 3}}}, .in_flight = 0});
+              }),
+              HasSubstr("in_flight: 0 is less than 1"));
   ThreadPool pool(1);
   const LoadTable load = test::random_load({}, 1);
   const Array<RankId, 2> home({1, 8});
   EXPECT_THAT(message([&] { plan_freely({.name = "test"}, {.load = load, .home = home, .options = {}}, pool); }),
-              HasSubstr("--homes"));
+              HasSubstr("home: has "));
 }
 
 }  // namespace

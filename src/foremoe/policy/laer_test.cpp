@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/planner/test_steps.h"
-#include "foremoe/policy/test_policy_runs.h"
+#include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {
@@ -83,7 +83,7 @@ TEST(Laer, BalancesBetterWhenItSeesWhatItPlans) {
 TEST(Laer, IsNotDefinedForBackwardPassesOfTheirOwn) {
   const LoadTable load = test::random_load({}, 1);
   EXPECT_THAT(std::get<Skipped>(result_of(*make_laer(), {.load = load, .in_flight = 2})).reason,
-              HasSubstr("--in-flight must be 1"));
+              HasSubstr("one micro-step in flight"));
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "foremoe/policy/fetched_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
 
@@ -110,6 +110,7 @@ class Llep final : public Policy {
   std::string_view summary() const override {
     return "LLEP: homes filled to the mean, the rest spilled to the least loaded ranks";
   }
+  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

@@ -1,4 +1,5 @@
-// LPLB: its topologies, examples by hand, its linear program by CLP, and the balance that its own tests ask for.
+// LPLB: its topologies, examples by hand, and the balance that its own tests ask for. clp/lplb_lp_test.cpp holds its
+// token split to CLP.
 
 #include "foremoe/policy/lplb.h"
 
@@ -8,11 +9,10 @@
 #include <cmath>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/policy/finemoe/replica_load_lp.h"
-#include "foremoe/policy/finemoe/test_instances.h"
-#include "foremoe/policy/test_policy_runs.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/testing/finemoe_instances.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {
@@ -72,8 +72,7 @@ TEST(LplbEdges, AreChosenByRanksNodesAndSlots) {
   EXPECT_EQ(lplb::choose_edges({.num_ranks = 6, .ranks_per_node = 4}, 2), Edges::kRing);  // nodes are not equal
 }
 
-StepPlan planned(test::PolicyRun run, Edges edges = Edges::kAutomatic) {
-  run.certificate_ranks = 8;
+StepPlan planned(const test::PolicyRun& run, Edges edges = Edges::kAutomatic) {
   return test::plan_of(*make_lplb({.edges = edges}), run);
 }
 
@@ -171,33 +170,6 @@ TEST(Lplb, SaysWhatATopologyAsksFor) {
   EXPECT_TRUE(std::holds_alternative<Skipped>(make_lplb()->plan({.load = uneven, .home = home, .options = {}}, pool)));
 }
 
-// Our exact assignment against the linear program: minimise the largest rank load over the flows on the edges.
-void expect_as_clp(const StepPlan& plan, const LoadTable& load) {
-  for (int l = 0; l < plan.num_layers(); ++l) {
-    const planner::ReplicaGraph graph = finemoe::test::graph_of(
-        plan.num_ranks(), finemoe::test::holders_of(plan.slot_expert.view()[0][l], load.load.extent(3)));
-    finemoe::ReplicaLoadLp lp(graph, load.topology(), std::nullopt);
-    Array<std::int64_t, 2> input({load.load.extent(2), load.load.extent(3)});
-    for (int m = 0; m < load.num_micro_steps(); ++m) {
-      std::ranges::transform(load.load.view()[m][l].flat(), input.flat().begin(), [](Tokens t) { return t.value; });
-      ASSERT_TRUE(lp.solve(input));
-      EXPECT_EQ(std::llround(std::ceil(lp.objective() - 1e-6)), plan.max_load(m, l).value);
-    }
-  }
-}
-
-TEST(Lplb, HasTheOptimumOfItsLinearProgram) {
-  for (const auto& [edges, ranks, guest_slots] : {std::tuple{Edges::kRing, 8, 1},
-                                                  {Edges::kCube, 8, 2},
-                                                  {Edges::kCube, 16, 4},
-                                                  {Edges::kHypercube, 16, 2},
-                                                  {Edges::kTorus, 16, 2}}) {
-    const LoadTable load =
-        test::random_load({.micro_steps = 4, .ranks = ranks, .experts = 4 * ranks, .ranks_per_node = 4}, 5, 4000);
-    expect_as_clp(planned({.load = load, .guest_slots = guest_slots}, edges), load);
-  }
-}
-
 // tests/test_solve.py, one draw of each: 256 experts of load N(1, 0.3), expected N(1, 0.15); below 1.03 on 16 ranks
 // with the hypercube, below 1.07 on 32 with the cube. The mean of ten draws here. There experts are reordered first, by
 // a history that knows nothing of the load.
@@ -217,14 +189,6 @@ TEST(Lplb, BalancesAsItsOwnTestsAsk) {
       mean += plan_figures(plan, load).rho.mean / 10;
     }
     EXPECT_LT(mean, bound);
-  }
-}
-
-TEST(Lplb, PlansTables) {
-  for (const char* table : {"q30-ep8", "q30-ep16-bursty", "v3-ep64"}) {
-    const std::string path = std::string("data/load-") + table + ".safetensors";
-    const LoadTable load = take_first(read_load(path), 4, 1);
-    for (const int guest_slots : {1, 2}) expect_as_clp(planned({.load = load, .guest_slots = guest_slots}), load);
   }
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "foremoe/policy/fetched_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
 
@@ -67,6 +67,7 @@ class Moonep final : public Policy {
   std::string_view summary() const override {
     return "MoonEP: every rank filled to its share by copies of experts of one other rank";
   }
+  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

@@ -5,9 +5,9 @@
 
 #include <set>
 
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/planner/test_steps.h"
-#include "foremoe/policy/test_policy_runs.h"
+#include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {

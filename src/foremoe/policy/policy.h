@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -18,7 +19,7 @@ namespace foremoe {
 struct PolicyInput {
   const LoadTable& load;
   ArrayView<const RankId, 2> home;           // [layer][expert]
-  PlannerOptions options;                    // guest slots, in-flight, seed …; each policy uses what it has a use for
+  PlannerOptions options;                    // each policy uses those that Policy::uses() lists
   const StepPlan* previous = nullptr;        // a former step's plan, for warm starts
   const LoadTable* previous_load = nullptr;  // a former step's load, for policies that predict from history
   // As PlanRequest has it, for policies that plan micro-step by micro-step; others never call it.
@@ -32,7 +33,7 @@ struct Skipped {
 using PolicyResult = std::variant<PlannedStep, Skipped>;
 
 // What a system does between a layer's router and its experts where it runs as published, for the simulator to charge.
-// Nothing for one that plans ahead of the stage.
+// Nothing for one that plans before the phase begins.
 struct OnlineWork {
   // Its copies begin when the router of their layer and micro-step has run, and come from peers.
   bool copies_after_router = false;
@@ -47,12 +48,25 @@ class Policy {
   virtual std::string_view name() const = 0;
   virtual std::string_view summary() const = 0;  // one line for `--help`
   virtual OnlineWork online() const { return {}; }
+  // The fields of PlannerOptions and PolicyInput on which plans of this policy depend, for some input: "guest_slots",
+  // "previous_load", … A user who sets another one learns that it is ignored. Whether the plans can train says their
+  // residency, StepPlan::can_train().
+  virtual std::span<const std::string_view> uses() const = 0;
+  // What becomes of `input.previous` where it is not taken as it is, in a sentence for the user; empty when there is
+  // nothing to say.
+  virtual std::string note_on_previous(const PolicyInput& input) const;
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
 };
 
+// Our planner as a policy, and its ablation with residency `static`, in which guests are chosen once per step and only
+// quotas change inside it. Expert parallelism without balancing: every expert is served at its home.
+std::unique_ptr<Policy> make_foremoe();
+std::unique_ptr<Policy> make_static();
+std::unique_ptr<Policy> make_vanilla();
+
 // Each system once, in the order in which tables show them: what `compare --policy all` compares.
 const std::vector<std::unique_ptr<Policy>>& all_systems();
-// The same systems otherwise: halves of one for ablations, other token splits. Found by their names alone.
+// Variants of these systems: halves of one for ablations, other token splits. Found by their names alone.
 const std::vector<std::unique_ptr<Policy>>& all_variants();
 
 std::vector<const Policy*> all_policies();         // systems, then variants

@@ -4,8 +4,7 @@
 #include <cassert>
 #include <numeric>
 
-#include "foremoe/policy/former_step.h"
-#include "foremoe/policy/free_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
 
@@ -47,6 +46,7 @@ class SmartMoe final : public Policy {
   std::string_view summary() const override {
     return "SmartMoE: experts permuted now and then by recent loads, without replicas";
   }
+  std::span<const std::string_view> uses() const override { return kUsesSlotsAndHistory; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* const former = former_load(input);

@@ -4,8 +4,7 @@
 #include <cassert>
 #include <numeric>
 
-#include "foremoe/policy/former_step.h"
-#include "foremoe/policy/free_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
 
@@ -21,6 +20,7 @@ class Symi final : public Policy {
   std::string_view summary() const override {
     return "SYMI: replicas in proportion to the former micro-step's loads, equal split";
   }
+  std::span<const std::string_view> uses() const override { return kUsesSlotsAndHistory; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* const former = former_load(input);

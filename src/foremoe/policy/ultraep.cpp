@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "foremoe/policy/fetched_plan.h"
+#include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
 
@@ -131,8 +131,11 @@ class UltraEp final : public Policy {
 
   std::string_view name() const override { return options_.min_tokens_per_replica > 1 ? "ultraep-minimum" : "ultraep"; }
   std::string_view summary() const override {
-    return "UltraEP: after every router, a search for the least load that exported quotas can reach";
+    return options_.min_tokens_per_replica > 1
+               ? "UltraEP with its least tokens per replica, below which no copy is made"
+               : "UltraEP: after every router, a search for the least load that exported quotas can reach";
   }
+  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   OnlineWork online() const override {
     return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds};
   }

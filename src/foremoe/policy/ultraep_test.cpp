@@ -7,8 +7,8 @@
 #include <string>
 
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/planner/test_steps.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/testing/planner_steps.h"
 
 namespace foremoe {
 namespace {

@@ -1,10 +1,14 @@
 #include "foremoe/runtime/machine_speed.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "foremoe/runtime/cpu/optimizers.h"
@@ -181,6 +185,84 @@ MachineSpeed measure_machine(const SpeedOptions& options) {
     }
   });
   return mean_of(ranks);
+}
+
+namespace {
+
+Bytes memory_of_machine() { return Bytes{std::int64_t{sysconf(_SC_PHYS_PAGES)} * std::int64_t{sysconf(_SC_PAGESIZE)}}; }
+
+// Four digits are more than a measurement repeats.
+void round_numbers(Cluster& cluster) {
+  for (double* const number :
+       {&cluster.flops_per_second, &cluster.gemm_efficiency, &cluster.attention_efficiency,
+        &cluster.memory_bytes_per_second, &cluster.kernel_seconds, &cluster.peers.bytes_per_second,
+        &cluster.peers.latency_seconds, &cluster.network.bytes_per_second, &cluster.network.latency_seconds,
+        &cluster.host.bytes_per_second, &cluster.host.latency_seconds, &cluster.switch_bytes_per_second,
+        &cluster.host_memory_bytes_per_second}) {
+    *number = std::stod(fmt::format("{:.4g}", *number));
+  }
+}
+
+}  // namespace
+
+Calibration calibrate(const std::string& name, SpeedOptions options) {
+  const bool asked = options.num_ranks > 0;
+  if (!asked) options.num_ranks = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const MachineSpeed speed = measure_machine(options);
+
+  const int n = options.num_ranks;
+  const bool alone = n == 1;
+  const std::string at_once = alone ? "one rank" : fmt::format("{} ranks at once", n);
+  const std::string buffers = fmt::format("{} MiB", options.buffer.value >> 20);
+  Calibration result;
+  Cluster& c = result.cluster;
+  c.name = name;
+  c.ranks_per_node = n;
+  c.flops_per_second = speed.best_flops_per_second;
+  c.gemm_efficiency = std::min(1.0, speed.expert_flops_per_second / speed.best_flops_per_second);
+  c.attention_efficiency = c.gemm_efficiency;
+  c.memory_bytes_per_second = speed.moved_bytes_per_second;
+  c.memory = Bytes{memory_of_machine().value / n};
+  c.row_tile = 1;
+  c.kernel_seconds = speed.operation_seconds;
+  c.host = {.bytes_per_second = speed.copied_bytes_per_second, .latency_seconds = speed.copy_seconds};
+  c.peers =
+      alone ? c.host
+            : LinkSpeed{.bytes_per_second = speed.exchange_bytes_per_second, .latency_seconds = speed.exchange_seconds};
+  c.network = c.peers;
+  c.ranks_per_switch = n;
+  c.switch_bytes_per_second = n * c.host.bytes_per_second;
+  c.host_memory_bytes_per_second = n * c.memory_bytes_per_second;
+
+  round_numbers(c);
+
+  const std::string network = "assumed: no other node was there to measure; as between peers";
+  result.notes = {
+      {"ranks_per_node", asked ? "as asked for" : "the processors of this machine"},
+      {"device.flops_per_second",
+       fmt::format("measured, {}: the fastest forward of an expert of {} by {} with {} rows, float32", at_once,
+                   options.shape.hidden, options.shape.intermediate, options.rows)},
+      {"device.gemm_efficiency", "measured: all of these forwards by the fastest"},
+      {"device.attention_efficiency", "assumed: as products; foremoe run computes no attention"},
+      {"device.memory_bytes_per_second",
+       fmt::format("measured, {}: memcpy of {}, bytes read and written", at_once, buffers)},
+      {"device.memory_bytes", "this machine's memory by ranks"},
+      {"device.row_tile", "assumed: a processor multiplies single rows"},
+      {"device.kernel_seconds", fmt::format("measured, {}: an addition of one element", at_once)},
+      {"peers.bytes_per_second", alone ? "assumed: one rank has no peers; as from the host's memory"
+                                       : fmt::format("measured, {}: an all-to-all of {} each", at_once, buffers)},
+      {"peers.latency_seconds",
+       alone ? "likewise" : fmt::format("measured, {}: an all-to-all of 64 bytes to each", at_once)},
+      {"network.bytes_per_second", network},
+      {"network.latency_seconds", network},
+      {"host.bytes_per_second",
+       fmt::format("measured, {}: a transfer link copies {} from shared memory", at_once, buffers)},
+      {"host.latency_seconds", fmt::format("measured, {}: a transfer link copies 64 bytes", at_once)},
+      {"node.ranks_per_switch", "all: they share one memory"},
+      {"node.switch_bytes_per_second", "host.bytes_per_second of all ranks, which were measured at once"},
+      {"node.host_memory_bytes_per_second", "device.memory_bytes_per_second of all ranks, likewise"},
+  };
+  return result;
 }
 
 }  // namespace foremoe

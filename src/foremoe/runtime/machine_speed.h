@@ -9,6 +9,9 @@
 //   of amounts too large for caches, latencies of a few bytes.
 // Limits. Ranks are threads of this process. Another node's network is not measured, for there is none.
 
+#include <string>
+
+#include "foremoe/cluster/cluster.h"
 #include "foremoe/core/units.h"
 #include "foremoe/runtime/cpu/experts.h"
 
@@ -37,5 +40,14 @@ struct MachineSpeed {
 // Throws InputError when there is too little memory. With one rank, which has nobody to exchange with, the exchange is
 // 0.
 MachineSpeed measure_machine(const SpeedOptions& options);
+
+// The machine as a cluster to model time on, each number with how it was measured or what was assumed.
+struct Calibration {
+  Cluster cluster;
+  ClusterNotes notes;  // every number has one
+};
+
+// num_ranks 0: one for each processor.
+Calibration calibrate(const std::string& name, SpeedOptions options);
 
 }  // namespace foremoe

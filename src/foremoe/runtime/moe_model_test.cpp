@@ -6,11 +6,11 @@
 #include <cmath>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/plan/test_traces.h"
 #include "foremoe/runtime/rank_run.h"
 #include "foremoe/runtime/reference_model.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
+#include "foremoe/testing/batched_traces.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "foremoe/plan/source_tokens.h"
+#include "foremoe/plan/route_tokens.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/rollout/routing_trace.h"

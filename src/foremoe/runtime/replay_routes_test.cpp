@@ -7,8 +7,8 @@
 #include <set>
 #include <thread>
 
-#include "foremoe/plan/test_plans.h"
-#include "foremoe/plan/test_traces.h"
+#include "foremoe/testing/batched_traces.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {

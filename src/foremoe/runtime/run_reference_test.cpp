@@ -3,8 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
+
+#include "foremoe/plan/test_plans.h"
+#include "foremoe/runtime/threads/threads_communicator.h"
 
 namespace foremoe {
 namespace {
@@ -133,6 +138,73 @@ TEST(RunReference, ARememberedReferenceServesOtherPoliciesAndForwardOnlyPhases) 
   EXPECT_TRUE(reference.compare(outcome, TinyRoutes(), pool).equal(Optimizer::Kind::kSgd));
   for (auto& routes : outcome.routes[0].flat()) routes[2] = ExpertId{0};  // another pick: another reference
   EXPECT_FALSE(reference.compare(outcome, TinyRoutes(), pool).equal(Optimizer::Kind::kSgd));
+}
+
+// What a run of this width comes to on two ranks, and the routes that it replays.
+struct NarrowRun {
+  LoadTable load;
+  std::unique_ptr<ReplayRoutes> routes;
+  ModelSize model;
+  PhaseOutcome outcome;
+};
+
+std::unique_ptr<NarrowRun> run_narrow(ExpertShape shape, std::uint64_t seed) {
+  auto narrow = std::make_unique<NarrowRun>();
+  narrow->load = test::random_load({.micro_steps = 2, .layers = 2, .ranks = 2, .experts = 8}, seed, 40);
+  narrow->load.top_k = 2;
+  narrow->routes = dealt_routes(narrow->load);
+  narrow->model = {.layers = 2, .experts = 8, .top_k = 2, .shape = shape, .seed = seed};
+  const StepPlan plan = test::random_plan(narrow->load, {.guest_slots = 1}, seed);
+  const TransferSchedule schedule =
+      make_transfer_schedule(plan, swiglu_layout(shape.hidden, shape.intermediate), {.phase = Phase::kPolicyUpdate});
+  const PhaseRun run{.load = narrow->load,
+                     .plan = plan,
+                     .schedule = schedule,
+                     .routes = *narrow->routes,
+                     .model = narrow->model,
+                     .home_memory = HomeMemory::kPrivate,
+                     .initial_home = plan.home};
+  const auto communicators = make_threads_communicators(narrow->load.topology(), std::chrono::seconds(60));
+  run_ranks(2, [&](RankId rank) {
+    PhaseOutcome outcome = run_phase(run, *communicators[rank.index()]);
+    if (rank == RankId{0}) narrow->outcome = std::move(outcome);
+  });
+  return narrow;
+}
+
+// In tensors of a few elements all may be sums that nearly cancel: five digits are then more than float32 has.
+TEST(RunReferenceThread, RightResultsAreEqualHoweverNarrowTheModelAndWrongOnesAreNot) {
+  ThreadPool pool(1);
+  int beyond_five_digits = 0;
+  for (const ExpertShape shape : {ExpertShape{1, 1}, ExpertShape{1, 2}, ExpertShape{2, 1}, ExpertShape{2, 2}}) {
+    for (std::uint64_t seed = 0; seed < 30; ++seed) {
+      const std::unique_ptr<NarrowRun> narrow = run_narrow(shape, seed);
+      ReferenceRuns reference(narrow->model, {}, true);
+      const auto compare_now = [&] { return reference.compare(narrow->outcome, *narrow->routes, pool); };
+      const Agreement right = compare_now();
+      EXPECT_TRUE(right.equal(Optimizer::Kind::kSgd))
+          << shape.hidden << " by " << shape.intermediate << ", seed " << seed << ": " << right.worst << " is off by "
+          << right.max_relative_error;
+      beyond_five_digits += right.max_relative_error > kMaxRelativeError ? 1 : 0;
+
+      for (const bool of_router : {false, true}) {
+        auto& gradients = of_router ? narrow->outcome.result.router_gradient : narrow->outcome.result.expert_gradient;
+        float* greatest = nullptr;
+        for (std::vector<float>& tensor : gradients.flat()) {
+          for (float& v : tensor) {
+            if (greatest == nullptr || std::abs(v) > std::abs(*greatest)) greatest = &v;
+          }
+        }
+        const float before = *greatest;
+        *greatest *= 1.001F;
+        const Agreement wrong = compare_now();
+        EXPECT_FALSE(wrong.equal(Optimizer::Kind::kSgd)) << wrong.max_relative_error;
+        EXPECT_THAT(wrong.worst, HasSubstr(of_router ? "router gradient" : "gradient of layer"));
+        *greatest = before;
+      }
+    }
+  }
+  EXPECT_GT(beyond_five_digits, 0) << "this test shows nothing";
 }
 
 }  // namespace

@@ -16,7 +16,6 @@
 
 #include "foremoe/cluster/cost_model.h"
 #include "foremoe/core/array.h"
-#include "foremoe/plan/dispatch_tables.h"
 #include "foremoe/plan/route_tokens.h"
 
 namespace foremoe {

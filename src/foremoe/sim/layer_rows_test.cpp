@@ -9,8 +9,8 @@
 #include <utility>
 #include <variant>
 
-#include "foremoe/plan/test_traces.h"
 #include "foremoe/policy/policy.h"
+#include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe {

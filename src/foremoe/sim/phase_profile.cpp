@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/source_tokens.h"
+#include "foremoe/plan/route_tokens.h"
 
 namespace foremoe {
 

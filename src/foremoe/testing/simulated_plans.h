@@ -8,7 +8,7 @@
 
 #include "foremoe/cluster/cost_model.h"
 #include "foremoe/core/random.h"
-#include "foremoe/plan/execution_order.h"
+#include "foremoe/plan/step_plan.h"
 #include "foremoe/planner/planner.h"
 #include "foremoe/rollout/load_table.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "foremoe/plan/test_plans.h"
+#include "foremoe/testing/random_plans.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe::test {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "foremoe/core/units.h"
-#include "foremoe/plan/execution_order.h"
+#include "foremoe/plan/step_plan.h"
 
 namespace foremoe {
 

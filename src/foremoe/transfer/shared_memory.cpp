@@ -4,15 +4,19 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <system_error>
@@ -113,12 +117,33 @@ int reserve(int fd, std::int64_t bytes) {
   return error;
 }
 
+// What all names of this process begin with, for remove_own_shared_memory(): written once, then only read.
+struct OwnPrefix {
+  std::array<char, 128> text{};
+  std::size_t size = 0;
+  int pid = 0;
+  std::atomic<bool> written = false;
+};
+OwnPrefix own_prefix;
+
+void write_own_prefix(const Creator& creator) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (own_prefix.written && own_prefix.pid == creator.pid) return;
+  const std::string text = fmt::format("{}{}-{}-", prefix(), creator.pid, creator.start_time);
+  own_prefix.written = false;  // of the parent, in a child that was forked
+  own_prefix.size = text.copy(own_prefix.text.data(), own_prefix.text.size());
+  own_prefix.pid = creator.pid;
+  own_prefix.written = true;
+}
+
 }  // namespace
 
 SharedMemory SharedMemory::create(const std::string& purpose, Bytes bytes) {
   static std::atomic<int> counter = 0;
   remove_stale_shared_memory();
   const Creator creator = this_process();
+  write_own_prefix(creator);
   SharedMemory memory;
   const std::string name = fmt::format("/{}{}-{}-{}-{}", prefix(), creator.pid, creator.start_time, counter++, purpose);
   const auto refuse = [&](int error) {
@@ -185,6 +210,30 @@ void remove_stale_shared_memory() {
     if (!creator || running(creator->pid) == creator) continue;
     shm_unlink(("/" + name).c_str());  // unless another process was quicker
   }
+}
+
+// System calls and comparisons alone: a signal handler may neither allocate nor lock.
+void remove_own_shared_memory() noexcept {
+  if (!own_prefix.written || own_prefix.pid != getpid()) return;
+  const int directory = open(kDirectory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) return;
+  struct Entry {  // as getdents64(2) writes it
+    std::uint64_t inode;
+    std::int64_t next;
+    std::uint16_t bytes;
+    std::uint8_t type;
+    char name[1];
+  };
+  alignas(Entry) std::array<char, 4096> entries{};
+  for (long read = 0; (read = syscall(SYS_getdents64, directory, entries.data(), entries.size())) > 0;) {
+    for (long at = 0; at < read;) {
+      const auto* const entry = reinterpret_cast<const Entry*>(entries.data() + at);
+      const char* const name = reinterpret_cast<const char*>(entry) + offsetof(Entry, name);
+      if (std::strncmp(name, own_prefix.text.data(), own_prefix.size) == 0) unlinkat(directory, name, 0);
+      at += entry->bytes;
+    }
+  }
+  close(directory);
 }
 
 }  // namespace foremoe

@@ -34,7 +34,11 @@ class SharedMemory {
   int owner_pid_ = 0;  // of the creator's object alone
 };
 
-// Removes what dead processes left.
+// Removes what dead processes left. create() does it too; commands may call it when they start.
 void remove_stale_shared_memory();
+
+// Removes the names of all that this process has created and not yet removed: for a handler of signals that end the
+// process, before it does. Async-signal-safe.
+void remove_own_shared_memory() noexcept;
 
 }  // namespace foremoe

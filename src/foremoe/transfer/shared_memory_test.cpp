@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -176,6 +177,37 @@ TEST(SharedMemoryThread, ThreadsOfOneProcessOpenByName) {
     }
   }
   for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(memory.bytes()[i], std::byte{1});
+}
+
+TEST(SharedMemory, OfAProcessThatASignalEndsIsRemovedByItsHandler) {
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    static const SharedMemory first = SharedMemory::create("signal", Bytes{64});
+    static const SharedMemory second = SharedMemory::create("signal", Bytes{64});
+    std::signal(SIGTERM, [](int) {
+      remove_own_shared_memory();
+      _exit(0);
+    });
+    const char names = static_cast<char>(exists(first.name()) + exists(second.name()));
+    _exit(write(ready[1], &names, 1) == 1 ? pause() : 1);
+  }
+  char names = 0;
+  ASSERT_EQ(read(ready[0], &names, 1), 1);
+  EXPECT_EQ(names, 2);
+  const SharedMemory mine = SharedMemory::create("signal", Bytes{64});
+  kill(child, SIGTERM);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  const std::string pid = "-" + std::to_string(child) + "-";
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    EXPECT_EQ(entry.path().filename().string().find(pid), std::string::npos) << entry.path();
+  }
+  EXPECT_TRUE(exists(mine.name())) << "another process's";
+  close(ready[0]);
+  close(ready[1]);
 }
 
 }  // namespace

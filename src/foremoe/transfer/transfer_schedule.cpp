@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/plan_copies.h"
+#include "foremoe/plan/step_plan.h"
 #include "foremoe/transfer/copy_paths.h"
 
 namespace foremoe {

@@ -9,7 +9,7 @@
 #include <string>
 #include <tuple>
 
-#include "foremoe/plan/plan_copies.h"
+#include "foremoe/plan/step_plan.h"
 #include "foremoe/testing/transfer_schedules.h"
 #include "foremoe/transfer/transfer_schedule.h"
 

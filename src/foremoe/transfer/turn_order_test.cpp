@@ -6,7 +6,7 @@
 #include <string>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/test_plans.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {

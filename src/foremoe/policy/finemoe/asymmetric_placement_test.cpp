@@ -5,8 +5,7 @@
 
 #include <set>
 
-#include "foremoe/policy/finemoe/adaptive_replacement.h"
-#include "foremoe/policy/finemoe/test_instances.h"
+#include "foremoe/testing/finemoe_instances.h"
 
 namespace foremoe::finemoe {
 namespace {

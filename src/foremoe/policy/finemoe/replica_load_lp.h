@@ -1,6 +1,7 @@
 #pragma once
 
-// FineMoE's token scheduling as a linear program (§5.1, appendix A.1), solved by CLP's dual simplex.
+// FineMoE's token scheduling as a linear program (§5.1, appendix A.1), solved by CLP's dual simplex
+// (clp/replica_load_lp.cpp).
 //
 // LP 1. Minimise the largest rank load: variables x (tokens of each replica) and comp, such that the replicas of an
 // expert serve its load and those of a rank at most comp.
@@ -27,13 +28,10 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "foremoe/cluster/topology.h"
 #include "foremoe/core/array.h"
 #include "foremoe/planner/replica_graph.h"
-
-class ClpSimplex;
 
 namespace foremoe::finemoe {
 
@@ -44,6 +42,8 @@ struct CommunicationWeights {
 
 class ReplicaLoadLp {
  public:
+  static bool is_available();  // false in a build without CLP, in which nothing else here may be called
+
   // LP 1 without weights, else LP 4. For one placement; the graph is not kept.
   ReplicaLoadLp(const planner::ReplicaGraph& graph, const Topology& topology,
                 std::optional<CommunicationWeights> weights);
@@ -58,32 +58,8 @@ class ReplicaLoadLp {
   double largest_rank_load() const;               // comp
 
  private:
-  struct Columns;
-  // Ranks or nodes, between which tokens cost.
-  struct Places {
-    std::vector<int> of_rank;  // [rank], place
-    std::size_t count = 0;
-    int send_row = 0;  // first of one per place
-    struct Local {     // tokens of an expert that a place serves itself
-      int column;
-      int expert;
-      int place;
-    };
-    std::vector<Local> locals;
-  };
-  struct PlaceCost {
-    double weight;    // in the objective
-    double per_comm;  // tokens per unit of comm
-  };
-  void add_places(const planner::ReplicaGraph& graph, Places places, const PlaceCost& cost, Columns& columns);
-  void set_inputs(const Places& places, ArrayView<const std::int64_t, 2> input);
-
-  std::size_t num_experts_ = 0;
-  int comp_ = 0;                       // column
-  std::vector<int> column_of_slot_;    // [slot], −1 when empty
-  std::vector<Places> places_;         // those whose weight is not 0
-  std::vector<double> replica_loads_;  // [slot]
-  std::unique_ptr<ClpSimplex> lp_;
+  struct Program;  // in clp/; no_clp/ stands in where CLP is not built in
+  std::unique_ptr<Program> program_;
 };
 
 }  // namespace foremoe::finemoe

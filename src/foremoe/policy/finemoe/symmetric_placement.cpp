@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <numbers>
@@ -12,9 +13,65 @@
 #include <vector>
 
 #include "foremoe/core/random.h"
-#include "foremoe/policy/finemoe/abelian_group.h"
 
 namespace foremoe::finemoe {
+
+AbelianGroup::AbelianGroup(std::vector<int> factors) : factors_(std::move(factors)) {
+  for (const int n : factors_) order_ *= n;
+}
+
+int AbelianGroup::add(int a, int b) const {
+  int sum = 0;
+  int place = 1;
+  for (std::size_t i = factors_.size(); i-- > 0;) {
+    const int n = factors_[i];
+    sum += (a + b) % n * place;
+    place *= n;
+    a /= n;
+    b /= n;
+  }
+  return sum;
+}
+
+int AbelianGroup::phase(int k, int x) const {
+  std::int64_t phase = 0;
+  for (std::size_t i = factors_.size(); i-- > 0;) {
+    const int n = factors_[i];
+    phase += static_cast<std::int64_t>(k % n) * (x % n) % n * (order_ / n);
+    k /= n;
+    x /= n;
+  }
+  return static_cast<int>(phase % order_);
+}
+
+std::vector<std::vector<int>> AbelianGroup::unit_blocks() const {
+  std::vector<std::vector<int>> blocks;
+  int place = 1;
+  for (std::size_t i = factors_.size(); i-- > 0;) {
+    blocks.push_back({0, place});
+    place *= factors_[i];
+  }
+  return blocks;
+}
+
+static void factor(int order, int least, std::vector<int>& begun, std::vector<AbelianGroup>& groups) {
+  for (int n = least; n * n <= order; ++n) {
+    if (order % n != 0) continue;
+    begun.push_back(n);
+    factor(order / n, n, begun, groups);
+    begun.pop_back();
+  }
+  begun.push_back(order);
+  groups.emplace_back(begun);
+  begun.pop_back();
+}
+
+std::vector<AbelianGroup> abelian_groups(int order) {
+  std::vector<AbelianGroup> groups;
+  std::vector<int> begun;
+  factor(order, 2, begun, groups);
+  return groups;
+}
 
 namespace {
 
@@ -167,9 +224,8 @@ class SymmetricPlacement {
 std::optional<std::string> symmetric_obstacle(int num_ranks, int homes_per_rank, int guest_slots) {
   if (homes_per_rank < 1 || guest_slots < homes_per_rank || guest_slots % homes_per_rank != 0) {
     return fmt::format(
-        "needs as many guest slots as d − 1 times the {} experts per rank, d ≥ 2: --guest-slots {}, not {}",
-        homes_per_rank, std::max(homes_per_rank, guest_slots / std::max(1, homes_per_rank) * homes_per_rank),
-        guest_slots);
+        "needs as many guest slots as d − 1 times the {} experts per rank, d ≥ 2: {}, not {}", homes_per_rank,
+        std::max(homes_per_rank, guest_slots / std::max(1, homes_per_rank) * homes_per_rank), guest_slots);
   }
   if (guest_slots / homes_per_rank >= num_ranks) {
     return fmt::format("{} replicas of every expert cannot sit on different ones of {} ranks",
@@ -181,6 +237,85 @@ std::optional<std::string> symmetric_obstacle(int num_ranks, int homes_per_rank,
 Array<RankId, 3> symmetric_placement(const SymmetricShape& shape) {
   assert(!symmetric_obstacle(shape.num_ranks, shape.homes_per_rank, (shape.replicas - 1) * shape.homes_per_rank));
   return SymmetricPlacement(shape).take();
+}
+
+namespace {
+
+constexpr int kShuffles = 20;
+
+// Experts are numbered home rank by home rank. Guest slots likewise: slot / slots_per_rank is the rank.
+class Shuffle {
+ public:
+  explicit Shuffle(const SymmetricShape& shape)
+      : homes_(shape.homes_per_rank),
+        slots_per_rank_((shape.replicas - 1) * shape.homes_per_rank),
+        guest_(static_cast<std::size_t>(shape.num_ranks) * slots_per_rank_) {
+    assert(shape.replicas >= 2);
+    for (std::size_t i = 0; i < guest_.size(); ++i) guest_[i] = static_cast<int>(i) / (shape.replicas - 1);
+  }
+
+  // Whether no rank holds an expert twice in the end.
+  bool deal(Random& random) {
+    for (std::size_t i = guest_.size(); i > 1; --i) std::swap(guest_[i - 1], guest_[random.below(i)]);
+    for (std::size_t s = 0; s < guest_.size(); ++s) {
+      if (fits(s, guest_[s])) continue;
+      const std::size_t start = random.below(guest_.size());
+      std::size_t tried = 0;
+      for (; tried < guest_.size(); ++tried) {
+        const std::size_t t = (start + tried) % guest_.size();
+        if (rank(t) != rank(s) && fits(s, guest_[t]) && fits(t, guest_[s])) {
+          std::swap(guest_[s], guest_[t]);
+          break;
+        }
+      }
+      if (tried == guest_.size()) return false;
+    }
+    return true;
+  }
+
+  void write(Array<RankId, 3>& placement) const {
+    std::vector<int> next(placement.extent(0) * homes_, 1);  // [expert], replica
+    for (std::size_t s = 0; s < guest_.size(); ++s) {
+      const int e = guest_[s];
+      placement(e / homes_, e % homes_, next[e]++) = RankId{rank(s)};
+    }
+  }
+
+ private:
+  int rank(std::size_t slot) const { return static_cast<int>(slot) / slots_per_rank_; }
+
+  // Whether the rank of this slot holds the expert in no other.
+  bool fits(std::size_t slot, int expert) const {
+    if (expert / homes_ == rank(slot)) return false;
+    const std::size_t first = static_cast<std::size_t>(rank(slot)) * slots_per_rank_;
+    for (std::size_t s = first; s < first + slots_per_rank_; ++s) {
+      if (s != slot && guest_[s] == expert) return false;
+    }
+    return true;
+  }
+
+  int homes_;
+  int slots_per_rank_;
+  std::vector<int> guest_;  // [guest slot], expert
+};
+
+}  // namespace
+
+Array<RankId, 3> random_placement(const SymmetricShape& shape, Random& random) {
+  Array<RankId, 3> placement({static_cast<std::size_t>(shape.num_ranks), static_cast<std::size_t>(shape.homes_per_rank),
+                              static_cast<std::size_t>(shape.replicas)});
+  for (int r = 0; r < shape.num_ranks; ++r) {
+    for (int j = 0; j < shape.homes_per_rank; ++j) {
+      for (int i = 0; i < shape.replicas; ++i) placement(r, j, i) = RankId{(r + i) % shape.num_ranks};
+    }
+  }
+  Shuffle shuffle(shape);
+  for (int n = 0; n < kShuffles; ++n) {
+    if (!shuffle.deal(random)) continue;
+    shuffle.write(placement);
+    break;
+  }
+  return placement;
 }
 
 }  // namespace foremoe::finemoe

@@ -33,8 +33,10 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "foremoe/core/array.h"
+#include "foremoe/core/random.h"
 
 namespace foremoe::finemoe {
 
@@ -50,5 +52,46 @@ std::optional<std::string> symmetric_obstacle(int num_ranks, int homes_per_rank,
 // [home rank][its j-th home expert][replica], ranks: replica 0 is at home, the others on other ranks, all different.
 // Each rank is in d·H of them. The shape has no obstacle.
 Array<RankId, 3> symmetric_placement(const SymmetricShape& shape);
+
+// FineMoE's random placement (§3 solution 2; "FineMoE (random)" of figure 8): the further replicas of every expert are
+// shuffled over the guest slots of all ranks.
+//
+// The paper shuffles the experts of all but no particular copy of the model; here homes are pinned, so that one copy is
+// theirs and the d − 1 others are shuffled. Inferred: no rank holds an expert twice, which would be a slot without use.
+//
+// Method. Shuffle all, then exchange each replica that its rank holds already with one of another rank such that
+// neither is held twice afterwards, the search beginning at a random slot. Where nothing can be exchanged, shuffle
+// again; after kShuffles, which small groups may need when d is near R, give replica i of a rank's experts to the i-th
+// next rank.
+
+// As symmetric_placement, for the same shapes.
+Array<RankId, 3> random_placement(const SymmetricShape& shape, Random& random);
+
+// Z_n1 × Z_n2 × …, the groups of FineMoE's Cayley graphs (appendix B.1). Elements are 0 … order − 1, written in mixed
+// radix with the last factor as the lowest digit; 0 is the unit.
+
+class AbelianGroup {
+ public:
+  explicit AbelianGroup(std::vector<int> factors);
+
+  int order() const { return order_; }
+  const std::vector<int>& factors() const { return factors_; }
+
+  int add(int a, int b) const;
+
+  // Character k of element x is exp(2πi · phase ÷ order). In [0, order).
+  int phase(int k, int x) const;
+
+  // {0, unit vector} for every factor: the generators of a torus.
+  std::vector<std::vector<int>> unit_blocks() const;
+
+ private:
+  std::vector<int> factors_;
+  int order_ = 1;
+};
+
+// One for every way to write the order as a product of factors of at least 2, in lexicographic order of the factors
+// ascending. Those with the same group twice are both there: they are few.
+std::vector<AbelianGroup> abelian_groups(int order);
 
 }  // namespace foremoe::finemoe

@@ -10,8 +10,7 @@
 #include <map>
 #include <set>
 
-#include "foremoe/policy/finemoe/random_placement.h"
-#include "foremoe/policy/finemoe/test_instances.h"
+#include "foremoe/testing/finemoe_instances.h"
 
 namespace foremoe::finemoe {
 namespace {
@@ -127,8 +126,8 @@ TEST(SymmetricPlacement, JoinsAllRanksEquallyWhereTheCompleteGraphFits) {
 TEST(SymmetricPlacement, SaysWhichGuestSlotsItNeeds) {
   EXPECT_EQ(symmetric_obstacle(8, 4, 4), std::nullopt);
   EXPECT_EQ(symmetric_obstacle(8, 4, 28), std::nullopt);
-  EXPECT_THAT(*symmetric_obstacle(8, 4, 0), testing::HasSubstr("--guest-slots 4, not 0"));
-  EXPECT_THAT(*symmetric_obstacle(8, 4, 11), testing::HasSubstr("--guest-slots 8, not 11"));
+  EXPECT_THAT(*symmetric_obstacle(8, 4, 0), testing::HasSubstr("d ≥ 2: 4, not 0"));
+  EXPECT_THAT(*symmetric_obstacle(8, 4, 11), testing::HasSubstr("d ≥ 2: 8, not 11"));
   EXPECT_THAT(*symmetric_obstacle(8, 4, 32), testing::HasSubstr("9 replicas"));
   EXPECT_THAT(*symmetric_obstacle(1, 5, 5), testing::HasSubstr("2 replicas"));
 }

@@ -1,9 +1,9 @@
-#include "foremoe/policy/finemoe/token_routing.h"
+#include "foremoe/policy/finemoe/token_scheduler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "foremoe/plan/test_plans.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe::finemoe {
 namespace {

@@ -1,4 +1,4 @@
-#include "foremoe/policy/laer/expert_layout.h"
+#include "foremoe/policy/laer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

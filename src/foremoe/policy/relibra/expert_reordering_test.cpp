@@ -1,6 +1,6 @@
 // ReLibra's reordering, by hand and against all ways to divide a few experts among two nodes.
 
-#include "foremoe/policy/relibra/expert_reordering.h"
+#include "foremoe/policy/relibra.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "foremoe/plan/test_plans.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe::relibra {
 namespace {

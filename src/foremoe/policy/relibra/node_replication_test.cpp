@@ -1,13 +1,13 @@
 // ReLibra's greedy, by hand and against the MILP that it stands for, solved by trying all placements.
 
-#include "foremoe/policy/relibra/node_replication.h"
+#include "foremoe/policy/relibra.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "foremoe/policy/finemoe/test_instances.h"
+#include "foremoe/testing/finemoe_instances.h"
 
 namespace foremoe::relibra {
 namespace {
@@ -16,8 +16,8 @@ using finemoe::test::Holders;
 using testing::ElementsAre;
 
 NodeReplicas replicated(const NodeLoad& node) {
-  planner::AssignmentWorkspace workspace;
-  return replicate_in_node(node, workspace);
+  planner::AssignmentSearch search;
+  return replicate_in_node(node, search);
 }
 
 std::int64_t quota(const NodeReplicas& replicas, int expert, int rank) {

@@ -133,13 +133,6 @@ TEST(Importer, FilesWithoutAnyRouteNeedTheNumberOfExperts) {
   EXPECT_THAT(routes_of(import_text(padding, {.num_experts = 4})), ElementsAre(-1, -1, -1, -1));
 }
 
-TEST(Importer, AFileWithoutAnySequenceIsRefusedByItsNameAlsoAmongOthers) {
-  const std::string one_token = npy("|u1", "(1, 1, 2)", raw({0, 1}, 1));
-  const std::string empty_zip = std::string("PK\x05\x06", 4) + std::string(18, '\0');
-  EXPECT_EQ(error_of({{"empty.npz", empty_zip}}), "empty.npz: holds no sequence");
-  EXPECT_EQ(error_of({{"full.npy", one_token}, {"empty.npz", empty_zip}}), "empty.npz: holds no sequence");
-}
-
 TEST(Importer, UnknownBytesAreRefusedWithAHint) {
   EXPECT_THAT(error_of("hello"), HasSubstr("in: is in no format that could be recognised"));
   EXPECT_THAT(error_of(""), HasSubstr("in: is in no format"));

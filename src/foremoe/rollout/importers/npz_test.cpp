@@ -64,4 +64,11 @@ TEST(NpzImport, CutAndAlteredArchivesNeverCrash) {
   }
 }
 
+TEST(NpzImport, AnArchiveWithoutAnySequenceIsRefusedByItsNameAlsoAmongOthers) {
+  const std::string one_token = npy("|u1", "(1, 1, 2)", raw({0, 1}, 1));
+  const std::string empty_zip = std::string("PK\x05\x06", 4) + std::string(18, '\0');
+  EXPECT_EQ(error_of({{"empty.npz", empty_zip}}), "empty.npz: holds no sequence");
+  EXPECT_EQ(error_of({{"full.npy", one_token}, {"empty.npz", empty_zip}}), "empty.npz: holds no sequence");
+}
+
 }  // namespace foremoe::testing

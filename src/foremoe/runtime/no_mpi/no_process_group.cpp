@@ -6,8 +6,7 @@ namespace foremoe {
 bool mpi_is_built() { return false; }
 
 std::unique_ptr<ProcessGroup> join_process_group() {
-  throw InputError({.file = "--comm mpi", .field = "", .index = ""},
-                   "this build has no MPI: install it and configure again");
+  throw InputError({.file = "--comm mpi"}, "this program was built without MPI: install it and build again");
 }
 
 }  // namespace foremoe

@@ -1,6 +1,11 @@
 #include "foremoe/runtime/threads/threads_communicator.h"
 
+#include <sys/resource.h>
+
 #include <atomic>
+#include <cstdlib>
+#include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "foremoe/testing/communicator_conformance.h"
@@ -153,6 +158,29 @@ TEST(RunRanksThread, EveryRankRunsOnce) {
   std::vector<int> runs(9);
   run_ranks(9, [&](RankId rank) { ++runs[rank.index()]; });
   EXPECT_THAT(runs, testing::Each(1));
+}
+
+void forbid_more_address_space() {
+  rlimit least{};
+  getrlimit(RLIMIT_AS, &least);
+  least.rlim_cur = 1;
+  setrlimit(RLIMIT_AS, &least);
+}
+
+TEST(RunRanksDeathTest, RunsNobodyWhereNotAllThreadsCanBeStarted) {
+  EXPECT_EXIT(
+      {
+        std::atomic<int> runs = 0;
+        forbid_more_address_space();  // there is no room for a stack
+        try {
+          run_ranks(64, [&](RankId) { ++runs; });
+        } catch (const std::system_error& error) {
+          const bool says_why = std::string_view(error.what()).find("64 ranks") != std::string_view::npos;
+          std::exit(says_why && runs == 0 ? 0 : 1);
+        }
+        std::exit(2);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -6,9 +6,8 @@
 #include <numeric>
 #include <span>
 
-#include "foremoe/plan/plan_copies.h"
-#include "foremoe/plan/planned_loads.h"
-#include "foremoe/policy/finemoe/token_routing.h"
+#include "foremoe/plan/step_plan.h"
+#include "foremoe/policy/finemoe/token_scheduler.h"
 
 namespace foremoe {
 

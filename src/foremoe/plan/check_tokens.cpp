@@ -1,0 +1,273 @@
+// What the slots owe: quotas, the agreement of both passes, and the recorded loads and bounds. And does routing deliver
+// what loads and quotas say? The sweeps are written out once more, replica by replica, and held against route_tokens
+// and assign_rows.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "foremoe/plan/check_rules.h"
+#include "foremoe/plan/route_tokens.h"
+
+namespace foremoe::check {
+
+namespace {
+
+// Quota of an expert on a rank, wherever it sits there.
+std::int64_t quota_of(const StepPlan& plan, int t, int l, int r, int e) {
+  std::int64_t sum = 0;
+  for (int s = 0; s < plan.num_slots(); ++s) {
+    if (plan.slot_expert(t, l, r, s) == ExpertId{e}) sum += plan.slot_tokens(t, l, r, s).value;
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::int64_t load_of(const Subject& subject, MicroStepId m, LayerId l, ExpertId e) {
+  std::int64_t sum = 0;
+  for (int s = 0; s < subject.load.num_ranks(); ++s) sum += subject.load.load(m, l, s, e).value;
+  return sum;
+}
+
+void quotas(const Subject& subject, Findings& findings) {
+  const StepPlan& plan = subject.plan;
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      std::vector<std::int64_t> left(plan.num_experts());  // load that no quota has covered yet
+      for (int e = 0; e < plan.num_experts(); ++e) {
+        left[e] = load_of(subject, plan.event_micro_step[t], LayerId{l}, ExpertId{e});
+      }
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        for (int s = 0; s < plan.num_slots(); ++s) {
+          const ExpertId e = plan.slot_expert(t, l, r, s);
+          const std::int64_t quota = plan.slot_tokens(t, l, r, s).value;
+          const bool fits = e == kNoExpert ? quota == 0 : quota >= 0 && quota <= left[e.index()];
+          if (fits) {
+            if (e != kNoExpert) left[e.index()] -= quota;
+            continue;
+          }
+          Violation violation{.kind = ViolationKind::kQuota,
+                              .event = EventId{t},
+                              .layer = LayerId{l},
+                              .rank = RankId{r},
+                              .slot = SlotId{s}};
+          if (e == kNoExpert) {
+            violation.message = fmt::format("the slot is empty, but has a quota of {}", quota);
+          } else {
+            violation.expert = e;
+            violation.message =
+                quota < 0 ? fmt::format("the quota is {}", quota)
+                          : fmt::format("the quota is {}, but lower slots and ranks leave {} of the expert's load",
+                                        quota, left[e.index()]);
+          }
+          findings.add(std::move(violation));
+        }
+      }
+      for (int e = 0; e < plan.num_experts(); ++e) {
+        if (left[e] == 0) continue;
+        findings.add({.kind = ViolationKind::kQuota,
+                      .event = EventId{t},
+                      .layer = LayerId{l},
+                      .expert = ExpertId{e},
+                      .message = fmt::format("{} tokens of the expert's load are in no quota", left[e])});
+      }
+    }
+  }
+}
+
+void passes(const Subject& subject, Findings& findings) {
+  const StepPlan& plan = subject.plan;
+  if (plan.in_flight == 1) return;
+  for (int backward = 0; backward < plan.num_events(); ++backward) {
+    if (plan.event_pass[backward] != Pass::kBackward) continue;
+    int forward = 0;
+    while (plan.event_micro_step[forward] != plan.event_micro_step[backward]) ++forward;
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        for (int e = 0; e < plan.num_experts(); ++e) {
+          const std::int64_t before = quota_of(plan, forward, l, r, e);
+          const std::int64_t after = quota_of(plan, backward, l, r, e);
+          if (before == after) continue;
+          findings.add({.kind = ViolationKind::kPasses,
+                        .event = EventId{backward},
+                        .layer = LayerId{l},
+                        .rank = RankId{r},
+                        .expert = ExpertId{e},
+                        .message = fmt::format("quota {}, but {} in the forward at event {}", after, before, forward)});
+        }
+      }
+    }
+  }
+}
+
+void bounds(const Subject& subject, Findings& findings) {
+  const StepPlan& plan = subject.plan;
+  for (int m = 0; m < subject.load.num_micro_steps(); ++m) {
+    int t = 0;  // the first of the micro-step's events; all have the same quotas
+    while (plan.event_micro_step[t] != MicroStepId{m}) ++t;
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      std::int64_t largest = 0;
+      std::int64_t total = 0;
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        std::int64_t of_rank = 0;
+        for (const Tokens quota : plan.slot_tokens.row(t, l, r)) of_rank += quota.value;
+        largest = std::max(largest, of_rank);
+        total += of_rank;
+      }
+      const std::int64_t mean = (total + plan.num_ranks() - 1) / plan.num_ranks();  // rounded up
+      if (!plan.max_load.empty() && plan.max_load(m, l).value != largest) {
+        findings.add({.kind = ViolationKind::kMaxLoad,
+                      .event = EventId{t},
+                      .layer = LayerId{l},
+                      .message = fmt::format("max_load is recorded as {}, the largest rank load is {}",
+                                             plan.max_load(m, l).value, largest)});
+      }
+      if (!plan.lower_bound.empty() && plan.lower_bound(m, l).value != mean) {
+        findings.add({.kind = ViolationKind::kLowerBound,
+                      .event = EventId{t},
+                      .layer = LayerId{l},
+                      .message = fmt::format("lower_bound is recorded as {}, the mean rank load rounded up is {}",
+                                             plan.lower_bound(m, l).value, mean)});
+      }
+    }
+  }
+}
+
+namespace {
+
+void shipped_rows(const Subject& subject, EventId t, LayerId l, const RoutedLayer& routed, Findings& findings) {
+  using RowsByPlace = std::map<std::pair<RankId, RankId>, std::int64_t>;  // (source, replica)
+  std::vector<RowsByPlace> shipped(subject.plan.num_experts());
+  for (const Shipment& s : routed.shipments) shipped[s.expert.index()][{s.source, s.replica}] += s.rows.value;
+  const std::vector<std::vector<Delivery>> expected = deliveries(subject, t, l);
+  for (int e = 0; e < subject.plan.num_experts(); ++e) {
+    RowsByPlace right;
+    for (const Delivery& d : expected[e]) right[{d.source, d.replica}] += d.rows;
+    if (shipped[e] == right) continue;
+    findings.add({.kind = ViolationKind::kRoutes,
+                  .event = t,
+                  .layer = l,
+                  .expert = ExpertId{e},
+                  .message = "route_tokens does not ship the expert's rows as the three sweeps do"});
+  }
+}
+
+void assigned_rows(const Subject& subject, EventId t, LayerId l, const RoutedLayer& routed, Findings& findings) {
+  const SourceTokens tokens(*subject.options.trace, *subject.options.batching);
+  const std::vector<std::vector<Delivery>> expected = deliveries(subject, t, l);
+  RouteWorkspace workspace;
+  std::vector<ExpertId> routes;  // [row]
+  std::vector<RankId> replica;   // [row]
+  for (int source = 0; source < subject.plan.num_ranks(); ++source) {
+    std::vector<std::vector<RankId>> right(subject.plan.num_experts());  // [expert][its rows, in row order]
+    for (int e = 0; e < subject.plan.num_experts(); ++e) {
+      for (const Delivery& d : expected[e]) {
+        if (d.source == RankId{source}) right[e].insert(right[e].end(), d.rows, d.replica);
+      }
+    }
+    tokens.gather(subject.plan.event_micro_step[t.index()], RankId{source}, l, routes);
+    replica.resize(routes.size());
+    assign_rows(routed, {RankId{source}, routes}, workspace, replica);
+
+    std::vector<std::size_t> seen(subject.plan.num_experts());  // rows of each expert
+    for (std::size_t row = 0; row < routes.size(); ++row) {
+      const ExpertId e = routes[row];
+      const RankId expected_replica = e == kNoExpert ? kNoReplica : right[e.index()][seen[e.index()]++];
+      if (replica[row] == expected_replica) continue;
+      findings.add({.kind = ViolationKind::kRoutes,
+                    .event = t,
+                    .layer = l,
+                    .rank = RankId{source},
+                    .expert = e,
+                    .message = fmt::format("row {} of the source is assigned to rank {}, not {}", row,
+                                           replica[row].value, expected_replica.value)});
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::vector<Delivery>> deliveries(const Subject& subject, EventId t, LayerId l) {
+  const StepPlan& plan = subject.plan;
+  const MicroStepId m = plan.event_micro_step[t.index()];
+  const auto node_of = [&](RankId r) { return r.value / plan.ranks_per_node; };
+
+  struct Replica {
+    RankId rank;
+    std::int64_t left;
+  };
+  std::vector<std::vector<Replica>> replicas(plan.num_experts());  // [expert], ranks ascending
+  for (int r = 0; r < plan.num_ranks(); ++r) {
+    for (int s = 0; s < plan.num_slots(); ++s) {
+      const ExpertId e = plan.slot_expert(t, l, r, s);
+      if (e != kNoExpert) replicas[e.index()].push_back({RankId{r}, plan.slot_tokens(t, l, r, s).value});
+    }
+  }
+
+  enum Sweep { kOwnRank, kOwnNode, kAnywhere };
+  const auto in_reach = [&](Sweep sweep, RankId source, RankId replica) {
+    if (sweep == kOwnRank) return source == replica;
+    if (sweep == kOwnNode) return node_of(source) == node_of(replica);
+    return true;
+  };
+
+  std::vector<std::vector<Delivery>> result(plan.num_experts());
+  for (int e = 0; e < plan.num_experts(); ++e) {
+    std::vector<std::int64_t> rows_left(plan.num_ranks());
+    for (int s = 0; s < plan.num_ranks(); ++s) rows_left[s] = subject.load.load(m, l, s, e).value;
+    for (const Sweep sweep : {kOwnRank, kOwnNode, kAnywhere}) {
+      for (int s = 0; s < plan.num_ranks(); ++s) {
+        for (Replica& replica : replicas[e]) {
+          if (!in_reach(sweep, RankId{s}, replica.rank)) continue;
+          const std::int64_t rows = std::min(rows_left[s], replica.left);
+          if (rows == 0) continue;
+          result[e].push_back({RankId{s}, replica.rank, rows});
+          rows_left[s] -= rows;
+          replica.left -= rows;
+        }
+      }
+    }
+  }
+  return result;
+}
+
+bool trace_has_the_load(const Subject& subject) {
+  const LoadTable& load = subject.load;
+  const RoutingTrace& trace = *subject.options.trace;
+  const Batching& batching = *subject.options.batching;
+  if (trace.num_layers != load.num_layers() || trace.num_experts != load.num_experts() ||
+      batching.num_ranks != load.num_ranks() || batching.num_micro_steps != load.num_micro_steps() ||
+      batching.rank.size() != static_cast<std::size_t>(trace.num_sequences())) {
+    return false;
+  }
+  Array<Tokens, 4> counted(load.load.shape());
+  std::vector<ExpertId> route(trace.top_k);
+  for (int s = 0; s < trace.num_sequences(); ++s) {
+    for (std::int64_t token = trace.cu_seqlens[s]; token < trace.cu_seqlens[s + 1]; ++token) {
+      for (int l = 0; l < trace.num_layers; ++l) {
+        trace.route(token, LayerId{l}, route);
+        for (const ExpertId e : route) {
+          if (e != kNoExpert) counted(batching.micro_step[s], l, batching.rank[s], e) += Tokens{1};
+        }
+      }
+    }
+  }
+  return counted == load.load;
+}
+
+void routes(const Subject& subject, Findings& findings) {
+  const StepPlan& plan = subject.plan;
+  const Topology topology{.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      const LayerQuotas quotas = layer_quotas(plan, EventId{t}, LayerId{l});
+      const RoutedLayer routed = route_tokens({subject.load.load[plan.event_micro_step[t]][l], quotas, topology});
+      shipped_rows(subject, EventId{t}, LayerId{l}, routed, findings);
+      if (subject.options.trace) assigned_rows(subject, EventId{t}, LayerId{l}, routed, findings);
+    }
+  }
+}
+
+}  // namespace foremoe::check

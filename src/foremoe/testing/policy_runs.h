@@ -1,0 +1,60 @@
+#pragma once
+
+// Runs of policies for tests, with contiguous homes; each plan is held to check_plan before anyone looks at it.
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "foremoe/plan/check_plan.h"
+#include "foremoe/policy/policy.h"
+
+namespace foremoe::test {
+
+struct PolicyRun {
+  const LoadTable& load;
+  int guest_slots = 1;
+  int in_flight = 1;
+  const StepPlan* previous = nullptr;
+  const LoadTable* previous_load = nullptr;
+  std::uint64_t seed = 0;
+};
+
+inline PolicyResult result_of(const Policy& policy, const PolicyRun& run) {
+  const Array<RankId, 2> home = contiguous_homes(run.load.num_layers(), run.load.num_experts(), run.load.num_ranks());
+  ThreadPool pool(1);
+  PlannerOptions options;
+  options.guest_slots = run.guest_slots;
+  options.in_flight = run.in_flight;
+  options.seed = run.seed;
+  return policy.plan({.load = run.load,
+                      .home = home,
+                      .options = options,
+                      .previous = run.previous,
+                      .previous_load = run.previous_load},
+                     pool);
+}
+
+inline StepPlan plan_of(const Policy& policy, const PolicyRun& run) {
+  PolicyResult result = result_of(policy, run);
+  StepPlan plan = std::move(std::get<PlannedStep>(result).plan);
+  const PlanFigures figures = plan_figures(plan, run.load);
+  const CheckReport report = check_plan(plan, run.load, {.reported = &figures});
+  for (const Violation& v : report.violations) ADD_FAILURE() << plan.policy << ": " << v.message;
+  return plan;
+}
+
+// What a rank's slots hold in the first layer, slot by slot; −1 where empty.
+inline std::vector<int> experts(const StepPlan& plan, int event, int rank) {
+  std::vector<int> row;
+  for (const ExpertId e : plan.slot_expert.row(event, 0, rank)) row.push_back(e.value);
+  return row;
+}
+
+inline std::vector<std::int64_t> tokens(const StepPlan& plan, int event, int rank) {
+  std::vector<std::int64_t> row;
+  for (const Tokens t : plan.slot_tokens.row(event, 0, rank)) row.push_back(t.value);
+  return row;
+}
+
+}  // namespace foremoe::test
