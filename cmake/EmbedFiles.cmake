@@ -1,4 +1,5 @@
-# Files of the repository inside the program: foremoe_embed(foremoe_cluster cluster_presets FILES data/clusters/a.toml …)
+# Files of the repository inside the program:
+#   foremoe_embed(foremoe_cluster cluster_presets FILES data/clusters/a.toml …)
 # adds to a target a source that defines, in namespace foremoe,
 #   std::span<const EmbeddedFile> cluster_presets();   // {name without folder and ending, text}, by name
 # as core/mapped_file.h declares the type; the user declares the function.

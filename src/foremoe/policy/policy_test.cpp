@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <set>
 
 #include "foremoe/core/error.h"
@@ -360,8 +361,12 @@ TEST_P(PolicyOnTable, EplbReachesThePublishedImbalance) {
   EXPECT_NEAR(figures.rho.mean, GetParam().eplb_mean, kHalfDigit);
 }
 
+// Some policies take seconds per layer of 64 ranks in a debug build. The first micro-steps of one layer stand for the
+// rest of those tables, unless FOREMOE_EVERY_TABLE is set (scripts/check_thoroughly).
 TEST_P(PolicyOnTable, EveryPolicyPlansRight) {
-  for (const std::string_view policy : all_names()) expect_right_or_skipped(policy, {.load = load_});
+  const bool whole = load_.num_ranks() < 64 || std::getenv("FOREMOE_EVERY_TABLE") != nullptr;
+  const LoadTable load = whole ? load_ : take_first(load_, 4, 1);
+  for (const std::string_view policy : all_names()) expect_right_or_skipped(policy, {.load = load});
 }
 
 TEST_P(PolicyOnTable, AnExactSplitOfEplbsPlacementIsBetterInTheMeanAndNeverWorseThanAnEqualOne) {
