@@ -49,7 +49,7 @@ def gain(runs):
                 predicted = ours["critical_path_rows"] / vanilla["critical_path_rows"]
                 yield (name, stage, f"{vanilla['rho_computed']['mean']:.3f}", f"{ours['rho_computed']['mean']:.3f}", f"{predicted:.3f}",
                        f"{measured:.3f}", f"{100 * (measured / predicted - 1):+.1f} %", f"{1 / measured:.2f}×")
-    table(("input", "stage", "ρ vanilla", "ρ foremoe", "predicted", "measured", "difference", "speedup of experts"), rows())
+    table(("input", "phase", "ρ vanilla", "ρ foremoe", "predicted", "measured", "difference", "speedup of experts"), rows())
 
 
 def memory(runs):
@@ -62,7 +62,7 @@ def memory(runs):
                 o = done["foremoe", stage]
                 yield (residency, stage, o["guest_weight_bytes_per_rank"], o["guest_gradient_bytes_per_rank"], o["copies"],
                        o["copy_bytes"]["host_path"], o["copy_bytes"]["peer_path"], o["arena_bytes"], f"{o['rho_computed']['mean']:.3f}")
-    table(("residency", "stage", "guest weights, bytes", "guest gradients, bytes", "copies", "host path, bytes", "peer path, bytes", "arena, bytes",
+    table(("residency", "phase", "guest weights, bytes", "guest gradients, bytes", "copies", "host path, bytes", "peer path, bytes", "arena, bytes",
            "ρ"), rows())
 
 

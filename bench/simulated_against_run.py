@@ -62,7 +62,7 @@ def main():
                        f"{real:.3f}", f"{100 * (said / real - 1):+.1f} %")
 
     with tempfile.TemporaryDirectory() as folder:
-        table(("input", "stage", "vanilla simulated, ms", "vanilla measured, ms", "foremoe ÷ vanilla simulated", "measured", "difference"),
+        table(("input", "phase", "vanilla simulated, ms", "vanilla measured, ms", "foremoe ÷ vanilla simulated", "measured", "difference"),
               list(rows(folder)))
 
 
