@@ -180,6 +180,12 @@ class Tables(CommandTest):
         heads = lambda rows: [word for row in rows if row.startswith("  policy") for word in row.split() if word != "policy"]
         self.assertEqual(heads(narrow), heads(wide))
 
+    def test_policies_may_be_listed_or_given_one_by_one(self):
+        step = self.synthesise()
+        listed = self.succeed("compare", step, "--policy", "vanilla,static")
+        names = lambda text: [row.split()[0] for row in self.table_of(text)]
+        self.assertEqual(names(listed), names(self.succeed("compare", step, "--policy", "vanilla", "--policy", "static")))
+
     def test_compare_says_where_copies_live_and_which_plans_cannot_train(self):
         rows = self.table_of(self.succeed("compare", self.synthesise(), "--policy", "vanilla,eplb,static,foremoe"))
         self.assertEqual([row.split()[:2] for row in rows],

@@ -76,7 +76,8 @@ class WrongUsage(CommandTest):
 
     def test_an_empty_name_is_refused(self):
         step = self.synthesise()
-        for command, option in (("plan", "--out"), ("plan", "--homes"), ("compare", "--previous"), ("run", "--timeline")):
+        for command, option in (("plan", "--out"), ("plan", "--homes"), ("compare", "--previous"), ("run", "--timeline"),
+                                ("compare", "--policy"), ("run", "--policy")):
             with self.subTest(command, option=option):
                 self.refuse(command, step, option, "", saying=[f"{option}: is empty"])
 

@@ -134,7 +134,8 @@ std::string help(const std::vector<Command>& commands) {
 void bind(CLI::App& app, const Option& option, Given& given) {
   const auto set = [&option, &given](const std::string& text) {
     given.add(option.name);
-    if (option.type == "text" && text.empty()) throw InputError({.field = option.name}, "is empty");
+    if ((option.type == "text" || option.type == "list") && text.empty())
+      throw InputError({.field = option.name}, "is empty");
     option.set(text);
   };
   if (option.type == "flag") {
@@ -152,6 +153,7 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   } else {
     bound = app.add_option_function<std::string>(name, set);
   }
+  if (option.type == "list") bound->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
   bound->required(option.required);
 }
 

@@ -36,16 +36,20 @@ std::vector<Command> all_commands() {
 int main(int argc, char** argv) {
   struct sigaction action {};
   action.sa_handler = foremoe::cli::end_cleanly;
-  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal_number, &action, nullptr);
+  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    if (::sigaction(signal_number, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;  // nohup, or `&`
+    ::sigaction(signal_number, &action, nullptr);
+  }
   int code = foremoe::cli::kBadInput;
   try {
     code = foremoe::cli::run_command_line(foremoe::cli::all_commands(), argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "foremoe: %s\n", error.what());
   }
-#ifndef __SANITIZE_ADDRESS__
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   // CLP brings OpenBLAS, whose worker threads spin for ever at an orderly end where the address space is small. All
-  // that is ours has been closed. (The leak check of a sanitizer comes with the orderly end.)
+  // that is ours has been closed. (What sanitizers find at the end needs the orderly end.)
   std::fflush(nullptr);
   std::_Exit(code);
 #endif

@@ -83,9 +83,7 @@ int run(PlanArguments arguments, const Given& given) {
     throw InputError({.field = "memory_budget"}, "serves --residency auto alone");
   }
   const Policy& policy = policy_named(arguments.policy);
-  const InputOptions& files = arguments.input;
-  expect_output(arguments.out,
-                {files.path, files.homes == kContiguous ? "" : files.homes, files.previous, files.previous_load});
+  expect_output(arguments.out, files_of(arguments));
   PlanningSession session(arguments, given, /*simulates=*/false);
   const LoadTable& load = session.input.load;
   note_unused_by_policy(given, {&policy}, session.input, options.planner);
@@ -106,7 +104,7 @@ int run(PlanArguments arguments, const Given& given) {
     e.step.reset();
   }
   if (!arguments.out.empty()) {
-    record_input_options(files, e.plan);
+    record_input_options(arguments.input, e.plan);
     write_plan(e.plan, arguments.out);
   }
   if (arguments.json) {

@@ -20,6 +20,16 @@ std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) 
                  {align_option(a.evaluate.align), threads_option(a.threads)}});
 }
 
+std::vector<std::string> files_of(const InputOptions& input) {
+  return {input.path, input.homes, input.previous, input.previous_load};
+}
+
+std::vector<std::string> files_of(const PlanningArguments& a) {
+  std::vector<std::string> files = files_of(a.input);
+  files.insert(files.end(), {a.cost.cluster, a.cost.model});
+  return files;
+}
+
 PlanningSession::PlanningSession(PlanningArguments& a, const Given& given, bool simulates)
     : pool(static_cast<std::size_t>(a.threads)) {
   if (simulates && a.cost.cluster.empty()) {

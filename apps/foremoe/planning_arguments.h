@@ -25,6 +25,10 @@ struct PlanningArguments {
 // INPUT, batching, planning, and the cluster and model. Residency `auto` is there where a command simulates.
 std::vector<Option> planning_options(PlanningArguments& arguments, bool residency_auto);
 
+// Every file that the arguments name, for expect_output().
+std::vector<std::string> files_of(const InputOptions& input);
+std::vector<std::string> files_of(const PlanningArguments& arguments);
+
 // The arguments, read and held against each other. What was done that nobody asked for is noted on stderr.
 struct PlanningSession {
   // `simulates`: a cluster is needed; the model may be the one that fits the input.

@@ -99,7 +99,7 @@ std::string conclusion(const report::Report& page) {
 
 int run(ReportArguments arguments, const Given& given) {
   if (arguments.out.empty()) throw InputError({.field = "out"}, "is an empty name");
-  expect_output(arguments.out, {arguments.input.path});
+  expect_output(arguments.out, files_of(arguments));
   const std::vector<const Policy*> policies = policies_of(arguments);
   arguments.evaluate.planner.guest_slots = arguments.guest_slots.front();
   PlanningSession session(arguments, given, /*simulates=*/true);

@@ -15,6 +15,7 @@
 #include "foremoe/runtime/rank_run.h"
 #include "foremoe/runtime/run_memory.h"
 #include "foremoe/transfer/copy_link.h"
+#include "planning_arguments.h"
 
 namespace foremoe::cli {
 namespace {
@@ -99,10 +100,7 @@ std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, in
       refuse("--ranks", fmt::format("{}, but mpirun has started {}: its option is -np {}", options.ranks, processes,
                                     options.ranks));
     }
-    if (processes == 1 && options.ranks == 0) {
-      refuse("--comm", "mpi: mpirun has started 1 process; start one for each rank, or fold to one with --ranks 1");
-    }
-    options.wanted_ranks = processes;
+    if (processes > 1) options.wanted_ranks = processes;
   }
   auto input = std::make_unique<RunInput>();
   if (arguments.plan.empty()) {
@@ -112,6 +110,12 @@ std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, in
   }
   const StepInput& step = input->step;
   note_all(step.remarks);
+  if (processes == 1 && step.load.num_ranks() != 1) {
+    refuse("--comm mpi",
+           fmt::format("{} is a load of {}, and mpirun has started 1 process; start one for each rank, or "
+                       "fold the load by --ranks 1",
+                       step.load.name, counted(step.load.num_ranks(), "rank")));
+  }
   if (processes != 0 && step.load.num_ranks() != processes) {
     refuse(step.load.name, fmt::format("is a load of {}, which {} cannot run", counted(step.load.num_ranks(), "rank"),
                                        counted_processes(processes)));
@@ -135,7 +139,9 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
       work_(arguments.work, 0) {
   group_.prepare([this] {
     if (group_.has_first()) {
-      expect_output(arguments_.timeline, {arguments_.input.path, arguments_.plan}, "timeline");
+      std::vector<std::string> files = files_of(arguments_.input);
+      files.push_back(arguments_.plan);
+      expect_output(arguments_.timeline, files, "timeline");
     }
     if (arguments_.plan.empty()) policies_ = policies_named(arguments_.policies);
     input_ = read_run_input(arguments_, group_.num_ranks(), pool_);

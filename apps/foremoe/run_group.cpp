@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <future>
 #include <optional>
 
@@ -53,12 +54,15 @@ class Processes final : public RankGroup {
 
   void prepare(const std::function<void()>& f) override {
     std::string error;
+    std::exception_ptr mine;
     try {
       f();
     } catch (const std::bad_alloc&) {
       error = "not enough memory for an input of this size";
+      mine = std::current_exception();
     } catch (const std::exception& e) {
       error = e.what();
+      mine = std::current_exception();
     }
     const int n = num_ranks();
     const auto communicator = processes_->make_communicator({.num_ranks = n, .ranks_per_node = n}, timeout_);
@@ -66,10 +70,11 @@ class Processes final : public RankGroup {
     const auto all = gather(*communicator, std::as_bytes(std::span(error)));
     if (failed == 0) return;
     if (!has_first()) throw ToldElsewhere(error);
+    if (mine) std::rethrow_exception(mine);
     const auto told = std::ranges::find_if(all, [](const auto& bytes) { return !bytes.empty(); });
     const std::string text(reinterpret_cast<const char*>(told->data()), told->size());
     const auto rank = told - all.begin();
-    throw InputError({}, rank == 0 ? text : fmt::format("on rank {}: {}", rank, text));
+    throw InputError({}, fmt::format("on rank {}: {}", rank, text));
   }
 
   void set_topology(const Topology& topology) override {

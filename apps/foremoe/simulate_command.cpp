@@ -108,7 +108,7 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 }
 
 int run(SimulateArguments arguments, const Given& given) {
-  expect_output(arguments.timeline, {arguments.input.path}, "timeline");
+  expect_output(arguments.timeline, files_of(arguments), "timeline");
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
   PlanningSession session(arguments, given, /*simulates=*/true);
   note_unused_by_policy(given, policies, session.input, arguments.evaluate.planner);
@@ -119,10 +119,9 @@ int run(SimulateArguments arguments, const Given& given) {
   session.progress.end();
   expect_residency(given, arguments.evaluate, evaluations);
   if (!arguments.timeline.empty()) {
-    if (std::ranges::none_of(evaluations, [](const Evaluation& e) { return e.step.has_value(); })) {
-      throw InputError(
-          {.file = {}, .field = "timeline", .index = {}},
-          fmt::format("has nothing to show: {}: {}", evaluations.back().policy, evaluations.back().skipped));
+    if (std::ranges::none_of(evaluations, &Evaluation::planned)) {
+      throw InputError({.field = "timeline"}, fmt::format("has nothing to show: {}: {}", evaluations.back().policy,
+                                                          evaluations.back().skipped));
     }
     write_file(arguments.timeline, timeline.to_json());
   }

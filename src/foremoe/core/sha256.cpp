@@ -6,10 +6,8 @@
 
 namespace foremoe {
 
-namespace {
-
 // FIPS 180-4, section 4.2.2: the first 32 bits of the fractional parts of the cube roots of the first 64 primes.
-constexpr std::array<std::uint32_t, 64> kRoundConstants{
+const std::array<std::uint32_t, 64> kSha256RoundConstants{
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
     0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
@@ -19,6 +17,8 @@ constexpr std::array<std::uint32_t, 64> kRoundConstants{
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
+namespace {
+
 // The standard counts in big-endian words; we run on little-endian machines only (safetensors.h).
 std::uint32_t big_endian_word(const std::byte* bytes) {
   std::uint32_t word = 0;
@@ -26,10 +26,13 @@ std::uint32_t big_endian_word(const std::byte* bytes) {
   return __builtin_bswap32(word);
 }
 
-}  // namespace
+Sha256Blocks fastest() {
+  const Sha256Blocks extensions = sha256_blocks_extensions();
+  return extensions != nullptr ? extensions : sha256_blocks_portable;
+}
 
 // Section 6.2.2, with the variables of the standard.
-void Sha256::compress(const std::byte* block) {
+void compress_one(Sha256State& state, const std::byte* block) {
   std::array<std::uint32_t, 64> w;
   for (std::size_t t = 0; t < 16; ++t) w[t] = big_endian_word(block + 4 * t);
   for (std::size_t t = 16; t < 64; ++t) {
@@ -37,10 +40,10 @@ void Sha256::compress(const std::byte* block) {
     const std::uint32_t s1 = std::rotr(w[t - 2], 17) ^ std::rotr(w[t - 2], 19) ^ (w[t - 2] >> 10);
     w[t] = w[t - 16] + s0 + w[t - 7] + s1;
   }
-  auto [a, b, c, d, e, f, g, h] = state_;
+  auto [a, b, c, d, e, f, g, h] = state;
   for (std::size_t t = 0; t < 64; ++t) {
-    const std::uint32_t t1 =
-        h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + (g ^ (e & (f ^ g))) + kRoundConstants[t] + w[t];
+    const std::uint32_t t1 = h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + (g ^ (e & (f ^ g))) +
+                             kSha256RoundConstants[t] + w[t];
     const std::uint32_t t2 = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) | (c & (a | b)));
     h = g;
     g = f;
@@ -52,10 +55,17 @@ void Sha256::compress(const std::byte* block) {
     a = t1 + t2;
   }
   const std::array<std::uint32_t, 8> mixed{a, b, c, d, e, f, g, h};
-  for (std::size_t i = 0; i < state_.size(); ++i) state_[i] += mixed[i];
+  for (std::size_t i = 0; i < state.size(); ++i) state[i] += mixed[i];
+}
+
+}  // namespace
+
+void sha256_blocks_portable(Sha256State& state, const std::byte* blocks, std::size_t num_blocks) {
+  for (; num_blocks > 0; --num_blocks, blocks += 64) compress_one(state, blocks);
 }
 
 void Sha256::update(std::span<const std::byte> bytes) {
+  static const Sha256Blocks compress = fastest();
   std::size_t filled = num_bytes_ % kBlockBytes;
   num_bytes_ += bytes.size();
   if (filled != 0) {
@@ -64,9 +74,11 @@ void Sha256::update(std::span<const std::byte> bytes) {
     bytes = bytes.subspan(head.size());
     filled += head.size();
     if (filled < kBlockBytes) return;
-    compress(pending_.data());
+    compress(state_, pending_.data(), 1);
   }
-  for (; bytes.size() >= kBlockBytes; bytes = bytes.subspan(kBlockBytes)) compress(bytes.data());
+  const std::size_t whole = bytes.size() / kBlockBytes;
+  compress(state_, bytes.data(), whole);
+  bytes = bytes.subspan(whole * kBlockBytes);
   std::ranges::copy(bytes, pending_.begin());
 }
 

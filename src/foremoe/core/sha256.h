@@ -10,6 +10,8 @@
 
 namespace foremoe {
 
+using Sha256State = std::array<std::uint32_t, 8>;
+
 class Sha256 {
  public:
   void update(std::span<const std::byte> bytes);
@@ -18,14 +20,18 @@ class Sha256 {
  private:
   static constexpr std::size_t kBlockBytes = 64;
 
-  void compress(const std::byte* block);
-
-  std::array<std::uint32_t, 8> state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  Sha256State state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   std::array<std::byte, kBlockBytes> pending_{};  // the bytes after the last whole block
   std::uint64_t num_bytes_ = 0;
 };
 
 std::string sha256_hex(std::span<const std::byte> bytes);
+
+// Mixes whole blocks of 64 bytes into the state. Both give the same state.
+using Sha256Blocks = void (*)(Sha256State& state, const std::byte* blocks, std::size_t num_blocks);
+void sha256_blocks_portable(Sha256State& state, const std::byte* blocks, std::size_t num_blocks);
+Sha256Blocks sha256_blocks_extensions();  // by the processor's SHA extensions; null where it has none
+
+extern const std::array<std::uint32_t, 64> kSha256RoundConstants;
 
 }  // namespace foremoe

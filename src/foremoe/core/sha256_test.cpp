@@ -43,5 +43,19 @@ TEST(Sha256, DoesNotDependOnHowTheBytesArrive) {
   }
 }
 
+TEST(Sha256, IsTheSameWithTheProcessorsExtensionsAndWithout) {
+  const Sha256Blocks extensions = sha256_blocks_extensions();
+  if (extensions == nullptr) GTEST_SKIP() << "this processor has no SHA extensions";
+  std::string text(64 * 9, '\0');
+  for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 131 + i / 7);
+  for (std::size_t blocks = 0; blocks <= 9; ++blocks) {
+    Sha256State a{1, 0xffffffff, 3, 0x80000000, 5, 6, 7, 8};
+    Sha256State b = a;
+    extensions(a, bytes(text).data(), blocks);
+    sha256_blocks_portable(b, bytes(text).data(), blocks);
+    EXPECT_EQ(a, b) << blocks;
+  }
+}
+
 }  // namespace
 }  // namespace foremoe

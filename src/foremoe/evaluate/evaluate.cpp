@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
+#include <stdexcept>
 
 #include "foremoe/core/error.h"
 #include "foremoe/sim/simulation.h"
@@ -52,13 +54,14 @@ class Evaluator {
     std::vector<ResidencyTrial> trials;
     for (const Residency residency : {Residency::kShared, Residency::kStatic, Residency::kResident}) {
       Evaluation one = Evaluator(policy_, input_, with(residency), quiet()).as_asked();
+      if (!one.check.ok()) return one;
       if (!one.step || one.plan.residency != residency) return as_asked();  // it has its own
       trials.push_back(trial_of(one));
       tried.push_back(std::move(one));
     }
     Evaluation best = std::move(tried[choose_residency(trials, options_.memory_budget()).trial]);
     try_free_recompute(best);
-    if (context_.timeline != nullptr) simulate(best);
+    if (best.step && context_.timeline != nullptr) simulate(best);
     return best;
   }
 
@@ -84,15 +87,16 @@ class Evaluator {
   void check(Evaluation& e) const {
     if (!options_.check) return;
     progress("checking the plan of");
-    const bool measured = e.figures.layers > 0;
-    e.check = check_plan(e.plan, input_.load, check_options(input_, measured ? &e.figures : nullptr, options_.align));
+    e.check =
+        check_plan(e.plan, input_.load, check_options(input_, unmeasured_ ? nullptr : &e.figures, options_.align));
+    if (unmeasured_ && e.check.ok()) std::rethrow_exception(unmeasured_);
     if (!e.recompute_plan || !e.check.ok()) return;
     CheckReport report = check_plan(*e.recompute_plan, input_.load, check_options(input_, nullptr, options_.align));
     if (!report.ok()) e.check = std::move(report);
   }
 
-  // A plan may be too broken to measure: with the check, that is for the check to say.
-  void measure(Evaluation& e) const {
+  // A plan may be too broken to measure: that is for the check to say, where there is one.
+  void measure(Evaluation& e) {
     try {
       e.figures = plan_figures(e.plan, input_.load,
                                {.initial_home = input_.homes,
@@ -101,6 +105,7 @@ class Evaluator {
                                 .batching = input_.batching_or_null()});
     } catch (const InputError&) {
       if (!options_.check) throw;
+      unmeasured_ = std::current_exception();
     }
   }
 
@@ -120,7 +125,7 @@ class Evaluator {
     return context;
   }
 
-  bool plan(const PlannerOptions& planner, Evaluation& e) const {
+  bool plan(const PlannerOptions& planner, Evaluation& e) {
     progress("planning with");
     PolicyResult result = policy_.plan(input_.for_policy(planner), context_.pool);
     if (auto* skipped = std::get_if<Skipped>(&result)) {
@@ -153,7 +158,11 @@ class Evaluator {
     Evaluation other = best;
     other.recompute_plan = std::move(plan);
     check(other);
-    if (!other.check.ok()) return;
+    if (!other.check.ok()) {
+      best = std::move(other);
+      best.step.reset();
+      return;
+    }
     Evaluator(policy_, input_, options_, quiet()).simulate(other);
     const std::array trials{trial_of(best), trial_of(other)};
     if (choose_residency(trials, options_.memory_budget()).trial == 1) best = std::move(other);
@@ -175,6 +184,7 @@ class Evaluator {
   const StepInput& input_;
   const EvaluateOptions options_;
   const EvaluationContext context_;
+  std::exception_ptr unmeasured_;  // what plan_figures threw
 };
 
 }  // namespace
@@ -241,6 +251,10 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
   quiet.timeline = nullptr;
   const Policy* const baseline = &policy_named("vanilla");
   const Evaluation vanilla = evaluate(*baseline, input, options, quiet);
+  if (!vanilla.check.ok() && std::ranges::find(policies, baseline) == policies.end()) {
+    throw std::logic_error("the plan of vanilla, with which all are compared, is wrong: " +
+                           vanilla.check.violations.front().message);
+  }
   std::vector<Evaluation> evaluations;
   for (const Policy* const policy : policies) {
     evaluations.push_back(policy == baseline ? vanilla : evaluate(*policy, input, options, quiet));
@@ -264,6 +278,7 @@ const Policy& policy_named(const std::string& name) {
 
 std::vector<const Policy*> policies_named(const std::vector<std::string>& names) {
   std::vector<const Policy*> policies;
+  if (names.empty()) throw InputError({.field = "policy"}, "lists no policy");
   for (const std::string& name : names) {
     if (name == "all") {
       for (const auto& policy : all_systems()) policies.push_back(policy.get());

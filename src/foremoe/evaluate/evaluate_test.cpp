@@ -133,6 +133,32 @@ TEST_F(Evaluations, WithResidencyAutoTakeTheQuickestThatIsTried) {
   }
 }
 
+// Plans right but for one residency.
+class WrongIf final : public Policy {
+ public:
+  explicit WrongIf(Residency residency) : residency_(residency) {}
+  std::string_view name() const override { return "wrong-if"; }
+  std::string_view summary() const override { return "wrong for one residency"; }
+  std::span<const std::string_view> uses() const override { return find_policy("foremoe")->uses(); }
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    PolicyResult result = find_policy("foremoe")->plan(input, pool);
+    if (input.options.residency == residency_) std::get<PlannedStep>(result).plan.slot_tokens.flat()[0] += Tokens{1};
+    return result;
+  }
+
+ private:
+  Residency residency_;
+};
+
+TEST_F(Evaluations, WithResidencyAutoSayWhichTrialWasWrong) {
+  for (const Residency residency : {Residency::kStatic, Residency::kShared, Residency::kFree}) {
+    const Evaluation e =
+        evaluate(WrongIf(residency), input_, {.choose_residency = true}, {.pool = pool_, .cost = &cost_});
+    EXPECT_FALSE(e.check.ok()) << to_string(residency);
+    EXPECT_FALSE(e.step) << to_string(residency);
+  }
+}
+
 TEST_F(Evaluations, RefuseWhatNeedsAClusterWithoutOne) {
   const auto refused = [&](const EvaluateOptions& options) -> std::string {
     try {
@@ -163,6 +189,7 @@ TEST(PolicyNames, ThatAreUnknownAreRefusedWithTheListOfThose) {
     EXPECT_THAT(error.problem(), testing::AllOf(HasSubstr("'magic'"), HasSubstr("vanilla, ")));
   }
   EXPECT_EQ(policies_named({"all"}).size(), all_systems().size());
+  EXPECT_THROW((void)policies_named({}), InputError);
 }
 
 TEST(OptionTables, SetTheFieldsThatTheyAreDeclaredFor) {

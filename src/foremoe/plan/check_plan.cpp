@@ -73,7 +73,9 @@ bool is_count(const json& value) {
 }
 
 Complaint count(const json& value) {
-  return is_count(value) && value <= std::numeric_limits<std::int64_t>::max() ? Complaint() : "not a count";
+  // nlohmann would compare an unsigned value with a signed bound as signed numbers.
+  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  return is_count(value) && value.get<std::uint64_t>() <= kMost ? Complaint() : "not a count";
 }
 
 // A count, or the word for no limit.

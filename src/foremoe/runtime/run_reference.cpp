@@ -167,6 +167,7 @@ void ReferenceRuns::judge_rounding(const PhaseOutcome& outcome, Agreement& agree
   if (first_.variance.output.empty()) {
     ReferenceStep with_variances = step(outcome.routes.front());
     with_variances.variances = true;
+    first_ = {};  // its memory is needed
     first_ = ReferenceModel(model_, pool).run(with_variances, pool);
   }
   std::size_t values = 0;

@@ -8,8 +8,8 @@
 #include <functional>
 #include <limits>
 
-#include "foremoe/plan/test_plans.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {

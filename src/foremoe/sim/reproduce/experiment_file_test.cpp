@@ -86,7 +86,8 @@ TEST(ExperimentFile, WhatIsWrongIsNamedWithFileKeyAndIndex) {
   expect_refused(with("routing = \"w2\"", "routing = \"w9\""), {"input[0].routing", "'w9'", "zipf"});
   expect_refused(with("stages = \"BT\"", "stages = \"BX\""), {"system[1].stages", "'BX'"});
   expect_refused(with("policy = \"foremoe\"", "policy = \"nobody\""), {"system[1].policy", "'nobody'", "vanilla"});
-  expect_refused(with("guest_slots = 2", "guest_slots = \"two\""), {"system[1].guest_slots", "expected an integer"});
+  expect_refused(with("guest_slots = 2", "guest_slots = \"two\""),
+                 {"system[1].guest_slots", "'two' is not a whole number"});
   expect_refused(with("at_most = 2", ""), {"aim[0].at_least"});
   expect_refused(with("value = 1.25", ""), {"published[0].value", "is missing"});
   expect_refused(with("\"straggler\"]", "\"stragler\"]"), {"columns", "'stragler'", "straggler_less"});
