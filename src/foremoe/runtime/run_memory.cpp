@@ -3,21 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "foremoe/core/error.h"
+#include "foremoe/runtime/memory.h"
 
 namespace foremoe {
 namespace {
-
-std::optional<std::int64_t> number_in(const char* file) {
-  std::ifstream in(file);
-  std::int64_t value = 0;
-  if (in >> value) return value;
-  return std::nullopt;  // no such file, or "max"
-}
 
 double gib(Bytes bytes) { return static_cast<double>(bytes.value) / (1024.0 * 1024.0 * 1024.0); }
 
@@ -93,21 +87,6 @@ Bytes estimate_memory(const MemoryNeed& need) {
     reference += 2 * as_bytes(layers * tokens.most_of_source * (k * row + hidden));
   }
   return Bytes{static_cast<std::int64_t>((homes + guests + activations + results) * part_here + arena + reference)};
-}
-
-std::optional<Bytes> available_memory() {
-  std::optional<std::int64_t> least;
-  std::ifstream in("/proc/meminfo");
-  std::string name;
-  for (std::int64_t kib = 0; in >> name >> kib;) {
-    if (name == "MemAvailable:") least = kib * 1024;
-    in.ignore(64, '\n');
-  }
-  const auto limit = number_in("/sys/fs/cgroup/memory.max");
-  const auto used = number_in("/sys/fs/cgroup/memory.current");
-  if (limit && used) least = std::min(least.value_or(*limit), std::max<std::int64_t>(*limit - *used, 0));
-  if (!least) return std::nullopt;
-  return Bytes{*least};
 }
 
 void expect_enough_memory(const MemoryNeed& need) {

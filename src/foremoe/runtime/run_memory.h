@@ -2,8 +2,6 @@
 
 // Is there room for a run? Estimated before anything starts, so that it is refused with numbers and not killed.
 
-#include <optional>
-
 #include "foremoe/runtime/moe_model.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
@@ -25,9 +23,6 @@ struct MemoryNeed {
 
 // What the largest buffers can come to, all ranks here together; small ones are left out.
 Bytes estimate_memory(const MemoryNeed& need);
-
-// Free on this machine, or in the control group that we run in where that is less; none when it cannot be told.
-std::optional<Bytes> available_memory();
 
 // Throws InputError that tells both.
 void expect_enough_memory(const MemoryNeed& need);
