@@ -17,16 +17,16 @@ constexpr std::string_view kColumns =
   ρ planned      imbalance that the plan promises: rows (token–expert assignments) of the busiest rank ÷ mean of all
                  ranks, mean over all layers and passes of the micro-steps. 1 is perfect
   ρ ran          the same over the rows that the ranks' experts really ran
-  critical path  of expert computation: for each layer and pass the slowest rank's time, since all others wait for it,
-                 added up. CPU time of the rank's thread, the least of all repeats: what else runs does not count
-  of first       critical path ÷ that of the first policy in this stage. Below 1 is shorter
-  expected       the same if every row took as long: what ρ promises
-  exposed        time that a rank stood waiting for copies of experts; the rank that waited longest. Where ranks outnumber
-                 processor cores they wait for a core most of the time
-  copies         weights of one expert moved to another rank, all ranks, the whole stage
-  guest memory   that a rank holds for copies: weights, and gradients where there are any
-  equal          to a reference in float64 that knows no ranks, plans or copies: every output and gradient within
-                 1e-5 of its largest value, and in all repeats the same to the bit
+  critical path  of expert computation: the slowest rank's time of each layer and pass, since all others wait for it,
+                 added up. It is CPU time of the rank's thread, the least of all repeats; other processes do not count
+  of first       critical path ÷ that of the first policy in this phase. Below 1 is shorter
+  expected       the same if every row took equally long: what ρ promises
+  exposed        time that a rank waited for copies of experts, of the rank that waited longest. Where ranks outnumber
+                 processor cores they mostly wait for a core
+  copies         weights of one expert moved to another rank, all ranks, the whole phase
+  guest memory   memory that a rank holds for copies: weights, and gradients where there are any
+  equal          yes: every output and gradient is within 1e-5 of its largest value, or within what rounding explains, of
+                 a float64 reference that knows no ranks, plans or copies, and all repeats agree to the bit
 )";
 
 nlohmann::ordered_json to_json(const Spread& s) { return {{"mean", s.mean}, {"p99", s.p99}, {"max", s.max}}; }

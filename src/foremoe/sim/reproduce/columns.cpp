@@ -12,8 +12,8 @@ using M = const Measured&;
 
 double pairs_of(M of) { return std::max(1.0, static_cast<double>(of.figures.layers) * of.figures.micro_steps); }
 
-// Of one layer's turn, milliseconds.
-double ms_per_turn(M of, double seconds) { return 1e3 * seconds / pairs_of(of); }
+// Of one layer's turn, milliseconds. A simulated phase has all layers of the model.
+double ms_per_turn(M of, double seconds) { return 1e3 * seconds / (pairs_of(of) * of.model_layers_per_layer); }
 
 double turns(const SimulatedPhase& phase) { return phase.seconds - phase.parts.arena_refresh - phase.parts.optimizer; }
 

@@ -100,6 +100,13 @@ TEST(ExperimentFile, AModelledFigureNeedsAClusterAndAModel) {
   expect_refused(with("\"straggler\"]", "\"speedup\"]"), {"columns", "'speedup' needs cluster and model"});
 }
 
+TEST(ExperimentFile, AnInputHasNoMoreLayersThanItsModel) {
+  const std::string modelled = with("ranks = 4", "ranks = 4\ncluster = \"h100\"\nmodel = \"Mixtral-8x7B\"");
+  const auto layers = [&](const char* list) { return test::with(modelled, "layers = [1, 3]", list); };
+  (void)parse_experiment(layers("layers = [1, 32]"), "mine.toml");
+  expect_refused(layers("layers = [1, 33]"), {"input[1].layers", "33", "32 MoE layers"});
+}
+
 TEST(ExperimentFile, AnUnknownNameIsAnsweredWithThoseThereAre) {
   try {
     (void)find_experiment("nothing-like-this");

@@ -176,6 +176,10 @@ ExperimentInput read_input(TomlFields fields, const std::optional<ModelShape>& o
   if (o.num_micro_steps % input.steps != 0) fields.fail("steps", "does not divide micro_steps");
   input.routing = read_routing(fields);
   if (input.file.empty()) expect_ranks(fields, o);
+  if (input.on && input.file.empty() && o.num_layers > input.on->model.moe_layers) {
+    fields.fail("layers", fmt::format("{}, but {} has {} MoE layers", o.num_layers, input.on->model.name,
+                                      input.on->model.moe_layers));
+  }
   fields.finish();
   return input;
 }

@@ -93,6 +93,7 @@ Cell measure(const ExperimentSystem& system, const ExperimentInput& input, const
   measured.stability = load_stability(step.input.load, input.file.empty() ? input.steps : 1);
   measured.step = std::move(e.step);
   if (step.cost) {
+    measured.model_layers_per_layer = static_cast<double>(step.cost->model().moe_layers) / step.input.load.num_layers();
     const LinkSpeed& host = step.cost->cluster().host;
     measured.fetch_seconds =
         host.latency_seconds + static_cast<double>(step.cost->expert_weights().value) / host.bytes_per_second;

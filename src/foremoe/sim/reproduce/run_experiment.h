@@ -23,7 +23,7 @@ struct Measured {
   PairFigures pairs;
   LoadStability stability;
   std::optional<SimulatedStep> step;  // where a column asks for it
-  double dense_seconds = 0;           // modelled, one layer's forward of a rank's mean tokens
+  double model_layers_per_layer = 1;  // layers of the model for which each layer of the input stands
   double fetch_seconds = 0;           // modelled, one copy over the host's link
 };
 
