@@ -75,7 +75,7 @@ std::string entry(const Option& option) {
   if (option.positional) return entry(option.value, option.help);
   std::string name = option.letter != 0 ? fmt::format("-{},", option.letter) : std::string();
   name += command_line_name(option.name);
-  if (!option.value.empty()) name += ' ' + option.value;
+  if (!option.value.empty()) name.append(1, ' ').append(option.value);
   std::string text = option.help;
   if (!option.initial.empty()) text += fmt::format(" (default {})", option.initial);
   if (option.required) text += " (required)";
@@ -91,7 +91,7 @@ std::string heading(const Option& option) {
 std::string help(const Command& command, bool all) {
   std::string text = fmt::format("{}\n\nUsage: foremoe {} [OPTIONS]", command.summary, command.name);
   for (const Option& option : command.options) {
-    if (option.positional) text += option.required ? ' ' + option.value : fmt::format(" [{}]", option.value);
+    if (option.positional) text += fmt::format(fmt::runtime(option.required ? " {}" : " [{}]"), option.value);
   }
   text += '\n';
   std::vector<std::string> headings{"Positionals", "Options"};
@@ -111,8 +111,8 @@ std::string help(const Command& command, bool all) {
       }
     }
     if (name == "Options") {
-      section = entry("-h,--help", "Print this help and exit") +
-                entry("--help-all", "Print all options and what words mean, and exit") + section;
+      section.insert(0, entry("--help-all", "Print all options and what words mean, and exit"));
+      section.insert(0, entry("-h,--help", "Print this help and exit"));
     }
     if (!section.empty()) text += fmt::format("\n{}:\n{}", name, section);
   }

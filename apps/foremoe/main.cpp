@@ -1,8 +1,7 @@
 // foremoe: plans where the experts of a Mixture-of-Experts model sit while it is trained by reinforcement learning,
 // and executes the plans. Parse, call, print; everything that has an opinion is in src/foremoe.
 
-#include <signal.h>
-
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <utility>
 
 #include "foremoe/core/error.h"
 #include "foremoe/plan/step_plan.h"
@@ -249,10 +250,10 @@ WindowChoice choose_window(const StepPlan& plan) {
 
 }  // namespace
 
-ReportGatherer::ReportGatherer(const StepInput& input, const EvaluateOptions& options, const EvaluationContext& context)
+ReportGatherer::ReportGatherer(const StepInput& input, const EvaluateOptions& options, EvaluationContext context)
     : input_(input),
       options_(options),
-      context_(context),
+      context_(std::move(context)),
       baseline_policy_(policy_named(std::string(kReportBaseline))),
       baseline_(planned(baseline_policy_)) {}
 

@@ -22,8 +22,8 @@ struct WindowChoice {
 
 class ReportGatherer {
  public:
-  // Evaluates the baseline. Throws InputError when that cannot be done. Keeps the references.
-  ReportGatherer(const StepInput& input, const EvaluateOptions& options, const EvaluationContext& context);
+  // Evaluates the baseline. Throws InputError when that cannot be done. Keeps the reference.
+  ReportGatherer(const StepInput& input, const EvaluateOptions& options, EvaluationContext context);
 
   // Policies side by side, with `before` and `after`: foremoe or, where that is not among them, the fastest.
   void compare(const std::vector<const Policy*>& policies, report::Report& out);

@@ -21,8 +21,8 @@ std::string message_of(const InputError& error, const std::function<std::string(
   std::string_view rest = error.problem();
   while (!rest.empty()) {
     const auto begin = rest.find('`');
-    const auto end = begin == rest.npos ? rest.npos : rest.find('`', begin + 1);
-    if (end == rest.npos) break;
+    const auto end = begin == std::string_view::npos ? std::string_view::npos : rest.find('`', begin + 1);
+    if (end == std::string_view::npos) break;
     problem += rest.substr(0, begin);
     problem += spell_argument(rest.substr(begin + 1, end - begin - 1));
     rest.remove_prefix(end + 1);

@@ -29,9 +29,9 @@ __attribute__((target("sha,sse4.1"))) void compress(Sha256State& state, const st
     const __m128i abef_before = abef;
     const __m128i cdgh_before = cdgh;
     __m128i w[4];
-    for (int i = 0; i < 4; ++i) w[i] = _mm_shuffle_epi8(load(block + 16 * i), to_big_endian);
+    for (std::size_t i = 0; i < 4; ++i) w[i] = _mm_shuffle_epi8(load(block + 16 * i), to_big_endian);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {  // four rounds each
+    for (std::size_t i = 0; i < 16; ++i) {  // four rounds each
       const __m128i keyed = _mm_add_epi32(w[i % 4], load(kSha256RoundConstants.data() + 4 * i));
       cdgh = _mm_sha256rnds2_epu32(cdgh, abef, keyed);
       abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(keyed, 0x0e));

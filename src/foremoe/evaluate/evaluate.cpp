@@ -6,6 +6,7 @@
 #include <array>
 #include <exception>
 #include <stdexcept>
+#include <utility>
 
 #include "foremoe/core/error.h"
 #include "foremoe/sim/simulation.h"
@@ -31,9 +32,8 @@ Tokens mean_tokens_per_rank(const LoadTable& load) {
 // One policy on one input.
 class Evaluator {
  public:
-  Evaluator(const Policy& policy, const StepInput& input, const EvaluateOptions& options,
-            const EvaluationContext& context)
-      : policy_(policy), input_(input), options_(options), context_(context) {}
+  Evaluator(const Policy& policy, const StepInput& input, const EvaluateOptions& options, EvaluationContext context)
+      : policy_(policy), input_(input), options_(options), context_(std::move(context)) {}
 
   // With the residency that the options ask for.
   Evaluation as_asked() {
