@@ -38,7 +38,7 @@ std::string columns_text(const std::string& bound) {
 }
 
 std::string residency_of(const Evaluation& e) {
-  return std::string(to_string(e.plan.residency)) + (e.plan.residency == Residency::kFree ? "*" : "");
+  return std::string(to_string(e.plan.residency)) + (e.plan.can_train() ? "" : "*");
 }
 
 void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options) {

@@ -9,7 +9,6 @@
 #include "command.h"
 #include "console.h"
 #include "foremoe/core/error.h"
-#include "foremoe/core/mapped_file.h"
 #include "foremoe/evaluate/step_input.h"
 #include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/importers/importer.h"
@@ -99,13 +98,7 @@ void print(const Imported& imported, const std::string& out) {
 
 Imported import_and_write(const ImportArguments& arguments) {
   const Activity activity("importing " + counted(static_cast<std::int64_t>(arguments.inputs.size()), "file"));
-  std::vector<std::unique_ptr<MappedFile>> files;
-  std::vector<ImportSource> sources;
-  for (const std::string& path : arguments.inputs) {
-    files.push_back(std::make_unique<MappedFile>(path));
-    sources.push_back({.name = path, .bytes = files.back()->bytes()});
-  }
-  Imported imported = import_rollout(sources, arguments.options);
+  Imported imported = import_files(arguments.inputs, arguments.options);
   if (const RoutingTrace* trace = imported.trace()) {
     write_trace(*trace, arguments.out);
   } else {

@@ -69,16 +69,9 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
   const CheckReport report = check_plan(plan, step.load, check);
   if (!report.ok()) {
     const Violation& v = report.violations.front();
-    std::string where;
-    const auto at = [&](const char* word, const auto& id) {
-      if (id) where += fmt::format("{} {}, ", word, id->value);
-    };
-    at("event", v.event);
-    at("layer", v.layer);
-    at("rank", v.rank);
-    at("slot", v.slot);
-    at("expert", v.expert);
-    refuse(path, fmt::format("is not right for {}: {}{} (foremoe verify tells all)", step.load.name, where, v.message));
+    const std::string place = place_of(v);
+    refuse(path, fmt::format("is not right for {}: {}{}{} (foremoe verify lists all violations)", step.load.name, place,
+                             place.empty() ? "" : ", ", v.message));
   }
 
   const LoadTable part =
@@ -170,7 +163,7 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
 }
 
 bool Execution::backward() const {
-  return arguments_.runs(Phase::kPolicyUpdate) && !(input_->plan && input_->plan->residency == Residency::kFree);
+  return arguments_.runs(Phase::kPolicyUpdate) && !(input_->plan && !input_->plan->can_train());
 }
 
 void Execution::expect_room() const {
@@ -226,7 +219,7 @@ void Execution::run_policy(const Policy& policy) {
     RunningPlan running({.policy = policy, .input = input_->step, .options = options, .timeline = timeline}, pool_);
     execute(name, Phase::kRecompute, running);
     if (!arguments_.runs(Phase::kPolicyUpdate)) return;
-    const bool serves_both = in_flight == 1 && running.plan().residency != Residency::kFree;
+    const bool serves_both = in_flight == 1 && running.plan().can_train();
     if (serves_both && rows_.back().skipped.empty()) {
       execute(name, Phase::kPolicyUpdate, running);
       return;
@@ -248,7 +241,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   const StepPlan& plan = running.plan();
   row.residency = plan.residency;
   row.in_flight = plan.in_flight;
-  if (phase == Phase::kPolicyUpdate && plan.residency == Residency::kFree) {
+  if (phase == Phase::kPolicyUpdate && !plan.can_train()) {
     row.skipped = kPlacesFreely;
     running.finish();
     return;

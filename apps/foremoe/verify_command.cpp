@@ -37,16 +37,8 @@ struct VerifyArguments {
 
 void print(const CheckReport& report, const VerifyArguments& arguments) {
   for (const Violation& v : report.violations) {
-    std::string where;
-    const auto add = [&](const char* what, const auto& id) {
-      if (id) where += fmt::format("{}{} {}", where.empty() ? " at " : ", ", what, id->value);
-    };
-    add("event", v.event);
-    add("layer", v.layer);
-    add("rank", v.rank);
-    add("slot", v.slot);
-    add("expert", v.expert);
-    fmt::print("{}{}: {}\n", to_string(v.kind), where, v.message);
+    const std::string place = place_of(v);
+    fmt::print("{}{}{}: {}\n", to_string(v.kind), place.empty() ? "" : " at ", place, v.message);
   }
   const auto listed = static_cast<std::int64_t>(report.violations.size());
   if (report.num_violations() > listed) fmt::print("… and {} more\n", report.num_violations() - listed);

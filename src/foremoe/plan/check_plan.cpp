@@ -172,6 +172,19 @@ void event_order(const Subject& subject, Findings& findings) {
 
 std::string_view to_string(ViolationKind kind) { return kKindNames[static_cast<std::size_t>(kind)]; }
 
+std::string place_of(const Violation& v) {
+  std::string place;
+  const auto add = [&](const char* word, const auto& id) {
+    if (id) place += fmt::format("{}{} {}", place.empty() ? "" : ", ", word, id->value);
+  };
+  add("event", v.event);
+  add("layer", v.layer);
+  add("rank", v.rank);
+  add("slot", v.slot);
+  add("expert", v.expert);
+  return place;
+}
+
 std::int64_t CheckReport::num_violations() const {
   return std::accumulate(num_of_kind.begin(), num_of_kind.end(), std::int64_t{0});
 }

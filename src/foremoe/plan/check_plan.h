@@ -54,6 +54,9 @@ struct Violation {
   std::string message;
 };
 
+// "event 3, layer 0, expert 17": where it is, as far as it has a place.
+std::string place_of(const Violation& violation);
+
 struct CheckOptions {
   ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: as the plan's options say
   int align = 128;                          // tokens, for rho_padded
