@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "foremoe/core/error.h"
 #include "foremoe/runtime/gradient_returns.h"
@@ -53,8 +54,7 @@ class Span {
 }  // namespace
 
 struct PhaseExecutor::State {
-  State(const PhaseParts& phase_parts, const HomeExperts& lent, Communicator& phase_communicator,
-        const PhaseOptions& phase_options);
+  State(PhaseParts phase_parts, const HomeExperts& lent, Communicator& phase_communicator, PhaseOptions phase_options);
   ~State();
 
   void reserve_rows();
@@ -101,12 +101,12 @@ struct PhaseExecutor::State {
   std::optional<ExpertTransferEngine> engine;  // last: it writes to what is above
 };
 
-PhaseExecutor::State::State(const PhaseParts& phase_parts, const HomeExperts& lent, Communicator& phase_communicator,
-                            const PhaseOptions& phase_options)
-    : parts(phase_parts),
+PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& lent, Communicator& phase_communicator,
+                            PhaseOptions phase_options)
+    : parts(std::move(phase_parts)),
       homes(lent),
       communicator(phase_communicator),
-      options(phase_options),
+      options(std::move(phase_options)),
       rank(communicator.rank()),
       pool(parts, homes),
       peer_homes(parts, homes, communicator),

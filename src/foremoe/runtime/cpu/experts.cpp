@@ -101,10 +101,14 @@ void experts_backward(std::span<const ExpertRows> experts, const BackwardMatrice
                       {.h = ws.h.data(), .d_gate_up = ws.d_gate_up.data()});
       multiply({.rows = hidden, .columns = intermediate, .depth = rows, .transpose_a = true, .add = !fresh}, dy,
                ws.h.data(), expert.down_gradient);
-      multiply({.rows = 2 * intermediate, .columns = hidden, .depth = rows, .transpose_a = true, .add = !fresh},
+      multiply({.rows = std::int64_t{2} * intermediate,
+                .columns = hidden,
+                .depth = rows,
+                .transpose_a = true,
+                .add = !fresh},
                ws.d_gate_up.data(), matrices.x + row * hidden, expert.gate_up_gradient);
-      multiply({.rows = rows, .columns = hidden, .depth = 2 * intermediate}, ws.d_gate_up.data(), expert.gate_up,
-               matrices.dx + row * hidden);
+      multiply({.rows = rows, .columns = hidden, .depth = std::int64_t{2} * intermediate}, ws.d_gate_up.data(),
+               expert.gate_up, matrices.dx + row * hidden);
     });
   }
 }

@@ -71,7 +71,7 @@ Library load() {
   for (const char* file : {"libopenblas.so.0", FOREMOE_OPENBLAS_FILE}) {
     handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (handle != nullptr) break;
-    if (error.empty()) error = dlerror();
+    if (error.empty()) error = dlerror();  // NOLINT(concurrency-mt-unsafe): loaded once, by one thread
   }
   if (handle == nullptr) throw InputError({.file = "OpenBLAS"}, "cannot be loaded: " + error);
   const auto find = [&](const char* name) {
