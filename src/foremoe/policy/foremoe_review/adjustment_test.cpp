@@ -1,4 +1,4 @@
-#include "foremoe/policy/foremoe_review.h"
+#include "foremoe/policy/foremoe_review/adjustment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

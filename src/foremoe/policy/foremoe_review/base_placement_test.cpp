@@ -1,4 +1,4 @@
-#include "foremoe/policy/foremoe_review.h"
+#include "foremoe/policy/foremoe_review/base_placement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // ReLibra's reordering, by hand and against all ways to divide a few experts among two nodes.
 
-#include "foremoe/policy/relibra.h"
+#include "foremoe/policy/relibra/expert_reordering.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // ReLibra's greedy, by hand and against the MILP that it stands for, solved by trying all placements.
 
-#include "foremoe/policy/relibra.h"
+#include "foremoe/policy/relibra/node_replication.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
