@@ -11,6 +11,7 @@
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/policy/finemoe/replica_load_lp.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/testing/policy_runs.h"
 #include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
@@ -18,28 +19,10 @@ namespace {
 
 using testing::HasSubstr;
 
-struct PlanRun {
-  const LoadTable& load;
-  PlannerOptions options = {};
-  const StepPlan* previous = nullptr;
-  const LoadTable* previous_load = nullptr;
-  std::size_t threads = 1;
-};
-
-PolicyResult result_of(std::string_view policy, const PlanRun& run) {
-  const Array<RankId, 2> home = contiguous_homes(run.load.num_layers(), run.load.num_experts(), run.load.num_ranks());
-  ThreadPool pool(run.threads);
-  return find_policy(policy)->plan({.load = run.load,
-                                    .home = home,
-                                    .options = run.options,
-                                    .previous = run.previous,
-                                    .previous_load = run.previous_load},
-                                   pool);
-}
-
-StepPlan plan_of(std::string_view policy, const PlanRun& run) {
-  return std::get<PlannedStep>(result_of(policy, run)).plan;
-}
+using test::all_names;
+using test::plan_of;
+using test::PlanRun;
+using test::result_of;
 
 void expect_right(const StepPlan& plan, const LoadTable& load) {
   const PlanFigures figures = plan_figures(plan, load);
@@ -56,16 +39,6 @@ bool expect_right_or_skipped(std::string_view policy, const PlanRun& run) {
   }
   expect_right(std::get<PlannedStep>(result).plan, run.load);
   return true;
-}
-
-// Of all policies that this build can run.
-std::vector<std::string_view> all_names() {
-  std::vector<std::string_view> names;
-  for (const Policy* policy : all_policies()) {
-    const bool needs_clp = policy->name().starts_with("finemoe");
-    if (!needs_clp || finemoe::ReplicaLoadLp::is_available()) names.push_back(policy->name());
-  }
-  return names;
 }
 
 // Those that need as many guest slots as d − 1 times the experts per rank.
@@ -94,127 +67,6 @@ TEST(Policies, SayWhatTheyAreInOneLineOfTheirOwn) {
     EXPECT_FALSE(policy->summary().empty());
     EXPECT_EQ(policy->summary().find('\n'), std::string_view::npos);
     EXPECT_TRUE(summaries.insert(policy->summary()).second) << policy->name();
-  }
-}
-
-// ---- uses() ----
-
-// Inputs of two nodes on which every field that a policy uses makes a difference, and what the field is changed to.
-class UsedFields : public testing::Test {
- protected:
-  // clang-format off
-  static constexpr std::string_view kFields[] = {
-      "guest_slots", "residency", "in_flight", "stages", "prefer", "tolerance", "rehome", "max_copies_per_rank",
-      "max_copies_per_source", "min_tokens_per_guest", "seed", "previous", "previous_load"};
-  // clang-format on
-
-  // The runs that differ from `run` in this field alone.
-  std::vector<PlanRun> changed(const PlanRun& run, std::string_view field) const {
-    const std::size_t count = field == "stages" ? 4 : field == "previous" ? 2 : field == "seed" ? 8 : 1;
-    std::vector<PlanRun> runs(count, run);
-    PlannerOptions& o = runs.front().options;
-    if (field == "guest_slots") o.guest_slots = 12;
-    if (field == "residency") o.residency = o.residency == Residency::kShared ? Residency::kStatic : Residency::kShared;
-    if (field == "in_flight") o.in_flight = 3;
-    if (field == "stages") {
-      runs[0].options.stages.base = false;
-      runs[1].options.stages.replication = false;
-      runs[2].options.stages.tokens = false;
-      runs[3].options.stages.relocation = false;
-    }
-    if (field == "prefer") o.prefer = Prefer::kLinks;
-    if (field == "tolerance") o.tolerance = 0.3;
-    if (field == "rehome") o.rehome = 4;
-    if (field == "max_copies_per_rank") o.max_copies_per_rank = 0;
-    if (field == "max_copies_per_source") o.max_copies_per_source = 0;
-    if (field == "min_tokens_per_guest") o.min_tokens_per_guest = 400;
-    for (std::size_t i = 0; field == "seed" && i < runs.size(); ++i) runs[i].options.seed = 12345 + i;
-    if (field == "previous") {
-      runs[0].previous = &previous_;
-      runs[1].previous = &again_;
-    }
-    if (field == "previous_load") runs.front().previous_load = &former_;
-    return runs;
-  }
-
-  // All that a plan says, but for the options that it records as they were given.
-  static bool same(const PolicyResult& a, const PolicyResult& b) {
-    if (a.index() != b.index()) return false;
-    if (std::holds_alternative<Skipped>(a)) return std::get<Skipped>(a).reason == std::get<Skipped>(b).reason;
-    const StepPlan& p = std::get<PlannedStep>(a).plan;
-    const StepPlan& q = std::get<PlannedStep>(b).plan;
-    return p.slot_expert == q.slot_expert && p.slot_tokens == q.slot_tokens && p.home == q.home &&
-           p.event_micro_step == q.event_micro_step && p.event_pass == q.event_pass && p.max_load == q.max_load &&
-           p.residency == q.residency && p.guest_slots == q.guest_slots && p.in_flight == q.in_flight;
-  }
-
-  // Whether the policy's plan depends on the field, with any of a few options around it.
-  bool matters(std::string_view policy, std::string_view field) {
-    for (const int guest_slots : {1, 4, 8}) {
-      const PlannerOptions options{.guest_slots = guest_slots};
-      if (std::holds_alternative<Skipped>(result_of(policy, {.load = former_, .options = options}))) continue;
-      previous_ = plan_of(policy, {.load = former_, .options = options});
-      again_ = plan_of(policy, {.load = load_, .options = {.guest_slots = guest_slots, .seed = 99}});
-      for (const Residency residency : {Residency::kResident, Residency::kStatic, Residency::kShared}) {
-        for (const Prefer prefer : {Prefer::kBalance, Prefer::kLinks}) {
-          const PlanRun run{.load = load_,
-                            .options = {.guest_slots = guest_slots, .residency = residency, .prefer = prefer}};
-          const PolicyResult before = result_of(policy, run);
-          for (const PlanRun& other : changed(run, field)) {
-            if (!same(before, result_of(policy, other))) return true;
-          }
-        }
-      }
-    }
-    return false;
-  }
-
-  // Four experts to a rank, two nodes, and popularity that changes from micro-step to micro-step.
-  static LoadTable skewed_load(int shift) {
-    LoadTable load = test::random_load({.micro_steps = 4, .layers = 1, .ranks = 8, .experts = 16, .ranks_per_node = 4},
-                                       21 + shift, 400);
-    for (int m = 0; m < load.num_micro_steps(); ++m) {
-      for (int r = 0; r < load.num_ranks(); ++r) {
-        for (int e = 0; e < load.num_experts(); ++e) {
-          Tokens& tokens = load.load(m, 0, r, e);
-          tokens = Tokens{tokens.value * 16 / (4 + (e * 7 + m * 3 + shift) % 32)};
-        }
-      }
-    }
-    return load;
-  }
-
-  const LoadTable load_ = skewed_load(0);
-  const LoadTable former_ = skewed_load(5);
-  StepPlan previous_;  // of former_
-  StepPlan again_;     // of load_ itself, drawn otherwise: it fits from the first micro-step on
-};
-
-TEST_F(UsedFields, AreThoseOnWhichPlansDepend) {
-  for (const std::string_view policy : all_names()) {
-    const auto uses = find_policy(policy)->uses();
-    EXPECT_EQ(std::set(uses.begin(), uses.end()).size(), uses.size()) << policy;
-    for (const std::string_view field : uses) EXPECT_EQ(std::ranges::count(kFields, field), 1) << field;
-    for (const std::string_view field : kFields) {
-      EXPECT_EQ(matters(policy, field), std::ranges::count(uses, field) > 0) << policy << " and " << field;
-    }
-  }
-}
-
-TEST_F(UsedFields, SayWhatBecomesOfAFormerPlanThatIsNotTaken) {
-  const Array<RankId, 2> home = contiguous_homes(1, 32, 8);
-  const auto note = [&](std::string_view policy, int guest_slots) {
-    return find_policy(policy)->note_on_previous(
-        {.load = load_, .home = home, .options = {.guest_slots = guest_slots}, .previous = &previous_});
-  };
-  previous_ = plan_of("flexmoe", {.load = former_, .options = {.guest_slots = 4}});
-  EXPECT_EQ(note("flexmoe", 4), "");
-  EXPECT_THAT(note("flexmoe", 3), HasSubstr("it has 4 guest slots, not 3"));
-  EXPECT_THAT(note("foremoe-review", 4), HasSubstr("by policy flexmoe"));
-  EXPECT_THAT(note("eplb", 4), HasSubstr("policy eplb does not start from one"));
-  EXPECT_THAT(note("foremoe", 4), HasSubstr("residency free"));
-  for (const Policy* policy : all_policies()) {
-    EXPECT_EQ(policy->note_on_previous({.load = load_, .home = home, .options = {}}), "") << policy->name();
   }
 }
 

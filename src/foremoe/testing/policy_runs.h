@@ -4,12 +4,52 @@
 
 #include <gtest/gtest.h>
 
+#include <string_view>
 #include <vector>
 
 #include "foremoe/plan/check_plan.h"
+#include "foremoe/policy/finemoe/replica_load_lp.h"
 #include "foremoe/policy/policy.h"
 
 namespace foremoe::test {
+
+// Any options. The plan is as the policy made it: nobody has looked at it.
+struct PlanRun {
+  const LoadTable& load;
+  PlannerOptions options = {};
+  const StepPlan* previous = nullptr;
+  const LoadTable* previous_load = nullptr;
+  std::size_t threads = 1;
+};
+
+inline PolicyResult run_policy(const Policy& policy, const PlanRun& run) {
+  const Array<RankId, 2> home = contiguous_homes(run.load.num_layers(), run.load.num_experts(), run.load.num_ranks());
+  ThreadPool pool(run.threads);
+  return policy.plan({.load = run.load,
+                      .home = home,
+                      .options = run.options,
+                      .previous = run.previous,
+                      .previous_load = run.previous_load},
+                     pool);
+}
+
+inline PolicyResult result_of(std::string_view policy, const PlanRun& run) {
+  return run_policy(*find_policy(policy), run);
+}
+
+inline StepPlan plan_of(std::string_view policy, const PlanRun& run) {
+  return std::get<PlannedStep>(result_of(policy, run)).plan;
+}
+
+// Of all policies that this build can run.
+inline std::vector<std::string_view> all_names() {
+  std::vector<std::string_view> names;
+  for (const Policy* policy : all_policies()) {
+    const bool needs_clp = policy->name().starts_with("finemoe");
+    if (!needs_clp || finemoe::ReplicaLoadLp::is_available()) names.push_back(policy->name());
+  }
+  return names;
+}
 
 struct PolicyRun {
   const LoadTable& load;
@@ -21,18 +61,10 @@ struct PolicyRun {
 };
 
 inline PolicyResult result_of(const Policy& policy, const PolicyRun& run) {
-  const Array<RankId, 2> home = contiguous_homes(run.load.num_layers(), run.load.num_experts(), run.load.num_ranks());
-  ThreadPool pool(1);
-  PlannerOptions options;
-  options.guest_slots = run.guest_slots;
-  options.in_flight = run.in_flight;
-  options.seed = run.seed;
-  return policy.plan({.load = run.load,
-                      .home = home,
-                      .options = options,
-                      .previous = run.previous,
-                      .previous_load = run.previous_load},
-                     pool);
+  return run_policy(policy, {.load = run.load,
+                             .options = {.guest_slots = run.guest_slots, .in_flight = run.in_flight, .seed = run.seed},
+                             .previous = run.previous,
+                             .previous_load = run.previous_load});
 }
 
 inline StepPlan plan_of(const Policy& policy, const PolicyRun& run) {
