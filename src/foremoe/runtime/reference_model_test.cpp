@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace foremoe {
 namespace {
@@ -237,16 +236,6 @@ TEST(ReferenceModel, AdamStepsByTheRateWhereTheGradientStays) {
   for (auto& gradient : gradients.router_gradient) gradient.assign(gradient.size(), -0.03);
   optimize(by_hand, gradients, {.kind = Optimizer::Kind::kSgd, .rate = 1});
   EXPECT_NEAR(run_tiny(model, true).loss / run_tiny(by_hand, true).loss, 1, 1e-7);
-}
-
-TEST(RelativeError, IsTheGreatestDifferenceOverTheGreatestReference) {
-  EXPECT_DOUBLE_EQ(relative_error(std::vector{1.5F, -4.0F}, std::vector{1.0, -4.0}), 0.125);
-  EXPECT_EQ(relative_error(std::vector{0.0F, 0.0F}, std::vector{0.0, 0.0}), 0);
-  EXPECT_EQ(relative_error({}, {}), 0);
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  EXPECT_EQ(relative_error(std::vector{1e-30F}, std::vector{0.0}), kInfinity);
-  EXPECT_EQ(relative_error(std::vector{std::nanf("")}, std::vector{1.0}), kInfinity);
-  EXPECT_EQ(relative_error(std::vector{1.0F}, std::vector{1.0, 0.0}), kInfinity);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "foremoe/core/sha256.h"
+#include "foremoe/runtime/tensor_error.h"
 
 namespace foremoe {
 namespace {

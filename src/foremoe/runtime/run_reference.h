@@ -14,7 +14,7 @@ namespace foremoe {
 
 // A tensor is right when it is within kMaxRelativeError of the reference, relative to the reference's greatest element.
 // Where terms nearly cancel in every element, as they do in tensors of a few elements, float32 cannot keep so many
-// digits; then each element must be within what rounding explains (reference_expert.h, most_deviations()).
+// digits; then each element must be within what rounding explains (reference_expert.h, tensor_error.h).
 inline constexpr double kMaxRelativeError = 1e-5;
 inline constexpr double kMaxLossError = 1e-4;  // of the loss of a step, relative; after SGD steps
 

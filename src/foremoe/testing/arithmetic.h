@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "foremoe/core/random.h"
-#include "foremoe/runtime/reference_model.h"
+#include "foremoe/runtime/tensor_error.h"
 
 namespace foremoe::test {
 
