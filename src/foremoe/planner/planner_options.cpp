@@ -11,7 +11,11 @@
 namespace foremoe {
 namespace {
 
-constexpr IntegerRange kCount{0, std::numeric_limits<int>::max() - 1};
+constexpr IntegerRange kGuestSlots{0, kMaxExperts};
+constexpr IntegerRange kInFlight{1, std::numeric_limits<int>::max()};
+constexpr NumberRange kTolerance{.least = 0, .most = 1};
+constexpr IntegerRange kCount{0, std::numeric_limits<int>::max() - 1};  // below kNoLimit
+constexpr IntegerRange kMinTokens{0, std::numeric_limits<std::int32_t>::max()};
 
 PlannerStages parse_stages(const std::string& text) {
   PlannerStages stages{.base = false, .relocation = false, .replication = false, .tokens = false};
@@ -35,9 +39,15 @@ PlannerStages parse_stages(const std::string& text) {
   throw InputError({.file = {}, .field = field, .index = {}}, why);
 }
 
-template <class T>
-void expect_at_least(T least, T value, const char* field) {
+void expect_at_least(std::int64_t least, std::int64_t value, const char* field) {
   if (value < least) refuse(field, fmt::format("{} is less than {}", value, least));
+}
+
+template <class T, class Range>
+void expect_in(Range range, T value, const char* field) {
+  if (!(value >= range.least && value <= range.most)) {
+    refuse(field, fmt::format("{} is not in {} … {}", value, range.least, range.most));
+  }
 }
 
 }  // namespace
@@ -60,7 +70,7 @@ std::vector<Option> options_of(PlannerOptions& o) {
                       .help = "Guest slots: how many copies of experts a rank has room for in one layer",
                       .group = group,
                       .main = true},
-                     o.guest_slots, {0, kMaxExperts}),
+                     o.guest_slots, kGuestSlots),
       word_option<Residency>(
           {.name = "residency",
            .value = "WORD",
@@ -87,7 +97,7 @@ std::vector<Option> options_of(PlannerOptions& o) {
                       .help = "Micro-steps whose forward has run and whose backward has not, at most (1F1B)",
                       .group = group,
                       .main = true},
-                     o.in_flight, {1, std::numeric_limits<int>::max()}),
+                     o.in_flight, kInFlight),
       std::move(stages),
       word_option<Prefer>({.name = "prefer",
                            .value = "WORD",
@@ -101,7 +111,7 @@ std::vector<Option> options_of(PlannerOptions& o) {
                      .initial = fmt::format("{}; {} where residency is shared", default_tolerance(Residency::kResident),
                                             default_tolerance(Residency::kShared)),
                      .group = group},
-                    o.tolerance, {.least = 0, .most = 1}),
+                    o.tolerance, kTolerance),
       integer_or_word_option({.name = "max_copies_per_rank",
                               .value = "N|WORD",
                               .help = "Copies into a rank, per event (one pass of one micro-step) and layer. none: no "
@@ -126,7 +136,7 @@ std::vector<Option> options_of(PlannerOptions& o) {
            .value = "TOKENS",
            .help = "A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact",
            .group = group},
-          o.min_tokens_per_guest, {0, std::numeric_limits<std::int32_t>::max()}),
+          o.min_tokens_per_guest, kMinTokens),
       seed_option(
           {.name = "seed", .value = "N", .help = "Random seed. The same seed gives the same plan", .group = group},
           o.seed),
@@ -134,17 +144,13 @@ std::vector<Option> options_of(PlannerOptions& o) {
 }
 
 void expect_in_range(const PlannerOptions& o) {
-  if (o.guest_slots < 0 || o.guest_slots > kMaxExperts) {
-    refuse("guest_slots", fmt::format("{} is not in 0 … {}", o.guest_slots, kMaxExperts));
-  }
-  expect_at_least(1, o.in_flight, "in_flight");
-  expect_at_least(0, o.rehome, "rehome");
-  if (o.tolerance && !(*o.tolerance >= 0 && *o.tolerance <= 1)) {
-    refuse("tolerance", fmt::format("{} is not in 0 … 1", *o.tolerance));
-  }
-  expect_at_least(0, o.max_copies_per_rank.value_or(0), "max_copies_per_rank");
-  expect_at_least(0, o.max_copies_per_source, "max_copies_per_source");
-  expect_at_least<std::int64_t>(0, o.min_tokens_per_guest, "min_tokens_per_guest");
+  expect_in(kGuestSlots, o.guest_slots, "guest_slots");
+  expect_at_least(kInFlight.least, o.in_flight, "in_flight");
+  expect_at_least(kCount.least, o.rehome, "rehome");
+  if (o.tolerance) expect_in(kTolerance, *o.tolerance, "tolerance");
+  expect_at_least(kCount.least, o.max_copies_per_rank.value_or(0), "max_copies_per_rank");
+  expect_at_least(kCount.least, o.max_copies_per_source, "max_copies_per_source");
+  expect_at_least(kMinTokens.least, o.min_tokens_per_guest, "min_tokens_per_guest");
 }
 
 std::string to_json(const PlannerOptions& o) {
