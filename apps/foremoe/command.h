@@ -69,8 +69,6 @@ std::vector<Option> only(std::vector<Option> options, std::initializer_list<std:
 std::vector<Option> without(std::vector<Option> options, std::initializer_list<std::string_view> names);
 // All of them, one list after the other.
 std::vector<Option> joined(std::initializer_list<std::vector<Option>> lists);
-// The option of that name, to be changed where a command means something else by it.
-Option& option_named(std::vector<Option>& options, std::string_view name);
 
 // "  vanilla  homes serve everything …", a line for each policy.
 std::string list_of_policies();

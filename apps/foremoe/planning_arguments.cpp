@@ -32,9 +32,6 @@ std::vector<std::string> files_of(const PlanningArguments& a) {
 
 PlanningSession::PlanningSession(PlanningArguments& a, const Given& given, bool simulates)
     : pool(static_cast<std::size_t>(a.threads)) {
-  if (simulates && a.cost.cluster.empty()) {
-    throw InputError({.field = "cluster"}, "is required");
-  }
   if (!a.cost.cluster.empty() && a.input.ranks_per_node == 0) {
     a.input.ranks_per_node = find_cluster(a.cost.cluster).ranks_per_node;
   }
@@ -47,8 +44,6 @@ PlanningSession::PlanningSession(PlanningArguments& a, const Given& given, bool 
   } else {
     cost = find_cost_model_if_asked(a.cost, input.load);
   }
-  a.evaluate.planner = planner_options(a.evaluate, input.load, cost ? &*cost : nullptr);
-  a.evaluate.hidden_copies = false;
   note_unused_on_input(given, input, a.evaluate.planner);
 }
 
@@ -153,10 +148,6 @@ std::vector<Option> joined(std::initializer_list<std::vector<Option>> lists) {
   std::vector<Option> all;
   for (const std::vector<Option>& list : lists) all.insert(all.end(), list.begin(), list.end());
   return all;
-}
-
-Option& option_named(std::vector<Option>& options, std::string_view name) {
-  return *std::ranges::find(options, name, &Option::name);
 }
 
 std::string list_of_policies() {

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "foremoe/core/error.h"
 
@@ -56,13 +57,23 @@ double parse_number(const std::string& name, const std::string& text, NumberRang
   return value;
 }
 
-template <class T>
-Option bound_integer(Option option, T& variable, IntegerRange range) {
-  option.type = "integer";
+// T is what the variable holds, or may hold.
+template <class T, class Variable, class Range>
+Option bound(Option option, Variable& variable, Range range) {
+  option.type = std::is_integral_v<T> ? "integer" : "number";
   option.range = range_text(range);
   option.set = [&variable, range, name = option.name](const std::string& text) {
-    variable = static_cast<int>(parse_integer(name, text, range));
+    if constexpr (std::is_integral_v<T>) {
+      variable = static_cast<T>(parse_integer(name, text, range));
+    } else {
+      variable = parse_number(name, text, range);
+    }
   };
+  return option;
+}
+
+Option with_default(Option option, const std::string& value) {
+  if (option.initial.empty()) option.initial = value;
   return option;
 }
 
@@ -86,22 +97,15 @@ std::int64_t parse_integer(const std::string& name, const std::string& text, Int
 }
 
 Option integer_option(Option option, int& variable, IntegerRange range) {
-  if (option.initial.empty()) option.initial = fmt::format("{}", variable);
-  return bound_integer(std::move(option), variable, range);
-}
-
-Option integer_option(Option option, std::optional<int>& variable, IntegerRange range) {
-  return bound_integer(std::move(option), variable, range);
+  return bound<int>(with_default(std::move(option), fmt::format("{}", variable)), variable, range);
 }
 
 Option integer_option(Option option, std::int64_t& variable, IntegerRange range) {
-  if (option.initial.empty()) option.initial = fmt::format("{}", variable);
-  option.type = "integer";
-  option.range = range_text(range);
-  option.set = [&variable, range, name = option.name](const std::string& text) {
-    variable = parse_integer(name, text, range);
-  };
-  return option;
+  return bound<std::int64_t>(with_default(std::move(option), fmt::format("{}", variable)), variable, range);
+}
+
+Option integer_option(Option option, std::optional<int>& variable, IntegerRange range) {
+  return bound<int>(std::move(option), variable, range);
 }
 
 Option seed_option(Option option, std::uint64_t& variable) {
@@ -117,22 +121,11 @@ Option seed_option(Option option, std::uint64_t& variable) {
 }
 
 Option number_option(Option option, double& variable, NumberRange range) {
-  if (option.initial.empty()) option.initial = fmt::format("{:g}", variable);
-  option.type = "number";
-  option.range = range_text(range);
-  option.set = [&variable, range, name = option.name](const std::string& text) {
-    variable = parse_number(name, text, range);
-  };
-  return option;
+  return bound<double>(with_default(std::move(option), fmt::format("{:g}", variable)), variable, range);
 }
 
 Option number_option(Option option, std::optional<double>& variable, NumberRange range) {
-  option.type = "number";
-  option.range = range_text(range);
-  option.set = [&variable, range, name = option.name](const std::string& text) {
-    variable = parse_number(name, text, range);
-  };
-  return option;
+  return bound<double>(std::move(option), variable, range);
 }
 
 Option flag_option(Option option, bool& variable, bool value) {
@@ -142,14 +135,14 @@ Option flag_option(Option option, bool& variable, bool value) {
 }
 
 Option text_option(Option option, std::string& variable) {
-  if (option.initial.empty()) option.initial = variable;
+  option = with_default(std::move(option), variable);
   option.type = "text";
   option.set = [&variable](const std::string& text) { variable = text; };
   return option;
 }
 
 Option list_option(Option option, std::vector<std::string>& variable) {
-  if (option.initial.empty()) option.initial = fmt::format("{}", fmt::join(variable, ","));
+  option = with_default(std::move(option), fmt::format("{}", fmt::join(variable, ",")));
   option.type = "list";
   option.set = [&variable](const std::string& text) { variable = split_list(text); };
   return option;
@@ -197,10 +190,10 @@ std::vector<std::string> split_list(const std::string& text) {
   return parts;
 }
 
-void set_option(const std::vector<Option>& options, std::string_view name, const std::string& text) {
+Option& option_named(std::vector<Option>& options, std::string_view name) {
   const auto at = std::ranges::find(options, name, &Option::name);
   if (at == options.end()) reject(std::string(name), "is no option");
-  at->set(text);
+  return *at;
 }
 
 std::string command_line_name(std::string_view name) {

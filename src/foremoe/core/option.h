@@ -82,8 +82,8 @@ Option word_option(Option option, T& variable, const std::vector<std::pair<std::
 std::int64_t parse_integer(const std::string& name, const std::string& text, IntegerRange range);
 std::vector<std::string> split_list(const std::string& text);  // at commas; an empty text has no parts
 
-// Sets the options that are there. Throws InputError for a name that is none of them.
-void set_option(const std::vector<Option>& options, std::string_view name, const std::string& text);
+// Throws InputError for a name that is none of theirs.
+Option& option_named(std::vector<Option>& options, std::string_view name);
 
 // "--guest-slots".
 std::string command_line_name(std::string_view name);

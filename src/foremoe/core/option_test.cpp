@@ -96,16 +96,16 @@ TEST(ListsOfOptions, AreSetByName) {
   bool flag = false;
   std::string text = "before";
   std::vector<std::string> list{"x"};
-  const std::vector<Option> options{flag_option({.name = "flag"}, flag), text_option({.name = "text"}, text),
-                                    list_option({.name = "list"}, list)};
-  set_option(options, "flag", "");
-  set_option(options, "text", "after");
-  set_option(options, "list", "a,b,,c");
+  std::vector<Option> options{flag_option({.name = "flag"}, flag), text_option({.name = "text"}, text),
+                              list_option({.name = "list"}, list)};
+  option_named(options, "flag").set("");
+  option_named(options, "text").set("after");
+  option_named(options, "list").set("a,b,,c");
   EXPECT_TRUE(flag);
   EXPECT_EQ(text, "after");
   EXPECT_THAT(list, ElementsAre("a", "b", "", "c"));
   EXPECT_EQ(options[2].initial, "x");
-  EXPECT_THROW(set_option(options, "nobody", ""), InputError);
+  EXPECT_THROW(option_named(options, "nobody").set(""), InputError);
 }
 
 TEST(CommandLineNames, HaveDashes) { EXPECT_EQ(command_line_name("min_tokens_per_guest"), "--min-tokens-per-guest"); }

@@ -194,24 +194,24 @@ TEST(PolicyNames, ThatAreUnknownAreRefusedWithTheListOfThose) {
 
 TEST(OptionTables, SetTheFieldsThatTheyAreDeclaredFor) {
   EvaluateOptions options;
-  const std::vector<Option> table = planning_options_of(options);
-  set_option(table, "residency", "auto");
+  std::vector<Option> table = planning_options_of(options);
+  option_named(table, "residency").set("auto");
   EXPECT_TRUE(options.choose_residency);
-  set_option(table, "residency", "shared");
+  option_named(table, "residency").set("shared");
   EXPECT_FALSE(options.choose_residency);
   EXPECT_EQ(options.planner.residency, Residency::kShared);
-  set_option(table, "max_copies_per_rank", "hidden");
+  option_named(table, "max_copies_per_rank").set("hidden");
   EXPECT_TRUE(options.hidden_copies);
-  set_option(table, "max_copies_per_rank", "none");
+  option_named(table, "max_copies_per_rank").set("none");
   EXPECT_FALSE(options.hidden_copies);
   EXPECT_EQ(options.planner.max_copies_per_rank, kNoLimit);
-  set_option(table, "rehome", "free");
+  option_named(table, "rehome").set("free");
   EXPECT_EQ(options.planner.rehome, kNoLimit);
-  set_option(table, "stages", "BT");
+  option_named(table, "stages").set("BT");
   EXPECT_TRUE(options.planner.stages.base && options.planner.stages.tokens);
   EXPECT_FALSE(options.planner.stages.relocation || options.planner.stages.replication);
   for (const char* const wrong : {"BB", "X", "b"}) {
-    EXPECT_THROW(set_option(table, "stages", wrong), InputError) << wrong;
+    EXPECT_THROW(option_named(table, "stages").set(wrong), InputError) << wrong;
   }
 }
 
