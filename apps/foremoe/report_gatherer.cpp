@@ -49,17 +49,14 @@ report::LoadPictures pictures(const StepPlan& before, const StepPlan& after) {
   return {.layer = worst.value, .before = picture(loads, worst), .after = picture(planned_loads(after), worst)};
 }
 
-// In the order in which they occur.
 std::vector<report::TimePart> parts_of(const PhaseSeconds& parts) {
-  return {{"arena refresh", parts.arena_refresh},
-          {"dense", parts.dense},
-          {"planning", parts.planning},
-          {"dispatch", parts.dispatch},
-          {"experts", parts.experts},
-          {"combine", parts.combine},
-          {"exposed copies", parts.exposed_copies},
-          {"exposed gradients", parts.exposed_gradients},
-          {"optimizer", parts.optimizer}};
+  std::vector<report::TimePart> named;
+  for (const PhasePart& part : phase_parts()) {
+    std::string words(part.name);
+    std::ranges::replace(words, '_', ' ');
+    named.push_back({std::move(words), parts.*part.seconds});
+  }
+  return named;
 }
 
 double as_double(Bytes bytes) { return static_cast<double>(bytes.value); }

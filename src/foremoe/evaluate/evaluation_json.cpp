@@ -10,15 +10,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json parts_json(const PhaseSeconds& parts) {
-  return {{"arena_refresh", parts.arena_refresh},
-          {"dense", parts.dense},
-          {"planning", parts.planning},
-          {"dispatch", parts.dispatch},
-          {"experts", parts.experts},
-          {"combine", parts.combine},
-          {"exposed_copies", parts.exposed_copies},
-          {"exposed_gradients", parts.exposed_gradients},
-          {"optimizer", parts.optimizer}};
+  Json json;
+  for (const PhasePart& part : phase_parts()) json[std::string(part.name)] = parts.*part.seconds;
+  return json;
 }
 
 Json memory_json(const RankMemory& memory) {

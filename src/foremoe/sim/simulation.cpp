@@ -105,8 +105,22 @@ bool same_profile(const WholeStep& step) {
 }  // namespace
 
 double PhaseSeconds::sum() const {
-  return arena_refresh + dense + planning + dispatch + experts + combine + exposed_copies + exposed_gradients +
-         optimizer;
+  double sum = 0;
+  for (const PhasePart& part : phase_parts()) sum += this->*part.seconds;
+  return sum;
+}
+
+std::span<const PhasePart> phase_parts() {
+  static constexpr PhasePart kParts[] = {{"arena_refresh", &PhaseSeconds::arena_refresh},
+                                         {"dense", &PhaseSeconds::dense},
+                                         {"planning", &PhaseSeconds::planning},
+                                         {"dispatch", &PhaseSeconds::dispatch},
+                                         {"experts", &PhaseSeconds::experts},
+                                         {"combine", &PhaseSeconds::combine},
+                                         {"exposed_copies", &PhaseSeconds::exposed_copies},
+                                         {"exposed_gradients", &PhaseSeconds::exposed_gradients},
+                                         {"optimizer", &PhaseSeconds::optimizer}};
+  return kParts;
 }
 
 SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options) {

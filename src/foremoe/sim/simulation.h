@@ -24,6 +24,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "foremoe/cluster/cost_model.h"
@@ -74,6 +75,14 @@ struct PhaseSeconds {
 
   double sum() const;
 };
+
+struct PhasePart {
+  std::string_view name;  // "exposed_copies"
+  double PhaseSeconds::*seconds;
+};
+
+// All of them, in the order in which they occur.
+std::span<const PhasePart> phase_parts();
 
 // Of the rank that holds most, bytes.
 struct RankMemory {
