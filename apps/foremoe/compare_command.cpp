@@ -76,11 +76,10 @@ int run(PlanningArguments arguments, const Given& given) {
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
   PlanningSession session(arguments, given, /*simulates=*/false);
   note_unused_by_policy(given, policies, session.input, arguments.evaluate.planner);
-  EvaluationContext context = session.context();
-  context.cost = nullptr;  // it is there for hidden copies alone
+  arguments.evaluate.simulate = false;
   std::vector<Evaluation> evaluations;
   for (const Policy* policy : policies) {
-    evaluations.push_back(evaluate(*policy, session.input, arguments.evaluate, context));
+    evaluations.push_back(evaluate(*policy, session.input, arguments.evaluate, session.context()));
   }
   session.progress.end();
   expect_residency(given, arguments.evaluate, evaluations);

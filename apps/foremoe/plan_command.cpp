@@ -89,9 +89,8 @@ int run(PlanArguments arguments, const Given& given) {
   note_unused_by_policy(given, {&policy}, session.input, options.planner);
 
   options.check = false;  // verify is for that
-  EvaluationContext context = session.context();
-  if (!options.choose_residency) context.cost = nullptr;  // it is there for hidden copies alone
-  Evaluation e = evaluate(policy, session.input, options, context);
+  options.simulate = options.choose_residency;
+  Evaluation e = evaluate(policy, session.input, options, session.context());
   session.progress.end();
   if (!e.planned()) {
     throw InputError({.file = load.name}, fmt::format("policy {} cannot plan it: {}", arguments.policy, e.skipped));

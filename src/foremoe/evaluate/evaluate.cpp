@@ -241,7 +241,9 @@ Evaluation evaluate(const Policy& policy, const StepInput& input, const Evaluate
   }
   EvaluateOptions resolved = options;
   resolved.planner = planner_options(options, input.load, context.cost);
-  Evaluator evaluator(policy, input, resolved, context);
+  EvaluationContext used = context;
+  if (!options.simulate) used.cost = nullptr;
+  Evaluator evaluator(policy, input, resolved, std::move(used));
   return options.choose_residency ? evaluator.with_best_residency() : evaluator.as_asked();
 }
 

@@ -40,6 +40,7 @@ struct EvaluateOptions {
   bool check = true;  // false: the caller checks, or does not
 
   // Of the simulation.
+  bool simulate = true;  // false: a cost model serves hidden copies alone
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;           // turns ahead of which copies may begin
   double rollout_seconds = 0;          // of the RL step, the same whoever plans
