@@ -197,7 +197,7 @@ ExperimentSystem read_system(TomlFields fields) {
   try {
     (void)policy_of(system);
   } catch (const InputError& error) {
-    fields.fail("policy", error.what());
+    fields.fail("policy", error.problem());
   }
   fields.finish();
   return system;

@@ -1,11 +1,9 @@
 #include "foremoe/sim/reproduce/systems.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
-#include "foremoe/core/error.h"
+#include "foremoe/evaluate/evaluate.h"
 #include "foremoe/policy/feplb.h"
 #include "foremoe/policy/finemoe.h"
 #include "foremoe/policy/ultraep.h"
@@ -63,13 +61,7 @@ std::span<const std::string_view> own_options(std::string_view policy) {
 }
 
 std::shared_ptr<const Policy> policy_of(const ExperimentSystem& system) {
-  const Policy* const plain = find_policy(system.policy);
-  if (plain == nullptr) {
-    std::string names;
-    for (const auto& policy : all_policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", policy->name());
-    throw InputError({.file = {}, .field = {}, .index = {}},
-                     fmt::format("'{}', expected one of {}", system.policy, names));
-  }
+  const Policy* const plain = &policy_named(system.policy);
   if (!system.own.empty()) {
     if (system.policy == "feplb") return make_feplb(feplb_options(system));
     if (system.policy == "ultraep") return make_ultraep(ultraep_options(system));
