@@ -28,26 +28,6 @@ struct FreeUpdateOptions {
   bool after_recompute = false;  // begin with the placement of the plan's last event, not with homes
 };
 
-// As make_turn_order's with one micro-step in flight.
-TurnOrder forward_and_backward(const StepPlan& plan) {
-  const auto micro_steps = static_cast<std::size_t>(plan.num_micro_steps());
-  const auto layers = static_cast<std::size_t>(plan.num_layers());
-  TurnOrder order{.forward = Array<TurnId, 2>({micro_steps, layers}),
-                  .backward = Array<TurnId, 2>({micro_steps, layers})};
-  const auto take = [&](int event, Pass pass, int layer) {
-    const MicroStepId m = plan.event_micro_step[static_cast<std::size_t>(event)];
-    (pass == Pass::kForward ? order.forward : order.backward)(m, layer) = TurnId{order.size()};
-    order.turns.push_back({.event = EventId{event}, .pass = pass, .micro_step = m, .layer = LayerId{layer}});
-  };
-  for (int t = 0; t < plan.num_events(); ++t) {
-    for (int l = 0; l < plan.num_layers(); ++l) take(t, Pass::kForward, l);
-    for (int l = plan.num_layers() - 1; l >= 0; --l) take(t, Pass::kBackward, l);
-  }
-  order.first = order.forward;  // events are micro-steps
-  order.last = order.backward;
-  return order;
-}
-
 bool holds(const StepPlan& plan, EventId event, const ScheduledCopy& where) {
   return std::ranges::find(plan.slot_expert.row(event, where.layer, where.rank), where.expert) !=
          plan.slot_expert.row(event, where.layer, where.rank).end();
@@ -99,16 +79,6 @@ void drop_return_to_homes(TransferSchedule& schedule) {
                 [&](const ScheduledCopy& copy) { return copy.arrives.value >= schedule.order.size(); });
 }
 
-void index_copies(TransferSchedule& schedule, const StepPlan& plan) {
-  schedule.first_of_turn.clear();
-  auto next = schedule.copies.begin();
-  for (int t = 0; t < schedule.order.size() + 2; ++t) {
-    while (next != schedule.copies.end() && next->arrives < TurnId{t}) ++next;
-    schedule.first_of_turn.push_back(static_cast<std::size_t>(next - schedule.copies.begin()));
-  }
-  schedule.arena = experts_of_arenas(plan, schedule.copies);
-}
-
 // Throws InputError for a plan of more than one micro-step in flight.
 TransferSchedule free_update_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                       const FreeUpdateOptions& options) {
@@ -121,7 +91,7 @@ TransferSchedule free_update_schedule(const StepPlan& plan, const ExpertLayout& 
   drop_return_to_homes(schedule);
   const TurnOrder recompute = std::move(schedule.order);
   schedule.phase = Phase::kPolicyUpdate;
-  schedule.order = forward_and_backward(plan);
+  schedule.order = turns_of(plan, Phase::kPolicyUpdate);
 
   const auto backward_of = [&](TurnId t) {
     return schedule.order.backward(recompute[t].micro_step, recompute[t].layer);
@@ -133,14 +103,16 @@ TransferSchedule free_update_schedule(const StepPlan& plan, const ExpertLayout& 
     copy.closes = backward_of(copy.closes);
   }
   if (options.after_recompute) begin_with_last_placement(plan, schedule);
-  index_copies(schedule, plan);
+  index_copies(schedule);
+  schedule.arena = experts_of_arenas(plan, schedule.copies);
   return schedule;
 }
 
 // Takes from a recompute's schedule the copies that bring homes back at its end.
 void leave_placement(TransferSchedule& schedule, const StepPlan& plan) {
   drop_return_to_homes(schedule);
-  index_copies(schedule, plan);
+  index_copies(schedule);
+  schedule.arena = experts_of_arenas(plan, schedule.copies);
 }
 
 // ---- copies and gradients of any plan ----

@@ -172,17 +172,20 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout
   std::ranges::sort(schedule.copies, {}, [](const ScheduledCopy& c) {
     return std::tuple(c.arrives, c.rank, c.slot, c.layer);  // layers differ among the homes that come back alone
   });
-
-  auto next = schedule.copies.begin();
-  for (int t = 0; t < schedule.order.size() + 2; ++t) {
-    while (next != schedule.copies.end() && next->arrives < TurnId{t}) ++next;
-    schedule.first_of_turn.push_back(next - schedule.copies.begin());
-  }
-
+  index_copies(schedule);
   choose_paths({.plan = plan, .order = schedule.order, .layout = layout, .choice = options.path}, schedule.copies);
   schedule.arena = experts_of_arenas(plan, schedule.copies);
   schedule.buffers_per_rank = num_buffers(plan, options.depth);
   return schedule;
+}
+
+void index_copies(TransferSchedule& schedule) {
+  schedule.first_of_turn.clear();
+  auto next = schedule.copies.begin();
+  for (int t = 0; t < schedule.order.size() + 2; ++t) {
+    while (next != schedule.copies.end() && next->arrives < TurnId{t}) ++next;
+    schedule.first_of_turn.push_back(static_cast<std::size_t>(next - schedule.copies.begin()));
+  }
 }
 
 std::span<const ScheduledCopy> TransferSchedule::arriving(TurnId t) const {

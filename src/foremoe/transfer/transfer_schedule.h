@@ -84,6 +84,8 @@ struct ScheduleOptions {
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 
+void index_copies(TransferSchedule& schedule);  // fills in first_of_turn, of copies in order
+
 // Guest memory of one rank, as predicted from the shape of the plan.
 struct GuestMemory {
   Bytes weights;

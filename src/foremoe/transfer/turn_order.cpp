@@ -27,6 +27,10 @@ static void refuse_what_the_plan_is_not_for(const StepPlan& plan, Phase phase) {
 
 TurnOrder make_turn_order(const StepPlan& plan, Phase phase) {
   refuse_what_the_plan_is_not_for(plan, phase);
+  return turns_of(plan, phase);
+}
+
+TurnOrder turns_of(const StepPlan& plan, Phase phase) {
   const auto events = static_cast<std::size_t>(plan.num_events());
   const auto layers = static_cast<std::size_t>(plan.num_layers());
   const auto micro_steps = static_cast<std::size_t>(plan.num_micro_steps());

@@ -43,4 +43,7 @@ struct TurnOrder {
 // recompute then is an InputError, as is policy_update under residency `free`.
 TurnOrder make_turn_order(const StepPlan& plan, Phase phase);
 
+// The same of any plan. Nobody executes the policy update of residency `free`; the simulation asks what it would cost.
+TurnOrder turns_of(const StepPlan& plan, Phase phase);
+
 }  // namespace foremoe
