@@ -9,21 +9,6 @@
 namespace foremoe {
 namespace {
 
-// `empty` is the value of all three figures when there are no samples.
-Spread spread_of(std::vector<double> samples, double empty) {
-  if (samples.empty()) return {empty, empty, empty};
-  std::ranges::sort(samples);
-  double sum = 0;
-  for (const double x : samples) sum += x;
-  const double position = 0.99 * static_cast<double>(samples.size() - 1);
-  const auto below = static_cast<std::size_t>(position);
-  const auto above = std::min(below + 1, samples.size() - 1);
-  const double fraction = position - static_cast<double>(below);
-  return {.mean = sum / static_cast<double>(samples.size()),
-          .p99 = samples[below] + (samples[above] - samples[below]) * fraction,
-          .max = samples.back()};
-}
-
 // One (layer, micro-step) pair.
 struct Pair {
   LayerQuotas quotas;
@@ -158,6 +143,20 @@ int count_home_moves(const StepPlan& plan, ArrayView<const RankId, 2> initial_ho
 }
 
 }  // namespace
+
+Spread spread_of(std::vector<double> samples, double empty) {
+  if (samples.empty()) return {empty, empty, empty};
+  std::ranges::sort(samples);
+  double sum = 0;
+  for (const double x : samples) sum += x;
+  const double position = 0.99 * static_cast<double>(samples.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const auto above = std::min(below + 1, samples.size() - 1);
+  const double fraction = position - static_cast<double>(below);
+  return {.mean = sum / static_cast<double>(samples.size()),
+          .p99 = samples[below] + (samples[above] - samples[below]) * fraction,
+          .max = samples.back()};
+}
 
 PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options) {
   assert(options.align >= 1);

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "foremoe/core/array.h"
 #include "foremoe/core/units.h"
@@ -23,6 +24,9 @@ struct Spread {
   double p99 = 0;  // linear between the two nearest, as numpy.percentile does
   double max = 0;
 };
+
+// `empty` is the value of all three figures when there are no samples.
+Spread spread_of(std::vector<double> samples, double empty);
 
 struct PlanFigures {
   std::string policy;

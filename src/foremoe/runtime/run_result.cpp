@@ -180,15 +180,7 @@ Spread imbalance(ArrayView<const std::int64_t, 2> rows) {
     samples.push_back(static_cast<double>(std::ranges::max(of_turn)) * static_cast<double>(of_turn.size()) /
                       static_cast<double>(total));
   }
-  if (samples.empty()) return {.mean = 1, .p99 = 1, .max = 1};
-  std::ranges::sort(samples);
-  const auto n = samples.size();
-  const double at = 0.99 * static_cast<double>(n - 1);
-  const auto below = static_cast<std::size_t>(at);
-  const std::size_t above = std::min(below + 1, n - 1);
-  return {.mean = std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(n),
-          .p99 = samples[below] + (at - static_cast<double>(below)) * (samples[above] - samples[below]),
-          .max = samples.back()};
+  return spread_of(std::move(samples), 1);
 }
 
 Array<std::int64_t, 2> planned_rows(const StepPlan& plan, const TurnOrder& order) {
