@@ -1,7 +1,6 @@
 #include "foremoe/runtime/cpu/blas.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -9,6 +8,8 @@
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "foremoe/testing/address_space.h"
 
 namespace foremoe::cpu {
 namespace {
@@ -53,25 +54,12 @@ TEST(BlasThreads, MultiplyAtTheSameTime) {
   EXPECT_EQ(wrong, std::vector<int>(4));
 }
 
-void forbid_more_address_space() {
-  rlimit least{};
-  getrlimit(RLIMIT_AS, &least);
-  least.rlim_cur = 1;
-  setrlimit(RLIMIT_AS, &least);
-}
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;  // a sanitizer needs address space of its own
-#else
-constexpr bool kSanitized = false;
-#endif
-
 TEST(BlasDeathTest, SaysSoWhereTheAddressSpaceHasNoRoomForAnotherThread) {
-  if (kSanitized) GTEST_SKIP() << "a sanitizer cannot live in little address space";
+  if (test::kSanitized) GTEST_SKIP() << "a sanitizer cannot live in little address space";
   EXPECT_EXIT(
       {
         const BlasThread first;
-        forbid_more_address_space();
+        test::forbid_more_address_space();
         try {
           const std::vector<BlasThread> more(100);
         } catch (const std::system_error& error) {

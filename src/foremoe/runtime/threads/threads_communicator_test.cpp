@@ -1,13 +1,12 @@
 #include "foremoe/runtime/threads/threads_communicator.h"
 
-#include <sys/resource.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <string_view>
 #include <system_error>
 #include <thread>
 
+#include "foremoe/testing/address_space.h"
 #include "foremoe/testing/communicator_conformance.h"
 
 namespace foremoe {
@@ -160,25 +159,12 @@ TEST(RunRanksThread, EveryRankRunsOnce) {
   EXPECT_THAT(runs, testing::Each(1));
 }
 
-void forbid_more_address_space() {
-  rlimit least{};
-  getrlimit(RLIMIT_AS, &least);
-  least.rlim_cur = 1;
-  setrlimit(RLIMIT_AS, &least);
-}
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;  // a sanitizer needs address space of its own
-#else
-constexpr bool kSanitized = false;
-#endif
-
 TEST(RunRanksDeathTest, RunsNobodyWhereNotAllThreadsCanBeStarted) {
-  if (kSanitized) GTEST_SKIP() << "a sanitizer cannot live in little address space";
+  if (test::kSanitized) GTEST_SKIP() << "a sanitizer cannot live in little address space";
   EXPECT_EXIT(
       {
         std::atomic<int> runs = 0;
-        forbid_more_address_space();  // there is no room for a stack
+        test::forbid_more_address_space();  // there is no room for a stack
         try {
           run_ranks(64, [&](RankId) { ++runs; });
         } catch (const std::system_error& error) {
