@@ -73,9 +73,8 @@ SynthesisOptions options_of(const SynthArguments& arguments) {
   if (!arguments.shape.empty()) {
     const auto shape = find_model_shape(arguments.shape);
     if (!shape) {
-      std::string names;
-      for (const ModelShape& s : model_shapes()) names += fmt::format("{}{}", names.empty() ? "" : ", ", s.name);
-      throw InputError({.field = "shape"}, fmt::format("'{}', expected one of {}", arguments.shape, names));
+      throw InputError({.field = "shape"},
+                       fmt::format("'{}', expected one of {}", arguments.shape, fmt::join(model_names(), ", ")));
     }
     options = with_shape(options, *shape);
   }

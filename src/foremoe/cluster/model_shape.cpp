@@ -120,6 +120,12 @@ std::span<const ModelShape> model_shapes() {
   return kShapes;
 }
 
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const ModelShape& shape : model_shapes()) names.push_back(shape.name);
+  return names;
+}
+
 std::optional<ModelShape> find_model_shape(std::string_view name) {
   const auto same = [](char a, char b) {
     return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));

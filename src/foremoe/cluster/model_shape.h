@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "foremoe/core/units.h"
 
@@ -61,6 +62,7 @@ struct ModelShape {
 };
 
 std::span<const ModelShape> model_shapes();
+std::vector<std::string> model_names();  // of the presets
 
 // By name, whatever the case: "qwen3-30b-a3b". None when unknown.
 std::optional<ModelShape> find_model_shape(std::string_view name);

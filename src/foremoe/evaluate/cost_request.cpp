@@ -11,12 +11,6 @@
 namespace foremoe {
 namespace {
 
-std::string model_names() {
-  std::string names;
-  for (const ModelShape& shape : model_shapes()) names += (names.empty() ? "" : ", ") + shape.name;
-  return names;
-}
-
 [[noreturn]] void reject(const char* field, const std::string& what) { throw InputError({.field = field}, what); }
 
 ModelShape model_of(const LoadTable& load) {
@@ -57,7 +51,7 @@ std::vector<Option> options_of(CostRequest& r) {
                   r.cluster),
       text_option({.name = "model",
                    .value = "NAME|FILE",
-                   .help = fmt::format("Model: {}, or its config.json", model_names()),
+                   .help = fmt::format("Model: {}, or its config.json", fmt::join(model_names(), ", ")),
                    .group = group,
                    .main = true},
                   r.model),
@@ -92,7 +86,7 @@ ModelShape model_named(const std::string& name) {
   if (auto shape = find_model_shape(name)) return *std::move(shape);
   std::error_code error;
   if (std::filesystem::exists(name, error)) return read_model_config(name);
-  reject("model", fmt::format("'{}' is no file and none of {}", name, model_names()));
+  reject("model", fmt::format("'{}' is no file and none of {}", name, fmt::join(model_names(), ", ")));
 }
 
 CostModel find_cost_model(const CostRequest& request, const LoadTable& load) {
