@@ -213,8 +213,7 @@ Command run_command() {
                                      "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "previous",
                                      "previous_load"});
         given.refuse_beside("work_ms", {"work_flops"});
-        a->homes_given = given("homes");
-        a->in_flight_given = given("in_flight");
+        a->given = given;
         return cli::run(*a);
       }};
 }

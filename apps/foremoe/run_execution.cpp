@@ -58,12 +58,12 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
                              step.load.name, step.load.ranks_per_node));
   }
   const int in_flight = arguments.evaluate.planner.in_flight;
-  if (arguments.in_flight_given && in_flight != plan.in_flight) {
+  if (arguments.given("in_flight") && in_flight != plan.in_flight) {
     refuse(path, fmt::format("is a plan for {} in flight, --in-flight asks for {}",
                              counted(plan.in_flight, "micro-step"), in_flight));
   }
   read_plan_for(step.load, path);  // holds the digest
-  step.homes = initial_homes(arguments.homes_given ? arguments.input.homes : recorded_homes(plan), step.load);
+  step.homes = initial_homes(arguments.given("homes") ? arguments.input.homes : recorded_homes(plan), step.load);
   CheckOptions check = check_options(step);
   check.max_listed = 1;
   const CheckReport report = check_plan(plan, step.load, check);

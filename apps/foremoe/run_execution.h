@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "command.h"
 #include "foremoe/evaluate/evaluate.h"
 #include "foremoe/evaluate/running_plan.h"
 #include "foremoe/runtime/layer_work.h"
@@ -24,8 +25,7 @@ struct RunArguments {
   std::vector<std::string> policies{"vanilla", "foremoe"};
   std::string plan;            // a plan file, executed alone; empty: policies plan
   std::optional<Phase> phase;  // none: both
-  bool homes_given = false;
-  bool in_flight_given = false;
+  Given given;
   int threads = 0;  // of the planner; 0: as many as processors
 
   Comm comm = Comm::kThreads;
