@@ -125,7 +125,8 @@ std::string TextTable::to_string() const {
   }
   const std::size_t screen = is_terminal(stdout) ? static_cast<std::size_t>(terminal_columns()) : std::string::npos;
   std::string out;
-  for (std::size_t c = 1; c < width.size() || c == 1;) {
+  std::size_t c = 1;
+  do {  // a block has at least one column beside the first, where there is one
     std::vector<std::size_t> shown{0};
     std::size_t used = 2 + width[0];
     for (; c < width.size() && (shown.size() == 1 || used + 2 + width[c] <= screen); ++c) {
@@ -134,8 +135,7 @@ std::string TextTable::to_string() const {
     }
     if (!out.empty()) out += '\n';
     out += block(rows_, shown, width);
-    if (width.size() == 1) break;
-  }
+  } while (c < width.size());
   return out;
 }
 
