@@ -5,6 +5,7 @@
 #include <functional>
 #include <initializer_list>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,10 +52,16 @@ Command simulate_command();
 Command report_command();
 Command calibrate_command();
 Command reproduce_command();
-Command options_command(const std::vector<Command>& commands);
+Command options_command();
+
+struct CommandEntry {
+  std::string_view name;
+  Command (*make)();
+};
+std::span<const CommandEntry> command_entries();  // in the order of the help; making one is the dear part
 
 // Parses, runs, and turns what is thrown into one line on stderr and an exit code.
-int run_command_line(const std::vector<Command>& commands, int argc, char** argv);
+int run_command_line(int argc, char** argv);
 
 // Options that several commands have.
 Option json_option(bool& json, std::string help);

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <new>
+#include <optional>
+#include <span>
 #include <sstream>
 #include <system_error>
 
@@ -75,7 +77,7 @@ std::string entry(const Option& option) {
   if (option.positional) return entry(option.value, option.help);
   std::string name = option.letter != 0 ? fmt::format("-{},", option.letter) : std::string();
   name += command_line_name(option.name);
-  if (!option.value.empty()) name.append(1, ' ').append(option.value);
+  if (!option.value.empty()) name += ' ' + option.value;
   std::string text = option.help;
   if (!option.initial.empty()) text += fmt::format(" (default {})", option.initial);
   if (option.required) text += " (required)";
@@ -91,7 +93,7 @@ std::string heading(const Option& option) {
 std::string help(const Command& command, bool all) {
   std::string text = fmt::format("{}\n\nUsage: foremoe {} [OPTIONS]", command.summary, command.name);
   for (const Option& option : command.options) {
-    if (option.positional) text += fmt::format(fmt::runtime(option.required ? " {}" : " [{}]"), option.value);
+    if (option.positional) text += option.required ? " " + option.value : fmt::format(" [{}]", option.value);
   }
   text += '\n';
   std::vector<std::string> headings{"Positionals", "Options"};
@@ -123,11 +125,12 @@ std::string help(const Command& command, bool all) {
   return text;
 }
 
-std::string help(const std::vector<Command>& commands) {
+std::string help() {
   std::string text = fmt::format("{}\n\nUsage: foremoe [OPTIONS] SUBCOMMAND\n\nOptions:\n", kDescription);
   text += entry("-h,--help", "Print this help and exit") + entry("--version", "Print the version and exit");
   text += "\nSubcommands:\n";
-  for (const Command& command : commands) text += entry(command.name, command.summary);
+  for (const CommandEntry& command : command_entries())
+    text += entry(std::string(command.name), command.make().summary);
   return text + std::string(kFooter);
 }
 
@@ -155,6 +158,14 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   }
   if (option.type == "list") bound->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
   bound->required(option.required);
+}
+
+// That of the first argument which is no option: to make the others would cost every start.
+std::optional<Command> named_command(std::span<char* const> arguments) {
+  const auto name = std::ranges::find_if(arguments, [](const char* argument) { return *argument != '-'; });
+  if (name == arguments.end()) return std::nullopt;
+  const auto entry = std::ranges::find(command_entries(), std::string_view(*name), &CommandEntry::name);
+  return entry == command_entries().end() ? std::nullopt : std::optional(entry->make());
 }
 
 int fail(const std::string& command, const std::string& message, bool usage, int code = kBadInput) {
@@ -192,24 +203,20 @@ void Given::refuse_beside(std::string_view name, std::initializer_list<std::stri
   }
 }
 
-int run_command_line(const std::vector<Command>& commands, int argc, char** argv) {
+int run_command_line(int argc, char** argv) {
   CLI::App app;
   app.set_version_flag("--version", "foremoe " FOREMOE_VERSION);
   app.set_help_flag("-h,--help");
   app.set_help_all_flag("--help-all");
   app.require_subcommand(1);
   Given given;
-  std::vector<CLI::App*> parsers;
-  for (const Command& command : commands) {
-    CLI::App* const parser = parsers.emplace_back(app.add_subcommand(command.name));
-    for (const Option& option : command.options) bind(*parser, option, given);
+  const std::optional<Command> command = named_command(std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
+  CLI::App* parser = nullptr;
+  if (command) {
+    parser = app.add_subcommand(command->name);
+    for (const Option& option : command->options) bind(*parser, option, given);
   }
-  const auto called = [&]() -> const Command* {
-    for (std::size_t i = 0; i < commands.size(); ++i) {
-      if (parsers[i]->parsed()) return &commands[i];
-    }
-    return nullptr;
-  };
+  const auto called = [&] { return parser != nullptr && parser->parsed() ? &*command : nullptr; };
   std::string name = "foremoe";
   bool usage = true;
   try {
@@ -219,10 +226,10 @@ int run_command_line(const std::vector<Command>& commands, int argc, char** argv
       fmt::print("{}\n", version.what());
       return finish(name, kOk);
     } catch (const CLI::CallForHelp&) {
-      fmt::print("{}", called() != nullptr ? help(*called(), /*all=*/false) : help(commands));
+      fmt::print("{}", called() != nullptr ? help(*called(), /*all=*/false) : help());
       return finish(name, kOk);
     } catch (const CLI::CallForAllHelp&) {
-      fmt::print("{}", called() != nullptr ? help(*called(), /*all=*/true) : help(commands));
+      fmt::print("{}", called() != nullptr ? help(*called(), /*all=*/true) : help());
       return finish(name, kOk);
     }
     name += ' ' + called()->name;

@@ -1,10 +1,12 @@
 // foremoe: plans where the experts of a Mixture-of-Experts model sit while it is trained by reinforcement learning,
 // and executes the plans. Parse, call, print; everything that has an opinion is in src/foremoe.
 
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <span>
 
 #include "command.h"
 #include "foremoe/core/atomic_file.h"
@@ -21,15 +23,25 @@ extern "C" void end_cleanly(int signal_number) {
   ::raise(signal_number);
 }
 
-std::vector<Command> all_commands() {
-  std::vector<Command> commands{synth_command(),    import_command(), collect_command(),   inspect_command(),
-                                plan_command(),     verify_command(), compare_command(),   run_command(),
-                                simulate_command(), report_command(), calibrate_command(), reproduce_command()};
-  commands.push_back(options_command(commands));
-  return commands;
-}
+constexpr std::array<CommandEntry, 13> kCommands{{
+    {"synth", synth_command},
+    {"import", import_command},
+    {"collect", collect_command},
+    {"inspect", inspect_command},
+    {"plan", plan_command},
+    {"verify", verify_command},
+    {"compare", compare_command},
+    {"run", run_command},
+    {"simulate", simulate_command},
+    {"report", report_command},
+    {"calibrate", calibrate_command},
+    {"reproduce", reproduce_command},
+    {"options", options_command},
+}};
 
 }  // namespace
+
+std::span<const CommandEntry> command_entries() { return kCommands; }
 }  // namespace foremoe::cli
 
 int main(int argc, char** argv) {
@@ -42,7 +54,7 @@ int main(int argc, char** argv) {
   }
   int code = foremoe::cli::kBadInput;
   try {
-    code = foremoe::cli::run_command_line(foremoe::cli::all_commands(), argc, argv);
+    code = foremoe::cli::run_command_line(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "foremoe: %s\n", error.what());
   }

@@ -24,9 +24,11 @@ Json to_json(const Option& option) {
   return json;
 }
 
-int run(const std::vector<Command>& commands, bool as_json) {
+int run(bool as_json) {
   Json all = Json::object();
-  for (const Command& command : commands) {
+  for (const CommandEntry& entry : command_entries()) {
+    if (entry.make == options_command) continue;
+    const Command command = entry.make();
     if (!as_json) fmt::print("{}\n", command.name);
     for (const Option& option : command.options) {
       all[command.name].push_back(to_json(option));
@@ -44,13 +46,13 @@ int run(const std::vector<Command>& commands, bool as_json) {
 
 }  // namespace
 
-Command options_command(const std::vector<Command>& commands) {
+Command options_command() {
   auto json = std::make_shared<bool>(false);
   return {.name = "options",
           .summary = "List every option of every command: name, type, range, default",
           .examples = "  foremoe options\n  foremoe options --json\n",
           .options = {json_option(*json, "Print an object: command → list of options")},
-          .run = [json, commands](const Given&) { return cli::run(commands, *json); }};
+          .run = [json](const Given&) { return cli::run(*json); }};
 }
 
 }  // namespace foremoe::cli
