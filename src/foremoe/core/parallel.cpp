@@ -1,7 +1,6 @@
 #include "foremoe/core/parallel.h"
 
 #include <algorithm>
-#include <atomic>
 
 namespace foremoe {
 
@@ -28,7 +27,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::drain(Batch& batch, std::size_t worker) {
-  for (std::size_t i = batch.next++; i < batch.size; i = batch.next++) {
+  for (std::size_t i = batch.next++; i < batch.size && !cancelled_; i = batch.next++) {
     try {
       (*batch.task)(i, worker);
     } catch (...) {
@@ -73,6 +72,7 @@ void ThreadPool::for_each_index(std::size_t n, const std::function<void(std::siz
     done_.wait(lock, [&] { return active_ == 0; });
   }
   if (batch.error) std::rethrow_exception(batch.error);
+  if (cancelled_) throw Cancelled();
 }
 
 }  // namespace foremoe

@@ -42,6 +42,19 @@ TEST_P(ThreadPoolOf, RethrowsWhatATaskThrewAndGoesOn) {
   EXPECT_EQ(runs, 100);
 }
 
+TEST_P(ThreadPoolOf, StopsWhenItIsCancelledAndSaysSo) {
+  ThreadPool pool(GetParam());
+  std::atomic<int> runs = 0;
+  const auto task = [&](std::size_t, std::size_t) {
+    if (++runs == 10) pool.cancel();
+  };
+  EXPECT_THROW(pool.for_each_index(100000, task), Cancelled);
+  EXPECT_LT(runs, 10 + 64) << "those that ran when it was cancelled, no more";
+  const int before = runs;
+  EXPECT_THROW(pool.for_each_index(3, task), Cancelled) << "for good";
+  EXPECT_EQ(runs, before);
+}
+
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolOf, testing::Values(1, 2, 7));
 
 }  // namespace
