@@ -10,7 +10,6 @@
 #include "console.h"
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/step_input.h"
-#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/importers/importer.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
@@ -44,11 +43,6 @@ struct ImportArguments {
   ImportOptions options;
   bool json = false;
 };
-
-ImportFormat parse_format(const std::string& name) {
-  if (const auto format = import_format_named(name)) return *format;
-  throw InputError({.field = "format"}, fmt::format("'{}' is not a format; see foremoe import --help-all", name));
-}
 
 nlohmann::ordered_json to_json(const Imported& imported, const std::string& out) {
   const ImportReport& report = imported.report;
@@ -123,57 +117,20 @@ int run(const ImportArguments& arguments) {
 
 Command import_command() {
   auto a = std::make_shared<ImportArguments>();
-  ImportOptions& o = a->options;
-  const auto count = [&](const char* name, int& value, std::int64_t most, const char* help, const char* initial) {
-    return integer_option({.name = name, .value = "N", .help = help, .initial = initial, .main = true}, value,
-                          {1, most});
-  };
   Option out = out_option(a->out, "FILE", "Write the trace (of counts: the load) here, whole or not at all");
   out.required = true;
-  Option format{.name = "format",
-                .value = "NAME",
-                .help = "Format, see --help-all",
-                .initial = "detected",
-                .main = true,
-                .type = "text"};
-  format.set = [&o](const std::string& name) { o.format = parse_format(name); };
   return {
       .name = "import",
       .summary = "Read the routes that a rollout engine or trainer recorded",
       .examples = std::string(kExamples),
       .meaning = std::string(kMeaning),
-      .options =
-          {values_option(
-               {.name = "files", .value = "FILE...", .help = "Recorded files", .required = true, .positional = true},
-               a->inputs),
-           std::move(out), std::move(format),
-           text_option({.name = "model",
-                        .value = "NAME",
-                        .help = "Name of the model, for the trace's metadata. A known one also sets --experts",
-                        .main = true},
-                       o.model),
-           count("experts", o.num_experts, kMaxExperts, "Experts of a layer", "the largest id + 1"),
-           count("layers", o.num_layers, 65535,
-                 "Layers of headerless arrays; elsewhere checked against what is recorded", "as recorded"),
-           count("top_k", o.top_k, 65535, "Experts of a token, of headerless arrays and of counts", "as recorded"),
-           count("ranks_per_node", o.ranks_per_node, kMaxRanks, "Where ranks are recorded: ranks of a node",
-                 "8, or all if fewer"),
-           count("pipeline_stages", o.pipeline_stages, kMaxRanks,
-                 "Megatron: number of pipeline stages; ascending ranks are split evenly among them", "1"),
-           flag_option({.name = "drop_recomputed",
-                        .help = "Megatron trace: drop a call that equals an earlier one of its layer, which is "
-                                "activation recomputation"},
-                       o.drop_recomputed),
-           flag_option({.name = "drop_empty_layers", .help = "Leave out layers without any route (dense ones)"},
-                       o.drop_empty_layers),
-           word_option<CountsAt>(
-               {.name = "counts_at",
-                .value = "auto|source|received",
-                .help = "Megatron counts: at the source (a rank counts its own tokens) or as received "
-                        "(by its own experts)"},
-               o.counts_at,
-               {{"auto", CountsAt::kAuto}, {"source", CountsAt::kSource}, {"received", CountsAt::kReceived}}),
-           json_option(a->json, "Print the report as JSON")},
+      .options = joined(
+          {{values_option(
+                {.name = "files", .value = "FILE...", .help = "Recorded files", .required = true, .positional = true},
+                a->inputs),
+            std::move(out)},
+           options_of(a->options),
+           {json_option(a->json, "Print the report as JSON")}}),
       .run = [a](const Given&) { return cli::run(*a); }};
 }
 

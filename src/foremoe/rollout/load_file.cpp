@@ -14,27 +14,6 @@ namespace foremoe {
 
 namespace {
 
-void check_values(const Safetensors& file, const LoadTable& table) {
-  for (std::size_t m = 0; m < table.load.extent(0); ++m) {
-    for (std::size_t l = 0; l < table.load.extent(1); ++l) {
-      const std::span<const Tokens> values = table.load[m][l].flat();
-      std::int64_t total = 0;
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        const std::int64_t tokens = values[i].value;
-        const std::size_t r = i / table.load.extent(3);
-        const std::size_t e = i % table.load.extent(3);
-        if (tokens < 0)
-          file.fail("load", fmt::format("[{}, {}, {}, {}]", m, l, r, e), fmt::format("{} tokens", tokens));
-        if (tokens > kMaxTokensPerLayer - total) {
-          file.fail("load", fmt::format("[{}, {}, {}, {}]", m, l, r, e),
-                    fmt::format("takes the layer's load of this micro-step above {}", kMaxTokensPerLayer));
-        }
-        total += tokens;
-      }
-    }
-  }
-}
-
 template <class T>
 void write_as(const LoadTable& table, const std::string& path, const Metadata& metadata) {
   std::vector<T> values(table.load.size());
@@ -48,12 +27,8 @@ void write_as(const LoadTable& table, const std::string& path, const Metadata& m
 LoadTable read_load(const Safetensors& file) {
   expect_format(file, kLoadFormat);
   const TensorView& load = file.tensor("load", {DType::kU16, DType::kU32, DType::kI32, DType::kI64}, 4);
-  for (std::size_t axis = 0; axis < 4; ++axis) {
-    if (load.shape[axis] == 0) file.fail("load", "", fmt::format("shape [{}] is empty", fmt::join(load.shape, ", ")));
-  }
-  if (load.shape[2] > kMaxRanks || load.shape[3] > kMaxExperts || load.num_elements() > kMaxLoadCells) {
-    file.fail("load", "", fmt::format("shape [{}] is beyond all limits", fmt::join(load.shape, ", ")));
-  }
+  const std::array<std::size_t, 4> shape{load.shape[0], load.shape[1], load.shape[2], load.shape[3]};
+  expect_load_shape(shape, file.name());
   const auto experts = static_cast<std::int64_t>(load.shape[3]);
   const auto ranks = static_cast<int>(load.shape[2]);
   file.integer("num_experts", experts, experts);
@@ -61,9 +36,9 @@ LoadTable read_load(const Safetensors& file) {
   table.top_k = static_cast<int>(file.integer("top_k", 1, experts));
   table.ranks_per_node = std::min(ranks, static_cast<int>(file.integer("ranks_per_node", 1, kMaxRanks)));
   table.name = file.text_or("name", std::filesystem::path(file.name()).stem().string());
-  table.load = Array<Tokens, 4>({load.shape[0], load.shape[1], load.shape[2], load.shape[3]});
+  table.load = Array<Tokens, 4>(shape);
   load.copy_to(table.load.flat());
-  check_values(file, table);
+  expect_valid(table, file.name());
   return table;
 }
 

@@ -7,6 +7,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/sha256.h"
+#include "foremoe/rollout/file_kind.h"
 
 namespace foremoe {
 
@@ -16,6 +17,45 @@ void LoadTable::expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> o
   for (std::size_t r = 0; r < load.extent(2); ++r) {
     const std::span<const Tokens> row = load.row(m, l, r);
     for (std::size_t e = 0; e < out.size(); ++e) out[e] += row[e].value;
+  }
+}
+
+void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::string& file) {
+  const auto refuse = [&](const char* what) {
+    throw InputError({.file = file, .field = "load"}, fmt::format("shape [{}] is {}", fmt::join(shape, ", "), what));
+  };
+  if (std::ranges::find(shape, std::size_t{0}) != shape.end()) refuse("empty");
+  std::size_t room = kMaxLoadCells;  // for cells
+  for (const std::size_t extent : shape) room /= extent;
+  if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("beyond all limits");
+}
+
+void expect_valid(const LoadTable& table, const std::string& file) {
+  expect_load_shape(table.load.shape(), file);
+  const auto expect = [&](const char* field, int value, std::int64_t most) {
+    if (value >= 1 && value <= most) return;
+    throw InputError({.file = file, .field = field}, fmt::format("{}, expected 1 to {}", value, most));
+  };
+  expect("top_k", table.top_k, table.num_experts());
+  expect("ranks_per_node", table.ranks_per_node, kMaxRanks);
+  for (std::size_t m = 0; m < table.load.extent(0); ++m) {
+    for (std::size_t l = 0; l < table.load.extent(1); ++l) {
+      const std::span<const Tokens> values = table.load[m][l].flat();
+      std::int64_t total = 0;
+      const auto fail = [&](std::size_t i, const std::string& what) {
+        const std::string index =
+            fmt::format("[{}, {}, {}, {}]", m, l, i / table.load.extent(3), i % table.load.extent(3));
+        throw InputError({.file = file, .field = "load", .index = index}, what);
+      };
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const std::int64_t tokens = values[i].value;
+        if (tokens < 0) fail(i, fmt::format("{} tokens", tokens));
+        if (tokens > kMaxTokensPerLayer - total) {
+          fail(i, fmt::format("takes the layer's load of this micro-step above {}", kMaxTokensPerLayer));
+        }
+        total += tokens;
+      }
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 // The counts that the planner works on: how many tokens of each source rank chose each expert, in every
 // layer of every micro-step. All of it is known before the micro-steps run.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -29,6 +30,11 @@ struct LoadTable {
   // Sums over source ranks. [expert], tokens, of one (micro-step, layer).
   void expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> out) const;
 };
+
+// Throw InputError in that file, with field and index. A shape is refused where an axis is empty or above the limits of
+// file_kind.h; a table also for tokens below 0 or beyond counting, and for top_k or ranks_per_node out of range.
+void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::string& file);
+void expect_valid(const LoadTable& table, const std::string& file);
 
 // The same load on `num_ranks` sources: consecutive sources are added together. `num_ranks` must divide the
 // table's ranks; throws InputError otherwise. ranks_per_node becomes min(ranks_per_node, num_ranks).

@@ -2,13 +2,58 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <limits>
 
 #include "foremoe/core/error.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/route_entry.h"
 
 namespace foremoe {
+namespace {
+
+[[noreturn]] void fail(const RoutingTrace& trace, const char* field, const std::string& index,
+                       const std::string& what) {
+  throw InputError({.file = trace.name, .field = field, .index = index}, what);
+}
+
+void expect_sequences(const RoutingTrace& trace) {
+  const std::vector<std::int64_t>& starts = trace.cu_seqlens;
+  if (starts.size() < 2 || starts.size() > std::numeric_limits<int>::max()) {
+    fail(trace, "cu_seqlens", "", fmt::format("{} entries, expected one more than there are sequences", starts.size()));
+  }
+  if (starts.front() != 0) fail(trace, "cu_seqlens", "[0]", fmt::format("{}, expected 0", starts.front()));
+  for (std::size_t i = 1; i < starts.size(); ++i) {
+    if (starts[i] < starts[i - 1]) {
+      fail(trace, "cu_seqlens", fmt::format("[{}]", i),
+           fmt::format("{} is less than {} before it", starts[i], starts[i - 1]));
+    }
+  }
+  if (starts.back() != trace.num_tokens) {
+    fail(trace, "cu_seqlens", fmt::format("[{}]", starts.size() - 1),
+         fmt::format("{}, expected the {} tokens of routed_experts", starts.back(), trace.num_tokens));
+  }
+}
+
+// Entry s must lie in [0, limit(s)).
+template <class Limit>
+void expect_per_sequence(const RoutingTrace& trace, const char* field, const std::vector<std::int32_t>& values,
+                         Limit&& limit) {
+  if (values.empty()) return;
+  if (values.size() != static_cast<std::size_t>(trace.num_sequences())) {
+    fail(trace, field, "", fmt::format("{} entries, expected {}", values.size(), trace.num_sequences()));
+  }
+  for (std::size_t s = 0; s < values.size(); ++s) {
+    const std::int64_t end = limit(static_cast<int>(s));
+    if (values[s] < 0 || values[s] >= end) {
+      fail(trace, field, fmt::format("[{}]", s), fmt::format("{}, expected 0 to {}", values[s], end - 1));
+    }
+  }
+}
+
+}  // namespace
 
 std::size_t size_of(RouteType type) {
   return visit_route_type(type, []<class Id>(std::type_identity<Id>) { return sizeof(Id); });
@@ -22,6 +67,49 @@ RouteType narrowest_route_type(int num_experts) {
   if (num_experts <= kSentinel<std::uint8_t>) return RouteType::kU8;
   if (num_experts <= kSentinel<std::uint16_t>) return RouteType::kU16;
   return RouteType::kI32;
+}
+
+std::int64_t num_ids(RouteType type) {
+  switch (type) {
+    case RouteType::kU8:
+    case RouteType::kU16:
+      return sentinel_of(type);
+    case RouteType::kI16:
+      return std::int64_t{1} << 15;
+    case RouteType::kI32:
+      break;
+  }
+  return std::int64_t{1} << 31;
+}
+
+void expect_valid(const RoutingTrace& trace) {
+  constexpr auto kMaxInt = std::numeric_limits<int>::max();
+  if (trace.num_layers < 1 || trace.num_layers > kMaxInt || trace.top_k < 1 || trace.top_k > kMaxExperts) {
+    fail(trace, "routed_experts", "",
+         fmt::format("shape [{}, {}, {}], expected [tokens, layers, top_k]", trace.num_tokens, trace.num_layers,
+                     trace.top_k));
+  }
+  const std::int64_t most = std::min(kMaxExperts, num_ids(trace.type));
+  if (trace.num_experts < trace.top_k || trace.num_experts > most) {
+    fail(trace, "num_experts", "", fmt::format("{}, expected {} to {}", trace.num_experts, trace.top_k, most));
+  }
+  expect_sequences(trace);
+  expect_per_sequence(trace, "prompt_lengths", trace.prompt_lengths,
+                      [&](int s) { return trace.sequence_length(s) + 1; });
+  expect_per_sequence(trace, "group_ids", trace.group_ids, [](int) { return std::int64_t{1} << 31; });
+  if (trace.micro_step.empty() != trace.rank.empty()) {
+    fail(trace, trace.rank.empty() ? "rank" : "micro_step", "", "is missing: micro_step and rank go together");
+  }
+  // A micro-step has at least one sequence, so there are no more of them than sequences.
+  expect_per_sequence(trace, "micro_step", trace.micro_step, [&](int) { return trace.num_sequences(); });
+  expect_per_sequence(trace, "rank", trace.rank, [&](int) { return trace.ranks > 0 ? trace.ranks : kMaxRanks; });
+}
+
+void infer_ranks(RoutingTrace& trace) {
+  if (!trace.has_batching()) return;
+  if (trace.ranks == 0) trace.ranks = 1 + std::ranges::max(trace.rank);
+  if (trace.ranks_per_node == 0) trace.ranks_per_node = kDefaultRanksPerNode;
+  trace.ranks_per_node = std::min(trace.ranks_per_node, trace.ranks);
 }
 
 void RoutingTrace::route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const {

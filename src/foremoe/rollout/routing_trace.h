@@ -23,6 +23,8 @@ std::size_t size_of(RouteType type);
 std::int64_t sentinel_of(RouteType type);         // entry of a missing row
 RouteType narrowest_route_type(int num_experts);  // smallest unsigned type whose sentinel is not an expert
 
+std::int64_t num_ids(RouteType type);  // ids that the type can tell from its sentinel
+
 struct RoutingTrace {
   std::string name;  // the file it came from, for messages and display
 
@@ -56,5 +58,13 @@ struct RoutingTrace {
   // an entry is out of range. Only check_routes and collect check that a row's experts are distinct.
   void route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const;
 };
+
+// Everything but the routes themselves, which are checked when they are counted: sequences that follow one another and
+// end with the tokens, entries per sequence in range, a known shape. Throws InputError in the file of the trace's name,
+// with field and index.
+void expect_valid(const RoutingTrace& trace);
+
+// Of a valid trace with batching: ranks and ranks_per_node, where they are 0, follow from the ranks that it names.
+void infer_ranks(RoutingTrace& trace);
 
 }  // namespace foremoe

@@ -23,20 +23,6 @@ constexpr std::array<std::pair<DType, RouteType>, 4> kRouteTypes{{{DType::kU8, R
                                                                   {DType::kI16, RouteType::kI16},
                                                                   {DType::kI32, RouteType::kI32}}};
 
-// Ids that the type can tell from the sentinel.
-std::int64_t num_ids(RouteType type) {
-  switch (type) {
-    case RouteType::kU8:
-    case RouteType::kU16:
-      return sentinel_of(type);
-    case RouteType::kI16:
-      return std::int64_t{1} << 15;
-    case RouteType::kI32:
-      break;
-  }
-  return std::int64_t{1} << 31;
-}
-
 void read_routes(const Safetensors& file, RoutingTrace& trace) {
   const TensorView& t = file.tensor("routed_experts", {DType::kU8, DType::kU16, DType::kI16, DType::kI32}, 3);
   if (t.shape[1] == 0 || t.shape[1] > kMaxInt || t.shape[2] == 0 || t.shape[2] > kMaxExperts) {
@@ -54,57 +40,22 @@ void read_routes(const Safetensors& file, RoutingTrace& trace) {
   trace.num_experts = static_cast<int>(file.integer("num_experts", trace.top_k, most));
 }
 
-void read_sequences(const Safetensors& file, RoutingTrace& trace) {
-  const TensorView& t = file.tensor("cu_seqlens", {DType::kI64}, 1);
-  if (t.shape[0] < 2 || t.shape[0] > kMaxInt) {
-    file.fail("cu_seqlens", "", fmt::format("{} entries, expected one more than there are sequences", t.shape[0]));
-  }
-  trace.cu_seqlens = t.to_vector<std::int64_t>();
-  const auto& starts = trace.cu_seqlens;
-  if (starts.front() != 0) file.fail("cu_seqlens", "[0]", fmt::format("{}, expected 0", starts.front()));
-  for (std::size_t i = 1; i < starts.size(); ++i) {
-    if (starts[i] < starts[i - 1]) {
-      file.fail("cu_seqlens", fmt::format("[{}]", i),
-                fmt::format("{} is less than {} before it", starts[i], starts[i - 1]));
-    }
-  }
-  if (starts.back() != trace.num_tokens) {
-    file.fail("cu_seqlens", fmt::format("[{}]", starts.size() - 1),
-              fmt::format("{}, expected the {} tokens of routed_experts", starts.back(), trace.num_tokens));
-  }
-}
-
-// An optional I32 tensor [sequences] whose entry s must lie in [0, limit(s)).
-template <class Limit>
-std::vector<std::int32_t> read_per_sequence(const Safetensors& file, const RoutingTrace& trace, const char* name,
-                                            Limit&& limit) {
+// An optional I32 tensor [sequences].
+std::vector<std::int32_t> read_per_sequence(const Safetensors& file, const RoutingTrace& trace, const char* name) {
   if (!file.has(name)) return {};
   const auto sequences = static_cast<std::size_t>(trace.num_sequences());
-  auto values = file.tensor(name, {DType::kI32}, std::vector{sequences}).to_vector<std::int32_t>();
-  for (std::size_t s = 0; s < sequences; ++s) {
-    const std::int64_t end = limit(static_cast<int>(s));
-    if (values[s] < 0 || values[s] >= end) {
-      file.fail(name, fmt::format("[{}]", s), fmt::format("{}, expected 0 to {}", values[s], end - 1));
-    }
-  }
-  return values;
+  return file.tensor(name, {DType::kI32}, std::vector{sequences}).to_vector<std::int32_t>();
 }
 
 void read_batching(const Safetensors& file, RoutingTrace& trace) {
-  if (file.has("micro_step") != file.has("rank")) {
-    file.fail(file.has("rank") ? "micro_step" : "rank", "", "is missing: micro_step and rank go together");
-  }
-  if (!file.has("rank")) return;
-  // A micro-step has at least one sequence, so there are no more of them than sequences.
-  trace.micro_step = read_per_sequence(file, trace, "micro_step", [&](int) { return trace.num_sequences(); });
-  const bool told = file.metadata().contains("ranks");
-  const std::int64_t most = told ? file.integer("ranks", 1, kMaxRanks) : kMaxRanks;
-  trace.rank = read_per_sequence(file, trace, "rank", [&](int) { return most; });
-  trace.ranks = told ? static_cast<int>(most) : 1 + *std::ranges::max_element(trace.rank);
-  trace.ranks_per_node = file.metadata().contains("ranks_per_node")
-                             ? static_cast<int>(file.integer("ranks_per_node", 1, kMaxRanks))
-                             : kDefaultRanksPerNode;
-  trace.ranks_per_node = std::min(trace.ranks_per_node, trace.ranks);
+  trace.micro_step = read_per_sequence(file, trace, "micro_step");
+  trace.rank = read_per_sequence(file, trace, "rank");
+  if (trace.rank.empty()) return;
+  const auto told = [&](const char* key) {
+    return file.metadata().contains(key) ? static_cast<int>(file.integer(key, 1, kMaxRanks)) : 0;
+  };
+  trace.ranks = told("ranks");
+  trace.ranks_per_node = told("ranks_per_node");
 }
 
 void read_layer_ids(const Safetensors& file, RoutingTrace& trace) {
@@ -132,11 +83,12 @@ RoutingTrace read_trace(const Safetensors& file) {
   RoutingTrace trace;
   trace.name = file.name();
   read_routes(file, trace);
-  read_sequences(file, trace);
-  trace.prompt_lengths =
-      read_per_sequence(file, trace, "prompt_lengths", [&](int s) { return trace.sequence_length(s) + 1; });
-  trace.group_ids = read_per_sequence(file, trace, "group_ids", [](int) { return std::int64_t{1} << 31; });
+  trace.cu_seqlens = file.tensor("cu_seqlens", {DType::kI64}, 1).to_vector<std::int64_t>();
+  trace.prompt_lengths = read_per_sequence(file, trace, "prompt_lengths");
+  trace.group_ids = read_per_sequence(file, trace, "group_ids");
   read_batching(file, trace);
+  expect_valid(trace);
+  infer_ranks(trace);
   read_layer_ids(file, trace);
   trace.model = file.text_or("model", "");
   trace.origin = file.text_or("origin", "");

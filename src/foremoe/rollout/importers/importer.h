@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "foremoe/core/option.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/rollout/routing_trace.h"
 
@@ -61,6 +62,9 @@ struct ImportOptions {
   CountsAt counts_at = CountsAt::kAuto;
   std::string model;  // for the trace's metadata; of a known model num_experts, and top_k of counts, unless given
 };
+
+// Of the fields above; `experts` and `layers` set num_experts and num_layers.
+std::vector<Option> options_of(ImportOptions& options);
 
 struct ImportReport {
   ImportFormat format = ImportFormat::kNpy;    // of the first source

@@ -1,0 +1,55 @@
+#include <fmt/format.h>
+
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/file_kind.h"
+#include "foremoe/rollout/importers/importer.h"
+
+namespace foremoe {
+
+std::vector<Option> options_of(ImportOptions& o) {
+  const auto count = [](const char* name, int& value, std::int64_t most, const char* help, const char* initial) {
+    return integer_option({.name = name, .value = "N", .help = help, .initial = initial, .main = true}, value,
+                          {1, most});
+  };
+  Option format{.name = "format",
+                .value = "NAME",
+                .help = "Format, see --help-all",
+                .initial = "detected",
+                .main = true,
+                .type = "text"};
+  format.set = [&o](const std::string& name) {
+    o.format = import_format_named(name);
+    if (!o.format) {
+      throw InputError({.field = "format"}, fmt::format("'{}' is not a format; see foremoe import --help-all", name));
+    }
+  };
+  return {
+      std::move(format),
+      text_option({.name = "model",
+                   .value = "NAME",
+                   .help = "Name of the model, for the trace's metadata. A known one also sets --experts",
+                   .main = true},
+                  o.model),
+      count("experts", o.num_experts, kMaxExperts, "Experts of a layer", "the largest id + 1"),
+      count("layers", o.num_layers, 65535, "Layers of headerless arrays; elsewhere checked against what is recorded",
+            "as recorded"),
+      count("top_k", o.top_k, 65535, "Experts of a token, of headerless arrays and of counts", "as recorded"),
+      count("ranks_per_node", o.ranks_per_node, kMaxRanks, "Where ranks are recorded: ranks of a node",
+            "8, or all if fewer"),
+      count("pipeline_stages", o.pipeline_stages, kMaxRanks,
+            "Megatron: number of pipeline stages; ascending ranks are split evenly among them", "1"),
+      flag_option({.name = "drop_recomputed",
+                   .help = "Megatron trace: drop a call that equals an earlier one of its layer, which is "
+                           "activation recomputation"},
+                  o.drop_recomputed),
+      flag_option({.name = "drop_empty_layers", .help = "Leave out layers without any route (dense ones)"},
+                  o.drop_empty_layers),
+      word_option<CountsAt>(
+          {.name = "counts_at",
+           .value = "auto|source|received",
+           .help = "Megatron counts: at the source (a rank counts its own tokens) or as received (by its own experts)"},
+          o.counts_at, {{"auto", CountsAt::kAuto}, {"source", CountsAt::kSource}, {"received", CountsAt::kReceived}}),
+  };
+}
+
+}  // namespace foremoe
