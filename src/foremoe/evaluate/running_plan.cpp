@@ -4,6 +4,16 @@
 
 namespace foremoe {
 
+// What a plan says of one micro-step once its placement is final.
+static void copy_micro_step(const StepPlan& from, StepPlan& to, MicroStepId m) {
+  for (int e = 0; e < from.num_events(); ++e) {
+    if (from.event_micro_step[static_cast<std::size_t>(e)] != m) continue;
+    std::ranges::copy(from.slot_tokens[e].flat(), to.slot_tokens[e].flat().begin());
+  }
+  std::ranges::copy(from.max_load.row(m), to.max_load.row(m).begin());
+  std::ranges::copy(from.lower_bound.row(m), to.lower_bound.row(m).begin());
+}
+
 RunningPlan::RunningPlan(StepPlan plan) : plan_(std::move(plan)), taken_(plan_.num_micro_steps()), delivered_(taken_) {
   done_ = true;
 }
@@ -46,19 +56,9 @@ RunningPlan::~RunningPlan() = default;  // waits for the planner
 void RunningPlan::deliver(const StepPlan& planned, MicroStepId m) {
   const std::lock_guard lock(mutex_);
   if (m == MicroStepId{0}) staged_ = planned;
-  for (int e = 0; e < planned.num_events(); ++e) {
-    if (planned.event_micro_step[static_cast<std::size_t>(e)] != m) continue;
-    std::ranges::copy(planned.slot_tokens[e].flat(), staged_.slot_tokens[e].flat().begin());
-  }
+  copy_micro_step(planned, staged_, m);
   delivered_ = m.value + 1;
   changed_.notify_all();
-}
-
-void RunningPlan::take(MicroStepId m) {
-  for (int e = 0; e < plan_.num_events(); ++e) {
-    if (plan_.event_micro_step[static_cast<std::size_t>(e)] != m) continue;
-    std::ranges::copy(staged_.slot_tokens[e].flat(), plan_.slot_tokens[e].flat().begin());
-  }
 }
 
 std::optional<std::string> RunningPlan::wait_to_begin() {
@@ -77,7 +77,7 @@ void RunningPlan::wait_for(MicroStepId m) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return done_ || delivered_ > m.value; });
   if (error_) std::rethrow_exception(error_);
-  for (; taken_ <= m.value; ++taken_) take(MicroStepId{taken_});
+  for (; taken_ <= m.value; ++taken_) copy_micro_step(staged_, plan_, MicroStepId{taken_});
 }
 
 void RunningPlan::finish() {

@@ -44,7 +44,6 @@ class RunningPlan {
 
  private:
   void deliver(const StepPlan& planned, MicroStepId m);
-  void take(MicroStepId m);
 
   StepPlan plan_;  // what ranks execute; quotas of the first `taken_` micro-steps
   int taken_ = 0;  // guarded by mutex_, as is all below
