@@ -1,7 +1,11 @@
 #include "foremoe/plan/route_tokens.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cassert>
+
+#include "foremoe/core/error.h"
 
 namespace foremoe {
 namespace {
@@ -66,6 +70,22 @@ void route_expert(const Sweeper& sweeper, std::span<Replica> replicas, const Top
   sweeper.sweep(0, topology.num_ranks, replicas);  // whoever still has rows has no quota left on its node
 }
 
+// Those of one expert's sweeps that the rank takes part in.
+void keep_own(std::span<const Shipment> shipments, RankId rank, RoutedRank& routed) {
+  for (const Shipment& s : shipments) {
+    if (s.source == rank) routed.sent.push_back(s);
+    if (s.replica == rank) routed.received.push_back(s);
+  }
+}
+
+void expect_quotas(std::span<const Replica> replicas, ExpertId e, std::int64_t rows) {
+  std::int64_t quota = 0;
+  for (const Replica& replica : replicas) quota += replica.left;
+  if (quota == rows) return;
+  throw InputError({.field = "slot_tokens"},
+                   fmt::format("the replicas of expert {} serve {} rows, but its load is {}", e.value, quota, rows));
+}
+
 // Stable: within a source the order of experts and sweeps stays.
 void sort_by_source(std::span<const Shipment> shipments, std::size_t num_ranks, RouteWorkspace& ws,
                     RoutedLayer& routed) {
@@ -100,6 +120,40 @@ void route_tokens(const RoutingProblem& problem, RouteWorkspace& ws, RoutedLayer
     assert(std::ranges::all_of(replicas, [](const Replica& r) { return r.left == 0; }));
   }
   sort_by_source(ws.by_expert, num_ranks, ws, routed);
+}
+
+void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace& ws, RoutedRank& routed) {
+  const std::size_t num_ranks = problem.load.extent(0);
+  const std::size_t num_experts = problem.load.extent(1);
+  collect_replicas(problem.quotas, num_experts, ws);
+  ws.total.assign(num_experts, 0);
+  for (std::size_t s = 0; s < num_ranks; ++s) {
+    for (std::size_t e = 0; e < num_experts; ++e) ws.total[e] += problem.load(s, e).value;
+  }
+
+  routed.sent.clear();
+  routed.received.clear();
+  ws.rows_left.resize(num_ranks);
+  for (std::size_t e = 0; e < num_experts; ++e) {
+    const std::span replicas =
+        std::span(ws.replicas).subspan(ws.first_replica[e], ws.first_replica[e + 1] - ws.first_replica[e]);
+    expect_quotas(replicas, ExpertId{e}, ws.total[e]);
+    const bool served_here = std::ranges::find(replicas, rank, &Replica::rank) != replicas.end();
+    if (!served_here && problem.load(rank, e) == Tokens{0}) continue;
+    if (replicas.size() == 1 && !served_here) {
+      routed.sent.push_back({ExpertId{e}, rank, replicas.front().rank, problem.load(rank, e)});
+      continue;
+    }
+    for (std::size_t s = 0; s < num_ranks; ++s) ws.rows_left[s] = problem.load(s, e).value;
+    ws.by_expert.clear();
+    const Sweeper sweeper{ExpertId{e}, ws.rows_left, ws.by_expert};
+    if (replicas.size() == 1) {
+      sweeper.sweep(0, problem.topology.num_ranks, replicas);  // the order of sweeps is none
+    } else {
+      route_expert(sweeper, replicas, problem.topology);
+    }
+    keep_own(ws.by_expert, rank, routed);
+  }
 }
 
 RoutedLayer route_tokens(const RoutingProblem& problem) {

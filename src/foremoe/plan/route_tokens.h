@@ -57,6 +57,12 @@ struct RoutedLayer {
   }
 };
 
+// The shipments that one rank sends or receives; those between others are left out.
+struct RoutedRank {
+  std::vector<Shipment> sent;      // by expert, then in the order in which the sweeps made them
+  std::vector<Shipment> received;  // by expert
+};
+
 // Scratch memory, reused so that a warm call allocates nothing.
 struct RouteWorkspace {
   struct Replica {
@@ -66,6 +72,7 @@ struct RouteWorkspace {
   std::vector<Replica> replicas;           // by expert, then ascending rank
   std::vector<std::size_t> first_replica;  // [experts + 1]
   std::vector<std::int64_t> rows_left;     // [ranks], of the expert at hand
+  std::vector<std::int64_t> total;         // [expert], rows of all sources
   std::vector<Shipment> by_expert;
   std::vector<std::size_t> cursor;
 };
@@ -78,6 +85,10 @@ struct RoutingProblem {
 
 void route_tokens(const RoutingProblem& problem, RouteWorkspace& workspace, RoutedLayer& routed);
 RoutedLayer route_tokens(const RoutingProblem& problem);
+
+// The same shipments, of one rank alone: an expert with a single replica needs no sweep. Throws InputError, field
+// `slot_tokens`, where the quotas of an expert are not its load.
+void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace& workspace, RoutedRank& routed);
 
 // A row without a route: it goes to the home of whatever expert the router picks when the layer runs.
 inline constexpr RankId kNoReplica{-1};

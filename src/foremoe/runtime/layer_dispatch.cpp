@@ -10,6 +10,13 @@
 namespace foremoe {
 namespace {
 
+// Which rank serves each row of this source.
+struct SourceRowsTo {
+  std::span<const ExpertId> routes;  // [token·k + j], negative: no row
+  std::span<const RankId> rank;      // [token·k + j]
+  int top_k = 1;
+};
+
 // Sent rows: a block per (destination, expert), rows within in row order.
 void arrange_sent(const SourceRowsTo& rows, std::size_t num_ranks, std::size_t num_experts, DispatchWorkspace& ws,
                   LayerDispatch& dispatch) {
@@ -63,30 +70,7 @@ void arrange_received(ArrayView<const std::int64_t, 2> received, DispatchWorkspa
   }
 }
 
-void expect_counts(const DispatchProblem& problem, DispatchWorkspace& ws) {
-  const std::size_t num_experts = problem.routing.load.extent(1);
-  ws.counted.assign(num_experts, 0);
-  for (std::size_t row = 0; row < problem.routes.size(); ++row) {
-    const ExpertId e = problem.routes[row];
-    if (e < ExpertId{0}) continue;
-    if (e.index() >= num_experts) {
-      throw InputError({.file = {}, .field = "routes", .index = fmt::format("[{}]", row)},
-                       fmt::format("expert {}, but there are {}", e.value, num_experts));
-    }
-    ++ws.counted[e.index()];
-  }
-  for (std::size_t e = 0; e < num_experts; ++e) {
-    const std::int64_t load = problem.routing.load(problem.rank, e).value;
-    if (ws.counted[e] != load) {
-      throw InputError({.file = {}, .field = "routes", .index = {}},
-                       fmt::format("rank {} has {} rows of expert {}, but the load that was planned has {}",
-                                   problem.rank.value, ws.counted[e], e, load));
-    }
-  }
-}
-
-}  // namespace
-
+// From both sides' knowledge; `received` is [source][expert], rows that come to this rank.
 void arrange(const SourceRowsTo& rows, ArrayView<const std::int64_t, 2> received, DispatchWorkspace& ws,
              LayerDispatch& dispatch) {
   assert(rows.routes.size() == rows.rank.size());
@@ -94,38 +78,29 @@ void arrange(const SourceRowsTo& rows, ArrayView<const std::int64_t, 2> received
   arrange_received(received, ws, dispatch);
 }
 
+}  // namespace
+
 void dispatch_planned_rows(const DispatchProblem& problem, DispatchWorkspace& ws, LayerDispatch& dispatch) {
-  expect_counts(problem, ws);
-  route_tokens(problem.routing, ws.route, ws.routed);
-  ws.replica.resize(problem.routes.size());
-  assign_rows(ws.routed, {problem.rank, problem.routes}, ws.route, ws.replica);
+  rank_dispatch(problem.routing, problem.rank, ws.rows_workspace, ws.rows);
+  ws.order.resize(static_cast<std::size_t>(ws.rows.sent));
+  row_order(ws.rows, problem.routes, ws.rows_workspace, ws.order);
 
-  const std::size_t num_ranks = problem.routing.load.extent(0);
-  const std::size_t num_experts = problem.routing.load.extent(1);
-  if (ws.received.shape() != Array<std::int64_t, 2>::Shape{num_ranks, num_experts}) {
-    ws.received = Array<std::int64_t, 2>({num_ranks, num_experts});
+  dispatch.token_of_sent_row.resize(ws.order.size());
+  dispatch.sent_row.assign(problem.routes.size(), -1);
+  for (std::size_t sent = 0; sent < ws.order.size(); ++sent) {
+    dispatch.token_of_sent_row[sent] = ws.order[sent] / problem.top_k;
+    dispatch.sent_row[static_cast<std::size_t>(ws.order[sent])] = static_cast<std::int32_t>(sent);
   }
-  std::ranges::fill(ws.received.flat(), 0);
-  for (const Shipment& s : ws.routed.shipments) {
-    if (s.replica == problem.rank) ws.received(s.source, s.expert) += s.rows.value;
+  dispatch.rows_to = ws.rows.send;
+  dispatch.rows_from = ws.rows.recv;
+  dispatch.received_row = ws.rows.to_slots;
+  dispatch.experts.clear();
+  const std::span<const ExpertId> slots = problem.routing.quotas.slot_expert.row(problem.rank);
+  for (std::size_t s = 0; s < slots.size(); ++s) {
+    const std::int64_t first = ws.rows.slot_offsets[s];
+    const std::int64_t rows = ws.rows.slot_offsets[s + 1] - first;
+    if (rows > 0) dispatch.experts.push_back({slots[s], first, rows});
   }
-  arrange({problem.routes, ws.replica, problem.top_k}, ws.received, ws, dispatch);
-}
-
-LayerQuotas HomeQuotas::of(const StepPlan& plan, const LoadTable& load, const Turn& turn) {
-  const auto ranks = static_cast<std::size_t>(plan.num_ranks());
-  experts_ = Array<ExpertId, 2>({ranks, static_cast<std::size_t>(plan.num_slots() - plan.guest_slots)}, kNoExpert);
-  tokens_ = Array<Tokens, 2>(experts_.shape());
-  std::vector<std::int64_t> total(static_cast<std::size_t>(plan.num_experts()));
-  load.expert_loads(turn.micro_step, turn.layer, total);
-  std::vector<std::size_t> next(ranks);
-  for (int e = 0; e < plan.num_experts(); ++e) {
-    const RankId owner = plan.home(turn.layer, e);
-    const std::size_t slot = next[owner.index()]++;
-    experts_(owner, slot) = ExpertId{e};
-    tokens_(owner, slot) = Tokens{total[static_cast<std::size_t>(e)]};
-  }
-  return {experts_, tokens_};
 }
 
 RankId UnroutedRows::holder(const Turn& turn, ExpertId expert) const {

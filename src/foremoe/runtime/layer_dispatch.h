@@ -3,8 +3,7 @@
 // Where the rows of one rank go in one layer of one micro-step, and from where it receives rows: everything that the
 // two all-to-alls and the grouped GEMM need.
 //
-// A row is a token–expert assignment. Sent rows lie by destination rank, then expert, then row order at the source;
-// received rows by source, then expert; computed rows by expert ascending, then source: one block per expert.
+// Rows lie as plan/rank_dispatch.h says, so that those of an expert are one block.
 //
 // Planned rows need no word between ranks: routes and plan determine them. Rows without a route are known to their
 // source alone, so their counts are exchanged; they go to homes.
@@ -13,11 +12,11 @@
 #include <span>
 #include <vector>
 
-#include "foremoe/plan/route_tokens.h"
+#include "foremoe/plan/rank_dispatch.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/runtime/communicator.h"
-#include "foremoe/transfer/turn_order.h"
+#include "foremoe/transfer/rank_turns.h"
 
 namespace foremoe {
 
@@ -33,31 +32,21 @@ struct LayerDispatch {
   std::vector<std::int64_t> rows_to;            // [rank]
   std::vector<std::int64_t> rows_from;          // [rank]
   std::vector<std::int32_t> received_row;       // [computed row]
-  std::vector<ComputedExpert> experts;          // ascending; those with rows alone
+  std::vector<ComputedExpert> experts;          // by first_row; those with rows alone
 
   std::int64_t rows_sent() const { return static_cast<std::int64_t>(token_of_sent_row.size()); }
   std::int64_t rows_computed() const { return static_cast<std::int64_t>(received_row.size()); }
 };
 
 struct DispatchWorkspace {
-  RouteWorkspace route;
-  RoutedLayer routed;
-  std::vector<RankId> replica;        // [token·k + j]
-  std::vector<std::int64_t> counted;  // [expert]
-  std::vector<std::int64_t> block;    // [destination][expert] or [source][expert]
-  Array<std::int64_t, 2> received;    // [source][expert], rows for this rank
+  // Of planned rows.
+  RankDispatchWorkspace rows_workspace;
+  RankDispatch rows;
+  std::vector<std::int32_t> order;  // [sent row], the entry of routes
+  // Of rows without a route.
+  std::vector<RankId> replica;      // [token·k + j]
+  std::vector<std::int64_t> block;  // [destination][expert] or [source][expert]
 };
-
-// Which rank serves each row of this source.
-struct SourceRowsTo {
-  std::span<const ExpertId> routes;  // [token·k + j], negative: no row
-  std::span<const RankId> rank;      // [token·k + j]
-  int top_k = 1;
-};
-
-// From both sides' knowledge; `received` is [source][expert], rows that come to this rank.
-void arrange(const SourceRowsTo& rows, ArrayView<const std::int64_t, 2> received, DispatchWorkspace& workspace,
-             LayerDispatch& dispatch);
 
 struct DispatchProblem {
   RoutingProblem routing;
@@ -68,16 +57,6 @@ struct DispatchProblem {
 
 // Of planned rows. Throws InputError when the routes are not those that the load counts.
 void dispatch_planned_rows(const DispatchProblem& problem, DispatchWorkspace& workspace, LayerDispatch& dispatch);
-
-// The quotas of a layer that has fallen back: every expert at its home alone, with all of its tokens.
-class HomeQuotas {
- public:
-  LayerQuotas of(const StepPlan& plan, const LoadTable& load, const Turn& turn);
-
- private:
-  Array<ExpertId, 2> experts_;  // [rank][home slot]
-  Array<Tokens, 2> tokens_;
-};
 
 // Rows without a recorded route (padding, last tokens, prefix-cached ones): the router picks their experts when the
 // layer runs. They travel in an all-to-all of their own, whose counts are exchanged first, to the homes of those

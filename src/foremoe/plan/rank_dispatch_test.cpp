@@ -1,0 +1,216 @@
+#include "foremoe/plan/rank_dispatch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "foremoe/core/error.h"
+#include "foremoe/core/random.h"
+#include "foremoe/testing/random_plans.h"
+
+namespace foremoe {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr test::Shape kShape{.micro_steps = 2, .layers = 2, .ranks = 8, .experts = 16, .ranks_per_node = 3};
+
+// A source's routes, one expert a row, in an order drawn at random; some rows have no route.
+std::vector<ExpertId> routes_of(std::span<const Tokens> load, Random& random) {
+  std::vector<ExpertId> routes;
+  for (std::size_t e = 0; e < load.size(); ++e) routes.insert(routes.end(), load[e].value, ExpertId{e});
+  for (int i = 0; i < 3; ++i) routes.push_back(kNoExpert);
+  for (std::size_t i = routes.size(); i > 1; --i) std::swap(routes[i - 1], routes[random.below(i)]);
+  return routes;
+}
+
+struct Layer {
+  Layer(const LoadTable& load, const StepPlan& plan, int event, int layer, Random& random)
+      : problem{load.load[plan.event_micro_step[event]][layer], layer_quotas(plan, EventId{event}, LayerId{layer}),
+                load.topology()} {
+    for (int s = 0; s < load.num_ranks(); ++s) routes.push_back(routes_of(problem.load.row(s), random));
+  }
+
+  RankDispatch rows(int rank) const {
+    RankDispatchWorkspace workspace;
+    RankDispatch rows;
+    rank_dispatch(problem, RankId{rank}, workspace, rows);
+    return rows;
+  }
+  std::vector<std::int32_t> order(const RankDispatch& rows, int rank) const {
+    RankDispatchWorkspace workspace;
+    std::vector<std::int32_t> order(static_cast<std::size_t>(rows.sent), -1);
+    row_order(rows, routes[rank], workspace, order);
+    return order;
+  }
+
+  RoutingProblem problem;
+  std::vector<std::vector<ExpertId>> routes;  // [source][row]
+};
+
+// One row on its way, and where the definitions put it.
+struct Row {
+  int source, row, expert, replica, slot;
+};
+
+// By route_tokens and assign_rows, which rank_dispatch does not call.
+std::vector<Row> all_rows(const Layer& layer) {
+  RouteWorkspace workspace;
+  RoutedLayer routed;
+  route_tokens(layer.problem, workspace, routed);
+  std::vector<Row> all;
+  for (int s = 0; s < static_cast<int>(layer.routes.size()); ++s) {
+    std::vector<RankId> replica(layer.routes[s].size());
+    assign_rows(routed, {RankId{s}, layer.routes[s]}, workspace, replica);
+    for (int row = 0; row < static_cast<int>(replica.size()); ++row) {
+      if (replica[row] == kNoReplica) continue;
+      const ExpertId e = layer.routes[s][row];
+      const auto slots = layer.problem.quotas.slot_expert.row(replica[row]);
+      const auto slot = static_cast<int>(std::ranges::find(slots, e) - slots.begin());
+      all.push_back({s, row, e.value, replica[row].value, slot});
+    }
+  }
+  return all;
+}
+
+class RankDispatchOfRandomPlans : public testing::TestWithParam<Residency> {};
+
+TEST_P(RankDispatchOfRandomPlans, LieAsTheHeaderSays) {
+  Random random(3);
+  for (int seed = 1; seed <= 10; ++seed) {
+    const LoadTable load = test::random_load(kShape, seed);
+    const StepPlan plan = test::random_plan(load, {.residency = GetParam(), .guest_slots = 2}, seed);
+    for (int t = 0; t < plan.num_events(); ++t) {
+      const Layer layer(load, plan, t, t % 2, random);
+      const std::vector<Row> all = all_rows(layer);
+      for (int r = 0; r < kShape.ranks; ++r) {
+        const RankDispatch rows = layer.rows(r);
+
+        std::vector<Row> sent;
+        std::ranges::copy_if(all, std::back_inserter(sent), [&](const Row& x) { return x.source == r; });
+        std::ranges::sort(sent, {}, [](const Row& x) { return std::tuple(x.replica, x.expert, x.row); });
+        std::vector<std::int32_t> order;
+        for (const Row& x : sent) order.push_back(x.row);
+        EXPECT_EQ(layer.order(rows, r), order);
+        for (int q = 0; q < kShape.ranks; ++q) {
+          EXPECT_EQ(rows.send[q], std::ranges::count(sent, q, &Row::replica));
+        }
+
+        std::vector<Row> received;
+        std::ranges::copy_if(all, std::back_inserter(received), [&](const Row& x) { return x.replica == r; });
+        std::ranges::sort(received, {}, [](const Row& x) { return std::tuple(x.source, x.expert, x.row); });
+        for (int q = 0; q < kShape.ranks; ++q) {
+          EXPECT_EQ(rows.recv[q], std::ranges::count(received, q, &Row::source));
+        }
+        std::vector<std::int32_t> to_slots(received.size());
+        std::iota(to_slots.begin(), to_slots.end(), 0);
+        std::ranges::stable_sort(to_slots, {}, [&](int i) { return received[i].slot; });
+        EXPECT_EQ(rows.to_slots, to_slots);
+        for (int s = 0; s < plan.num_slots(); ++s) {
+          EXPECT_EQ(rows.slot_offsets[s + 1] - rows.slot_offsets[s], plan.slot_tokens(t, t % 2, r, s).value);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, RankDispatchOfRandomPlans,
+                         testing::Values(Residency::kStatic, Residency::kResident, Residency::kShared,
+                                         Residency::kFree),
+                         [](const auto& residency) { return std::string(to_string(residency.param)); });
+
+TEST(RankDispatch, AreTheShipmentsOfAllRanksThatTheRankTakesPartIn) {
+  const LoadTable load = test::random_load(kShape, 5);
+  const StepPlan plan = test::random_plan(load, {.guest_slots = 3}, 6);
+  const RoutingProblem problem{load.load[0][1], layer_quotas(plan, EventId{0}, LayerId{1}), load.topology()};
+  RouteWorkspace workspace;
+  RoutedRank own;
+  const RoutedLayer routed = route_tokens(problem);
+  for (int r = 0; r < kShape.ranks; ++r) {
+    route_tokens_of(problem, RankId{r}, workspace, own);
+    EXPECT_TRUE(std::ranges::equal(own.sent, routed.of_source(RankId{r})));
+    Tokens received;
+    for (const Shipment& s : own.received) {
+      EXPECT_EQ(s.replica, RankId{r});
+      EXPECT_EQ(std::ranges::count(routed.shipments, s), 1);
+      received += s.rows;
+    }
+    Tokens quota;
+    for (const Tokens tokens : plan.slot_tokens.row(0, 1, r)) quota += tokens;
+    EXPECT_EQ(received, quota);
+  }
+}
+
+TEST(RankDispatch, RefuseQuotasThatAreNotTheLoad) {
+  const LoadTable load = test::random_load(kShape, 5);
+  StepPlan plan = test::random_plan(load, {.guest_slots = 1}, 6);
+  const RoutingProblem problem{load.load[0][0], layer_quotas(plan, EventId{0}, LayerId{0}), load.topology()};
+  RankDispatchWorkspace workspace;
+  RankDispatch rows;
+  plan.slot_tokens(0, 0, 5, 1) += Tokens{1};
+  for (int r = 0; r < kShape.ranks; ++r)
+    EXPECT_THROW(rank_dispatch(problem, RankId{r}, workspace, rows), InputError) << r;
+}
+
+struct RowOrder : testing::Test {
+  std::string refusal(const std::vector<ExpertId>& routes) {
+    std::vector<std::int32_t> order(static_cast<std::size_t>(rows.sent));
+    try {
+      row_order(rows, routes, workspace, order);
+    } catch (const InputError& error) {
+      EXPECT_EQ(error.where().field, "routes");
+      return error.what();
+    }
+    return "nothing";
+  }
+  void SetUp() override {
+    load(0, 0) = Tokens{2};
+    load(0, 1) = Tokens{1};
+    slots(0, 0) = ExpertId{0};
+    slots(1, 0) = ExpertId{1};
+    quotas(0, 0) = Tokens{2};
+    quotas(1, 0) = Tokens{1};
+    rank_dispatch({load, {slots, quotas}, {.num_ranks = 2, .ranks_per_node = 2}}, RankId{0}, workspace, rows);
+  }
+
+  Array<Tokens, 2> load{{2, 3}};
+  Array<ExpertId, 2> slots{{2, 1}};
+  Array<Tokens, 2> quotas{{2, 1}};
+  RankDispatchWorkspace workspace;
+  RankDispatch rows;
+};
+
+TEST_F(RowOrder, LeavesOutRowsWithoutARoute) {
+  std::vector<std::int32_t> order(3);
+  row_order(rows, std::vector{ExpertId{1}, kNoExpert, ExpertId{0}, ExpertId{0}}, workspace, order);
+  EXPECT_THAT(order, ElementsAre(2, 3, 0));
+}
+
+TEST_F(RowOrder, RefusesRoutesThatTheLoadDoesNotCount) {
+  const ExpertId a{0}, b{1}, c{2};
+  EXPECT_THAT(refusal({a, a}), HasSubstr("1 rows fewer of expert 1"));
+  EXPECT_THAT(refusal({a, a, b, a}), HasSubstr("1 rows more of expert 0"));
+  EXPECT_THAT(refusal({a, b, b}), HasSubstr("1 rows fewer of expert 0"));
+  EXPECT_THAT(refusal({a, a, b, c}), HasSubstr("rank 0 has 1 rows more of expert 2"));
+  EXPECT_THAT(refusal({a, a, b, ExpertId{3}}), HasSubstr("routes[3]: expert 3, but there are 3"));
+}
+
+TEST(RankDispatch, OfNoTokensAreEmpty) {
+  const Array<Tokens, 2> load({2, 2});
+  const Array<ExpertId, 2> slots({2, 1}, kNoExpert);
+  const Array<Tokens, 2> quotas({2, 1});
+  RankDispatchWorkspace workspace;
+  RankDispatch rows;
+  rank_dispatch({load, {slots, quotas}, {.num_ranks = 2, .ranks_per_node = 2}}, RankId{1}, workspace, rows);
+  EXPECT_EQ(rows.sent, 0);
+  EXPECT_THAT(rows.send, ElementsAre(0, 0));
+  EXPECT_THAT(rows.recv, ElementsAre(0, 0));
+  EXPECT_THAT(rows.slot_offsets, ElementsAre(0, 0));
+  EXPECT_TRUE(rows.to_slots.empty());
+}
+
+}  // namespace
+}  // namespace foremoe

@@ -1,0 +1,152 @@
+#include "foremoe/transfer/rank_turns.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+namespace {
+
+TurnId start_of(const ScheduledCopy& copy, int depth) {
+  return std::max(copy.opens, TurnId{std::max(0, copy.arrives.value - depth)});
+}
+
+void expect_index(const char* field, int index, int size) {
+  if (index >= 0 && index < size) return;
+  throw InputError({.field = field}, fmt::format("{} is none of 0 … {}", index, size - 1));
+}
+
+ExpertLayout layout_of(Bytes expert) {
+  constexpr std::int64_t kElement = 4;
+  return ExpertLayout({{.name = "expert", .elements = std::max<std::int64_t>(1, expert.value / kElement)}});
+}
+
+}  // namespace
+
+LayerQuotas HomeQuotas::of(const StepPlan& plan, const LoadTable& load, const Turn& turn) {
+  const auto ranks = static_cast<std::size_t>(plan.num_ranks());
+  experts_ = Array<ExpertId, 2>({ranks, static_cast<std::size_t>(plan.num_slots() - plan.guest_slots)}, kNoExpert);
+  tokens_ = Array<Tokens, 2>(experts_.shape());
+  std::vector<std::int64_t> total(static_cast<std::size_t>(plan.num_experts()));
+  load.expert_loads(turn.micro_step, turn.layer, total);
+  std::vector<std::size_t> next(ranks);
+  for (int e = 0; e < plan.num_experts(); ++e) {
+    const RankId owner = plan.home(turn.layer, e);
+    const std::size_t slot = next[owner.index()]++;
+    experts_(owner, slot) = ExpertId{e};
+    tokens_(owner, slot) = Tokens{total[static_cast<std::size_t>(e)]};
+  }
+  return {experts_, tokens_};
+}
+
+RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options)
+    : plan_(plan), load_(load), rank_(options.rank) {
+  expect_index("rank", options.rank.value, plan.num_ranks());
+  if (options.expert <= Bytes{0}) throw InputError({.field = "expert_bytes"}, "must be above 0");
+  const std::array<std::size_t, 4> expected{
+      static_cast<std::size_t>(plan.num_micro_steps()), static_cast<std::size_t>(plan.num_layers()),
+      static_cast<std::size_t>(plan.num_ranks()), static_cast<std::size_t>(plan.num_experts())};
+  if (load.load.shape() != expected) {
+    throw InputError({.field = "load"}, fmt::format("has shape [{}], but the plan is for [{}]",
+                                                    fmt::join(load.load.shape(), ", "), fmt::join(expected, ", ")));
+  }
+  schedule_ = make_transfer_schedule(plan, layout_of(options.expert), options.schedule);
+
+  for (const ScheduledCopy& copy : schedule_.copies) {
+    if (copy.rank == rank_ || (copy.path == Path::kPeer && copy.source == rank_)) starting_.push_back(copy);
+  }
+  const int depth = schedule_.depth;
+  std::ranges::stable_sort(starting_, {}, [&](const ScheduledCopy& copy) { return start_of(copy, depth); });
+  auto next = starting_.begin();
+  for (int t = 0; t < schedule_.order.size() + 2; ++t) {
+    while (next != starting_.end() && start_of(*next, depth) < TurnId{t}) ++next;
+    first_starting_.push_back(static_cast<std::size_t>(next - starting_.begin()));
+  }
+}
+
+TurnId RankTurns::turn(Pass pass, MicroStepId micro_step, LayerId layer) const {
+  const Array<TurnId, 2>& turns = pass == Pass::kForward ? order().forward : order().backward;
+  if (turns.empty() && order().size() > 0) {
+    throw InputError({.field = "pass"}, fmt::format("the phase {} has no backward", to_string(schedule_.phase)));
+  }
+  expect_index("micro_step", micro_step.value, plan_.num_micro_steps());
+  expect_index("layer", layer.value, plan_.num_layers());
+  return turns(micro_step, layer);
+}
+
+std::span<const ScheduledCopy> RankTurns::arriving(TurnId t) const {
+  const std::span<const ScheduledCopy> of_all = schedule_.arriving(t);  // by rank
+  const auto own = std::ranges::equal_range(of_all, rank_, {}, &ScheduledCopy::rank);
+  return {own.begin(), own.end()};
+}
+
+std::span<const ScheduledCopy> RankTurns::starting(TurnId t) const {
+  const std::size_t first = first_starting_[t.index()];
+  return std::span(starting_).subspan(first, first_starting_[t.index() + 1] - first);
+}
+
+void RankTurns::rows(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const {
+  const Turn& turn = order()[t];
+  rank_dispatch(
+      {load_.load[turn.micro_step][turn.layer], layer_quotas(plan_, turn.event, turn.layer), load_.topology()}, rank_,
+      workspace, rows);
+}
+
+void RankTurns::rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const {
+  const Turn& turn = order()[t];
+  HomeQuotas quotas;
+  rank_dispatch({load_.load[turn.micro_step][turn.layer], quotas.of(plan_, load_, turn), load_.topology()}, rank_,
+                workspace, rows);
+}
+
+// Has the guest served a backward since it came?
+bool RankTurns::holds_gradient(EventId event, LayerId layer, RankId rank, SlotId slot) const {
+  const ExpertId expert = plan_.slot_expert(event, layer, rank, slot);
+  for (int t = event.value; t >= 0 && plan_.slot_expert(t, layer, rank, slot) == expert; --t) {
+    const bool backward = plan_.in_flight == 1 || plan_.event_pass[static_cast<std::size_t>(t)] == Pass::kBackward;
+    if (backward && plan_.slot_tokens(t, layer, rank, slot) > Tokens{0}) return true;
+    if (plan_.residency == Residency::kShared) return false;  // nothing stays
+  }
+  return false;
+}
+
+template <class Goes>
+std::vector<GradientReturn> RankTurns::returns(EventId event, LayerId layer, Goes goes) const {
+  std::vector<GradientReturn> found;
+  if (schedule_.phase != Phase::kPolicyUpdate) return found;
+  for (int r = 0; r < plan_.num_ranks(); ++r) {
+    for (int s = plan_.num_slots() - plan_.guest_slots; s < plan_.num_slots(); ++s) {
+      const ExpertId expert = plan_.slot_expert(event, layer, r, s);
+      if (expert == kNoExpert) continue;
+      const RankId home = plan_.home(layer, expert);
+      if (rank_ != home && rank_ != RankId{r}) continue;
+      if (!goes(expert, r, s) || !holds_gradient(event, layer, RankId{r}, SlotId{s})) continue;
+      found.push_back({.expert = expert, .home = home, .guest = RankId{r}, .slot = SlotId{s}});
+    }
+  }
+  std::ranges::sort(found, {}, [](const GradientReturn& g) { return std::tuple(g.expert, g.guest); });
+  return found;
+}
+
+std::vector<GradientReturn> RankTurns::returning(TurnId t) const {
+  const Turn& turn = order()[t];
+  if (order().last(turn.event, turn.layer) != t) return {};
+  const bool shared = plan_.residency == Residency::kShared;
+  const EventId next{turn.event.value + 1};
+  if (!shared && next.value == plan_.num_events()) return {};
+  return returns(turn.event, turn.layer, [&](ExpertId expert, int r, int s) {
+    return shared || plan_.slot_expert(next, turn.layer, r, s) != expert;
+  });
+}
+
+std::vector<GradientReturn> RankTurns::draining(LayerId layer) const {
+  expect_index("layer", layer.value, plan_.num_layers());
+  if (plan_.residency == Residency::kShared || plan_.num_events() == 0) return {};
+  return returns(EventId{plan_.num_events() - 1}, layer, [](ExpertId, int, int) { return true; });
+}
+
+}  // namespace foremoe

@@ -1,0 +1,216 @@
+#include "foremoe/transfer/rank_turns.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "foremoe/core/error.h"
+#include "foremoe/testing/random_plans.h"
+
+namespace foremoe {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr test::Shape kShape{.micro_steps = 5, .layers = 2, .ranks = 4, .experts = 8, .ranks_per_node = 2};
+
+RankTurns turns_of_rank(const StepPlan& plan, const LoadTable& load, int rank, Phase phase, int depth = 2) {
+  return {plan, load, {.rank = RankId{rank}, .schedule = {.phase = phase, .depth = depth}}};
+}
+
+struct Case {
+  Residency residency;
+  int in_flight;
+};
+
+class RankTurnsOfRandomPlans : public testing::TestWithParam<Case> {
+ protected:
+  LoadTable load(std::uint64_t seed) const { return test::random_load(kShape, seed); }
+  StepPlan plan(const LoadTable& load, std::uint64_t seed) const {
+    return test::random_plan(load, {GetParam().residency, 2, GetParam().in_flight}, seed);
+  }
+};
+
+TEST_P(RankTurnsOfRandomPlans, BothEndsOfACopyStartItAtTheSameTurnAndInTheSameOrder) {
+  for (int seed = 1; seed <= 10; ++seed) {
+    const LoadTable table = load(seed);
+    const StepPlan step = plan(table, seed);
+    for (const int depth : {1, 3}) {
+      std::vector<RankTurns> ranks;
+      for (int r = 0; r < kShape.ranks; ++r) {
+        ranks.push_back(turns_of_rank(step, table, r, Phase::kPolicyUpdate, depth));
+      }
+      std::map<int, int> seen;  // [copy] ends that start it
+      const TransferSchedule& schedule = ranks[0].schedule();
+      for (int t = 0; t < schedule.order.size(); ++t) {
+        for (int a = 0; a < kShape.ranks; ++a) {
+          for (const ScheduledCopy& copy : ranks[a].starting(TurnId{t})) {
+            EXPECT_GE(copy.opens, TurnId{0});
+            EXPECT_LE(copy.opens, TurnId{t}) << "its buffer is free";
+            EXPECT_LE(TurnId{t}, copy.arrives);
+            EXPECT_TRUE(t == copy.opens.value || t == copy.arrives.value - depth || t == 0) << "not later than it may";
+            ++seen[static_cast<int>(std::ranges::find(schedule.copies, copy) - schedule.copies.begin())];
+          }
+          for (int b = 0; b < a; ++b) {
+            const auto between = [&](const RankTurns& x) {
+              std::vector<ScheduledCopy> copies;
+              for (const ScheduledCopy& copy : x.starting(TurnId{t})) {
+                const std::set<int> ends{copy.rank.value, copy.source.value};
+                if (copy.path == Path::kPeer && ends == std::set{a, b}) copies.push_back(copy);
+              }
+              return copies;
+            };
+            EXPECT_EQ(between(ranks[a]), between(ranks[b]));
+          }
+        }
+      }
+      for (std::size_t i = 0; i < schedule.copies.size(); ++i) {
+        EXPECT_EQ(seen[static_cast<int>(i)], schedule.copies[i].path == Path::kPeer ? 2 : 1);
+      }
+    }
+  }
+}
+
+TEST_P(RankTurnsOfRandomPlans, ArrivingCopiesAreThoseOfTheScheduleIntoTheRank) {
+  const LoadTable table = load(3);
+  const StepPlan step = plan(table, 3);
+  std::size_t copies = 0;
+  for (int r = 0; r < kShape.ranks; ++r) {
+    const RankTurns turns = turns_of_rank(step, table, r, Phase::kPolicyUpdate);
+    for (int t = 0; t < turns.order().size(); ++t) {
+      for (const ScheduledCopy& copy : turns.arriving(TurnId{t})) {
+        EXPECT_EQ(copy.rank, RankId{r});
+        EXPECT_EQ(copy.arrives, TurnId{t});
+        ++copies;
+      }
+    }
+  }
+  EXPECT_EQ(copies, turns_of_rank(step, table, 0, Phase::kPolicyUpdate).schedule().copies.size());
+  EXPECT_GT(copies, 0U);
+}
+
+// What a guest has summed up since it came, counted by hand: one for every backward that it served.
+TEST_P(RankTurnsOfRandomPlans, EveryGradientGoesHomeOnceAfterItsLastBackwardAndBeforeItsSlotIsReused) {
+  for (int seed = 1; seed <= 10; ++seed) {
+    const LoadTable table = load(seed);
+    const StepPlan step = plan(table, seed);
+    std::vector<RankTurns> ranks;
+    for (int r = 0; r < kShape.ranks; ++r) ranks.push_back(turns_of_rank(step, table, r, Phase::kPolicyUpdate));
+    const TurnOrder& order = ranks[0].order();
+    const int homes = kShape.experts / kShape.ranks;
+
+    struct Sum {
+      ExpertId expert;
+      int backwards = 0;
+    };
+    std::map<std::tuple<int, int, int>, Sum> away;  // (layer, rank, slot)
+    int served = 0;
+    int returned = 0;
+    const auto take = [&](int layer, const std::vector<GradientReturn>& returns, int rank) {
+      for (const GradientReturn& g : returns) {
+        EXPECT_EQ(g.home, step.home(layer, g.expert));
+        EXPECT_TRUE(g.home == RankId{rank} || g.guest == RankId{rank});
+        if (g.guest != RankId{rank}) continue;
+        Sum& sum = away[{layer, g.guest.value, g.slot.value}];
+        EXPECT_EQ(sum.expert, g.expert);
+        EXPECT_GT(sum.backwards, 0) << "nothing to send";
+        returned += sum.backwards;
+        sum = {};
+      }
+    };
+    const auto same_at_both_ends = [&](const std::function<std::vector<GradientReturn>(const RankTurns&)>& of) {
+      std::map<std::tuple<int, int, int>, int> ends;
+      for (const RankTurns& rank : ranks) {
+        for (const GradientReturn& g : of(rank)) ++ends[{g.expert.value, g.guest.value, g.slot.value}];
+      }
+      for (const auto& [key, n] : ends) EXPECT_EQ(n, 2);
+    };
+    for (int t = 0; t < order.size(); ++t) {
+      const Turn& turn = order[TurnId{t}];
+      const int l = turn.layer.value;
+      for (int r = 0; r < kShape.ranks; ++r) {
+        for (int s = homes; s < step.num_slots(); ++s) {
+          if (turn.pass != Pass::kBackward || step.slot_tokens(turn.event, l, r, s) == Tokens{0}) continue;
+          Sum& sum = away[{l, r, s}];
+          const ExpertId e = step.slot_expert(turn.event, l, r, s);
+          EXPECT_TRUE(sum.backwards == 0 || sum.expert == e) << "two experts in one gradient";
+          sum = {e, sum.backwards + 1};
+          ++served;
+        }
+      }
+      for (int r = 0; r < kShape.ranks; ++r) take(l, ranks[r].returning(TurnId{t}), r);
+      same_at_both_ends([&](const RankTurns& rank) { return rank.returning(TurnId{t}); });
+    }
+    for (int l = 0; l < kShape.layers; ++l) {
+      for (int r = 0; r < kShape.ranks; ++r) take(l, ranks[r].draining(LayerId{l}), r);
+      same_at_both_ends([&](const RankTurns& rank) { return rank.draining(LayerId{l}); });
+    }
+    EXPECT_EQ(returned, served);
+    EXPECT_GT(served, 0);
+    for (const auto& [key, sum] : away) EXPECT_EQ(sum.backwards, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, RankTurnsOfRandomPlans,
+                         testing::Values(Case{Residency::kStatic, 1}, Case{Residency::kResident, 1},
+                                         Case{Residency::kResident, 2}, Case{Residency::kShared, 1},
+                                         Case{Residency::kShared, 3}),
+                         [](const auto& c) {
+                           return std::string(to_string(c.param.residency)) + std::to_string(c.param.in_flight);
+                         });
+
+TEST(RankTurns, OfRecomputeReturnNoGradients) {
+  const LoadTable load = test::random_load(kShape, 1);
+  const StepPlan plan = test::random_plan(load, {.guest_slots = 2}, 1);
+  const RankTurns turns = turns_of_rank(plan, load, 1, Phase::kRecompute);
+  for (int t = 0; t < turns.order().size(); ++t) EXPECT_TRUE(turns.returning(TurnId{t}).empty());
+  EXPECT_TRUE(turns.draining(LayerId{0}).empty());
+}
+
+TEST(RankTurns, RowsAtHomesServeEveryExpertThere) {
+  const LoadTable load = test::random_load(kShape, 2);
+  const StepPlan plan = test::random_plan(load, {.guest_slots = 2}, 2);
+  RankDispatchWorkspace workspace;
+  RankDispatch rows;
+  for (int r = 0; r < kShape.ranks; ++r) {
+    const RankTurns turns = turns_of_rank(plan, load, r, Phase::kPolicyUpdate);
+    const TurnId t = turns.turn(Pass::kBackward, MicroStepId{1}, LayerId{1});
+    turns.rows_at_homes(t, workspace, rows);
+    for (int h = 0; h < 2; ++h) {
+      EXPECT_EQ(rows.slot_offsets[h + 1] - rows.slot_offsets[h],
+                test::expert_load(load, MicroStepId{1}, 1, 2 * r + h).value);
+    }
+    turns.rows(t, workspace, rows);
+    EXPECT_EQ(rows.slot_offsets.back(), static_cast<std::int64_t>(rows.to_slots.size()));
+    EXPECT_EQ(rows.slot_offsets.size(), static_cast<std::size_t>(plan.num_slots()) + 1);
+  }
+}
+
+TEST(RankTurns, RefuseByNameWhatTheyCannotBe) {
+  const LoadTable load = test::random_load(kShape, 1);
+  const StepPlan plan = test::random_plan(load, {}, 1);
+  const auto refusal = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  EXPECT_THAT(refusal([&] { turns_of_rank(plan, load, 4, Phase::kRecompute); }), HasSubstr("rank: 4"));
+  EXPECT_THAT(refusal([&] { turns_of_rank(plan, test::random_load({}, 1), 0, Phase::kRecompute); }),
+              HasSubstr("load: has shape [3, 2, 4, 8], but the plan is for [5, 2, 4, 8]"));
+  EXPECT_THAT(refusal([&] { RankTurns(plan, load, {.rank = RankId{0}, .schedule = {}, .expert = Bytes{0}}); }),
+              HasSubstr("expert_bytes"));
+  const RankTurns turns = turns_of_rank(plan, load, 0, Phase::kRecompute);
+  EXPECT_THAT(refusal([&] { turns.turn(Pass::kBackward, MicroStepId{0}, LayerId{0}); }), HasSubstr("recompute"));
+  EXPECT_THAT(refusal([&] { turns.turn(Pass::kForward, MicroStepId{5}, LayerId{0}); }), HasSubstr("micro_step: 5"));
+  EXPECT_THAT(refusal([&] { turns.turn(Pass::kForward, MicroStepId{0}, LayerId{-1}); }), HasSubstr("layer: -1"));
+}
+
+}  // namespace
+}  // namespace foremoe
