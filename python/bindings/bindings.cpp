@@ -1,0 +1,160 @@
+#include "bindings.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <exception>
+#include <future>
+#include <thread>
+
+#include "foremoe/core/error.h"
+#include "foremoe/planner/planner.h"
+
+namespace foremoe::python {
+namespace {
+
+std::string dtype_name(nb::dlpack::dtype type) {
+  const char* kind = "?";
+  switch (static_cast<nb::dlpack::dtype_code>(type.code)) {
+    case nb::dlpack::dtype_code::Int:
+      kind = "int";
+      break;
+    case nb::dlpack::dtype_code::UInt:
+      kind = "uint";
+      break;
+    case nb::dlpack::dtype_code::Float:
+      kind = "float";
+      break;
+    case nb::dlpack::dtype_code::Bool:
+      return "bool";
+    case nb::dlpack::dtype_code::Complex:
+      kind = "complex";
+      break;
+    default:
+      break;
+  }
+  return fmt::format("{}{}", kind, type.bits);
+}
+
+bool is_contiguous(const AnyArray& array) {
+  if (array.size() == 0) return true;
+  std::int64_t stride = 1;
+  for (std::size_t axis = array.ndim(); axis-- > 0;) {
+    if (array.shape(axis) > 1 && array.stride(axis) != stride) return false;
+    stride *= static_cast<std::int64_t>(array.shape(axis));
+  }
+  return true;
+}
+
+std::string text_of(const std::string& name, nb::handle value) {
+  if (nb::isinstance<nb::str>(value) || nb::isinstance<nb::int_>(value) || nb::isinstance<nb::float_>(value)) {
+    return nb::cast<std::string>(nb::str(value));
+  }
+  if (nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value)) {
+    std::string list;
+    for (const nb::handle item : value) list += (list.empty() ? "" : ",") + text_of(name, item);
+    return list;
+  }
+  if (nb::hasattr(value, "__fspath__")) return nb::cast<std::string>(nb::str(value));
+  throw InputError({.field = name}, fmt::format("is a {}; expected a number, a word or a list of words",
+                                                nb::cast<std::string>(value.type().attr("__name__"))));
+}
+
+}  // namespace
+
+std::string describe(const AnyArray& array) {
+  std::string shape;
+  for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
+    shape += fmt::format("{}{}", axis == 0 ? "" : ", ", array.shape(axis));
+  }
+  return fmt::format("{} [{}]{}{}", dtype_name(array.dtype()), shape, is_contiguous(array) ? "" : ", not C-contiguous",
+                     array.device_type() == nb::device::cpu::value ? "" : ", not in host memory");
+}
+
+void refuse_dtype(const AnyArray& array, const char* argument, const char* dtype, const char* axes) {
+  throw InputError({.field = argument}, fmt::format("is {}; expected {} {}", describe(array), dtype, axes));
+}
+
+void expect_layout(const AnyArray& array, const char* argument, const char* axes, std::size_t num_axes) {
+  if (array.ndim() == num_axes && is_contiguous(array) && array.device_type() == nb::device::cpu::value) return;
+  throw InputError({.field = argument},
+                   fmt::format("is {}; expected C-contiguous {} in host memory", describe(array), axes));
+}
+
+std::vector<std::int32_t> to_vector(const std::optional<AnyArray>& array, const char* argument, const char* axes) {
+  if (!array) return {};
+  const std::int32_t* const data = data_of<std::int32_t>(*array, argument, axes, 1);
+  return {data, data + array->shape(0)};
+}
+
+nb::any parse_json(const std::string& text) {
+  return nb::steal<nb::any>(nb::object(nb::module_::import_("json").attr("loads")(text)).release());
+}
+
+void set_options(std::vector<Option> options, const nb::dict& keywords) {
+  for (const auto& [key, value] : keywords) {
+    const std::string name = nb::cast<std::string>(key);
+    Option& option = option_named(options, name);
+    if (value.is_none()) continue;
+    if (option.type == "flag") {
+      if (!nb::isinstance<nb::bool_>(value)) throw InputError({.field = name}, "must be True or False");
+      if (nb::cast<bool>(value)) option.set("");
+      continue;
+    }
+    if (nb::isinstance<nb::bool_>(value)) throw InputError({.field = name}, "cannot be True or False");
+    option.set(text_of(name, value));
+  }
+}
+
+void run_interruptibly(ThreadPool& pool, const std::function<void()>& work) {
+  std::packaged_task<void()> task(work);
+  std::future<void> done = task.get_future();
+  bool interrupted = false;
+  {
+    const nb::gil_scoped_release release;
+    const std::jthread worker(std::move(task));
+    while (done.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+      const nb::gil_scoped_acquire acquire;
+      if (interrupted || PyErr_CheckSignals() == 0) continue;
+      interrupted = true;
+      pool.cancel();
+    }
+  }
+  if (!interrupted) return done.get();
+  try {
+    done.get();
+  } catch (...) {  // that it was cancelled; what the signal's handler raised is what the user wants to see
+  }
+  throw nb::python_error();
+}
+
+std::size_t threads_of(int threads) {
+  constexpr int kMostThreads = 4096;
+  if (threads >= 0 && threads <= kMostThreads) return static_cast<std::size_t>(threads);
+  throw InputError({.field = "threads"}, fmt::format("{}; {}", threads, must_be_integer(0, kMostThreads)));
+}
+
+Array<RankId, 2> homes_of(const nb::object& homes, const LoadTable& load) {
+  const auto layers = static_cast<std::size_t>(load.num_layers());
+  const auto experts = static_cast<std::size_t>(load.num_experts());
+  if (homes.is_none()) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  if (nb::isinstance<Plan>(homes)) {
+    const Plan& plan = nb::cast<const Plan&>(homes);
+    if (plan.step->home.shape() == std::array{layers, experts}) return plan.step->home;
+    throw InputError({.field = "homes"},
+                     fmt::format("are of {} layers and {} experts, the load has {} and {}", plan.step->num_layers(),
+                                 plan.step->num_experts(), layers, experts));
+  }
+  AnyArray array;
+  if (!nb::try_cast(homes, array)) throw InputError({.field = "homes"}, "expected None, a Plan or an array");
+  const std::int32_t* const data = data_of<std::int32_t>(array, "homes", "[layers, experts]", 2);
+  if (array.shape(0) != layers || array.shape(1) != experts) {
+    throw InputError({.field = "homes"},
+                     fmt::format("is {}, the load has {} layers and {} experts", describe(array), layers, experts));
+  }
+  Array<RankId, 2> result({layers, experts});
+  std::copy_n(reinterpret_cast<const RankId*>(data), result.size(), result.flat().begin());
+  return result;
+}
+
+}  // namespace foremoe::python

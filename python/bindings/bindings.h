@@ -1,0 +1,122 @@
+#pragma once
+
+// What the sources of foremoe._core share: the types that Python holds, arrays in and out, options from keywords.
+//
+// Python objects own what they show: a view keeps its object alive, and an object that refers to others (turns to plan
+// and load) shares them. Nothing that Python can hold is changed after it was made, so that calls run without the GIL.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "foremoe/core/option.h"
+#include "foremoe/evaluate/evaluate.h"
+
+namespace foremoe::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+// A load, and where it was collected the trace and batching behind it; homes are contiguous.
+struct Load {
+  std::shared_ptr<const StepInput> input;
+  const LoadTable& table() const { return input->load; }
+};
+
+// Layers [first, last) of a load of `whole` layers.
+struct LayerRange {
+  int first = 0;
+  int last = 0;
+  int whole = 0;
+  bool is_all() const { return first == 0 && last == whole; }
+};
+
+struct Plan {
+  std::shared_ptr<const StepPlan> step;
+  LayerRange layers;  // that `step` has; its digest is that of the whole load
+  PlanTimes times;
+};
+
+using AnyArray = nb::ndarray<nb::ro>;
+
+// "float32 [3, 4], not C-contiguous"
+std::string describe(const AnyArray& array);
+[[noreturn]] void refuse_dtype(const AnyArray& array, const char* argument, const char* dtype, const char* axes);
+
+// What the array must be. Throws InputError that names the argument, and says what the array is, for another number of
+// axes, layout or device; data_of() for another dtype too.
+void expect_layout(const AnyArray& array, const char* argument, const char* axes, std::size_t num_axes);
+template <class T>
+const T* data_of(const AnyArray& array, const char* argument, const char* axes, std::size_t num_axes) {
+  if (array.dtype() != nb::dtype<T>()) refuse_dtype(array, argument, sizeof(T) == 8 ? "int64" : "int32", axes);
+  expect_layout(array, argument, axes, num_axes);
+  return static_cast<const T*>(array.data());
+}
+
+std::vector<std::int32_t> to_vector(const std::optional<AnyArray>& array, const char* argument, const char* axes);
+
+template <class T>
+using View = nb::ndarray<nb::numpy, const T>;
+
+// A view of memory that `owner` keeps alive.
+template <class T>
+View<T> view_of(const T* data, const std::vector<std::size_t>& shape, nb::handle owner) {
+  return View<T>(data, shape.size(), shape.data(), owner);
+}
+
+// Ids and quantities are structs of one integer: their arrays are arrays of that integer.
+template <class Raw, class T, std::size_t N>
+View<Raw> view_of(const Array<T, N>& array, nb::handle owner) {
+  static_assert(sizeof(T) == sizeof(Raw) && std::is_standard_layout_v<T>);
+  return view_of(reinterpret_cast<const Raw*>(array.flat().data()), {array.shape().begin(), array.shape().end()},
+                 owner);
+}
+template <class Raw, class T>
+View<Raw> view_of(const std::vector<T>& values, nb::handle owner) {
+  static_assert(sizeof(T) == sizeof(Raw) && std::is_standard_layout_v<T>);
+  return view_of(reinterpret_cast<const Raw*>(values.data()), {values.size()}, owner);
+}
+
+// An array of its own, that moves in.
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T> values) {
+  auto* const owned = new std::vector<T>(std::move(values));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner);
+}
+
+// JSON text as Python's objects.
+nb::any parse_json(const std::string& text);
+
+// Sets options from keywords: None leaves the default, True sets a flag.
+void set_options(std::vector<Option> options, const nb::dict& keywords);
+
+// Runs `work` on a thread of its own, without the GIL, while this one looks for Ctrl-C; then, or when `work` throws,
+// the pool is cancelled and what was thrown goes on.
+void run_interruptibly(ThreadPool& pool, const std::function<void()>& work);
+
+std::size_t threads_of(int threads);  // throws InputError, field `threads`
+
+// [layer][expert] ranks, from None (contiguous), an array or a plan.
+Array<RankId, 2> homes_of(const nb::object& homes, const LoadTable& load);
+
+void bind_rollout(nb::module_& m);
+void bind_plan(nb::module_& m);
+void bind_planning(nb::module_& m);
+void bind_turns(nb::module_& m);
+
+}  // namespace foremoe::python

@@ -1,0 +1,33 @@
+// foremoe._core: the C++ library as the package foremoe uses it.
+
+#include "bindings.h"
+#include "foremoe/core/error.h"
+
+namespace {
+
+namespace nb = nanobind;
+
+// InputError, with file, field and index as attributes.
+void translate(const std::exception_ptr& thrown, void* type) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const foremoe::InputError& error) {
+    const nb::handle raised(static_cast<PyObject*>(type));
+    const auto& where = error.where();
+    const nb::object value = raised(error.what(), where.file, where.field, where.index);
+    PyErr_SetObject(raised.ptr(), value.ptr());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "The C++ library of ForeMoE. Use the package foremoe.";
+  const nb::object errors = nb::module_::import_("foremoe._errors");
+  nb::register_exception_translator(&translate, errors.attr("InputError").inc_ref().ptr());
+  m.attr("__version__") = FOREMOE_VERSION;
+  foremoe::python::bind_rollout(m);
+  foremoe::python::bind_plan(m);
+  foremoe::python::bind_planning(m);
+  foremoe::python::bind_turns(m);
+}

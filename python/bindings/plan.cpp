@@ -1,0 +1,238 @@
+// Plans: what they hold, files, parts, checks and figures.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "bindings.h"
+#include "foremoe/core/error.h"
+#include "foremoe/plan/plan_file.h"
+#include "foremoe/plan/plan_json.h"
+
+namespace foremoe::python {
+namespace {
+
+Plan plan_of(StepPlan step) {
+  const int layers = step.num_layers();
+  return {.step = std::make_shared<const StepPlan>(std::move(step)), .layers = {0, layers, layers}};
+}
+
+void expect_whole(const Plan& plan, const char* what) {
+  if (plan.layers.is_all()) return;
+  throw InputError({.field = "plan"}, fmt::format("has layers {} to {} of {}: join the parts before {}",
+                                                  plan.layers.first, plan.layers.last - 1, plan.layers.whole, what));
+}
+
+// Elements of one layer per leading index, put side by side for all parts. [outer][layer][inner…]
+template <class T, std::size_t N>
+Array<T, N> joined(const std::vector<const Plan*>& parts, Array<T, N> StepPlan::*member, std::size_t layer_axis) {
+  auto shape = (parts.front()->step.get()->*member).shape();
+  shape[layer_axis] = static_cast<std::size_t>(parts.front()->layers.whole);
+  Array<T, N> whole(shape);
+  std::size_t outer = 1;
+  std::size_t inner = 1;
+  for (std::size_t axis = 0; axis < N; ++axis)
+    (axis < layer_axis ? outer : inner) *= axis == layer_axis ? 1 : shape[axis];
+  auto out = whole.flat().begin();
+  for (std::size_t o = 0; o < outer; ++o) {
+    for (const Plan* part : parts) {
+      const std::size_t layers = static_cast<std::size_t>(part->layers.last - part->layers.first);
+      out = std::ranges::copy((part->step.get()->*member).flat().subspan(o * layers * inner, layers * inner), out).out;
+    }
+  }
+  return whole;
+}
+
+// In the order of layers; throws where they are not the parts of one plan.
+std::vector<const Plan*> in_order(const std::vector<const Plan*>& given) {
+  if (given.empty()) throw InputError({.field = "parts"}, "lists no plan");
+  std::vector<const Plan*> parts = given;
+  std::ranges::sort(parts, {}, [](const Plan* p) { return p->layers.first; });
+  const StepPlan& first = *parts.front()->step;
+  const auto header = [](const StepPlan& p) {
+    return std::tuple(p.policy, p.residency, p.guest_slots, p.ranks_per_node, p.in_flight, p.options, p.load_digest,
+                      p.num_ranks(), p.num_slots(), p.num_experts(), p.num_events());
+  };
+  int next = 0;
+  for (const Plan* part : parts) {
+    if (header(*part->step) != header(first) || part->layers.whole != parts.front()->layers.whole) {
+      throw InputError({.field = "parts"}, "are of different plans: load, policy or options differ");
+    }
+    if (part->layers.first != next) {
+      throw InputError({.field = "parts"}, fmt::format("layer {} is {}", std::min(next, part->layers.first),
+                                                       part->layers.first > next ? "in none" : "in two"));
+    }
+    next = part->layers.last;
+  }
+  if (next != parts.front()->layers.whole) {
+    throw InputError({.field = "parts"}, fmt::format("layer {} is in none", next));
+  }
+  return parts;
+}
+
+Plan join(const std::vector<const Plan*>& given) {
+  const std::vector<const Plan*> parts = in_order(given);
+  StepPlan whole = *parts.front()->step;
+  whole.slot_expert = joined(parts, &StepPlan::slot_expert, 1);
+  whole.slot_tokens = joined(parts, &StepPlan::slot_tokens, 1);
+  whole.home = joined(parts, &StepPlan::home, 0);
+  whole.max_load = joined(parts, &StepPlan::max_load, 1);
+  whole.lower_bound = joined(parts, &StepPlan::lower_bound, 1);
+  Plan plan = plan_of(std::move(whole));
+  for (const Plan* part : parts) {
+    plan.times.wall_seconds = std::max(plan.times.wall_seconds, part->times.wall_seconds);
+    plan.times.base_cpu_seconds += part->times.base_cpu_seconds;
+    plan.times.planning_cpu_seconds += part->times.planning_cpu_seconds;
+  }
+  return plan;
+}
+
+// With the tokens behind the load, where the caller gave the trace that it was collected from.
+CheckOptions options_for(const Load& load, const RoutingTrace* trace, int align) {
+  CheckOptions options{.align = align};
+  if (trace == nullptr) return options;
+  const StepInput& input = *load.input;
+  if (!input.batching || !input.trace || input.trace->routes != trace->routes) {
+    throw InputError({.field = "trace"}, "is not the trace that the load was collected from");
+  }
+  options.trace = &*input.trace;
+  options.batching = &*input.batching;
+  return options;
+}
+
+void expect_align(int align) {
+  constexpr int kMost = 1 << 20;
+  if (align >= 1 && align <= kMost) return;
+  throw InputError({.field = "align"}, fmt::format("{}; {}", align, must_be_integer(1, kMost)));
+}
+
+nb::any check(const Plan& plan, const Load& load, const RoutingTrace* trace, int align) {
+  expect_whole(plan, "checking");
+  expect_align(align);
+  const CheckOptions options = options_for(load, trace, align);
+  std::string json;
+  {
+    const nb::gil_scoped_release release;
+    json = to_json(check_plan(*plan.step, load.table(), options)).dump();
+  }
+  return parse_json(json);
+}
+
+nb::any figures(const Plan& plan, const Load& load, const RoutingTrace* trace, int align, const nb::object& homes) {
+  expect_whole(plan, "measuring");
+  expect_align(align);
+  CheckOptions options = options_for(load, trace, align);
+  const Array<RankId, 2> initial = homes_of(homes, load.table());
+  options.initial_home = initial;
+  std::string json;
+  {
+    const nb::gil_scoped_release release;
+    const CheckReport report = check_plan(*plan.step, load.table(), options);
+    if (!report.ok()) {
+      throw InputError({.field = "plan"},
+                       fmt::format("is not right for this load: {}", report.violations.front().message));
+    }
+    json = to_json(plan_figures(
+                       *plan.step, load.table(),
+                       {.initial_home = initial, .align = align, .trace = options.trace, .batching = options.batching}))
+               .dump();
+  }
+  return parse_json(json);
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  nb::class_<PlanTimes>(m, "PlanTimes", "How long planning took, seconds.")
+      .def_ro("wall_seconds", &PlanTimes::wall_seconds)
+      .def_ro("base_cpu_seconds", &PlanTimes::base_cpu_seconds, "Stage B, summed over threads.")
+      .def_ro("planning_cpu_seconds", &PlanTimes::planning_cpu_seconds, "All but stage B, summed over threads.")
+      .def("__repr__", [](const PlanTimes& t) { return fmt::format("<foremoe.PlanTimes: {:.4f} s>", t.wall_seconds); });
+
+  nb::class_<Plan>(m, "Plan", "What every slot holds and how many tokens it serves, at every event of every layer.")
+      .def_prop_ro(
+          "slot_expert",
+          [](const nb::object& self) {
+            return view_of<std::int32_t>(nb::cast<const Plan&>(self).step->slot_expert, self);
+          },
+          "int32 [events, layers, ranks, slots], the expert in that slot, −1 when empty; a view.")
+      .def_prop_ro(
+          "slot_tokens",
+          [](const nb::object& self) {
+            return view_of<std::int64_t>(nb::cast<const Plan&>(self).step->slot_tokens, self);
+          },
+          "int64 [events, layers, ranks, slots], tokens that the slot serves; a view.")
+      .def_prop_ro(
+          "home",
+          [](const nb::object& self) { return view_of<std::int32_t>(nb::cast<const Plan&>(self).step->home, self); },
+          "int32 [layers, experts], the rank that owns the expert; a view.")
+      .def_prop_ro(
+          "event_micro_step",
+          [](const nb::object& self) {
+            return view_of<std::int32_t>(nb::cast<const Plan&>(self).step->event_micro_step, self);
+          },
+          "int32 [events].")
+      .def_prop_ro(
+          "event_pass",
+          [](const nb::object& self) {
+            return view_of<std::uint8_t>(nb::cast<const Plan&>(self).step->event_pass, self);
+          },
+          "uint8 [events], 0 forward, 1 backward.")
+      .def_prop_ro(
+          "max_load",
+          [](const nb::object& self) {
+            return view_of<std::int64_t>(nb::cast<const Plan&>(self).step->max_load, self);
+          },
+          "int64 [micro_steps, layers], tokens of the busiest rank; a view.")
+      .def_prop_ro("policy", [](const Plan& p) { return p.step->policy; })
+      .def_prop_ro("residency", [](const Plan& p) { return std::string(to_string(p.step->residency)); })
+      .def_prop_ro("guest_slots", [](const Plan& p) { return p.step->guest_slots; })
+      .def_prop_ro("in_flight", [](const Plan& p) { return p.step->in_flight; })
+      .def_prop_ro("ranks_per_node", [](const Plan& p) { return p.step->ranks_per_node; })
+      .def_prop_ro("num_events", [](const Plan& p) { return p.step->num_events(); })
+      .def_prop_ro("num_micro_steps", [](const Plan& p) { return p.step->num_micro_steps(); })
+      .def_prop_ro("num_layers", [](const Plan& p) { return p.step->num_layers(); })
+      .def_prop_ro("num_ranks", [](const Plan& p) { return p.step->num_ranks(); })
+      .def_prop_ro("num_experts", [](const Plan& p) { return p.step->num_experts(); })
+      .def_prop_ro("num_slots", [](const Plan& p) { return p.step->num_slots(); })
+      .def_prop_ro(
+          "options", [](const Plan& p) { return parse_json(p.step->options); },
+          nb::sig("def options(self) -> dict[str, typing.Any]"),
+          "The planner's options as recorded, by long option name.")
+      .def_prop_ro(
+          "load_digest", [](const Plan& p) { return p.step->load_digest; },
+          "Hexadecimal SHA-256 of the load that it is for.")
+      .def_prop_ro(
+          "layers",
+          [](const Plan& p) { return nb::module_::import_("builtins").attr("range")(p.layers.first, p.layers.last); },
+          nb::sig("def layers(self) -> range"), "range of the load's layers that it has: all, save of a part.")
+      .def_ro("times", &Plan::times)
+      .def_static(
+          "join", &join, "parts"_a,
+          R"(The plan of all layers from plans of slices of them, in any order; equal to the whole, byte for byte.
+
+Raises InputError where parts are of different plans, or a layer is in none or in two.)")
+      .def(
+          "save",
+          [](const Plan& p, const std::filesystem::path& path) {
+            expect_whole(p, "saving");
+            const nb::gil_scoped_release release;
+            write_plan(*p.step, path.string());
+          },
+          "path"_a, "Writes a foremoe.plan/1 file, whole or not at all.")
+      .def("__repr__", [](const Plan& p) {
+        return fmt::format("<foremoe.Plan by {}: {} events × {} layers × {} ranks × {} slots, {}>", p.step->policy,
+                           p.step->num_events(), p.step->num_layers(), p.step->num_ranks(), p.step->num_slots(),
+                           to_string(p.step->residency));
+      });
+
+  m.def("_read_plan", [](const std::filesystem::path& path) {
+    const nb::gil_scoped_release release;
+    return plan_of(read_plan(path.string()));
+  });
+  m.def("_check", &check, "plan"_a, "load"_a, "trace"_a.none(), "align"_a);
+  m.def("_figures", &figures, "plan"_a, "load"_a, "trace"_a.none(), "align"_a, "homes"_a.none());
+}
+
+}  // namespace foremoe::python

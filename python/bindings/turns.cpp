@@ -1,0 +1,246 @@
+// RankTurns: what one rank needs to execute a plan.
+
+#include <fmt/format.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+
+#include "bindings.h"
+#include "foremoe/core/error.h"
+#include "foremoe/transfer/rank_turns.h"
+
+namespace foremoe::python {
+namespace {
+
+// Turns with the plan and the load that they refer to.
+struct Turns {
+  std::shared_ptr<const StepPlan> plan;
+  std::shared_ptr<const StepInput> input;
+  RankTurns turns;
+};
+
+std::string_view name_of(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
+
+Pass pass_named(const std::string& name) {
+  if (name == "forward") return Pass::kForward;
+  if (name == "backward") return Pass::kBackward;
+  throw InputError({.field = "pass"}, fmt::format("'{}', expected forward or backward", name));
+}
+
+Phase phase_named(const std::string& name) {
+  if (name == to_string(Phase::kRecompute)) return Phase::kRecompute;
+  if (name == to_string(Phase::kPolicyUpdate)) return Phase::kPolicyUpdate;
+  throw InputError({.field = "phase"}, fmt::format("'{}', expected recompute or policy_update", name));
+}
+
+PathChoice path_named(const std::string& name) {
+  if (name == "auto") return PathChoice::kAuto;
+  if (name == "host") return PathChoice::kHost;
+  if (name == "peer") return PathChoice::kPeer;
+  throw InputError({.field = "path"}, fmt::format("'{}', expected auto, host or peer", name));
+}
+
+// One turn of one rank: its rows are computed when it is made.
+struct RankTurn {
+  std::shared_ptr<const Turns> of;
+  TurnId id;
+  RankDispatch rows;
+
+  const Turn& turn() const { return of->turns.order()[id]; }
+};
+
+RankDispatchWorkspace& workspace() {
+  thread_local RankDispatchWorkspace reused;
+  return reused;
+}
+
+std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, const std::string& phase,
+                                  std::int64_t expert_bytes, const std::string& path, int depth) {
+  if (!plan.layers.is_all()) throw InputError({.field = "plan"}, "is a part of a plan: join the parts before");
+  if (plan.step->load_digest != load_digest(load.table())) {
+    throw InputError({.field = "plan"}, "was made for another load");
+  }
+  const RankTurnsOptions options{.rank = RankId{rank},
+                                 .schedule = {.phase = phase_named(phase), .path = path_named(path), .depth = depth},
+                                 .expert = Bytes{expert_bytes}};
+  return std::make_shared<Turns>(Turns{plan.step, load.input, RankTurns(*plan.step, load.table(), options)});
+}
+
+RankTurn turn_at(const std::shared_ptr<Turns>& self, TurnId id, bool at_homes) {
+  RankTurn turn{.of = self, .id = id};
+  if (at_homes) {
+    self->turns.rows_at_homes(id, workspace(), turn.rows);
+  } else {
+    self->turns.rows(id, workspace(), turn.rows);
+  }
+  return turn;
+}
+
+TurnId index_of(const Turns& self, int index) {
+  if (index >= 0 && index < self.turns.order().size()) return TurnId{index};
+  throw nb::index_error(fmt::format("turn {}, but there are {}", index, self.turns.order().size()).c_str());
+}
+
+TurnId find_turn(const Turns& self, const std::string& pass, int micro_step, int layer) {
+  return self.turns.turn(pass_named(pass), MicroStepId{micro_step}, LayerId{layer});
+}
+
+std::vector<ScheduledCopy> list_of(std::span<const ScheduledCopy> copies) { return {copies.begin(), copies.end()}; }
+
+auto row_order_of(const RankTurn& turn, const AnyArray& routes) {
+  const std::int32_t* const data = data_of<std::int32_t>(routes, "routes", "[tokens, top_k]", 2);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(turn.rows.sent));
+  {
+    const nb::gil_scoped_release release;
+    row_order(turn.rows, {reinterpret_cast<const ExpertId*>(data), routes.size()}, workspace(), order);
+  }
+  return array_of(std::move(order));
+}
+
+void bind_copy(nb::module_& m) {
+  nb::class_<ScheduledCopy>(m, "Copy", R"(One expert's weights on their way into one guest buffer of one rank.
+
+At the beginning of turn `opens` the buffer is free; turn `arrives` is the first that reads it, `closes` the last.)")
+      .def_prop_ro(
+          "rank", [](const ScheduledCopy& c) { return c.rank.value; }, "The rank that receives it.")
+      .def_prop_ro("layer", [](const ScheduledCopy& c) { return c.layer.value; })
+      .def_prop_ro("expert", [](const ScheduledCopy& c) { return c.expert.value; })
+      .def_prop_ro(
+          "slot", [](const ScheduledCopy& c) { return c.slot.value; }, "Of the plan.")
+      .def_ro("buffer", &ScheduledCopy::buffer,
+              "Of the rank: layer·G + guest slot; under shared one of depth·G that layers borrow in turn.")
+      .def_prop_ro("opens", [](const ScheduledCopy& c) { return c.opens.value; })
+      .def_prop_ro("arrives", [](const ScheduledCopy& c) { return c.arrives.value; })
+      .def_prop_ro("closes", [](const ScheduledCopy& c) { return c.closes.value; })
+      .def_prop_ro(
+          "path", [](const ScheduledCopy& c) { return c.path == Path::kHost ? "host" : "peer"; },
+          "host: from the node's cache of experts. peer: from rank `source`.")
+      .def_prop_ro(
+          "source", [](const ScheduledCopy& c) { return c.source.value; },
+          "The rank that is read; on the host path the expert's home, which fills the cache.")
+      .def("__repr__", [](const ScheduledCopy& c) {
+        return fmt::format("<foremoe.Copy: layer {} expert {} to rank {} slot {} for turn {}>", c.layer.value,
+                           c.expert.value, c.rank.value, c.slot.value, c.arrives.value);
+      });
+  nb::class_<GradientReturn>(m, "GradientReturn", "The gradient of a guest on its way home.")
+      .def_prop_ro("expert", [](const GradientReturn& g) { return g.expert.value; })
+      .def_prop_ro(
+          "home", [](const GradientReturn& g) { return g.home.value; }, "The rank that owns the expert.")
+      .def_prop_ro(
+          "guest", [](const GradientReturn& g) { return g.guest.value; }, "The rank that hosts the guest.")
+      .def_prop_ro(
+          "slot", [](const GradientReturn& g) { return g.slot.value; }, "The slot there.")
+      .def("__repr__", [](const GradientReturn& g) {
+        return fmt::format("<foremoe.GradientReturn: expert {} from rank {} to {}>", g.expert.value, g.guest.value,
+                           g.home.value);
+      });
+}
+
+void bind_turn(nb::module_& m) {
+  nb::class_<RankTurn>(m, "RankTurn", R"(What a rank does in one pass of one layer in one micro-step.
+
+Sent rows lie by destination rank, then expert, then row order; received rows by source, then expert; computed rows by
+slot, then source.)")
+      .def_prop_ro(
+          "index", [](const RankTurn& t) { return t.id.value; }, "In execution order.")
+      .def_prop_ro("layer_pass", [](const RankTurn& t) { return std::string(name_of(t.turn().pass)); })
+      .def_prop_ro("micro_step", [](const RankTurn& t) { return t.turn().micro_step.value; })
+      .def_prop_ro("layer", [](const RankTurn& t) { return t.turn().layer.value; })
+      .def_prop_ro(
+          "event", [](const RankTurn& t) { return t.turn().event.value; }, "Of the plan.")
+      .def_prop_ro(
+          "send",
+          [](const nb::object& self) { return view_of<std::int64_t>(nb::cast<const RankTurn&>(self).rows.send, self); },
+          "int64 [ranks], rows to each rank.")
+      .def_prop_ro(
+          "recv",
+          [](const nb::object& self) { return view_of<std::int64_t>(nb::cast<const RankTurn&>(self).rows.recv, self); },
+          "int64 [ranks], rows from each rank.")
+      .def_prop_ro(
+          "to_slots",
+          [](const nb::object& self) {
+            return view_of<std::int32_t>(nb::cast<const RankTurn&>(self).rows.to_slots, self);
+          },
+          "int32 [rows received]: computed row i is received row to_slots[i].")
+      .def_prop_ro(
+          "slot_offsets",
+          [](const nb::object& self) {
+            return view_of<std::int64_t>(nb::cast<const RankTurn&>(self).rows.slot_offsets, self);
+          },
+          "int64 [slots + 1], first computed row of each slot.")
+      .def_prop_ro("rows_sent", [](const RankTurn& t) { return t.rows.sent; })
+      .def_prop_ro(
+          "copies", [](const RankTurn& t) { return list_of(t.of->turns.arriving(t.id)); },
+          "Copies that this turn waits for.")
+      .def(
+          "row_order", &row_order_of, "routes"_a,
+          R"(int32 [rows sent]: entry order[i] of the flattened routes is sent as row i, so its token is order[i] // top_k.
+
+routes: int32 [tokens, top_k], this rank's; a negative entry sends nothing. Raises InputError when they are not the routes
+that the load counts.)")
+      .def("__repr__", [](const RankTurn& t) {
+        return fmt::format("<foremoe.RankTurn {}: {} of micro-step {}, layer {}>", t.id.value, name_of(t.turn().pass),
+                           t.turn().micro_step.value, t.turn().layer.value);
+      });
+}
+
+}  // namespace
+
+void bind_turns(nb::module_& m) {
+  bind_copy(m);
+  bind_turn(m);
+  nb::class_<Turns>(m, "RankTurns", R"(What one rank needs to execute a plan, without a word between ranks.
+
+Turns are the (pass, micro-step, layer) of a phase in execution order: index them by number, or by those three.)")
+      .def(
+          nb::new_(&make_turns), "plan"_a, "load"_a, nb::kw_only(), "rank"_a, "phase"_a = "policy_update",
+          "expert_bytes"_a = 1, "path"_a = "auto", "depth"_a = kDefaultDepth,
+          R"(rank: whose turns. phase: recompute (forwards alone) or policy_update. expert_bytes: weights of one expert, which
+decide between paths. path: where copies come from, host (a cache per node), peer (the rank that owns the expert) or
+auto. depth: turns ahead of which a copy starts.
+
+Raises InputError for a plan of another load, a phase that the plan is not for, and arguments out of range.)")
+      .def("__len__", [](const Turns& t) { return t.turns.order().size(); })
+      .def("__getitem__",
+           [](const std::shared_ptr<Turns>& self, int index) { return turn_at(self, index_of(*self, index), false); })
+      .def("__getitem__",
+           [](const std::shared_ptr<Turns>& self, const std::tuple<std::string, int, int>& key) {
+             return turn_at(self, find_turn(*self, std::get<0>(key), std::get<1>(key), std::get<2>(key)), false);
+           })
+      .def(
+          "at_homes",
+          [](const std::shared_ptr<Turns>& self, const std::string& pass, int micro_step, int layer) {
+            return turn_at(self, find_turn(*self, pass, micro_step, layer), true);
+          },
+          "layer_pass"_a, "micro_step"_a, "layer"_a, "The turn without its guests: every expert is served at its home.")
+      .def(
+          "starting", [](const Turns& t, int index) { return list_of(t.turns.starting(index_of(t, index))); }, "turn"_a,
+          R"(Copies that this rank starts, or serves to a peer, when the turn begins.
+
+Two ranks start the copies between them at the same turn and in the same order.)")
+      .def(
+          "returning", [](const Turns& t, int index) { return t.turns.returning(index_of(t, index)); }, "turn"_a,
+          "Gradients that this rank sends or receives when the turn is over, by (expert, guest).")
+      .def(
+          "draining", [](const Turns& t, int layer) { return t.turns.draining(LayerId{layer}); }, "layer"_a,
+          "Gradients that are still away after the last turn.")
+      .def_prop_ro("rank", [](const Turns& t) { return t.turns.rank().value; })
+      .def_prop_ro("phase", [](const Turns& t) { return std::string(to_string(t.turns.schedule().phase)); })
+      .def_prop_ro("depth", [](const Turns& t) { return t.turns.schedule().depth; })
+      .def_prop_ro(
+          "num_buffers", [](const Turns& t) { return t.turns.schedule().buffers_per_rank; },
+          "Guest buffers of this rank.")
+      .def_prop_ro(
+          "host_cache",
+          [](const Turns& t) {
+            std::vector<std::pair<int, int>> experts;
+            const NodeId node{t.turns.rank().value / t.plan->ranks_per_node};
+            for (const ArenaExpert& e : t.turns.schedule().arena[node.index()]) {
+              experts.emplace_back(e.layer.value, e.expert.value);
+            }
+            return experts;
+          },
+          "(layer, expert) that the rank's node keeps in host memory for this phase, ascending.");
+}
+
+}  // namespace foremoe::python

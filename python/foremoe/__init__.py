@@ -1,0 +1,66 @@
+"""ForeMoE plans where the experts of a Mixture-of-Experts model sit while it is trained by reinforcement learning.
+
+    import foremoe
+
+    trace = foremoe.read_trace("step.trace.safetensors")
+    load = foremoe.collect(trace, ranks=8)
+    plan = foremoe.plan(load, guest_slots=1)
+    assert not foremoe.check(plan, load)
+    print(foremoe.figures(plan, load)["rho"])
+
+Arrays are numpy's. Those that go out are views; those that come in are refused, by name, where dtype or layout is not
+what is documented. Long calls release the GIL.
+"""
+
+from ._core import (
+    Collector,
+    Copy,
+    GradientReturn,
+    Load,
+    Plan,
+    PlanTimes,
+    RankTurn,
+    RankTurns,
+    RunningPlan,
+    Trace,
+    __version__,
+    batch,
+    clusters,
+    models,
+    policies,
+)
+from ._errors import InputError, PolicySkipped
+from .files import Violation, check, figures, read_load, read_plan, read_trace
+from .planning import collect, compare, import_files, plan, simulate, start_plan
+
+__all__ = [
+    "Collector",
+    "Copy",
+    "GradientReturn",
+    "InputError",
+    "Load",
+    "Plan",
+    "PlanTimes",
+    "PolicySkipped",
+    "RankTurn",
+    "RankTurns",
+    "RunningPlan",
+    "Trace",
+    "Violation",
+    "__version__",
+    "batch",
+    "check",
+    "clusters",
+    "collect",
+    "compare",
+    "figures",
+    "import_files",
+    "models",
+    "plan",
+    "policies",
+    "read_load",
+    "read_plan",
+    "read_trace",
+    "simulate",
+    "start_plan",
+]

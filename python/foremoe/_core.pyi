@@ -1,0 +1,547 @@
+"""The C++ library of ForeMoE. Use the package foremoe."""
+
+from collections.abc import Callable, Sequence
+import os
+from typing import Annotated, Any, overload
+
+import numpy
+from numpy.typing import NDArray
+
+class Trace:
+    """
+    What a rollout recorded: the experts of every token in every layer, sequence after sequence.
+    """
+
+    @staticmethod
+    def from_arrays(
+        routed_experts: Annotated[NDArray[Any], dict(writable=False)],
+        cu_seqlens: Annotated[NDArray[Any], dict(writable=False)],
+        *,
+        num_experts: int,
+        prompt_lengths: Annotated[NDArray[Any], dict(writable=False)] | None = None,
+        group_ids: Annotated[NDArray[Any], dict(writable=False)] | None = None,
+        micro_step: Annotated[NDArray[Any], dict(writable=False)] | None = None,
+        rank: Annotated[NDArray[Any], dict(writable=False)] | None = None,
+        model: str = "",
+    ) -> Trace:
+        """
+        A trace of arrays in memory, which are not copied: do not change them while it lives.
+
+        routed_experts: uint8, uint16, int16 or int32 [tokens, layers, top_k], expert ids; all top_k entries of a row without a
+            route are −1, or the largest value of an unsigned type.
+        cu_seqlens: int64 [sequences + 1], first token of each sequence, then the number of tokens.
+        prompt_lengths, group_ids: int32 [sequences], tokens of the prompt and GRPO group.
+        micro_step, rank: int32 [sequences], the trainer's batching, both or none.
+
+        Raises InputError for another dtype, layout or shape, and for values out of range. Routes are checked by collect().
+        """
+
+    @property
+    def routed_experts(self) -> NDArray[numpy.integer[Any]]:
+        """[tokens, layers, top_k], as recorded; a view."""
+
+    @property
+    def cu_seqlens(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]:
+        """int64 [sequences + 1], tokens; a view."""
+
+    @property
+    def prompt_lengths(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)] | None:
+        """int32 [sequences], tokens; None when not recorded."""
+
+    @property
+    def group_ids(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)] | None:
+        """int32 [sequences]; None when not recorded."""
+
+    @property
+    def micro_step(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)] | None:
+        """int32 [sequences]; None when no batching was recorded."""
+
+    @property
+    def rank(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)] | None:
+        """int32 [sequences]; None when no batching was recorded."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def num_sequences(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def origin(self) -> str: ...
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a foremoe.trace/1 file, whole or not at all."""
+
+    def __repr__(self) -> str: ...
+
+class Load:
+    """
+    Tokens that each source rank sends to each expert, per micro-step and layer.
+    """
+
+    @staticmethod
+    def from_array(
+        array: Annotated[NDArray[Any], dict(writable=False)], *, top_k: int = 1, ranks_per_node: int = 8, name: str = ""
+    ) -> Load:
+        """
+        A load of counts: int64 [micro_steps, layers, ranks, experts], tokens, copied once.
+
+        A token counts once for each of its top_k experts. Raises InputError for another dtype, layout or shape, for negative
+        counts, and where the ranks do not divide the experts.
+        """
+
+    @property
+    def array(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]:
+        """int64 [micro_steps, layers, ranks, experts], tokens; a view."""
+
+    @property
+    def num_micro_steps(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def ranks_per_node(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def digest(self) -> str:
+        """Hexadecimal SHA-256 of the counts, which plans record."""
+
+    @property
+    def batching(
+        self,
+    ) -> (
+        tuple[
+            Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))]
+        ]
+        | None
+    ):
+        """
+        (micro_step, rank), int32 [sequences] each, of a load that was collected from a trace; else None.
+        """
+
+    def fold(self, ranks: int) -> Load:
+        """
+        The same load on fewer ranks, a divisor: consecutive sources are added.
+        """
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a foremoe.load/1 file, whole or not at all."""
+
+    def __repr__(self) -> str: ...
+
+class Collector:
+    """
+    Counts sequences as they finish, from any thread; routes may be forgotten after add().
+
+    Held per sequence: one counter for each (layer, expert), in the narrowest type that fits.
+    """
+
+    def __init__(self, *, num_layers: int, num_experts: int, top_k: int) -> None: ...
+    def add(self, sequence: int, routes: Annotated[NDArray[Any], dict(writable=False)]) -> None:
+        """
+        One finished sequence, number 0, 1, …: routes [tokens, layers, top_k] as Trace.from_arrays takes them.
+
+        Raises InputError for a number that was used, and for a row that is no route; then nothing is kept.
+        """
+
+    @property
+    def num_sequences(self) -> int: ...
+    def lengths(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        int64 [sequences], tokens. Raises InputError where a number is missing.
+        """
+
+    def load(
+        self,
+        micro_step: Annotated[NDArray[Any], dict(writable=False)],
+        rank: Annotated[NDArray[Any], dict(writable=False)],
+        *,
+        ranks: int,
+        ranks_per_node: int = 8,
+    ) -> Load:
+        """
+        The load when sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.
+        """
+
+def batch(
+    lengths: Annotated[NDArray[Any], dict(writable=False)],
+    *,
+    ranks: int,
+    ranks_per_node: int = 8,
+    tokens_per_rank: int = 8192,
+) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))]]:
+    """
+    Spreads sequences over micro-steps and ranks, balanced by tokens (Karmarkar and Karp).
+
+    lengths: int64 [sequences], tokens. Returns (micro_step, rank), int32 [sequences] each. No rank gets more than
+    tokens_per_rank tokens in a micro-step. Raises InputError for a sequence that is longer.
+    """
+
+def _collect(trace: Trace, options: dict[str, Any], threads: int) -> Load: ...
+def _import_files(paths: Sequence[str], options: dict[str, Any]) -> tuple[Trace | Load, dict[str, Any]]: ...
+def _read_trace(arg: str | os.PathLike[str], /) -> Trace: ...
+def _read_load(arg: str | os.PathLike[str], /) -> Load: ...
+
+class PlanTimes:
+    """How long planning took, seconds."""
+
+    @property
+    def wall_seconds(self) -> float: ...
+    @property
+    def base_cpu_seconds(self) -> float:
+        """Stage B, summed over threads."""
+
+    @property
+    def planning_cpu_seconds(self) -> float:
+        """All but stage B, summed over threads."""
+
+    def __repr__(self) -> str: ...
+
+class Plan:
+    """
+    What every slot holds and how many tokens it serves, at every event of every layer.
+    """
+
+    @property
+    def slot_expert(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)]:
+        """
+        int32 [events, layers, ranks, slots], the expert in that slot, −1 when empty; a view.
+        """
+
+    @property
+    def slot_tokens(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]:
+        """
+        int64 [events, layers, ranks, slots], tokens that the slot serves; a view.
+        """
+
+    @property
+    def home(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)]:
+        """int32 [layers, experts], the rank that owns the expert; a view."""
+
+    @property
+    def event_micro_step(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)]:
+        """int32 [events]."""
+
+    @property
+    def event_pass(self) -> Annotated[NDArray[numpy.uint8], dict(writable=False)]:
+        """uint8 [events], 0 forward, 1 backward."""
+
+    @property
+    def max_load(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]:
+        """int64 [micro_steps, layers], tokens of the busiest rank; a view."""
+
+    @property
+    def policy(self) -> str: ...
+    @property
+    def residency(self) -> str: ...
+    @property
+    def guest_slots(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def ranks_per_node(self) -> int: ...
+    @property
+    def num_events(self) -> int: ...
+    @property
+    def num_micro_steps(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def options(self) -> dict[str, Any]:
+        """The planner's options as recorded, by long option name."""
+
+    @property
+    def load_digest(self) -> str:
+        """Hexadecimal SHA-256 of the load that it is for."""
+
+    @property
+    def layers(self) -> range:
+        """range of the load's layers that it has: all, save of a part."""
+
+    @property
+    def times(self) -> PlanTimes: ...
+    @staticmethod
+    def join(parts: Sequence[Plan]) -> Plan:
+        """
+        The plan of all layers from plans of slices of them, in any order; equal to the whole, byte for byte.
+
+        Raises InputError where parts are of different plans, or a layer is in none or in two.
+        """
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a foremoe.plan/1 file, whole or not at all."""
+
+    def __repr__(self) -> str: ...
+
+def _read_plan(arg: str | os.PathLike[str], /) -> Plan: ...
+def _check(plan: Plan, load: Load, trace: Trace | None, align: int) -> Any: ...
+def _figures(plan: Plan, load: Load, trace: Trace | None, align: int, homes: object | None) -> Any: ...
+def _plan(
+    load: Load,
+    policy: str,
+    options: dict[str, Any],
+    homes: object | None,
+    previous: Plan | None,
+    previous_load: Load | None,
+    layers: object | None,
+    threads: int,
+    on_micro_step: Callable[[int], object] | None,
+) -> Plan: ...
+
+class RunningPlan:
+    """
+    A plan that is made in the background; foremoe.start_plan() begins it.
+
+    Micro-steps are planned in order. begin() returns the plan when its placement is final: slots and homes do not change
+    any more. The quotas of a micro-step are final when wait_for() has returned; do not read those of later ones.
+    """
+
+    def begin(self) -> Plan:
+        """
+        Waits until slots and homes are final, and returns the plan. Raises what planning raised, or PolicySkipped.
+        """
+
+    def wait_for(self, micro_step: int) -> None:
+        """
+        Waits until the quotas of this micro-step, and of all before it, are final.
+        """
+
+def _start_plan(
+    load: Load,
+    policy: str,
+    options: dict[str, Any],
+    homes: object | None,
+    previous: Plan | None,
+    previous_load: Load | None,
+    threads: int,
+) -> RunningPlan: ...
+def _compare(
+    load: Load,
+    policies: Sequence[str],
+    options: dict[str, Any],
+    homes: object | None,
+    previous: Plan | None,
+    previous_load: Load | None,
+    threads: int,
+) -> Any: ...
+def _simulate(
+    load: Load,
+    policies: Sequence[str],
+    options: dict[str, Any],
+    homes: object | None,
+    previous: Plan | None,
+    previous_load: Load | None,
+    threads: int,
+) -> Any: ...
+def policies() -> dict[str, str]:
+    """Every policy by name, with what it does in one line."""
+
+def clusters() -> list[str]:
+    """Names of the clusters that simulate() knows."""
+
+def models() -> list[str]:
+    """Names of the models that simulate() knows."""
+
+def _option_tables() -> dict[str, Any]: ...
+
+class Copy:
+    """
+    One expert's weights on their way into one guest buffer of one rank.
+
+    At the beginning of turn `opens` the buffer is free; turn `arrives` is the first that reads it, `closes` the last.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The rank that receives it."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def expert(self) -> int: ...
+    @property
+    def slot(self) -> int:
+        """Of the plan."""
+
+    @property
+    def buffer(self) -> int:
+        """
+        Of the rank: layer·G + guest slot; under shared one of depth·G that layers borrow in turn.
+        """
+
+    @property
+    def opens(self) -> int: ...
+    @property
+    def arrives(self) -> int: ...
+    @property
+    def closes(self) -> int: ...
+    @property
+    def path(self) -> str:
+        """host: from the node's cache of experts. peer: from rank `source`."""
+
+    @property
+    def source(self) -> int:
+        """
+        The rank that is read; on the host path the expert's home, which fills the cache.
+        """
+
+    def __repr__(self) -> str: ...
+
+class GradientReturn:
+    """The gradient of a guest on its way home."""
+
+    @property
+    def expert(self) -> int: ...
+    @property
+    def home(self) -> int:
+        """The rank that owns the expert."""
+
+    @property
+    def guest(self) -> int:
+        """The rank that hosts the guest."""
+
+    @property
+    def slot(self) -> int:
+        """The slot there."""
+
+    def __repr__(self) -> str: ...
+
+class RankTurn:
+    """
+    What a rank does in one pass of one layer in one micro-step.
+
+    Sent rows lie by destination rank, then expert, then row order; received rows by source, then expert; computed rows by
+    slot, then source.
+    """
+
+    @property
+    def index(self) -> int:
+        """In execution order."""
+
+    @property
+    def layer_pass(self) -> str: ...
+    @property
+    def micro_step(self) -> int: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def event(self) -> int:
+        """Of the plan."""
+
+    @property
+    def send(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]:
+        """int64 [ranks], rows to each rank."""
+
+    @property
+    def recv(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]:
+        """int64 [ranks], rows from each rank."""
+
+    @property
+    def to_slots(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)]:
+        """int32 [rows received]: computed row i is received row to_slots[i]."""
+
+    @property
+    def slot_offsets(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]:
+        """int64 [slots + 1], first computed row of each slot."""
+
+    @property
+    def rows_sent(self) -> int: ...
+    @property
+    def copies(self) -> list[Copy]:
+        """Copies that this turn waits for."""
+
+    def row_order(
+        self, routes: Annotated[NDArray[Any], dict(writable=False)]
+    ) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
+        """
+        int32 [rows sent]: entry order[i] of the flattened routes is sent as row i, so its token is order[i] // top_k.
+
+        routes: int32 [tokens, top_k], this rank's; a negative entry sends nothing. Raises InputError when they are not the routes
+        that the load counts.
+        """
+
+    def __repr__(self) -> str: ...
+
+class RankTurns:
+    """
+    What one rank needs to execute a plan, without a word between ranks.
+
+    Turns are the (pass, micro-step, layer) of a phase in execution order: index them by number, or by those three.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        load: Load,
+        *,
+        rank: int,
+        phase: str = "policy_update",
+        expert_bytes: int = 1,
+        path: str = "auto",
+        depth: int = 2,
+    ) -> None:
+        """
+        rank: whose turns. phase: recompute (forwards alone) or policy_update. expert_bytes: weights of one expert, which
+        decide between paths. path: where copies come from, host (a cache per node), peer (the rank that owns the expert) or
+        auto. depth: turns ahead of which a copy starts.
+
+        Raises InputError for a plan of another load, a phase that the plan is not for, and arguments out of range.
+        """
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, arg: int, /) -> RankTurn: ...
+    @overload
+    def __getitem__(self, arg: tuple[str, int, int], /) -> RankTurn: ...
+    def at_homes(self, layer_pass: str, micro_step: int, layer: int) -> RankTurn:
+        """The turn without its guests: every expert is served at its home."""
+
+    def starting(self, turn: int) -> list[Copy]:
+        """
+        Copies that this rank starts, or serves to a peer, when the turn begins.
+
+        Two ranks start the copies between them at the same turn and in the same order.
+        """
+
+    def returning(self, turn: int) -> list[GradientReturn]:
+        """
+        Gradients that this rank sends or receives when the turn is over, by (expert, guest).
+        """
+
+    def draining(self, layer: int) -> list[GradientReturn]:
+        """Gradients that are still away after the last turn."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def num_buffers(self) -> int:
+        """Guest buffers of this rank."""
+
+    @property
+    def host_cache(self) -> list[tuple[int, int]]:
+        """
+        (layer, expert) that the rank's node keeps in host memory for this phase, ascending.
+        """
+
+__version__: str

@@ -1,0 +1,29 @@
+"""What foremoe raises."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """Bad input. `str()` says all of it; the attributes say where it is, each empty where it does not apply.
+
+    file: path as it was given. field: tensor or key in that file, or argument of the caller. index: place in the field,
+    such as "[3, 0, 17]".
+    """
+
+    def __init__(self, message: str, file: str = "", field: str = "", index: str = "") -> None:
+        super().__init__(message)
+        self.file = file
+        self.field = field
+        self.index = index
+
+
+class PolicySkipped(Exception):
+    """The policy is not defined for this input, for the given reason."""
+
+    def __init__(self, policy: str, reason: str) -> None:
+        super().__init__(f"policy {policy} cannot plan it: {reason}")
+        self.policy = policy
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[PolicySkipped], tuple[str, str]]:
+        return type(self), (self.policy, self.reason)

@@ -1,0 +1,68 @@
+"""Files of traces, loads and plans; checks and figures of plans."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core
+from ._core import Load, Plan, Trace
+
+Path = str | os.PathLike[str]
+
+
+def read_trace(path: Path) -> Trace:
+    """Reads a foremoe.trace/1 file, whose routes stay in the mapped file.
+
+    Raises InputError with file, field and index for a file that is none.
+    """
+    return _core._read_trace(path)
+
+
+def read_load(path: Path) -> Load:
+    """Reads a foremoe.load/1 file. Raises InputError with file, field and index for a file that is none."""
+    return _core._read_load(path)
+
+
+def read_plan(path: Path) -> Plan:
+    """Reads a foremoe.plan/1 file. Raises InputError with file, field and index for a file that is none.
+
+    Whether the plan is right for a load is for check() to say.
+    """
+    return _core._read_plan(path)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One thing that is wrong with a plan, and where it is as far as it has a place."""
+
+    kind: str
+    message: str
+    event: int | None = None
+    layer: int | None = None
+    rank: int | None = None
+    slot: int | None = None
+    expert: int | None = None
+
+
+def check(plan: Plan, load: Load, *, trace: Trace | None = None, align: int = 128) -> list[Violation]:
+    """Checks a plan against the load that it claims to serve, by code that shares nothing with any planner.
+
+    trace: the trace that the load was collected from, where token routes are to be checked too. Returns the first
+    hundred violations; none when the plan is right. Never raises for a bad plan, save that of a part of one.
+    """
+    return [Violation(**violation) for violation in _core._check(plan, load, trace, align)["violations"]]
+
+
+def figures(
+    plan: Plan, load: Load, trace: Trace | None = None, align: int = 128, *, homes: Any = None
+) -> dict[str, Any]:
+    """What the plan is worth: the keys of `foremoe plan --json` less timing.
+
+    trace: the trace that the load was collected from, for rows between nodes. align: tokens; rho_padded rounds each
+    replica up to a multiple of it. homes: before planning, None for contiguous ones, an int32 array [layers, experts],
+    or a plan. Raises InputError for a plan that is not right for this load.
+    """
+    result: dict[str, Any] = _core._figures(plan, load, trace, align, homes)
+    return result

@@ -1,0 +1,428 @@
+"""Planning, comparing and simulating. Keywords are the options of the command line, with the same defaults.
+
+Written by scripts/python_keywords from the tables of options: do not edit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from ._core import Load, Plan, RunningPlan, Trace
+
+Homes = npt.NDArray[np.int32] | Plan | None
+
+
+def plan(
+    load: Load,
+    policy: str = "foremoe",
+    *,
+    guest_slots: int = 1,
+    residency: Literal["static", "resident", "shared", "free"] = "resident",
+    rehome: int | Literal["free"] = 0,
+    in_flight: int = 1,
+    stages: str = "BLPT",
+    prefer: Literal["balance", "links"] = "balance",
+    tolerance: float | None = None,
+    max_copies_per_rank: int | Literal["none"] | None = None,
+    max_copies_per_source: int | Literal["none"] = "none",
+    min_tokens_per_guest: int = 0,
+    seed: int = 0,
+    homes: Homes = None,
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
+    threads: int = 0,
+    layers: slice | range | None = None,
+    on_micro_step: Callable[[int], object] | None = None,
+) -> Plan:
+    """Plans a step: what sits in every slot and how many tokens it serves. Raises PolicySkipped where the policy is not
+    defined for the load. Ctrl-C ends it.
+
+    load: What is planned.
+    policy: Who plans: a key of foremoe.policies().
+    guest_slots: Guest slots: how many copies of experts a rank has room for in one layer. 0 … 65536.
+    residency: static: copies are chosen once per step. resident: each layer's copies stay until they are replaced.
+        shared: layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere
+        (forward-only phases).
+    rehome: How many homes may move to another rank, per layer. 0 … 2147483646.
+    in_flight: Micro-steps whose forward has run and whose backward has not, at most (1F1B). 1 … 2147483647.
+    stages: Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. none:
+        no stage.
+    prefer: balance: the least loaded busiest rank. links: also less traffic between nodes, within tolerance.
+    tolerance: A micro-step is balanced when its busiest rank is at most this fraction above the mean. None: 0.006; 0.01
+        where residency is shared. 0 … 1.
+    max_copies_per_rank: Copies into a rank, per event (one pass of one micro-step) and layer. none: no limit. None: G.
+        0 … 2147483646.
+    max_copies_per_source: Copies of experts whose home is one rank, per event and layer. 0 … 2147483646.
+    min_tokens_per_guest: A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact. 0 …
+        2147483647.
+    seed: Random seed. The same seed gives the same plan. 0 … 18446744073709551615.
+    homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
+    previous: Plan of the former step, for a warm start.
+    previous_load: Load of the former step, for policies that predict.
+    threads: 0: as many as processors. The result does not depend on it.
+    layers: Plan these layers of the load alone; Plan.join() puts parts together.
+    on_micro_step: Called with 0, 1, … when the plan of that micro-step is final, from another thread. What it raises
+        ends planning.
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    options = {
+        "guest_slots": guest_slots,
+        "residency": residency,
+        "rehome": rehome,
+        "in_flight": in_flight,
+        "stages": stages,
+        "prefer": prefer,
+        "tolerance": tolerance,
+        "max_copies_per_rank": max_copies_per_rank,
+        "max_copies_per_source": max_copies_per_source,
+        "min_tokens_per_guest": min_tokens_per_guest,
+        "seed": seed,
+    }
+    return _core._plan(load, policy, options, homes, previous, previous_load, layers, threads, on_micro_step)
+
+
+def start_plan(
+    load: Load,
+    policy: str = "foremoe",
+    *,
+    guest_slots: int = 1,
+    residency: Literal["static", "resident", "shared", "free"] = "resident",
+    rehome: int | Literal["free"] = 0,
+    in_flight: int = 1,
+    stages: str = "BLPT",
+    prefer: Literal["balance", "links"] = "balance",
+    tolerance: float | None = None,
+    max_copies_per_rank: int | Literal["none"] | None = None,
+    max_copies_per_source: int | Literal["none"] = "none",
+    min_tokens_per_guest: int = 0,
+    seed: int = 0,
+    homes: Homes = None,
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
+    threads: int = 0,
+) -> RunningPlan:
+    """Begins to plan a step in the background, as plan() would.
+
+    load: What is planned.
+    policy: Who plans: a key of foremoe.policies().
+    guest_slots: Guest slots: how many copies of experts a rank has room for in one layer. 0 … 65536.
+    residency: static: copies are chosen once per step. resident: each layer's copies stay until they are replaced.
+        shared: layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere
+        (forward-only phases).
+    rehome: How many homes may move to another rank, per layer. 0 … 2147483646.
+    in_flight: Micro-steps whose forward has run and whose backward has not, at most (1F1B). 1 … 2147483647.
+    stages: Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. none:
+        no stage.
+    prefer: balance: the least loaded busiest rank. links: also less traffic between nodes, within tolerance.
+    tolerance: A micro-step is balanced when its busiest rank is at most this fraction above the mean. None: 0.006; 0.01
+        where residency is shared. 0 … 1.
+    max_copies_per_rank: Copies into a rank, per event (one pass of one micro-step) and layer. none: no limit. None: G.
+        0 … 2147483646.
+    max_copies_per_source: Copies of experts whose home is one rank, per event and layer. 0 … 2147483646.
+    min_tokens_per_guest: A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact. 0 …
+        2147483647.
+    seed: Random seed. The same seed gives the same plan. 0 … 18446744073709551615.
+    homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
+    previous: Plan of the former step, for a warm start.
+    previous_load: Load of the former step, for policies that predict.
+    threads: 0: as many as processors. The result does not depend on it.
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    options = {
+        "guest_slots": guest_slots,
+        "residency": residency,
+        "rehome": rehome,
+        "in_flight": in_flight,
+        "stages": stages,
+        "prefer": prefer,
+        "tolerance": tolerance,
+        "max_copies_per_rank": max_copies_per_rank,
+        "max_copies_per_source": max_copies_per_source,
+        "min_tokens_per_guest": min_tokens_per_guest,
+        "seed": seed,
+    }
+    return _core._start_plan(load, policy, options, homes, previous, previous_load, threads)
+
+
+def compare(
+    load: Load,
+    policies: Sequence[str] = ("all",),
+    *,
+    guest_slots: int = 1,
+    residency: Literal["static", "resident", "shared", "free"] = "resident",
+    rehome: int | Literal["free"] = 0,
+    in_flight: int = 1,
+    stages: str = "BLPT",
+    prefer: Literal["balance", "links"] = "balance",
+    tolerance: float | None = None,
+    max_copies_per_rank: int | Literal["none", "hidden"] | None = None,
+    max_copies_per_source: int | Literal["none"] = "none",
+    min_tokens_per_guest: int = 0,
+    seed: int = 0,
+    cluster: str | None = None,
+    model: str | None = None,
+    sequence_tokens: int = 4096,
+    keep_activations: bool = False,
+    bytes_per_parameter: int = 2,
+    optimizer_shards: int = 1,
+    separate_uplinks: bool = False,
+    align: int = 128,
+    homes: Homes = None,
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
+    threads: int = 0,
+) -> list[dict[str, Any]]:
+    """Plans with several policies, checks each plan, and returns what `foremoe compare --json` prints.
+
+    load: What is planned.
+    policies: Who plans: keys of foremoe.policies(), or "all".
+    guest_slots: Guest slots: how many copies of experts a rank has room for in one layer. 0 … 65536.
+    residency: static: copies are chosen once per step. resident: each layer's copies stay until they are replaced.
+        shared: layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere
+        (forward-only phases).
+    rehome: How many homes may move to another rank, per layer. 0 … 2147483646.
+    in_flight: Micro-steps whose forward has run and whose backward has not, at most (1F1B). 1 … 2147483647.
+    stages: Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. none:
+        no stage.
+    prefer: balance: the least loaded busiest rank. links: also less traffic between nodes, within tolerance.
+    tolerance: A micro-step is balanced when its busiest rank is at most this fraction above the mean. None: 0.006; 0.01
+        where residency is shared. 0 … 1.
+    max_copies_per_rank: Copies into a rank, per event (one pass of one micro-step) and layer. none: no limit. hidden:
+        as many as the links of cluster carry while one layer of model computes. None: G. 0 … 2147483646.
+    max_copies_per_source: Copies of experts whose home is one rank, per event and layer. 0 … 2147483646.
+    min_tokens_per_guest: A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact. 0 …
+        2147483647.
+    seed: Random seed. The same seed gives the same plan. 0 … 18446744073709551615.
+    cluster: Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large
+        as the cluster's unless ranks_per_node says otherwise.
+    model: Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json.
+    sequence_tokens: Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216.
+    keep_activations: Keep all activations for the backward pass (default: keep layer inputs, recompute the rest).
+    bytes_per_parameter: Size of a weight and of a row's element: 2 for bf16, 4 for float32. 1 … 8.
+    optimizer_shards: Data-parallel ranks that share one expert's optimizer state. 1 … 65536.
+    separate_uplinks: Model host copies and network traffic on separate PCIe uplinks (default: shared).
+    align: Tokens: rho_padded rounds each replica up to a multiple of it.
+    homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
+    previous: Plan of the former step, for a warm start.
+    previous_load: Load of the former step, for policies that predict.
+    threads: 0: as many as processors. The result does not depend on it.
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    options = {
+        "guest_slots": guest_slots,
+        "residency": residency,
+        "rehome": rehome,
+        "in_flight": in_flight,
+        "stages": stages,
+        "prefer": prefer,
+        "tolerance": tolerance,
+        "max_copies_per_rank": max_copies_per_rank,
+        "max_copies_per_source": max_copies_per_source,
+        "min_tokens_per_guest": min_tokens_per_guest,
+        "seed": seed,
+        "cluster": cluster,
+        "model": model,
+        "sequence_tokens": sequence_tokens,
+        "keep_activations": keep_activations,
+        "bytes_per_parameter": bytes_per_parameter,
+        "optimizer_shards": optimizer_shards,
+        "separate_uplinks": separate_uplinks,
+        "align": align,
+    }
+    result: list[dict[str, Any]] = _core._compare(
+        load, list(policies), options, homes, previous, previous_load, threads
+    )
+    return result
+
+
+def simulate(
+    load: Load,
+    policies: Sequence[str] = ("all",),
+    *,
+    cluster: str | None = None,
+    model: str | None = None,
+    sequence_tokens: int = 4096,
+    keep_activations: bool = False,
+    bytes_per_parameter: int = 2,
+    optimizer_shards: int = 1,
+    separate_uplinks: bool = False,
+    guest_slots: int = 1,
+    residency: Literal["static", "resident", "shared", "free", "auto"] = "resident",
+    rehome: int | Literal["free"] = 0,
+    in_flight: int = 1,
+    stages: str = "BLPT",
+    prefer: Literal["balance", "links"] = "balance",
+    tolerance: float | None = None,
+    max_copies_per_rank: int | Literal["none", "hidden"] | None = None,
+    max_copies_per_source: int | Literal["none"] = "none",
+    min_tokens_per_guest: int = 0,
+    seed: int = 0,
+    rollout_seconds: float = 0.0,
+    memory_budget: float | None = None,
+    prefetch_depth: int = 2,
+    path: Literal["auto", "host", "peer"] = "auto",
+    align: int = 128,
+    homes: Homes = None,
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
+    threads: int = 0,
+) -> list[dict[str, Any]]:
+    """Predicts what a step takes on a cluster with each policy: what `foremoe simulate --json` prints.
+
+    load: What is planned.
+    policies: Who plans: keys of foremoe.policies(), or "all".
+    cluster: Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large
+        as the cluster's unless ranks_per_node says otherwise.
+    model: Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json.
+    sequence_tokens: Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216.
+    keep_activations: Keep all activations for the backward pass (default: keep layer inputs, recompute the rest).
+    bytes_per_parameter: Size of a weight and of a row's element: 2 for bf16, 4 for float32. 1 … 8.
+    optimizer_shards: Data-parallel ranks that share one expert's optimizer state. 1 … 65536.
+    separate_uplinks: Model host copies and network traffic on separate PCIe uplinks (default: shared).
+    guest_slots: Guest slots: how many copies of experts a rank has room for in one layer. 0 … 65536.
+    residency: static: copies are chosen once per step. resident: each layer's copies stay until they are replaced.
+        shared: layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere
+        (forward-only phases). auto: of static, resident and shared the one with which a simulated step is quickest
+        within memory_budget; free in recompute where that is quicker.
+    rehome: How many homes may move to another rank, per layer. 0 … 2147483646.
+    in_flight: Micro-steps whose forward has run and whose backward has not, at most (1F1B). 1 … 2147483647.
+    stages: Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. none:
+        no stage.
+    prefer: balance: the least loaded busiest rank. links: also less traffic between nodes, within tolerance.
+    tolerance: A micro-step is balanced when its busiest rank is at most this fraction above the mean. None: 0.006; 0.01
+        where residency is shared. 0 … 1.
+    max_copies_per_rank: Copies into a rank, per event (one pass of one micro-step) and layer. none: no limit. hidden:
+        as many as the links of cluster carry while one layer of model computes. None: G. 0 … 2147483646.
+    max_copies_per_source: Copies of experts whose home is one rank, per event and layer. 0 … 2147483646.
+    min_tokens_per_guest: A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact. 0 …
+        2147483647.
+    seed: Random seed. The same seed gives the same plan. 0 … 18446744073709551615.
+    rollout_seconds: Duration of the step's rollout, for the speedup of the whole RL step. 0 … 1e+09.
+    memory_budget: Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and residency auto stays
+        within it. None: none. above 0, at most 1e+09.
+    prefetch_depth: How many turns (one layer of one pass of one micro-step) ahead copies may begin. 1 … 65536.
+    path: Source of copies. host: the node's cache of experts in host memory. peer: the rank that owns the expert. auto:
+        whichever path is less busy.
+    align: Tokens: rho_padded rounds each replica up to a multiple of it.
+    homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
+    previous: Plan of the former step, for a warm start.
+    previous_load: Load of the former step, for policies that predict.
+    threads: 0: as many as processors. The result does not depend on it.
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    options = {
+        "cluster": cluster,
+        "model": model,
+        "sequence_tokens": sequence_tokens,
+        "keep_activations": keep_activations,
+        "bytes_per_parameter": bytes_per_parameter,
+        "optimizer_shards": optimizer_shards,
+        "separate_uplinks": separate_uplinks,
+        "guest_slots": guest_slots,
+        "residency": residency,
+        "rehome": rehome,
+        "in_flight": in_flight,
+        "stages": stages,
+        "prefer": prefer,
+        "tolerance": tolerance,
+        "max_copies_per_rank": max_copies_per_rank,
+        "max_copies_per_source": max_copies_per_source,
+        "min_tokens_per_guest": min_tokens_per_guest,
+        "seed": seed,
+        "rollout_seconds": rollout_seconds,
+        "memory_budget": memory_budget,
+        "prefetch_depth": prefetch_depth,
+        "path": path,
+        "align": align,
+    }
+    result: list[dict[str, Any]] = _core._simulate(
+        load, list(policies), options, homes, previous, previous_load, threads
+    )
+    return result
+
+
+def collect(
+    trace: Trace,
+    *,
+    ranks: int | None = None,
+    ranks_per_node: int | None = None,
+    tokens_per_rank: int = 8192,
+    threads: int = 0,
+) -> Load:
+    """Counts the tokens of a trace: its load. The routes are checked on the way.
+
+    trace: What a rollout recorded.
+    ranks: Ranks of the expert-parallel group. A trace is batched anew when it was recorded for another number; a load
+        is folded to a divisor of its own. None: as the file says. 1 … 65536.
+    ranks_per_node: Ranks that share one fast interconnect. None: as the file says; 8 for a trace that is batched anew.
+        1 … 65536.
+    tokens_per_rank: Bound on a rank's tokens in one micro-step when a trace is batched anew. A token counts once here,
+        however many experts it chose. 1 … 1099511627776.
+    threads: 0: as many as processors. The result does not depend on it.
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    options = {
+        "ranks": ranks,
+        "ranks_per_node": ranks_per_node,
+        "tokens_per_rank": tokens_per_rank,
+    }
+    return _core._collect(trace, options, threads)
+
+
+def import_files(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    format: str | None = None,
+    model: str | None = None,
+    experts: int | None = None,
+    layers: int | None = None,
+    top_k: int | None = None,
+    ranks_per_node: int | None = None,
+    pipeline_stages: int = 1,
+    drop_recomputed: bool = False,
+    drop_empty_layers: bool = False,
+    counts_at: Literal["auto", "source", "received"] = "auto",
+) -> tuple[Trace | Load, dict[str, Any]]:
+    """Reads the routes that a rollout engine or trainer recorded, as `foremoe import` does: a trace, or a load of
+    counts, and a report of what was read.
+
+    paths: Files, in the order of their sequences.
+    format: Format, see help_all. None: detected.
+    model: Name of the model, for the trace's metadata. A known one also sets experts.
+    experts: Experts of a layer. None: the largest id + 1. 1 … 65536.
+    layers: Layers of headerless arrays; elsewhere checked against what is recorded. None: as recorded. 1 … 65535.
+    top_k: Experts of a token, of headerless arrays and of counts. None: as recorded. 1 … 65535.
+    ranks_per_node: Where ranks are recorded: ranks of a node. None: 8, or all if fewer. 1 … 65536.
+    pipeline_stages: Megatron: number of pipeline stages; ascending ranks are split evenly among them. 1 … 65536.
+    drop_recomputed: Megatron trace: drop a call that equals an earlier one of its layer, which is activation
+        recomputation.
+    drop_empty_layers: Leave out layers without any route (dense ones).
+    counts_at: Megatron counts: at the source (a rank counts its own tokens) or as received (by its own experts).
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    options = {
+        "format": format,
+        "model": model,
+        "experts": experts,
+        "layers": layers,
+        "top_k": top_k,
+        "ranks_per_node": ranks_per_node,
+        "pipeline_stages": pipeline_stages,
+        "drop_recomputed": drop_recomputed,
+        "drop_empty_layers": drop_empty_layers,
+        "counts_at": counts_at,
+    }
+    result: tuple[Trace | Load, dict[str, Any]] = _core._import_files([os.fspath(p) for p in paths], options)
+    return result

@@ -1,0 +1,182 @@
+"""Traces, loads, the collector and importers."""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+
+import numpy as np
+import pytest
+from conftest import draw_load, draw_routes
+
+import foremoe
+
+CU_SEQLENS = np.array([0, 10, 25, 40], np.int64)
+
+
+def trace_of(routes: np.ndarray, **kwargs: object) -> foremoe.Trace:
+    return foremoe.Trace.from_arrays(routes, CU_SEQLENS, num_experts=8, **kwargs)
+
+
+def counts_by_hand(routes: np.ndarray, micro_step: list[int], rank: list[int], ranks: int) -> np.ndarray:
+    counts = np.zeros((max(micro_step) + 1, routes.shape[1], ranks, 8), np.int64)
+    for s, (m, r) in enumerate(zip(micro_step, rank, strict=True)):
+        for token in range(CU_SEQLENS[s], CU_SEQLENS[s + 1]):
+            for layer in range(routes.shape[1]):
+                for expert in routes[token, layer]:
+                    if expert != 255:
+                        counts[m, layer, r, expert] += 1
+    return counts
+
+
+def test_a_trace_lends_its_arrays_without_a_copy() -> None:
+    routes = draw_routes()
+    trace = trace_of(routes)
+    assert np.shares_memory(trace.routed_experts, routes)
+    assert not trace.routed_experts.flags.writeable
+    assert (trace.num_tokens, trace.num_layers, trace.top_k, trace.num_sequences) == (40, 2, 2, 3)
+    assert trace.rank is None and trace.prompt_lengths is None
+    expected = routes.copy()
+    del routes
+    gc.collect()
+    view = trace.routed_experts
+    del trace
+    gc.collect()
+    np.testing.assert_array_equal(view, expected)
+
+
+def test_collect_counts_every_route_where_it_is_batched() -> None:
+    routes = draw_routes()
+    batching = {"micro_step": np.array([0, 1, 0], np.int32), "rank": np.array([1, 0, 0], np.int32)}
+    load = foremoe.collect(trace_of(routes, **batching))
+    np.testing.assert_array_equal(load.array, counts_by_hand(routes, [0, 1, 0], [1, 0, 0], 2))
+    assert load.top_k == 2
+    again = foremoe.collect(trace_of(routes), ranks=4, tokens_per_rank=16)
+    micro_step, rank = again.batching
+    np.testing.assert_array_equal(again.array, counts_by_hand(routes, list(micro_step), list(rank), 4))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32])
+def test_every_type_of_routes_counts_alike(dtype: type) -> None:
+    routes = draw_routes()
+    wide = routes.astype(dtype)
+    wide[routes == 255] = np.iinfo(dtype).max if np.dtype(dtype).kind == "u" else -1
+    expected = foremoe.collect(trace_of(routes), ranks=2)
+    np.testing.assert_array_equal(foremoe.collect(trace_of(wide), ranks=2).array, expected.array)
+
+
+def test_the_collector_counts_what_collect_counts() -> None:
+    routes = draw_routes()
+    collector = foremoe.Collector(num_layers=2, num_experts=8, top_k=2)
+    for s in (2, 0, 1):
+        collector.add(s, routes[CU_SEQLENS[s] : CU_SEQLENS[s + 1]])
+    assert collector.num_sequences == 3
+    np.testing.assert_array_equal(collector.lengths(), np.diff(CU_SEQLENS))
+    micro_step, rank = foremoe.batch(collector.lengths(), ranks=2, tokens_per_rank=25)
+    load = collector.load(micro_step, rank, ranks=2)
+    np.testing.assert_array_equal(load.array, counts_by_hand(routes, list(micro_step), list(rank), 2))
+
+
+def test_files_hold_what_was_saved(tmp_path: pathlib.Path) -> None:
+    trace = trace_of(draw_routes(), group_ids=np.array([3, 3, 4], np.int32), model="tiny")
+    trace.save(tmp_path / "trace.safetensors")
+    again = foremoe.read_trace(tmp_path / "trace.safetensors")
+    np.testing.assert_array_equal(again.routed_experts, trace.routed_experts)
+    np.testing.assert_array_equal(again.group_ids, [3, 3, 4])
+    assert again.model == "tiny"
+    load = draw_load()
+    load.save(tmp_path / "load.safetensors")
+    np.testing.assert_array_equal(foremoe.read_load(tmp_path / "load.safetensors").array, load.array)
+
+
+def test_a_load_folds_to_fewer_ranks(load: foremoe.Load) -> None:
+    micro_steps, layers, ranks, experts = load.array.shape
+    folded = load.array.reshape(micro_steps, layers, 2, ranks // 2, experts).sum(3)
+    np.testing.assert_array_equal(load.fold(2).array, folded)
+
+
+def test_recorded_files_are_imported(tmp_path: pathlib.Path) -> None:
+    routes = draw_routes()
+    paths = []
+    for s in range(3):
+        paths.append(tmp_path / f"{s}.npy")
+        np.save(paths[-1], routes[CU_SEQLENS[s] : CU_SEQLENS[s + 1]])
+    trace, report = foremoe.import_files(paths, experts=8)
+    assert isinstance(trace, foremoe.Trace)
+    np.testing.assert_array_equal(trace.routed_experts, routes)
+    assert report["format"] == "npy"
+    assert report["rows"] == 80
+
+
+def test_the_bundled_rollout_collects_to_the_same_counts_as_numpy(data: pathlib.Path) -> None:
+    trace = foremoe.read_trace(data / "rollout-math.safetensors")
+    load = foremoe.collect(trace, ranks=8)
+    routes = trace.routed_experts
+    missing = (routes == np.iinfo(routes.dtype).max).all(-1)
+    assert load.array.sum() == (~missing).sum() * trace.top_k
+    for layer in range(trace.num_layers):
+        counts = np.bincount(routes[:, layer][~missing[:, layer]].ravel(), minlength=trace.num_experts)
+        np.testing.assert_array_equal(load.array[:, layer].sum((0, 1)), counts)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"routed_experts": draw_routes().astype(np.float32)}, "routed_experts", "float32 [40, 2, 2]"),
+        ({"routed_experts": draw_routes().astype(np.int64)}, "routed_experts", "int64"),
+        ({"routed_experts": draw_routes()[:, ::-1]}, "routed_experts", "not C-contiguous"),
+        ({"routed_experts": np.asfortranarray(draw_routes())}, "routed_experts", "not C-contiguous"),
+        ({"routed_experts": draw_routes()[:, 0]}, "routed_experts", "[tokens, layers, top_k]"),
+        ({"num_experts": 1}, "num_experts", "expected 2 to 255"),
+        ({"num_experts": 300}, "num_experts", "expected 2 to 255"),
+        ({"cu_seqlens": np.array([0, 10, 40], np.int32)}, "cu_seqlens", "int32 [3]; expected int64"),
+        ({"cu_seqlens": np.array([0, 50, 40], np.int64)}, "cu_seqlens", "less than"),
+        ({"cu_seqlens": np.array([0, 39], np.int64)}, "cu_seqlens", "40 tokens"),
+        ({"cu_seqlens": np.array([], np.int64)}, "cu_seqlens", "entries"),
+        ({"rank": np.array([0, 1, 0], np.int32)}, "micro_step", "go together"),
+        ({"group_ids": np.array([0, 1], np.int32)}, "group_ids", "2 entries, expected 3"),
+        ({"prompt_lengths": np.array([0, 99, 0], np.int32)}, "prompt_lengths", "99"),
+    ],
+)
+def test_bad_arrays_are_refused_by_name(change: dict[str, object], field: str, words: str) -> None:
+    arguments = {"routed_experts": draw_routes(), "cu_seqlens": CU_SEQLENS, "num_experts": 8} | change
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.Trace.from_arrays(**arguments)  # type: ignore[arg-type]
+    assert raised.value.field == field
+    assert words in str(raised.value)
+
+
+def test_a_row_that_is_no_route_is_named_when_it_is_counted() -> None:
+    routes = draw_routes()
+    routes[11, 1] = [5, 5]
+    with pytest.raises(foremoe.InputError, match="11, 1") as raised:
+        foremoe.collect(trace_of(routes), ranks=2)
+    assert (raised.value.field, raised.value.file) == ("routed_experts", "")
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((2, 2, 2, 4), np.int32), "int32 [2, 2, 2, 4]; expected int64 [micro_steps, layers, ranks, experts]"),
+        (np.zeros((2, 2, 4), np.int64), "expected C-contiguous [micro_steps, layers, ranks, experts]"),
+        (np.zeros((2, 2, 4, 2), np.int64).transpose(0, 1, 3, 2), "not C-contiguous"),
+        (np.zeros((0, 2, 2, 4), np.int64), "empty"),
+        (np.full((1, 1, 2, 4), -1, np.int64), "load[0, 0, 0, 0]: -1 tokens"),
+        (np.zeros((1, 1, 3, 4), np.int64), "3 ranks must divide 4 experts"),
+    ],
+)
+def test_bad_loads_are_refused_by_name(array: np.ndarray, words: str) -> None:
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.Load.from_array(array)
+    assert words in str(raised.value)
+
+
+def test_errors_in_files_name_the_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "broken.safetensors"
+    path.write_bytes(b"12345")
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.read_load(path)
+    assert raised.value.file == str(path)
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.collect(trace_of(draw_routes()), ranks=0)
+    assert raised.value.field == "ranks"

@@ -1,0 +1,155 @@
+"""RankTurns, held to an executor of a few lines of numpy that knows only the definitions."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from conftest import draw_load
+
+import foremoe
+
+
+def draw_rows(load: foremoe.Load, micro_step: int, layer: int, seed: int) -> list[np.ndarray]:
+    """int32 [tokens, top_k = 1] of each rank, in an order drawn at random, with rows without a route."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for counts in load.array[micro_step, layer]:
+        routes = np.concatenate([np.repeat(np.arange(load.num_experts), counts), [-1, -1]]).astype(np.int32)
+        rows.append(random.permutation(routes)[:, None])
+    return rows
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("residency", ["static", "resident", "shared"])
+def test_rows_that_travel_by_the_turns_reach_the_slot_of_their_expert(residency: str, in_flight: int) -> None:
+    load = draw_load(3)
+    plan = foremoe.plan(load, guest_slots=1, residency=residency, in_flight=in_flight)
+    ranks = [foremoe.RankTurns(plan, load, rank=r) for r in range(load.num_ranks)]
+    assert len(ranks[0]) == 2 * load.num_micro_steps * load.num_layers
+    for index in range(0, len(ranks[0]), 2):
+        turns = [turn_of_rank[index] for turn_of_rank in ranks]
+        m, layer, event = turns[0].micro_step, turns[0].layer, turns[0].event
+        rows = draw_rows(load, m, layer, index)
+        orders = [turn.row_order(routes) for turn, routes in zip(turns, rows, strict=True)]
+        sent = []
+        for turn, order, routes in zip(turns, orders, rows, strict=True):
+            assert sorted(order) == list(np.flatnonzero(routes >= 0))
+            sent.append(np.split(routes.ravel()[order], np.cumsum(turn.send)[:-1]))
+        for r, turn in enumerate(turns):
+            np.testing.assert_array_equal(turn.recv, [len(sent[s][r]) for s in range(load.num_ranks)])
+            received = np.concatenate([sent[s][r] for s in range(load.num_ranks)])
+            computed = received[turn.to_slots]
+            np.testing.assert_array_equal(np.diff(turn.slot_offsets), plan.slot_tokens[event, layer, r])
+            expected = np.repeat(plan.slot_expert[event, layer, r], plan.slot_tokens[event, layer, r])
+            np.testing.assert_array_equal(computed, expected)
+
+
+def test_turns_are_found_by_their_place_and_by_number(load: foremoe.Load) -> None:
+    plan = foremoe.plan(load)
+    turns = foremoe.RankTurns(plan, load, rank=1)
+    turn = turns["backward", 2, 1]
+    assert (turn.layer_pass, turn.micro_step, turn.layer) == ("backward", 2, 1)
+    again = turns[turn.index]
+    np.testing.assert_array_equal(again.to_slots, turn.to_slots)
+    assert (turns.rank, turns.phase, turns.depth) == (1, "policy_update", 2)
+    home = turns.at_homes("forward", 0, 0)
+    per_home = load.array[0, 0].sum(0)[4:8]
+    np.testing.assert_array_equal(np.diff(home.slot_offsets), per_home)
+
+
+def test_copies_are_the_plans_and_both_ends_agree(load: foremoe.Load) -> None:
+    plan = foremoe.plan(load, guest_slots=1)
+    ranks = [foremoe.RankTurns(plan, load, rank=r, path="peer") for r in range(load.num_ranks)]
+    homes = load.num_experts // load.num_ranks
+    arrived = 0
+    held = np.full((load.num_layers, load.num_ranks), -1)
+    for index in range(len(ranks[0])):
+        for r, turns in enumerate(ranks):
+            turn = turns[index]
+            for copy in turn.copies:
+                assert (copy.rank, copy.layer, copy.arrives, copy.path) == (r, turn.layer, index, "peer")
+                assert copy.source == plan.home[copy.layer, copy.expert]
+                held[copy.layer, r] = copy.expert
+                arrived += 1
+            guest = plan.slot_expert[turn.event, turn.layer, r, homes]
+            assert guest in (-1, held[turn.layer, r]), "a guest sits where no copy brought it"
+            for copy in turns.starting(index):
+                other = ranks[copy.source if copy.rank == r else copy.rank]
+                assert any(repr(copy) == repr(one) for one in other.starting(index))
+    assert arrived > 0
+
+
+def test_gradients_go_home_once(load: foremoe.Load) -> None:
+    plan = foremoe.plan(load, guest_slots=1)
+    ends: dict[tuple[int, ...], list[int]] = {}
+    for r in range(load.num_ranks):
+        turns = foremoe.RankTurns(plan, load, rank=r)
+        for index in range(len(turns)):
+            for g in turns.returning(index):
+                ends.setdefault((index, g.expert, g.guest, g.home, g.slot), []).append(r)
+        for layer in range(load.num_layers):
+            for g in turns.draining(layer):
+                ends.setdefault((len(turns) + layer, g.expert, g.guest, g.home, g.slot), []).append(r)
+    assert ends
+    for (_, _, guest, home, _), ranks in ends.items():
+        assert sorted(ranks) == sorted((guest, home))
+    assert not foremoe.RankTurns(plan, load, rank=0, phase="recompute").draining(0)
+
+
+def test_views_outlive_what_they_were_made_from() -> None:
+    load = draw_load()
+    turn = foremoe.RankTurns(foremoe.plan(load), load, rank=0)[0]
+    expected = turn.to_slots.copy()
+    view, copies = turn.to_slots, turn.copies
+    del turn, load
+    gc.collect()
+    np.testing.assert_array_equal(view, expected)
+    assert all(repr(copy) for copy in copies)
+
+
+def test_routes_that_the_load_does_not_count_are_refused(load: foremoe.Load) -> None:
+    turn = foremoe.RankTurns(foremoe.plan(load), load, rank=0)["forward", 0, 0]
+    routes = draw_rows(load, 0, 0, 0)[0]
+    for wrong, words in [
+        (routes[:-5], "rows fewer of expert"),
+        (np.concatenate([routes, [[3]]]).astype(np.int32), "1 rows more of expert 3"),
+        (np.where(routes < 0, 99, routes).astype(np.int32), "expert 99, but there are 16"),
+        (routes.astype(np.int64), "is int64"),
+        (routes.ravel(), "[tokens, top_k]"),
+        (np.repeat(routes, 2, 1)[:, ::2], "not C-contiguous"),
+    ]:
+        with pytest.raises(foremoe.InputError) as raised:
+            turn.row_order(wrong)
+        assert raised.value.field == "routes"
+        assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"rank": 4}, "rank"),
+        ({"rank": -1}, "rank"),
+        ({"rank": 0, "phase": "rollout"}, "phase"),
+        ({"rank": 0, "path": "air"}, "path"),
+        ({"rank": 0, "depth": 0}, "depth"),
+        ({"rank": 0, "expert_bytes": 0}, "expert_bytes"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(load: foremoe.Load, options: dict[str, object], field: str) -> None:
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.RankTurns(foremoe.plan(load), load, **options)  # type: ignore[arg-type]
+    assert raised.value.field == field
+
+
+def test_a_plan_of_another_load_is_refused(load: foremoe.Load) -> None:
+    with pytest.raises(foremoe.InputError, match="another load"):
+        foremoe.RankTurns(foremoe.plan(draw_load(5)), load, rank=0)
+    turns = foremoe.RankTurns(foremoe.plan(load), load, rank=0)
+    with pytest.raises(IndexError):
+        turns[len(turns)]
+    with pytest.raises(foremoe.InputError, match="pass"):
+        turns["sideways", 0, 0]
+    with pytest.raises(foremoe.InputError, match="layer"):
+        turns["forward", 0, 9]
