@@ -154,17 +154,19 @@ void PhaseExecutor::State::start_engine() {
   engine_options.eager = options.overlap;
   engine_options.must_arrive = parts.plan.residency == Residency::kFree;
   PeerAccess& peers = communicator.peers();
-  engine.emplace(
-      EngineParts{.schedule = parts.schedule,
-                  .layout = parts.layout,
-                  .rank = rank,
-                  .directory = directory,
-                  .arena = arena ? &*arena : nullptr,
-                  .host = decorated(std::make_unique<MemcpyLink>(), Path::kHost),
-                  .peer = decorated(peers.make_peer_link(parts.schedule, parts.layout, directory), Path::kPeer),
-                  .ballot = peers.make_ballot(),
-                  .timeline = options.timeline},
-      engine_options);
+  std::unique_ptr<CopyLink> host = decorated(std::make_unique<MemcpyLink>(), Path::kHost);
+  std::unique_ptr<CopyLink> peer =
+      decorated(peers.make_peer_link(parts.schedule, parts.layout, directory), Path::kPeer);
+  engine.emplace(EngineParts{.schedule = parts.schedule,
+                             .layout = parts.layout,
+                             .rank = rank,
+                             .directory = directory,
+                             .arena = arena ? &*arena : nullptr,
+                             .host = std::move(host),
+                             .peer = std::move(peer),
+                             .ballot = peers.make_ballot(),
+                             .timeline = options.timeline},
+                 engine_options);
 }
 
 PhaseExecutor::State::~State() {
