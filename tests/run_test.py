@@ -210,11 +210,12 @@ class Repeatable(Run):
             self.assertIn(saying, told[0])
 
     def mpirun(self, processes, *arguments):
-        # Under the address sanitizer: the leaks are those of Open MPI, whose plugins are gone when they are looked for.
-        leaks = ROOT / "src" / "foremoe" / "runtime" / "mpi" / "under_mpirun" / "open_mpi_leaks.supp"
+        # Under sanitizers: what they find is in Open MPI.
+        known = ROOT / "src" / "foremoe" / "runtime" / "mpi" / "under_mpirun"
         environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                            OMPI_MCA_btl_vader_single_copy_mechanism="none", ASAN_OPTIONS="fast_unwind_on_malloc=0",
-                           LSAN_OPTIONS=f"suppressions={leaks}:print_suppressions=0")
+                           LSAN_OPTIONS=f"suppressions={known}/open_mpi_leaks.supp:print_suppressions=0",
+                           TSAN_OPTIONS=f"suppressions={known}/open_mpi_races.supp:print_suppressions=0")
         words = ["mpirun", "-np", processes, "--oversubscribe", "--bind-to", "none", FOREMOE, *arguments]
         return subprocess.run([str(w) for w in words], cwd=self.folder, env=environment, capture_output=True, text=True)
 
