@@ -1,0 +1,216 @@
+"""transformers ≥ 5.0: MoE layers as foremoe.torch takes them, and the routes that a model took.
+
+    ep = foremoe.torch.ExpertParallel(expert_layers(model))
+    with record(rollout_model) as recorder:
+        out = rollout_model.generate(...)
+    routes = recorder.routes(out, attention_mask)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+import foremoe
+
+from .torch import grouped_linear
+from .torch.layers import Execute
+
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(f"foremoe.hf needs transformers 5.0 or newer, not {transformers.__version__}")
+
+
+def _execute(experts: Any, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+    result: Tensor = experts._foremoe_execute(hidden, ids, gates)
+    return result
+
+
+ALL_EXPERTS_FUNCTIONS.register("foremoe", _execute)
+
+
+class _GivenTopK(TorchFunctionMode):
+    """While a router runs, its top-k over experts takes given ids; the gates are gathered, so gradients reach it."""
+
+    def __init__(self, ids: Tensor, num_experts: int) -> None:
+        super().__init__()
+        self._ids, self._num_experts = ids, num_experts
+        self.hits = 0
+        self.own: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.topk, torch.Tensor.topk):
+            x = args[0]
+            k = args[1] if len(args) > 1 else kwargs["k"]
+            if k == self._ids.shape[1] and x.shape == (self._ids.shape[0], self._num_experts):
+                self.hits += 1
+                self.own = func(*args, **kwargs).indices
+                ids = torch.where(self._ids >= 0, self._ids, self.own)
+                return torch.return_types.topk((x.gather(-1, ids), ids))
+        return func(*args, **kwargs)
+
+
+class TransformersExperts:
+    """One block's experts and the router before them; an ExpertLayer."""
+
+    def __init__(self, name: str, router: torch.nn.Module, experts: Any) -> None:
+        self.name = name
+        self.router = router
+        self.experts = experts
+        self.num_experts = int(experts.num_experts)
+        self.top_k = int(getattr(router, "top_k", 0) or _top_k_of(experts.config))
+        self._names = [
+            n for n in ("gate_up_proj", "up_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj", "down_proj_bias")
+            if isinstance(getattr(experts, n, None), torch.nn.Parameter)
+        ]
+        down = experts.down_proj
+        self.hidden_size = int(down.shape[2 if experts.is_transposed else 1])
+        self._implementation = getattr(experts.config, "_experts_implementation", None)
+        self._ids: Tensor | None = None
+        self._mode: _GivenTopK | None = None
+        self.replayed_rows = 0
+        self.mismatched_rows: Tensor | int = 0
+        self._hooks: list[Any] = []
+
+    def weights(self) -> dict[str, torch.nn.Parameter]:
+        return {name: getattr(self.experts, name) for name in self._names}
+
+    def set_weights(self, weights: dict[str, torch.nn.Parameter]) -> None:
+        for name, weight in weights.items():
+            setattr(self.experts, name, weight)
+
+    def execute_by(self, execute: Execute | None) -> None:
+        self.experts._foremoe_execute = execute
+        self.experts.config._experts_implementation = "foremoe" if execute is not None else self._implementation
+
+    def forward_rows(self, rows: Tensor, offsets: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        experts = self.experts
+        up = "gate_up_proj" if experts.has_gate else "up_proj"
+        out = self._linear(rows, offsets, weights, up)
+        out = experts._apply_gate(out) if experts.has_gate else experts.act_fn(out)
+        return self._linear(out, offsets, weights, "down_proj")
+
+    def _linear(self, rows: Tensor, offsets: Tensor, weights: dict[str, Tensor], name: str) -> Tensor:
+        weight = weights[name] if self.experts.is_transposed else weights[name].transpose(1, 2)
+        out = grouped_linear(rows, weight, offsets)
+        if f"{name}_bias" in weights:
+            rows_of = torch.diff(offsets, prepend=offsets.new_zeros(1)).long()
+            out = out + weights[f"{name}_bias"].repeat_interleave(rows_of, 0, output_size=rows.shape[0])
+        return out
+
+    def replay(self, ids: Tensor | None) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._ids = ids
+        if ids is not None:
+            self._hooks.append(self.router.register_forward_pre_hook(self._before_router))
+            self._hooks.append(self.router.register_forward_hook(self._after_router, always_call=True))
+
+    def _before_router(self, *_: Any) -> None:
+        assert self._ids is not None
+        self._mode = _GivenTopK(self._ids, self.num_experts)
+        self._mode.__enter__()
+
+    def _after_router(self, *_: Any) -> None:
+        mode, self._mode = self._mode, None
+        if mode is None:
+            return
+        mode.__exit__(None, None, None)
+        if mode.hits != 1 or mode.own is None or self._ids is None:
+            raise RuntimeError(f"{self.name}: the router chose its experts in a way that cannot be replayed")
+        own, ids = mode.own.sort(-1).values, self._ids.sort(-1).values
+        self.mismatched_rows = self.mismatched_rows + ((own != ids).any(-1) & (ids >= 0).all(-1)).sum()
+        self.replayed_rows += ids.shape[0]
+
+
+def _top_k_of(config: Any) -> int:
+    for name in ("num_experts_per_tok", "moe_top_k", "top_k"):
+        if getattr(config, name, None):
+            return int(getattr(config, name))
+    raise foremoe.InputError("model: its configuration does not say how many experts a token has", field="model")
+
+
+def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
+    """The MoE layers of a transformers model, in the order in which they run.
+
+    Raises InputError where there are none, and for experts or routers of a shape that is not known.
+    """
+    layers = []
+    for name, block in model.named_modules():
+        experts = getattr(block, "experts", None)
+        if not isinstance(experts, torch.nn.Module) or not hasattr(experts, "is_transposed"):
+            continue
+        router = getattr(block, "gate", None) or getattr(block, "router", None)
+        if not isinstance(router, torch.nn.Module):
+            raise foremoe.InputError(f"model: {name} has experts, and neither gate nor router", field="model")
+        layers.append(TransformersExperts(name, router, experts))
+    if not layers:
+        raise foremoe.InputError("model: it has no experts that transformers can execute by a function", field="model")
+    return layers
+
+
+class Recorder:
+    """The routes of all rows that ran inside record()."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        self._calls: list[list[Tensor]] = [[] for _ in layers]
+        self._hooks = [
+            experts.register_forward_pre_hook(self._keep(calls)) for experts, calls in zip(layers, self._calls, strict=True)
+        ]
+
+    @staticmethod
+    def _keep(calls: list[Tensor]) -> Any:
+        def keep(_: Any, arguments: tuple[Any, ...]) -> None:
+            calls.append(arguments[1].detach().to(torch.int16))
+
+        return keep
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def routes(self, out: Any, attention_mask: Tensor) -> Tensor:
+        """int16 [batch, tokens, layers, top_k] of what generate() returned; −1 where nothing ran.
+
+        attention_mask: [batch, tokens] of prompt and completion, 0 for padding. The last token of each sequence has no
+        route, since it never was an input.
+        """
+        tokens = out if isinstance(out, Tensor) else out.sequences
+        batch, length = tokens.shape
+        if tuple(attention_mask.shape) != (batch, length):
+            raise foremoe.InputError(
+                f"attention_mask: is {list(attention_mask.shape)}; expected [{batch}, {length}]", field="attention_mask"
+            )
+        per_layer = []
+        for calls in self._calls:
+            rows = sum(call.shape[0] for call in calls)
+            if rows != batch * (length - 1):
+                raise foremoe.InputError(
+                    f"out: {rows} rows ran, but its {batch} sequences have {batch * (length - 1)} before their last token",
+                    field="out",
+                )
+            per_layer.append(torch.cat([call.view(batch, -1, call.shape[-1]) for call in calls], 1))
+        routes = torch.nn.functional.pad(torch.stack(per_layer, 2), (0, 0, 0, 0, 0, 1), value=-1)
+        mask = attention_mask.to(routes.device).bool()
+        last = length - 1 - mask.flip(1).int().argmax(1)
+        mask = mask.scatter(1, last[:, None], False)
+        return routes.masked_fill(~mask[:, :, None, None], -1)
+
+
+@contextlib.contextmanager
+def record(model: torch.nn.Module) -> Iterator[Recorder]:
+    """Records the experts of every row that runs inside, without waiting for the device."""
+    experts = [b.experts for _, b in model.named_modules() if hasattr(getattr(b, "experts", None), "is_transposed")]
+    recorder = Recorder(experts)
+    try:
+        yield recorder
+    finally:
+        recorder.stop()

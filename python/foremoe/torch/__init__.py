@@ -1,0 +1,19 @@
+"""The Expert Transfer Engine in PyTorch: executes plans where the weights are.
+
+    ep = ExpertParallel(expert_layers(model), guest_slots=1)  # before the optimizer is made
+    ep.wrap(model)
+    stage = ep.plan(routes)                                   # collective
+    with stage:
+        for m, batch in enumerate(micro_batches):
+            with stage.micro_step(m):                         # replays its routes; backward inside
+                loss(model(**batch)).backward()
+        stage.drain()
+
+Run on CPU with gloo. Never run on CUDA with NCCL.
+"""
+
+from .layers import ExpertLayer, grouped_linear
+from .parallel import ExpertParallel
+from .stage import Stage
+
+__all__ = ["ExpertLayer", "ExpertParallel", "Stage", "grouped_linear"]

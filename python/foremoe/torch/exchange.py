@@ -1,0 +1,91 @@
+"""Rows on their way to the ranks that compute them, and back; experts' guests on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .layers import ExpertLayer
+
+
+class AllToAll(torch.autograd.Function):
+    """Rows to other ranks, by split sizes that both sides know; gradients come back the same way.
+
+    `before` and `after` are called in the backward pass, around its exchange.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, send: list[int], recv: list[int], group: Any, before: Any, after: Any) -> Tensor:
+        ctx.of = send, recv, group, before, after
+        return _exchange(rows, send, recv, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        send, recv, group, before, after = ctx.of
+        if before is not None:
+            before()
+        result = _exchange(grads[0], recv, send, group)
+        if after is not None:
+            after()
+        return result, None, None, None, None, None
+
+
+def _exchange(rows: Tensor, send: list[int], recv: list[int], group: Any) -> Tensor:
+    out = rows.new_empty(sum(recv), *rows.shape[1:])
+    dist.all_to_all_single(out, rows.contiguous(), recv, send, group=group)
+    return out
+
+
+class GuestRows(torch.autograd.Function):
+    """Guests' experts on their rows.
+
+    The graph of the layer's own function is kept, but not the weights in it: a buffer may be lent to another expert
+    between forward and backward, and then holds the guest again elsewhere. `guests` says where a turn finds them, and
+    takes their gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, layer: ExpertLayer, offsets: Tensor, guests: Any) -> Tensor:
+        weights: dict[str, Tensor] = guests.weights()
+        kept = _KeptWeights(weights, guests)
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+            inner = rows.detach().requires_grad_(rows.requires_grad)
+            leaves = {name: weight.detach().requires_grad_(weight.is_floating_point()) for name, weight in weights.items()}
+            out = layer.forward_rows(inner, offsets, leaves)
+        ctx.of = inner, leaves, out, guests
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
+        inner, leaves, out, guests = ctx.of
+        inputs = [*([inner] if inner.requires_grad else []), *leaves.values()]
+        found = list(torch.autograd.grad(out, inputs, grads[0].contiguous()))
+        of_rows = found.pop(0) if inner.requires_grad else None
+        guests.add_gradients(dict(zip(leaves, found, strict=True)))
+        ctx.of = None
+        return of_rows, None, None, None
+
+
+class _KeptWeights:
+    """Replaces guests' weights among saved tensors by where in them the saved tensor lies."""
+
+    def __init__(self, weights: dict[str, Tensor], guests: Any) -> None:
+        self._guests = guests
+        self._of = {weight.untyped_storage().data_ptr(): (name, weight.storage_offset()) for name, weight in weights.items()}
+
+    def pack(self, tensor: Tensor) -> Any:
+        found = self._of.get(tensor.untyped_storage().data_ptr())
+        if found is None:
+            return tensor
+        name, begin = found
+        return name, tensor.size(), tensor.stride(), tensor.storage_offset() - begin
+
+    def unpack(self, packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        name, size, stride, offset = packed
+        weight = self._guests.weights()[name]
+        return weight.as_strided(size, stride, weight.storage_offset() + offset)  # type: ignore[no-any-return]

@@ -1,0 +1,183 @@
+"""Guest buffers of one stage: copies into them, and gradients out of them.
+
+Copies go from homes to guests over a process group of their own, so that they overlap with the exchange of rows. All
+ranks start the copies between them, and send the gradients between them, at the same turns and in the same order
+(RankTurns): so nobody announces anything.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import foremoe
+
+from .layers import ExpertLayer
+
+
+class Guests:
+    """The guests of all layers on this rank, between the first turn and the last."""
+
+    def __init__(self, layers: list[ExpertLayer], turns: foremoe.RankTurns, group: Any, guest_slots: int, shared: bool):
+        self._turns = turns
+        self._group = group
+        self._layers = layers
+        self._slots = guest_slots
+        self._shared = shared
+        self._own = layers[0].num_experts // dist.get_world_size(group)
+        self._weights = [layer.weights() for layer in layers]
+        self._versions = [{name: w._version for name, w in weights.items()} for weights in self._weights]
+        self._begun = -1  # the last turn whose copies have been started
+        self._arriving: dict[int, list[Any]] = collections.defaultdict(list)  # by turn
+        self._sent: list[tuple[Any, Tensor]] = []
+        self._returns: collections.deque[tuple[Any, int, int, str, Tensor]] = collections.deque()
+        self._home: dict[tuple[int, int, str], Tensor] = {}  # (layer, home slot, name): what guests' gradients sum to
+        self._buffers = self._allocate()
+        self._gradients: dict[tuple[int, str], Tensor] = {}
+        self.copies = 0
+        self.exposed_seconds = 0.0
+
+    def _allocate(self) -> list[dict[str, Tensor]]:
+        """[layer], or under `shared` [set of buffers]: by name [guest slots, …]."""
+        if self._slots == 0:
+            return []
+        count = self._turns.depth if self._shared else len(self._layers)
+        like = [self._weights[0 if self._shared else i] for i in range(count)]
+        return [
+            {name: w.detach().new_empty(self._slots, *w.shape[1:]) for name, w in weights.items()} for weights in like
+        ]
+
+    def weights(self, layer: int, turn: int) -> dict[str, Tensor]:
+        """What the guest slots of the layer hold in this turn, by name [guest slots, …]."""
+        return self._buffers[turn % self._turns.depth if self._shared else layer]
+
+    def begin(self, turn: int) -> None:
+        """Starts the copies of all turns up to this one."""
+        while self._begun < turn:
+            self._begun += 1
+            self._start(self._begun)
+
+    def _start(self, turn: int) -> None:
+        operations: list[Any] = []
+        of_turn: list[int] = []
+        for copy in self._turns.starting(turn):
+            for name, weight in self._home_weights(copy.layer).items():
+                if copy.rank == self._turns.rank:
+                    slot = self._weights_of_buffer(copy)[name]
+                    operations.append(dist.P2POp(dist.irecv, slot, group=self._group, group_peer=copy.source))
+                    of_turn.append(copy.arrives)
+                    self.copies += name == next(iter(self._weights[0]))
+                else:
+                    home = weight.detach()[copy.expert % self._own]
+                    operations.append(dist.P2POp(dist.isend, home, group=self._group, group_peer=copy.rank))
+                    of_turn.append(-1)
+        self._post(operations, of_turn)
+
+    def _post(self, operations: list[Any], of_turn: list[int]) -> None:
+        if not operations:
+            return
+        works = dist.batch_isend_irecv(operations)
+        if len(works) != len(operations):  # one for all of them
+            works = [works[0]] * len(operations)
+        for work, operation, turn in zip(works, operations, of_turn, strict=True):
+            if turn < 0:
+                self._sent.append((work, operation.tensor))
+            else:
+                self._arriving[turn].append(work)
+
+    def _weights_of_buffer(self, copy: foremoe.Copy) -> dict[str, Tensor]:
+        buffers, slot = divmod(copy.buffer, self._slots)
+        return {name: w[slot] for name, w in self._buffers[buffers].items()}
+
+    def _home_weights(self, layer: int) -> dict[str, torch.nn.Parameter]:
+        """Refuses weights that somebody changed since the stage began: guests would be copies of others."""
+        for name, version in self._versions[layer].items():
+            if self._weights[layer][name]._version != version:
+                raise RuntimeError(f"the weights {name} of MoE layer {layer} were changed inside a stage")
+        return self._weights[layer]
+
+    def wait(self, turn: int) -> None:
+        """Until the copies that this turn reads are there."""
+        works = self._arriving.pop(turn, [])
+        begin = time.perf_counter()
+        for work in works:
+            work.wait()
+        if works:
+            self.exposed_seconds += time.perf_counter() - begin
+
+    def add_gradients(self, layer: int, gradients: dict[str, Tensor]) -> None:
+        for name, gradient in gradients.items():
+            held = self._gradients.get((layer, name))
+            if held is None:
+                self._gradients[layer, name] = gradient
+            else:
+                held += gradient
+
+    def end(self, turn: int, layer: int) -> None:
+        """Sends home the gradients of guests that leave after this turn."""
+        self._send_home(layer, self._turns.returning(turn))
+
+    def _send_home(self, layer: int, returns: list[foremoe.GradientReturn]) -> None:
+        operations: list[Any] = []
+        for g in returns:
+            for name, weight in self._weights[layer].items():
+                if g.guest == self._turns.rank:
+                    held = self._gradients[layer, name]
+                    slot = g.slot - self._own
+                    gradient = held[slot].clone(memory_format=torch.contiguous_format)
+                    held[slot].zero_()
+                    operations.append(dist.P2POp(dist.isend, gradient, group=self._group, group_peer=g.home))
+                else:
+                    gradient = torch.empty_like(weight.detach()[0])
+                    operations.append(dist.P2POp(dist.irecv, gradient, group=self._group, group_peer=g.guest))
+        if not operations:
+            return
+        works = dist.batch_isend_irecv(operations)
+        if len(works) != len(operations):
+            works = [works[0]] * len(operations)
+        at = iter(zip(works, operations, strict=True))
+        for g in returns:
+            for name in self._weights[layer]:
+                work, operation = next(at)
+                if g.guest == self._turns.rank:
+                    self._sent.append((work, operation.tensor))
+                else:
+                    self._returns.append((work, layer, g.expert % self._own, name, operation.tensor))
+        if self._shared:
+            self._gradients.clear()
+        while self._returns and self._returns[0][0].is_completed():
+            self._take_first_return()
+
+    def _take_first_return(self) -> None:
+        """Gradients of one expert are summed in the order of the plan, whenever they arrive."""
+        work, layer, home, name, gradient = self._returns.popleft()
+        work.wait()
+        held = self._home.get((layer, home, name))
+        if held is None:
+            self._home[layer, home, name] = gradient
+        else:
+            held += gradient
+
+    def drain(self) -> None:
+        """Brings home what is still away, and adds everything to the gradients of homes, in the order of the plan."""
+        for layer in range(len(self._layers)):
+            self._send_home(layer, self._turns.draining(layer))
+        while self._returns:
+            self._take_first_return()
+        for (layer, home, name), gradient in self._home.items():
+            weight = self._weights[layer][name]
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            weight.grad[home] += gradient
+        self._home.clear()
+
+    def finish(self) -> None:
+        """Until nobody reads this rank's weights and gradients any more."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()

@@ -1,0 +1,274 @@
+"""Experts spread over the ranks of a group."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import foremoe
+
+from .exchange import AllToAll
+from .layers import ExpertLayer
+from .stage import Stage
+
+RESIDENCIES = ("static", "resident", "shared")
+
+
+class ExpertParallel:
+    """Leaves each rank its own experts of every layer, plans phases, and executes them.
+
+    Make it before the optimizer: it replaces the experts' parameters by this rank's, E/R of each layer, ascending.
+
+    layers: in the order in which the model runs them, alike on all ranks.
+    group: the expert-parallel group; None for all processes.
+    guest_slots, residency, policy and the options: as foremoe.plan() takes them.
+    depth: turns (a layer of a pass) ahead of which copies start.
+    ranks_per_node: that share a fast interconnect; None for all of them, or 8.
+    threads: for planning.
+
+    Raises InputError that names the argument.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[ExpertLayer],
+        group: Any = None,
+        *,
+        guest_slots: int = 1,
+        residency: str = "resident",
+        policy: str = "foremoe",
+        depth: int = 2,
+        ranks_per_node: int | None = None,
+        threads: int = 1,
+        **options: Any,
+    ) -> None:
+        self.layers = list(layers)
+        self.group = group if group is not None else dist.group.WORLD
+        self.rank = dist.get_rank(self.group)
+        self.num_ranks = dist.get_world_size(self.group)
+        self.guest_slots = guest_slots
+        self.residency = residency
+        self.policy = policy
+        self.depth = depth
+        self.ranks_per_node = ranks_per_node or min(8, self.num_ranks)
+        self._threads = threads
+        self._options = options
+        self._check()
+        self.num_experts = self.layers[0].num_experts
+        self.own = self.num_experts // self.num_ranks
+        weights = self.layers[0].weights().values()
+        self.device = next(iter(weights)).device
+        self.expert_bytes = sum(w[0].numel() * w.element_size() for w in weights)
+        # Copies overlap with the exchange of rows on a group of their own.
+        ranks = dist.get_process_group_ranks(self.group)
+        self.copy_group = dist.new_group(ranks)
+        self._dense: list[torch.nn.Parameter] = []
+        self._stage: Stage | None = None
+        self._shard()
+
+    def _check(self) -> None:
+        if not self.layers:
+            raise foremoe.InputError("layers: there is no MoE layer", field="layers")
+        if self.residency not in RESIDENCIES:
+            raise foremoe.InputError(
+                f"residency: '{self.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
+            )
+        first = self.layers[0]
+        shapes = {name: tuple(w.shape) for name, w in first.weights().items()}
+        for i, layer in enumerate(self.layers):
+            if {name: tuple(w.shape) for name, w in layer.weights().items()} != shapes or layer.top_k != first.top_k:
+                raise foremoe.InputError(f"layers[{i}]: is of another shape than layer 0", field="layers", index=f"[{i}]")
+        for name, shape in shapes.items():
+            if shape[0] != first.num_experts:
+                raise foremoe.InputError(
+                    f"layers: {name} has {shape[0]} experts, but the layer {first.num_experts}", field="layers"
+                )
+        if first.num_experts % self.num_ranks:
+            raise foremoe.InputError(
+                f"group: {self.num_ranks} ranks must divide {first.num_experts} experts", field="group"
+            )
+
+    def _shard(self) -> None:
+        begin = self.rank * self.own
+        for i, layer in enumerate(self.layers):
+            own = {}
+            for name, weight in layer.weights().items():
+                part = weight.detach()[begin : begin + self.own].clone()
+                own[name] = torch.nn.Parameter(part, requires_grad=weight.requires_grad)
+            layer.set_weights(own)
+            layer.execute_by(self._execute_of(i))
+
+    def _execute_of(self, index: int) -> Any:
+        def execute(hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+            if self._stage is not None:
+                return self._stage.execute(index, hidden, gates)
+            return self._execute_unplanned(index, hidden, ids, gates)
+
+        return execute
+
+    def _execute_unplanned(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        """Every row at its expert's home, with counts exchanged first: for evaluation."""
+        layer = self.layers[index]
+        expert, order = ids.reshape(-1).sort(stable=True)
+        routed = expert >= 0
+        expert, order = expert[routed], order[routed]
+        counts = torch.bincount(expert, minlength=self.num_experts)
+        received = torch.empty_like(counts)  # [source, own expert]
+        dist.all_to_all_single(received, counts, group=self.group)
+        send = counts.view(self.num_ranks, self.own).sum(1).tolist()
+        of_source = received.view(self.num_ranks, self.own)
+        recv = of_source.sum(1).tolist()
+        own_expert = torch.arange(self.own, device=hidden.device).repeat(self.num_ranks).repeat_interleave(received)
+        to_slots = own_expert.argsort(stable=True)
+        token = order // layer.top_k
+        rows = AllToAll.apply(hidden[token], send, recv, self.group, None, None)[to_slots]
+        ends = of_source.sum(0).cumsum(0).to(torch.int32)
+        computed = layer.forward_rows(rows, ends, dict(layer.weights()))
+        back = torch.empty_like(computed).index_copy(0, to_slots, computed)
+        returned = AllToAll.apply(back, recv, send, self.group, None, None)
+        weighted = returned * gates.reshape(-1)[order, None].to(returned.dtype)
+        return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
+
+    def expert_parameters(self) -> list[torch.nn.Parameter]:
+        """This rank's, of all layers."""
+        return [weight for layer in self.layers for weight in layer.weights().values()]
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Has the gradients of all other parameters averaged over the group at every drain()."""
+        experts = {id(weight) for weight in self.expert_parameters()}
+        self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
+        return model
+
+    def reduce_dense(self) -> None:
+        for parameter in self._dense:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=self.group)
+            parameter.grad /= self.num_ranks
+
+    def enter(self, stage: Stage) -> None:
+        if self._stage is not None:
+            raise RuntimeError("another stage is running")
+        self._stage = stage
+
+    def leave(self) -> None:
+        self._stage = None
+
+    def plan(self, routes: Sequence[Tensor], phase: str = "policy_update") -> Stage:
+        """Plans a phase, in the background. Collective.
+
+        routes: of each of this rank's micro-steps, integers [rows, layers, top_k] or [batch, tokens, layers, top_k], as
+        the model flattens its tokens; −1 in all entries of a row that has no route. Such rows add nothing, so that only
+        padding and the last token of a sequence may have none. Ranks may have different numbers of micro-steps.
+
+        Raises InputError for routes that cannot be.
+        """
+        flat = [self._checked(routes, m) for m in range(len(routes))]
+        counts = self._counts(flat)
+        load = foremoe.Load.from_array(
+            counts, top_k=self.layers[0].top_k, ranks_per_node=self.ranks_per_node, name="routes"
+        )
+        running = foremoe.start_plan(
+            load,
+            policy=self.policy,
+            guest_slots=self.guest_slots,
+            residency=self.residency,  # type: ignore[arg-type]
+            threads=self._threads,
+            **self._options,
+        )
+        return Stage(self, load, running, flat, phase)
+
+    def _checked(self, routes: Sequence[Tensor], m: int) -> Tensor:
+        layers, top_k = len(self.layers), self.layers[0].top_k
+        of = routes[m]
+
+        def refuse(what: str) -> None:
+            raise foremoe.InputError(f"routes[{m}]: {what}", field="routes", index=f"[{m}]")
+
+        if of.is_floating_point() or of.dim() not in (3, 4) or tuple(of.shape[-2:]) != (layers, top_k):
+            refuse(f"is {of.dtype} {list(of.shape)}; expected integers [rows, {layers}, {top_k}]")
+        flat = of.detach().to("cpu", torch.int32).reshape(-1, layers, top_k)
+        if flat.numel() and int(flat.max()) >= self.num_experts:
+            refuse(f"expert {int(flat.max())}, but there are {self.num_experts}")
+        missing = flat < 0
+        if bool((missing.any(-1) != missing.all(-1)).any()):
+            refuse("a row has a route for some of its top_k experts alone")
+        if of.dim() == 4:
+            routed = (of.detach().to("cpu") >= 0).flatten(2).any(-1).int()  # [batch, tokens]
+            inside = (routed.cumsum(1) > 0) & (routed.flip(1).cumsum(1).flip(1) > 0)
+            if bool((inside & (routed == 0)).any()):
+                refuse("a row between rows with routes has none")
+        return flat.contiguous()
+
+    def _counts(self, routes: list[Tensor]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """int64 [micro_steps, layers, ranks, experts], of all ranks."""
+        layers = len(self.layers)
+        most = torch.tensor([len(routes)], device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+        own = torch.zeros(int(most), layers, self.num_experts, dtype=torch.int64)
+        for m, of in enumerate(routes):
+            for i in range(layers):
+                ids = of[:, i].reshape(-1)
+                own[m, i] = torch.bincount(ids[ids >= 0], minlength=self.num_experts)
+        own = own.to(self.device)
+        parts = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        dist.all_gather(parts, own, group=self.group)
+        return np.ascontiguousarray(torch.stack(parts, 2).cpu().numpy())
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
+        own = torch.stack([w.grad.norm() ** 2 for w in self.expert_parameters() if w.grad is not None]).sum()
+        dist.all_reduce(own, group=self.group)
+        dense = [p.grad.norm() ** 2 for p in self._dense if p.grad is not None]
+        norm: Tensor = (own + (torch.stack(dense).sum() if dense else 0)) ** 0.5
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for p in [*self.expert_parameters(), *self._dense]:
+            if p.grad is not None:
+                p.grad *= scale
+        return norm
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The experts of all ranks: "LAYER.NAME" → [experts, …], on every rank. Collective."""
+        state = {}
+        for i, layer in enumerate(self.layers):
+            for name, weight in layer.weights().items():
+                parts = [torch.empty_like(weight) for _ in range(self.num_ranks)]
+                dist.all_gather(parts, weight.detach().contiguous(), group=self.group)
+                state[f"{i}.{name}"] = torch.cat(parts)
+        return state
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes this rank's experts from what full_state_dict() returned."""
+        begin = self.rank * self.own
+        for i, layer in enumerate(self.layers):
+            for name, weight in layer.weights().items():
+                if f"{i}.{name}" not in state:
+                    raise foremoe.InputError(f"state: {i}.{name} is missing", field="state", index=f"[{i}.{name}]")
+                weight.copy_(state[f"{i}.{name}"][begin : begin + self.own])
+
+    def detach(self) -> None:
+        """Gives every layer all of its experts back, and its own forward. Collective."""
+        state = self.full_state_dict()
+        for i, layer in enumerate(self.layers):
+            layer.set_weights(
+                {name: torch.nn.Parameter(state[f"{i}.{name}"], requires_grad=w.requires_grad) for name, w in layer.weights().items()}
+            )
+            layer.execute_by(None)
+
+    @contextlib.contextmanager
+    def unplanned(self) -> Iterator[None]:
+        """Layers run without a plan inside, every row at its home."""
+        stage, self._stage = self._stage, None
+        try:
+            yield
+        finally:
+            self._stage = stage

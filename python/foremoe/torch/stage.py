@@ -1,0 +1,275 @@
+"""One phase of a step under its plan: what a rank does in each layer of each micro-step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import foremoe
+
+from .exchange import AllToAll, GuestRows
+from .guests import Guests
+
+if TYPE_CHECKING:
+    from .parallel import ExpertParallel
+
+
+@dataclass
+class _LayerTurn:
+    """One layer of one micro-step: sizes and orders, on the device before the layer runs."""
+
+    layer: int
+    forward: int  # turn
+    backward: int  # turn; −1 in a phase without
+    send: list[int]
+    recv: list[int]
+    order: Tensor  # int64 [rows sent], entry of routes
+    to_slots: Tensor  # int64 [rows received]
+    home_rows: int
+    home_ends: Tensor  # int32 [homes]
+    guest_ends: Tensor  # int32 [guest slots]
+    ran: bool = False  # a second forward is the recomputation of a checkpoint
+
+
+class _TurnGuests:
+    """The guests of one layer as one forward and its backward see them."""
+
+    def __init__(self, stage: Stage, of: _LayerTurn) -> None:
+        self._stage = stage
+        self._of = of
+        self.turn = of.backward if of.ran else of.forward
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._stage.guests.weights(self._of.layer, self.turn)
+
+    def add_gradients(self, gradients: dict[str, Tensor]) -> None:
+        self._stage.guests.add_gradients(self._of.layer, gradients)
+
+
+class Stage:
+    """A planned phase. Enter it, run each micro-step inside micro_step(m), drain, leave.
+
+    with ep.plan(routes) as stage:
+        for m, batch in enumerate(micro_batches):
+            with stage.micro_step(m):
+                loss(model(**batch)).backward()
+        stage.drain()
+    """
+
+    def __init__(self, ep: ExpertParallel, load: foremoe.Load, running: foremoe.RunningPlan, routes: list[Tensor], phase: str):
+        self._ep = ep
+        self._load = load
+        self._running = running
+        self._routes = routes  # of this rank's micro-steps, int32 [tokens, layers, top_k]
+        self._phase = phase
+        self._plan: foremoe.Plan | None = None
+        self._guests: Guests | None = None
+        self._turns: foremoe.RankTurns | None = None
+        self._current: list[_LayerTurn] | None = None
+        self._next = 0  # micro-step
+        self._grads: list[tuple[torch.nn.Parameter, Tensor | None]] = []
+        self._drained = phase == "recompute"
+
+    @property
+    def plan(self) -> foremoe.Plan:
+        """The plan; from entering on."""
+        if self._plan is None:
+            raise RuntimeError("the stage has not been entered")
+        return self._plan
+
+    @property
+    def guests(self) -> Guests:
+        if self._guests is None:
+            raise RuntimeError("the stage has not been entered")
+        return self._guests
+
+    @property
+    def micro_steps(self) -> range:
+        """Of all ranks: a rank with fewer batches runs idle() in the last ones."""
+        return range(self._load.num_micro_steps)
+
+    def __enter__(self) -> Stage:
+        if self._guests is not None:
+            raise RuntimeError("a stage can be entered once")
+        ep = self._ep
+        self._plan = self._running.begin()
+        self._turns = foremoe.RankTurns(
+            self._plan, self._load, rank=ep.rank, phase=self._phase, expert_bytes=ep.expert_bytes, path="peer", depth=ep.depth
+        )
+        self._guests = Guests(ep.layers, self._turns, ep.copy_group, ep.guest_slots, ep.residency == "shared")
+        self._grads = [(w, w.grad) for w in ep.expert_parameters()]
+        if self._phase == "policy_update":
+            for weight, _ in self._grads:
+                weight.grad = None
+        ep.enter(self)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._ep.leave()
+        if kind is not None or not self._drained:
+            for weight, grad in self._grads:  # nothing half applied
+                weight.grad = grad
+        if kind is None:
+            self.guests.finish()
+            if not self._drained:
+                raise RuntimeError("the stage was left without drain(): the gradients of its experts are given up")
+
+    @contextlib.contextmanager
+    def micro_step(self, micro_step: int) -> Iterator[None]:
+        """Forward and backward of this micro-step run inside: its routes are replayed, its plan executed.
+
+        Micro-steps run in order, each once, on all ranks.
+        """
+        if micro_step != self._next:
+            raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
+        self._next += 1
+        self._current = self._prepare(micro_step)
+        routes = self._routes_of(micro_step)
+        for i, layer in enumerate(self._ep.layers):
+            layer.replay(routes[:, i].long().to(self._ep.device))
+        try:
+            yield
+        finally:
+            self._current = None
+            for layer in self._ep.layers:
+                layer.replay(None)
+
+    def idle(self, micro_step: int) -> None:
+        """Takes part in a micro-step in which this rank has no batch: it serves the rows of others."""
+        with self.micro_step(micro_step):
+            outputs = []
+            for i, layer in enumerate(self._ep.layers):
+                weight = next(iter(layer.weights().values()))
+                hidden = weight.new_zeros(0, layer.hidden_size).requires_grad_(torch.is_grad_enabled())
+                none = hidden.new_zeros(0, layer.top_k)
+                outputs.append(self.execute(i, hidden, none))
+            if self._phase == "policy_update":
+                for out in reversed(outputs):
+                    out.sum().backward()  # type: ignore[no-untyped-call]
+
+    def _routes_of(self, micro_step: int) -> Tensor:
+        if micro_step < len(self._routes):
+            return self._routes[micro_step]
+        layers = self._ep.layers
+        return torch.empty(0, len(layers), layers[0].top_k, dtype=torch.int32)
+
+    def _prepare(self, micro_step: int) -> list[_LayerTurn]:
+        if self._turns is None:
+            raise RuntimeError("the stage has not been entered")
+        self._running.wait_for(micro_step)
+        routes = self._routes_of(micro_step)
+        backward = self._phase == "policy_update"
+        prepared = []
+        for i in range(len(self._ep.layers)):
+            turn = self._turns["forward", micro_step, i]
+            order = turn.row_order(np.ascontiguousarray(routes[:, i].numpy()))
+            own = self._ep.own
+            home_rows = int(turn.slot_offsets[own])
+            prepared.append(
+                _LayerTurn(
+                    layer=i,
+                    forward=turn.index,
+                    backward=self._turns["backward", micro_step, i].index if backward else -1,
+                    send=turn.send.tolist(),
+                    recv=turn.recv.tolist(),
+                    order=self._upload(order.astype(np.int64)),
+                    to_slots=self._upload(turn.to_slots.astype(np.int64)),
+                    home_rows=home_rows,
+                    home_ends=self._upload(turn.slot_offsets[1 : own + 1].astype(np.int32)),
+                    guest_ends=self._upload((turn.slot_offsets[own + 1 :] - home_rows).astype(np.int32)),
+                )
+            )
+        return prepared
+
+    def _upload(self, array: np.ndarray[Any, Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self._ep.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._ep.device, non_blocking=True)
+
+    def execute(self, index: int, hidden: Tensor, gates: Tensor) -> Tensor:
+        """One layer, forward: [tokens, hidden]. Rows without a route add nothing."""
+        if self._current is None:
+            raise RuntimeError("a planned layer ran outside of micro_step()")
+        of = self._current[index]
+        layer, group, guests = self._ep.layers[index], self._ep.group, self.guests
+        mine = _TurnGuests(self, of)
+        guests.begin(mine.turn)
+
+        def before() -> None:
+            mine.turn = of.backward
+            guests.begin(of.backward)
+            guests.wait(of.backward)
+
+        def after() -> None:
+            guests.end(of.backward, index)
+
+        if torch.is_grad_enabled() and of.backward >= 0 and not hidden.requires_grad:
+            hidden = hidden.detach().requires_grad_()  # the exchanges of the backward pass take place all the same
+        token = of.order // layer.top_k
+        # The dispatch is the last of the layer's backward, the combine the first.
+        received = AllToAll.apply(hidden[token], of.send, of.recv, group, None, after)[of.to_slots]
+        guests.wait(mine.turn)
+        parts = [layer.forward_rows(received[: of.home_rows], of.home_ends, dict(layer.weights()))]
+        if len(of.to_slots) > of.home_rows:
+            guest_rows = received[of.home_rows :]
+            if torch.is_grad_enabled():
+                parts.append(GuestRows.apply(guest_rows, layer, of.guest_ends, mine))
+            else:
+                parts.append(layer.forward_rows(guest_rows, of.guest_ends, mine.weights()))
+        of.ran = True
+        computed = torch.cat(parts) if len(parts) > 1 else parts[0]
+        back = torch.empty_like(computed).index_copy(0, of.to_slots, computed)
+        returned = AllToAll.apply(back, of.recv, of.send, group, before, None)
+        weighted = returned * gates.reshape(-1)[of.order, None].to(returned.dtype)
+        return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
+
+    def drain(self) -> None:
+        """Brings the gradients of all guests home, and makes all gradients the mean over ranks. Collective."""
+        if self._phase != "policy_update":
+            return
+        self.guests.drain()
+        ranks = dist.get_world_size(self._ep.group)
+        for weight, before in self._grads:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            weight.grad /= ranks
+            if before is not None:
+                weight.grad += before
+        self._ep.reduce_dense()
+        self._drained = True
+
+    def figures(self) -> dict[str, Any]:
+        """What the stage was worth, of this rank where ranks differ.
+
+        rho_vanilla, rho_planned: busiest rank's rows ÷ mean, mean and max over layers and micro-steps, with every expert
+        at its home and as planned. copies: experts copied into this rank. exposed_seconds: that it waited for them.
+        mismatch: share of replayed rows whose router would have chosen other experts.
+        """
+        experts = self._load.array.sum(2)  # [micro_steps, layers, experts]
+        at_homes = experts.reshape(*experts.shape[:2], self._ep.num_ranks, -1).sum(-1)
+        planned = np.zeros(at_homes.shape, np.int64)
+        planned[self.plan.event_micro_step] = self.plan.slot_tokens.sum(-1)
+        rows = sum(getattr(layer, "replayed_rows", 0) for layer in self._ep.layers)
+        mismatched = sum(int(getattr(layer, "mismatched_rows", 0)) for layer in self._ep.layers)
+        return {
+            "rho_vanilla": _spread(at_homes),
+            "rho_planned": _spread(planned),
+            "copies": self.guests.copies,
+            "exposed_seconds": self.guests.exposed_seconds,
+            "mismatch": mismatched / rows if rows else 0.0,
+        }
+
+
+def _spread(rows: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Busiest ÷ mean over the last axis: mean and max over the others, without pairs that have no rows."""
+    total = rows.sum(-1)
+    rho = rows.max(-1)[total > 0] / total[total > 0] * rows.shape[-1]
+    return {"mean": float(rho.mean()), "max": float(rho.max())} if rho.size else {"mean": 1.0, "max": 1.0}

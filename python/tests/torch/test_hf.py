@@ -1,0 +1,144 @@
+"""Recording and replaying routes, and executing experts, of every family that foremoe.hf claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import foremoe  # noqa: E402
+from foremoe.hf import expert_layers, record  # noqa: E402
+
+EXPERTS, TOP_K = 16, 4
+BASE = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+}  # fmt: skip
+MOE = {"moe_intermediate_size": 16, "num_experts_per_tok": TOP_K}
+LOCAL = {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K}
+GROUPED = {"n_routed_experts": EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
+LATENT = {
+    "n_group": 4, "topk_group": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": MOE | {"num_experts": EXPERTS, "head_dim": 16},
+    "Qwen2Moe": MOE | {"num_experts": EXPERTS, "shared_expert_intermediate_size": 16},
+    "Mixtral": LOCAL,
+    "Olmoe": {"num_experts": EXPERTS, "num_experts_per_tok": TOP_K},
+    "DeepseekV3": MOE | GROUPED | LATENT,
+    "DeepseekV2": MOE | GROUPED | LATENT | {"topk_method": "group_limited_greedy", "norm_topk_prob": False},
+    "Glm4Moe": MOE | GROUPED | {"head_dim": 16},
+    "GptOss": LOCAL | {"head_dim": 16},
+    "GraniteMoe": LOCAL,
+    "Ernie4_5_Moe": {"moe_intermediate_size": 16, "moe_k": TOP_K, "moe_num_experts": EXPERTS, "moe_num_shared_experts": 1},
+    "MiniMax": LOCAL | {"head_dim": 16},
+    "Dots1": MOE | GROUPED,
+}
+
+
+def make_model(family: str) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**BASE | FAMILIES[family])
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def recorded(model: Any, ids: Any) -> tuple[Any, Any]:
+    """Logits, and routes [batch, tokens, layers, top_k] of every row."""
+    calls: list[Any] = []
+    hooks = [
+        layer.experts.register_forward_pre_hook(lambda _, arguments: calls.append(arguments[1].detach()))
+        for layer in expert_layers(model)
+    ]
+    logits = model(ids, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    return logits, torch.stack([call.view(*ids.shape, -1) for call in calls], 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_router_replays_routes_with_its_own_gates(family: str) -> None:
+    model = make_model(family)
+    ids = torch.randint(3, 97, (3, 10))
+    expected, own = recorded(model, ids)
+    layers = expert_layers(model)
+    assert own.shape == (3, 10, len(layers), TOP_K)
+
+    def replay(routes: Any) -> tuple[Any, Any]:
+        for i, layer in enumerate(layers):
+            layer.replay(routes[:, :, i].reshape(-1, TOP_K))
+        found = recorded(model, ids)
+        for layer in layers:
+            layer.replay(None)
+        return found
+
+    logits, _ = replay(own)
+    assert torch.equal(logits, expected)
+    logits, _ = replay(own.flip(-1))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+    other = (own + 1) % EXPERTS
+    logits, taken = replay(other)
+    assert torch.equal(taken.sort(-1).values, other.sort(-1).values)
+    logits.square().mean().backward()
+    gradient = layers[0].router.weight.grad
+    assert gradient is not None and gradient.abs().max() > 0
+    assert sum(int(layer.mismatched_rows) for layer in layers) == 30 * len(layers), "one of three replays had others"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_on_their_rows_are_the_familys_own(family: str) -> None:
+    model = make_model(family)
+    layer = expert_layers(model)[0]
+    rows = torch.randn(40, layer.hidden_size)
+    expert = torch.randint(0, EXPERTS, (40,)).sort().values
+    ends = torch.bincount(expert, minlength=EXPERTS).cumsum(0).to(torch.int32)
+    layer.execute_by(None)
+    layer.experts.config._experts_implementation = "eager"
+    expected = layer.experts(rows, expert[:, None], torch.ones(40, 1))
+    found = layer.forward_rows(rows, ends, dict(layer.weights()))
+    torch.testing.assert_close(found, expected.view_as(found), rtol=1e-4, atol=1e-4)
+
+
+def test_what_generate_took_is_recorded_and_replays_without_mismatch() -> None:
+    model = make_model("Qwen3Moe")
+    prompt = torch.randint(3, 97, (4, 6))
+    prompt[0, :2] = 0
+    mask = (prompt != 0).long()
+    with record(model) as recorder, torch.no_grad():
+        out = model.generate(input_ids=prompt, attention_mask=mask, max_new_tokens=5, do_sample=False, eos_token_id=96)
+    full = torch.cat([mask, torch.ones(4, out.shape[1] - 6, dtype=torch.long)], 1)
+    routes = recorder.routes(out, full)
+    assert routes.shape == (4, out.shape[1], 2, TOP_K)
+    assert (routes[:, -1] == -1).all() and (routes[0, :2] == -1).all()
+    assert (routes[1:, :-1] >= 0).all()
+
+    layers = expert_layers(model)
+    for i, layer in enumerate(layers):
+        layer.replay(routes[:, :, i].reshape(-1, TOP_K).long())
+    positions = (full.cumsum(1) - 1).clamp(min=0)
+    model(out, attention_mask=full, position_ids=positions, use_cache=False)
+    assert [int(layer.mismatched_rows) for layer in layers] == [0, 0]
+
+    with pytest.raises(foremoe.InputError, match="attention_mask"):
+        recorder.routes(out, mask)
+    with pytest.raises(foremoe.InputError, match="rows ran"):
+        recorder.routes(torch.cat([out, out[:, :1]], 1), torch.ones(4, out.shape[1] + 1))
+
+
+def test_models_without_experts_and_unknown_routers_are_refused() -> None:
+    dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(**BASE))
+    with pytest.raises(foremoe.InputError, match="no experts"):
+        expert_layers(dense)
+    model = make_model("Qwen3Moe")
+    layer = expert_layers(model)[0]
+    layer.router.forward = lambda hidden: (hidden, hidden[:, :TOP_K], torch.zeros(hidden.shape[0], TOP_K).long())
+    layer.replay(torch.zeros(10, TOP_K).long())
+    with pytest.raises(RuntimeError, match="cannot be replayed"):
+        model(torch.randint(3, 97, (1, 10)), use_cache=False)

@@ -1,0 +1,207 @@
+"""What an engineer can get wrong, and what a rank that dies does to the others."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+
+import foremoe  # noqa: E402
+
+RANKS, EXPERTS, TOP_K, HIDDEN = 2, 4, 1, 8
+
+
+class Layer:
+    """An MoE layer of one's own: each expert is a matrix."""
+
+    def __init__(self, experts: int = EXPERTS, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.num_experts, self.top_k, self.hidden_size = experts, TOP_K, HIDDEN
+        self.matrix = torch.nn.Parameter(torch.randn(experts, HIDDEN, HIDDEN))
+        self.execute: Any = None
+
+    def weights(self) -> dict[str, Any]:
+        return {"matrix": self.matrix}
+
+    def set_weights(self, weights: dict[str, Any]) -> None:
+        self.matrix = weights["matrix"]
+
+    def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
+        from foremoe.torch import grouped_linear
+
+        return grouped_linear(rows, weights["matrix"], offsets)
+
+    def execute_by(self, execute: Any) -> None:
+        self.execute = execute
+
+    def replay(self, ids: Any) -> None:
+        self.ids = ids
+
+
+def routes_of(rank: int) -> list[Any]:
+    return [torch.tensor([[[0]], [[0]], [[0]], [[3]]]) if rank == 0 else torch.tensor([[[0]], [[1]]])]
+
+
+def refusal(call: Any) -> str:
+    try:
+        call()
+    except (foremoe.InputError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def run_one(ep: Any, layer: Layer, rank: int) -> None:
+    stage = ep.plan(routes_of(rank))
+    with stage:
+        with stage.micro_step(0):
+            rows = len(routes_of(rank)[0])
+            out = layer.execute(torch.ones(rows, HIDDEN), layer.ids, torch.ones(rows, TOP_K))
+            out.sum().backward()
+        stage.drain()
+
+
+def work(rank: int, folder: str) -> None:
+    from foremoe.torch import ExpertParallel
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    found: dict[str, Any] = {}
+    found["no layers"] = refusal(lambda: ExpertParallel([]))
+    found["residency"] = refusal(lambda: ExpertParallel([Layer()], residency="free"))
+    found["experts"] = refusal(lambda: ExpertParallel([Layer(5)]))
+    found["shapes"] = refusal(lambda: ExpertParallel([Layer(), Layer(8)]))
+
+    layer = Layer()
+    whole = layer.matrix.detach().clone()
+    ep = ExpertParallel([layer])
+    found["own experts"] = torch.equal(layer.matrix, whole[2 * rank : 2 * rank + 2])
+    run_one(ep, layer, rank)
+    # Rows of ones: the gradient of an expert is its rows, over both ranks, in the mean.
+    rows = {0: 4, 1: 1, 2: 0, 3: 1}
+    found["gradients"] = [float(g.max()) for g in layer.matrix.grad] == [rows[2 * rank + e] / RANKS for e in range(2)]
+
+    norm = ep.clip_grad_norm_(1.0)
+    found["norm"] = float(norm), float(sum((HIDDEN * n / RANKS) ** 2 for n in rows.values()) ** 0.5)
+    clipped = torch.tensor(float(layer.matrix.grad.norm() ** 2))
+    dist.all_reduce(clipped)
+    found["clipped"] = float(clipped)
+
+    state = ep.full_state_dict()
+    found["state"] = torch.equal(state["0.matrix"], whole)
+    ep.load_full_state_dict({"0.matrix": whole + 1})
+    found["loaded"] = torch.equal(layer.matrix, whole[2 * rank : 2 * rank + 2] + 1)
+    found["missing"] = refusal(lambda: ep.load_full_state_dict({}))
+
+    good = routes_of(rank)
+    for name, wrong in {
+        "floats": [good[0].float()],
+        "layers": [good[0].repeat(1, 2, 1)],
+        "range": [good[0] + EXPERTS],
+        "inner": [torch.tensor([[[[0]], [[-1]], [[1]]]])],
+    }.items():
+        found[name] = refusal(lambda wrong=wrong: ep.plan(wrong))
+    stage = ep.plan(good)
+    found["not entered"] = refusal(lambda: stage.guests)
+    with stage:
+        found["order"] = refusal(lambda: stage.micro_step(1).__enter__())
+        found["outside"] = refusal(lambda: layer.execute(torch.ones(1, HIDDEN), None, torch.ones(1, 1)))
+        found["two stages"] = refusal(lambda: ep.plan(good).__enter__())
+        stage.idle(0) if False else None
+        with stage.micro_step(0):
+            rows_here = len(good[0])
+            layer.execute(torch.ones(rows_here, HIDDEN), None, torch.ones(rows_here, 1)).sum().backward()
+        stage.drain()
+    before = layer.matrix.grad.clone()
+    found["undrained"] = refusal(lambda: leave_undrained(ep, layer, rank))
+    found["gradients kept"] = torch.equal(layer.matrix.grad, before)
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def leave_undrained(ep: Any, layer: Layer, rank: int) -> None:
+    with ep.plan(routes_of(rank)) as stage, stage.micro_step(0):
+        rows = len(routes_of(rank)[0])
+        layer.execute(torch.ones(rows, HIDDEN), None, torch.ones(rows, 1)).sum().backward()
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(work, (folder,), nprocs=RANKS)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("no layers", "InputError: layers: there is no MoE layer"),
+        ("residency", "InputError: residency: 'free', expected one of static, resident, shared"),
+        ("experts", "InputError: group: 2 ranks must divide 5 experts"),
+        ("shapes", "InputError: layers[1]: is of another shape"),
+        ("missing", "InputError: state: 0.matrix is missing"),
+        ("floats", "InputError: routes[0]: is torch.float32"),
+        ("layers", "expected integers [rows, 1, 1]"),
+        ("range", "but there are 4"),
+        ("inner", "a row between rows with routes has none"),
+        ("not entered", "the stage has not been entered"),
+        ("order", "micro-step 1 was entered, but 0 comes next"),
+        ("outside", "outside of micro_step()"),
+        ("two stages", "another stage is running"),
+        ("undrained", "without drain()"),
+    ],
+)
+def test_mistakes_are_named(found: list[dict[str, Any]], case: str, words: str) -> None:
+    for of in found:
+        assert words in of[case]
+
+
+def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        for case in ("own experts", "gradients", "state", "loaded", "gradients kept"):
+            assert of[case], case
+        norm, expected = of["norm"]
+        assert norm == pytest.approx(expected)
+        assert of["clipped"] == pytest.approx(1.0, rel=1e-4)
+
+
+def die(rank: int, folder: str) -> None:
+    from foremoe.torch import ExpertParallel
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    layer = Layer()
+    ep = ExpertParallel([layer])
+    gradient = torch.ones_like(layer.matrix)
+    layer.matrix.grad = gradient
+    weights = layer.matrix.detach().clone()
+    stage = ep.plan(routes_of(rank))
+    try:
+        with stage, stage.micro_step(0):
+            if rank == 1:
+                time.sleep(1)
+                raise KeyboardInterrupt
+            layer.execute(torch.ones(4, HIDDEN), None, torch.ones(4, 1)).sum().backward()
+    except RuntimeError as error:
+        kept = layer.matrix.grad is gradient and torch.equal(layer.matrix, weights)
+        pathlib.Path(folder, "found").write_text(f"{'kept' if kept else 'changed'}: {error}")
+
+
+def test_a_rank_that_dies_ends_the_others_soon_with_nothing_applied() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.get_context("spawn")
+        processes = [context.Process(target=die, args=(rank, folder)) for rank in range(RANKS)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+        alive = [process.is_alive() for process in processes]
+        for process in processes:
+            process.kill()
+        assert not any(alive)
+        assert pathlib.Path(folder, "found").read_text().startswith("kept: ")
