@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 from transformers import GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from foremoe.hf import expert_layers, record
@@ -26,7 +26,7 @@ from foremoe.torch import ExpertParallel
 RANKS, MICRO_STEPS = 4, 2
 VOCABULARY, PAD, EOS = 128, 0, 1
 PROMPTS, GROUP, PROMPT, COMPLETION = 2, 4, 12, 24  # per rank and step; tokens
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32,
     "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 32,
     "num_experts_per_tok": 4, "norm_topk_prob": True, "initializer_range": 0.2, "tie_word_embeddings": False,
@@ -191,7 +191,7 @@ def main() -> None:
     if arguments.steps < 1:
         parser.error("--steps must be at least 1")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (arguments, folder), nprocs=RANKS)
+        spawn(work, (arguments, folder), nprocs=RANKS)
 
 
 if __name__ == "__main__":

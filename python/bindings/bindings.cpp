@@ -47,16 +47,16 @@ bool is_contiguous(const AnyArray& array) {
 }
 
 std::string text_of(const std::string& name, nb::handle value) {
-  if (nb::isinstance<nb::str>(value) || nb::isinstance<nb::int_>(value) || nb::isinstance<nb::float_>(value)) {
-    return nb::cast<std::string>(nb::str(value));
-  }
+  if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
+  if (PyIndex_Check(value.ptr()) != 0) return nb::cast<std::string>(nb::str(nb::int_(value)));
   if (nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value)) {
     std::string list;
     for (const nb::handle item : value) list += (list.empty() ? "" : ",") + text_of(name, item);
     return list;
   }
   if (nb::hasattr(value, "__fspath__")) return nb::cast<std::string>(nb::str(value));
-  throw InputError({.field = name}, fmt::format("is a {}; expected a number, a word or a list of words",
+  if (nb::hasattr(value, "__float__")) return nb::cast<std::string>(nb::str(nb::float_(value)));
+  throw InputError({.field = name}, fmt::format("is a {}; expected a number or a text",
                                                 nb::cast<std::string>(value.type().attr("__name__"))));
 }
 

@@ -13,8 +13,15 @@ void translate(const std::exception_ptr& thrown, void* type) {
     std::rethrow_exception(thrown);
   } catch (const foremoe::InputError& error) {
     const nb::handle raised(static_cast<PyObject*>(type));
+    // The library's arguments as Python's keywords name them.
+    const auto spelt = [](std::string_view field) -> std::string {
+      if (field == "home") return "homes";
+      if (field == "num_ranks") return "ranks";
+      return std::string(field);
+    };
     const auto& where = error.where();
-    const nb::object value = raised(error.what(), where.file, where.field, where.index);
+    const std::string field = where.file.empty() ? spelt(where.field) : where.field;
+    const nb::object value = raised(foremoe::message_of(error, spelt), where.file, field, where.index);
     PyErr_SetObject(raised.ptr(), value.ptr());
   }
 }

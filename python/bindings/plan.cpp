@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/plan_json.h"
+#include "foremoe/rollout/collector.h"
 
 namespace foremoe::python {
 namespace {
@@ -88,15 +90,20 @@ Plan join(const std::vector<const Plan*>& given) {
   return plan;
 }
 
-// With the tokens behind the load, where the caller gave the trace that it was collected from.
+// With the tokens behind the load, where the caller gave the trace that it was collected from: it is counted again, so
+// that nobody relies on another trace, or on one that was changed.
 CheckOptions options_for(const Load& load, const RoutingTrace* trace, int align) {
   CheckOptions options{.align = align};
   if (trace == nullptr) return options;
   const StepInput& input = *load.input;
-  if (!input.batching || !input.trace || input.trace->routes != trace->routes) {
-    throw InputError({.field = "trace"}, "is not the trace that the load was collected from");
-  }
-  options.trace = &*input.trace;
+  if (!input.batching) throw InputError({.field = "trace"}, "the load was not collected from a trace");
+  const bool same = trace->num_sequences() == static_cast<int>(input.batching->rank.size()) && [&] {
+    const nb::gil_scoped_release release;
+    ThreadPool pool(1);
+    return load_digest(collect(*trace, *input.batching, pool)) == load_digest(input.load);
+  }();
+  if (!same) throw InputError({.field = "trace"}, "is not the trace that the load was collected from");
+  options.trace = trace;
   options.batching = &*input.batching;
   return options;
 }
@@ -107,10 +114,70 @@ void expect_align(int align) {
   throw InputError({.field = "align"}, fmt::format("{}; {}", align, must_be_integer(1, kMost)));
 }
 
-nb::any check(const Plan& plan, const Load& load, const RoutingTrace* trace, int align) {
+// For pickling: what a plan is made of, as Python's objects.
+nb::tuple state_of(const Plan& plan) {
+  const StepPlan& p = *plan.step;
+  const auto copied = [](const auto& values) {
+    using T = std::remove_cvref_t<decltype(*values.begin())>;
+    return nb::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+  };
+  return nb::make_tuple(
+      nb::make_tuple(p.policy, std::string(to_string(p.residency)), p.guest_slots, p.ranks_per_node, p.in_flight,
+                     p.options, p.load_digest),
+      nb::make_tuple(p.num_events(), p.num_layers(), p.num_ranks(), p.num_slots(), p.num_experts(),
+                     static_cast<int>(p.max_load.extent(0))),
+      nb::make_tuple(copied(p.slot_expert.flat()), copied(p.slot_tokens.flat()), copied(p.event_micro_step),
+                     copied(p.event_pass), copied(p.home.flat()), copied(p.max_load.flat()),
+                     copied(p.lower_bound.flat())),
+      nb::make_tuple(plan.layers.first, plan.layers.last, plan.layers.whole),
+      nb::make_tuple(plan.times.wall_seconds, plan.times.base_cpu_seconds, plan.times.planning_cpu_seconds));
+}
+
+template <class T>
+void fill(nb::handle bytes, std::span<T> out) {
+  const nb::bytes from = nb::cast<nb::bytes>(bytes);
+  if (from.size() != out.size_bytes()) throw nb::value_error("the pickled plan is damaged");
+  if (!out.empty()) std::memcpy(out.data(), from.c_str(), out.size_bytes());
+}
+
+Plan plan_of_state(const nb::tuple& state) {
+  const nb::tuple header = state[0];
+  const nb::tuple arrays = state[2];
+  const auto size = [shape = nb::tuple(state[1])](std::size_t i) { return nb::cast<std::size_t>(shape[i]); };
+  StepPlan p{.policy = nb::cast<std::string>(header[0]),
+             .residency = residency_from_string(nb::cast<std::string>(header[1])).value(),
+             .guest_slots = nb::cast<int>(header[2]),
+             .ranks_per_node = nb::cast<int>(header[3]),
+             .in_flight = nb::cast<int>(header[4]),
+             .options = nb::cast<std::string>(header[5]),
+             .load_digest = nb::cast<std::string>(header[6])};
+  p.slot_expert = Array<ExpertId, 4>({size(0), size(1), size(2), size(3)});
+  p.slot_tokens = Array<Tokens, 4>(p.slot_expert.shape());
+  p.event_micro_step.resize(size(0));
+  p.event_pass.resize(size(0));
+  p.home = Array<RankId, 2>({size(1), size(4)});
+  p.max_load = Array<Tokens, 2>({size(5), size(1)});
+  p.lower_bound = Array<Tokens, 2>(p.max_load.shape());
+  fill(arrays[0], p.slot_expert.flat());
+  fill(arrays[1], p.slot_tokens.flat());
+  fill(arrays[2], std::span(p.event_micro_step));
+  fill(arrays[3], std::span(p.event_pass));
+  fill(arrays[4], p.home.flat());
+  fill(arrays[5], p.max_load.flat());
+  fill(arrays[6], p.lower_bound.flat());
+  const nb::tuple layers = state[3];
+  const nb::tuple times = state[4];
+  return {.step = std::make_shared<const StepPlan>(std::move(p)),
+          .layers = {nb::cast<int>(layers[0]), nb::cast<int>(layers[1]), nb::cast<int>(layers[2])},
+          .times = {nb::cast<double>(times[0]), nb::cast<double>(times[1]), nb::cast<double>(times[2])}};
+}
+
+nb::any check(const Plan& plan, const Load& load, const RoutingTrace* trace, int align, const nb::object& homes) {
   expect_whole(plan, "checking");
   expect_align(align);
-  const CheckOptions options = options_for(load, trace, align);
+  CheckOptions options = options_for(load, trace, align);
+  const Array<RankId, 2> initial = homes_of(homes, load.table());
+  if (!homes.is_none()) options.initial_home = initial;
   std::string json;
   {
     const nb::gil_scoped_release release;
@@ -221,6 +288,8 @@ Raises InputError where parts are of different plans, or a layer is in none or i
             write_plan(*p.step, path.string());
           },
           "path"_a, "Writes a foremoe.plan/1 file, whole or not at all.")
+      .def("__getstate__", &state_of)
+      .def("__setstate__", [](Plan& self, const nb::tuple& state) { new (&self) Plan(plan_of_state(state)); })
       .def("__repr__", [](const Plan& p) {
         return fmt::format("<foremoe.Plan by {}: {} events × {} layers × {} ranks × {} slots, {}>", p.step->policy,
                            p.step->num_events(), p.step->num_layers(), p.step->num_ranks(), p.step->num_slots(),
@@ -231,7 +300,7 @@ Raises InputError where parts are of different plans, or a layer is in none or i
     const nb::gil_scoped_release release;
     return plan_of(read_plan(path.string()));
   });
-  m.def("_check", &check, "plan"_a, "load"_a, "trace"_a.none(), "align"_a);
+  m.def("_check", &check, "plan"_a, "load"_a, "trace"_a.none(), "align"_a, "homes"_a.none());
   m.def("_figures", &figures, "plan"_a, "load"_a, "trace"_a.none(), "align"_a, "homes"_a.none());
 }
 

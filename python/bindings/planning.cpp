@@ -99,9 +99,11 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
                     .options = planner_options_of(with.options),
                     .previous = whole_plan_of(with.previous),
                     .previous_load = with.previous_load == nullptr ? nullptr : &with.previous_load->table()};
+  int announced = 0;
   if (on_micro_step) {
     input.on_micro_step = [&](const StepPlan&, MicroStepId m) {
       const nb::gil_scoped_acquire gil;
+      announced = m.value + 1;
       (*on_micro_step)(m.value);
     };
   }
@@ -110,6 +112,8 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   run_interruptibly(pool, [&] { result = policy.plan(input, pool); });
   if (const auto* skipped = std::get_if<Skipped>(&*result)) raise_skipped(policy, skipped->reason);
   PlannedStep planned = std::get<PlannedStep>(std::move(*result));
+  // Policies that plan all micro-steps at once announce none.
+  for (; on_micro_step && announced < planned.plan.num_micro_steps(); ++announced) (*on_micro_step)(announced);
   if (part) planned.plan.load_digest = load_digest(load.table());
   return {.step = std::make_shared<const StepPlan>(std::move(planned.plan)), .layers = range, .times = planned.times};
 }
@@ -129,22 +133,21 @@ class BackgroundPlan {
   BackgroundPlan(const BackgroundPlan&) = delete;
   BackgroundPlan& operator=(const BackgroundPlan&) = delete;
 
+  // Ctrl-C ends these waits, and planning with them.
   void begin() {
     std::optional<std::string> skipped;
-    {
-      const nb::gil_scoped_release release;
-      skipped = running_->wait_to_begin();
-    }
+    run_interruptibly(pool_, [&] { skipped = running_->wait_to_begin(); });
     if (skipped) raise_skipped(policy_, *skipped);
   }
   const StepPlan& step() const { return running_->plan(); }
+  int num_micro_steps() const { return input_.load.num_micro_steps(); }
   void wait_for(int micro_step) {
-    const int most = input_.load.num_micro_steps();
+    const int most = num_micro_steps();
     if (micro_step < 0 || micro_step >= most) {
       throw InputError({.field = "micro_step"}, fmt::format("{} is none of 0 … {}", micro_step, most - 1));
     }
-    const nb::gil_scoped_release release;
-    running_->wait_for(MicroStepId{micro_step});
+    begin();
+    run_interruptibly(pool_, [&] { running_->wait_for(MicroStepId{micro_step}); });
   }
 
  private:
@@ -170,7 +173,13 @@ nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, 
   table.push_back(
       integer_option({.name = "align", .value = "N", .help = "See foremoe.figures"}, options.align, {1, 1 << 20}));
   set_options(std::move(table), with.options);
-  const std::vector<const Policy*> policies = policies_named(names);
+  const std::vector<const Policy*> policies = [&] {
+    try {
+      return policies_named(names);
+    } catch (const InputError& error) {
+      throw InputError({.field = "policies"}, error.problem());
+    }
+  }();
   StepInput input = *load.input;
   input.homes = homes_of(with.homes, load.table());
   if (const StepPlan* previous = whole_plan_of(with.previous)) input.previous = *previous;
@@ -248,7 +257,14 @@ any more. The quotas of a micro-step are final when wait_for() has returned; do 
           "begin", &begun,
           "Waits until slots and homes are final, and returns the plan. Raises what planning raised, or PolicySkipped.")
       .def("wait_for", &BackgroundPlan::wait_for, "micro_step"_a,
-           "Waits until the quotas of this micro-step, and of all before it, are final.");
+           "Waits until the quotas of this micro-step, and of all before it, are final.")
+      .def(
+          "finish",
+          [](const std::shared_ptr<BackgroundPlan>& self) {
+            if (self->num_micro_steps() > 0) self->wait_for(self->num_micro_steps() - 1);
+            return begun(self);
+          },
+          "Waits until all of it is final, and returns the plan.");
   m.def(
       "_start_plan",
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::object& homes,

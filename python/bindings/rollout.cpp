@@ -44,8 +44,14 @@ void lend_routes(const AnyArray& routes, Trace& trace) {
   trace.top_k = static_cast<int>(std::min(routes.shape(2), kMost));
 }
 
+void expect_range(const char* argument, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value >= least && value <= most) return;
+  throw InputError({.field = argument}, fmt::format("{}; {}", value, must_be_integer(least, most)));
+}
+
 struct Sequences {
   std::optional<AnyArray> prompt_lengths, group_ids, micro_step, rank;
+  std::optional<int> ranks, ranks_per_node;
 };
 
 std::shared_ptr<Trace> trace_from_arrays(const AnyArray& routed_experts, const AnyArray& cu_seqlens, int num_experts,
@@ -59,6 +65,10 @@ std::shared_ptr<Trace> trace_from_arrays(const AnyArray& routed_experts, const A
   trace->group_ids = to_vector(of.group_ids, "group_ids", "[sequences]");
   trace->micro_step = to_vector(of.micro_step, "micro_step", "[sequences]");
   trace->rank = to_vector(of.rank, "rank", "[sequences]");
+  if (of.ranks) expect_range("ranks", *of.ranks, 1, kMaxRanks);
+  if (of.ranks_per_node) expect_range("ranks_per_node", *of.ranks_per_node, 1, kMaxRanks);
+  trace->ranks = of.ranks.value_or(0);
+  trace->ranks_per_node = of.ranks_per_node.value_or(0);
   for (int l = 0; l < trace->num_layers; ++l) trace->layer_ids.push_back(l);
   trace->model = model;
   expect_valid(*trace);
@@ -129,7 +139,7 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
   StepInput input{.trace = *trace};
   input.batching = batch(*input.trace, options, input.remarks);
   input.load = collect(*input.trace, *input.batching, pool);
-  input.load.name = trace->name;
+  input.load.name = trace->name.empty() ? "trace" : trace->name;
   input.homes = contiguous_homes(input.load.num_layers(), input.load.num_experts(), input.load.num_ranks());
   return {std::make_shared<const StepInput>(std::move(input))};
 }
@@ -162,17 +172,28 @@ nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& ke
   return nb::make_tuple(load_of(std::get<LoadTable>(std::move(imported->value))), report);
 }
 
-void add_sequence(RolloutCollector& collector, int sequence, const AnyArray& routes) {
+// With its shape, which bytes alone do not tell.
+struct Collector {
+  Collector(int num_layers, int num_experts, int experts_per_token)
+      : layers(num_layers),
+        top_k(experts_per_token),
+        counts({.num_layers = num_layers, .top_k = experts_per_token, .num_experts = num_experts}) {}
+
+  int layers, top_k;
+  RolloutCollector counts;
+};
+
+void add_sequence(Collector& collector, int sequence, const AnyArray& routes) {
   Trace lent;
   lend_routes(routes, lent);
+  if (lent.num_layers != collector.layers || lent.top_k != collector.top_k) {
+    throw InputError({.field = "routes"},
+                     fmt::format("is {}; expected [tokens, {}, {}]", foremoe::python::describe(routes),
+                                 collector.layers, collector.top_k));
+  }
   const std::size_t bytes = routes.size() * size_of(lent.type);
   const nb::gil_scoped_release release;
-  collector.add(sequence, lent.type, {lent.routes, bytes});
-}
-
-void expect_range(const char* argument, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value >= least && value <= most) return;
-  throw InputError({.field = argument}, fmt::format("{}; {}", value, must_be_integer(least, most)));
+  collector.counts.add(sequence, lent.type, {lent.routes, bytes});
 }
 
 Batching batching_of(const AnyArray& micro_step, const AnyArray& rank, int ranks, int ranks_per_node) {
@@ -223,13 +244,16 @@ void bind_rollout(nb::module_& m) {
           "from_arrays",
           [](const AnyArray& routed_experts, const AnyArray& cu_seqlens, int num_experts,
              std::optional<AnyArray> prompt_lengths, std::optional<AnyArray> group_ids,
-             std::optional<AnyArray> micro_step, std::optional<AnyArray> rank, const std::string& model) {
-            return trace_from_arrays(
-                routed_experts, cu_seqlens, num_experts,
-                {std::move(prompt_lengths), std::move(group_ids), std::move(micro_step), std::move(rank)}, model);
+             std::optional<AnyArray> micro_step, std::optional<AnyArray> rank, std::optional<int> ranks,
+             std::optional<int> ranks_per_node, const std::string& model) {
+            return trace_from_arrays(routed_experts, cu_seqlens, num_experts,
+                                     {std::move(prompt_lengths), std::move(group_ids), std::move(micro_step),
+                                      std::move(rank), ranks, ranks_per_node},
+                                     model);
           },
           "routed_experts"_a, "cu_seqlens"_a, nb::kw_only(), "num_experts"_a, "prompt_lengths"_a = nb::none(),
-          "group_ids"_a = nb::none(), "micro_step"_a = nb::none(), "rank"_a = nb::none(), "model"_a = "",
+          "group_ids"_a = nb::none(), "micro_step"_a = nb::none(), "rank"_a = nb::none(), "ranks"_a = nb::none(),
+          "ranks_per_node"_a = nb::none(), "model"_a = "",
           R"(A trace of arrays in memory, which are not copied: do not change them while it lives.
 
 routed_experts: uint8, uint16, int16 or int32 [tokens, layers, top_k], expert ids; all top_k entries of a row without a
@@ -237,6 +261,7 @@ routed_experts: uint8, uint16, int16 or int32 [tokens, layers, top_k], expert id
 cu_seqlens: int64 [sequences + 1], first token of each sequence, then the number of tokens.
 prompt_lengths, group_ids: int32 [sequences], tokens of the prompt and GRPO group.
 micro_step, rank: int32 [sequences], the trainer's batching, both or none.
+ranks, ranks_per_node: of that batching; None for the largest rank + 1, and 8 or all if fewer.
 
 Raises InputError for another dtype, layout or shape, and for values out of range. Routes are checked by collect().)")
       .def_prop_ro("routed_experts", &routes_of,
@@ -273,7 +298,7 @@ Raises InputError for another dtype, layout or shape, and for values out of rang
 
   nb::class_<Load>(m, "Load", "Tokens that each source rank sends to each expert, per micro-step and layer.")
       .def_static("from_array", &load_from_array, "array"_a, nb::kw_only(), "top_k"_a = 1, "ranks_per_node"_a = 8,
-                  "name"_a = "",
+                  "name"_a = "load",
                   R"(A load of counts: int64 [micro_steps, layers, ranks, experts], tokens, copied once.
 
 A token counts once for each of its top_k experts. Raises InputError for another dtype, layout or shape, for negative
@@ -300,6 +325,9 @@ counts, and where the ranks do not divide the experts.)")
           },
           nb::rv_policy::move,
           "(micro_step, rank), int32 [sequences] each, of a load that was collected from a trace; else None.")
+      .def_prop_ro(
+          "remarks", [](const Load& l) { return l.input->remarks; },
+          "What was done in collecting it that nobody asked for, in sentences.")
       .def(
           "fold", [](const Load& l, int ranks) { return load_of(fold_ranks(l.table(), ranks)); }, "ranks"_a,
           "The same load on fewer ranks, a divisor: consecutive sources are added.")
@@ -312,34 +340,33 @@ counts, and where the ranks do not divide the experts.)")
           "path"_a, "Writes a foremoe.load/1 file, whole or not at all.")
       .def("__repr__", [](const Load& l) { return fmt::format("<foremoe.Load: {}>", foremoe::describe(l.table())); });
 
-  nb::class_<RolloutCollector>(m, "Collector",
-                               R"(Counts sequences as they finish, from any thread; routes may be forgotten after add().
+  nb::class_<Collector>(m, "Collector",
+                        R"(Counts sequences as they finish, from any thread; routes may be forgotten after add().
 
 Held per sequence: one counter for each (layer, expert), in the narrowest type that fits.)")
       .def(
           "__init__",
-          [](RolloutCollector* self, int num_layers, int num_experts, int top_k) {
+          [](Collector* self, int num_layers, int num_experts, int top_k) {
             expect_range("num_layers", num_layers, 1, kNoLimit);
             expect_range("num_experts", num_experts, 1, kMaxExperts);
             expect_range("top_k", top_k, 1, num_experts);
-            new (self) RolloutCollector({.num_layers = num_layers, .top_k = top_k, .num_experts = num_experts});
+            new (self) Collector(num_layers, num_experts, top_k);
           },
           nb::kw_only(), "num_layers"_a, "num_experts"_a, "top_k"_a)
       .def("add", &add_sequence, "sequence"_a, "routes"_a,
            R"(One finished sequence, number 0, 1, …: routes [tokens, layers, top_k] as Trace.from_arrays takes them.
 
 Raises InputError for a number that was used, and for a row that is no route; then nothing is kept.)")
-      .def_prop_ro("num_sequences", &RolloutCollector::num_sequences)
+      .def_prop_ro("num_sequences", [](const Collector& c) { return c.counts.num_sequences(); })
       .def(
-          "lengths", [](const RolloutCollector& c) { return array_of(c.sequence_lengths()); },
+          "lengths", [](const Collector& c) { return array_of(c.counts.sequence_lengths()); },
           "int64 [sequences], tokens. Raises InputError where a number is missing.")
       .def(
           "load",
-          [](const RolloutCollector& c, const AnyArray& micro_step, const AnyArray& rank, int ranks,
-             int ranks_per_node) {
+          [](const Collector& c, const AnyArray& micro_step, const AnyArray& rank, int ranks, int ranks_per_node) {
             const Batching batching = batching_of(micro_step, rank, ranks, ranks_per_node);
             const nb::gil_scoped_release release;
-            return load_of(c.to_load_table(batching));
+            return load_of(c.counts.to_load_table(batching));
           },
           "micro_step"_a, "rank"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
           "The load when sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.");

@@ -89,6 +89,10 @@ std::vector<ScheduledCopy> list_of(std::span<const ScheduledCopy> copies) { retu
 
 auto row_order_of(const RankTurn& turn, const AnyArray& routes) {
   const std::int32_t* const data = data_of<std::int32_t>(routes, "routes", "[tokens, top_k]", 2);
+  const int top_k = turn.of->input->load.top_k;
+  if (routes.shape(1) != static_cast<std::size_t>(top_k)) {
+    throw InputError({.field = "routes"}, fmt::format("is {}; the load's top_k is {}", describe(routes), top_k));
+  }
   std::vector<std::int32_t> order(static_cast<std::size_t>(turn.rows.sent));
   {
     const nb::gil_scoped_release release;

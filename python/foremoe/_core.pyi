@@ -22,6 +22,8 @@ class Trace:
         group_ids: Annotated[NDArray[Any], dict(writable=False)] | None = None,
         micro_step: Annotated[NDArray[Any], dict(writable=False)] | None = None,
         rank: Annotated[NDArray[Any], dict(writable=False)] | None = None,
+        ranks: int | None = None,
+        ranks_per_node: int | None = None,
         model: str = "",
     ) -> Trace:
         """
@@ -32,6 +34,7 @@ class Trace:
         cu_seqlens: int64 [sequences + 1], first token of each sequence, then the number of tokens.
         prompt_lengths, group_ids: int32 [sequences], tokens of the prompt and GRPO group.
         micro_step, rank: int32 [sequences], the trainer's batching, both or none.
+        ranks, ranks_per_node: of that batching; None for the largest rank + 1, and 8 or all if fewer.
 
         Raises InputError for another dtype, layout or shape, and for values out of range. Routes are checked by collect().
         """
@@ -86,7 +89,11 @@ class Load:
 
     @staticmethod
     def from_array(
-        array: Annotated[NDArray[Any], dict(writable=False)], *, top_k: int = 1, ranks_per_node: int = 8, name: str = ""
+        array: Annotated[NDArray[Any], dict(writable=False)],
+        *,
+        top_k: int = 1,
+        ranks_per_node: int = 8,
+        name: str = "load",
     ) -> Load:
         """
         A load of counts: int64 [micro_steps, layers, ranks, experts], tokens, copied once.
@@ -129,6 +136,10 @@ class Load:
         """
         (micro_step, rank), int32 [sequences] each, of a load that was collected from a trace; else None.
         """
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was done in collecting it that nobody asked for, in sentences."""
 
     def fold(self, ranks: int) -> Load:
         """
@@ -288,10 +299,12 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a foremoe.plan/1 file, whole or not at all."""
 
+    def __getstate__(self) -> tuple[Any, ...]: ...
+    def __setstate__(self, arg: tuple[Any, ...], /) -> None: ...
     def __repr__(self) -> str: ...
 
 def _read_plan(arg: str | os.PathLike[str], /) -> Plan: ...
-def _check(plan: Plan, load: Load, trace: Trace | None, align: int) -> Any: ...
+def _check(plan: Plan, load: Load, trace: Trace | None, align: int, homes: object | None) -> Any: ...
 def _figures(plan: Plan, load: Load, trace: Trace | None, align: int, homes: object | None) -> Any: ...
 def _plan(
     load: Load,
@@ -322,6 +335,9 @@ class RunningPlan:
         """
         Waits until the quotas of this micro-step, and of all before it, are final.
         """
+
+    def finish(self) -> Plan:
+        """Waits until all of it is final, and returns the plan."""
 
 def _start_plan(
     load: Load,

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import _core
 from ._core import Load, Plan, Trace
+from ._errors import InputError
 
 Path = str | os.PathLike[str]
 
@@ -46,13 +47,27 @@ class Violation:
     expert: int | None = None
 
 
-def check(plan: Plan, load: Load, *, trace: Trace | None = None, align: int = 128) -> list[Violation]:
+def expect(kind: type, **arguments: object) -> None:
+    """Raises InputError for an argument that is no instance of a class of this package."""
+    for name, value in arguments.items():
+        if not isinstance(value, kind):
+            what = f"is a {type(value).__name__}; expected a foremoe.{kind.__name__}"
+            raise InputError(f"{name}: {what}", field=name)
+
+
+def check(
+    plan: Plan, load: Load, trace: Trace | None = None, align: int = 128, *, homes: Any = None
+) -> list[Violation]:
     """Checks a plan against the load that it claims to serve, by code that shares nothing with any planner.
 
-    trace: the trace that the load was collected from, where token routes are to be checked too. Returns the first
-    hundred violations; none when the plan is right. Never raises for a bad plan, save that of a part of one.
+    trace: the trace that the load was collected from, where token routes are to be checked too. homes: before planning,
+    as plan() was given them; None for contiguous ones. Returns the first hundred violations; none when the plan is
+    right. Never raises for a bad plan, save for a part of one.
     """
-    return [Violation(**violation) for violation in _core._check(plan, load, trace, align)["violations"]]
+    expect(Plan, plan=plan)
+    expect(Load, load=load)
+    report = _core._check(plan, load, trace, align, homes)
+    return [Violation(**violation) for violation in report["violations"]]
 
 
 def figures(
@@ -64,5 +79,7 @@ def figures(
     replica up to a multiple of it. homes: before planning, None for contiguous ones, an int32 array [layers, experts],
     or a plan. Raises InputError for a plan that is not right for this load.
     """
+    expect(Plan, plan=plan)
+    expect(Load, load=load)
     result: dict[str, Any] = _core._figures(plan, load, trace, align, homes)
     return result

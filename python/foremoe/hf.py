@@ -1,9 +1,9 @@
 """transformers ≥ 5.0: MoE layers as foremoe.torch takes them, and the routes that a model took.
 
-    ep = foremoe.torch.ExpertParallel(expert_layers(model))
-    with record(rollout_model) as recorder:
-        out = rollout_model.generate(...)
-    routes = recorder.routes(out, attention_mask)
+ep = foremoe.torch.ExpertParallel(expert_layers(model))
+with record(rollout_model) as recorder:
+    out = rollout_model.generate(...)
+routes = recorder.routes(out, attention_mask)
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class TransformersExperts:
         self.num_experts = int(experts.num_experts)
         self.top_k = int(getattr(router, "top_k", 0) or _top_k_of(experts.config))
         self._names = [
-            n for n in ("gate_up_proj", "up_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj", "down_proj_bias")
+            n
+            for n in ("gate_up_proj", "up_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj", "down_proj_bias")
             if isinstance(getattr(experts, n, None), torch.nn.Parameter)
         ]
         down = experts.down_proj
@@ -117,13 +118,13 @@ class TransformersExperts:
     def _before_router(self, *_: Any) -> None:
         assert self._ids is not None
         self._mode = _GivenTopK(self._ids, self.num_experts)
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _after_router(self, *_: Any) -> None:
         mode, self._mode = self._mode, None
         if mode is None:
             return
-        mode.__exit__(None, None, None)
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if mode.hits != 1 or mode.own is None or self._ids is None:
             raise RuntimeError(f"{self.name}: the router chose its experts in a way that cannot be replayed")
         own, ids = mode.own.sort(-1).values, self._ids.sort(-1).values
@@ -163,7 +164,8 @@ class Recorder:
     def __init__(self, layers: list[Any]) -> None:
         self._calls: list[list[Tensor]] = [[] for _ in layers]
         self._hooks = [
-            experts.register_forward_pre_hook(self._keep(calls)) for experts, calls in zip(layers, self._calls, strict=True)
+            experts.register_forward_pre_hook(self._keep(calls))
+            for experts, calls in zip(layers, self._calls, strict=True)
         ]
 
     @staticmethod
@@ -194,7 +196,7 @@ class Recorder:
             rows = sum(call.shape[0] for call in calls)
             if rows != batch * (length - 1):
                 raise foremoe.InputError(
-                    f"out: {rows} rows ran, but its {batch} sequences have {batch * (length - 1)} before their last token",
+                    f"out: {rows} rows ran, but it has {batch * (length - 1)} before the last tokens",
                     field="out",
                 )
             per_layer.append(torch.cat([call.view(batch, -1, call.shape[-1]) for call in calls], 1))

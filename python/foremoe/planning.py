@@ -5,6 +5,7 @@ Written by scripts/python_keywords from the tables of options: do not edit.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -14,8 +15,16 @@ import numpy.typing as npt
 
 from . import _core
 from ._core import Load, Plan, RunningPlan, Trace
+from .files import expect
 
 Homes = npt.NDArray[np.int32] | Plan | None
+Path = str | os.PathLike[str]
+
+_log = logging.getLogger("foremoe")
+
+
+def _listed(names: str | Sequence[str]) -> list[str]:
+    return names.split(",") if isinstance(names, str) else list(names)
 
 
 def plan(
@@ -72,6 +81,7 @@ def plan(
 
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
+    expect(Load, load=load)
     options = {
         "guest_slots": guest_slots,
         "residency": residency,
@@ -136,6 +146,7 @@ def start_plan(
 
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
+    expect(Load, load=load)
     options = {
         "guest_slots": guest_slots,
         "residency": residency,
@@ -154,7 +165,7 @@ def start_plan(
 
 def compare(
     load: Load,
-    policies: Sequence[str] = ("all",),
+    policies: str | Sequence[str] = "all",
     *,
     guest_slots: int = 1,
     residency: Literal["static", "resident", "shared", "free"] = "resident",
@@ -183,7 +194,7 @@ def compare(
     """Plans with several policies, checks each plan, and returns what `foremoe compare --json` prints.
 
     load: What is planned.
-    policies: Who plans: keys of foremoe.policies(), or "all".
+    policies: Who plans: keys of foremoe.policies(), several in a list; "all" for every system, without the variants.
     guest_slots: Guest slots: how many copies of experts a rank has room for in one layer. 0 … 65536.
     residency: static: copies are chosen once per step. resident: each layer's copies stay until they are replaced.
         shared: layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere
@@ -217,6 +228,7 @@ def compare(
 
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
+    expect(Load, load=load)
     options = {
         "guest_slots": guest_slots,
         "residency": residency,
@@ -239,16 +251,16 @@ def compare(
         "align": align,
     }
     result: list[dict[str, Any]] = _core._compare(
-        load, list(policies), options, homes, previous, previous_load, threads
+        load, _listed(policies), options, homes, previous, previous_load, threads
     )
     return result
 
 
 def simulate(
     load: Load,
-    policies: Sequence[str] = ("all",),
+    policies: str | Sequence[str] = "all",
     *,
-    cluster: str | None = None,
+    cluster: str,
     model: str | None = None,
     sequence_tokens: int = 4096,
     keep_activations: bool = False,
@@ -279,7 +291,7 @@ def simulate(
     """Predicts what a step takes on a cluster with each policy: what `foremoe simulate --json` prints.
 
     load: What is planned.
-    policies: Who plans: keys of foremoe.policies(), or "all".
+    policies: Who plans: keys of foremoe.policies(), several in a list; "all" for every system, without the variants.
     cluster: Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large
         as the cluster's unless ranks_per_node says otherwise.
     model: Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json.
@@ -320,6 +332,7 @@ def simulate(
 
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
+    expect(Load, load=load)
     options = {
         "cluster": cluster,
         "model": model,
@@ -346,7 +359,7 @@ def simulate(
         "align": align,
     }
     result: list[dict[str, Any]] = _core._simulate(
-        load, list(policies), options, homes, previous, previous_load, threads
+        load, _listed(policies), options, homes, previous, previous_load, threads
     )
     return result
 
@@ -372,16 +385,20 @@ def collect(
 
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
+    expect(Trace, trace=trace)
     options = {
         "ranks": ranks,
         "ranks_per_node": ranks_per_node,
         "tokens_per_rank": tokens_per_rank,
     }
-    return _core._collect(trace, options, threads)
+    load = _core._collect(trace, options, threads)
+    for remark in load.remarks:
+        _log.warning(remark)
+    return load
 
 
 def import_files(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Path | Sequence[Path],
     *,
     format: str | None = None,
     model: str | None = None,
@@ -397,7 +414,7 @@ def import_files(
     """Reads the routes that a rollout engine or trainer recorded, as `foremoe import` does: a trace, or a load of
     counts, and a report of what was read.
 
-    paths: Files, in the order of their sequences.
+    paths: A file, or several in the order of their sequences.
     format: Format, see help_all. None: detected.
     model: Name of the model, for the trace's metadata. A known one also sets experts.
     experts: Experts of a layer. None: the largest id + 1. 1 … 65536.
@@ -424,5 +441,7 @@ def import_files(
         "drop_empty_layers": drop_empty_layers,
         "counts_at": counts_at,
     }
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
     result: tuple[Trace | Load, dict[str, Any]] = _core._import_files([os.fspath(p) for p in paths], options)
     return result

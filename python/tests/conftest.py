@@ -20,7 +20,7 @@ def draw_load(
     random = np.random.default_rng(seed)
     popularity = random.dirichlet(np.full(experts, 0.3), (micro_steps, layers, 1))
     counts = random.poisson(200 * np.broadcast_to(popularity, (micro_steps, layers, ranks, experts)))
-    return foremoe.Load.from_array(counts.astype(np.int64), top_k=2, ranks_per_node=2)
+    return foremoe.Load.from_array(counts.astype(np.int64), top_k=1, ranks_per_node=2)
 
 
 def draw_routes(

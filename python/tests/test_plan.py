@@ -94,9 +94,16 @@ def test_rows_between_nodes_are_known_with_the_trace(data: pathlib.Path) -> None
     plan = foremoe.plan(load)
     assert "node_link_rows" in foremoe.figures(plan, load, trace)
     assert "node_link_rows" not in foremoe.figures(plan, load)
-    other = foremoe.collect(foremoe.read_trace(data / "rollout-math.safetensors"), ranks=8)
-    with pytest.raises(foremoe.InputError, match="trace"):
-        foremoe.figures(plan, other, trace)
+    again = foremoe.read_trace(data / "rollout-math.safetensors")
+    assert foremoe.check(plan, load, again) == []
+    routes = np.array(trace.routed_experts)
+    changed = foremoe.Trace.from_arrays(routes, np.array(trace.cu_seqlens), num_experts=trace.num_experts)
+    assert foremoe.check(plan, load, changed) == []
+    routes[5, 0] = routes[5, 0, ::-1] + 1
+    with pytest.raises(foremoe.InputError, match="trace: is not the trace"):
+        foremoe.figures(plan, load, changed)
+    with pytest.raises(foremoe.InputError, match="not collected from a trace"):
+        foremoe.figures(plan, foremoe.Load.from_array(load.array.copy()), trace)
 
 
 @pytest.mark.parametrize("policy", ["foremoe", "static", "vanilla"])
@@ -110,6 +117,32 @@ def test_parts_join_to_the_whole_byte_for_byte(tmp_path: pathlib.Path, policy: s
     whole.save(tmp_path / "whole")
     foremoe.Plan.join(parts).save(tmp_path / "joined")
     assert (tmp_path / "joined").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize("layers", [None, range(1, 2)])
+def test_plans_and_parts_travel_between_processes(layers: range | None) -> None:
+    load = draw_load()
+    plan = foremoe.plan(load, layers=layers)
+    again = pickle.loads(pickle.dumps(plan))
+    for name in ("slot_expert", "slot_tokens", "home", "event_micro_step", "event_pass", "max_load"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(plan, name))
+    assert (again.options, again.layers, again.load_digest) == (plan.options, plan.layers, plan.load_digest)
+    if layers is None:
+        assert foremoe.check(again, load) == []
+
+
+def test_numpy_numbers_are_numbers(load: foremoe.Load) -> None:
+    expected = foremoe.plan(load, guest_slots=2, tolerance=0.25)
+    plan = foremoe.plan(load, guest_slots=np.int64(2), tolerance=np.float32(0.25))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(plan.slot_tokens, expected.slot_tokens)
+
+
+def test_one_policy_needs_no_list(load: foremoe.Load) -> None:
+    assert [one["policy"] for one in foremoe.compare(load, "foremoe")] == ["foremoe"]
+    assert [one["policy"] for one in foremoe.compare(load, "vanilla,static")] == ["vanilla", "static"]
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.compare(load, ["nobody"])
+    assert raised.value.field == "policies"
 
 
 def test_parts_that_are_no_whole_are_refused() -> None:
@@ -140,7 +173,10 @@ def test_homes_and_former_plans_are_taken(load: foremoe.Load) -> None:
     homes = np.ascontiguousarray(foremoe.plan(load).home[:, ::-1])
     plan = foremoe.plan(load, homes=homes)
     np.testing.assert_array_equal(plan.home, homes)
-    np.testing.assert_array_equal(foremoe.plan(load, homes=plan).home, homes)
+    again = foremoe.plan(load, homes=plan)
+    np.testing.assert_array_equal(again.home, homes)
+    assert foremoe.check(again, load, homes=plan) == []
+    assert {violation.kind for violation in foremoe.check(again, load)} == {"home-moves"}
     assert (
         foremoe.check(foremoe.plan(load, previous=foremoe.plan(draw_load(1)), previous_load=draw_load(1)), load) == []
     )
@@ -148,7 +184,8 @@ def test_homes_and_former_plans_are_taken(load: foremoe.Load) -> None:
     wrong[1, 0] = 9
     with pytest.raises(foremoe.InputError) as raised:
         foremoe.plan(load, homes=wrong)
-    assert (raised.value.field, raised.value.index) == ("home", "[1, 0]")
+    assert (raised.value.field, raised.value.index) == ("homes", "[1, 0]")
+    assert str(raised.value).startswith("homes[1, 0]: rank 9")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +251,8 @@ def test_micro_steps_are_announced_in_order(load: foremoe.Load) -> None:
     seen: list[int] = []
     foremoe.plan(load, on_micro_step=seen.append)
     assert seen == [0, 1, 2]
+    foremoe.plan(load, policy="eplb", on_micro_step=seen.append)
+    assert seen == [0, 1, 2, 0, 1, 2]
 
 
 def test_what_the_callback_raises_ends_planning(load: foremoe.Load) -> None:
@@ -283,6 +322,27 @@ def test_a_running_plan_becomes_the_same_plan(data: pathlib.Path) -> None:
         running.wait_for(load.num_micro_steps)
     del running
     assert foremoe.check(plan, load) == []
+
+
+def test_a_running_plan_can_be_waited_for_at_once(load: foremoe.Load) -> None:
+    foremoe.start_plan(load).wait_for(1)
+    assert foremoe.check(foremoe.start_plan(load).finish(), load) == []
+    for call in ("begin", "finish"):
+        with pytest.raises(foremoe.PolicySkipped):
+            getattr(foremoe.start_plan(load, policy="flexmoe", in_flight=2), call)()
+
+
+def test_wrong_classes_are_named(load: foremoe.Load) -> None:
+    plan = foremoe.plan(load)
+    for call, field in [
+        (lambda: foremoe.plan(plan), "load"),
+        (lambda: foremoe.check(load, plan), "plan"),
+        (lambda: foremoe.collect(load), "trace"),
+        (lambda: foremoe.figures(plan, plan), "load"),
+    ]:
+        with pytest.raises(foremoe.InputError, match=f"{field}: is a ") as raised:
+            call()  # type: ignore[no-untyped-call]
+        assert raised.value.field == field
 
 
 def test_a_running_plan_that_is_dropped_stops(data: pathlib.Path) -> None:

@@ -77,6 +77,25 @@ def test_the_collector_counts_what_collect_counts() -> None:
     np.testing.assert_array_equal(load.array, counts_by_hand(routes, list(micro_step), list(rank), 2))
 
 
+def test_recorded_batching_is_kept_for_its_own_number_of_ranks() -> None:
+    routes = draw_routes()
+    batching = {"micro_step": np.array([0, 1, 0], np.int32), "rank": np.array([1, 0, 0], np.int32)}
+    kept = foremoe.collect(trace_of(routes, **batching, ranks=4), ranks=4)
+    np.testing.assert_array_equal(kept.array, counts_by_hand(routes, [0, 1, 0], [1, 0, 0], 4))
+    assert kept.remarks == []
+    anew = foremoe.collect(trace_of(routes, **batching), ranks=4)
+    assert "batched" in anew.remarks[0]
+
+
+def test_the_collector_refuses_routes_of_another_shape() -> None:
+    collector = foremoe.Collector(num_layers=2, num_experts=8, top_k=2)
+    for wrong in (draw_routes(layers=4), draw_routes(top_k=4, layers=1)):
+        with pytest.raises(foremoe.InputError, match=r"expected \[tokens, 2, 2\]") as raised:
+            collector.add(0, wrong)
+        assert raised.value.field == "routes"
+    assert collector.num_sequences == 0
+
+
 def test_files_hold_what_was_saved(tmp_path: pathlib.Path) -> None:
     trace = trace_of(draw_routes(), group_ids=np.array([3, 3, 4], np.int32), model="tiny")
     trace.save(tmp_path / "trace.safetensors")

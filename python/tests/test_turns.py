@@ -12,7 +12,7 @@ import foremoe
 
 
 def draw_rows(load: foremoe.Load, micro_step: int, layer: int, seed: int) -> list[np.ndarray]:
-    """int32 [tokens, top_k = 1] of each rank, in an order drawn at random, with rows without a route."""
+    """int32 [tokens, top_k] of each rank, in an order drawn at random, with rows without a route."""
     random = np.random.default_rng(seed)
     rows = []
     for counts in load.array[micro_step, layer]:
@@ -118,6 +118,7 @@ def test_routes_that_the_load_does_not_count_are_refused(load: foremoe.Load) -> 
         (np.where(routes < 0, 99, routes).astype(np.int32), "expert 99, but there are 16"),
         (routes.astype(np.int64), "is int64"),
         (routes.ravel(), "[tokens, top_k]"),
+        (routes[: len(routes) // 2 * 2].reshape(-1, 2), "the load's top_k is 1"),
         (np.repeat(routes, 2, 1)[:, ::2], "not C-contiguous"),
     ]:
         with pytest.raises(foremoe.InputError) as raised:

@@ -18,7 +18,9 @@ class AllToAll(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, send: list[int], recv: list[int], group: Any, before: Any, after: Any) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, send: list[int], recv: list[int], group: Any, before: Any, after: Any
+    ) -> Tensor:
         ctx.of = send, recv, group, before, after
         return _exchange(rows, send, recv, group)
 
@@ -53,7 +55,9 @@ class GuestRows(torch.autograd.Function):
         kept = _KeptWeights(weights, guests)
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             inner = rows.detach().requires_grad_(rows.requires_grad)
-            leaves = {name: weight.detach().requires_grad_(weight.is_floating_point()) for name, weight in weights.items()}
+            leaves = {
+                name: weight.detach().requires_grad_(weight.is_floating_point()) for name, weight in weights.items()
+            }
             out = layer.forward_rows(inner, offsets, leaves)
         ctx.of = inner, leaves, out, guests
         return out.detach()
@@ -74,7 +78,9 @@ class _KeptWeights:
 
     def __init__(self, weights: dict[str, Tensor], guests: Any) -> None:
         self._guests = guests
-        self._of = {weight.untyped_storage().data_ptr(): (name, weight.storage_offset()) for name, weight in weights.items()}
+        self._of = {
+            weight.untyped_storage().data_ptr(): (name, weight.storage_offset()) for name, weight in weights.items()
+        }
 
     def pack(self, tensor: Tensor) -> Any:
         found = self._of.get(tensor.untyped_storage().data_ptr())

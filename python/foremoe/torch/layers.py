@@ -15,6 +15,7 @@ Execute = Callable[[Tensor, Tensor, Tensor], Tensor]
 class ExpertLayer(Protocol):
     """The routed experts of one MoE layer. An adapter for a framework implements it; so can any module of yours."""
 
+    name: str  # of the layer, for messages
     num_experts: int
     top_k: int
     hidden_size: int
@@ -43,7 +44,7 @@ class ExpertLayer(Protocol):
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """rows [rows, in] times weight [experts, in, out], each expert on its rows, which end at offsets, int32 [experts]."""
+    """rows [rows, in] times weight [experts, in, out]: each expert on its rows, up to offsets, int32 [experts]."""
     if rows.dtype is torch.float64 or not hasattr(torch.nn.functional, "grouped_mm"):
         ends = offsets.tolist()
         parts = [rows[begin:end] @ w for begin, end, w in zip([0, *ends[:-1]], ends, weight, strict=True)]

@@ -83,7 +83,9 @@ class ExpertParallel:
         shapes = {name: tuple(w.shape) for name, w in first.weights().items()}
         for i, layer in enumerate(self.layers):
             if {name: tuple(w.shape) for name, w in layer.weights().items()} != shapes or layer.top_k != first.top_k:
-                raise foremoe.InputError(f"layers[{i}]: is of another shape than layer 0", field="layers", index=f"[{i}]")
+                raise foremoe.InputError(
+                    f"layers[{i}]: is of another shape than layer 0", field="layers", index=f"[{i}]"
+                )
         for name, shape in shapes.items():
             if shape[0] != first.num_experts:
                 raise foremoe.InputError(
@@ -260,7 +262,10 @@ class ExpertParallel:
         state = self.full_state_dict()
         for i, layer in enumerate(self.layers):
             layer.set_weights(
-                {name: torch.nn.Parameter(state[f"{i}.{name}"], requires_grad=w.requires_grad) for name, w in layer.weights().items()}
+                {
+                    name: torch.nn.Parameter(state[f"{i}.{name}"], requires_grad=w.requires_grad)
+                    for name, w in layer.weights().items()
+                }
             )
             layer.execute_by(None)
 

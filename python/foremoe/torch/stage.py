@@ -63,7 +63,9 @@ class Stage:
         stage.drain()
     """
 
-    def __init__(self, ep: ExpertParallel, load: foremoe.Load, running: foremoe.RunningPlan, routes: list[Tensor], phase: str):
+    def __init__(
+        self, ep: ExpertParallel, load: foremoe.Load, running: foremoe.RunningPlan, routes: list[Tensor], phase: str
+    ):
         self._ep = ep
         self._load = load
         self._running = running
@@ -101,7 +103,13 @@ class Stage:
         ep = self._ep
         self._plan = self._running.begin()
         self._turns = foremoe.RankTurns(
-            self._plan, self._load, rank=ep.rank, phase=self._phase, expert_bytes=ep.expert_bytes, path="peer", depth=ep.depth
+            self._plan,
+            self._load,
+            rank=ep.rank,
+            phase=self._phase,
+            expert_bytes=ep.expert_bytes,
+            path="peer",
+            depth=ep.depth,
         )
         self._guests = Guests(ep.layers, self._turns, ep.copy_group, ep.guest_slots, ep.residency == "shared")
         self._grads = [(w, w.grad) for w in ep.expert_parameters()]
@@ -249,8 +257,8 @@ class Stage:
     def figures(self) -> dict[str, Any]:
         """What the stage was worth, of this rank where ranks differ.
 
-        rho_vanilla, rho_planned: busiest rank's rows ÷ mean, mean and max over layers and micro-steps, with every expert
-        at its home and as planned. copies: experts copied into this rank. exposed_seconds: that it waited for them.
+        rho_vanilla, rho_planned: busiest rank's rows ÷ mean, mean and max over layers and micro-steps, with experts at
+        home and as planned. copies: experts copied into this rank. exposed_seconds: that it waited for them.
         mismatch: share of replayed rows whose router would have chosen other experts.
         """
         experts = self._load.array.sum(2)  # [micro_steps, layers, experts]

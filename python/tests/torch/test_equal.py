@@ -26,9 +26,20 @@ TOP_K = 2
 def make_model(dtype: Any, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     config = transformers.Qwen3MoeConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=LAYERS,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=EXPERTS, num_experts_per_tok=TOP_K,
-        norm_topk_prob=True, initializer_range=0.2, tie_word_embeddings=False, attn_implementation="eager",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        norm_topk_prob=True,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
     )
     return transformers.Qwen3MoeForCausalLM(config).to(dtype)
 
@@ -108,8 +119,17 @@ def worst_difference(ep: Any, model: Any, expected: dict[str, Any]) -> tuple[flo
     return worst
 
 
-def run_step(rank: int, residency: str, dtype: Any, *, seed: int = 0, checkpointing: bool = False, uneven: bool = False,
-             guest_slots: int = 1, spoil: Any = None) -> dict[str, Any]:
+def run_step(
+    rank: int,
+    residency: str,
+    dtype: Any,
+    *,
+    seed: int = 0,
+    checkpointing: bool = False,
+    uneven: bool = False,
+    guest_slots: int = 1,
+    spoil: Any = None,
+) -> dict[str, Any]:
     from foremoe.hf import expert_layers
     from foremoe.torch import ExpertParallel
 

@@ -19,7 +19,13 @@ BASE = {
 }  # fmt: skip
 MOE = {"moe_intermediate_size": 16, "num_experts_per_tok": TOP_K}
 LOCAL = {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K}
-GROUPED = {"n_routed_experts": EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
+GROUPED = {
+    "n_routed_experts": EXPERTS,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
 LATENT = {
     "n_group": 4, "topk_group": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 8,
@@ -34,7 +40,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Glm4Moe": MOE | GROUPED | {"head_dim": 16},
     "GptOss": LOCAL | {"head_dim": 16},
     "GraniteMoe": LOCAL,
-    "Ernie4_5_Moe": {"moe_intermediate_size": 16, "moe_k": TOP_K, "moe_num_experts": EXPERTS, "moe_num_shared_experts": 1},
+    "Ernie4_5_Moe": {
+        "moe_intermediate_size": 16,
+        "moe_k": TOP_K,
+        "moe_num_experts": EXPERTS,
+        "moe_num_shared_experts": 1,
+    },
     "MiniMax": LOCAL | {"head_dim": 16},
     "Dots1": MOE | GROUPED,
 }

@@ -24,7 +24,7 @@ class Layer:
 
     def __init__(self, experts: int = EXPERTS, seed: int = 0) -> None:
         torch.manual_seed(seed)
-        self.num_experts, self.top_k, self.hidden_size = experts, TOP_K, HIDDEN
+        self.name, self.num_experts, self.top_k, self.hidden_size = "own", experts, TOP_K, HIDDEN
         self.matrix = torch.nn.Parameter(torch.randn(experts, HIDDEN, HIDDEN))
         self.execute: Any = None
 
@@ -113,7 +113,6 @@ def work(rank: int, folder: str) -> None:
         found["order"] = refusal(lambda: stage.micro_step(1).__enter__())
         found["outside"] = refusal(lambda: layer.execute(torch.ones(1, HIDDEN), None, torch.ones(1, 1)))
         found["two stages"] = refusal(lambda: ep.plan(good).__enter__())
-        stage.idle(0) if False else None
         with stage.micro_step(0):
             rows_here = len(good[0])
             layer.execute(torch.ones(rows_here, HIDDEN), None, torch.ones(rows_here, 1)).sum().backward()
