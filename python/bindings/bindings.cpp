@@ -48,7 +48,11 @@ bool is_contiguous(const AnyArray& array) {
 
 std::string text_of(const std::string& name, nb::handle value) {
   if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
-  if (PyIndex_Check(value.ptr()) != 0) return nb::cast<std::string>(nb::str(nb::int_(value)));
+  if (PyIndex_Check(value.ptr()) != 0) {
+    const nb::object integer = nb::steal(PyNumber_Index(value.ptr()));
+    if (integer.is_valid()) return nb::cast<std::string>(nb::str(integer));
+    PyErr_Clear();  // an array of one number that is none
+  }
   if (nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value)) {
     std::string list;
     for (const nb::handle item : value) list += (list.empty() ? "" : ",") + text_of(name, item);
@@ -106,7 +110,17 @@ void set_options(std::vector<Option> options, const nb::dict& keywords) {
   }
 }
 
+// Python handles signals on this thread alone.
+static bool on_main_thread() {
+  const nb::module_ threading = nb::module_::import_("threading");
+  return threading.attr("current_thread")().is(threading.attr("main_thread")());
+}
+
 void run_interruptibly(ThreadPool& pool, const std::function<void()>& work) {
+  if (!on_main_thread()) {
+    const nb::gil_scoped_release release;
+    return work();
+  }
   std::packaged_task<void()> task(work);
   std::future<void> done = task.get_future();
   bool interrupted = false;
@@ -140,10 +154,13 @@ Array<RankId, 2> homes_of(const nb::object& homes, const LoadTable& load) {
   if (homes.is_none()) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
   if (nb::isinstance<Plan>(homes)) {
     const Plan& plan = nb::cast<const Plan&>(homes);
-    if (plan.step->home.shape() == std::array{layers, experts}) return plan.step->home;
-    throw InputError({.field = "homes"},
-                     fmt::format("are of {} layers and {} experts, the load has {} and {}", plan.step->num_layers(),
-                                 plan.step->num_experts(), layers, experts));
+    if (plan.step->home.shape() == std::array{layers, experts} && plan.step->num_ranks() == load.num_ranks()) {
+      return plan.step->home;
+    }
+    throw InputError(
+        {.field = "homes"},
+        fmt::format("are of {} layers, {} ranks and {} experts, the load has {}, {} and {}", plan.step->num_layers(),
+                    plan.step->num_ranks(), plan.step->num_experts(), layers, load.num_ranks(), experts));
   }
   AnyArray array;
   if (!nb::try_cast(homes, array)) throw InputError({.field = "homes"}, "expected None, a Plan or an array");
@@ -154,6 +171,7 @@ Array<RankId, 2> homes_of(const nb::object& homes, const LoadTable& load) {
   }
   Array<RankId, 2> result({layers, experts});
   std::copy_n(reinterpret_cast<const RankId*>(data), result.size(), result.flat().begin());
+  expect_homes(result, load);
   return result;
 }
 

@@ -45,11 +45,19 @@ struct LayerRange {
   bool is_all() const { return first == 0 && last == whole; }
 };
 
+class BackgroundPlan;
+
 struct Plan {
   std::shared_ptr<const StepPlan> step;
   LayerRange layers;  // that `step` has; its digest is that of the whole load
   PlanTimes times;
+  std::shared_ptr<BackgroundPlan> running = {};  // null: all of `step` is final
 };
+
+// Waits until all of the plan is final.
+const StepPlan& finished(const Plan& plan);
+// Micro-steps whose quotas are final.
+int num_planned(const Plan& plan);
 
 using AnyArray = nb::ndarray<nb::ro>;
 

@@ -7,6 +7,11 @@ namespace {
 
 namespace nb = nanobind;
 
+// Paths need not be UTF-8.
+nb::object text(const std::string& bytes) {
+  return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogateescape"));
+}
+
 // InputError, with file, field and index as attributes.
 void translate(const std::exception_ptr& thrown, void* type) {
   try {
@@ -21,7 +26,8 @@ void translate(const std::exception_ptr& thrown, void* type) {
     };
     const auto& where = error.where();
     const std::string field = where.file.empty() ? spelt(where.field) : where.field;
-    const nb::object value = raised(foremoe::message_of(error, spelt), where.file, field, where.index);
+    const nb::object value =
+        raised(text(foremoe::message_of(error, spelt)), text(where.file), text(field), text(where.index));
     PyErr_SetObject(raised.ptr(), value.ptr());
   }
 }

@@ -48,7 +48,10 @@ Array<T, N> joined(const std::vector<const Plan*>& parts, Array<T, N> StepPlan::
 
 // In the order of layers; throws where they are not the parts of one plan.
 std::vector<const Plan*> in_order(const std::vector<const Plan*>& given) {
-  if (given.empty()) throw InputError({.field = "parts"}, "lists no plan");
+  if (given.empty() || std::ranges::find(given, nullptr) != given.end()) {
+    throw InputError({.field = "parts"}, given.empty() ? "lists no plan" : "has something that is no plan");
+  }
+  for (const Plan* part : given) finished(*part);
   std::vector<const Plan*> parts = given;
   std::ranges::sort(parts, {}, [](const Plan* p) { return p->layers.first; });
   const StepPlan& first = *parts.front()->step;
@@ -116,7 +119,7 @@ void expect_align(int align) {
 
 // For pickling: what a plan is made of, as Python's objects.
 nb::tuple state_of(const Plan& plan) {
-  const StepPlan& p = *plan.step;
+  const StepPlan& p = finished(plan);
   const auto copied = [](const auto& values) {
     using T = std::remove_cvref_t<decltype(*values.begin())>;
     return nb::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
@@ -125,7 +128,7 @@ nb::tuple state_of(const Plan& plan) {
       nb::make_tuple(p.policy, std::string(to_string(p.residency)), p.guest_slots, p.ranks_per_node, p.in_flight,
                      p.options, p.load_digest),
       nb::make_tuple(p.num_events(), p.num_layers(), p.num_ranks(), p.num_slots(), p.num_experts(),
-                     static_cast<int>(p.max_load.extent(0))),
+                     static_cast<int>(p.max_load.extent(0)), static_cast<int>(p.lower_bound.extent(0))),
       nb::make_tuple(copied(p.slot_expert.flat()), copied(p.slot_tokens.flat()), copied(p.event_micro_step),
                      copied(p.event_pass), copied(p.home.flat()), copied(p.max_load.flat()),
                      copied(p.lower_bound.flat())),
@@ -157,7 +160,7 @@ Plan plan_of_state(const nb::tuple& state) {
   p.event_pass.resize(size(0));
   p.home = Array<RankId, 2>({size(1), size(4)});
   p.max_load = Array<Tokens, 2>({size(5), size(1)});
-  p.lower_bound = Array<Tokens, 2>(p.max_load.shape());
+  p.lower_bound = Array<Tokens, 2>({size(6), size(1)});
   fill(arrays[0], p.slot_expert.flat());
   fill(arrays[1], p.slot_tokens.flat());
   fill(arrays[2], std::span(p.event_micro_step));
@@ -175,13 +178,14 @@ Plan plan_of_state(const nb::tuple& state) {
 nb::any check(const Plan& plan, const Load& load, const RoutingTrace* trace, int align, const nb::object& homes) {
   expect_whole(plan, "checking");
   expect_align(align);
+  const StepPlan& step = finished(plan);
   CheckOptions options = options_for(load, trace, align);
   const Array<RankId, 2> initial = homes_of(homes, load.table());
   if (!homes.is_none()) options.initial_home = initial;
   std::string json;
   {
     const nb::gil_scoped_release release;
-    json = to_json(check_plan(*plan.step, load.table(), options)).dump();
+    json = to_json(check_plan(step, load.table(), options)).dump();
   }
   return parse_json(json);
 }
@@ -189,13 +193,14 @@ nb::any check(const Plan& plan, const Load& load, const RoutingTrace* trace, int
 nb::any figures(const Plan& plan, const Load& load, const RoutingTrace* trace, int align, const nb::object& homes) {
   expect_whole(plan, "measuring");
   expect_align(align);
+  const StepPlan& step = finished(plan);
   CheckOptions options = options_for(load, trace, align);
   const Array<RankId, 2> initial = homes_of(homes, load.table());
   options.initial_home = initial;
   std::string json;
   {
     const nb::gil_scoped_release release;
-    const CheckReport report = check_plan(*plan.step, load.table(), options);
+    const CheckReport report = check_plan(step, load.table(), options);
     if (!report.ok()) {
       throw InputError({.field = "plan"},
                        fmt::format("is not right for this load: {}", report.violations.front().message));
@@ -284,8 +289,9 @@ Raises InputError where parts are of different plans, or a layer is in none or i
           "save",
           [](const Plan& p, const std::filesystem::path& path) {
             expect_whole(p, "saving");
+            const StepPlan& step = finished(p);
             const nb::gil_scoped_release release;
-            write_plan(*p.step, path.string());
+            write_plan(step, path.string());
           },
           "path"_a, "Writes a foremoe.plan/1 file, whole or not at all.")
       .def("__getstate__", &state_of)

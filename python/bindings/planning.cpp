@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
+
 #include <nlohmann/json.hpp>
 
 #include "bindings.h"
@@ -32,7 +34,9 @@ LayerRange layers_of(const nb::object& layers, const LoadTable& load, const Poli
   }
   const auto bound = [&](const char* name, int otherwise) {
     const nb::object value = layers.attr(name);
-    return value.is_none() ? otherwise : nb::cast<int>(value);
+    int number = otherwise;
+    if (!value.is_none() && !nb::try_cast(value, number)) fail(fmt::format("its {} is no number of a layer", name));
+    return number;
   };
   const LayerRange range{bound("start", 0), bound("stop", whole), whole};
   if (bound("step", 1) != 1) fail("must follow one another: step 1");
@@ -62,7 +66,7 @@ LoadTable take_layers(const LoadTable& load, const LayerRange& range) {
 const StepPlan* whole_plan_of(const Plan* plan) {
   if (plan == nullptr) return nullptr;
   if (!plan->layers.is_all()) throw InputError({.field = "previous"}, "is a part of a plan: join the parts before");
-  return plan->step.get();
+  return &finished(*plan);
 }
 
 [[noreturn]] void raise_skipped(const Policy& policy, const std::string& reason) {
@@ -118,6 +122,8 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   return {.step = std::make_shared<const StepPlan>(std::move(planned.plan)), .layers = range, .times = planned.times};
 }
 
+}  // namespace
+
 // A plan in the making. What it refers to lives as long as it.
 class BackgroundPlan {
  public:
@@ -129,7 +135,11 @@ class BackgroundPlan {
     running_.emplace(
         RunningPlan::Request{.policy = policy_, .input = input_, .options = planner_options_of(with.options)}, pool_);
   }
-  ~BackgroundPlan() { pool_.cancel(); }
+  ~BackgroundPlan() {
+    pool_.cancel();
+    const nb::gil_scoped_release release;  // what runs may take a while to see it
+    running_.reset();
+  }
   BackgroundPlan(const BackgroundPlan&) = delete;
   BackgroundPlan& operator=(const BackgroundPlan&) = delete;
 
@@ -141,6 +151,7 @@ class BackgroundPlan {
   }
   const StepPlan& step() const { return running_->plan(); }
   int num_micro_steps() const { return input_.load.num_micro_steps(); }
+  int num_planned() const { return planned_; }
   void wait_for(int micro_step) {
     const int most = num_micro_steps();
     if (micro_step < 0 || micro_step >= most) {
@@ -148,19 +159,25 @@ class BackgroundPlan {
     }
     begin();
     run_interruptibly(pool_, [&] { running_->wait_for(MicroStepId{micro_step}); });
+    planned_ = std::max(planned_.load(), micro_step + 1);
   }
 
  private:
   const Policy& policy_;
   ThreadPool pool_;
   StepInput input_;
+  std::atomic<int> planned_ = 0;        // micro-steps that were waited for
   std::optional<RunningPlan> running_;  // last: its thread uses the others
 };
+
+namespace {
 
 Plan begun(const std::shared_ptr<BackgroundPlan>& running) {
   running->begin();
   const int layers = running->step().num_layers();
-  return {.step = std::shared_ptr<const StepPlan>(running, &running->step()), .layers = {0, layers, layers}};
+  return {.step = std::shared_ptr<const StepPlan>(running, &running->step()),
+          .layers = {0, layers, layers},
+          .running = running};
 }
 
 nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, const Request& with, bool simulates) {
@@ -236,6 +253,13 @@ nb::dict option_tables() {
 }
 
 }  // namespace
+
+const StepPlan& finished(const Plan& plan) {
+  if (plan.running && plan.running->num_micro_steps() > 0) plan.running->wait_for(plan.running->num_micro_steps() - 1);
+  return *plan.step;
+}
+
+int num_planned(const Plan& plan) { return plan.running ? plan.running->num_planned() : plan.step->num_micro_steps(); }
 
 void bind_planning(nb::module_& m) {
   m.def(

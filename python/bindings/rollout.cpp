@@ -69,10 +69,13 @@ std::shared_ptr<Trace> trace_from_arrays(const AnyArray& routed_experts, const A
   if (of.ranks_per_node) expect_range("ranks_per_node", *of.ranks_per_node, 1, kMaxRanks);
   trace->ranks = of.ranks.value_or(0);
   trace->ranks_per_node = of.ranks_per_node.value_or(0);
-  for (int l = 0; l < trace->num_layers; ++l) trace->layer_ids.push_back(l);
   trace->model = model;
   expect_valid(*trace);
+  if (!trace->has_batching() && (of.ranks || of.ranks_per_node)) {
+    throw InputError({.field = of.ranks ? "ranks" : "ranks_per_node"}, "is of a batching: give micro_step and rank");
+  }
   infer_ranks(*trace);
+  for (int l = 0; l < trace->num_layers; ++l) trace->layer_ids.push_back(l);
   return trace;
 }
 
@@ -119,12 +122,17 @@ Load load_of(LoadTable table) { return {std::make_shared<const StepInput>(make_s
 Load load_from_array(const AnyArray& array, int top_k, int ranks_per_node, std::string name) {
   const std::int64_t* const data = data_of<std::int64_t>(array, "array", "[micro_steps, layers, ranks, experts]", 4);
   const std::array<std::size_t, 4> shape{array.shape(0), array.shape(1), array.shape(2), array.shape(3)};
-  expect_load_shape(shape, "");
-  LoadTable table{.load = Array<Tokens, 4>(shape), .top_k = top_k, .name = std::move(name)};
-  std::copy_n(reinterpret_cast<const Tokens*>(data), table.load.size(), table.load.flat().begin());
-  table.ranks_per_node = std::min(ranks_per_node, table.num_ranks());
-  expect_valid(table, "");
-  return load_of(std::move(table));
+  try {
+    expect_load_shape(shape, "");
+    LoadTable table{.load = Array<Tokens, 4>(shape), .top_k = top_k, .name = std::move(name)};
+    std::copy_n(reinterpret_cast<const Tokens*>(data), table.load.size(), table.load.flat().begin());
+    table.ranks_per_node = std::min(ranks_per_node, table.num_ranks());
+    expect_valid(table, "");
+    return load_of(std::move(table));
+  } catch (const InputError& error) {
+    if (error.where().field != "load") throw;
+    throw InputError({.field = "array", .index = error.where().index}, error.problem());
+  }
 }
 
 Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords, int threads) {
@@ -230,9 +238,14 @@ std::pair<Int32s, Int32s> batch_lengths(const AnyArray& lengths, int ranks, int 
     if (data[s] >= 0) continue;
     throw InputError({.field = "lengths", .index = fmt::format("[{}]", s)}, fmt::format("{} tokens", data[s]));
   }
-  return arrays_of(balanced_batching(
-      {data, lengths.shape(0)},
-      {.num_ranks = ranks, .ranks_per_node = ranks_per_node, .tokens_per_rank = tokens_per_rank}, ""));
+  const BatchingOptions options{
+      .num_ranks = ranks, .ranks_per_node = ranks_per_node, .tokens_per_rank = tokens_per_rank};
+  Batching batching;
+  {
+    const nb::gil_scoped_release release;
+    batching = balanced_batching({data, lengths.shape(0)}, options, "");
+  }
+  return arrays_of(batching);
 }
 
 }  // namespace
@@ -366,7 +379,9 @@ Raises InputError for a number that was used, and for a row that is no route; th
           [](const Collector& c, const AnyArray& micro_step, const AnyArray& rank, int ranks, int ranks_per_node) {
             const Batching batching = batching_of(micro_step, rank, ranks, ranks_per_node);
             const nb::gil_scoped_release release;
-            return load_of(c.counts.to_load_table(batching));
+            LoadTable table = c.counts.to_load_table(batching);
+            expect_valid(table, "");
+            return load_of(std::move(table));
           },
           "micro_step"_a, "rank"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
           "The load when sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.");

@@ -14,9 +14,16 @@ namespace {
 
 // Turns with the plan and the load that they refer to.
 struct Turns {
-  std::shared_ptr<const StepPlan> plan;
+  Plan plan;
   std::shared_ptr<const StepInput> input;
   RankTurns turns;
+
+  // What depends on quotas needs those of this micro-step, and of all before it.
+  void expect_planned(MicroStepId m) const {
+    if (m.value < num_planned(plan)) return;
+    throw InputError({.field = "micro_step"},
+                     fmt::format("{} is not planned yet: wait_for({}) first", m.value, m.value));
+  }
 };
 
 std::string_view name_of(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
@@ -57,16 +64,23 @@ RankDispatchWorkspace& workspace() {
 std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, const std::string& phase,
                                   std::int64_t expert_bytes, const std::string& path, int depth) {
   if (!plan.layers.is_all()) throw InputError({.field = "plan"}, "is a part of a plan: join the parts before");
-  if (plan.step->load_digest != load_digest(load.table())) {
+  const auto digest = [&] {
+    const nb::gil_scoped_release release;
+    return load_digest(load.table());
+  }();
+  if (plan.step->load_digest != digest || plan.step->ranks_per_node != load.table().ranks_per_node) {
     throw InputError({.field = "plan"}, "was made for another load");
   }
+  if (plan.step->residency == Residency::kShared) finished(plan);  // what is copied depends on quotas
   const RankTurnsOptions options{.rank = RankId{rank},
                                  .schedule = {.phase = phase_named(phase), .path = path_named(path), .depth = depth},
                                  .expert = Bytes{expert_bytes}};
-  return std::make_shared<Turns>(Turns{plan.step, load.input, RankTurns(*plan.step, load.table(), options)});
+  const nb::gil_scoped_release release;
+  return std::make_shared<Turns>(Turns{plan, load.input, RankTurns(*plan.step, load.table(), options)});
 }
 
 RankTurn turn_at(const std::shared_ptr<Turns>& self, TurnId id, bool at_homes) {
+  self->expect_planned(self->turns.order()[id].micro_step);
   RankTurn turn{.of = self, .id = id};
   if (at_homes) {
     self->turns.rows_at_homes(id, workspace(), turn.rows);
@@ -223,11 +237,20 @@ Raises InputError for a plan of another load, a phase that the plan is not for, 
 
 Two ranks start the copies between them at the same turn and in the same order.)")
       .def(
-          "returning", [](const Turns& t, int index) { return t.turns.returning(index_of(t, index)); }, "turn"_a,
-          "Gradients that this rank sends or receives when the turn is over, by (expert, guest).")
+          "returning",
+          [](const Turns& t, int index) {
+            const TurnId id = index_of(t, index);
+            t.expect_planned(t.turns.order()[id].micro_step);
+            return t.turns.returning(id);
+          },
+          "turn"_a, "Gradients that this rank sends or receives when the turn is over, by (expert, guest).")
       .def(
-          "draining", [](const Turns& t, int layer) { return t.turns.draining(LayerId{layer}); }, "layer"_a,
-          "Gradients that are still away after the last turn.")
+          "draining",
+          [](const Turns& t, int layer) {
+            t.expect_planned(MicroStepId{t.plan.step->num_micro_steps() - 1});
+            return t.turns.draining(LayerId{layer});
+          },
+          "layer"_a, "Gradients that are still away after the last turn.")
       .def_prop_ro("rank", [](const Turns& t) { return t.turns.rank().value; })
       .def_prop_ro("phase", [](const Turns& t) { return std::string(to_string(t.turns.schedule().phase)); })
       .def_prop_ro("depth", [](const Turns& t) { return t.turns.schedule().depth; })
@@ -238,7 +261,7 @@ Two ranks start the copies between them at the same turn and in the same order.)
           "host_cache",
           [](const Turns& t) {
             std::vector<std::pair<int, int>> experts;
-            const NodeId node{t.turns.rank().value / t.plan->ranks_per_node};
+            const NodeId node{t.turns.rank().value / t.plan.step->ranks_per_node};
             for (const ArenaExpert& e : t.turns.schedule().arena[node.index()]) {
               experts.emplace_back(e.layer.value, e.expert.value);
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,8 @@ def check(
     expect(Plan, plan=plan)
     expect(Load, load=load)
     report = _core._check(plan, load, trace, align, homes)
+    for reason in report["not_checked"]:
+        logging.getLogger("foremoe").warning("not checked: %s", reason)
     return [Violation(**violation) for violation in report["violations"]]
 
 

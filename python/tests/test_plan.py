@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import concurrent.futures
 import json
+import os
 import pathlib
 import pickle
 import subprocess
@@ -330,6 +331,60 @@ def test_a_running_plan_can_be_waited_for_at_once(load: foremoe.Load) -> None:
     for call in ("begin", "finish"):
         with pytest.raises(foremoe.PolicySkipped):
             getattr(foremoe.start_plan(load, policy="flexmoe", in_flight=2), call)()
+
+
+def test_a_running_plan_is_whole_where_all_of_it_is_needed(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    load = foremoe.read_load(data / "load-q30-ep8-bursty.safetensors")
+    foremoe.plan(load).save(tmp_path / "expected")
+    foremoe.start_plan(load).begin().save(tmp_path / "found")
+    assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
+    assert foremoe.check(foremoe.start_plan(load).begin(), load) == []
+    again = pickle.loads(pickle.dumps(foremoe.start_plan(load).begin()))
+    assert foremoe.check(again, load) == []
+
+
+def test_turns_of_micro_steps_that_are_not_planned_yet_are_refused(load: foremoe.Load) -> None:
+    running = foremoe.start_plan(load)
+    turns = foremoe.RankTurns(running.begin(), load, rank=0)
+    running.wait_for(0)
+    assert turns["forward", 0, 0].rows_sent > 0
+    for call in (lambda: turns["forward", 2, 0], lambda: turns.returning(len(turns) - 1), lambda: turns.draining(0)):
+        with pytest.raises(foremoe.InputError, match="not planned yet"):
+            call()
+    running.finish()
+    assert turns["forward", 2, 0].rows_sent > 0
+
+
+@pytest.mark.parametrize("policy", foremoe.policies())
+def test_homes_that_cannot_be_are_refused_by_every_policy(load: foremoe.Load, policy: str) -> None:
+    homes = np.array(foremoe.plan(load).home)
+    for wrong in (np.full_like(homes, -1), np.zeros_like(homes), np.full_like(homes, 2**31 - 1)):
+        with pytest.raises(foremoe.InputError) as raised:
+            foremoe.plan(load, policy, homes=wrong)
+        assert raised.value.field == "homes"
+    other = foremoe.plan(draw_load(ranks=8))
+    for call in (foremoe.plan, foremoe.start_plan, foremoe.compare):
+        with pytest.raises(foremoe.InputError, match="8 ranks"):
+            call(load, policy, homes=other)  # type: ignore[operator]
+
+
+def test_odd_arguments_are_refused_by_name(load: foremoe.Load) -> None:
+    plan = foremoe.plan(load)
+    for call, field in [
+        (lambda: foremoe.Plan.join([None]), "parts"),  # type: ignore[list-item]
+        (lambda: foremoe.plan(load, layers=slice("a", None)), "layers"),
+        (lambda: foremoe.plan(load, layers=slice(0, 2**40)), "layers"),
+        (lambda: foremoe.plan(load, guest_slots=np.array(1.7)), "guest_slots"),  # type: ignore[arg-type]
+        (lambda: foremoe.RankTurns(plan, load, rank=0, depth=2**31 - 1), "depth"),
+        (lambda: foremoe.RankTurns(plan, foremoe.Load.from_array(load.array.copy(), ranks_per_node=4), rank=0), "plan"),
+        (lambda: foremoe.Load.from_array(-load.array - 1), "array"),
+    ]:
+        with pytest.raises(foremoe.InputError) as raised:
+            call()  # type: ignore[no-untyped-call]
+        assert raised.value.field == field
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.read_load(os.fsdecode(b"/nowhere/\xff"))
+    assert raised.value.file == os.fsdecode(b"/nowhere/\xff")
 
 
 def test_wrong_classes_are_named(load: foremoe.Load) -> None:

@@ -15,10 +15,17 @@ struct ThreadPool::Batch {
 
 ThreadPool::ThreadPool(std::size_t num_threads) {
   if (num_threads == 0) num_threads = std::max(1U, std::thread::hardware_concurrency());
-  for (std::size_t w = 1; w < num_threads; ++w) workers_.emplace_back([this, w] { work(w); });
+  try {
+    for (std::size_t w = 1; w < num_threads; ++w) workers_.emplace_back([this, w] { work(w); });
+  } catch (...) {  // no destructor runs: those that were started would wait for ever
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;

@@ -21,7 +21,8 @@ struct Cancelled : std::exception {
 
 class ThreadPool {
  public:
-  // 0 takes the number of processors. One thread runs everything on the caller.
+  // 0 takes the number of processors. One thread runs everything on the caller. Throws std::system_error when the
+  // system has no more threads.
   explicit ThreadPool(std::size_t num_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -42,6 +43,7 @@ class ThreadPool {
  private:
   struct Batch;
   void work(std::size_t worker);
+  void stop();
   void drain(Batch& batch, std::size_t worker);
 
   std::mutex mutex_;

@@ -5,12 +5,20 @@
 #include <algorithm>
 #include <cassert>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 
 #include "foremoe/core/error.h"
 
 namespace foremoe {
 namespace {
+
+// Rows have numbers of 32 bits.
+void expect_numbered(std::int64_t rows) {
+  if (rows <= std::numeric_limits<std::int32_t>::max()) return;
+  throw InputError({.field = "load"},
+                   fmt::format("gives one rank {} rows in one layer, more than can be executed", rows));
+}
 
 // Sent rows lie by destination, then expert: shipments come by expert.
 void lay_out_sent(std::span<const Shipment> shipments, std::size_t num_ranks, RankDispatchWorkspace& ws,
@@ -20,6 +28,7 @@ void lay_out_sent(std::span<const Shipment> shipments, std::size_t num_ranks, Ra
   ws.next.resize(num_ranks);
   std::exclusive_scan(rows.send.begin(), rows.send.end(), ws.next.begin(), std::int64_t{0});
   rows.sent = num_ranks == 0 ? 0 : ws.next.back() + rows.send.back();
+  expect_numbered(rows.sent);
   rows.blocks.clear();
   for (const Shipment& s : shipments) {
     rows.blocks.push_back({s.expert, ws.next[s.replica.index()], s.rows.value});
@@ -55,6 +64,7 @@ void lay_out_received(std::span<const Shipment> shipments, std::span<const Exper
       row += ws.received[at];
     }
   }
+  expect_numbered(row);
   rows.to_slots.resize(static_cast<std::size_t>(row));
   auto next = rows.to_slots.begin();
   for (std::size_t at = 0; at < ws.received.size(); ++at) {
@@ -97,6 +107,9 @@ void rank_dispatch(const RoutingProblem& problem, RankId rank, RankDispatchWorks
 void row_order(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& ws,
                std::span<std::int32_t> order) {
   assert(static_cast<std::int64_t>(order.size()) == rows.sent);
+  if (routes.size() > std::numeric_limits<std::int32_t>::max()) {
+    throw InputError({.field = "routes"}, fmt::format("{} entries, more than can be executed", routes.size()));
+  }
   const auto num_experts = static_cast<std::size_t>(rows.num_experts);
   ws.next.assign(num_experts, 0);  // rows that the expert's block still takes
   ws.block.assign(num_experts, rows.blocks.size());

@@ -12,30 +12,6 @@ namespace foremoe {
 
 namespace {
 
-void check_homes(const PlanRequest& request) {
-  const LoadTable& load = request.load;
-  if (request.home.extent(0) != static_cast<std::size_t>(load.num_layers()) ||
-      request.home.extent(1) != static_cast<std::size_t>(load.num_experts())) {
-    throw InputError({.file = {}, .field = "home", .index = {}},
-                     fmt::format("has {} layers and {} experts, the load {} and {}", request.home.extent(0),
-                                 request.home.extent(1), load.num_layers(), load.num_experts()));
-  }
-  const int homes_per_rank = load.num_experts() / load.num_ranks();
-  for (int l = 0; l < load.num_layers(); ++l) {
-    std::vector<int> homes_on(load.num_ranks(), 0);
-    for (int e = 0; e < load.num_experts(); ++e) {
-      const int home = request.home(l, e).value;
-      const Where where{.file = {}, .field = "home", .index = fmt::format("[{}, {}]", l, e)};
-      if (home < 0 || home >= load.num_ranks()) {
-        throw InputError(where, fmt::format("rank {} is not in 0 … {}", home, load.num_ranks() - 1));
-      }
-      if (++homes_on[home] > homes_per_rank) {
-        throw InputError(where, fmt::format("rank {} has more than {} homes in this layer", home, homes_per_rank));
-      }
-    }
-  }
-}
-
 void check(const PlanRequest& request) {
   const LoadTable& load = request.load;
   expect_in_range(request.options);
@@ -48,7 +24,7 @@ void check(const PlanRequest& request) {
     throw InputError({.file = load.name, .field = "load", .index = {}},
                      fmt::format("{} ranks must divide {} experts", load.num_ranks(), load.num_experts()));
   }
-  check_homes(request);
+  expect_homes(request.home, request.load);
   if (request.previous == nullptr) return;
   const StepPlan& p = *request.previous;
   if (p.num_layers() != load.num_layers() || p.num_ranks() != load.num_ranks() ||
@@ -61,6 +37,29 @@ void check(const PlanRequest& request) {
 }
 
 }  // namespace
+
+void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load) {
+  if (home.extent(0) != static_cast<std::size_t>(load.num_layers()) ||
+      home.extent(1) != static_cast<std::size_t>(load.num_experts())) {
+    throw InputError({.file = {}, .field = "home", .index = {}},
+                     fmt::format("has {} layers and {} experts, the load {} and {}", home.extent(0), home.extent(1),
+                                 load.num_layers(), load.num_experts()));
+  }
+  const int homes_per_rank = load.num_experts() / load.num_ranks();
+  for (int l = 0; l < load.num_layers(); ++l) {
+    std::vector<int> homes_on(load.num_ranks(), 0);
+    for (int e = 0; e < load.num_experts(); ++e) {
+      const int rank = home(l, e).value;
+      const Where where{.file = {}, .field = "home", .index = fmt::format("[{}, {}]", l, e)};
+      if (rank < 0 || rank >= load.num_ranks()) {
+        throw InputError(where, fmt::format("rank {} is not in 0 … {}", rank, load.num_ranks() - 1));
+      }
+      if (++homes_on[rank] > homes_per_rank) {
+        throw InputError(where, fmt::format("rank {} has more than {} homes in this layer", rank, homes_per_rank));
+      }
+    }
+  }
+}
 
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks) {
   if (num_ranks < 1 || num_experts % num_ranks != 0) {

@@ -153,6 +153,9 @@ int num_buffers(const StepPlan& plan, int depth) {
 
 void refuse_bad_options(const StepPlan& plan, const ScheduleOptions& options) {
   if (options.depth < 1) throw InputError({.field = "depth"}, fmt::format("{} is less than 1", options.depth));
+  if (options.depth > kMostDepth) {
+    throw InputError({.field = "depth"}, fmt::format("{} is more than {}", options.depth, kMostDepth));
+  }
   if (options.path == PathChoice::kPeer && plan.residency == Residency::kFree) {
     throw InputError({.field = "path"},
                      "peers alone cannot serve a plan of residency free: homes are overwritten there, and the host "

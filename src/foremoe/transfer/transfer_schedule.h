@@ -37,6 +37,7 @@ enum class Path : std::uint8_t { kHost, kPeer };
 enum class PathChoice : std::uint8_t { kAuto, kHost, kPeer };  // kHost, kPeer: that one alone
 
 inline constexpr int kDefaultDepth = 2;
+inline constexpr int kMostDepth = 1 << 16;
 
 struct ScheduledCopy {
   RankId rank;  // that receives it
