@@ -68,7 +68,9 @@ class ExpertParallel:
         # Copies overlap with the exchange of rows on a group of their own.
         ranks = dist.get_process_group_ranks(self.group)
         self.copy_group = dist.new_group(ranks)
-        self._dense: list[torch.nn.Parameter] = []
+        self._dense: list[torch.nn.Parameter] = []  # all that are no experts
+        self._reduced: list[torch.nn.Parameter] = []  # those that drain() averages
+        self.needs_all_ranks = False  # in every micro-step
         self._stage: Stage | None = None
         self._shard()
 
@@ -141,14 +143,28 @@ class ExpertParallel:
         """This rank's, of all layers."""
         return [weight for layer in self.layers for weight in layer.weights().values()]
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Has the gradients of all other parameters averaged over the group at every drain()."""
+    def wrap(self, model: torch.nn.Module, wrapper: str | None = None) -> torch.nn.Module:
+        """Has the gradients of all other parameters averaged over the group, and returns the model to train.
+
+        None: at every drain(). "ddp": by DistributedDataParallel, which is what is returned, in every backward; all ranks
+        must then have the same number of micro-steps. The wrapper never sees experts.
+        """
         experts = {id(weight) for weight in self.expert_parameters()}
-        self._dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
-        return model
+        dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
+        if wrapper is None:
+            self._dense = self._reduced = dense
+            return model
+        if wrapper != "ddp":
+            raise foremoe.InputError(f"wrapper: '{wrapper}', expected None or ddp", field="wrapper")
+        self._dense = dense
+        self.needs_all_ranks = True
+        ignored = [name for name, p in model.named_parameters() if id(p) in experts]
+        ddp = torch.nn.parallel.DistributedDataParallel
+        ddp._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
+        return ddp(model, process_group=self.group)
 
     def reduce_dense(self) -> None:
-        for parameter in self._dense:
+        for parameter in self._reduced:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=self.group)

@@ -151,6 +151,8 @@ class Stage:
 
     def idle(self, micro_step: int) -> None:
         """Takes part in a micro-step in which this rank has no batch: it serves the rows of others."""
+        if self._ep.needs_all_ranks:
+            raise RuntimeError("DistributedDataParallel needs a batch of every rank in every micro-step")
         with self.micro_step(micro_step):
             outputs = []
             for i, layer in enumerate(self._ep.layers):

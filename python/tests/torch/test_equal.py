@@ -68,11 +68,16 @@ def loss_of(model: Any, ids: Any) -> Any:
     return torch.nn.functional.cross_entropy(logits.reshape(-1, 64), ids[:, 1:].reshape(-1))
 
 
-def reference(dtype: Any, batches: list[list[Any]], routes: list[list[Any]]) -> tuple[float, dict[str, Any]]:
-    """Mean over ranks of one eager process: rows without a route add nothing, as under a plan."""
+def reference(
+    dtype: Any, batches: list[list[Any]], routes: list[list[Any]], weights: Any = None
+) -> tuple[float, dict[str, Any]]:
+    """Mean over ranks of one eager process: rows without a route add nothing, as under a plan.
+
+    weights: the type that the weights are rounded to first.
+    """
     from foremoe.hf import expert_layers
 
-    model = make_model(dtype)
+    model = make_model(weights or dtype).to(dtype)
     layers = expert_layers(model)
 
     def eager(layer: Any) -> Any:
@@ -129,6 +134,7 @@ def run_step(
     uneven: bool = False,
     guest_slots: int = 1,
     spoil: Any = None,
+    wrapper: str | None = None,
 ) -> dict[str, Any]:
     from foremoe.hf import expert_layers
     from foremoe.torch import ExpertParallel
@@ -142,7 +148,7 @@ def run_step(
         model.gradient_checkpointing_enable()
         model.train()
     ep = ExpertParallel(expert_layers(model), guest_slots=guest_slots, residency=residency, ranks_per_node=2)
-    ep.wrap(model)
+    trained = ep.wrap(model, wrapper)
     stage = ep.plan(routes[rank])
     if spoil is not None:
         spoil(ep, stage)
@@ -153,7 +159,7 @@ def run_step(
                 stage.idle(m)
                 continue
             with stage.micro_step(m):
-                loss = loss_of(model, batches[rank][m])
+                loss = loss_of(trained, batches[rank][m])
                 loss.backward()
                 total += float(loss.detach())
         stage.drain()
@@ -172,6 +178,46 @@ def run_step(
     full = make_model(dtype)
     result["detached"] = all(torch.equal(a, b) for a, b in zip(model.parameters(), full.parameters(), strict=True))
     return result
+
+
+def error_of(grads: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Over all tensors, each relative to its own size."""
+    total = 0.0
+    for name, grad in grads.items():
+        exact = expected[name].double()
+        total += float(((grad.double() - exact).norm() / exact.norm().clamp(min=1e-30)) ** 2)
+    return total**0.5
+
+
+def compare_rounding(rank: int, dtype: Any) -> dict[str, Any]:
+    """Errors against float64 of training under a plan, and of one eager process, both in this type."""
+    from foremoe.hf import expert_layers
+    from foremoe.torch import ExpertParallel
+
+    batches = [draw_batches(r, 2, 9) for r in range(RANKS)]
+    routes = [draw_routes(r, 2, 9) for r in range(RANKS)]
+    _, exact = reference(torch.float64, batches, routes, weights=dtype)
+    try:
+        _, eager = reference(dtype, batches, routes)
+    except RuntimeError as error:
+        return {"skipped": f"torch has no CPU kernel: {error}"}
+    model = make_model(dtype)
+    ep = ExpertParallel(expert_layers(model), guest_slots=1, ranks_per_node=2)
+    ep.wrap(model)
+    with ep.plan(routes[rank]) as stage:
+        for m in stage.micro_steps:
+            with stage.micro_step(m):
+                loss_of(model, batches[rank][m]).backward()
+        stage.drain()
+    experts = {id(w) for w in ep.expert_parameters()}
+    grads = {}
+    for name, p in model.named_parameters():
+        grads[name] = p.grad
+        if id(p) in experts:
+            parts = [torch.empty_like(p) for _ in range(RANKS)]
+            dist.all_gather(parts, p.grad.contiguous())
+            grads[name] = torch.cat(parts)
+    return {"planned": error_of(grads, exact), "eager": error_of(eager, exact)}
 
 
 def drop_guests_gradients(ep: Any, stage: Any) -> None:
@@ -358,7 +404,10 @@ def work(rank: int, folder: str) -> None:
         found[f"float32, {residency}"] = run_step(rank, residency, torch.float32, seed=1)
         found[f"float64, {residency}, two guests"] = run_step(rank, residency, torch.float64, seed=2, guest_slots=2)
         found[f"float64, {residency}, uneven"] = run_step(rank, residency, torch.float64, seed=3, uneven=True)
+    found["float64, resident, ddp"] = run_step(rank, "resident", torch.float64, seed=4, wrapper="ddp")
     found["float64, no guests"] = run_step(rank, "resident", torch.float64, guest_slots=0)
+    for name in ("bfloat16", "float16"):
+        found[f"rounding, {name}"] = compare_rounding(rank, getattr(torch, name))
     found["spoilt"] = {spoil.__name__: run_spoilt(rank, spoil) for spoil in SPOILT}
     found["stale"] = step_the_optimizer_inside(rank)
     found["evaluation"] = evaluate(rank)
@@ -386,6 +435,15 @@ def test_losses_and_gradients_are_those_of_one_eager_process(found: list[dict[st
             bound = 1e-12 if case.startswith("float64") else 1e-5
             assert result["loss"] <= bound, (rank, case, result)
             assert result["difference"] <= bound, (rank, case, result)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_short_types_round_no_worse_than_one_eager_process(found: list[dict[str, Any]], dtype: str) -> None:
+    case = f"rounding, {dtype}"
+    if "skipped" in found[0][case]:
+        pytest.skip(f"{dtype}: {found[0][case]['skipped']}")
+    for of in found:
+        assert 0 < of[case]["planned"] <= 1.5 * of[case]["eager"], of[case]
 
 
 @pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
