@@ -146,8 +146,8 @@ class ExpertParallel:
     def wrap(self, model: torch.nn.Module, wrapper: str | None = None) -> torch.nn.Module:
         """Has the gradients of all other parameters averaged over the group, and returns the model to train.
 
-        None: at every drain(). "ddp": by DistributedDataParallel, which is what is returned, in every backward; all ranks
-        must then have the same number of micro-steps. The wrapper never sees experts.
+        None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned. All
+        ranks must then have the same number of micro-steps. The wrapper never sees experts.
         """
         experts = {id(weight) for weight in self.expert_parameters()}
         dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
