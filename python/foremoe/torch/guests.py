@@ -34,7 +34,7 @@ class Guests:
         self._versions = [{name: w._version for name, w in weights.items()} for weights in self._weights]
         self._begun = -1  # the last turn whose copies have been started
         self._arriving: dict[int, list[Any]] = collections.defaultdict(list)  # by turn
-        self._sent: list[tuple[Any, Tensor]] = []
+        self._sent: collections.deque[tuple[Any, Tensor]] = collections.deque()  # kept until they have left
         self._returns: collections.deque[tuple[Any, int, int, str, Tensor]] = collections.deque()
         self._home: dict[tuple[int, int, str], Tensor] = {}  # (layer, home slot, name): what guests' gradients sum to
         self._buffers = self._allocate()
@@ -152,6 +152,8 @@ class Guests:
             self._gradients.clear()
         while self._returns and self._returns[0][0].is_completed():
             self._take_first_return()
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
 
     def _take_first_return(self) -> None:
         """Gradients of one expert are summed in the order of the plan, whenever they arrive."""
