@@ -80,8 +80,9 @@ TurnId RankTurns::turn(Pass pass, MicroStepId micro_step, LayerId layer) const {
 
 std::span<const ScheduledCopy> RankTurns::arriving(TurnId t) const {
   const std::span<const ScheduledCopy> of_all = schedule_.arriving(t);  // by rank
-  const auto own = std::ranges::equal_range(of_all, rank_, {}, &ScheduledCopy::rank);
-  return {own.begin(), own.end()};
+  const auto first = std::ranges::lower_bound(of_all, rank_, {}, &ScheduledCopy::rank);
+  const auto last = std::ranges::upper_bound(of_all, rank_, {}, &ScheduledCopy::rank);
+  return {first, last};
 }
 
 std::span<const ScheduledCopy> RankTurns::starting(TurnId t) const {
