@@ -9,6 +9,8 @@ routes = recorder.routes(out, attention_mask)
 from __future__ import annotations
 
 import contextlib
+import copy
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,9 +29,14 @@ if int(transformers.__version__.split(".")[0]) < 5:
     raise ImportError(f"foremoe.hf needs transformers 5.0 or newer, not {transformers.__version__}")
 
 
-def _execute(experts: Any, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-    result: Tensor = experts._foremoe_execute(hidden, ids, gates)
-    return result
+# Of the modules themselves: a copy of a model is not attached.
+_EXECUTE: weakref.WeakKeyDictionary[torch.nn.Module, Execute] = weakref.WeakKeyDictionary()
+
+
+def _execute(experts: torch.nn.Module, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+    if experts not in _EXECUTE:
+        raise RuntimeError("these experts are a copy of others that foremoe spreads over ranks: copy the model before")
+    return _EXECUTE[experts](hidden, ids, gates)
 
 
 ALL_EXPERTS_FUNCTIONS.register("foremoe", _execute)
@@ -73,6 +80,7 @@ class TransformersExperts:
         ]
         down = experts.down_proj
         self.hidden_size = int(down.shape[2 if experts.is_transposed else 1])
+        experts.config = copy.copy(experts.config)  # other modules, and other models, may share it
         self._implementation = getattr(experts.config, "_experts_implementation", None)
         self._ids: Tensor | None = None
         self._mode: _GivenTopK | None = None
@@ -88,7 +96,10 @@ class TransformersExperts:
             setattr(self.experts, name, weight)
 
     def execute_by(self, execute: Execute | None) -> None:
-        self.experts._foremoe_execute = execute
+        if execute is not None:
+            _EXECUTE[self.experts] = execute
+        else:
+            _EXECUTE.pop(self.experts, None)
         self.experts.config._experts_implementation = "foremoe" if execute is not None else self._implementation
 
     def forward_rows(self, rows: Tensor, offsets: Tensor, weights: dict[str, Tensor]) -> Tensor:
@@ -152,6 +163,10 @@ def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
         router = getattr(block, "gate", None) or getattr(block, "router", None)
         if not isinstance(router, torch.nn.Module):
             raise foremoe.InputError(f"model: {name} has experts, and neither gate nor router", field="model")
+        if getattr(experts, "has_post_expert_norm", False):
+            raise foremoe.InputError(
+                f"model: {name} norms what its experts return, which is not supported", field="model"
+            )
         layers.append(TransformersExperts(name, router, experts))
     if not layers:
         raise foremoe.InputError("model: it has no experts that transformers can execute by a function", field="model")

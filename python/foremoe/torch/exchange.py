@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .layers import ExpertLayer
 
@@ -25,6 +26,7 @@ class AllToAll(torch.autograd.Function):
         return _exchange(rows, send, recv, group)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         send, recv, group, before, after = ctx.of
         if before is not None:
@@ -56,19 +58,21 @@ class GuestRows(torch.autograd.Function):
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             inner = rows.detach().requires_grad_(rows.requires_grad)
             leaves = {
-                name: weight.detach().requires_grad_(weight.is_floating_point()) for name, weight in weights.items()
+                name: weight.detach().requires_grad_(name in guests.trained()) for name, weight in weights.items()
             }
             out = layer.forward_rows(inner, offsets, leaves)
         ctx.of = inner, leaves, out, guests
         return out.detach()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         inner, leaves, out, guests = ctx.of
-        inputs = [*([inner] if inner.requires_grad else []), *leaves.values()]
+        trained = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        inputs = [*([inner] if inner.requires_grad else []), *trained.values()]
         found = list(torch.autograd.grad(out, inputs, grads[0].contiguous()))
         of_rows = found.pop(0) if inner.requires_grad else None
-        guests.add_gradients(dict(zip(leaves, found, strict=True)))
+        guests.add_gradients(dict(zip(trained, found, strict=True)))
         ctx.of = None
         return of_rows, None, None, None
 

@@ -34,8 +34,9 @@ class Guests:
         self._versions = [{name: w._version for name, w in weights.items()} for weights in self._weights]
         self._begun = -1  # the last turn whose copies have been started
         self._arriving: dict[int, list[Any]] = collections.defaultdict(list)  # by turn
-        self._sent: collections.deque[tuple[Any, Tensor]] = collections.deque()  # kept until they have left
-        self._returns: collections.deque[tuple[Any, int, int, str, Tensor]] = collections.deque()
+        # On their way since a turn, kept until they are through: what this rank sent, and gradients that come home.
+        self._sent: collections.deque[tuple[int, Any, Tensor]] = collections.deque()
+        self._returns: collections.deque[tuple[int, Any, int, int, str, Tensor]] = collections.deque()
         self._home: dict[tuple[int, int, str], Tensor] = {}  # (layer, home slot, name): what guests' gradients sum to
         self._buffers = self._allocate()
         self._gradients: dict[tuple[int, str], Tensor] = {}
@@ -86,7 +87,7 @@ class Guests:
             works = [works[0]] * len(operations)
         for work, operation, turn in zip(works, operations, of_turn, strict=True):
             if turn < 0:
-                self._sent.append((work, operation.tensor))
+                self._sent.append((self._begun, work, operation.tensor))
             else:
                 self._arriving[turn].append(work)
 
@@ -95,11 +96,19 @@ class Guests:
         return {name: w[slot] for name, w in self._buffers[buffers].items()}
 
     def _home_weights(self, layer: int) -> dict[str, torch.nn.Parameter]:
-        """Refuses weights that somebody changed since the stage began: guests would be copies of others."""
-        for name, version in self._versions[layer].items():
-            if self._weights[layer][name]._version != version:
-                raise RuntimeError(f"the weights {name} of MoE layer {layer} were changed inside a stage")
+        self.expect_same_weights()
         return self._weights[layer]
+
+    def expect_same_weights(self) -> None:
+        """Refuses weights that somebody changed since the stage began: guests are copies of those before."""
+        for i, layer in enumerate(self._layers):
+            for name, weight in layer.weights().items():
+                if weight is not self._weights[i][name] or weight._version != self._versions[i][name]:
+                    raise RuntimeError(f"the weights {name} of MoE layer {i} were changed inside a stage")
+
+    def trained(self, layer: int) -> set[str]:
+        """The names of weights that have gradients."""
+        return {name for name, weight in self._weights[layer].items() if weight.requires_grad}
 
     def wait(self, turn: int) -> None:
         """Until the copies that this turn reads are there."""
@@ -120,12 +129,19 @@ class Guests:
 
     def end(self, turn: int, layer: int) -> None:
         """Sends home the gradients of guests that leave after this turn."""
-        self._send_home(layer, self._turns.returning(turn))
+        self._send_home(turn, layer, self._turns.returning(turn))
+        # What began a micro-step ago has a partner that has long been there.
+        before = turn - 2 * len(self._layers)
+        while self._returns and self._returns[0][0] < before:
+            self._take_first_return()
+        while self._sent and self._sent[0][0] < before:
+            self._sent.popleft()[1].wait()
 
-    def _send_home(self, layer: int, returns: list[foremoe.GradientReturn]) -> None:
+    def _send_home(self, turn: int, layer: int, returns: list[foremoe.GradientReturn]) -> None:
         operations: list[Any] = []
+        names = [name for name in self._weights[layer] if name in self.trained(layer)]
         for g in returns:
-            for name, weight in self._weights[layer].items():
+            for name in names:
                 if g.guest == self._turns.rank:
                     held = self._gradients[layer, name]
                     slot = g.slot - self._own
@@ -133,31 +149,27 @@ class Guests:
                     held[slot].zero_()
                     operations.append(dist.P2POp(dist.isend, gradient, group=self._group, group_peer=g.home))
                 else:
-                    gradient = torch.empty_like(weight.detach()[0])
+                    gradient = torch.empty_like(self._weights[layer][name].detach()[0])
                     operations.append(dist.P2POp(dist.irecv, gradient, group=self._group, group_peer=g.guest))
         if not operations:
             return
         works = dist.batch_isend_irecv(operations)
-        if len(works) != len(operations):
+        if len(works) != len(operations):  # one for all of them
             works = [works[0]] * len(operations)
         at = iter(zip(works, operations, strict=True))
         for g in returns:
-            for name in self._weights[layer]:
+            for name in names:
                 work, operation = next(at)
                 if g.guest == self._turns.rank:
-                    self._sent.append((work, operation.tensor))
+                    self._sent.append((turn, work, operation.tensor))
                 else:
-                    self._returns.append((work, layer, g.expert % self._own, name, operation.tensor))
+                    self._returns.append((turn, work, layer, g.expert % self._own, name, operation.tensor))
         if self._shared:
             self._gradients.clear()
-        while self._returns and self._returns[0][0].is_completed():
-            self._take_first_return()
-        while self._sent and self._sent[0][0].is_completed():
-            self._sent.popleft()
 
     def _take_first_return(self) -> None:
         """Gradients of one expert are summed in the order of the plan, whenever they arrive."""
-        work, layer, home, name, gradient = self._returns.popleft()
+        _, work, layer, home, name, gradient = self._returns.popleft()
         work.wait()
         held = self._home.get((layer, home, name))
         if held is None:
@@ -168,7 +180,7 @@ class Guests:
     def drain(self) -> None:
         """Brings home what is still away, and adds everything to the gradients of homes, in the order of the plan."""
         for layer in range(len(self._layers)):
-            self._send_home(layer, self._turns.draining(layer))
+            self._send_home(len(self._turns), layer, self._turns.draining(layer))
         while self._returns:
             self._take_first_return()
         for (layer, home, name), gradient in self._home.items():
@@ -179,7 +191,9 @@ class Guests:
         self._home.clear()
 
     def finish(self) -> None:
-        """Until nobody reads this rank's weights and gradients any more."""
-        for work, _ in self._sent:
+        """Until nobody reads this rank's weights and gradients any more; then lets all memory go."""
+        for _, work, _ in self._sent:
             work.wait()
         self._sent.clear()
+        self._buffers.clear()
+        self._gradients.clear()

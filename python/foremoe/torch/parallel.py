@@ -18,6 +18,19 @@ from .layers import ExpertLayer
 from .stage import Stage
 
 RESIDENCIES = ("static", "resident", "shared")
+# Of foremoe.plan(), those that leave homes where they are and run micro-steps one after the other.
+OPTIONS = {
+    "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
+}  # fmt: skip
+
+
+def _squared_norm(parameters: list[torch.nn.Parameter], device: torch.device) -> Tensor:
+    """Of their gradients, float64 [], in no shorter type than float32."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for p in parameters:
+        if p.grad is not None:
+            total += p.grad.norm(dtype=torch.promote_types(p.grad.dtype, torch.float32)).double() ** 2
+    return total
 
 
 class ExpertParallel:
@@ -31,6 +44,8 @@ class ExpertParallel:
     depth: turns (a layer of a pass) ahead of which copies start.
     ranks_per_node: that share a fast interconnect; None for all of them, or 8.
     threads: for planning.
+    copy_group: a second group of the same ranks, for copies; None: one is made.
+    options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
     Raises InputError that names the argument.
     """
@@ -46,6 +61,7 @@ class ExpertParallel:
         depth: int = 2,
         ranks_per_node: int | None = None,
         threads: int = 1,
+        copy_group: Any = None,
         **options: Any,
     ) -> None:
         self.layers = list(layers)
@@ -66,15 +82,25 @@ class ExpertParallel:
         self.device = next(iter(weights)).device
         self.expert_bytes = sum(w[0].numel() * w.element_size() for w in weights)
         # Copies overlap with the exchange of rows on a group of their own.
-        ranks = dist.get_process_group_ranks(self.group)
-        self.copy_group = dist.new_group(ranks)
-        self._dense: list[torch.nn.Parameter] = []  # all that are no experts
-        self._reduced: list[torch.nn.Parameter] = []  # those that drain() averages
+        self.copy_group = copy_group
+        if copy_group is None:
+            ranks = dist.get_process_group_ranks(self.group)
+            backend = dist.get_backend(self.group)
+            self.copy_group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+        # The first operation of a group must be one that all ranks take part in.
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.copy_group)
+        self._model: torch.nn.Module | None = None  # whose other parameters are trained too
+        self._averages = False  # drain() does it
         self.needs_all_ranks = False  # in every micro-step
+        self.failed = False  # a stage did, with copies on their way
         self._stage: Stage | None = None
         self._shard()
 
     def _check(self) -> None:
+        unknown = set(self._options) - OPTIONS
+        if unknown:
+            name = sorted(unknown)[0]
+            raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
         if not self.layers:
             raise foremoe.InputError("layers: there is no MoE layer", field="layers")
         if self.residency not in RESIDENCIES:
@@ -149,30 +175,34 @@ class ExpertParallel:
         None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned. All
         ranks must then have the same number of micro-steps. The wrapper never sees experts.
         """
-        experts = {id(weight) for weight in self.expert_parameters()}
-        dense = [p for p in model.parameters() if id(p) not in experts and p.requires_grad]
-        if wrapper is None:
-            self._dense = self._reduced = dense
-            return model
-        if wrapper != "ddp":
+        if wrapper not in (None, "ddp"):
             raise foremoe.InputError(f"wrapper: '{wrapper}', expected None or ddp", field="wrapper")
-        self._dense = dense
+        self._model = model
+        if wrapper is None:
+            self._averages = True
+            return model
         self.needs_all_ranks = True
+        experts = {id(weight) for weight in self.expert_parameters()}
         ignored = [name for name, p in model.named_parameters() if id(p) in experts]
         ddp = torch.nn.parallel.DistributedDataParallel
         ddp._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
         return ddp(model, process_group=self.group)
 
-    def reduce_dense(self) -> None:
-        for parameter in self._reduced:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=self.group)
-            parameter.grad /= self.num_ranks
+    def dense_parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the wrapped model that are trained, and no experts."""
+        experts = {id(weight) for weight in self.expert_parameters()}
+        parameters = self._model.parameters() if self._model is not None else ()
+        return [p for p in parameters if id(p) not in experts and p.requires_grad]
+
+    def reduced_parameters(self) -> list[torch.nn.Parameter]:
+        """Those whose gradients drain() averages."""
+        return self.dense_parameters() if self._averages else []
 
     def enter(self, stage: Stage) -> None:
         if self._stage is not None:
             raise RuntimeError("another stage is running")
+        if self.failed:
+            raise RuntimeError("a stage failed: what it sent may still be on its way; begin anew with other groups")
         self._stage = stage
 
     def leave(self) -> None:
@@ -187,8 +217,16 @@ class ExpertParallel:
 
         Raises InputError for routes that cannot be.
         """
-        flat = [self._checked(routes, m) for m in range(len(routes))]
-        counts = self._counts(flat)
+        refused: foremoe.InputError | None = None
+        flat: list[Tensor] = []
+        try:
+            if phase not in ("recompute", "policy_update"):
+                raise foremoe.InputError(f"phase: '{phase}', expected recompute or policy_update", field="phase")
+            flat = [self._checked(routes, m) for m in range(len(routes))]
+        except foremoe.InputError as error:
+            refused = error
+        most = self._most_micro_steps(len(flat), refused)
+        counts = self._counts(flat, most)
         load = foremoe.Load.from_array(
             counts, top_k=self.layers[0].top_k, ranks_per_node=self.ranks_per_node, name="routes"
         )
@@ -224,12 +262,20 @@ class ExpertParallel:
                 refuse("a row between rows with routes has none")
         return flat.contiguous()
 
-    def _counts(self, routes: list[Tensor]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _most_micro_steps(self, own: int, refused: foremoe.InputError | None) -> int:
+        """Of any rank. Where one refuses its routes, all ranks end here."""
+        most = torch.tensor([own, int(refused is not None)], device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+        if refused is not None:
+            raise refused
+        if most[1]:
+            raise foremoe.InputError("routes: another rank refused its own", field="routes")
+        return int(most[0])
+
+    def _counts(self, routes: list[Tensor], most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """int64 [micro_steps, layers, ranks, experts], of all ranks."""
         layers = len(self.layers)
-        most = torch.tensor([len(routes)], device=self.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
-        own = torch.zeros(int(most), layers, self.num_experts, dtype=torch.int64)
+        own = torch.zeros(most, layers, self.num_experts, dtype=torch.int64)
         for m, of in enumerate(routes):
             for i in range(layers):
                 ids = of[:, i].reshape(-1)
@@ -242,14 +288,15 @@ class ExpertParallel:
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
-        own = torch.stack([w.grad.norm() ** 2 for w in self.expert_parameters() if w.grad is not None]).sum()
+        experts = [w for w in self.expert_parameters() if w.grad is not None]
+        dense = [p for p in self.dense_parameters() if p.grad is not None]
+        own = _squared_norm(experts, self.device)
         dist.all_reduce(own, group=self.group)
-        dense = [p.grad.norm() ** 2 for p in self._dense if p.grad is not None]
-        norm: Tensor = (own + (torch.stack(dense).sum() if dense else 0)) ** 0.5
+        norm: Tensor = (own + _squared_norm(dense, self.device)).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for p in [*self.expert_parameters(), *self._dense]:
+        for p in [*experts, *dense]:
             if p.grad is not None:
-                p.grad *= scale
+                p.grad *= scale.to(p.grad.dtype)
         return norm
 
     @torch.no_grad()

@@ -49,6 +49,9 @@ class _TurnGuests:
     def weights(self) -> dict[str, Tensor]:
         return self._stage.guests.weights(self._of.layer, self.turn)
 
+    def trained(self) -> set[str]:
+        return self._stage.guests.trained(self._of.layer)
+
     def add_gradients(self, gradients: dict[str, Tensor]) -> None:
         self._stage.guests.add_gradients(self._of.layer, gradients)
 
@@ -76,6 +79,7 @@ class Stage:
         self._turns: foremoe.RankTurns | None = None
         self._current: list[_LayerTurn] | None = None
         self._next = 0  # micro-step
+        self._last = -1  # turn that ran
         self._grads: list[tuple[torch.nn.Parameter, Tensor | None]] = []
         self._drained = phase == "recompute"
 
@@ -101,33 +105,57 @@ class Stage:
         if self._guests is not None:
             raise RuntimeError("a stage can be entered once")
         ep = self._ep
-        self._plan = self._running.begin()
-        self._turns = foremoe.RankTurns(
-            self._plan,
-            self._load,
-            rank=ep.rank,
-            phase=self._phase,
-            expert_bytes=ep.expert_bytes,
-            path="peer",
-            depth=ep.depth,
-        )
-        self._guests = Guests(ep.layers, self._turns, ep.copy_group, ep.guest_slots, ep.residency == "shared")
-        self._grads = [(w, w.grad) for w in ep.expert_parameters()]
+        ep.enter(self)
+        try:
+            self._plan = self._running.begin()
+            self._expect_executable(self._plan)
+            self._turns = foremoe.RankTurns(
+                self._plan,
+                self._load,
+                rank=ep.rank,
+                phase=self._phase,
+                expert_bytes=ep.expert_bytes,
+                path="peer",
+                depth=ep.depth,
+            )
+        except BaseException:
+            ep.leave()
+            raise
+        shared = self._plan.residency == "shared"
+        self._guests = Guests(ep.layers, self._turns, ep.copy_group, self._plan.guest_slots, shared)
         if self._phase == "policy_update":
+            self._grads = [(w, w.grad) for w in [*ep.expert_parameters(), *ep.reduced_parameters()] if w.requires_grad]
             for weight, _ in self._grads:
                 weight.grad = None
-        ep.enter(self)
+        for layer in ep.layers:
+            layer.replayed_rows = layer.mismatched_rows = 0  # type: ignore[attr-defined]
         return self
 
+    def _expect_executable(self, plan: foremoe.Plan) -> None:
+        """Weights lie in contiguous blocks, and micro-steps run one after the other."""
+        contiguous = np.arange(plan.num_experts) // self._ep.own
+        if plan.residency == "free" or plan.in_flight != 1 or bool((plan.home != contiguous).any()):
+            raise foremoe.InputError(
+                f"policy: {plan.policy} made a plan of residency {plan.residency}, {plan.in_flight} in flight, whose "
+                "homes may have moved: it cannot be executed here",
+                field="policy",
+            )
+
     def __exit__(self, kind: object, *_: object) -> None:
-        self._ep.leave()
-        if kind is not None or not self._drained:
+        ep = self._ep
+        ep.leave()
+        complete = kind is None and self._drained and self._next == self._load.num_micro_steps
+        if not complete:
             for weight, grad in self._grads:  # nothing half applied
                 weight.grad = grad
-        if kind is None:
-            self.guests.finish()
-            if not self._drained:
-                raise RuntimeError("the stage was left without drain(): the gradients of its experts are given up")
+        if kind is not None:
+            ep.failed = True  # copies may be on their way that nobody waits for
+            return
+        self.guests.finish()
+        if not complete:
+            raise RuntimeError(
+                "the stage was left before its last micro-step, or without drain(): its gradients are given up"
+            )
 
     @contextlib.contextmanager
     def micro_step(self, micro_step: int) -> Iterator[None]:
@@ -137,6 +165,7 @@ class Stage:
         """
         if micro_step != self._next:
             raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
+        self.guests.expect_same_weights()
         self._next += 1
         self._current = self._prepare(micro_step)
         routes = self._routes_of(micro_step)
@@ -210,16 +239,23 @@ class Stage:
             raise RuntimeError("a planned layer ran outside of micro_step()")
         of = self._current[index]
         layer, group, guests = self._ep.layers[index], self._ep.group, self.guests
+        routes = self._routes_of(self._next - 1)
+        if hidden.shape[0] != len(routes) or gates.shape != (len(routes), layer.top_k):
+            raise RuntimeError(f"{layer.name}: {hidden.shape[0]} rows ran, but there are routes of {len(routes)}")
+        self._expect_turn(of)
         mine = _TurnGuests(self, of)
         guests.begin(mine.turn)
 
         def before() -> None:
+            if of.backward != self._last + 1:
+                raise RuntimeError(f"{layer.name}: its backward ran out of order, or twice: run it inside micro_step()")
             mine.turn = of.backward
             guests.begin(of.backward)
             guests.wait(of.backward)
 
         def after() -> None:
             guests.end(of.backward, index)
+            self._last = of.backward
 
         if torch.is_grad_enabled() and of.backward >= 0 and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()  # the exchanges of the backward pass take place all the same
@@ -234,26 +270,47 @@ class Stage:
                 parts.append(GuestRows.apply(guest_rows, layer, of.guest_ends, mine))
             else:
                 parts.append(layer.forward_rows(guest_rows, of.guest_ends, mine.weights()))
-        of.ran = True
+        if not of.ran:
+            of.ran, self._last = True, of.forward
         computed = torch.cat(parts) if len(parts) > 1 else parts[0]
         back = torch.empty_like(computed).index_copy(0, of.to_slots, computed)
         returned = AllToAll.apply(back, of.recv, of.send, group, before, None)
         weighted = returned * gates.reshape(-1)[of.order, None].to(returned.dtype)
         return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
 
+    def _expect_turn(self, of: _LayerTurn) -> None:
+        """Guests are where they are for one forward and one backward, in the order of the plan."""
+        name = self._ep.layers[of.layer].name
+        if not of.ran:
+            if of.forward != self._last + 1:
+                raise RuntimeError(f"{name}: its forward ran out of order")
+            return
+        if torch._C._current_graph_task_id() < 0:
+            raise RuntimeError(f"{name}: its forward ran twice in one micro-step")
+        # A checkpoint is computed again.
+        if self.plan.residency == "shared" and of.backward != self._last + 1:
+            raise RuntimeError(f"{name}: under residency shared a checkpoint may hold one MoE layer, not several")
+        rows = self._load.array[self._next - 1, of.layer].sum(-1)
+        if bool((rows == 0).any()):
+            raise RuntimeError(f"{name}: checkpointing needs rows of every rank in every micro-step, and one is idle")
+
     def drain(self) -> None:
-        """Brings the gradients of all guests home, and makes all gradients the mean over ranks. Collective."""
+        """Brings the gradients of all guests home, and makes all gradients the mean over ranks. Collective, once."""
         if self._phase != "policy_update":
             return
+        if self._drained or self._next != self._load.num_micro_steps or self._last + 1 != len(self._turns or ()):
+            raise RuntimeError("drain() comes once, after the backward of the last micro-step")
+        self.guests.expect_same_weights()
         self.guests.drain()
-        ranks = dist.get_world_size(self._ep.group)
+        dense = {id(p) for p in self._ep.reduced_parameters()}
         for weight, before in self._grads:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            weight.grad /= ranks
+            if id(weight) in dense:
+                dist.all_reduce(weight.grad, group=self._ep.group)
+            weight.grad /= self._ep.num_ranks
             if before is not None:
                 weight.grad += before
-        self._ep.reduce_dense()
         self._drained = True
 
     def figures(self) -> dict[str, Any]:

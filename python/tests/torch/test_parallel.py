@@ -78,6 +78,8 @@ def work(rank: int, folder: str) -> None:
     found["experts"] = refusal(lambda: ExpertParallel([Layer(5)]))
     found["shapes"] = refusal(lambda: ExpertParallel([Layer(), Layer(8)]))
 
+    found["rehome"] = refusal(lambda: ExpertParallel([Layer()], rehome=1))
+    found["in flight"] = refusal(lambda: ExpertParallel([Layer()], in_flight=2))
     layer = Layer()
     whole = layer.matrix.detach().clone()
     ep = ExpertParallel([layer])
@@ -113,10 +115,22 @@ def work(rank: int, folder: str) -> None:
         found["order"] = refusal(lambda: stage.micro_step(1).__enter__())
         found["outside"] = refusal(lambda: layer.execute(torch.ones(1, HIDDEN), None, torch.ones(1, 1)))
         found["two stages"] = refusal(lambda: ep.plan(good).__enter__())
+        found["too early"] = refusal(stage.drain)
         with stage.micro_step(0):
             rows_here = len(good[0])
-            layer.execute(torch.ones(rows_here, HIDDEN), None, torch.ones(rows_here, 1)).sum().backward()
+            one = torch.ones(rows_here, HIDDEN), None, torch.ones(rows_here, 1)
+            found["rows"] = refusal(lambda: layer.execute(torch.ones(9, HIDDEN), None, torch.ones(9, 1)))
+            out = layer.execute(*one)
+            found["twice"] = refusal(lambda: layer.execute(*one))
+            out.sum().backward(retain_graph=True)
+            found["backward twice"] = refusal(out.sum().backward)
         stage.drain()
+        found["drained twice"] = refusal(stage.drain)
+    frozen = Layer()
+    frozen.matrix.requires_grad_(False)
+    of_frozen = ExpertParallel([frozen])
+    run_one(of_frozen, frozen, rank)
+    found["frozen"] = frozen.matrix.grad is None
     before = layer.matrix.grad.clone()
     found["undrained"] = refusal(lambda: leave_undrained(ep, layer, rank))
     found["gradients kept"] = torch.equal(layer.matrix.grad, before)
@@ -154,6 +168,13 @@ def found() -> list[dict[str, Any]]:
         ("outside", "outside of micro_step()"),
         ("two stages", "another stage is running"),
         ("undrained", "without drain()"),
+        ("rehome", "InputError: rehome: is none of"),
+        ("in flight", "InputError: in_flight: is none of"),
+        ("too early", "drain() comes once, after the backward of the last micro-step"),
+        ("drained twice", "drain() comes once"),
+        ("rows", "9 rows ran, but there are routes of"),
+        ("twice", "its forward ran twice in one micro-step"),
+        ("backward twice", "its backward ran out of order, or twice"),
     ],
 )
 def test_mistakes_are_named(found: list[dict[str, Any]], case: str, words: str) -> None:
@@ -163,7 +184,7 @@ def test_mistakes_are_named(found: list[dict[str, Any]], case: str, words: str) 
 
 def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(found: list[dict[str, Any]]) -> None:
     for of in found:
-        for case in ("own experts", "gradients", "state", "loaded", "gradients kept"):
+        for case in ("own experts", "gradients", "state", "loaded", "gradients kept", "frozen"):
             assert of[case], case
         norm, expected = of["norm"]
         assert norm == pytest.approx(expected)
