@@ -1,6 +1,6 @@
 """GRPO on a tiny Qwen3-MoE in four CPU processes: routes recorded in generation, replayed in training, balanced.
 
-    python examples/grpo.py                        25 steps, two minutes
+    python examples/grpo.py                        25 steps, half a minute
     python examples/grpo.py --steps 5 --compare    unbalanced too, on the same completions
     python examples/grpo.py --plot grpo.png
 
