@@ -19,10 +19,6 @@ namespace {
 
 bool quiet = false;
 
-constexpr double kBytesPerGigabyte = 1e9;
-
-double in_gigabytes(Bytes bytes) { return static_cast<double>(bytes.value) / kBytesPerGigabyte; }
-
 using Rows = std::vector<std::vector<std::string>>;
 
 // fmt counts the columns of UTF-8 text, so its widths are right for ρ and × too.
@@ -43,24 +39,6 @@ std::string block(const Rows& rows, const std::vector<std::size_t>& shown, const
     out += '\n';
   }
   return out;
-}
-
-// Empty where all stay within the limit.
-std::string memory_remark(const std::vector<NeededMemory>& needed, Bytes limit, const std::string& what) {
-  std::string over;
-  std::size_t count = 0;
-  for (const NeededMemory& one : needed) {
-    if (one.bytes <= limit) continue;
-    over += (count++ == 0 ? "" : ", ") + one.who;
-  }
-  if (count == 0) return {};
-  const auto by_bytes = [](const NeededMemory& a, const NeededMemory& b) { return a.bytes < b.bytes; };
-  if (count < needed.size()) {
-    const auto most = std::ranges::max_element(needed, by_bytes);
-    return fmt::format("more than {}: {}; the most is {} GB", what, over, gigabytes(most->bytes));
-  }
-  const auto least = std::ranges::min_element(needed, by_bytes);
-  return fmt::format("nothing fits {}; the least is {} GB, {}", what, gigabytes(least->bytes), least->who);
 }
 
 }  // namespace
@@ -158,20 +136,6 @@ void expect_output(const std::string& out, const std::vector<std::string>& input
   // A device or a pipe is not opened for a trial: its reader would see the end.
   if (std::filesystem::is_other(out, absent)) return;
   const AtomicFile trial(out);  // removed again
-}
-
-std::string gigabytes(Bytes bytes) { return fmt::format("{:.1f}", in_gigabytes(bytes)); }
-
-std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
-                                        std::optional<Bytes> budget) {
-  const Cluster& cluster = cost.cluster();
-  std::vector<std::string> remarks{memory_remark(
-      needed, cluster.memory, fmt::format("the {:g} GB of a rank of {}", in_gigabytes(cluster.memory), cluster.name))};
-  if (budget) {
-    remarks.push_back(memory_remark(needed, *budget, fmt::format("the budget of {:g} GB", in_gigabytes(*budget))));
-  }
-  std::erase(remarks, std::string{});
-  return remarks;
 }
 
 }  // namespace foremoe::cli

@@ -11,9 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "foremoe/cluster/cost_model.h"
-#include "foremoe/core/units.h"
-
 namespace foremoe::cli {
 
 // "foremoe: … batched anew …": one line on stderr that the user did not ask for but should know.
@@ -77,17 +74,5 @@ class FactList {
 // Throws InputError, field `option`, when no file can be made at `out`, or when it would replace one of the inputs, by
 // whatever name or link. Empty names are options that were not given.
 void expect_output(const std::string& out, const std::vector<std::string>& inputs = {}, const char* option = "out");
-
-// "78.5": 10⁹ bytes.
-std::string gigabytes(Bytes bytes);
-
-struct NeededMemory {
-  std::string who;  // a policy
-  Bytes bytes;      // of its fullest rank
-};
-
-// A sentence where some need more than a rank of the cluster has, and one where some need more than the budget.
-std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
-                                        std::optional<Bytes> budget);
 
 }  // namespace foremoe::cli

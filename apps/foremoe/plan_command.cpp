@@ -7,6 +7,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluation_json.h"
+#include "foremoe/evaluate/memory_remarks.h"
 #include "foremoe/plan/plan_file.h"
 #include "planning_arguments.h"
 

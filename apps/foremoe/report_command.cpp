@@ -8,6 +8,7 @@
 
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/memory_remarks.h"
 #include "foremoe/rollout/file_kind.h"
 #include "planning_arguments.h"
 #include "report_gatherer.h"

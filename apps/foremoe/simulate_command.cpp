@@ -9,6 +9,7 @@
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluation_json.h"
+#include "foremoe/evaluate/memory_remarks.h"
 #include "planning_arguments.h"
 
 namespace foremoe::cli {

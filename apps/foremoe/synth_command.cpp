@@ -2,16 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "command.h"
 #include "console.h"
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/load_file.h"
-#include "foremoe/rollout/synthesis/synthesis.h"
+#include "foremoe/rollout/synthesis/synthesis_request.h"
 #include "foremoe/rollout/trace_file.h"
 
 namespace foremoe::cli {
@@ -26,14 +24,7 @@ constexpr std::string_view kExamples =
   foremoe synth --kind trace --ranks 8 --micro-steps 4 --tokens-per-rank 1024 --out step.trace.safetensors
 )";
 
-struct SynthArguments {
-  SynthesisOptions options;
-  std::optional<int> layers, experts, top_k;  // none: the shape's, or the options'
-  std::string routing = "grpo";
-  ZipfRouting zipf;
-  DirichletRouting dirichlet;
-  GrpoRouting grpo;
-  std::string shape;
+struct SynthArguments : SynthesisRequest {
   std::string kind = "load";
   std::string out;
   bool json = false;
@@ -58,35 +49,9 @@ std::string meaning() {
   return text;
 }
 
-RoutingModel model_of(const SynthArguments& arguments) {
-  if (arguments.routing == "grpo") return arguments.grpo;
-  if (arguments.routing == "zipf") return arguments.zipf;
-  if (arguments.routing == "dirichlet") return arguments.dirichlet;
-  if (const auto workload = stress_workload_named(arguments.routing)) return *workload;
-  throw InputError({.field = "routing"},
-                   fmt::format("'{}', expected grpo, zipf, dirichlet or w0 to w7", arguments.routing));
-}
-
-// The shape's numbers, but those that were given beside it.
-SynthesisOptions options_of(const SynthArguments& arguments) {
-  SynthesisOptions options = arguments.options;
-  if (!arguments.shape.empty()) {
-    const auto shape = find_model_shape(arguments.shape);
-    if (!shape) {
-      throw InputError({.field = "shape"},
-                       fmt::format("'{}', expected one of {}", arguments.shape, fmt::join(model_names(), ", ")));
-    }
-    options = with_shape(options, *shape);
-  }
-  options.num_layers = arguments.layers.value_or(options.num_layers);
-  options.num_experts = arguments.experts.value_or(options.num_experts);
-  options.top_k = arguments.top_k.value_or(options.top_k);
-  return options;
-}
-
 int run(const SynthArguments& arguments) {
-  const SynthesisOptions options = options_of(arguments);
-  const RoutingModel model = model_of(arguments);
+  const SynthesisOptions options = synthesis_options(arguments);
+  const RoutingModel model = routing_model(arguments);
   const std::string name = describe(options, model);
   expect_output(arguments.out);
   {
@@ -124,19 +89,6 @@ int run(const SynthArguments& arguments) {
 
 Command synth_command() {
   auto a = std::make_shared<SynthArguments>();
-  SynthesisOptions& o = a->options;
-  constexpr IntegerRange kCount{1, std::numeric_limits<int>::max()};
-  const auto shaped = [&](const char* name, std::optional<int>& value, int initial, const char* help) {
-    return integer_option(
-        {.name = name, .value = "N", .help = help, .initial = fmt::format("{}, or the shape's", initial), .main = true},
-        value, kCount);
-  };
-  const auto count = [&](const char* name, auto& value, const char* help) {
-    return integer_option({.name = name, .value = "N", .help = help}, value, kCount);
-  };
-  const auto number = [&](const char* name, double& value, double most, const char* help) {
-    return number_option({.name = name, .value = "X", .help = help}, value, {.least = 0, .most = most});
-  };
   Option out = out_option(a->out, "FILE", "Write it here; it appears whole or not at all");
   out.required = true;
   Option kind = word_option({.name = "kind",
@@ -145,52 +97,14 @@ Command synth_command() {
                              .initial = "load",
                              .main = true},
                             {"load", "trace"}, [a](std::size_t i) { a->kind = i == 0 ? "load" : "trace"; });
-  Option ranks = count("ranks", o.num_ranks, "Ranks of the expert-parallel group");
-  ranks.main = true;
-  Option per_node = count("ranks_per_node", o.ranks_per_node, "Ranks of a node");
-  per_node.initial = "8, or all if fewer";
-  return {
-      .name = "synth",
-      .summary = "Draw a trace or a load from a model of routing",
-      .examples = std::string(kExamples),
-      .meaning = meaning(),
-      .options =
-          {std::move(out),
-           std::move(kind),
-           text_option({.name = "routing", .value = "NAME", .help = "Routing model, see --help-all", .main = true},
-                       a->routing),
-           text_option({.name = "shape",
-                        .value = "MODEL",
-                        .help = "Take layers, experts and top-k of a model, see --help-all",
-                        .main = true},
-                       a->shape),
-           shaped("layers", a->layers, o.num_layers, "MoE layers"),
-           shaped("experts", a->experts, o.num_experts, "Experts of a layer"),
-           shaped("top_k", a->top_k, o.top_k, "Experts that a token chooses"),
-           count("micro_steps", o.num_micro_steps, "Micro-steps of the step"),
-           std::move(ranks),
-           std::move(per_node),
-           count("tokens_per_rank", o.tokens_per_rank, "Tokens of a rank in a micro-step. A token counts once"),
-           count("sequences_per_rank", o.sequences_per_rank, "Sequences of a rank in a micro-step"),
-           count("group_size", o.group_size, "Sequences of a GRPO group"),
-           number("length_spread", o.length_spread, 10, "Sequence lengths are proportional to exp(this · normal)"),
-           word_option<Layout>({.name = "layout",
-                                .value = "grouped|shuffled",
-                                .help = "grouped: a group's sequences share a micro-step. shuffled: they are anywhere"},
-                               o.layout, {{"grouped", Layout::kGrouped}, {"shuffled", Layout::kShuffled}}),
-           number("step_spread", a->grpo.step_spread, 20, "grpo: how skewed the step is"),
-           number("group_spread", a->grpo.group_spread, 20, "grpo: how much groups differ"),
-           number("skew", a->zipf.skew, 100, "zipf: 0 is uniform"),
-           number("permute_probability", a->zipf.permute_probability, 1,
-                  "zipf: probability that a micro-step draws anew which experts are popular"),
-           number("concentration", a->dirichlet.concentration, 1e9, "dirichlet: of a layer, above 0"),
-           number("sequence_concentration", a->dirichlet.sequence_concentration, 1e9,
-                  "dirichlet: of a sequence around its layer. 0: all sequences alike"),
-           seed_option(
-               {.name = "seed", .value = "N", .help = "Random seed. The same seed and options give the same bytes"},
-               o.seed),
-           json_option(a->json, "Print what was made as JSON")},
-      .run = [a](const Given&) { return cli::run(*a); }};
+  return {.name = "synth",
+          .summary = "Draw a trace or a load from a model of routing",
+          .examples = std::string(kExamples),
+          .meaning = meaning(),
+          .options = joined({{std::move(out), std::move(kind)},
+                             options_of(static_cast<SynthesisRequest&>(*a)),
+                             {json_option(a->json, "Print what was made as JSON")}}),
+          .run = [a](const Given&) { return cli::run(*a); }};
 }
 
 }  // namespace foremoe::cli

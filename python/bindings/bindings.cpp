@@ -148,10 +148,11 @@ std::size_t threads_of(int threads) {
   throw InputError({.field = "threads"}, fmt::format("{}; {}", threads, must_be_integer(0, kMostThreads)));
 }
 
-Array<RankId, 2> homes_of(const nb::object& homes, const LoadTable& load) {
+Array<RankId, 2> homes_of(const nb::object& homes, const Load& of) {
+  if (homes.is_none()) return of.input->homes;
+  const LoadTable& load = of.table();
   const auto layers = static_cast<std::size_t>(load.num_layers());
   const auto experts = static_cast<std::size_t>(load.num_experts());
-  if (homes.is_none()) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
   if (nb::isinstance<Plan>(homes)) {
     const Plan& plan = nb::cast<const Plan&>(homes);
     if (plan.step->home.shape() == std::array{layers, experts} && plan.step->num_ranks() == load.num_ranks()) {
@@ -173,6 +174,28 @@ Array<RankId, 2> homes_of(const nb::object& homes, const LoadTable& load) {
   std::copy_n(reinterpret_cast<const RankId*>(data), result.size(), result.flat().begin());
   expect_homes(result, load);
   return result;
+}
+
+const StepPlan* whole_plan_of(const Plan* plan) {
+  if (plan == nullptr) return nullptr;
+  if (!plan->layers.is_all()) throw InputError({.field = "previous"}, "is a part of a plan: join the parts before");
+  return &finished(*plan);
+}
+
+std::shared_ptr<const StepInput> input_of(const Load& load, const Former& former) {
+  if (former.homes.is_none() && former.previous == nullptr && former.previous_load == nullptr) return load.input;
+  auto input = std::make_shared<StepInput>(*load.input);
+  input->homes = homes_of(former.homes, load);
+  if (const StepPlan* previous = whole_plan_of(former.previous)) input->previous = *previous;
+  if (former.previous_load != nullptr) input->previous_load = former.previous_load->table();
+  return input;
+}
+
+void raise_skipped(const Policy& policy, const std::string& reason) {
+  const nb::object type = nb::module_::import_("foremoe._errors").attr("PolicySkipped");
+  const nb::object error = type(std::string(policy.name()), reason);
+  PyErr_SetObject(type.ptr(), error.ptr());
+  throw nb::python_error();
 }
 
 }  // namespace foremoe::python

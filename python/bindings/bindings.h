@@ -31,7 +31,7 @@ namespace foremoe::python {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-// A load, and where it was collected the trace and batching behind it; homes are contiguous.
+// A load, and where it was collected the trace and batching behind it.
 struct Load {
   std::shared_ptr<const StepInput> input;
   const LoadTable& table() const { return input->load; }
@@ -119,9 +119,23 @@ void run_interruptibly(ThreadPool& pool, const std::function<void()>& work);
 
 std::size_t threads_of(int threads);  // throws InputError, field `threads`
 
-// [layer][expert] ranks, from None (contiguous), an array or a plan.
-Array<RankId, 2> homes_of(const nb::object& homes, const LoadTable& load);
+// [layer][expert] ranks, from None (those of the load's input), an array or a plan.
+Array<RankId, 2> homes_of(const nb::object& homes, const Load& load);
 
+// What a call plans from beside the load; null: as the load's input has it.
+struct Former {
+  const nb::object& homes;
+  const Plan* previous;
+  const Load* previous_load;
+};
+const StepPlan* whole_plan_of(const Plan* plan);  // null: none; throws InputError for a part of a plan
+// The load's own input where nothing else was given, else a copy with what was.
+std::shared_ptr<const StepInput> input_of(const Load& load, const Former& former);
+
+// Throws PolicySkipped.
+[[noreturn]] void raise_skipped(const Policy& policy, const std::string& reason);
+
+void bind_evaluation(nb::module_& m);
 void bind_rollout(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_planning(nb::module_& m);

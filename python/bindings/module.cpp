@@ -42,5 +42,6 @@ NB_MODULE(_core, m) {
   foremoe::python::bind_rollout(m);
   foremoe::python::bind_plan(m);
   foremoe::python::bind_planning(m);
+  foremoe::python::bind_evaluation(m);
   foremoe::python::bind_turns(m);
 }

@@ -180,7 +180,7 @@ nb::any check(const Plan& plan, const Load& load, const RoutingTrace* trace, int
   expect_align(align);
   const StepPlan& step = finished(plan);
   CheckOptions options = options_for(load, trace, align);
-  const Array<RankId, 2> initial = homes_of(homes, load.table());
+  const Array<RankId, 2> initial = homes_of(homes, load);
   if (!homes.is_none()) options.initial_home = initial;
   std::string json;
   {
@@ -195,7 +195,7 @@ nb::any figures(const Plan& plan, const Load& load, const RoutingTrace* trace, i
   expect_align(align);
   const StepPlan& step = finished(plan);
   CheckOptions options = options_for(load, trace, align);
-  const Array<RankId, 2> initial = homes_of(homes, load.table());
+  const Array<RankId, 2> initial = homes_of(homes, load);
   options.initial_home = initial;
   std::string json;
   {

@@ -1,19 +1,12 @@
-// Planning with any policy, in one call or in the background, and comparing and simulating policies.
+// Planning with any policy, in one call or in the background.
 
 #include <fmt/format.h>
 
 #include <atomic>
 
-#include <nlohmann/json.hpp>
-
 #include "bindings.h"
-#include "foremoe/cluster/cluster.h"
-#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
-#include "foremoe/evaluate/cost_request.h"
-#include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/running_plan.h"
-#include "foremoe/rollout/importers/importer.h"
 
 namespace foremoe::python {
 namespace {
@@ -63,26 +56,11 @@ LoadTable take_layers(const LoadTable& load, const LayerRange& range) {
   return part;
 }
 
-const StepPlan* whole_plan_of(const Plan* plan) {
-  if (plan == nullptr) return nullptr;
-  if (!plan->layers.is_all()) throw InputError({.field = "previous"}, "is a part of a plan: join the parts before");
-  return &finished(*plan);
-}
-
-[[noreturn]] void raise_skipped(const Policy& policy, const std::string& reason) {
-  const nb::object type = nb::module_::import_("foremoe._errors").attr("PolicySkipped");
-  const nb::object error = type(std::string(policy.name()), reason);
-  PyErr_SetObject(type.ptr(), error.ptr());
-  throw nb::python_error();
-}
-
 // Who plans, by which options, from what beside the load.
 struct Request {
   std::string policy;
   const nb::dict& options;
-  const nb::object& homes;
-  const Plan* previous;
-  const Load* previous_load;
+  Former former;
   int threads;
 };
 
@@ -90,10 +68,10 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
           const std::optional<nb::callable>& on_micro_step) {
   const Policy& policy = policy_named(with.policy);
   const LayerRange range = layers_of(layers, load.table(), policy);
-  const Array<RankId, 2> homes = homes_of(with.homes, load.table());
+  const Array<RankId, 2> homes = homes_of(with.former.homes, load);
   std::optional<LoadTable> part;
   if (!range.is_all()) {
-    if (with.previous != nullptr) throw InputError({.field = "previous"}, "cannot be used beside layers");
+    if (with.former.previous != nullptr) throw InputError({.field = "previous"}, "cannot be used beside layers");
     part = take_layers(load.table(), range);
   }
   const auto experts = static_cast<std::size_t>(load.table().num_experts());
@@ -101,8 +79,8 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
                     .home = {homes.flat().data() + static_cast<std::size_t>(range.first) * experts,
                              {static_cast<std::size_t>(range.last - range.first), experts}},
                     .options = planner_options_of(with.options),
-                    .previous = whole_plan_of(with.previous),
-                    .previous_load = with.previous_load == nullptr ? nullptr : &with.previous_load->table()};
+                    .previous = whole_plan_of(with.former.previous)};
+  if (const Load* former = with.former.previous_load) input.previous_load = &former->table();
   int announced = 0;
   if (on_micro_step) {
     input.on_micro_step = [&](const StepPlan&, MicroStepId m) {
@@ -128,12 +106,9 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
 class BackgroundPlan {
  public:
   BackgroundPlan(const Load& load, const Request& with)
-      : policy_(policy_named(with.policy)), pool_(threads_of(with.threads)), input_(*load.input) {
-    input_.homes = homes_of(with.homes, load.table());
-    if (const StepPlan* previous = whole_plan_of(with.previous)) input_.previous = *previous;
-    if (with.previous_load != nullptr) input_.previous_load = with.previous_load->table();
+      : policy_(policy_named(with.policy)), pool_(threads_of(with.threads)), input_(input_of(load, with.former)) {
     running_.emplace(
-        RunningPlan::Request{.policy = policy_, .input = input_, .options = planner_options_of(with.options)}, pool_);
+        RunningPlan::Request{.policy = policy_, .input = *input_, .options = planner_options_of(with.options)}, pool_);
   }
   ~BackgroundPlan() {
     pool_.cancel();
@@ -150,7 +125,7 @@ class BackgroundPlan {
     if (skipped) raise_skipped(policy_, *skipped);
   }
   const StepPlan& step() const { return running_->plan(); }
-  int num_micro_steps() const { return input_.load.num_micro_steps(); }
+  int num_micro_steps() const { return input_->load.num_micro_steps(); }
   int num_planned() const { return planned_; }
   void wait_for(int micro_step) {
     const int most = num_micro_steps();
@@ -165,7 +140,7 @@ class BackgroundPlan {
  private:
   const Policy& policy_;
   ThreadPool pool_;
-  StepInput input_;
+  std::shared_ptr<const StepInput> input_;
   std::atomic<int> planned_ = 0;        // micro-steps that were waited for
   std::optional<RunningPlan> running_;  // last: its thread uses the others
 };
@@ -178,78 +153,6 @@ Plan begun(const std::shared_ptr<BackgroundPlan>& running) {
   return {.step = std::shared_ptr<const StepPlan>(running, &running->step()),
           .layers = {0, layers, layers},
           .running = running};
-}
-
-nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, const Request& with, bool simulates) {
-  EvaluateOptions options{.simulate = simulates};
-  CostRequest cost_request;
-  std::vector<Option> table = planning_options_of(options);
-  for (std::vector<Option> more : {simulation_options_of(options), options_of(cost_request)}) {
-    for (Option& option : more) table.push_back(std::move(option));
-  }
-  table.push_back(
-      integer_option({.name = "align", .value = "N", .help = "See foremoe.figures"}, options.align, {1, 1 << 20}));
-  set_options(std::move(table), with.options);
-  const std::vector<const Policy*> policies = [&] {
-    try {
-      return policies_named(names);
-    } catch (const InputError& error) {
-      throw InputError({.field = "policies"}, error.problem());
-    }
-  }();
-  StepInput input = *load.input;
-  input.homes = homes_of(with.homes, load.table());
-  if (const StepPlan* previous = whole_plan_of(with.previous)) input.previous = *previous;
-  if (with.previous_load != nullptr) input.previous_load = with.previous_load->table();
-
-  std::string json;
-  ThreadPool pool(threads_of(with.threads));
-  run_interruptibly(pool, [&] {
-    const std::optional<CostModel> cost =
-        simulates ? find_cost_model(cost_request, input.load) : find_cost_model_if_asked(cost_request, input.load);
-    const EvaluationContext context{.pool = pool, .cost = cost ? &*cost : nullptr};
-    std::vector<Evaluation> evaluations;
-    if (simulates) {
-      evaluations = evaluate_all(policies, input, options, context);
-    } else {
-      for (const Policy* policy : policies) evaluations.push_back(evaluate(*policy, input, options, context));
-    }
-    nlohmann::ordered_json array = nlohmann::ordered_json::array();
-    for (const Evaluation& e : evaluations) array.push_back(to_json(e, /*checked=*/!simulates));
-    json = array.dump();
-  });
-  return parse_json(json);
-}
-
-// {name, type, range, words, default, help} of each option, by table: what the keywords of Python are made from.
-nb::dict option_tables() {
-  PlannerOptions planner;
-  EvaluateOptions evaluate;
-  CostRequest cost;
-  InputOptions input;
-  ImportOptions import;
-  const std::vector<std::pair<const char*, std::vector<Option>>> tables{{"planner", options_of(planner)},
-                                                                        {"planning", planning_options_of(evaluate)},
-                                                                        {"simulation", simulation_options_of(evaluate)},
-                                                                        {"cost", options_of(cost)},
-                                                                        {"input", options_of(input)},
-                                                                        {"import", options_of(import)}};
-  nb::dict result;
-  for (const auto& [name, table] : tables) {
-    nb::list list;
-    for (const Option& option : table) {
-      nb::dict d;
-      d["name"] = option.name;
-      d["type"] = option.type;
-      d["range"] = option.range;
-      d["words"] = option.words;
-      d["default"] = option.initial;
-      d["help"] = option.help;
-      list.append(d);
-    }
-    result[name] = list;
-  }
-  return result;
 }
 
 }  // namespace
@@ -267,7 +170,7 @@ void bind_planning(nb::module_& m) {
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::object& homes,
          const Plan* previous, const Load* previous_load, const nb::object& layers, int threads,
          const std::optional<nb::callable>& on_micro_step) {
-        return plan(load, {policy, options, homes, previous, previous_load, threads}, layers, on_micro_step);
+        return plan(load, {policy, options, {homes, previous, previous_load}, threads}, layers, on_micro_step);
       },
       "load"_a, "policy"_a, "options"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
       "layers"_a.none(), "threads"_a, "on_micro_step"_a.none());
@@ -294,36 +197,9 @@ any more. The quotas of a micro-step are final when wait_for() has returned; do 
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::object& homes,
          const Plan* previous, const Load* previous_load, int threads) {
         return std::make_shared<BackgroundPlan>(load,
-                                                Request{policy, options, homes, previous, previous_load, threads});
+                                                Request{policy, options, {homes, previous, previous_load}, threads});
       },
       "load"_a, "policy"_a, "options"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(), "threads"_a);
-
-  const auto evaluates = [&m](const char* name, bool simulates) {
-    m.def(
-        name,
-        [simulates](const Load& load, const std::vector<std::string>& policies, const nb::dict& options,
-                    const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
-          return evaluations_of(load, policies, {{}, options, homes, previous, previous_load, threads}, simulates);
-        },
-        "load"_a, "policies"_a, "options"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
-        "threads"_a);
-  };
-  evaluates("_compare", false);
-  evaluates("_simulate", true);
-
-  m.def(
-      "policies",
-      [] {
-        nb::dict names;
-        for (const Policy* policy : all_policies()) {
-          names[nb::cast(std::string(policy->name()))] = std::string(policy->summary());
-        }
-        return names;
-      },
-      nb::sig("def policies() -> dict[str, str]"), "Every policy by name, with what it does in one line.");
-  m.def("clusters", &cluster_names, "Names of the clusters that simulate() knows.");
-  m.def("models", &model_names, "Names of the models that simulate() knows.");
-  m.def("_option_tables", &option_tables);
 }
 
 }  // namespace foremoe::python

@@ -11,6 +11,7 @@
 #include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/importers/importer.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/rollout/synthesis/synthesis_request.h"
 #include "foremoe/rollout/trace_file.h"
 
 namespace foremoe::python {
@@ -150,6 +151,21 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
   input.load.name = trace->name.empty() ? "trace" : trace->name;
   input.homes = contiguous_homes(input.load.num_layers(), input.load.num_experts(), input.load.num_ranks());
   return {std::make_shared<const StepInput>(std::move(input))};
+}
+
+// A file with all that options of input say: batched, cut, with homes and the former step.
+Load read_input(const std::string& path, const nb::dict& keywords, int threads) {
+  InputOptions options{.path = path};
+  set_options(options_of(options), keywords);
+  const nb::gil_scoped_release release;
+  ThreadPool pool(threads_of(threads));
+  return {std::make_shared<const StepInput>(read_step_input(options, pool))};
+}
+
+SynthesisRequest synthesis_of(const nb::dict& keywords) {
+  SynthesisRequest request;
+  set_options(options_of(request), keywords);
+  return request;
 }
 
 nb::dict report_of(const ImportReport& report) {
@@ -396,6 +412,19 @@ tokens_per_rank tokens in a micro-step. Raises InputError for a sequence that is
   m.def("_import_files", &import_paths, "paths"_a, "options"_a,
         nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any]) -> tuple[Trace | Load, "
                 "dict[str, typing.Any]]"));
+  m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
+  m.def("_synthesize_load", [](const nb::dict& keywords) {
+    const SynthesisRequest request = synthesis_of(keywords);
+    const nb::gil_scoped_release release;
+    return load_of(synthesize_load(synthesis_options(request), routing_model(request)));
+  });
+  m.def("_synthesize_trace", [](const nb::dict& keywords) {
+    const SynthesisRequest request = synthesis_of(keywords);
+    const nb::gil_scoped_release release;
+    auto trace = std::make_shared<Trace>(synthesize_trace(synthesis_options(request), routing_model(request)));
+    trace->model = request.shape;
+    return trace;
+  });
   m.def("_read_trace", [](const std::filesystem::path& path) {
     const nb::gil_scoped_release release;
     return std::make_shared<Trace>(read_trace(path.string()));

@@ -15,6 +15,7 @@ what is documented. Long calls release the GIL.
 from ._core import (
     Collector,
     Copy,
+    Evaluation,
     GradientReturn,
     Load,
     Plan,
@@ -31,11 +32,22 @@ from ._core import (
 )
 from ._errors import InputError, PolicySkipped
 from .files import Violation, check, figures, read_load, read_plan, read_trace
-from .planning import collect, compare, import_files, plan, simulate, start_plan
+from .planning import (
+    collect,
+    compare,
+    evaluate,
+    import_files,
+    plan,
+    simulate,
+    start_plan,
+    synthesize_load,
+    synthesize_trace,
+)
 
 __all__ = [
     "Collector",
     "Copy",
+    "Evaluation",
     "GradientReturn",
     "InputError",
     "Load",
@@ -53,6 +65,7 @@ __all__ = [
     "clusters",
     "collect",
     "compare",
+    "evaluate",
     "figures",
     "import_files",
     "models",
@@ -63,4 +76,6 @@ __all__ = [
     "read_trace",
     "simulate",
     "start_plan",
+    "synthesize_load",
+    "synthesize_trace",
 ]

@@ -201,6 +201,9 @@ def batch(
 
 def _collect(trace: Trace, options: dict[str, Any], threads: int) -> Load: ...
 def _import_files(paths: Sequence[str], options: dict[str, Any]) -> tuple[Trace | Load, dict[str, Any]]: ...
+def _read_input(path: str, options: dict[str, Any], threads: int) -> Load: ...
+def _synthesize_load(arg: dict[str, Any], /) -> Load: ...
+def _synthesize_trace(arg: dict[str, Any], /) -> Trace: ...
 def _read_trace(arg: str | os.PathLike[str], /) -> Trace: ...
 def _read_load(arg: str | os.PathLike[str], /) -> Load: ...
 
@@ -348,6 +351,53 @@ def _start_plan(
     previous_load: Load | None,
     threads: int,
 ) -> RunningPlan: ...
+
+class Evaluation:
+    """
+    What one policy's plan is worth on a load; foremoe.evaluate() makes it.
+    """
+
+    @property
+    def policy(self) -> str: ...
+    @property
+    def skipped(self) -> str | None:
+        """Why there is no plan; None, and all below holds."""
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """
+        The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`; speedups are not filled in.
+        """
+
+    @property
+    def plan(self) -> Plan:
+        """Of the policy update."""
+
+    @property
+    def recompute_plan(self) -> Plan:
+        """Of recompute; the same unless more than one micro-step is in flight."""
+
+    @property
+    def cost(self) -> dict[str, Any] | None:
+        """
+        Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, fetch_seconds of one copy from the host, and the options of cost.
+        """
+
+    def timeline(self, micro_steps: int, layers: int) -> list[dict[str, Any]]:
+        """
+        Spans of the modelled recompute of the first micro-steps and layers, as events of a Chrome trace: pid is the rank, ts and dur are in µs.
+        """
+
+def _evaluate(
+    load: Load,
+    policy: str,
+    options: dict[str, Any],
+    own: dict[str, Any],
+    homes: object | None,
+    previous: Plan | None,
+    previous_load: Load | None,
+    threads: int,
+) -> Evaluation: ...
 def _compare(
     load: Load,
     policies: Sequence[str],
@@ -366,6 +416,10 @@ def _simulate(
     previous_load: Load | None,
     threads: int,
 ) -> Any: ...
+def _pair_figures(plan: Plan, load: Load, routed: bool) -> dict[str, Any]: ...
+def _load_stability(load: Load, steps: int) -> dict[str, Any]: ...
+def _memory_remarks(evaluations: Sequence[Evaluation], memory_budget: float | None) -> list[str]: ...
+def _own_options(arg: str, /) -> list[str]: ...
 def policies() -> dict[str, str]:
     """Every policy by name, with what it does in one line."""
 

@@ -1,4 +1,4 @@
-"""Planning, comparing and simulating. Keywords are the options of the command line, with the same defaults.
+"""Planning, evaluating, comparing and simulating; loads read and drawn. Keywords are the options of the command line, with the same defaults.
 
 Written by scripts/python_keywords from the tables of options: do not edit.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._core import Load, Plan, RunningPlan, Trace
+from ._core import Evaluation, Load, Plan, RunningPlan, Trace
 from .files import expect
 
 Homes = npt.NDArray[np.int32] | Plan | None
@@ -179,7 +179,7 @@ def compare(
     min_tokens_per_guest: int = 0,
     seed: int = 0,
     cluster: str | None = None,
-    model: str | None = None,
+    model: str | Mapping[str, Any] | None = None,
     sequence_tokens: int = 4096,
     keep_activations: bool = False,
     bytes_per_parameter: int = 2,
@@ -215,6 +215,8 @@ def compare(
     cluster: Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large
         as the cluster's unless ranks_per_node says otherwise.
     model: Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json.
+        Or a dict of its shape: name, moe_layers, experts, top_k, shared_experts, hidden, intermediate, vocabulary,
+        heads, kv_heads, head_width.
     sequence_tokens: Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216.
     keep_activations: Keep all activations for the backward pass (default: keep layer inputs, recompute the rest).
     bytes_per_parameter: Size of a weight and of a row's element: 2 for bf16, 4 for float32. 1 … 8.
@@ -261,7 +263,7 @@ def simulate(
     policies: str | Sequence[str] = "all",
     *,
     cluster: str,
-    model: str | None = None,
+    model: str | Mapping[str, Any] | None = None,
     sequence_tokens: int = 4096,
     keep_activations: bool = False,
     bytes_per_parameter: int = 2,
@@ -295,6 +297,8 @@ def simulate(
     cluster: Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large
         as the cluster's unless ranks_per_node says otherwise.
     model: Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json.
+        Or a dict of its shape: name, moe_layers, experts, top_k, shared_experts, hidden, intermediate, vocabulary,
+        heads, kv_heads, head_width.
     sequence_tokens: Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216.
     keep_activations: Keep all activations for the backward pass (default: keep layer inputs, recompute the rest).
     bytes_per_parameter: Size of a weight and of a row's element: 2 for bf16, 4 for float32. 1 … 8.
@@ -364,6 +368,115 @@ def simulate(
     return result
 
 
+def evaluate(
+    load: Load,
+    policy: str = "foremoe",
+    *,
+    guest_slots: int = 1,
+    residency: Literal["static", "resident", "shared", "free", "auto"] = "resident",
+    rehome: int | Literal["free"] = 0,
+    in_flight: int = 1,
+    stages: str = "BLPT",
+    prefer: Literal["balance", "links"] = "balance",
+    tolerance: float | None = None,
+    max_copies_per_rank: int | Literal["none", "hidden"] | None = None,
+    max_copies_per_source: int | Literal["none"] = "none",
+    min_tokens_per_guest: int = 0,
+    seed: int = 0,
+    cluster: str | None = None,
+    model: str | Mapping[str, Any] | None = None,
+    sequence_tokens: int = 4096,
+    keep_activations: bool = False,
+    bytes_per_parameter: int = 2,
+    optimizer_shards: int = 1,
+    separate_uplinks: bool = False,
+    rollout_seconds: float = 0.0,
+    memory_budget: float | None = None,
+    prefetch_depth: int = 2,
+    path: Literal["auto", "host", "peer"] = "auto",
+    align: int = 128,
+    policy_options: Mapping[str, float] | None = None,
+    homes: Homes = None,
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
+    threads: int = 0,
+) -> Evaluation:
+    """Plans with one policy, checks the plan, measures it and, with a cluster, simulates the step.
+
+    load: What is planned.
+    policy: Who plans: a key of foremoe.policies().
+    guest_slots: Guest slots: how many copies of experts a rank has room for in one layer. 0 … 65536.
+    residency: static: copies are chosen once per step. resident: each layer's copies stay until they are replaced.
+        shared: layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere
+        (forward-only phases). auto: of static, resident and shared the one with which a simulated step is quickest
+        within memory_budget; free in recompute where that is quicker.
+    rehome: How many homes may move to another rank, per layer. 0 … 2147483646.
+    in_flight: Micro-steps whose forward has run and whose backward has not, at most (1F1B). 1 … 2147483647.
+    stages: Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. none:
+        no stage.
+    prefer: balance: the least loaded busiest rank. links: also less traffic between nodes, within tolerance.
+    tolerance: A micro-step is balanced when its busiest rank is at most this fraction above the mean. None: 0.006; 0.01
+        where residency is shared. 0 … 1.
+    max_copies_per_rank: Copies into a rank, per event (one pass of one micro-step) and layer. none: no limit. hidden:
+        as many as the links of cluster carry while one layer of model computes. None: G. 0 … 2147483646.
+    max_copies_per_source: Copies of experts whose home is one rank, per event and layer. 0 … 2147483646.
+    min_tokens_per_guest: A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact. 0 …
+        2147483647.
+    seed: Random seed. The same seed gives the same plan. 0 … 18446744073709551615.
+    cluster: Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large
+        as the cluster's unless ranks_per_node says otherwise.
+    model: Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json.
+        Or a dict of its shape: name, moe_layers, experts, top_k, shared_experts, hidden, intermediate, vocabulary,
+        heads, kv_heads, head_width.
+    sequence_tokens: Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216.
+    keep_activations: Keep all activations for the backward pass (default: keep layer inputs, recompute the rest).
+    bytes_per_parameter: Size of a weight and of a row's element: 2 for bf16, 4 for float32. 1 … 8.
+    optimizer_shards: Data-parallel ranks that share one expert's optimizer state. 1 … 65536.
+    separate_uplinks: Model host copies and network traffic on separate PCIe uplinks (default: shared).
+    rollout_seconds: Duration of the step's rollout, for the speedup of the whole RL step. 0 … 1e+09.
+    memory_budget: Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and residency auto stays
+        within it. None: none. above 0, at most 1e+09.
+    prefetch_depth: How many turns (one layer of one pass of one micro-step) ahead copies may begin. 1 … 65536.
+    path: Source of copies. host: the node's cache of experts in host memory. peer: the rank that owns the expert. auto:
+        whichever path is less busy.
+    align: Tokens: rho_padded rounds each replica up to a multiple of it.
+    policy_options: Options that this policy alone has, such as dyn of feplb; InputError lists them.
+    homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
+    previous: Plan of the former step, for a warm start.
+    previous_load: Load of the former step, for policies that predict.
+    threads: 0: as many as processors. The result does not depend on it.
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    expect(Load, load=load)
+    options = {
+        "guest_slots": guest_slots,
+        "residency": residency,
+        "rehome": rehome,
+        "in_flight": in_flight,
+        "stages": stages,
+        "prefer": prefer,
+        "tolerance": tolerance,
+        "max_copies_per_rank": max_copies_per_rank,
+        "max_copies_per_source": max_copies_per_source,
+        "min_tokens_per_guest": min_tokens_per_guest,
+        "seed": seed,
+        "cluster": cluster,
+        "model": model,
+        "sequence_tokens": sequence_tokens,
+        "keep_activations": keep_activations,
+        "bytes_per_parameter": bytes_per_parameter,
+        "optimizer_shards": optimizer_shards,
+        "separate_uplinks": separate_uplinks,
+        "rollout_seconds": rollout_seconds,
+        "memory_budget": memory_budget,
+        "prefetch_depth": prefetch_depth,
+        "path": path,
+        "align": align,
+    }
+    return _core._evaluate(load, policy, options, dict(policy_options or {}), homes, previous, previous_load, threads)
+
+
 def collect(
     trace: Trace,
     *,
@@ -415,7 +528,7 @@ def import_files(
     counts, and a report of what was read.
 
     paths: A file, or several in the order of their sequences.
-    format: Format, see help_all. None: detected.
+    format: Format. None: detected.
     model: Name of the model, for the trace's metadata. A known one also sets experts.
     experts: Experts of a layer. None: the largest id + 1. 1 … 65536.
     layers: Layers of headerless arrays; elsewhere checked against what is recorded. None: as recorded. 1 … 65535.
@@ -445,3 +558,151 @@ def import_files(
         paths = [paths]
     result: tuple[Trace | Load, dict[str, Any]] = _core._import_files([os.fspath(p) for p in paths], options)
     return result
+
+
+def synthesize_load(
+    *,
+    routing: str = "grpo",
+    shape: str | None = None,
+    layers: int | None = None,
+    experts: int | None = None,
+    top_k: int | None = None,
+    micro_steps: int = 32,
+    ranks: int = 8,
+    ranks_per_node: int | None = None,
+    tokens_per_rank: int = 8192,
+    sequences_per_rank: int = 2,
+    group_size: int = 16,
+    length_spread: float = 0.5,
+    layout: Literal["grouped", "shuffled"] = "grouped",
+    step_spread: float = 0.7,
+    group_spread: float = 0.5,
+    skew: float = 1.0,
+    permute_probability: float = 0.0,
+    concentration: float = 0.5,
+    sequence_concentration: float = 0.0,
+    seed: int = 1,
+) -> Load:
+    """Draws a load from a model of routing: grpo, zipf, dirichlet, or one of the stress workloads w0 to w7. The same
+    keywords draw the same.
+
+    routing: Routing model.
+    shape: Take layers, experts and top-k of a model.
+    layers: MoE layers. None: 4, or the shape's. 1 … 2147483647.
+    experts: Experts of a layer. None: 128, or the shape's. 1 … 2147483647.
+    top_k: Experts that a token chooses. None: 8, or the shape's. 1 … 2147483647.
+    micro_steps: Micro-steps of the step. 1 … 2147483647.
+    ranks: Ranks of the expert-parallel group. 1 … 2147483647.
+    ranks_per_node: Ranks of a node. None: 8, or all if fewer. 1 … 2147483647.
+    tokens_per_rank: Tokens of a rank in a micro-step. A token counts once. 1 … 2147483647.
+    sequences_per_rank: Sequences of a rank in a micro-step. 1 … 2147483647.
+    group_size: Sequences of a GRPO group. 1 … 2147483647.
+    length_spread: Sequence lengths are proportional to exp(this · normal). 0 … 10.
+    layout: grouped: a group's sequences share a micro-step. shuffled: they are anywhere.
+    step_spread: grpo: how skewed the step is. 0 … 20.
+    group_spread: grpo: how much groups differ. 0 … 20.
+    skew: zipf: 0 is uniform. 0 … 100.
+    permute_probability: zipf: probability that a micro-step draws anew which experts are popular. 0 … 1.
+    concentration: dirichlet: of a layer, above 0. 0 … 1e+09.
+    sequence_concentration: dirichlet: of a sequence around its layer. 0: all sequences alike. 0 … 1e+09.
+    seed: Random seed. The same seed and options give the same bytes. 0 … 18446744073709551615.
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    options = {
+        "routing": routing,
+        "shape": shape,
+        "layers": layers,
+        "experts": experts,
+        "top_k": top_k,
+        "micro_steps": micro_steps,
+        "ranks": ranks,
+        "ranks_per_node": ranks_per_node,
+        "tokens_per_rank": tokens_per_rank,
+        "sequences_per_rank": sequences_per_rank,
+        "group_size": group_size,
+        "length_spread": length_spread,
+        "layout": layout,
+        "step_spread": step_spread,
+        "group_spread": group_spread,
+        "skew": skew,
+        "permute_probability": permute_probability,
+        "concentration": concentration,
+        "sequence_concentration": sequence_concentration,
+        "seed": seed,
+    }
+    return _core._synthesize_load(options)
+
+
+def synthesize_trace(
+    *,
+    routing: str = "grpo",
+    shape: str | None = None,
+    layers: int | None = None,
+    experts: int | None = None,
+    top_k: int | None = None,
+    micro_steps: int = 32,
+    ranks: int = 8,
+    ranks_per_node: int | None = None,
+    tokens_per_rank: int = 8192,
+    sequences_per_rank: int = 2,
+    group_size: int = 16,
+    length_spread: float = 0.5,
+    layout: Literal["grouped", "shuffled"] = "grouped",
+    step_spread: float = 0.7,
+    group_spread: float = 0.5,
+    skew: float = 1.0,
+    permute_probability: float = 0.0,
+    concentration: float = 0.5,
+    sequence_concentration: float = 0.0,
+    seed: int = 1,
+) -> Trace:
+    """Draws a trace from a model of routing: grpo, zipf, dirichlet, or one of the stress workloads w0 to w7. The same
+    keywords draw the same.
+
+    routing: Routing model.
+    shape: Take layers, experts and top-k of a model.
+    layers: MoE layers. None: 4, or the shape's. 1 … 2147483647.
+    experts: Experts of a layer. None: 128, or the shape's. 1 … 2147483647.
+    top_k: Experts that a token chooses. None: 8, or the shape's. 1 … 2147483647.
+    micro_steps: Micro-steps of the step. 1 … 2147483647.
+    ranks: Ranks of the expert-parallel group. 1 … 2147483647.
+    ranks_per_node: Ranks of a node. None: 8, or all if fewer. 1 … 2147483647.
+    tokens_per_rank: Tokens of a rank in a micro-step. A token counts once. 1 … 2147483647.
+    sequences_per_rank: Sequences of a rank in a micro-step. 1 … 2147483647.
+    group_size: Sequences of a GRPO group. 1 … 2147483647.
+    length_spread: Sequence lengths are proportional to exp(this · normal). 0 … 10.
+    layout: grouped: a group's sequences share a micro-step. shuffled: they are anywhere.
+    step_spread: grpo: how skewed the step is. 0 … 20.
+    group_spread: grpo: how much groups differ. 0 … 20.
+    skew: zipf: 0 is uniform. 0 … 100.
+    permute_probability: zipf: probability that a micro-step draws anew which experts are popular. 0 … 1.
+    concentration: dirichlet: of a layer, above 0. 0 … 1e+09.
+    sequence_concentration: dirichlet: of a sequence around its layer. 0: all sequences alike. 0 … 1e+09.
+    seed: Random seed. The same seed and options give the same bytes. 0 … 18446744073709551615.
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    options = {
+        "routing": routing,
+        "shape": shape,
+        "layers": layers,
+        "experts": experts,
+        "top_k": top_k,
+        "micro_steps": micro_steps,
+        "ranks": ranks,
+        "ranks_per_node": ranks_per_node,
+        "tokens_per_rank": tokens_per_rank,
+        "sequences_per_rank": sequences_per_rank,
+        "group_size": group_size,
+        "length_spread": length_spread,
+        "layout": layout,
+        "step_spread": step_spread,
+        "group_spread": group_spread,
+        "skew": skew,
+        "permute_probability": permute_probability,
+        "concentration": concentration,
+        "sequence_concentration": sequence_concentration,
+        "seed": seed,
+    }
+    return _core._synthesize_trace(options)

@@ -82,6 +82,24 @@ std::vector<Option> options_of(CostRequest& r) {
   };
 }
 
+std::vector<Option> options_of(ModelShape& s) {
+  const auto count = [](const char* name, int& value, const char* help, int least = 1) {
+    return integer_option({.name = name, .value = "N", .help = help}, value, {least, 1 << 24});
+  };
+  AttentionShape& attention = s.attention;
+  return {text_option({.name = "name", .value = "NAME", .help = "What tables call it"}, s.name),
+          count("moe_layers", s.moe_layers, "MoE layers"),
+          count("experts", s.experts, "Routed experts of a layer"),
+          count("top_k", s.top_k, "Experts that a token chooses"),
+          count("shared_experts", s.shared_experts, "Experts that every token visits besides", 0),
+          count("hidden", s.hidden, "Width of a token"),
+          count("intermediate", s.intermediate, "Width inside an expert"),
+          count("vocabulary", s.vocabulary, "Tokens that the embedding knows"),
+          count("heads", attention.heads, "Attention heads"),
+          count("kv_heads", attention.kv_heads, "Heads of keys and values. 0: as many as heads", 0),
+          count("head_width", attention.key_width, "Width of an attention head")};
+}
+
 ModelShape model_named(const std::string& name) {
   if (auto shape = find_model_shape(name)) return *std::move(shape);
   std::error_code error;
@@ -91,14 +109,19 @@ ModelShape model_named(const std::string& name) {
 
 CostModel find_cost_model(const CostRequest& request, const LoadTable& load) {
   if (request.cluster.empty()) reject("cluster", "is needed beside `model`");
-  const ModelShape model = request.model.empty() ? model_of(load) : model_named(request.model);
+  const ModelShape model = request.shape           ? *request.shape
+                           : request.model.empty() ? model_of(load)
+                                                   : model_named(request.model);
   expect_model_fits(model, load);
-  return {find_cluster(request.cluster), model, request.options};
+  Cluster cluster = find_cluster(request.cluster);
+  cluster.ranks_per_node = load.ranks_per_node;
+  return {cluster, model, request.options};
 }
 
 std::optional<CostModel> find_cost_model_if_asked(const CostRequest& request, const LoadTable& load) {
-  if (request.cluster.empty() && request.model.empty()) return std::nullopt;
-  if (request.model.empty()) reject("model", "is needed beside `cluster`");
+  const bool names_model = request.shape || !request.model.empty();
+  if (request.cluster.empty() && !names_model) return std::nullopt;
+  if (!names_model) reject("model", "is needed beside `cluster`");
   return find_cost_model(request, load);
 }
 

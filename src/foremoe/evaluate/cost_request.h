@@ -13,12 +13,16 @@
 namespace foremoe {
 
 struct CostRequest {
-  std::string cluster;  // a preset's name, or a file; empty: none
-  std::string model;    // likewise, the file a config.json
+  std::string cluster;              // a preset's name, or a file; empty: none
+  std::string model;                // likewise, the file a config.json
+  std::optional<ModelShape> shape;  // the model, in place of a name
   CostOptions options;
 };
 
 std::vector<Option> options_of(CostRequest& request);
+
+// A model that is no preset, key by key. Attention has as many heads of keys as of queries until kv_heads is set.
+std::vector<Option> options_of(ModelShape& shape);
 
 // All throw InputError, with field `cluster` or `model`.
 

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "foremoe/core/error.h"
-#include "foremoe/sim/reproduce/systems.h"
+#include "foremoe/evaluate/own_options.h"
 
 namespace foremoe {
 
@@ -195,7 +195,7 @@ ExperimentSystem read_system(TomlFields fields) {
     if (const auto value = fields.number(key)) system.own.emplace_back(key, *value);
   }
   try {
-    (void)policy_of(system);
+    (void)policy_with(system.policy, system.own);
   } catch (const InputError& error) {
     fields.fail("policy", error.problem());
   }

@@ -8,10 +8,10 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluate.h"
+#include "foremoe/evaluate/own_options.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/trace_file.h"
 #include "foremoe/sim/reproduce/columns.h"
-#include "foremoe/sim/reproduce/systems.h"
 
 namespace foremoe {
 
@@ -75,7 +75,7 @@ Step make_step(const ExperimentInput& input, bool simulated, ThreadPool& pool) {
 
 Cell measure(const ExperimentSystem& system, const ExperimentInput& input, const Step& step, bool routed,
              ThreadPool& pool) {
-  const auto policy = policy_of(system);
+  const auto policy = policy_with(system.policy, system.own);
   Evaluation e = evaluate(
       *policy, step.input,
       {.planner = system.options, .path = system.path, .rollout_seconds = input.on ? input.on->rollout_seconds : 0},

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "foremoe/core/parallel.h"
+#include "foremoe/evaluate/pair_figures.h"
 #include "foremoe/plan/plan_figures.h"
 #include "foremoe/policy/policy.h"
 #include "foremoe/sim/reproduce/experiment.h"
-#include "foremoe/sim/reproduce/pair_figures.h"
 #include "foremoe/sim/simulation.h"
 
 namespace foremoe {

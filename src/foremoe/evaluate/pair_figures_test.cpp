@@ -1,4 +1,4 @@
-#include "foremoe/sim/reproduce/pair_figures.h"
+#include "foremoe/evaluate/pair_figures.h"
 
 #include <gtest/gtest.h>
 

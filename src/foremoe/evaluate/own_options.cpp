@@ -1,8 +1,11 @@
-#include "foremoe/sim/reproduce/systems.h"
+#include "foremoe/evaluate/own_options.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 
+#include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluate.h"
 #include "foremoe/policy/feplb.h"
 #include "foremoe/policy/finemoe.h"
@@ -19,9 +22,9 @@ constexpr std::array<std::string_view, 3> kFineMoe{"alpha_ranks", "alpha_nodes",
 constexpr std::array<std::string_view, 5> kFeplb{"dyn", "min_tokens", "max_num_dyn", "try_smaller", "first_experts"};
 constexpr std::array<std::string_view, 1> kUltraEp{"min_tokens_per_replica"};
 
-FineMoeOptions finemoe_options(const ExperimentSystem& system) {
+FineMoeOptions finemoe_options(const OwnOptions& own) {
   FineMoeOptions options;
-  for (const auto& [key, value] : system.own) {
+  for (const auto& [key, value] : own) {
     if (key == "scheduled_fraction") {
       options.scheduler.scheduled_fraction = value;
       continue;
@@ -35,9 +38,9 @@ FineMoeOptions finemoe_options(const ExperimentSystem& system) {
   return options;
 }
 
-FeplbOptions feplb_options(const ExperimentSystem& system) {
+FeplbOptions feplb_options(const OwnOptions& own) {
   FeplbOptions options;
-  for (const auto& [key, value] : system.own) {
+  for (const auto& [key, value] : own) {
     if (key == "dyn") options.dyn = static_cast<int>(value);
     if (key == "min_tokens") options.min_tokens = static_cast<std::int64_t>(value);
     if (key == "max_num_dyn") options.max_num_dyn = static_cast<int>(value);
@@ -47,8 +50,8 @@ FeplbOptions feplb_options(const ExperimentSystem& system) {
   return options;
 }
 
-UltraEpOptions ultraep_options(const ExperimentSystem& system) {
-  return {.min_tokens_per_replica = static_cast<std::int64_t>(system.own.front().second)};
+UltraEpOptions ultraep_options(const OwnOptions& own) {
+  return {.min_tokens_per_replica = static_cast<std::int64_t>(own.front().second)};
 }
 
 }  // namespace
@@ -60,16 +63,20 @@ std::span<const std::string_view> own_options(std::string_view policy) {
   return {};
 }
 
-std::shared_ptr<const Policy> policy_of(const ExperimentSystem& system) {
-  const Policy* const plain = &policy_named(system.policy);
-  if (!system.own.empty()) {
-    if (system.policy == "feplb") return make_feplb(feplb_options(system));
-    if (system.policy == "ultraep") return make_ultraep(ultraep_options(system));
-    if (system.policy == "finemoe") return make_finemoe(finemoe_options(system));
-    if (system.policy == "finemoe-random") return make_finemoe_random(finemoe_options(system));
-    if (system.policy == "finemoe-symmetric") return make_finemoe_symmetric(finemoe_options(system));
+std::shared_ptr<const Policy> policy_with(const std::string& name, const OwnOptions& own) {
+  const Policy* const plain = &policy_named(name);
+  if (own.empty()) return {plain, [](const Policy*) {}};  // lives as long as the program
+  const std::span<const std::string_view> known = own_options(name);
+  for (const auto& [key, value] : own) {
+    if (std::ranges::find(known, key) != known.end()) continue;
+    throw InputError({.field = key}, known.empty() ? fmt::format("policy {} has no options of its own", name)
+                                                   : fmt::format("policy {} has {}", name, fmt::join(known, ", ")));
   }
-  return {plain, [](const Policy*) {}};  // lives as long as the program
+  if (name == "feplb") return make_feplb(feplb_options(own));
+  if (name == "ultraep") return make_ultraep(ultraep_options(own));
+  if (name == "finemoe-random") return make_finemoe_random(finemoe_options(own));
+  if (name == "finemoe-symmetric") return make_finemoe_symmetric(finemoe_options(own));
+  return make_finemoe(finemoe_options(own));
 }
 
 }  // namespace foremoe

@@ -1,0 +1,339 @@
+// What plans are worth: policies compared, steps simulated, one evaluation looked at closely.
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "bindings.h"
+#include "foremoe/cluster/cluster.h"
+#include "foremoe/cluster/model_shape.h"
+#include "foremoe/core/error.h"
+#include "foremoe/evaluate/cost_request.h"
+#include "foremoe/evaluate/evaluation_json.h"
+#include "foremoe/evaluate/memory_remarks.h"
+#include "foremoe/evaluate/own_options.h"
+#include "foremoe/evaluate/pair_figures.h"
+#include "foremoe/rollout/importers/importer.h"
+#include "foremoe/rollout/synthesis/synthesis_request.h"
+
+namespace foremoe::python {
+namespace {
+
+std::vector<Option> options_of(EvaluateOptions& evaluate, CostRequest& cost) {
+  std::vector<Option> table = planning_options_of(evaluate);
+  for (std::vector<Option> more : {simulation_options_of(evaluate), options_of(cost)}) {
+    for (Option& option : more) table.push_back(std::move(option));
+  }
+  table.push_back(
+      integer_option({.name = "align", .value = "N", .help = "See foremoe.figures"}, evaluate.align, {1, 1 << 20}));
+  return table;
+}
+
+// A model may be its shape, as a dict.
+ModelShape shape_of(const nb::dict& keys) {
+  ModelShape shape;
+  try {
+    set_options(options_of(shape), keys);
+  } catch (const InputError& error) {
+    throw InputError({.field = "model", .index = fmt::format("['{}']", error.where().field)}, error.problem());
+  }
+  for (const auto& [name, value] : {std::pair{"moe_layers", shape.moe_layers}, {"hidden", shape.hidden}}) {
+    if (value == 0) throw InputError({.field = "model"}, fmt::format("{} is missing", name));
+  }
+  AttentionShape& attention = shape.attention;
+  if (attention.kv_heads == 0) attention.kv_heads = attention.heads;
+  attention.value_width = attention.key_width;
+  return shape;
+}
+
+void set_options(const nb::dict& keywords, EvaluateOptions& evaluate, CostRequest& cost) {
+  nb::dict rest;
+  for (const auto& [key, value] : keywords) {
+    if (nb::cast<std::string>(key) == "model" && nb::isinstance<nb::dict>(value)) {
+      cost.shape = shape_of(nb::cast<nb::dict>(value));
+    } else {
+      rest[key] = value;
+    }
+  }
+  python::set_options(options_of(evaluate, cost), rest);
+}
+
+std::optional<CostModel> cost_of(const CostRequest& request, const LoadTable& load, bool simulates) {
+  if (simulates) return find_cost_model(request, load);
+  return find_cost_model_if_asked(request, load);
+}
+
+nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, const nb::dict& keywords,
+                       const Former& former, int threads, bool simulates) {
+  EvaluateOptions options{.simulate = simulates};
+  CostRequest cost_request;
+  set_options(keywords, options, cost_request);
+  const std::vector<const Policy*> policies = [&] {
+    try {
+      return policies_named(names);
+    } catch (const InputError& error) {
+      throw InputError({.field = "policies"}, error.problem());
+    }
+  }();
+  const std::shared_ptr<const StepInput> input = input_of(load, former);
+  std::string json;
+  ThreadPool pool(threads_of(threads));
+  run_interruptibly(pool, [&] {
+    const std::optional<CostModel> cost = cost_of(cost_request, input->load, simulates);
+    const EvaluationContext context{.pool = pool, .cost = cost ? &*cost : nullptr};
+    std::vector<Evaluation> evaluations;
+    if (simulates) {
+      evaluations = evaluate_all(policies, *input, options, context);
+    } else {
+      for (const Policy* policy : policies) evaluations.push_back(evaluate(*policy, *input, options, context));
+    }
+    nlohmann::ordered_json array = nlohmann::ordered_json::array();
+    for (const Evaluation& e : evaluations) array.push_back(to_json(e, /*checked=*/!simulates));
+    json = array.dump();
+  });
+  return parse_json(json);
+}
+
+// One policy's evaluation, with what it rests on.
+struct Evaluated {
+  std::shared_ptr<const Policy> policy;
+  std::shared_ptr<const StepInput> input;
+  EvaluateOptions options;
+  std::optional<CostModel> cost;
+  std::shared_ptr<const Evaluation> evaluation;
+
+  Plan plan_of(Phase phase) const {
+    const StepPlan& plan = evaluation->plan_of(phase);
+    const int layers = plan.num_layers();
+    return {.step = std::shared_ptr<const StepPlan>(evaluation, &plan),
+            .layers = {0, layers, layers},
+            .times = evaluation->times};
+  }
+};
+
+Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const OwnOptions& own,
+                    const Former& former, int threads) {
+  Evaluated e{.policy = policy_with(name, own), .input = input_of(load, former)};
+  CostRequest cost_request;
+  set_options(keywords, e.options, cost_request);
+  ThreadPool pool(threads_of(threads));
+  run_interruptibly(pool, [&] {
+    e.cost = cost_of(cost_request, e.input->load, /*simulates=*/false);
+    e.evaluation = std::make_shared<const Evaluation>(
+        evaluate(*e.policy, *e.input, e.options, {.pool = pool, .cost = e.cost ? &*e.cost : nullptr}));
+  });
+  return e;
+}
+
+nb::object figures_of(const Evaluated& e) { return parse_json(to_json(*e.evaluation, /*checked=*/true).dump()); }
+
+// What of the modelled cluster and model a reader of figures needs to know.
+nb::object cost_facts(const Evaluated& e) {
+  if (!e.cost) return nb::none();
+  const CostModel& cost = *e.cost;
+  nb::dict d;
+  d["cluster"] = cost.cluster().name;
+  d["model"] = cost.model().name;
+  d["moe_layers"] = cost.model().moe_layers;
+  d["sequence_tokens"] = cost.options().sequence_tokens;
+  d["optimizer_shards"] = cost.options().optimizer_shards;
+  d["keep_activations"] = !cost.options().recompute_activations;
+  d["memory_bytes"] = cost.cluster().memory.value;
+  const LinkSpeed& host = cost.cluster().host;
+  d["fetch_seconds"] = host.latency_seconds + static_cast<double>(cost.expert_weights().value) / host.bytes_per_second;
+  return d;
+}
+
+nb::any timeline(const Evaluated& e, int micro_steps, int layers) {
+  const LoadTable& load = e.input->load;
+  if (!e.cost || !e.evaluation->step) throw InputError({.field = "evaluation"}, "has no simulated step");
+  const auto expect = [](const char* field, int value, int most) {
+    if (value < 1 || value > most) throw InputError({.field = field}, fmt::format("{}, expected 1 … {}", value, most));
+  };
+  expect("micro_steps", micro_steps, load.num_micro_steps());
+  expect("layers", layers, load.num_layers());
+  std::string json;
+  {
+    const nb::gil_scoped_release release;
+    const LoadTable part = take_first(load, micro_steps, layers);
+    const StepPlan plan = take_first(e.evaluation->plan_of(Phase::kRecompute), part);
+    ThreadPool pool(1);
+    Timeline spans;
+    (void)simulate_phase({.load = part,
+                          .plan = plan,
+                          .cost = *e.cost,
+                          .trace = e.input->trace_or_null(),
+                          .batching = e.input->batching_or_null()},
+                         {.phase = Phase::kRecompute,
+                          .path = e.options.path,
+                          .depth = e.options.depth,
+                          .online = e.policy->online(),
+                          .pool = &pool,
+                          .timeline = &spans});
+    json = spans.to_json();
+  }
+  return nb::cast<nb::any>(parse_json(json)["traceEvents"]);
+}
+
+nb::dict pairs_of(const Plan& plan, const Load& load, bool routed) {
+  PairFigures f;
+  {
+    const StepPlan& step = finished(plan);
+    const nb::gil_scoped_release release;
+    f = pair_figures(step, load.table(), routed);
+  }
+  nb::dict d;
+  d["share_of_bucket"] = std::vector<double>(f.share_of_bucket.begin(), f.share_of_bucket.end());
+  d["straggler"] = f.straggler;
+  d["waste"] = f.waste;
+  d["copies_after_first_event"] = f.copies_after_first_event;
+  d["busiest_receiver"] = f.busiest_receiver;
+  if (!routed) return d;
+  d["sent_without_locality"] = f.sent_without_locality;
+  d["sent_with_rank_locality"] = f.sent_with_rank_locality;
+  d["sent_with_node_locality"] = f.sent_with_node_locality;
+  d["between_nodes"] = f.between_nodes;
+  return d;
+}
+
+nb::dict stability_of(const Load& load, int steps) {
+  const int micro_steps = load.table().num_micro_steps();
+  if (steps < 1 || micro_steps % steps != 0) {
+    throw InputError({.field = "steps"}, fmt::format("{} does not divide {} micro-steps", steps, micro_steps));
+  }
+  const LoadStability s = load_stability(load.table(), steps);
+  nb::dict d;
+  d["hottest"] = s.hottest;
+  d["step_change"] = s.step_change;
+  d["micro_step_change"] = s.micro_step_change;
+  return d;
+}
+
+std::vector<std::string> memory_remarks_of(const std::vector<const Evaluated*>& evaluations,
+                                           std::optional<double> memory_budget) {
+  std::vector<NeededMemory> needed;
+  for (const Evaluated* e : evaluations) {
+    if (e->evaluation->step) {
+      needed.push_back({.who = e->evaluation->policy, .bytes = e->evaluation->step->memory_bytes_per_rank});
+    }
+  }
+  if (needed.empty()) return {};
+  const EvaluateOptions budget{.memory_budget_gigabytes = memory_budget.value_or(0)};
+  return memory_remarks(needed, *evaluations.front()->cost, budget.memory_budget());
+}
+
+// {name, type, range, words, default, help} of each option, by table: what the keywords of Python are made from.
+nb::dict option_tables() {
+  PlannerOptions planner;
+  EvaluateOptions evaluate;
+  CostRequest cost;
+  ModelShape shape;
+  InputOptions input;
+  ImportOptions import;
+  SynthesisRequest synthesis;
+  const std::vector<std::pair<const char*, std::vector<Option>>> tables{{"planner", options_of(planner)},
+                                                                        {"planning", planning_options_of(evaluate)},
+                                                                        {"simulation", simulation_options_of(evaluate)},
+                                                                        {"cost", options_of(cost)},
+                                                                        {"shape", options_of(shape)},
+                                                                        {"input", options_of(input)},
+                                                                        {"import", options_of(import)},
+                                                                        {"synthesis", options_of(synthesis)}};
+  nb::dict result;
+  for (const auto& [name, table] : tables) {
+    nb::list list;
+    for (const Option& option : table) {
+      nb::dict d;
+      d["name"] = option.name;
+      d["letter"] = option.letter == 0 ? std::string() : std::string(1, option.letter);
+      d["value"] = option.value;
+      d["type"] = option.type;
+      d["range"] = option.range;
+      d["words"] = option.words;
+      d["default"] = option.initial;
+      d["help"] = option.help;
+      list.append(d);
+    }
+    result[name] = list;
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_evaluation(nb::module_& m) {
+  nb::class_<Evaluated>(m, "Evaluation", "What one policy's plan is worth on a load; foremoe.evaluate() makes it.")
+      .def_prop_ro("policy", [](const Evaluated& e) { return e.evaluation->policy; })
+      .def_prop_ro(
+          "skipped",
+          [](const Evaluated& e) -> std::optional<std::string> {
+            if (e.evaluation->planned()) return std::nullopt;
+            return e.evaluation->skipped;
+          },
+          "Why there is no plan; None, and all below holds.")
+      .def_prop_ro("figures", &figures_of, nb::sig("def figures(self) -> dict[str, typing.Any]"),
+                   "The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`; speedups "
+                   "are not filled in.")
+      .def_prop_ro(
+          "plan", [](const Evaluated& e) { return e.plan_of(Phase::kPolicyUpdate); }, nb::rv_policy::move,
+          "Of the policy update.")
+      .def_prop_ro(
+          "recompute_plan", [](const Evaluated& e) { return e.plan_of(Phase::kRecompute); }, nb::rv_policy::move,
+          "Of recompute; the same unless more than one micro-step is in flight.")
+      .def_prop_ro("cost", &cost_facts, nb::sig("def cost(self) -> dict[str, typing.Any] | None"),
+                   "Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, "
+                   "fetch_seconds of one copy from the host, and the options of cost.")
+      .def("timeline", &timeline, "micro_steps"_a, "layers"_a,
+           nb::sig("def timeline(self, micro_steps: int, layers: int) -> list[dict[str, typing.Any]]"),
+           "Spans of the modelled recompute of the first micro-steps and layers, as events of a Chrome trace: pid is "
+           "the rank, ts and dur are in µs.");
+  m.def(
+      "_evaluate",
+      [](const Load& load, const std::string& policy, const nb::dict& options, const nb::dict& own,
+         const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
+        OwnOptions of_policy;
+        for (const auto& [key, value] : own) {
+          of_policy.emplace_back(nb::cast<std::string>(key), nb::cast<double>(value));
+        }
+        return evaluated(load, policy, options, of_policy, {homes, previous, previous_load}, threads);
+      },
+      "load"_a, "policy"_a, "options"_a, "own"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
+      "threads"_a);
+
+  const auto evaluates = [&m](const char* name, bool simulates) {
+    m.def(
+        name,
+        [simulates](const Load& load, const std::vector<std::string>& policies, const nb::dict& options,
+                    const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
+          return evaluations_of(load, policies, options, {homes, previous, previous_load}, threads, simulates);
+        },
+        "load"_a, "policies"_a, "options"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
+        "threads"_a);
+  };
+  evaluates("_compare", false);
+  evaluates("_simulate", true);
+
+  m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
+  m.def("_load_stability", &stability_of, "load"_a, "steps"_a);
+  m.def("_memory_remarks", &memory_remarks_of, "evaluations"_a, "memory_budget"_a.none());
+  m.def("_own_options", [](const std::string& policy) {
+    (void)policy_named(policy);
+    const auto names = own_options(policy);
+    return std::vector<std::string>(names.begin(), names.end());
+  });
+  m.def(
+      "policies",
+      [] {
+        nb::dict names;
+        for (const Policy* policy : all_policies()) {
+          names[nb::cast(std::string(policy->name()))] = std::string(policy->summary());
+        }
+        return names;
+      },
+      nb::sig("def policies() -> dict[str, str]"), "Every policy by name, with what it does in one line.");
+  m.def("clusters", &cluster_names, "Names of the clusters that simulate() knows.");
+  m.def("models", &model_names, "Names of the models that simulate() knows.");
+  m.def("_option_tables", &option_tables);
+}
+
+}  // namespace foremoe::python

@@ -1,0 +1,45 @@
+#include "foremoe/evaluate/memory_remarks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace foremoe {
+namespace {
+
+constexpr double kBytesPerGigabyte = 1e9;
+
+double in_gigabytes(Bytes bytes) { return static_cast<double>(bytes.value) / kBytesPerGigabyte; }
+
+// Empty where all stay within the limit.
+std::string remark(const std::vector<NeededMemory>& needed, Bytes limit, const std::string& what) {
+  std::string over;
+  std::size_t count = 0;
+  for (const NeededMemory& one : needed) {
+    if (one.bytes <= limit) continue;
+    over += (count++ == 0 ? "" : ", ") + one.who;
+  }
+  if (count == 0) return {};
+  if (count < needed.size()) {
+    const auto most = std::ranges::max_element(needed, {}, &NeededMemory::bytes);
+    return fmt::format("more than {}: {}; the most is {} GB", what, over, gigabytes(most->bytes));
+  }
+  const auto least = std::ranges::min_element(needed, {}, &NeededMemory::bytes);
+  return fmt::format("nothing fits {}; the least is {} GB, {}", what, gigabytes(least->bytes), least->who);
+}
+
+}  // namespace
+
+std::string gigabytes(Bytes bytes) { return fmt::format("{:.1f}", in_gigabytes(bytes)); }
+
+std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
+                                        std::optional<Bytes> budget) {
+  const Cluster& cluster = cost.cluster();
+  std::vector<std::string> remarks{remark(
+      needed, cluster.memory, fmt::format("the {:g} GB of a rank of {}", in_gigabytes(cluster.memory), cluster.name))};
+  if (budget) remarks.push_back(remark(needed, *budget, fmt::format("the budget of {:g} GB", in_gigabytes(*budget))));
+  std::erase(remarks, std::string{});
+  return remarks;
+}
+
+}  // namespace foremoe

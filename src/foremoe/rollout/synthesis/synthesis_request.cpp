@@ -1,0 +1,88 @@
+#include "foremoe/rollout/synthesis/synthesis_request.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "foremoe/core/error.h"
+
+namespace foremoe {
+
+std::vector<Option> options_of(SynthesisRequest& r) {
+  SynthesisOptions& o = r.options;
+  constexpr IntegerRange kCount{1, std::numeric_limits<int>::max()};
+  const auto shaped = [&](const char* name, std::optional<int>& value, int initial, const char* help) {
+    return integer_option(
+        {.name = name, .value = "N", .help = help, .initial = fmt::format("{}, or the shape's", initial), .main = true},
+        value, kCount);
+  };
+  const auto count = [&](const char* name, auto& value, const char* help) {
+    return integer_option({.name = name, .value = "N", .help = help}, value, kCount);
+  };
+  const auto number = [&](const char* name, double& value, double most, const char* help) {
+    return number_option({.name = name, .value = "X", .help = help}, value, {.least = 0, .most = most});
+  };
+  Option ranks = count("ranks", o.num_ranks, "Ranks of the expert-parallel group");
+  ranks.main = true;
+  Option per_node = count("ranks_per_node", o.ranks_per_node, "Ranks of a node");
+  per_node.initial = "8, or all if fewer";
+  return {
+      text_option({.name = "routing", .value = "NAME", .help = "Routing model, see --help-all", .main = true},
+                  r.routing),
+      text_option({.name = "shape",
+                   .value = "MODEL",
+                   .help = "Take layers, experts and top-k of a model, see --help-all",
+                   .main = true},
+                  r.shape),
+      shaped("layers", r.layers, o.num_layers, "MoE layers"),
+      shaped("experts", r.experts, o.num_experts, "Experts of a layer"),
+      shaped("top_k", r.top_k, o.top_k, "Experts that a token chooses"),
+      count("micro_steps", o.num_micro_steps, "Micro-steps of the step"),
+      std::move(ranks),
+      std::move(per_node),
+      count("tokens_per_rank", o.tokens_per_rank, "Tokens of a rank in a micro-step. A token counts once"),
+      count("sequences_per_rank", o.sequences_per_rank, "Sequences of a rank in a micro-step"),
+      count("group_size", o.group_size, "Sequences of a GRPO group"),
+      number("length_spread", o.length_spread, 10, "Sequence lengths are proportional to exp(this · normal)"),
+      word_option<Layout>({.name = "layout",
+                           .value = "grouped|shuffled",
+                           .help = "grouped: a group's sequences share a micro-step. shuffled: they are anywhere"},
+                          o.layout, {{"grouped", Layout::kGrouped}, {"shuffled", Layout::kShuffled}}),
+      number("step_spread", r.grpo.step_spread, 20, "grpo: how skewed the step is"),
+      number("group_spread", r.grpo.group_spread, 20, "grpo: how much groups differ"),
+      number("skew", r.zipf.skew, 100, "zipf: 0 is uniform"),
+      number("permute_probability", r.zipf.permute_probability, 1,
+             "zipf: probability that a micro-step draws anew which experts are popular"),
+      number("concentration", r.dirichlet.concentration, 1e9, "dirichlet: of a layer, above 0"),
+      number("sequence_concentration", r.dirichlet.sequence_concentration, 1e9,
+             "dirichlet: of a sequence around its layer. 0: all sequences alike"),
+      seed_option({.name = "seed", .value = "N", .help = "Random seed. The same seed and options give the same bytes"},
+                  o.seed)};
+}
+
+SynthesisOptions synthesis_options(const SynthesisRequest& request) {
+  SynthesisOptions options = request.options;
+  if (!request.shape.empty()) {
+    const auto shape = find_model_shape(request.shape);
+    if (!shape) {
+      throw InputError({.field = "shape"},
+                       fmt::format("'{}', expected one of {}", request.shape, fmt::join(model_names(), ", ")));
+    }
+    options = with_shape(options, *shape);
+  }
+  options.num_layers = request.layers.value_or(options.num_layers);
+  options.num_experts = request.experts.value_or(options.num_experts);
+  options.top_k = request.top_k.value_or(options.top_k);
+  return options;
+}
+
+RoutingModel routing_model(const SynthesisRequest& request) {
+  if (request.routing == "grpo") return request.grpo;
+  if (request.routing == "zipf") return request.zipf;
+  if (request.routing == "dirichlet") return request.dirichlet;
+  if (const auto workload = stress_workload_named(request.routing)) return *workload;
+  throw InputError({.field = "routing"},
+                   fmt::format("'{}', expected grpo, zipf, dirichlet or w0 to w7", request.routing));
+}
+
+}  // namespace foremoe

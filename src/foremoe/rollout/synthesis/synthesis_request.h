@@ -1,0 +1,31 @@
+#pragma once
+
+// What is to be drawn, as a user says it: a model's shape by name, numbers that replace the shape's, and a routing
+// model by name with its parameters.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "foremoe/core/option.h"
+#include "foremoe/rollout/synthesis/synthesis.h"
+
+namespace foremoe {
+
+struct SynthesisRequest {
+  SynthesisOptions options;
+  std::optional<int> layers, experts, top_k;  // none: the shape's, or the options'
+  std::string shape;                          // a model; empty: none
+  std::string routing = "grpo";               // or zipf, dirichlet, w0 … w7
+  GrpoRouting grpo;
+  ZipfRouting zipf;
+  DirichletRouting dirichlet;
+};
+
+std::vector<Option> options_of(SynthesisRequest& request);
+
+// Throw InputError, field `shape` or `routing`, for a name that is not known.
+SynthesisOptions synthesis_options(const SynthesisRequest& request);
+RoutingModel routing_model(const SynthesisRequest& request);
+
+}  // namespace foremoe
