@@ -24,8 +24,6 @@ SEES = {
     "evaluate": {"core", "cluster", "rollout", "plan", "planner", "policy", "transfer", "sim"},
 }
 SEES["testing"] = {*SEES}  # what only tests and benches include
-# Parts of sim that stand above evaluate: pages and experiments made of its results.
-ABOVE_EVALUATE = ("src/foremoe/sim/report/", "src/foremoe/sim/reproduce/")
 CODE = (".h", ".cpp", ".py", ".cmake", ".sh")
 CPP = (".h", ".cpp")
 VAGUE = r"utils?|helpers?|common|misc|mgr|managers?"
@@ -58,8 +56,6 @@ def includes_point_left(tree):
         here, there = folder_of(path), match[1]
         if here not in SEES:
             yield path, number, f"folder {here} is not in docs/architecture.md"
-        elif there == "evaluate" and path.startswith(ABOVE_EVALUATE):
-            continue
         elif there != here and there not in SEES[here] and not (there == "testing" and path.endswith("_test.cpp")):
             yield path, number, f"{here}/ must not include {there}/"
 
@@ -74,8 +70,6 @@ def libraries_link_left(tree):
             for match in DEPENDS.finditer(text):
                 number = text[: match.start()].count("\n") + 1
                 allowed = SEES.get(here, set()) | ({here} if beneath else set())
-                if path.startswith(ABOVE_EVALUATE):
-                    allowed = allowed | {"evaluate"}
                 for there in set(match[1].split()) - allowed:
                     yield path, number, f"{here}/ must not link {there}/"
 
@@ -270,8 +264,6 @@ CLEAN = {
         "void g() { f(a, b, c, d, e, f); return h(a[1], *b, c.d, e->f, 1, a + b); }\n"
         "const T t(a * b, a * c, a * d, 1 + 2, 7, x.y);  // int a, int b, int c, int d, int e, int f\n"),
     "src/foremoe/core/few_test.cpp": "auto f = [](int a, int b, int c, int d, int e, int f) {};\n",
-    "src/foremoe/sim/report/page.cpp": '#include "foremoe/evaluate/evaluate.h"\n',
-    "src/foremoe/sim/report/CMakeLists.txt": "foremoe_folder(sim_report DEPENDS evaluate core)\n",
     "docs/table.md": "|" + "x" * 200 + "|\n```\n" + "x" * 200 + "\n```\n",
     "README.md": "build/release/bin/foremoe, ~/tmp, ${dir}/tmp, https://example.org/tmp\n",
 }
@@ -284,7 +276,7 @@ def is_test(path):
 
 def count(tree):
     """Lines and files of C++ that users run, and the includes between files of the command."""
-    elsewhere = ("bench/", "fuzz/", *ABOVE_EVALUATE, "apps/foremoe/report_")
+    elsewhere = ("bench/", "fuzz/")
     counted = {path: text for path, text in tree.items()
                if path.endswith(CPP) and not is_test(path) and not path.startswith(elsewhere)}
     folders = {}
@@ -295,7 +287,7 @@ def count(tree):
     for name, (files, length) in sorted(folders.items(), key=lambda folder: -folder[1][1]):
         print(f"{name:12} {length:6} lines {files:4} files")
     total = sum(length for _, length in folders.values())
-    print(f"{'C++':12} {total:6} lines {len(counted):4} files, without tests, benches, fuzzers, report and reproduce")
+    print(f"{'C++':12} {total:6} lines {len(counted):4} files, without tests, benches and fuzzers")
 
     app = {path: text for path, text in tree.items() if path.startswith("apps/foremoe/") and path.endswith(CPP)}
     between = 0

@@ -52,6 +52,12 @@ class Help(CommandTest):
         slots = next(option for option in listed["plan"] if option["name"] == "guest_slots")
         self.assertEqual((slots["type"], slots["range"], slots["default"]), ("integer", "0 … 65536", "1"))
 
+    def test_commands_of_the_python_package_are_listed_and_say_how_to_get_them(self):
+        text = self.succeed("--help")
+        for name in ("report", "reproduce"):
+            self.assertRegex(text, rf"\n  {name} [^\n]*\n? *[^\n]*\(Python package\)")
+            self.refuse(name, "--list", saying=["Python package", "pip install '.[report]'"])
+
     def test_the_version_is_told(self):
         self.assertRegex(self.succeed("--version"), r"^foremoe \d+\.\d+\.\d+\n$")
 

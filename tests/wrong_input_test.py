@@ -47,7 +47,7 @@ class WrongUsage(CommandTest):
 
     def test_a_number_is_one_that_can_be_counted_and_what_it_may_be_is_said_briefly(self):
         on = ("--cluster", "h100", "--model", "qwen3-30b-a3b")
-        for command in ("simulate", "report", "plan"):
+        for command in ("simulate", "plan"):
             for value, why in (("-5", "-5 is not above 0"), ("0", "0 is not above 0"), ("nan", "'nan' is not a number"),
                                ("inf", "inf is not above 0, at most 1e+09"), ("1e10", "at most 1e+09"),
                                ("x", "'x' is not a number")):  # fmt: skip
@@ -57,7 +57,7 @@ class WrongUsage(CommandTest):
         self.refuse("simulate", "x", *on, "--rollout-seconds=nan", saying=["--rollout-seconds: 'nan' is not a number"])
         self.refuse("simulate", "x", *on, "--rollout-seconds=-1", saying=["--rollout-seconds: -1 is not in 0 … 1e+09"])
         self.refuse("verify", "x", "y", "--max-listed=-1", saying=["--max-listed: -1 is not in 0 … 2147483647"])
-        for command in ("simulate", "report", "plan", "verify"):
+        for command in ("simulate", "plan", "verify"):
             self.assertNotRegex(self.succeed(command, "--help"), "POSITIVE|NONNEGATIVE")
 
     def test_a_number_out_of_range_is_repeated_as_it_was_given_with_the_range(self):

@@ -49,9 +49,7 @@ Command verify_command();
 Command compare_command();
 Command run_command();
 Command simulate_command();
-Command report_command();
 Command calibrate_command();
-Command reproduce_command();
 Command options_command();
 
 struct CommandEntry {

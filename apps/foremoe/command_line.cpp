@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <new>
 #include <optional>
@@ -43,6 +44,15 @@ perfect.
 
 Exit codes: 0 fine; 1 checked and found wrong; 2 wrong usage or input that cannot be read; 3 a run could not go on.
 )";
+
+// Subcommands of the Python package, whose command `foremoe` hands all others to this program.
+struct PythonCommand {
+  std::string_view name;
+  std::string_view summary;
+};
+constexpr std::array<PythonCommand, 2> kPythonCommands{
+    {{"report", "Show what each policy would gain on a cluster, as a page with plots and tables"},
+     {"reproduce", "Do experiments of papers again, our figures beside the published ones"}}};
 
 constexpr std::size_t kWidth = 110;
 constexpr std::size_t kTextColumn = 34;
@@ -131,6 +141,8 @@ std::string help() {
   text += "\nSubcommands:\n";
   for (const CommandEntry& command : command_entries())
     text += entry(std::string(command.name), command.make().summary);
+  for (const PythonCommand& command : kPythonCommands)
+    text += entry(std::string(command.name), fmt::format("{} (Python package)", command.summary));
   return text + std::string(kFooter);
 }
 
@@ -160,11 +172,15 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   bound->required(option.required);
 }
 
-// That of the first argument which is no option: to make the others would cost every start.
-std::optional<Command> named_command(std::span<char* const> arguments) {
+// The first argument that is no option; empty where there is none.
+std::string_view command_name(std::span<char* const> arguments) {
   const auto name = std::ranges::find_if(arguments, [](const char* argument) { return *argument != '-'; });
-  if (name == arguments.end()) return std::nullopt;
-  const auto entry = std::ranges::find(command_entries(), std::string_view(*name), &CommandEntry::name);
+  return name == arguments.end() ? std::string_view() : *name;
+}
+
+// To make the others would cost every start.
+std::optional<Command> named_command(std::string_view name) {
+  const auto entry = std::ranges::find(command_entries(), name, &CommandEntry::name);
   return entry == command_entries().end() ? std::nullopt : std::optional(entry->make());
 }
 
@@ -204,13 +220,17 @@ void Given::refuse_beside(std::string_view name, std::initializer_list<std::stri
 }
 
 int run_command_line(int argc, char** argv) {
+  const std::string_view first = command_name(std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
+  if (std::ranges::find(kPythonCommands, first, &PythonCommand::name) != kPythonCommands.end()) {
+    return fail(fmt::format("foremoe {}", first), "comes with the Python package: pip install '.[report]'", false);
+  }
   CLI::App app;
   app.set_version_flag("--version", "foremoe " FOREMOE_VERSION);
   app.set_help_flag("-h,--help");
   app.set_help_all_flag("--help-all");
   app.require_subcommand(1);
   Given given;
-  const std::optional<Command> command = named_command(std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
+  const std::optional<Command> command = named_command(first);
   CLI::App* parser = nullptr;
   if (command) {
     parser = app.add_subcommand(command->name);

@@ -10,7 +10,7 @@
 #include "console.h"
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/step_input.h"
-#include "foremoe/rollout/importers/importer.h"
+#include "foremoe/rollout/importers/import_json.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"
 
@@ -45,9 +45,9 @@ struct ImportArguments {
 };
 
 nlohmann::ordered_json to_json(const Imported& imported, const std::string& out) {
-  const ImportReport& report = imported.report;
-  nlohmann::ordered_json json{
-      {"out", out}, {"format", name_of(report.format)}, {"kind", imported.trace() != nullptr ? "trace" : "load"}};
+  nlohmann::ordered_json json = to_json(imported.report);
+  json["out"] = out;
+  json["kind"] = imported.trace() != nullptr ? "trace" : "load";
   if (const RoutingTrace* trace = imported.trace()) {
     json["sequences"] = trace->num_sequences();
     json["tokens"] = trace->num_tokens;
@@ -63,14 +63,6 @@ nlohmann::ordered_json to_json(const Imported& imported, const std::string& out)
     json["experts"] = load.num_experts();
     json["top_k"] = load.top_k;
   }
-  json["experts_inferred"] = report.num_experts_inferred;
-  json["rows"] = report.rows;
-  json["rows_recorded_missing"] = report.rows_recorded_missing;
-  json["rows_repeating"] = report.rows_repeating;
-  json["rows_skipped"] = report.rows_skipped;
-  json["last_tokens_without_route"] = report.last_tokens_without_route;
-  json["rows_missing"] = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
-  json["notes"] = report.notes;
   return json;
 }
 

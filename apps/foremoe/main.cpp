@@ -23,7 +23,7 @@ extern "C" void end_cleanly(int signal_number) {
   ::raise(signal_number);
 }
 
-constexpr std::array<CommandEntry, 13> kCommands{{
+constexpr std::array<CommandEntry, 11> kCommands{{
     {"synth", synth_command},
     {"import", import_command},
     {"collect", collect_command},
@@ -33,9 +33,7 @@ constexpr std::array<CommandEntry, 13> kCommands{{
     {"compare", compare_command},
     {"run", run_command},
     {"simulate", simulate_command},
-    {"report", report_command},
     {"calibrate", calibrate_command},
-    {"reproduce", reproduce_command},
     {"options", options_command},
 }};
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What `plan`, `compare`, `simulate` and `report` have in common: an input, how to plan, and on what to model time.
+// What `plan`, `compare` and `simulate` have in common: an input, how to plan, and on what to model time.
 
 #include <optional>
 #include <string>

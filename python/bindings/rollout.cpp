@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/file_kind.h"
-#include "foremoe/rollout/importers/importer.h"
+#include "foremoe/rollout/importers/import_json.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
 #include "foremoe/rollout/trace_file.h"
@@ -168,19 +169,6 @@ SynthesisRequest synthesis_of(const nb::dict& keywords) {
   return request;
 }
 
-nb::dict report_of(const ImportReport& report) {
-  nb::dict d;
-  d["format"] = std::string(name_of(report.format));
-  d["rows"] = report.rows;
-  d["rows_recorded_missing"] = report.rows_recorded_missing;
-  d["rows_repeating"] = report.rows_repeating;
-  d["rows_skipped"] = report.rows_skipped;
-  d["last_tokens_without_route"] = report.last_tokens_without_route;
-  d["experts_inferred"] = report.num_experts_inferred;
-  d["notes"] = report.notes;
-  return d;
-}
-
 nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& keywords) {
   ImportOptions options;
   set_options(options_of(options), keywords);
@@ -189,7 +177,7 @@ nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& ke
     const nb::gil_scoped_release release;
     imported = import_files(paths, options);
   }
-  nb::dict report = report_of(imported->report);
+  const nb::any report = parse_json(to_json(imported->report).dump());
   if (imported->trace() != nullptr) {
     return nb::make_tuple(std::make_shared<Trace>(std::get<RoutingTrace>(std::move(imported->value))), report);
   }

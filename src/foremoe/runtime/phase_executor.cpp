@@ -147,16 +147,16 @@ void PhaseExecutor::State::fill_arena() {
 }
 
 void PhaseExecutor::State::start_engine() {
-  const auto decorated = [&](std::unique_ptr<CopyLink> link, Path path) {
-    return options.decorate ? options.decorate(std::move(link), rank, path) : std::move(link);
-  };
   EngineOptions engine_options = options.engine;
   engine_options.eager = options.overlap;
   engine_options.must_arrive = parts.plan.residency == Residency::kFree;
   PeerAccess& peers = communicator.peers();
-  std::unique_ptr<CopyLink> host = decorated(std::make_unique<MemcpyLink>(), Path::kHost);
-  std::unique_ptr<CopyLink> peer =
-      decorated(peers.make_peer_link(parts.schedule, parts.layout, directory), Path::kPeer);
+  std::unique_ptr<CopyLink> host = std::make_unique<MemcpyLink>();
+  std::unique_ptr<CopyLink> peer = peers.make_peer_link(parts.schedule, parts.layout, directory);
+  if (options.decorate) {
+    host = options.decorate(std::move(host), rank, Path::kHost);
+    peer = options.decorate(std::move(peer), rank, Path::kPeer);
+  }
   engine.emplace(EngineParts{.schedule = parts.schedule,
                              .layout = parts.layout,
                              .rank = rank,

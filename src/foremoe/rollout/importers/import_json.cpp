@@ -1,0 +1,19 @@
+#include "foremoe/rollout/importers/import_json.h"
+
+#include <nlohmann/json.hpp>
+
+namespace foremoe {
+
+nlohmann::ordered_json to_json(const ImportReport& report) {
+  return {{"format", name_of(report.format)},
+          {"experts_inferred", report.num_experts_inferred},
+          {"rows", report.rows},
+          {"rows_recorded_missing", report.rows_recorded_missing},
+          {"rows_repeating", report.rows_repeating},
+          {"rows_skipped", report.rows_skipped},
+          {"last_tokens_without_route", report.last_tokens_without_route},
+          {"rows_missing", report.rows_recorded_missing + report.rows_repeating + report.rows_skipped},
+          {"notes", report.notes}};
+}
+
+}  // namespace foremoe
