@@ -101,6 +101,10 @@ class Stage:
         """Of all ranks: a rank with fewer batches runs idle() in the last ones."""
         return range(self._load.num_micro_steps)
 
+    def wait_for_plan(self) -> None:
+        """Until all micro-steps are planned. micro_step() waits for its own alone."""
+        self._running.finish()
+
     def __enter__(self) -> Stage:
         if self._guests is not None:
             raise RuntimeError("a stage can be entered once")
