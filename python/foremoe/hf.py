@@ -111,7 +111,7 @@ class TransformersExperts:
 
     def _linear(self, rows: Tensor, offsets: Tensor, weights: dict[str, Tensor], name: str) -> Tensor:
         weight = weights[name] if self.experts.is_transposed else weights[name].transpose(1, 2)
-        out = grouped_linear(rows, weight, offsets)
+        out = grouped_linear(rows.to(weight.dtype), weight, offsets)  # as in transformers; autocast does not reach it
         if f"{name}_bias" in weights:
             rows_of = torch.diff(offsets, prepend=offsets.new_zeros(1)).long()
             out = out + weights[f"{name}_bias"].repeat_interleave(rows_of, 0, output_size=rows.shape[0])

@@ -117,6 +117,15 @@ def test_experts_on_their_rows_are_the_familys_own(family: str) -> None:
     torch.testing.assert_close(found, expected.view_as(found), rtol=1e-4, atol=1e-4)
 
 
+def test_experts_multiply_in_the_type_of_their_weights() -> None:
+    layer = expert_layers(make_model("Qwen3Moe"))[0]
+    weights = {name: weight.bfloat16() for name, weight in layer.weights().items()}
+    rows = torch.randn(EXPERTS, layer.hidden_size)
+    ends = torch.arange(1, EXPERTS + 1, dtype=torch.int32)
+    found = layer.forward_rows(rows, ends, weights)
+    assert torch.equal(found, layer.forward_rows(rows.bfloat16(), ends, weights))
+
+
 def test_what_generate_took_is_recorded_and_replays_without_mismatch() -> None:
     model = make_model("Qwen3Moe")
     prompt = torch.randint(3, 97, (4, 6))
