@@ -1,0 +1,367 @@
+"""trl ~= 1.16: GRPOTrainer with routing replay and planned expert parallelism.
+
+trainer = GRPOTrainer(model, reward_funcs=reward, args=GRPOConfig(...), train_dataset=data, guest_slots=1)
+trainer.train()                      # torchrun --nproc-per-node 4 train.py
+
+Every rank generates with an unsharded copy of the model, whose routes are recorded and travel with the batch. Training
+replays them: one stage per optimizer step, over its gradient-accumulation micro-steps. What is overridden here are
+private methods of trl and transformers, checked for when this module is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import trl
+from packaging.specifiers import SpecifierSet
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer import OPTIMIZER_NAME
+
+import foremoe
+
+from .hf import Recorder, expert_layers, record
+from .torch import ExpertParallel, Stage
+
+VERSIONS = SpecifierSet("~=1.16")
+_HOOKS = (
+    "_clip_grad_norm", "_generate_and_score_completions", "_generate_single_turn", "_get_grad_norm",
+    "_get_per_token_logps_and_entropies", "_load_best_model", "_load_from_checkpoint", "_load_optimizer_and_scheduler",
+    "_prepare_inputs", "_save", "_save_optimizer_and_scheduler", "training_step",
+)  # fmt: skip
+
+if trl.__version__ not in VERSIONS:
+    raise ImportError(f"foremoe.trl needs trl {VERSIONS}, not {trl.__version__}")
+for _hook in _HOOKS:
+    if not hasattr(trl.GRPOTrainer, _hook):
+        raise ImportError(f"foremoe.trl needs GRPOTrainer.{_hook}, which trl {trl.__version__} has not")
+
+# Arguments of GRPOTrainer and of GRPOConfig that must keep their default, and why.
+_NOT_SUPPORTED = {
+    "peft_config": "adapters of experts are not spread over ranks",
+    "quantization_config": "quantised experts are not spread over ranks",
+    "tools": "routes of several turns are not joined",
+    "environment_factory": "routes of several turns are not joined",
+    "rollout_func": "routes of its completions are not known",
+    "use_vllm": "routes are recorded where transformers generates",
+    "use_transformers_continuous_batching": "it does not tell whose rows run",
+    "torch_compile": "recording and replaying routes is done by hooks",
+    "use_liger_kernel": "it replaces the experts",
+    "auto_find_batch_size": "it starts again within a stage",
+    "sync_ref_model": "the reference holds all experts, a rank its own",
+    "fp16": "ranks would skip different steps where gradients overflow; bf16 does not",
+    "fp16_full_eval": "it moves the model when the trainer has been made",
+    "bf16_full_eval": "it moves the model when the trainer has been made",
+    "deepspeed": "experts have their ranks already",
+    "fsdp": "experts have their ranks already",
+}
+# Attributes of models, likewise.
+_NOT_TRAINABLE = {
+    "peft_config": "it has adapters",
+    "hf_quantizer": "it is quantised",
+    "is_distributed_loading_by_transformers": "it is sharded already",
+}
+
+
+def _expect_supported(given: dict[str, Any]) -> None:
+    """Raises InputError for what cannot be trained; given: arguments of GRPOTrainer by name."""
+    args = given.get("args")
+    for name, why in _NOT_SUPPORTED.items():
+        value = given[name] if name in given else getattr(args, name, None)
+        if value:
+            raise foremoe.InputError(f"{name}: is not supported, since {why}", field=name)
+    if given.get("optimizers", (None, None))[0] is not None:
+        raise foremoe.InputError(
+            "optimizers: an optimizer that was made before holds experts of other ranks; expected None",
+            field="optimizers",
+        )
+    processor = given.get("processing_class")
+    if processor is not None and not isinstance(processor, PreTrainedTokenizerBase):
+        raise foremoe.InputError(
+            f"processing_class: is a {type(processor).__name__}; expected a tokenizer, since images are not supported",
+            field="processing_class",
+        )
+
+
+def _expect_trainable(model: Any) -> None:
+    """Raises InputError for a model with adapters, a quantised or sharded one, and one without experts."""
+    for attribute, what in _NOT_TRAINABLE.items():
+        if getattr(model, attribute, None):
+            raise foremoe.InputError(f"model: {what}, which is not supported", field="model")
+    expert_layers(model)
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[Tensor]:
+    return itertools.chain(model.parameters(), model.buffers())
+
+
+class GRPOTrainer(trl.GRPOTrainer):
+    """trl's GRPOTrainer, with the experts of the trained model spread over all ranks.
+
+    Launch it as trl is launched, with torchrun or accelerate, one process for each rank of expert parallelism. It takes
+    what trl's takes. guest_slots, residency, policy, depth, ranks_per_node and threads are those of ExpertParallel.
+
+    expert_parallel: the trained model's experts. generator: the unsharded copy that generates, one on each rank.
+
+    The gradients of all other weights are averaged at the end of a stage. There is no DistributedDataParallel, and its
+    options mean nothing. save_model() and checkpoints hold all experts; call it on all ranks.
+
+    log() gets figures of Stage.figures() as foremoe/NAME: means over ranks, micro-steps and layers; foremoe/NAME_max,
+    where there is one, is the largest over micro-steps and layers.
+
+    Raises InputError that names the argument which cannot be supported.
+    """
+
+    model_wrapped: Any  # transformers': what training runs
+
+    def __init__(
+        self,
+        *arguments: Any,
+        guest_slots: int = 1,
+        residency: str = "resident",
+        policy: str = "foremoe",
+        depth: int = 2,
+        ranks_per_node: int | None = None,
+        threads: int = 1,
+        **keywords: Any,
+    ) -> None:
+        given = inspect.signature(trl.GRPOTrainer).bind(*arguments, **keywords).arguments
+        _expect_supported(given)
+        if not isinstance(given["model"], str):
+            _expect_trainable(given["model"])
+        super().__init__(*arguments, **keywords)
+        self._expect_data_parallel()
+        _expect_trainable(self.model)
+
+        self.generator = copy.deepcopy(self.model)
+        vars(self.generator).pop("forward", None)  # trl's runs the model that was copied
+        self.generator.requires_grad_(False).eval()
+        # Prepared here, neither is wrapped in DistributedDataParallel when training begins.
+        for model in (self.model, self.generator):
+            self.accelerator.prepare_model(model, evaluation_mode=True)
+        self.expert_parallel = ExpertParallel(
+            expert_layers(self.model),
+            guest_slots=guest_slots,
+            residency=residency,
+            policy=policy,
+            depth=depth,
+            ranks_per_node=ranks_per_node,
+            threads=threads,
+        )
+        self.expert_parallel.wrap(self.model)
+        self._begin_alike()
+
+        self._routes: Tensor | None = None  # of the batch that is being scored, [batch, tokens, layers, top_k]
+        self._stages = contextlib.ExitStack()  # holds the stage that is entered
+        self._stage: Stage | None = None
+        self._micro_step = contextlib.ExitStack()  # holds the micro-step that is entered
+        self._next_of_stage = 0  # micro-step
+        self._next_of_step = 0  # micro-step of the optimizer step
+
+    def _expect_data_parallel(self) -> None:
+        kind = self.accelerator.distributed_type.value
+        if not kind.startswith("MULTI_"):
+            raise foremoe.InputError(
+                f"distributed_type: {kind}; launch one process per rank of expert parallelism, with torchrun or "
+                "accelerate, and without FSDP, DeepSpeed or the like",
+                field="distributed_type",
+            )
+        if getattr(self.accelerator, "parallelism_config", None) is not None:
+            raise foremoe.InputError("parallelism_config: is not supported; expected None", field="parallelism_config")
+        if self.accelerator.state.dynamo_plugin.backend.value != "NO":
+            raise foremoe.InputError(
+                f"torch_compile: is not supported, since {_NOT_SUPPORTED['torch_compile']}", field="torch_compile"
+            )
+
+    @torch.no_grad()
+    def _begin_alike(self) -> None:
+        """All ranks begin with rank 0's weights, as under DDP; each expert is that of its own rank."""
+        experts = {id(weight) for weight in self.expert_parallel.expert_parameters()}
+        for tensor in _tensors(self.model):
+            if id(tensor) not in experts:
+                dist.broadcast(tensor.data, src=0)
+
+    # Weights: rank's own in training; whole in generation and in files.
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Brings the generator's weights up to date. Collective."""
+        for own, whole in zip(_tensors(self.model), _tensors(self.generator), strict=True):
+            if own.shape == whole.shape:
+                whole.copy_(own)
+            else:
+                dist.all_gather_into_tensor(whole, own.contiguous(), group=self.expert_parallel.group)
+
+    @torch.no_grad()
+    def _take(self, model: torch.nn.Module) -> None:
+        """Takes this rank's part of a whole model's weights."""
+        begin = self.expert_parallel.rank * self.expert_parallel.own
+        for own, whole in zip(_tensors(self.model), _tensors(model), strict=True):
+            own.copy_(whole if own.shape == whole.shape else whole[begin : begin + len(own)])
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        self._publish()
+        super()._save(output_dir, state_dict=self.generator.state_dict())
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        self._take(type(self.model).from_pretrained(resume_from_checkpoint, dtype=self.model.dtype))
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)  # rank 0's
+        rank = self.expert_parallel.rank
+        if rank > 0:
+            os.makedirs(output_dir, exist_ok=True)
+            torch.save(self.optimizer.state_dict(), self._optimizer_file(output_dir, rank))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not os.path.isfile(os.path.join(checkpoint, OPTIMIZER_NAME)):
+            return
+        rank = self.expert_parallel.rank
+        expected = self._optimizer_file(checkpoint, max(rank, 1))  # rank 0's own says nothing about their number
+        if not os.path.isfile(expected):
+            raise foremoe.InputError(
+                f"resume_from_checkpoint: {os.path.basename(expected)} is missing: an optimizer's state is resumed by "
+                "as many ranks as wrote it",
+                file=checkpoint,
+                field="resume_from_checkpoint",
+            )
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if rank > 0:
+            self.optimizer.load_state_dict(torch.load(expected, map_location="cpu", weights_only=True))
+
+    def _optimizer_file(self, checkpoint: str, rank: int) -> str:
+        return os.path.join(checkpoint, f"optimizer-{rank}-of-{self.expert_parallel.num_ranks}.pt")
+
+    # Routes: recorded in generation, laid out as trl lays out its tokens.
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **keywords: Any) -> Any:
+        self._publish()
+        trained, self.model_wrapped = self.model_wrapped, self.generator
+        try:
+            with record(self.generator) as recorder:
+                generated = super()._generate_single_turn(prompt_ids, *arguments, **keywords)
+        finally:
+            self.model_wrapped = trained
+        self._routes = self._recorded(recorder, prompt_ids, generated[0]) if self.model.training else None
+        return generated
+
+    def _recorded(self, recorder: Recorder, prompts: list[list[int]], completions: list[list[int]]) -> Tensor:
+        """int16 [batch, tokens, layers, top_k]: padded prompts, which end together, and completions."""
+        multiple = self.pad_to_multiple_of or 1
+        begin = -(-max(map(len, prompts)) // multiple) * multiple
+        mask = torch.zeros(len(prompts), begin + max(map(len, completions)), dtype=torch.long)
+        for row, prompt, completion in zip(mask, prompts, completions, strict=True):
+            row[begin - len(prompt) : begin + len(completion)] = 1
+        try:
+            return recorder.routes(mask, mask).cpu()
+        except foremoe.InputError as error:
+            raise foremoe.InputError(
+                f"generation_kwargs: generate() must run each token of a sequence once, up to its end ({error})",
+                field="generation_kwargs",
+            ) from error
+
+    def _routes_of(self, attention_mask: Tensor) -> Tensor:
+        """[batch, tokens, layers, top_k] of the batch that is being scored; attention_mask: [batch, tokens]."""
+        assert self._routes is not None
+        more = attention_mask.shape[1] - self._routes.shape[1]  # trl pads completions further, or cuts them
+        routes = torch.nn.functional.pad(self._routes, (0, 0, 0, 0, 0, more), value=-1)
+        return routes.masked_fill((attention_mask == 0).cpu()[:, :, None, None], -1)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        try:
+            output = super()._generate_and_score_completions(inputs)
+            if self._routes is not None:
+                mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+                output["routed_experts"] = self._routes_of(mask)  # shuffled and split with all other tensors
+            return output
+        finally:
+            self._routes = None
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *arguments: Any,
+        **keywords: Any,
+    ) -> Any:
+        if model is not self.model or torch.is_grad_enabled() or self._routes is None:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *arguments, **keywords
+            )
+        # Old log-probabilities: a phase of its own, with the routes that are replayed in training.
+        size = self.args.per_device_train_batch_size
+        found = []
+        with self.expert_parallel.plan(torch.split(self._routes_of(attention_mask), size), phase="recompute") as stage:
+            parts = zip(torch.split(input_ids, size), torch.split(attention_mask, size), strict=True)
+            for m, (ids, mask) in enumerate(parts):
+                with stage.micro_step(m):
+                    found.append(super()._get_per_token_logps_and_entropies(model, ids, mask, logits_to_keep)[0])
+        return torch.cat(found), None, None
+
+    # Training: stages of micro-steps.
+
+    def train(self, *arguments: Any, **keywords: Any) -> Any:
+        self._stage, self._next_of_step = None, 0
+        with contextlib.ExitStack() as self._stages:  # whatever ends training ends its stage
+            return super().train(*arguments, **keywords)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.model.training:
+            if self._stage is None:
+                self._stage = self._stages.enter_context(self.expert_parallel.plan(self._routes_ahead()))
+                self._next_of_stage = 0
+            self._micro_step.enter_context(self._stage.micro_step(self._next_of_stage))
+        return inputs
+
+    def _routes_ahead(self) -> list[Tensor]:
+        """Of the optimizer step's micro-steps from here on, up to the next generation."""
+        every = self.args.steps_per_generation * self.num_iterations
+        left = self.current_gradient_accumulation_steps - self._next_of_step
+        steps = range(self._step, self._step + min(left, every - self._step % every))
+        return [self._buffered_inputs[s % self.args.steps_per_generation]["routed_experts"] for s in steps]
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        with contextlib.ExitStack() as self._micro_step:  # entered by _prepare_inputs(): forward and backward
+            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        assert self._stage is not None
+        self._next_of_stage += 1
+        self._next_of_step = (self._next_of_step + 1) % self.current_gradient_accumulation_steps
+        if self._next_of_stage == len(self._stage.micro_steps):
+            self._stage.drain()
+            self._stages.close()
+            self._log_figures(self._stage.figures())
+            self._stage = None
+        return loss
+
+    def _log_figures(self, figures: dict[str, Any]) -> None:
+        flat = {}
+        for name, value in figures.items():
+            if isinstance(value, dict):
+                flat[name], flat[f"{name}_max"] = value["mean"], value["max"]
+            else:
+                flat[name] = value
+        own = torch.tensor(list(flat.values()), dtype=torch.float32, device=self.accelerator.device)
+        means = self.accelerator.reduce(own, reduction="mean").tolist()
+        for name, mean in zip(flat, means, strict=True):
+            self._metrics["train"][f"foremoe/{name}"].append(mean)
+
+    def _clip_grad_norm(self, model: Any) -> Tensor:
+        return self.expert_parallel.clip_grad_norm_(self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Tensor | None = None) -> Tensor:
+        return self.expert_parallel.clip_grad_norm_(math.inf) if grad_norm is None else grad_norm

@@ -1,0 +1,417 @@
+"""GRPO by trl in two gloo processes: training under a plan does what trl's own trainer does; the rest is refused.
+
+Three facts carry the comparison: sampling is seeded, the tiny model is float32, and its experts are equal to a rounding
+error wherever they are computed. So all runs generate the same completions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+trl = pytest.importorskip("trl")
+
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+
+import foremoe  # noqa: E402
+import foremoe.trl  # noqa: E402
+from foremoe.hf import expert_layers  # noqa: E402
+
+RANKS, STEPS, WORDS = 2, 5, 64
+SIZES: dict[str, Any] = {
+    "vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_experts": 8,
+    "num_experts_per_tok": 2, "norm_topk_prob": True, "initializer_range": 0.2, "tie_word_embeddings": False,
+    "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+}  # fmt: skip
+LOGGED = ("loss", "grad_norm", "reward", "entropy")
+
+
+def make_model(seed: int = 0, **sizes: Any) -> Any:
+    torch.manual_seed(seed)
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SIZES | sizes))
+
+
+def make_tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<pad>", "<eos>", "<bos>", *(f"w{i}" for i in range(WORDS - 3))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", padding_side="left"
+    )
+
+
+def make_arguments(folder: str, **changed: Any) -> Any:
+    arguments = {
+        "output_dir": folder, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+        "num_generations": 4, "max_completion_length": 12, "learning_rate": 1e-2, "lr_scheduler_type": "constant",
+        "max_steps": STEPS, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+        "use_cpu": True, "bf16": False, "router_aux_loss_coef": 0.0,
+    }  # fmt: skip
+    return trl.GRPOConfig(**arguments | changed)
+
+
+def even(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+def make_trainer(kind: Any, folder: str, model: Any = None, parallel: Any = None, **changed: Any) -> Any:
+    from datasets import Dataset
+
+    prompts = [" ".join(f"w{(7 * i + j) % 61}" for j in range(4 + i % 5)) for i in range(64)]
+    data = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
+    return kind(
+        model=make_model() if model is None else model,
+        reward_funcs=even,
+        args=make_arguments(folder, **changed),
+        train_dataset=data,
+        eval_dataset=data.select(range(8)),
+        processing_class=make_tokenizer(),
+        **parallel or {},
+    )
+
+
+class OtherRouters(foremoe.trl.GRPOTrainer):
+    """Generates with routers that choose other experts, and keeps how log-probabilities differ from the old ones."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.difference: list[float] = []  # of each micro-step, the largest of a token that has a loss
+
+    def _publish(self) -> None:
+        super()._publish()
+        for layer in expert_layers(self.generator):
+            layer.router.weight.data = layer.router.weight.data.flip(0)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        self.inputs = inputs
+        return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+        if torch.is_grad_enabled():
+            difference = (found[0] - self.inputs["old_per_token_logps"]) * self.inputs["completion_mask"]
+            self.difference.append(float(difference.abs().max()))
+        return found
+
+
+class Failing(foremoe.trl.GRPOTrainer):
+    """Fails in the second micro-step of its first optimizer step."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        if self._step == 1:
+            raise KeyError("of the loss")
+        return super()._compute_loss(model, inputs)
+
+
+def history(trainer: Any, names: tuple[str, ...]) -> dict[str, list[float]]:
+    return {name: [entry[name] for entry in trainer.state.log_history if name in entry] for name in names}
+
+
+def dense(trainer: Any) -> list[Any]:
+    return [p.detach() for name, p in trainer.model.named_parameters() if ".experts." not in name]
+
+
+def largest_difference(these: Any, those: Any) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(these, those, strict=True))
+
+
+def equal_on_all_ranks(tensors: list[Any]) -> bool:
+    own = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    parts = [torch.empty_like(own) for _ in range(RANKS)]
+    dist.all_gather(parts, own)
+    return all(torch.equal(part, own) for part in parts)
+
+
+def difference_to_file(trainer: Any, folder: str) -> float:
+    """Between the logits of the trained model and of an ordinary one, loaded from a folder. Collective."""
+    dist.barrier()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.randint(3, WORDS, (2, 9), generator=torch.Generator().manual_seed(dist.get_rank()))
+    with torch.no_grad():
+        return largest_difference([loaded(ids).logits], [trainer.model.eval()(ids).logits])
+
+
+def refusal(call: Any) -> str:
+    try:
+        call()
+    except foremoe.InputError as error:
+        return f"{error.field}: {error}"
+    return "nothing"
+
+
+def work(rank: int, folder: str) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(RANKS),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="0", HF_HUB_OFFLINE="1", ACCELERATE_USE_CPU="true",
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    found: dict[str, Any] = {}
+    planned = train_and_resume(found, folder, rank)
+    train_with_a_reference(found, folder)
+    train_with_other_routers(found, folder)
+
+    # What differs between ranks before: all begin with the weights of rank 0.
+    mixed = make_trainer(
+        foremoe.trl.GRPOTrainer,
+        f"{folder}/mixed",
+        make_model(rank).bfloat16(),
+        bf16=True,
+        max_steps=2,
+        max_grad_norm=0.0,
+    )
+    mixed.train()
+    found["mixed"] = history(mixed, LOGGED)
+    found["mixed dense equal"] = equal_on_all_ranks(dense(mixed))
+
+    failing = make_trainer(Failing, f"{folder}/failing")
+    try:
+        failing.train()
+    except KeyError as error:
+        found["failing"] = str(error), [p.grad is None for p in failing.model.parameters()]
+
+    planned.generation_kwargs["num_beams"] = planned.generation_config.num_beams = 2
+    found["beams"] = refusal(planned.train)
+    odd = make_model(num_experts=7)
+    found["odd"] = refusal(lambda: make_trainer(foremoe.trl.GRPOTrainer, f"{folder}/odd", odd))
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def train_and_resume(found: dict[str, Any], folder: str, rank: int) -> Any:
+    plain = make_trainer(trl.GRPOTrainer, f"{folder}/plain")
+    plain.train()
+    found["plain"] = history(plain, LOGGED)
+    vanilla = make_trainer(foremoe.trl.GRPOTrainer, f"{folder}/vanilla", parallel={"policy": "vanilla"})
+    vanilla.train()
+    found["vanilla"] = history(vanilla, LOGGED)
+
+    planned = make_trainer(foremoe.trl.GRPOTrainer, f"{folder}/planned", save_strategy="steps", save_steps=3)
+    before = [weight.detach().clone() for weight in planned.expert_parallel.expert_parameters()]
+    planned.train()
+    found["planned"] = history(planned, LOGGED)
+    figures = tuple(name for name in planned.state.log_history[0] if name.startswith("foremoe/"))
+    found["figures"] = history(planned, figures)
+    after = planned.expert_parallel.expert_parameters()
+    found["experts trained"] = all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    found["dense equal"] = equal_on_all_ranks(dense(planned))
+    found["dense of trl"] = largest_difference(dense(planned), dense(plain))
+    planned.save_model(f"{folder}/saved")
+    found["saved"] = difference_to_file(planned, f"{folder}/saved")
+
+    checkpoint = f"{folder}/planned/checkpoint-3"
+    resumed = make_trainer(foremoe.trl.GRPOTrainer, f"{folder}/planned", make_model(1))
+    resumed.train(resume_from_checkpoint=checkpoint)
+    found["resumed"] = largest_difference(planned.model.parameters(), resumed.model.parameters())
+    if rank == 1:
+        os.remove(f"{checkpoint}/optimizer-1-of-2.pt")
+    dist.barrier()
+    found["other ranks"] = refusal(lambda: resumed.train(resume_from_checkpoint=checkpoint))
+    return planned
+
+
+def train_with_a_reference(found: dict[str, Any], folder: str) -> None:
+    """From a folder, against a reference model, with an auxiliary loss, and going back to the better checkpoint."""
+    arguments = {
+        "beta": 0.1, "cast_lm_head_to_fp32": True, "gradient_checkpointing": False, "max_steps": 2,
+        "eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 2, "save_strategy": "steps",
+        "save_steps": 1, "load_best_model_at_end": True, "metric_for_best_model": "reward",
+    }  # fmt: skip
+    model = f"{folder}/saved"
+    for kind, name in ((trl.GRPOTrainer, "plain reference"), (foremoe.trl.GRPOTrainer, "reference")):
+        trainer = make_trainer(kind, f"{folder}/{name}", model, **arguments)
+        trainer.train()
+        found[name] = history(trainer, (*LOGGED, "kl", "eval_reward"))
+    found["best"] = difference_to_file(trainer, trainer.state.best_model_checkpoint)
+
+
+def train_with_other_routers(found: dict[str, Any], folder: str) -> None:
+    """Three generations' halves in an optimizer step, each completion used twice."""
+    trainer = make_trainer(
+        OtherRouters,
+        f"{folder}/other",
+        parallel={"residency": "shared"},
+        num_iterations=2,
+        steps_per_generation=2,
+        gradient_accumulation_steps=6,
+        max_steps=2,
+        pad_to_multiple_of=8,
+        eval_strategy="steps",
+        eval_steps=1,
+        router_aux_loss_coef=0.001,
+    )
+    trainer.train()
+    found["other"] = history(trainer, ("foremoe/mismatch", "eval_reward", "aux_loss"))
+    found["other difference"] = trainer.difference
+    found["other dense equal"] = equal_on_all_ranks(dense(trainer))
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(work, (folder,), nprocs=RANKS)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("name", LOGGED)
+def test_five_steps_log_what_trl_itself_logs(found: list[dict[str, Any]], name: str) -> None:
+    for of in found:
+        assert len(of["planned"][name]) == STEPS
+        assert of["planned"][name] == pytest.approx(of["vanilla"][name], rel=1e-4)
+        assert of["planned"][name] == pytest.approx(of["plain"][name], rel=1e-4)
+
+
+def test_weights_are_trls_and_equal_on_all_ranks(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["dense equal"] and of["experts trained"]
+        assert of["dense of trl"] < 1e-3
+        assert of["mixed dense equal"] and of["other dense equal"]
+
+
+def test_the_plan_levels_ranks_and_replay_finds_its_own_routes(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        figures = of["figures"]
+        assert all(len(values) == STEPS for values in figures.values())
+        assert min(figures["foremoe/rho_vanilla"]) > 1.1 > 1.02 > max(figures["foremoe/rho_planned_max"])
+        assert min(figures["foremoe/copies"]) > 0
+        assert max(figures["foremoe/mismatch"]) < 0.01, "routes travelled with their tokens"
+
+
+def test_routes_of_generation_are_replayed_in_old_and_new_log_probabilities(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert min(of["other"]["foremoe/mismatch"]) > 0.5, "the generator chose other experts"
+        # Six micro-steps a step, so all of the first step have the weights of the generation.
+        assert max(of["other difference"][:6]) < 1e-4
+        assert len(of["other difference"]) == 12 and max(of["other difference"]) > 1e-3
+        assert len(of["other"]["eval_reward"]) == len(of["other"]["aux_loss"]) == 2
+
+
+@pytest.mark.parametrize("name", [*LOGGED, "kl", "eval_reward"])
+def test_a_reference_model_and_evaluation_are_trls(found: list[dict[str, Any]], name: str) -> None:
+    for of in found:
+        assert len(of["reference"][name]) == 2
+        assert of["reference"][name] == pytest.approx(of["plain reference"][name], rel=1e-4, abs=1e-7)
+
+
+def test_bfloat16_trains_as_float32_does(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["mixed"]["grad_norm"][0] == pytest.approx(of["plain"]["grad_norm"][0], rel=0.05)
+
+
+def test_files_hold_all_experts_and_training_resumes(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["saved"] < 1e-5 and of["best"] < 1e-5
+        assert of["resumed"] < 1e-6
+
+
+def test_what_fails_within_a_step_leaves_no_gradients(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        message, without_gradient = of["failing"]
+        assert message == "'of the loss'" and all(without_gradient)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("odd", "group: group: 2 ranks must divide 7 experts"),
+        ("beams", "generation_kwargs: generation_kwargs: generate() must run each token of a sequence once"),
+        ("other ranks", "resume_from_checkpoint: resume_from_checkpoint: optimizer-1-of-2.pt is missing"),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_refused(found: list[dict[str, Any]], case: str, words: str) -> None:
+    for of in found:
+        assert of[case].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("peft_config", object()),
+        ("quantization_config", object()),
+        ("tools", [even]),
+        ("environment_factory", object),
+        ("rollout_func", even),
+        ("optimizers", (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), None)),
+        ("processing_class", object()),
+    ],
+)
+def test_arguments_that_cannot_be_supported_are_named(tmp_path: Any, name: str, value: Any) -> None:
+    with pytest.raises(foremoe.InputError, match=f"^{name}: ") as error:
+        foremoe.trl.GRPOTrainer(make_model(), even, make_arguments(str(tmp_path)), **{name: value})
+    assert error.value.field == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "use_vllm",
+        "use_transformers_continuous_batching",
+        "torch_compile",
+        "use_liger_kernel",
+        "auto_find_batch_size",
+        "sync_ref_model",
+        "fp16",
+        "fp16_full_eval",
+        "bf16_full_eval",
+        "deepspeed",
+        "fsdp",
+    ],
+)
+def test_options_that_cannot_be_supported_are_named(tmp_path: Any, name: str) -> None:
+    arguments = make_arguments(str(tmp_path))
+    setattr(arguments, name, True)
+    with pytest.raises(foremoe.InputError, match=f"^{name}: ") as error:
+        foremoe.trl.GRPOTrainer(make_model(), even, args=arguments)
+    assert error.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"),
+    [
+        ("peft_config", "it has adapters"),
+        ("hf_quantizer", "it is quantised"),
+        ("is_distributed_loading_by_transformers", "it is sharded already"),
+    ],
+)
+def test_models_that_cannot_be_spread_are_refused(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, attribute: str, words: str
+) -> None:
+    model = make_model()
+    monkeypatch.setattr(type(model), attribute, True, raising=False)
+    with pytest.raises(foremoe.InputError, match=words):
+        make_trainer(foremoe.trl.GRPOTrainer, str(tmp_path), model)
+
+
+def test_models_without_experts_and_single_processes_are_refused(tmp_path: Any) -> None:
+    dense_model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, vocab_size=WORDS
+        )
+    )
+    with pytest.raises(foremoe.InputError, match="no experts"):
+        make_trainer(foremoe.trl.GRPOTrainer, str(tmp_path), dense_model)
+    with pytest.raises(foremoe.InputError, match="distributed_type: NO; launch one process per rank"):
+        make_trainer(foremoe.trl.GRPOTrainer, str(tmp_path))
+
+
+@pytest.mark.parametrize("version", ["1.15.2", "2.0.0"])
+def test_other_versions_of_trl_are_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(trl, "__version__", version)
+    with pytest.raises(ImportError, match=rf"needs trl ~=1\.16, not {version}"):
+        importlib.reload(foremoe.trl)
+
+
+def test_a_trl_without_what_is_overridden_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(trl.GRPOTrainer, "_generate_single_turn")
+    with pytest.raises(ImportError, match=r"needs GRPOTrainer\._generate_single_turn"):
+        importlib.reload(foremoe.trl)
