@@ -43,6 +43,14 @@ def _exchange(rows: Tensor, send: list[int], recv: list[int], group: Any) -> Ten
     return out
 
 
+def start_point_to_point(operations: list[Any]) -> list[Any]:
+    """Starts point-to-point operations together; returns what to wait for, of each."""
+    if not operations:
+        return []
+    works = dist.batch_isend_irecv(operations)
+    return works if len(works) == len(operations) else [works[0]] * len(operations)  # one for all of them
+
+
 class GuestRows(torch.autograd.Function):
     """Guests' experts on their rows.
 

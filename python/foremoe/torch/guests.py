@@ -17,6 +17,7 @@ from torch import Tensor
 
 import foremoe
 
+from .exchange import start_point_to_point
 from .layers import ExpertLayer
 
 
@@ -64,40 +65,32 @@ class Guests:
             self._start(self._begun)
 
     def _start(self, turn: int) -> None:
+        copies = self._turns.starting(turn)
+        if not copies:
+            return
+        self.expect_same_weights()
         operations: list[Any] = []
-        of_turn: list[int] = []
-        for copy in self._turns.starting(turn):
-            for name, weight in self._home_weights(copy.layer).items():
-                if copy.rank == self._turns.rank:
+        arrives: list[int | None] = []  # turn, of what this rank receives
+        for copy in copies:
+            receives = copy.rank == self._turns.rank
+            self.copies += receives
+            for name, weight in self._weights[copy.layer].items():
+                if receives:
                     slot = self._weights_of_buffer(copy)[name]
                     operations.append(dist.P2POp(dist.irecv, slot, group=self._group, group_peer=copy.source))
-                    of_turn.append(copy.arrives)
-                    self.copies += name == next(iter(self._weights[0]))
                 else:
                     home = weight.detach()[copy.expert % self._own]
                     operations.append(dist.P2POp(dist.isend, home, group=self._group, group_peer=copy.rank))
-                    of_turn.append(-1)
-        self._post(operations, of_turn)
-
-    def _post(self, operations: list[Any], of_turn: list[int]) -> None:
-        if not operations:
-            return
-        works = dist.batch_isend_irecv(operations)
-        if len(works) != len(operations):  # one for all of them
-            works = [works[0]] * len(operations)
-        for work, operation, turn in zip(works, operations, of_turn, strict=True):
-            if turn < 0:
-                self._sent.append((self._begun, work, operation.tensor))
+                arrives.append(copy.arrives if receives else None)
+        for work, operation, turn_of in zip(start_point_to_point(operations), operations, arrives, strict=True):
+            if turn_of is None:
+                self._sent.append((turn, work, operation.tensor))
             else:
-                self._arriving[turn].append(work)
+                self._arriving[turn_of].append(work)
 
     def _weights_of_buffer(self, copy: foremoe.Copy) -> dict[str, Tensor]:
         buffers, slot = divmod(copy.buffer, self._slots)
         return {name: w[slot] for name, w in self._buffers[buffers].items()}
-
-    def _home_weights(self, layer: int) -> dict[str, torch.nn.Parameter]:
-        self.expect_same_weights()
-        return self._weights[layer]
 
     def expect_same_weights(self) -> None:
         """Refuses weights that somebody changed since the stage began: guests are copies of those before."""
@@ -151,12 +144,7 @@ class Guests:
                 else:
                     gradient = torch.empty_like(self._weights[layer][name].detach()[0])
                     operations.append(dist.P2POp(dist.irecv, gradient, group=self._group, group_peer=g.guest))
-        if not operations:
-            return
-        works = dist.batch_isend_irecv(operations)
-        if len(works) != len(operations):  # one for all of them
-            works = [works[0]] * len(operations)
-        at = iter(zip(works, operations, strict=True))
+        at = iter(zip(start_point_to_point(operations), operations, strict=True))
         for g in returns:
             for name in names:
                 work, operation = next(at)

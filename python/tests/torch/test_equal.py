@@ -235,20 +235,18 @@ def drop_guests_gradients(ep: Any, stage: Any) -> None:
 
 
 def drop_copies(ep: Any, stage: Any) -> None:
-    """Guest slots hold the weights of the stage before."""
+    """Guest slots hold something else than the weights that came."""
     from foremoe.torch.guests import Guests
 
-    post = Guests._post
+    wait = Guests.wait
 
-    def into_nowhere(self: Any, operations: list[Any], of_turn: list[int]) -> None:
-        for operation in operations:
-            operation.tensor = operation.tensor.clone()
-        post(self, operations, of_turn)
+    def overwritten(self: Any, turn: int) -> None:
+        wait(self, turn)
         for buffers in self._buffers:
             for buffer in buffers.values():
                 buffer.fill_(0.1)
 
-    Guests._post = into_nowhere
+    Guests.wait = overwritten
 
 
 def turn_rows(ep: Any, stage: Any) -> None:
@@ -289,11 +287,11 @@ SPOILT = [drop_guests_gradients, drop_copies, turn_rows, replay_nothing, swap_mi
 def run_spoilt(rank: int, spoil: Any) -> float:
     from foremoe.torch.guests import Guests
 
-    kept = Guests.add_gradients, Guests._post
+    kept = Guests.add_gradients, Guests.wait
     try:
         return float(run_step(rank, "resident", torch.float64, spoil=spoil)["difference"])
     finally:
-        Guests.add_gradients, Guests._post = kept
+        Guests.add_gradients, Guests.wait = kept
 
 
 def step_the_optimizer_inside(rank: int) -> str:
