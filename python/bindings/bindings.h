@@ -140,5 +140,6 @@ void bind_rollout(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_planning(nb::module_& m);
 void bind_turns(nb::module_& m);
+void bind_arena(nb::module_& m);
 
 }  // namespace foremoe::python

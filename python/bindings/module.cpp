@@ -44,4 +44,5 @@ NB_MODULE(_core, m) {
   foremoe::python::bind_planning(m);
   foremoe::python::bind_evaluation(m);
   foremoe::python::bind_turns(m);
+  foremoe::python::bind_arena(m);
 }

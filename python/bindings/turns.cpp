@@ -132,10 +132,10 @@ At the beginning of turn `opens` the buffer is free; turn `arrives` is the first
       .def_prop_ro("closes", [](const ScheduledCopy& c) { return c.closes.value; })
       .def_prop_ro(
           "path", [](const ScheduledCopy& c) { return c.path == Path::kHost ? "host" : "peer"; },
-          "host: from the node's cache of experts. peer: from rank `source`.")
+          "host: from the node's arena. peer: from rank `source`.")
       .def_prop_ro(
           "source", [](const ScheduledCopy& c) { return c.source.value; },
-          "The rank that is read; on the host path the expert's home, which fills the cache.")
+          "The rank that is read; on the host path the expert's home, which fills the arena.")
       .def("__repr__", [](const ScheduledCopy& c) {
         return fmt::format("<foremoe.Copy: layer {} expert {} to rank {} slot {} for turn {}>", c.layer.value,
                            c.expert.value, c.rank.value, c.slot.value, c.arrives.value);
@@ -214,8 +214,8 @@ Turns are the (pass, micro-step, layer) of a phase in execution order: index the
           nb::new_(&make_turns), "plan"_a, "load"_a, nb::kw_only(), "rank"_a, "phase"_a = "policy_update",
           "expert_bytes"_a = 1, "path"_a = "auto", "depth"_a = kDefaultDepth,
           R"(rank: whose turns. phase: recompute (forwards alone) or policy_update. expert_bytes: weights of one expert, which
-decide between paths. path: where copies come from, host (a cache per node), peer (the rank that owns the expert) or
-auto. depth: turns ahead of which a copy starts.
+decide between paths. path: where copies come from, host (the node's arena in shared memory), peer (the rank that owns
+the expert) or auto. depth: turns ahead of which a copy starts.
 
 Raises InputError for a plan of another load, a phase that the plan is not for, and arguments out of range.)")
       .def("__len__", [](const Turns& t) { return t.turns.order().size(); })
@@ -257,17 +257,20 @@ Two ranks start the copies between them at the same turn and in the same order.)
       .def_prop_ro(
           "num_buffers", [](const Turns& t) { return t.turns.schedule().buffers_per_rank; },
           "Guest buffers of this rank.")
-      .def_prop_ro(
-          "host_cache",
-          [](const Turns& t) {
+      .def(
+          "arena",
+          [](const Turns& t, int node) {
+            const auto& arenas = t.turns.schedule().arena;
+            if (node < 0 || node >= static_cast<int>(arenas.size())) {
+              throw InputError({.field = "node"}, fmt::format("{}, but there are {}", node, arenas.size()));
+            }
             std::vector<std::pair<int, int>> experts;
-            const NodeId node{t.turns.rank().value / t.plan.step->ranks_per_node};
-            for (const ArenaExpert& e : t.turns.schedule().arena[node.index()]) {
+            for (const ArenaExpert& e : arenas[static_cast<std::size_t>(node)]) {
               experts.emplace_back(e.layer.value, e.expert.value);
             }
             return experts;
           },
-          "(layer, expert) that the rank's node keeps in host memory for this phase, ascending.");
+          "node"_a, "(layer, expert) that the node keeps in shared memory for this phase, ascending.");
 }
 
 }  // namespace foremoe::python

@@ -464,12 +464,12 @@ class Copy:
     def closes(self) -> int: ...
     @property
     def path(self) -> str:
-        """host: from the node's cache of experts. peer: from rank `source`."""
+        """host: from the node's arena. peer: from rank `source`."""
 
     @property
     def source(self) -> int:
         """
-        The rank that is read; on the host path the expert's home, which fills the cache.
+        The rank that is read; on the host path the expert's home, which fills the arena.
         """
 
     def __repr__(self) -> str: ...
@@ -569,8 +569,8 @@ class RankTurns:
     ) -> None:
         """
         rank: whose turns. phase: recompute (forwards alone) or policy_update. expert_bytes: weights of one expert, which
-        decide between paths. path: where copies come from, host (a cache per node), peer (the rank that owns the expert) or
-        auto. depth: turns ahead of which a copy starts.
+        decide between paths. path: where copies come from, host (the node's arena in shared memory), peer (the rank that owns
+        the expert) or auto. depth: turns ahead of which a copy starts.
 
         Raises InputError for a plan of another load, a phase that the plan is not for, and arguments out of range.
         """
@@ -608,10 +608,77 @@ class RankTurns:
     def num_buffers(self) -> int:
         """Guest buffers of this rank."""
 
+    def arena(self, node: int) -> list[tuple[int, int]]:
+        """
+        (layer, expert) that the node keeps in shared memory for this phase, ascending.
+        """
+
+class HostArena:
+    """
+    Weights of experts in memory that the processes of one node share.
+
+    An expert is (layer, expert), and consists of segments of bytes: its weights, one after the other. It is written under a
+    version, with a checksum of each segment. Used by foremoe.torch.
+    """
+
+    @staticmethod
+    def create(experts: Sequence[tuple[int, int]], segment_bytes: Sequence[int]) -> HostArena:
+        """
+        Memory of a new name for these experts, ascending. segment_bytes: of each segment, even.
+
+        Raises InputError where there is too little memory.
+        """
+
+    @staticmethod
+    def open(name: str, experts: Sequence[tuple[int, int]], segment_bytes: Sequence[int]) -> HostArena:
+        """
+        What another process has created. Raises InputError where there is no such memory, or it is of others.
+        """
+
     @property
-    def host_cache(self) -> list[tuple[int, int]]:
+    def name(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def remove_name(self) -> None:
         """
-        (layer, expert) that the rank's node keeps in host memory for this phase, ascending.
+        Nobody can open it any more; it lives until the last process that has it lets go. By its creator.
         """
+
+    def publish(
+        self,
+        expert: tuple[int, int],
+        version: int,
+        segments: Sequence[
+            Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        ],
+    ) -> None:
+        """
+        Writes an expert, uint8 arrays of its segments, then its version, above 0. One writer per expert.
+        """
+
+    def version(self, expert: tuple[int, int]) -> int:
+        """Under which the expert was published; 0: not yet."""
+
+    def is_intact(self, expert: tuple[int, int], version: int) -> bool:
+        """
+        Is the expert there in this version, with the bytes that were published?
+        """
+
+    def copy(
+        self,
+        expert: tuple[int, int],
+        version: int,
+        segments: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")]],
+    ) -> bool:
+        """
+        Copies an expert into uint8 arrays, one per segment; False: not that version, or not the bytes published.
+
+        Then what the arrays hold is undefined.
+        """
+
+    def segments(self, expert: tuple[int, int]) -> list[NDArray[numpy.uint8]]:
+        """Views of an expert's segments, uint8 [bytes] each, writable."""
+
+    def __repr__(self) -> str: ...
 
 __version__: str

@@ -81,6 +81,23 @@ def test_copies_are_the_plans_and_both_ends_agree(load: foremoe.Load) -> None:
     assert arrived > 0
 
 
+def test_an_arena_holds_what_the_ranks_of_its_node_fetch_by_the_host_path(load: foremoe.Load) -> None:
+    plan = foremoe.plan(load, guest_slots=1)
+    ranks = [foremoe.RankTurns(plan, load, rank=r, path="host") for r in range(load.num_ranks)]
+    fetched: list[set[tuple[int, int]]] = [set(), set()]
+    for r, turns in enumerate(ranks):
+        for index in range(len(turns)):
+            for copy in turns.starting(index):
+                assert (copy.rank, copy.path) == (r, "host")
+                fetched[r // load.ranks_per_node].add((copy.layer, copy.expert))
+    assert all(fetched)
+    assert [turns.arena(node) for node in range(2) for turns in ranks] == [
+        sorted(of_node) for of_node in fetched for _ in ranks
+    ]
+    with pytest.raises(foremoe.InputError, match="node: 2, but there are 2"):
+        ranks[0].arena(2)
+
+
 def test_gradients_go_home_once(load: foremoe.Load) -> None:
     plan = foremoe.plan(load, guest_slots=1)
     ends: dict[tuple[int, ...], list[int]] = {}

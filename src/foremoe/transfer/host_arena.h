@@ -22,6 +22,7 @@ class HostArena {
   static HostArena open(const std::string& name, std::span<const ArenaExpert> experts, const ExpertLayout& layout);
 
   const std::string& name() const { return memory_.name(); }
+  void remove_name() { memory_.remove_name(); }
   Bytes bytes() const;                     // of the segment, headers included
   int index_of(ArenaExpert expert) const;  // −1 when it is not here
   std::size_t num_experts() const { return experts_.size(); }

@@ -183,7 +183,12 @@ SharedMemory SharedMemory::open(const std::string& name) {
 
 SharedMemory::~SharedMemory() {
   if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
+  remove_name();
+}
+
+void SharedMemory::remove_name() {
   if (owner_pid_ != 0 && owner_pid_ == getpid()) shm_unlink(name_.c_str());  // not in a child that was forked since
+  owner_pid_ = 0;
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept

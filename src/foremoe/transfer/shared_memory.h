@@ -27,6 +27,9 @@ class SharedMemory {
 
   const std::string& name() const { return name_; }
   std::span<std::byte> bytes() const { return bytes_; }
+  // Nobody can open it any more; who has it keeps it. With that nothing is left behind by a process that is killed. No
+  // effect but by the creator's object.
+  void remove_name();
 
  private:
   std::string name_;

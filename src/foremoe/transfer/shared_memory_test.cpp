@@ -53,6 +53,17 @@ TEST(SharedMemory, NameGoesWithItsCreator) {
   EXPECT_THROW(SharedMemory::open(name), InputError);
 }
 
+TEST(SharedMemory, OutlivesItsName) {
+  SharedMemory memory = SharedMemory::create("test", Bytes{64});
+  SharedMemory opened = SharedMemory::open(memory.name());
+  opened.remove_name();
+  EXPECT_TRUE(exists(memory.name())) << "it is the creator's";
+  memory.remove_name();
+  EXPECT_FALSE(exists(memory.name()));
+  memory.bytes()[7] = std::byte{42};
+  EXPECT_EQ(opened.bytes()[7], std::byte{42});
+}
+
 TEST(SharedMemory, SaysHowMuchItCannotHave) {
   try {
     SharedMemory::create("arena", Bytes{std::int64_t{1} << 50});
