@@ -1,8 +1,8 @@
 """Guest buffers of one stage: copies into them, and gradients out of them.
 
-Copies go from homes to guests over a process group of their own, so that they overlap with the exchange of rows. All
-ranks start the copies between them, and send the gradients between them, at the same turns and in the same order
-(RankTurns): so nobody announces anything.
+Copies by the peer path go from homes to guests over a process group of their own, so that they overlap with the
+exchange of rows. All ranks start the copies between them, and send the gradients between them, at the same turns and in
+the same order (RankTurns): so nobody announces anything. Copies by the host path come from the node's arena.
 """
 
 from __future__ import annotations
@@ -18,15 +18,27 @@ from torch import Tensor
 import foremoe
 
 from .exchange import start_point_to_point
+from .host_path import HostPath
 from .layers import ExpertLayer
 
 
 class Guests:
     """The guests of all layers on this rank, between the first turn and the last."""
 
-    def __init__(self, layers: list[ExpertLayer], turns: foremoe.RankTurns, group: Any, guest_slots: int, shared: bool):
+    def __init__(
+        self,
+        layers: list[ExpertLayer],
+        turns: foremoe.RankTurns,
+        group: Any,
+        *,
+        guest_slots: int,
+        shared: bool,
+        host: HostPath | None,
+    ):
+        """host: None where no copy comes by the host path."""
         self._turns = turns
         self._group = group
+        self._host = host
         self._layers = layers
         self._slots = guest_slots
         self._shared = shared
@@ -41,8 +53,8 @@ class Guests:
         self._home: dict[tuple[int, int, str], Tensor] = {}  # (layer, home slot, name): what guests' gradients sum to
         self._buffers = self._allocate()
         self._gradients: dict[tuple[int, str], Tensor] = {}
-        self.copies = 0
-        self.exposed_seconds = 0.0
+        self._peer_copies = 0
+        self._exposed_seconds = 0.0
 
     def _allocate(self) -> list[dict[str, Tensor]]:
         """[layer], or under `shared` [set of buffers]: by name [guest slots, …]."""
@@ -58,14 +70,30 @@ class Guests:
         """What the guest slots of the layer hold in this turn, by name [guest slots, …]."""
         return self._buffers[turn % self._turns.depth if self._shared else layer]
 
+    @property
+    def copies(self) -> dict[str, int]:
+        """Experts copied into this rank, by path."""
+        return {"peer": self._peer_copies, "host": self._host.copies if self._host is not None else 0}
+
+    @property
+    def exposed_seconds(self) -> float:
+        """That this rank waited for copies, and for experts in its node's arena."""
+        return self._exposed_seconds + (self._host.exposed_seconds if self._host is not None else 0.0)
+
+    def agree(self, micro_step: int) -> set[int]:
+        """Layers that must run without guests in this micro-step, on all ranks. Collective, before its first layer."""
+        return self._host.agree(micro_step) if self._host is not None else set()
+
     def begin(self, turn: int) -> None:
         """Starts the copies of all turns up to this one."""
         while self._begun < turn:
             self._begun += 1
-            self._start(self._begun)
+            self._start_peers(self._begun)
+        if self._host is not None:
+            self._host.begin(turn, self._weights_of_buffer)
 
-    def _start(self, turn: int) -> None:
-        copies = self._turns.starting(turn)
+    def _start_peers(self, turn: int) -> None:
+        copies = [copy for copy in self._turns.starting(turn) if copy.path == "peer"]
         if not copies:
             return
         self.expect_same_weights()
@@ -73,7 +101,7 @@ class Guests:
         arrives: list[int | None] = []  # turn, of what this rank receives
         for copy in copies:
             receives = copy.rank == self._turns.rank
-            self.copies += receives
+            self._peer_copies += receives
             for name, weight in self._weights[copy.layer].items():
                 if receives:
                     slot = self._weights_of_buffer(copy)[name]
@@ -109,8 +137,9 @@ class Guests:
         begin = time.perf_counter()
         for work in works:
             work.wait()
-        if works:
-            self.exposed_seconds += time.perf_counter() - begin
+        from_host = self._host.wait(turn) if self._host is not None else 0
+        if works or from_host:
+            self._exposed_seconds += time.perf_counter() - begin
 
     def add_gradients(self, layer: int, gradients: dict[str, Tensor]) -> None:
         for name, gradient in gradients.items():
@@ -136,10 +165,7 @@ class Guests:
         for g in returns:
             for name in names:
                 if g.guest == self._turns.rank:
-                    held = self._gradients[layer, name]
-                    slot = g.slot - self._own
-                    gradient = held[slot].clone(memory_format=torch.contiguous_format)
-                    held[slot].zero_()
+                    gradient = self._take_gradient(layer, name, g.slot - self._own)
                     operations.append(dist.P2POp(dist.isend, gradient, group=self._group, group_peer=g.home))
                 else:
                     gradient = torch.empty_like(self._weights[layer][name].detach()[0])
@@ -154,6 +180,15 @@ class Guests:
                     self._returns.append((turn, work, layer, g.expert % self._own, name, operation.tensor))
         if self._shared:
             self._gradients.clear()
+
+    def _take_gradient(self, layer: int, name: str, slot: int) -> Tensor:
+        """Of a guest that leaves; zeros where all of its turns ran at homes."""
+        held = self._gradients.get((layer, name))
+        if held is None:
+            return torch.zeros_like(self._weights[layer][name].detach()[0], memory_format=torch.contiguous_format)
+        gradient = held[slot].clone(memory_format=torch.contiguous_format)
+        held[slot].zero_()
+        return gradient
 
     def _take_first_return(self) -> None:
         """Gradients of one expert are summed in the order of the plan, whenever they arrive."""
@@ -183,5 +218,12 @@ class Guests:
         for _, work, _ in self._sent:
             work.wait()
         self._sent.clear()
+        if self._host is not None:
+            self._host.close(complete=True)
         self._buffers.clear()
         self._gradients.clear()
+
+    def abandon(self) -> None:
+        """Stops what runs in the background, after a failure."""
+        if self._host is not None:
+            self._host.close(complete=False)

@@ -18,6 +18,7 @@ from .layers import ExpertLayer
 from .stage import Stage
 
 RESIDENCIES = ("static", "resident", "shared")
+PATHS = ("auto", "peer", "host")
 # Of foremoe.plan(), those that leave homes where they are and run micro-steps one after the other.
 OPTIONS = {
     "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
@@ -42,7 +43,10 @@ class ExpertParallel:
     group: the expert-parallel group; None for all processes.
     guest_slots, residency, policy and the options: as foremoe.plan() takes them.
     depth: turns (a layer of a pass) ahead of which copies start.
-    ranks_per_node: that share a fast interconnect; None for all of them, or 8.
+    path: where copies come from: peer (the rank that owns the expert), host (an arena in shared memory per node, filled
+        when a stage begins) or auto (each copy by the path that it loads least).
+    host_timeout: seconds. A stage waits no longer than that for experts in its node's arena; then layers run at homes.
+    ranks_per_node: that share a fast interconnect, and for the host path memory; None for all of them, or 8.
     threads: for planning.
     copy_group: a second group of the same ranks, for copies; None: one is made.
     options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
@@ -59,6 +63,8 @@ class ExpertParallel:
         residency: str = "resident",
         policy: str = "foremoe",
         depth: int = 2,
+        path: str = "peer",
+        host_timeout: float = 30.0,
         ranks_per_node: int | None = None,
         threads: int = 1,
         copy_group: Any = None,
@@ -72,6 +78,8 @@ class ExpertParallel:
         self.residency = residency
         self.policy = policy
         self.depth = depth
+        self.path = path
+        self.host_timeout = host_timeout
         self.ranks_per_node = ranks_per_node or min(8, self.num_ranks)
         self._threads = threads
         self._options = options
@@ -89,6 +97,12 @@ class ExpertParallel:
             self.copy_group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
         # The first operation of a group must be one that all ranks take part in.
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.copy_group)
+        self.cpu_group: Any = None  # on which ranks agree about copies by the host path
+        if path != "peer":
+            ranks = dist.get_process_group_ranks(self.group)
+            self.cpu_group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            dist.all_reduce(torch.zeros(1), group=self.cpu_group)
+        self.num_stages = 0  # entered
         self._model: torch.nn.Module | None = None  # whose other parameters are trained too
         self._averages = False  # drain() does it
         self.needs_all_ranks = False  # in every micro-step
@@ -107,14 +121,19 @@ class ExpertParallel:
             raise foremoe.InputError(
                 f"residency: '{self.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
             )
+        if self.path not in PATHS:
+            raise foremoe.InputError(f"path: '{self.path}', expected one of {', '.join(PATHS)}", field="path")
+        if not self.host_timeout > 0:
+            raise foremoe.InputError(f"host_timeout: {self.host_timeout}, must be above 0", field="host_timeout")
         first = self.layers[0]
-        shapes = {name: tuple(w.shape) for name, w in first.weights().items()}
+        shapes = {name: (tuple(w.shape), w.dtype) for name, w in first.weights().items()}
         for i, layer in enumerate(self.layers):
-            if {name: tuple(w.shape) for name, w in layer.weights().items()} != shapes or layer.top_k != first.top_k:
+            own = {name: (tuple(w.shape), w.dtype) for name, w in layer.weights().items()}
+            if own != shapes or layer.top_k != first.top_k:
                 raise foremoe.InputError(
-                    f"layers[{i}]: is of another shape than layer 0", field="layers", index=f"[{i}]"
+                    f"layers[{i}]: is of another shape or type than layer 0", field="layers", index=f"[{i}]"
                 )
-        for name, shape in shapes.items():
+        for name, (shape, _) in shapes.items():
             if shape[0] != first.num_experts:
                 raise foremoe.InputError(
                     f"layers: {name} has {shape[0]} experts, but the layer {first.num_experts}", field="layers"
@@ -204,6 +223,7 @@ class ExpertParallel:
         if self.failed:
             raise RuntimeError("a stage failed: what it sent may still be on its way; begin anew with other groups")
         self._stage = stage
+        self.num_stages += 1
 
     def leave(self) -> None:
         self._stage = None

@@ -16,6 +16,7 @@ import foremoe
 
 from .exchange import AllToAll, GuestRows
 from .guests import Guests
+from .host_path import HostPath
 
 if TYPE_CHECKING:
     from .parallel import ExpertParallel
@@ -80,6 +81,7 @@ class Stage:
         self._current: list[_LayerTurn] | None = None
         self._next = 0  # micro-step
         self._last = -1  # turn that ran
+        self._fallbacks = 0  # layers of micro-steps that ran at homes
         self._grads: list[tuple[torch.nn.Parameter, Tensor | None]] = []
         self._drained = phase == "recompute"
 
@@ -119,14 +121,20 @@ class Stage:
                 rank=ep.rank,
                 phase=self._phase,
                 expert_bytes=ep.expert_bytes,
-                path="peer",
+                path=ep.path,
                 depth=ep.depth,
+            )
+            self._guests = Guests(
+                ep.layers,
+                self._turns,
+                ep.copy_group,
+                guest_slots=self._plan.guest_slots,
+                shared=self._plan.residency == "shared",
+                host=self._host_path(self._turns),
             )
         except BaseException:
             ep.leave()
             raise
-        shared = self._plan.residency == "shared"
-        self._guests = Guests(ep.layers, self._turns, ep.copy_group, self._plan.guest_slots, shared)
         if self._phase == "policy_update":
             self._grads = [(w, w.grad) for w in [*ep.expert_parameters(), *ep.reduced_parameters()] if w.requires_grad]
             for weight, _ in self._grads:
@@ -134,6 +142,13 @@ class Stage:
         for layer in ep.layers:
             layer.replayed_rows = layer.mismatched_rows = 0  # type: ignore[attr-defined]
         return self
+
+    def _host_path(self, turns: foremoe.RankTurns) -> HostPath | None:
+        """None where no node has copies by that path."""
+        nodes = range(-(-self._ep.num_ranks // self._ep.ranks_per_node))
+        if not any(turns.arena(node) for node in nodes):
+            return None
+        return HostPath(self._ep, turns, self._load.num_micro_steps)
 
     def _expect_executable(self, plan: foremoe.Plan) -> None:
         """Weights lie in contiguous blocks, and micro-steps run one after the other."""
@@ -154,6 +169,7 @@ class Stage:
                 weight.grad = grad
         if kind is not None:
             ep.failed = True  # copies may be on their way that nobody waits for
+            self.guests.abandon()
             return
         self.guests.finish()
         if not complete:
@@ -171,7 +187,9 @@ class Stage:
             raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
         self.guests.expect_same_weights()
         self._next += 1
-        self._current = self._prepare(micro_step)
+        at_homes = self.guests.agree(micro_step)
+        self._fallbacks += len(at_homes)
+        self._current = self._prepare(micro_step, at_homes)
         routes = self._routes_of(micro_step)
         for i, layer in enumerate(self._ep.layers):
             layer.replay(routes[:, i].long().to(self._ep.device))
@@ -203,7 +221,8 @@ class Stage:
         layers = self._ep.layers
         return torch.empty(0, len(layers), layers[0].top_k, dtype=torch.int32)
 
-    def _prepare(self, micro_step: int) -> list[_LayerTurn]:
+    def _prepare(self, micro_step: int, at_homes: set[int]) -> list[_LayerTurn]:
+        """at_homes: layers that run without their guests."""
         if self._turns is None:
             raise RuntimeError("the stage has not been entered")
         self._running.wait_for(micro_step)
@@ -211,7 +230,8 @@ class Stage:
         backward = self._phase == "policy_update"
         prepared = []
         for i in range(len(self._ep.layers)):
-            turn = self._turns["forward", micro_step, i]
+            place = "forward", micro_step, i
+            turn = self._turns.at_homes(*place) if i in at_homes else self._turns[place]
             order = turn.row_order(np.ascontiguousarray(routes[:, i].numpy()))
             own = self._ep.own
             home_rows = int(turn.slot_offsets[own])
@@ -321,8 +341,10 @@ class Stage:
         """What the stage was worth, of this rank where ranks differ.
 
         rho_vanilla, rho_planned: busiest rank's rows ÷ mean, mean and max over layers and micro-steps, with experts at
-        home and as planned. copies: experts copied into this rank. exposed_seconds: that it waited for them.
-        mismatch: share of replayed rows whose router would have chosen other experts.
+        home and as planned. copies: experts copied into this rank; host_copies: those of them that came by the host
+        path. exposed_seconds: that it waited for them. fallbacks: layers of micro-steps that ran at homes, not as
+        planned, because a rank lacked a guest; the same on all ranks. mismatch: share of replayed rows whose router
+        would have chosen other experts.
         """
         experts = self._load.array.sum(2)  # [micro_steps, layers, experts]
         at_homes = experts.reshape(*experts.shape[:2], self._ep.num_ranks, -1).sum(-1)
@@ -333,7 +355,9 @@ class Stage:
         return {
             "rho_vanilla": _spread(at_homes),
             "rho_planned": _spread(planned),
-            "copies": self.guests.copies,
+            "copies": sum(self.guests.copies.values()),
+            "host_copies": self.guests.copies["host"],
+            "fallbacks": self._fallbacks,
             "exposed_seconds": self.guests.exposed_seconds,
             "mismatch": mismatched / rows if rows else 0.0,
         }

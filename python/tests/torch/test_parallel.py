@@ -13,41 +13,9 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
+from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of  # noqa: E402
 
 import foremoe  # noqa: E402
-
-RANKS, EXPERTS, TOP_K, HIDDEN = 2, 4, 1, 8
-
-
-class Layer:
-    """An MoE layer of one's own: each expert is a matrix."""
-
-    def __init__(self, experts: int = EXPERTS, seed: int = 0) -> None:
-        torch.manual_seed(seed)
-        self.name, self.num_experts, self.top_k, self.hidden_size = "own", experts, TOP_K, HIDDEN
-        self.matrix = torch.nn.Parameter(torch.randn(experts, HIDDEN, HIDDEN))
-        self.execute: Any = None
-
-    def weights(self) -> dict[str, Any]:
-        return {"matrix": self.matrix}
-
-    def set_weights(self, weights: dict[str, Any]) -> None:
-        self.matrix = weights["matrix"]
-
-    def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
-        from foremoe.torch import grouped_linear
-
-        return grouped_linear(rows, weights["matrix"], offsets)
-
-    def execute_by(self, execute: Any) -> None:
-        self.execute = execute
-
-    def replay(self, ids: Any) -> None:
-        self.ids = ids
-
-
-def routes_of(rank: int) -> list[Any]:
-    return [torch.tensor([[[0]], [[0]], [[0]], [[3]]]) if rank == 0 else torch.tensor([[[0]], [[1]]])]
 
 
 def refusal(call: Any) -> str:
@@ -79,6 +47,8 @@ def work(rank: int, folder: str) -> None:
     found["shapes"] = refusal(lambda: ExpertParallel([Layer(), Layer(8)]))
 
     found["rehome"] = refusal(lambda: ExpertParallel([Layer()], rehome=1))
+    found["path"] = refusal(lambda: ExpertParallel([Layer()], path="air"))
+    found["timeout"] = refusal(lambda: ExpertParallel([Layer()], host_timeout=0))
     found["in flight"] = refusal(lambda: ExpertParallel([Layer()], in_flight=2))
     layer = Layer()
     whole = layer.matrix.detach().clone()
@@ -169,6 +139,8 @@ def found() -> list[dict[str, Any]]:
         ("two stages", "another stage is running"),
         ("undrained", "without drain()"),
         ("rehome", "InputError: rehome: is none of"),
+        ("path", "InputError: path: 'air', expected one of auto, peer, host"),
+        ("timeout", "InputError: host_timeout: 0, must be above 0"),
         ("in flight", "InputError: in_flight: is none of"),
         ("too early", "drain() comes once, after the backward of the last micro-step"),
         ("drained twice", "drain() comes once"),

@@ -1,0 +1,255 @@
+"""The arena of a node: weights of experts in shared memory, from which its ranks copy their guests.
+
+An arena belongs to one stage, and holds the experts that RankTurns lists for the node. Each is written once, in the
+background: by its owner, or by the rank of this node that an owner on another node sends it to. It carries the number
+of the stage and checksums, so that a reader never takes other weights for it. The name of the memory is removed as soon
+as all ranks of the node have it, so that nothing is left behind however a process ends. A process that is killed before
+leaves a name; who makes the next arena removes it (shared_memory.h).
+
+On CUDA the memory is pinned. That was never run.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import foremoe
+from foremoe._core import HostArena
+
+from .exchange import start_point_to_point
+
+if TYPE_CHECKING:
+    from .parallel import ExpertParallel
+
+Expert = tuple[int, int]
+"""(layer, expert)"""
+Made = TypeVar("Made")
+POLL_SECONDS = 0.001
+ATTEMPTS = 2  # to copy an expert
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """The tensor's memory, uint8 [bytes]. It must be contiguous, on the CPU."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy()
+
+
+class NodeArena:
+    """One rank's part in the arena of its node.
+
+    Making it is collective. Raises InputError, on all ranks, where a node's ranks cannot share the memory.
+    """
+
+    def __init__(self, ep: ExpertParallel, turns: foremoe.RankTurns) -> None:
+        self._ep = ep
+        self._version = ep.num_stages
+        self._weights = [layer.weights() for layer in ep.layers]
+        self._experts = turns.arena(ep.rank // ep.ranks_per_node)
+        self._arena = _share(self._experts, self._weights[0], ep)
+        self._stream: Any = torch.cuda.Stream(ep.device) if ep.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._pinned = self._pin() if self._stream is not None else None
+        # One thread may wait for what others write while the other copies.
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena")
+        self._stopped = threading.Event()
+        self._sent: list[tuple[Any, Tensor]] = []  # to other nodes; kept until it is through
+        self._publishing: list[Future[None]] = []
+        try:
+            self._fill(turns)
+        except BaseException:
+            ep.failed = True  # experts may be on their way that nobody waits for
+            self.close(complete=False)
+            raise
+        self._deadline = time.monotonic() + ep.host_timeout
+
+    def _fill(self, turns: foremoe.RankTurns) -> None:
+        """Layer by layer: what this rank owns, and what other nodes send to it."""
+        ep = self._ep
+        of_layer: dict[int, list[tuple[int, int]]] = {}  # (node, expert), in the same order on all ranks
+        for node in range(-(-ep.num_ranks // ep.ranks_per_node)):
+            for layer, expert in turns.arena(node):
+                of_layer.setdefault(layer, []).append((node, expert))
+        came_before: list[Future[None]] = []  # of the layer before
+        for layer, experts in sorted(of_layer.items()):
+            operations: list[Any] = []
+            received: list[tuple[int, dict[str, Tensor]]] = []
+            for node, expert in experts:
+                owner = expert // ep.own
+                writer = self._writer(node, owner)
+                if ep.rank not in (owner, writer):
+                    continue
+                mine = {name: w.detach()[expert % ep.own] for name, w in self._weights[layer].items()}
+                if owner == writer:
+                    self._publish((layer, expert), mine)
+                elif ep.rank == owner:
+                    operations += [
+                        dist.P2POp(dist.isend, w.contiguous(), group=ep.copy_group, group_peer=writer)
+                        for w in mine.values()
+                    ]
+                else:
+                    came = {name: torch.empty_like(w) for name, w in mine.items()}
+                    received.append((expert, came))
+                    operations += [
+                        dist.P2POp(dist.irecv, w, group=ep.copy_group, group_peer=owner) for w in came.values()
+                    ]
+            works = start_point_to_point(operations)
+            for future in came_before:  # no more than two layers are on their way, so that memory is bounded
+                future.result()
+            for work, operation in zip(works, operations, strict=True):
+                if operation.op is dist.irecv:
+                    work.wait()
+                else:
+                    self._sent.append((work, operation.tensor))
+            came_before = [self._publish((layer, expert), came) for expert, came in received]
+
+    def _writer(self, node: int, owner: int) -> int:
+        """The rank that writes the owner's experts into the arena of this node: the owner, where it is there."""
+        ranks = range(self._ep.num_ranks)[node * self._ep.ranks_per_node :][: self._ep.ranks_per_node]
+        return ranks[owner % self._ep.ranks_per_node % len(ranks)]
+
+    def _publish(self, expert: Expert, weights: dict[str, Tensor]) -> Future[None]:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._ep.device))
+
+        def write() -> None:
+            with torch.cuda.stream(self._stream):
+                segments = [_bytes(w.to("cpu").contiguous()) for w in weights.values()]
+            self._arena.publish(expert, self._version, segments)
+
+        future = self._pool.submit(write)
+        self._publishing.append(future)
+        return future
+
+    def check(self, experts: list[Expert]) -> Future[set[Expert]]:
+        """Those of these experts that are there, in this stage's version, with the bytes that were published.
+
+        Waits for them in the background: until the stage is `host_timeout` old, afterwards not at all.
+        """
+        return self._pool.submit(self._intact, experts)
+
+    def _intact(self, experts: list[Expert]) -> set[Expert]:
+        intact: set[Expert] = set()
+        for expert in experts:
+            while self._arena.version(expert) != self._version and time.monotonic() < self._deadline:
+                if self._stopped.wait(POLL_SECONDS):
+                    return intact
+            if self._arena.is_intact(expert, self._version):
+                intact.add(expert)
+        return intact
+
+    def copy(self, expert: Expert, to: dict[str, Tensor]) -> Callable[[], None]:
+        """Starts to copy an intact expert into contiguous weights; returns a function that waits until it is there.
+
+        That function raises RuntimeError where the expert has been damaged since, which is seen on CPU alone, or where
+        it takes longer than `host_timeout`.
+        """
+        if self._stream is not None:
+            return self._copy_on_stream(expert, to)
+        future = self._pool.submit(self._copy_checked, expert, to)
+
+        def wait() -> None:
+            try:
+                future.result(self._ep.host_timeout)
+            except TimeoutError as error:
+                layer, number = expert
+                raise RuntimeError(
+                    f"expert {number} of MoE layer {layer} did not come from the node's arena in "
+                    f"{self._ep.host_timeout} seconds"
+                ) from error
+
+        return wait
+
+    def _copy_checked(self, expert: Expert, to: dict[str, Tensor]) -> None:
+        segments = [_bytes(w) for w in to.values()]
+        if not any(self._arena.copy(expert, self._version, segments) for _ in range(ATTEMPTS)):
+            layer, number = expert
+            raise RuntimeError(
+                f"expert {number} of MoE layer {layer} was damaged in the node's arena after it had been checked"
+            )
+
+    def _copy_on_stream(self, expert: Expert, to: dict[str, Tensor]) -> Callable[[], None]:
+        """Never run."""
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream(self._ep.device))  # that read the slot before
+        with torch.cuda.stream(stream):
+            for w, segment in zip(to.values(), self._arena.segments(expert), strict=True):
+                w.copy_(torch.from_numpy(segment).view(w.dtype).view(w.shape), non_blocking=True)
+        event = stream.record_event()
+        return lambda: torch.cuda.current_stream(self._ep.device).wait_event(event)
+
+    def _pin(self) -> int | None:
+        """Where the memory begins that was pinned, if there is any. Never run."""
+        if not self._experts:
+            return None
+        first, last = self._arena.segments(self._experts[0])[0], self._arena.segments(self._experts[-1])[-1]
+        page = mmap.PAGESIZE
+        begin = first.ctypes.data // page * page
+        end = -(-(last.ctypes.data + last.nbytes) // page) * page
+        cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(cuda.cudaHostRegister(begin, end - begin, 0))
+        return begin
+
+    def close(self, complete: bool) -> None:
+        """Lets the memory go; comes last. complete: after all copies that were asked for; else as soon as can be."""
+        if not complete:
+            self._stopped.set()
+        self._pool.shutdown(wait=True, cancel_futures=not complete)
+        if complete:
+            for work, _ in self._sent:
+                work.wait()
+            for future in self._publishing:
+                future.result()
+        if self._pinned is not None:
+            torch.cuda.synchronize(self._ep.device)
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(cuda.cudaHostUnregister(self._pinned))
+        self._sent.clear()
+        self._publishing.clear()
+        del self._arena
+
+
+def _share(experts: list[Expert], like: dict[str, torch.nn.Parameter], ep: ExpertParallel) -> HostArena:
+    """The first rank of a node makes its arena, and the others open it. Collective."""
+    segment_bytes = [w[0].numel() * w.element_size() for w in like.values()]
+    creator = ep.rank - ep.rank % ep.ranks_per_node
+    arena: HostArena | None = None
+    refusal = ""
+    if ep.rank == creator:
+        arena, refusal = _attempt(lambda: HostArena.create(experts, segment_bytes))
+    name = _of_all_ranks(arena.name if arena is not None else "", ep)[creator]
+    if ep.rank != creator and name:
+        arena, refusal = _attempt(lambda: HostArena.open(name, experts, segment_bytes))
+    refusals = _of_all_ranks(refusal, ep)
+    if arena is not None:
+        arena.remove_name()
+    for rank, of in enumerate(refusals):
+        if of:
+            raise foremoe.InputError(
+                f"path: rank {rank} cannot share an arena with its node, of {ep.ranks_per_node} ranks: {of} (path "
+                "'peer' needs none)",
+                field="path",
+            )
+    if arena is None:
+        raise RuntimeError("the arena was neither made nor refused")
+    return arena
+
+
+def _attempt(make: Callable[[], Made]) -> tuple[Made | None, str]:
+    """What was made, or why not."""
+    try:
+        return make(), ""
+    except foremoe.InputError as error:
+        return None, str(error)
+
+
+def _of_all_ranks(text: str, ep: ExpertParallel) -> list[str]:
+    found: list[Any] = [None] * ep.num_ranks
+    dist.all_gather_object(found, text, group=ep.cpu_group)
+    return found

@@ -1,0 +1,113 @@
+"""Copies of guests from the node's arena, and what happens when one cannot be had.
+
+A copy may start when its buffer is free and its expert has been found intact in the arena. Before each micro-step the
+ranks agree on the layers in which one of them lacks a guest: these run with all rows at homes, forward, recomputation
+and backward. A copy that could not start is tried again before every micro-step that its lease reaches. Experts of the
+next micro-step are checked while this one runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import foremoe
+
+from .arena import Expert, NodeArena
+
+if TYPE_CHECKING:
+    from .parallel import ExpertParallel
+
+
+def _expert_of(copy: foremoe.Copy) -> Expert:
+    return copy.layer, copy.expert
+
+
+class HostPath:
+    """The copies into this rank that come by the host path. Making it is collective."""
+
+    def __init__(self, ep: ExpertParallel, turns: foremoe.RankTurns, num_micro_steps: int) -> None:
+        self._group = ep.cpu_group
+        self._num_layers = len(ep.layers)
+        self._num_micro_steps = num_micro_steps
+        self._turns_of_micro_step = len(turns) // num_micro_steps
+        self._arena = NodeArena(ep, turns)
+        # Copies that have not started: those whose buffer is not free yet, with the turn from which on it is, and the
+        # others.
+        self._later = collections.deque(
+            (turn, copy)
+            for turn in range(len(turns))
+            for copy in turns.starting(turn)
+            if copy.path == "host" and copy.rank == turns.rank
+        )
+        self._open: list[foremoe.Copy] = []
+        self._started: list[tuple[int, Callable[[], None]]] = []  # (turn that reads it, what waits for it)
+        self._intact: set[Expert] = set()  # of those that were checked for this micro-step
+        self._check: Future[set[Expert]] = self._arena.check(self._experts_for(0))
+        self.copies = 0
+        self.exposed_seconds = 0.0
+
+    def _due(self, micro_step: int) -> list[foremoe.Copy]:
+        """Copies that the micro-step reads and that have not started."""
+
+        def reaches(copy: foremoe.Copy) -> bool:
+            turns = self._turns_of_micro_step
+            return copy.arrives // turns <= micro_step <= copy.closes // turns
+
+        return [copy for copy in [*self._open, *(copy for _, copy in self._later)] if reaches(copy)]
+
+    def _experts_for(self, micro_step: int) -> list[Expert]:
+        """Those to be checked for the micro-step, in the order in which they are needed."""
+        before = micro_step * self._turns_of_micro_step
+        # What an earlier micro-step reads and is intact will have started by then.
+        unknown = (c for c in self._due(micro_step) if c.arrives >= before or _expert_of(c) not in self._intact)
+        return list(dict.fromkeys(_expert_of(copy) for copy in unknown))
+
+    def agree(self, micro_step: int) -> set[int]:
+        """Layers of which some rank lacks a guest in this micro-step. Collective, before its first layer."""
+        begin = time.perf_counter()
+        self._intact = self._check.result()
+        self.exposed_seconds += time.perf_counter() - begin
+        lacks = torch.zeros(self._num_layers, dtype=torch.int32)
+        for copy in self._due(micro_step):
+            if _expert_of(copy) not in self._intact:
+                lacks[copy.layer] = 1
+        dist.all_reduce(lacks, dist.ReduceOp.MAX, group=self._group)
+        if micro_step + 1 < self._num_micro_steps:
+            self._check = self._arena.check(self._experts_for(micro_step + 1))
+        return {layer for layer, of in enumerate(lacks.tolist()) if of}
+
+    def begin(self, turn: int, slot_of: Callable[[foremoe.Copy], dict[str, Tensor]]) -> None:
+        """Starts the copies whose buffer is free and whose expert is known to be intact."""
+        while self._later and self._later[0][0] <= turn:
+            self._open.append(self._later.popleft()[1])
+        if not self._open:
+            return
+        intact = self._intact | (self._check.result() if self._check.done() else set())
+        wait_on: list[foremoe.Copy] = []
+        for copy in self._open:
+            if _expert_of(copy) in intact:
+                self._started.append((copy.arrives, self._arena.copy(_expert_of(copy), slot_of(copy))))
+                self.copies += 1
+            elif copy.closes > turn:
+                wait_on.append(copy)
+        self._open = wait_on
+
+    def wait(self, turn: int) -> int:
+        """Until the copies that this turn reads, and those of turns before it, are there; how many there were."""
+        started = [wait for arrives, wait in self._started if arrives <= turn]
+        for wait in started:
+            wait()
+        self._started = [(arrives, wait) for arrives, wait in self._started if arrives > turn]
+        return len(started)
+
+    def close(self, complete: bool) -> None:
+        """complete: after all copies that have started; else as soon as can be."""
+        self._arena.close(complete)

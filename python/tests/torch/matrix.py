@@ -1,0 +1,42 @@
+"""An MoE layer of a few numbers, for two ranks: what tests share that need no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+RANKS, EXPERTS, TOP_K, HIDDEN = 2, 4, 1, 8
+
+
+class Layer:
+    """An MoE layer of one's own: each expert is a matrix."""
+
+    def __init__(self, experts: int = EXPERTS, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.name, self.num_experts, self.top_k, self.hidden_size = "own", experts, TOP_K, HIDDEN
+        self.matrix = torch.nn.Parameter(torch.randn(experts, HIDDEN, HIDDEN))
+        self.execute: Any = None
+
+    def weights(self) -> dict[str, Any]:
+        return {"matrix": self.matrix}
+
+    def set_weights(self, weights: dict[str, Any]) -> None:
+        self.matrix = weights["matrix"]
+
+    def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
+        from foremoe.torch import grouped_linear
+
+        return grouped_linear(rows, weights["matrix"], offsets)
+
+    def execute_by(self, execute: Any) -> None:
+        self.execute = execute
+
+    def replay(self, ids: Any) -> None:
+        self.ids = ids
+
+
+def routes_of(rank: int) -> list[Any]:
+    return [torch.tensor([[[0]], [[0]], [[0]], [[3]]]) if rank == 0 else torch.tensor([[[0]], [[1]]])]

@@ -1,0 +1,108 @@
+"""What the layers of a planned stage ask of process groups and the device: two all-to-alls a pass, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import torch.distributed as dist  # noqa: E402
+from training import LAYERS, draw_batches, draw_routes, make_model, on_all_ranks  # noqa: E402
+
+COUNTED = (
+    "all_to_all_single", "all_gather", "all_gather_object", "all_reduce", "barrier", "broadcast", "batch_isend_irecv",
+)  # fmt: skip
+
+
+def count_in_a_stage(rank: int, *, planned: bool, path: str = "peer") -> dict[str, int]:
+    """Collectives and waits for the device in the layers of one micro-step, forward and backward."""
+    import foremoe.torch.arena as arena
+    import foremoe.torch.exchange as exchange
+    import foremoe.torch.guests as guests
+    import foremoe.torch.host_path as host_path
+    import foremoe.torch.parallel as parallel
+    from foremoe.hf import _EXECUTE, expert_layers
+    from foremoe.torch import ExpertParallel
+
+    counts: dict[str, int] = {}
+
+    class Waits(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+                counts["waits"] = counts.get("waits", 0) + 1
+            return func(*args, **(kwargs or {}))
+
+    class Calls(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(func, "__name__", "") in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__"):
+                counts["waits"] = counts.get("waits", 0) + 1
+            return func(*args, **(kwargs or {}))
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(dist, name)
+            if name not in COUNTED:
+                return found
+
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                counts[name] = counts.get(name, 0) + 1
+                return found(*args, **kwargs)
+
+            return counted
+
+    model = make_model(torch.float32)
+    ep = ExpertParallel(expert_layers(model), path=path)
+    (batch,), routes = draw_batches(rank, 1, 8), draw_routes(rank, 1, 8)
+    stage = ep.plan(routes)
+    modules = (arena, exchange, guests, host_path, parallel)
+    with stage, stage.micro_step(0):
+        for module in modules:
+            module.dist = Counted()
+        if not planned:
+            ep._stage = None
+        for layer in ep.layers:
+            forward = _EXECUTE[layer.experts]
+
+            def watched(*of: Any, forward: Any = forward) -> Any:
+                with Calls(), Waits():
+                    return forward(*of)
+
+            layer.execute_by(watched)
+        out = model.model(batch, use_cache=False).last_hidden_state
+        with Waits():
+            out.backward(torch.ones_like(out))
+        for module in modules:
+            module.dist = dist
+        ep._stage = stage
+        stage._drained, stage._next = True, 1
+    return counts
+
+
+def work(rank: int) -> dict[str, Any]:
+    return {
+        "peer": count_in_a_stage(rank, planned=True),
+        "host": count_in_a_stage(rank, planned=True, path="host"),
+        "unplanned": count_in_a_stage(rank, planned=False),
+    }
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return on_all_ranks(work)
+
+
+@pytest.mark.parametrize("path", ["peer", "host"])
+def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(found: list[dict[str, Any]], path: str) -> None:
+    for of in found:
+        counts = dict(of[path])
+        counts.pop("batch_isend_irecv", None)  # copies and gradients, on their own group
+        assert counts == {"all_to_all_single": 4 * LAYERS}, counts
+
+
+def test_the_same_count_without_a_plan_sees_the_exchange_of_counts(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["unplanned"]["all_to_all_single"] == 5 * LAYERS
+        assert of["unplanned"]["waits"] >= 2 * LAYERS

@@ -1,0 +1,331 @@
+"""The host path when something goes wrong: layers run at homes, on all ranks alike, and gradients stay exact."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import matrix  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+from training import (  # noqa: E402
+    LAYERS,
+    Spoil,
+    draw_batches,
+    draw_routes,
+    loss_of,
+    make_model,
+    on_all_ranks,
+    run_step,
+)
+
+import foremoe  # noqa: E402
+
+EXPERT_BYTES = [64, 6]
+ARENA = [(0, 3), (2, 1)]
+
+
+def names_in_shared_memory(processes: set[int] | None = None) -> list[str]:
+    """That one of these processes made, by default this one."""
+    makers = processes or {os.getpid()}
+    return [f.name for f in pathlib.Path("/dev/shm").glob("foremoe-*") if int(f.name.split("-")[3]) in makers]
+
+
+def segments(value: int) -> list[np.ndarray]:
+    return [np.full(size, value, np.uint8) for size in EXPERT_BYTES]
+
+
+def test_a_reader_takes_no_expert_but_the_one_that_was_published() -> None:
+    from foremoe._core import HostArena
+
+    arena = HostArena.create(ARENA, EXPERT_BYTES)
+    reader = HostArena.open(arena.name, ARENA, EXPERT_BYTES)
+    assert names_in_shared_memory()
+    arena.remove_name()
+    assert not names_in_shared_memory()
+    expert, to = (2, 1), segments(0)
+    assert reader.version(expert) == 0
+    assert not reader.copy(expert, 7, to)
+    arena.publish(expert, 7, segments(5))
+    assert reader.version(expert) == 7
+    assert reader.is_intact(expert, 7)
+    assert reader.copy(expert, 7, to)
+    assert all((a == b).all() for a, b in zip(to, segments(5), strict=True))
+    assert not reader.is_intact(expert, 8)  # of another stage
+    assert not reader.copy(expert, 8, to)
+    arena.segments(expert)[1][3] ^= 1
+    assert not reader.is_intact(expert, 7)
+    assert not reader.copy(expert, 7, to)
+
+
+def test_mistakes_with_an_arena_are_named() -> None:
+    from foremoe._core import HostArena
+
+    arena = HostArena.create(ARENA, EXPERT_BYTES)
+    for call, field in [
+        (lambda: HostArena.create(ARENA[::-1], EXPERT_BYTES), "experts"),
+        (lambda: HostArena.create(ARENA, [7]), "segment_bytes"),
+        (lambda: arena.version((1, 1)), "expert"),
+        (lambda: arena.publish((0, 3), 0, segments(1)), "version"),
+        (lambda: arena.publish((0, 3), 1, segments(1)[:1]), "segments"),
+        (lambda: arena.copy((0, 3), 1, segments(1)[::-1]), "segments"),
+    ]:
+        with pytest.raises(foremoe.InputError) as raised:
+            call()
+        assert raised.value.field == field
+    with pytest.raises(TypeError):
+        arena.copy((0, 3), 1, [s.astype(np.int32) for s in segments(1)])  # converted, it would be lost
+    with pytest.raises(foremoe.InputError, match="there is no such shared memory"):
+        HostArena.open("/foremoe-none", ARENA, EXPERT_BYTES)
+    with pytest.raises(foremoe.InputError, match="not an arena of these"):
+        HostArena.open(arena.name, ARENA[:1], EXPERT_BYTES)
+
+
+def once_filled(change: Callable[[Any], None]) -> Spoil:
+    """On each rank: change(arena) when all is published and nothing was read."""
+
+    @contextlib.contextmanager
+    def spoil(ep: Any, stage: Any) -> Iterator[None]:
+        from foremoe.torch.arena import NodeArena
+
+        make = NodeArena.__init__
+
+        def changed(self: Any, *of: Any) -> None:
+            make(self, *of)
+            for future in self._publishing:
+                future.result()
+            dist.barrier(ep.cpu_group)
+            change(self)
+            dist.barrier(ep.cpu_group)
+
+        with mock.patch.object(NodeArena, "__init__", changed):
+            yield
+
+    return spoil
+
+
+def flip_a_bit(arena: Any) -> None:
+    """In the first expert of the first node's arena."""
+    if arena._ep.rank == 0:
+        arena._arena.segments(arena._experts[0])[-1][5] ^= 1
+
+
+def bring_stale_weights(arena: Any) -> None:
+    """Of the stage before, in place of this one's first expert."""
+    if arena._ep.rank == 0:
+        zeros = [np.zeros_like(segment) for segment in arena._arena.segments(arena._experts[0])]
+        arena._arena.publish(arena._experts[0], arena._version - 1, zeros)
+
+
+@contextlib.contextmanager
+def stale(ep: Any, stage: Any) -> Iterator[None]:
+    ep.num_stages = 4
+    with once_filled(bring_stale_weights)(ep, stage):
+        yield
+
+
+@contextlib.contextmanager
+def publish_nothing(ep: Any, stage: Any) -> Iterator[None]:
+    from foremoe.torch.arena import NodeArena
+
+    with mock.patch.object(NodeArena, "_publish", lambda self, *_: self._pool.submit(lambda: None)):
+        yield
+
+
+@contextlib.contextmanager
+def publish_late(ep: Any, stage: Any) -> Iterator[None]:
+    """Experts come after micro-step 0, when nobody waits for them any more."""
+    from foremoe.torch.arena import NodeArena
+    from foremoe.torch.host_path import HostPath
+
+    publish, agree = NodeArena._publish, HostPath.agree
+    late: list[Any] = []
+
+    def keep(self: Any, expert: Any, weights: Any) -> Any:
+        late.append((self, expert, weights))
+        return self._pool.submit(lambda: None)
+
+    def agree_then_publish(self: Any, micro_step: int) -> Any:
+        at_homes = agree(self, micro_step)
+        if micro_step == 0:
+            self._check.result()  # of micro-step 1: they are not there
+            dist.barrier(ep.cpu_group)
+            for of in late:
+                publish(*of).result()
+            dist.barrier(ep.cpu_group)
+        return at_homes
+
+    with mock.patch.object(NodeArena, "_publish", keep), mock.patch.object(HostPath, "agree", agree_then_publish):
+        yield
+
+
+def refuse_to_share(rank: int) -> dict[str, Any]:
+    """Too little shared memory on one node: all ranks hear of it, and may go on by the peer path."""
+    from foremoe.hf import expert_layers
+    from foremoe.torch import ExpertParallel, arena
+
+    def too_little(experts: Any, segment_bytes: Any) -> Any:
+        raise foremoe.InputError("too little memory")
+
+    class Refuses:
+        create = staticmethod(too_little if rank == 2 else arena.HostArena.create)
+        open = staticmethod(arena.HostArena.open)
+
+    model = make_model(torch.float32)
+    ep = ExpertParallel(expert_layers(model), path="host", ranks_per_node=2)
+    (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
+    try:
+        with mock.patch.object(arena, "HostArena", Refuses), ep.plan(routes):
+            said = "nothing"
+    except foremoe.InputError as error:
+        said = f"{error.field}: {error}"
+    ep.path = "peer"
+    with ep.plan(routes) as stage:
+        with stage.micro_step(0):
+            loss_of(model, batch).backward()
+        stage.drain()
+    return {"said": said, "copies": stage.figures()["copies"]}
+
+
+def look_inside(rank: int) -> dict[str, Any]:
+    """The names in shared memory while a stage runs, and after one that was left by an exception."""
+    from foremoe.hf import expert_layers
+    from foremoe.torch import ExpertParallel
+
+    model = make_model(torch.float32)
+    ep = ExpertParallel(expert_layers(model), path="host", ranks_per_node=2)
+    found = {}
+    with contextlib.suppress(KeyError), ep.plan(draw_routes(rank, 1, 5)) as stage:
+        dist.barrier()
+        found["arena"] = stage.guests._host._arena._arena.num_bytes
+        found["inside"] = names_in_shared_memory()
+        raise KeyError
+    found["after"] = names_in_shared_memory()
+    return found
+
+
+FAULTS = {
+    "damaged": once_filled(flip_a_bit),
+    "stale": stale,
+    "never": publish_nothing,
+    "late": publish_late,
+}
+
+
+def work(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, spoil in FAULTS.items():
+        for residency in ("static", "resident", "shared"):
+            found[f"{name}, {residency}"] = run_step(
+                rank, torch.float64, residency=residency, path="host", host_timeout=0.3, spoil=spoil
+            )
+        found[f"{name}, checkpointing"] = run_step(
+            rank, torch.float64, checkpointing=True, path="host", host_timeout=0.3, spoil=spoil
+        )
+    found["static"] = run_step(rank, torch.float64, residency="static", path="host")
+    found["refused"] = refuse_to_share(rank)
+    found["names"] = look_inside(rank)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return on_all_ranks(work)
+
+
+@pytest.mark.parametrize("how", ["static", "resident", "shared", "checkpointing"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_layers_that_lack_a_guest_run_at_homes(found: list[dict[str, Any]], fault: str, how: str) -> None:
+    results = [of[f"{fault}, {how}"] for of in found]
+    for result in results:
+        assert result["loss"] <= 1e-12, result
+        assert result["difference"] <= 1e-12, result
+    fallbacks = {result["fallbacks"] for result in results}
+    assert len(fallbacks) == 1, "ranks disagree"
+    assert 0 < fallbacks.pop() <= 4 * LAYERS
+
+
+def test_a_guest_that_comes_late_serves_from_then_on(found: list[dict[str, Any]]) -> None:
+    never, late, whole = (found[0][case] for case in ("never, static", "late, static", "static"))
+    assert never["fallbacks"] == 4 * late["fallbacks"] // 2, "micro-steps 0 and 1 of four"
+    assert never["copies"] == 0
+    assert late["copies"] == whole["copies"]
+
+
+def test_memory_that_cannot_be_shared_is_refused_on_all_ranks(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["refused"]["said"].startswith("path: path: rank 2 cannot share an arena")
+        assert "too little memory" in of["refused"]["said"]
+    assert sum(of["refused"]["copies"] for of in found) > 0
+
+
+def test_shared_memory_has_no_name_while_it_is_used(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["names"]["arena"] > 0
+        assert of["names"]["inside"] == of["names"]["after"] == []
+
+
+def train_and_fail(rank: int, folder: str, fails: str) -> None:
+    from foremoe.torch import ExpertParallel
+    from foremoe.torch.host_path import HostPath
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=matrix.RANKS)
+    layer = matrix.Layer()
+    ep = ExpertParallel([layer], path="host")
+    gradient, weights = torch.ones_like(layer.matrix), layer.matrix.detach().clone()
+    layer.matrix.grad = gradient
+    agree = HostPath.agree
+
+    def agree_then_fail(self: Any, micro_step: int) -> Any:
+        at_homes = agree(self, micro_step)
+        if fails == "killed" and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fails == "damaged":  # after the check
+            for expert in self._arena._experts:
+                self._arena._arena.segments(expert)[0][0] ^= 1 << rank
+            dist.barrier()
+        return at_homes
+
+    routes = matrix.routes_of(rank)
+    try:
+        with mock.patch.object(HostPath, "agree", agree_then_fail), ep.plan(routes) as stage, stage.micro_step(0):
+            rows = len(routes[0])
+            layer.execute(torch.ones(rows, matrix.HIDDEN), None, torch.ones(rows, 1)).sum().backward()
+    except RuntimeError as error:
+        same = layer.matrix.grad is gradient and bool((gradient == 1).all()) and torch.equal(layer.matrix, weights)
+        pathlib.Path(folder, f"{rank}").write_text(f"{'as before' if same else 'changed'}: {error}")
+
+
+@pytest.mark.parametrize("fails", ["damaged", "killed"])
+def test_a_failure_after_the_agreement_ends_all_ranks_with_nothing_applied(fails: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.get_context("spawn")
+        processes = [context.Process(target=train_and_fail, args=(rank, folder, fails)) for rank in range(matrix.RANKS)]
+        for process in processes:
+            process.start()
+        started = {int(process.pid or 0) for process in processes}
+        for process in processes:
+            process.join(200)
+        alive = [process.is_alive() for process in processes]
+        for process in processes:
+            process.kill()
+        assert not any(alive)
+        said = {int(path.name): path.read_text() for path in pathlib.Path(folder).glob("[0-9]")}
+        left = names_in_shared_memory(started)
+    # Rank 1 alone has a guest.
+    assert sorted(said) == ([0, 1] if fails == "damaged" else [0])
+    assert all(of.startswith("as before: ") for of in said.values()), said
+    assert fails == "killed" or "was damaged in the node's arena after it had been checked" in said[1]
+    assert not left

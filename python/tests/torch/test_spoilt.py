@@ -1,0 +1,106 @@
+"""A step that is spoilt is seen: what test_equal.py compares would differ if the executor did something else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from training import on_all_ranks, run_step  # noqa: E402
+
+
+@contextlib.contextmanager
+def drop_guests_gradients(ep: Any, stage: Any) -> Iterator[None]:
+    from foremoe.torch.guests import Guests
+
+    add = Guests.add_gradients
+
+    def nothing(self: Any, layer: int, gradients: dict[str, Any]) -> None:
+        add(self, layer, {name: torch.zeros_like(gradient) for name, gradient in gradients.items()})
+
+    with mock.patch.object(Guests, "add_gradients", nothing):
+        yield
+
+
+@contextlib.contextmanager
+def drop_copies(ep: Any, stage: Any) -> Iterator[None]:
+    """Guest slots hold something else than the weights that came."""
+    from foremoe.torch.guests import Guests
+
+    wait = Guests.wait
+
+    def overwritten(self: Any, turn: int) -> None:
+        wait(self, turn)
+        for buffers in self._buffers:
+            for buffer in buffers.values():
+                buffer.fill_(0.1)
+
+    with mock.patch.object(Guests, "wait", overwritten):
+        yield
+
+
+@contextlib.contextmanager
+def turn_rows(ep: Any, stage: Any) -> Iterator[None]:
+    prepare = stage._prepare
+
+    def rolled(micro_step: int, at_homes: set[int]) -> Any:
+        prepared = prepare(micro_step, at_homes)
+        for of in prepared:
+            of.to_slots = of.to_slots.roll(1)
+        return prepared
+
+    with mock.patch.object(stage, "_prepare", rolled):
+        yield
+
+
+@contextlib.contextmanager
+def replay_nothing(ep: Any, stage: Any) -> Iterator[None]:
+    for layer in ep.layers:
+        layer.replay = lambda ids: None
+    yield
+
+
+@contextlib.contextmanager
+def swap_micro_steps(ep: Any, stage: Any) -> Iterator[None]:
+    """The batch of one micro-step runs under the routes and the plan of another."""
+    routes = stage._routes
+    stage._routes = [routes[m ^ 1] for m in range(len(routes))]
+    prepare = stage._prepare
+
+    def with_routes_of_the_plan(micro_step: int, at_homes: set[int]) -> Any:
+        stage._routes, replayed = routes, stage._routes
+        prepared = prepare(micro_step, at_homes)
+        stage._routes = replayed
+        return prepared
+
+    with mock.patch.object(stage, "_prepare", with_routes_of_the_plan):
+        yield
+
+
+SPOILT = [drop_guests_gradients, drop_copies, turn_rows, replay_nothing, swap_micro_steps]
+
+
+def work(rank: int) -> dict[str, Any]:
+    found = {}
+    for path in ("peer", "host"):
+        for spoil in SPOILT:
+            result = run_step(rank, torch.float64, spoil=spoil, path=path)
+            found[f"{spoil.__name__}, {path}"] = result["difference"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return on_all_ranks(work)
+
+
+@pytest.mark.parametrize("path", ["peer", "host"])
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
+def test_a_step_that_is_spoilt_is_seen(found: list[dict[str, Any]], spoil: Any, path: str) -> None:
+    assert max(of[f"{spoil.__name__}, {path}"] for of in found) > 1e-3

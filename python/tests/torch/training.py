@@ -1,0 +1,201 @@
+"""A tiny Qwen3-MoE that is trained under a plan, and by one eager process: what the tests of foremoe.torch share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+
+RANKS = 4
+EXPERTS = 16
+LAYERS = 3
+TOP_K = 2
+
+Spoil = Callable[[Any, Any], contextlib.AbstractContextManager[None]]
+"""(ep, stage) → a context in which the step goes wrong."""
+
+
+def make_model(dtype: Any, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        norm_topk_prob=True,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+    return transformers.Qwen3MoeForCausalLM(config).to(dtype)
+
+
+def draw_batches(rank: int, micro_steps: int, seed: int) -> list[Any]:
+    random = torch.Generator().manual_seed(1000 * seed + rank)
+    return [torch.randint(0, 64, (2, 12), generator=random) for _ in range(micro_steps)]
+
+
+def draw_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
+    """Skewed, other experts are popular in every micro-step, so that guests come and go; the last token has none."""
+    popular = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(1000 * seed + rank)
+    routes = []
+    for _ in range(micro_steps):
+        weight = torch.rand(LAYERS, EXPERTS, generator=popular) ** 6 + 1e-3
+        of = torch.stack([torch.multinomial(w.expand(24, -1), TOP_K, generator=random) for w in weight], 1)
+        of = of.view(2, 12, LAYERS, TOP_K)
+        of[:, -1] = -1
+        routes.append(of)
+    return routes
+
+
+def loss_of(model: Any, ids: Any) -> Any:
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, 64), ids[:, 1:].reshape(-1))
+
+
+def reference(
+    dtype: Any, batches: list[list[Any]], routes: list[list[Any]], weights: Any = None
+) -> tuple[float, dict[str, Any]]:
+    """Mean over ranks of one eager process: rows without a route add nothing, as under a plan.
+
+    weights: the type that the weights are rounded to first.
+    """
+    from foremoe.hf import expert_layers
+
+    model = make_model(weights or dtype).to(dtype)
+    layers = expert_layers(model)
+
+    def eager(layer: Any) -> Any:
+        def execute(hidden: Any, ids: Any, gates: Any) -> Any:
+            out = torch.zeros_like(hidden)
+            for e in range(EXPERTS):
+                token, place = (layer.ids_now == e).nonzero(as_tuple=True)
+                if len(token) == 0:
+                    continue
+                up = hidden[token] @ layer.experts.gate_up_proj[e].T
+                rows = layer.experts._apply_gate(up) @ layer.experts.down_proj[e].T
+                out = out.index_add(0, token, rows * gates[token, place, None])
+            return out
+
+        return execute
+
+    for layer in layers:
+        layer.execute_by(eager(layer))
+    total = 0.0
+    for of_rank, routes_of_rank in zip(batches, routes, strict=True):
+        for ids, of in zip(of_rank, routes_of_rank, strict=True):
+            for i, layer in enumerate(layers):
+                layer.ids_now = of[:, :, i].reshape(-1, TOP_K)
+                layer.replay(layer.ids_now)
+            loss = loss_of(model, ids) / RANKS
+            loss.backward()
+            total += float(loss.detach())
+    return total, {name: p.grad for name, p in model.named_parameters()}
+
+
+def whole_gradients(ep: Any, model: Any) -> dict[str, Any]:
+    """Of all parameters by name, with the experts of all ranks."""
+    experts = {id(weight) for weight in ep.expert_parameters()}
+    gradients = {}
+    for name, p in model.named_parameters():
+        gradients[name] = p.grad
+        if id(p) in experts:
+            parts = [torch.empty_like(p) for _ in range(RANKS)]
+            dist.all_gather(parts, p.grad.contiguous())
+            gradients[name] = torch.cat(parts)
+    return gradients
+
+
+def worst_difference(gradients: dict[str, Any], expected: dict[str, Any]) -> tuple[float, str]:
+    """Largest |a − b| ÷ largest |b| of any tensor, and whose it is."""
+    worst = (0.0, "")
+    for name, gradient in gradients.items():
+        scale = expected[name].abs().max().clamp(min=1e-30)
+        worst = max(worst, (float((gradient - expected[name]).abs().max() / scale), name))
+    return worst
+
+
+def run_step(
+    rank: int,
+    dtype: Any,
+    *,
+    seed: int = 0,
+    checkpointing: bool = False,
+    uneven: bool = False,
+    wrapper: str | None = None,
+    spoil: Spoil | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """A step on two nodes of two ranks, and how it differs from one eager process. options: of ExpertParallel."""
+    from foremoe.hf import expert_layers
+    from foremoe.torch import ExpertParallel
+
+    micro_steps = [3, 3, 3, 2] if uneven else [4] * RANKS
+    batches = [draw_batches(r, m, seed) for r, m in enumerate(micro_steps)]
+    routes = [draw_routes(r, m, seed) for r, m in enumerate(micro_steps)]
+    loss_expected, expected = reference(dtype, batches, routes)
+    model = make_model(dtype)
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+        model.train()
+    ep = ExpertParallel(expert_layers(model), ranks_per_node=2, **options)
+    trained = ep.wrap(model, wrapper)
+    stage = ep.plan(routes[rank])
+    total = 0.0
+    with spoil(ep, stage) if spoil is not None else contextlib.nullcontext(), stage:
+        for m in stage.micro_steps:
+            if m >= len(batches[rank]):
+                stage.idle(m)
+                continue
+            with stage.micro_step(m):
+                loss = loss_of(trained, batches[rank][m])
+                loss.backward()
+                total += float(loss.detach())
+        stage.drain()
+    loss_all = torch.tensor(total, dtype=torch.float64)
+    dist.all_reduce(loss_all)
+    difference, whose = worst_difference(whole_gradients(ep, model), expected)
+    figures = stage.figures()
+    result = {
+        "loss": abs(float(loss_all) / RANKS - loss_expected) / abs(loss_expected),
+        "difference": difference,
+        "whose": whose,
+        **{name: figures[name] for name in ("copies", "host_copies", "fallbacks")},
+    }
+    ep.detach()
+    full = make_model(dtype)
+    result["detached"] = all(torch.equal(a, b) for a, b in zip(model.parameters(), full.parameters(), strict=True))
+    return result
+
+
+def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    torch.use_deterministic_algorithms(True)
+    torch.save(work(rank), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What work(rank) returns, of each rank, in a process each."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_on_rank, (work, folder), nprocs=RANKS)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
