@@ -1,0 +1,155 @@
+"""foremoe.evaluate and what is drawn for it, held against definitions and against compare() and simulate()."""
+
+import numpy as np
+import pytest
+
+import foremoe
+from foremoe import _core
+
+ON = {"cluster": "h100", "model": "Mixtral-8x7B"}
+MIXTRAL = {
+    "name": "by keys", "moe_layers": 32, "experts": 8, "top_k": 2, "hidden": 4096, "intermediate": 14336,
+    "vocabulary": 32000, "heads": 32, "kv_heads": 8, "head_width": 128,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def load():
+    return foremoe.synthesize_load(shape="Mixtral-8x7B", layers=2, micro_steps=4, ranks=4, tokens_per_rank=512, seed=3)
+
+
+@pytest.fixture(scope="module")
+def hot_rank():
+    """Rank 0's experts have 2.5 times the mean: 500 of 200 tokens."""
+    return foremoe.synthesize_load(
+        routing="w2", ranks=4, experts=16, top_k=2, layers=1, micro_steps=2, tokens_per_rank=100
+    )
+
+
+def test_an_evaluation_has_the_figures_of_compare_and_simulate(load):
+    of = foremoe.evaluate(load, "foremoe", guest_slots=2, **ON)
+    (compared,) = foremoe.compare(load, "foremoe", guest_slots=2)
+    (simulated,) = foremoe.simulate(load, "foremoe", guest_slots=2, **ON)
+    speedups = ("speedup_over_vanilla", "rl_step_speedup")  # over vanilla, which was not evaluated
+    measured = ("plan_seconds", "plan_us_per_layer_micro_step", "threads")
+    for key in {*compared, *simulated} - {*speedups, *measured}:
+        assert of.figures[key] == {**compared, **simulated}[key], key
+    assert of.skipped is None and foremoe.check(of.plan, load) == []
+    assert of.cost["cluster"] == "h100" and of.cost["moe_layers"] == 32
+
+
+def test_a_policy_without_a_plan_says_why(load):
+    of = foremoe.evaluate(load, "eplb", in_flight=2)
+    assert of.skipped and of.figures == {"policy": "eplb", "skipped": of.skipped}
+
+
+def test_recompute_has_a_plan_of_its_own_where_micro_steps_are_in_flight(load):
+    of = foremoe.evaluate(load, in_flight=2, **ON)
+    assert of.plan.in_flight == 2 and of.recompute_plan.in_flight == 1
+    alone = foremoe.evaluate(load, **ON)
+    assert np.array_equal(alone.plan.slot_tokens, alone.recompute_plan.slot_tokens)
+
+
+def test_a_model_can_be_told_key_by_key(load):
+    named, told = (foremoe.evaluate(load, cluster="h100", model=model) for model in ("Mixtral-8x7B", MIXTRAL))
+    assert told.cost["model"] == "by keys"
+    assert told.figures["step_seconds"] == named.figures["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "field", "words"),
+    [
+        ({"cluster": "h100", "model": {"name": "x", "hidden": 64}}, "model", "moe_layers is missing"),
+        ({"cluster": "h100", "model": {"nam": "x"}}, "model", "no option"),
+        ({"cluster": "h100", "model": {**MIXTRAL, "experts": 16}}, "model", "16"),
+        ({"cluster": "h100", "model": "Mixtral-8x7B", "memory_budget": 0}, "memory_budget", "not above 0"),
+        ({"policy_options": {"dyn": 2}}, "dyn", "foremoe has no options of its own"),
+        ({"policy": "feplb", "policy_options": {"dny": 2}}, "dny", "dyn"),
+        ({"policy": "nobody"}, "policy", "vanilla"),
+    ],
+)
+def test_what_cannot_be_is_named(load, keywords, field, words):
+    with pytest.raises(foremoe.InputError, match=words) as error:
+        foremoe.evaluate(load, **keywords)
+    assert error.value.field == field
+
+
+def test_options_of_one_policy_reach_it(hot_rank):
+    """FEPLB moves at most `dyn` experts of a rank, and none with fewer than `min_tokens` tokens."""
+
+    def copies(**options):
+        return foremoe.evaluate(hot_rank, "feplb", guest_slots=4, policy_options=options).figures["copies"]
+
+    assert copies(dyn=4, min_tokens=1) > copies(dyn=1, min_tokens=1) > copies(dyn=4, min_tokens=1000) == 0
+
+
+def test_a_stress_workload_has_the_imbalance_of_its_definition(hot_rank):
+    of = foremoe.evaluate(hot_rank, "vanilla")
+    assert of.figures["rho"]["mean"] == 2.5
+    pairs = _core._pair_figures(of.plan, hot_rank, False)
+    assert (pairs["straggler"], pairs["waste"], pairs["share_of_bucket"]) == (300, 0.6, [0, 0, 0, 0, 1])
+    assert "between_nodes" not in pairs
+
+
+def test_stability_is_of_shares_and_not_of_tokens(hot_rank):
+    stability = _core._load_stability(hot_rank, 2)
+    assert (stability["step_change"], stability["hottest"]) == (0, 2.5)
+    assert np.isnan(_core._load_stability(hot_rank, 1)["step_change"])
+    with pytest.raises(foremoe.InputError, match="3 does not divide 2 micro-steps"):
+        _core._load_stability(hot_rank, 3)
+
+
+def test_a_timeline_has_the_turns_that_were_asked_for(load):
+    of = foremoe.evaluate(load, guest_slots=1, **ON)
+    spans = [span for span in of.timeline(micro_steps=2, layers=1) if span["ph"] == "X"]
+    assert {span["pid"] for span in spans} == set(range(load.num_ranks))
+    assert any(span["name"].endswith("micro-step 1, layer 0") for span in spans)
+    assert not any("layer 1" in span["name"] for span in spans)
+    assert all(span["dur"] > 0 for span in spans)
+    with pytest.raises(foremoe.InputError, match="layers: 3, expected 1 … 2"):
+        of.timeline(1, 3)
+    with pytest.raises(foremoe.InputError, match="no simulated step"):
+        foremoe.evaluate(load).timeline(1, 1)
+
+
+def test_memory_remarks_name_who_needs_more(load):
+    of = [foremoe.evaluate(load, policy, guest_slots=2, **ON) for policy in ("vanilla", "foremoe")]
+    vanilla, ours = (e.figures["memory_bytes_per_rank"] / 1e9 for e in of)
+    between = (vanilla + ours) / 2
+    assert vanilla < ours
+    remarks = _core._memory_remarks(of, between)
+    assert any("budget" in remark and "foremoe" in remark and "vanilla" not in remark for remark in remarks)
+    assert not any("budget" in remark for remark in _core._memory_remarks(of, ours + 1))
+
+
+def test_a_drawn_trace_fills_every_rank_of_every_micro_step():
+    trace = foremoe.synthesize_trace(layers=1, experts=8, top_k=2, micro_steps=3, ranks=4, tokens_per_rank=64)
+    load = foremoe.collect(trace)
+    assert load.array.shape == (3, 1, 4, 8)
+    assert (load.array.sum(-1) == 64 * 2).all()
+
+
+def test_the_same_keywords_draw_the_same():
+    keywords = {"layers": 1, "experts": 8, "top_k": 2, "micro_steps": 2, "ranks": 2, "tokens_per_rank": 32}
+    one, again, other = (foremoe.synthesize_load(**keywords, seed=seed).digest for seed in (1, 1, 2))
+    assert one == again != other
+
+
+@pytest.mark.parametrize(
+    ("keywords", "field"),
+    [({"ranks": 0}, "ranks"), ({"routing": "w9"}, "routing"), ({"shape": "GPT"}, "shape"), ({"skew": -1}, "skew")],
+)
+def test_what_cannot_be_drawn_is_named(keywords, field):
+    with pytest.raises(foremoe.InputError) as error:
+        foremoe.synthesize_load(**keywords)
+    assert error.value.field == field
+
+
+def test_a_file_brings_its_homes_and_its_former_step(load, tmp_path):
+    load.save(tmp_path / "load")
+    plan = foremoe.plan(load, guest_slots=1)
+    plan.save(tmp_path / "plan")
+    assert _core._read_input(str(tmp_path / "load"), {"layers": 1}, 1).num_layers == 1
+    whole = _core._read_input(str(tmp_path / "load"), {"previous": tmp_path / "plan"}, 1)
+    warm = foremoe.plan(load, guest_slots=1, previous=plan)
+    assert np.array_equal(foremoe.evaluate(whole, guest_slots=1).plan.slot_expert, warm.slot_expert)
