@@ -222,6 +222,26 @@ std::vector<std::string> memory_remarks_of(const std::vector<const Evaluated*>& 
   return memory_remarks(needed, *evaluations.front()->cost, budget.memory_budget());
 }
 
+// What evaluate() finds of its keywords before it has a load: whether each can be, and the model's sizes.
+nb::object check_evaluation(const nb::dict& keywords) {
+  EvaluateOptions options;
+  CostRequest cost;
+  set_options(keywords, options, cost);
+  try {
+    if (!cost.cluster.empty()) (void)find_cluster(cost.cluster);
+  } catch (const InputError& error) {
+    throw InputError({.field = "cluster"}, error.what());
+  }
+  if (!cost.shape && cost.model.empty()) return nb::none();
+  const ModelShape model = cost.shape ? *cost.shape : model_named(cost.model);
+  nb::dict d;
+  d["name"] = model.name;
+  d["moe_layers"] = model.moe_layers;
+  d["experts"] = model.experts;
+  d["top_k"] = model.top_k;
+  return d;
+}
+
 // {name, type, range, words, default, help} of each option, by table: what the keywords of Python are made from.
 nb::dict option_tables() {
   PlannerOptions planner;
@@ -334,6 +354,8 @@ void bind_evaluation(nb::module_& m) {
   m.def("clusters", &cluster_names, "Names of the clusters that simulate() knows.");
   m.def("models", &model_names, "Names of the models that simulate() knows.");
   m.def("_option_tables", &option_tables);
+  m.def("_check_evaluation", &check_evaluation, "options"_a,
+        nb::sig("def _check_evaluation(options: dict[str, typing.Any]) -> dict[str, typing.Any] | None"));
 }
 
 }  // namespace foremoe::python

@@ -169,6 +169,20 @@ SynthesisRequest synthesis_of(const nb::dict& keywords) {
   return request;
 }
 
+// Sizes of the load that synthesize_load() would draw, of keywords that can be.
+nb::dict check_synthesis(const nb::dict& keywords) {
+  const SynthesisRequest request = synthesis_of(keywords);
+  (void)routing_model(request);
+  const SynthesisOptions options = synthesis_options(request);
+  nb::dict d;
+  d["micro_steps"] = options.num_micro_steps;
+  d["layers"] = options.num_layers;
+  d["ranks"] = options.num_ranks;
+  d["experts"] = options.num_experts;
+  d["top_k"] = options.top_k;
+  return d;
+}
+
 nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& keywords) {
   ImportOptions options;
   set_options(options_of(options), keywords);
@@ -401,6 +415,8 @@ tokens_per_rank tokens in a micro-step. Raises InputError for a sequence that is
         nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any]) -> tuple[Trace | Load, "
                 "dict[str, typing.Any]]"));
   m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
+  m.def("_check_synthesis", &check_synthesis, "options"_a,
+        nb::sig("def _check_synthesis(options: dict[str, typing.Any]) -> dict[str, int]"));
   m.def("_synthesize_load", [](const nb::dict& keywords) {
     const SynthesisRequest request = synthesis_of(keywords);
     const nb::gil_scoped_release release;

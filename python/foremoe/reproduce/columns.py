@@ -1,0 +1,234 @@
+"""The figures that an experiment's table can have.
+
+Exact figures are counted in loads and plans, modelled ones come from a replay on a modelled cluster, and what is
+measured here is time on the machine that runs this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from .. import _core
+from .._core import Evaluation, Load
+
+Origin = Literal["exact", "modelled", "measured here"]
+ORIGINS: tuple[Origin, ...] = ("exact", "modelled", "measured here")
+
+
+def ratio(of: float, to: float) -> float:
+    """of ÷ to; infinite or NaN where `to` is 0."""
+    return of / to if to else of * math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What one system does on one input. What takes long to compute is computed when a column asks for it.
+
+    steps: how many steps of equal length the load's micro-steps are.
+    """
+
+    evaluation: Evaluation
+    load: Load
+    steps: int
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        return self.evaluation.figures
+
+    @cached_property
+    def pairs(self) -> dict[str, Any]:
+        """Over the (layer, micro-step) pairs with load."""
+        return _core._pair_figures(self.evaluation.plan, self.load, False)
+
+    @cached_property
+    def sent(self) -> dict[str, Any]:
+        """The same, also what is sent: of which source's tokens go to which replica."""
+        return _core._pair_figures(self.evaluation.plan, self.load, True)
+
+    @cached_property
+    def stability(self) -> dict[str, Any]:
+        return _core._load_stability(self.load, self.steps)
+
+    @property
+    def recompute(self) -> Any:
+        return self.figures["stages"][0]
+
+    @property
+    def update(self) -> Any:
+        return self.figures["stages"][1]
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """Of the modelled cluster and model."""
+        assert self.evaluation.cost is not None
+        return self.evaluation.cost
+
+    def turn_ms(self, seconds: float) -> float:
+        """Milliseconds of one layer and micro-step. A simulated phase has all layers of the model."""
+        pairs: float = max(1.0, float(self.figures["layers"]) * self.figures["micro_steps"])
+        layers_per_layer = float(self.cost["moe_layers"]) / self.load.num_layers
+        return 1e3 * seconds / (pairs * layers_per_layer)
+
+    def part_ms(self, part: str) -> float:
+        return self.turn_ms(float(self.recompute["parts"][part]))
+
+    @property
+    def forward_ms(self) -> float:
+        return self.turn_ms(_turns(self.recompute))
+
+    @property
+    def seconds(self) -> Any:
+        return self.figures["step_seconds"]
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that copying and planning add to the step."""
+        return _overhead(self.recompute["parts"]) + _overhead(self.update["parts"])
+
+
+def _turns(phase: dict[str, Any]) -> float:
+    seconds: float = phase["seconds"] - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
+    return seconds
+
+
+def _overhead(parts: dict[str, float]) -> float:
+    return parts["arena_refresh"] + parts["planning"] + parts["exposed_copies"] + parts["exposed_gradients"]
+
+
+def _busiest_link(phase: dict[str, Any]) -> int:
+    return max((bytes_sent for row in phase["between_nodes"] for bytes_sent in row), default=0)
+
+
+def _gib(size: int) -> float:
+    return size / (1 << 30)
+
+
+def _guest_bytes(memory: dict[str, int]) -> int:
+    return memory["guest_weights"] + memory["guest_gradients"]
+
+
+def _percent_less(first: float, of: float) -> float:
+    return 0.0 if first == 0 else 100 * (first - of) / first
+
+
+@dataclass(frozen=True)
+class Column:
+    """name: in files. title: in tables. value: of a system, beside the first system on the same input."""
+
+    name: str
+    title: str
+    digits: int
+    meaning: str
+    origin: Origin
+    value: Callable[[Measured, Measured], float]
+
+
+def _of_origin(
+    origin: Origin, *rows: tuple[str, str, int, str, Callable[[Measured, Measured], float]]
+) -> dict[str, Column]:
+    return {row[0]: Column(*row[:4], origin, row[4]) for row in rows}
+
+
+# fmt: off
+COLUMNS: dict[str, Column] = {
+    **_of_origin(
+        "exact",
+        ("rho_mean", "ρ mean", 4, "largest rank load ÷ mean, mean over layers and micro-steps",
+         lambda m, _: m.figures["rho"]["mean"]),
+        ("rho_p99", "ρ p99", 4, "its 99th percentile", lambda m, _: m.figures["rho"]["p99"]),
+        ("rho_max", "ρ max", 4, "its largest value", lambda m, _: m.figures["rho"]["max"]),
+        ("below_1.1", "ρ < 1.1, %", 1, "share of (layer, micro-step) pairs",
+         lambda m, _: 100 * m.pairs["share_of_bucket"][0]),
+        ("below_1.3", "1.1 to 1.3, %", 1, "share of pairs", lambda m, _: 100 * m.pairs["share_of_bucket"][1]),
+        ("below_1.5", "1.3 to 1.5, %", 1, "share of pairs", lambda m, _: 100 * m.pairs["share_of_bucket"][2]),
+        ("below_2", "1.5 to 2, %", 1, "share of pairs", lambda m, _: 100 * m.pairs["share_of_bucket"][3]),
+        ("from_2", "ρ ≥ 2, %", 1, "share of pairs", lambda m, _: 100 * m.pairs["share_of_bucket"][4]),
+        ("straggler", "straggler", 0, "tokens of the busiest rank above the mean, mean over pairs",
+         lambda m, _: m.pairs["straggler"]),
+        ("straggler_less", "straggler, % less", 1, "than the first system's",
+         lambda m, first: _percent_less(first.pairs["straggler"], m.pairs["straggler"])),
+        ("waste", "waste, %", 1, "(max − mean) ÷ max rank load, mean over pairs", lambda m, _: 100 * m.pairs["waste"]),
+        ("copies", "copies", 1, "expert weights moved per layer and event, whole group",
+         lambda m, _: m.figures["copies_per_layer_event"]),
+        ("copies_warm", "copies, warm", 1, "the same after the first event",
+         lambda m, _: m.pairs["copies_after_first_event"]),
+        ("guests", "guests", 1, "experts that serve tokens away from home, per layer and event",
+         lambda m, _: m.figures["guests_per_layer"]),
+        ("home_moves", "home moves", 0, "experts whose owner changed, all layers",
+         lambda m, _: m.figures["home_moves"]),
+        ("node_link", "node link", 0, "tokens of the busiest node's link to others, mean over pairs",
+         lambda m, _: m.figures["node_link_tokens"]["mean"]),
+        ("node_link_max", "node link max", 0, "the same, largest", lambda m, _: m.figures["node_link_tokens"]["max"]),
+        ("node_link_of_first", "node link max ÷ first", 3, "its largest ÷ the first system's",
+         lambda m, first: m.figures["node_link_tokens"]["max"] / max(1.0, first.figures["node_link_tokens"]["max"])),
+        ("sent", "sent, no locality", 0,
+         "tokens that the busiest rank sends or receives when replicas are filled by rank",
+         lambda m, _: m.sent["sent_without_locality"]),
+        ("sent_rank", "sent, rank first", 0, "the same when a source fills its own replicas first",
+         lambda m, _: m.sent["sent_with_rank_locality"]),
+        ("sent_node", "sent, node next", 0, "the same when then those of its node follow",
+         lambda m, _: m.sent["sent_with_node_locality"]),
+        ("between_nodes", "between nodes", 0, "so routed, tokens that the busiest node sends or receives",
+         lambda m, _: m.sent["between_nodes"]),
+        ("hottest", "hottest expert", 2, "tokens of a step's most popular expert ÷ mean",
+         lambda m, _: m.stability["hottest"]),
+        ("step_change", "change of step, %", 1, "share of tokens that go to other experts than in the step before",
+         lambda m, _: 100 * m.stability["step_change"]),
+        ("micro_step_change", "change of micro-step, %", 1, "the same from micro-step to micro-step",
+         lambda m, _: 100 * m.stability["micro_step_change"]),
+    ),
+    **_of_origin(
+        "measured here",
+        ("plan_us", "planning, µs", 0, "CPU time per layer and micro-step, without what is done once per step",
+         lambda m, _: m.figures["plan_us_per_layer_micro_step"]),
+        ("plan_seconds", "planning, s", 3, "of the whole step, wall clock", lambda m, _: m.figures["plan_seconds"]),
+    ),
+    **_of_origin(
+        "modelled",
+        ("speedup", "speedup", 3, "step time of the first system ÷ this one's; a step is recompute and policy update",
+         lambda m, first: ratio(first.seconds, m.seconds)),
+        ("ideal_speedup", "ideal speedup", 3,
+         "were every rank at the mean load and mean traffic of this system, and nothing copied",
+         lambda m, first: ratio(first.seconds, m.figures["ideal_step_seconds"])),
+        ("of_ideal", "of ideal, %", 1, "ideal step time ÷ step time",
+         lambda m, _: ratio(100 * m.figures["ideal_step_seconds"], m.seconds)),
+        ("of_perfect", "of perfect, %", 1,
+         "first system's step were all ranks at the mean ÷ step time; above 100 where less is sent",
+         lambda m, first: ratio(100 * first.figures["ideal_step_seconds"], m.seconds)),
+        ("free_speedup", "speedup, opt", 3, "were planning and transfer free",
+         lambda m, first: ratio(first.seconds, m.seconds - m.overhead)),
+        ("of_free", "of opt, %", 1, "step time with planning and transfer free ÷ step time",
+         lambda m, _: 100 * (1 - ratio(m.overhead, m.seconds))),
+        ("rl_speedup", "RL step speedup", 3, "with the rollout, which takes as long whoever plans",
+         lambda m, first: ratio(first.figures["rl_step_seconds"], m.figures["rl_step_seconds"])),
+        ("step_ms", "step, ms", 1, "recompute and policy update", lambda m, _: 1e3 * m.seconds),
+        ("recompute_ms", "recompute, ms", 1, "stage time", lambda m, _: 1e3 * m.recompute["seconds"]),
+        ("update_ms", "policy update, ms", 1, "stage time", lambda m, _: 1e3 * m.update["seconds"]),
+        ("exposed_ms", "exposed, ms", 2, "of both stages, waited for copies and gradients",
+         lambda m, _: 1e3 * m.figures["exposed_copy_seconds"]),
+        ("forward_ms", "forward, ms", 3, "of a layer and micro-step", lambda m, _: m.forward_ms),
+        ("backward_ms", "backward, ms", 3, "of a layer and micro-step",
+         lambda m, _: m.turn_ms(_turns(m.update)) - m.forward_ms),
+        ("dense_ms", "attention, ms", 3, "attention, norms, router and shared experts of a layer's forward",
+         lambda m, _: m.part_ms("dense")),
+        ("planning_ms", "planning, ms", 3, "on the critical path of a layer's forward, as published",
+         lambda m, _: m.part_ms("planning")),
+        ("dispatch_ms", "dispatch, ms", 3, "of a layer's forward", lambda m, _: m.part_ms("dispatch")),
+        ("experts_ms", "experts, ms", 3, "of a layer's forward", lambda m, _: m.part_ms("experts")),
+        ("combine_ms", "combine, ms", 3, "of a layer's forward", lambda m, _: m.part_ms("combine")),
+        ("transfer_ms", "transfer, ms", 3,
+         "of a layer: copies into the rank that receives most, over the host's link",
+         lambda m, _: 1e3 * m.pairs["busiest_receiver"] * m.cost["fetch_seconds"]),
+        ("guest_gib", "guests, GiB", 3, "weights and gradients of the guests of the rank that holds most",
+         lambda m, _: _gib(_guest_bytes(m.update["memory"]))),
+        ("link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
+         lambda m, _: _gib(_busiest_link(m.recompute) + _busiest_link(m.update))),
+        ("utilisation", "computing, %", 1, "of the ranks' time in the policy update",
+         lambda m, _: 100 * m.update["utilisation"]),
+    ),
+}
+# fmt: on

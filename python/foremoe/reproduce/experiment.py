@@ -1,0 +1,98 @@
+"""Experiments of papers, to be done again: inputs × systems → figures, beside what was published.
+
+What is computed follows from the columns that an experiment asks for. The first system is the one that others are
+compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .columns import Column
+from .toml_table import Options
+
+
+@dataclass(frozen=True)
+class Input:
+    """file: a trace, from the working directory; empty: the load is drawn. load: keywords of collect() or
+    synthesize_load(). former_step: systems know the load of a step before this one: same popularity, other tokens.
+    steps: how many steps of equal length the micro-steps are. cost: keywords of evaluate(): cluster, model, ….
+    """
+
+    label: str
+    file: str
+    load: Options
+    former_step: bool
+    steps: int
+    cost: Options | None
+
+
+@dataclass(frozen=True)
+class System:
+    """options: keywords of evaluate(). own: options that this policy alone has."""
+
+    label: str
+    policy: str
+    options: Options
+    own: Mapping[str, float]
+
+    @property
+    def simulates(self) -> bool:
+        """Whether planning itself needs a cluster and a model."""
+        return self.options.get("residency") == "auto" or self.options.get("max_copies_per_rank") == "hidden"
+
+
+@dataclass(frozen=True)
+class Published:
+    """With input and system it stands beside our figure, else it is told below the table."""
+
+    input: str
+    system: str
+    column: Column
+    value: float | str
+    note: str
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Every figure of a column that input and system select (empty: all) is to be within the bounds.
+
+    relative_to: a system, whose figure on the same input is the unit.
+    """
+
+    input: str
+    system: str
+    column: Column
+    relative_to: str
+    at_least: float | None
+    at_most: float | None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """name: the file's, without folder and ending. argument: what `foremoe reproduce` finds it by. secondary: the
+    source tells of the paper, it is not the paper. about: what they did. reading: what we assumed. finding: what came
+    out. across: the table has a row per input and a column per system.
+    """
+
+    name: str
+    file: str
+    argument: str
+    title: str
+    source: str
+    secondary: bool
+    about: str
+    reading: str
+    finding: str
+    across: bool
+    columns: tuple[Column, ...]
+    inputs: tuple[Input, ...]
+    systems: tuple[System, ...]
+    published: tuple[Published, ...]
+    aims: tuple[Aim, ...]
+
+    @property
+    def simulates(self) -> bool:
+        """Whether a step is simulated: a column asks for it, or a system chooses by it."""
+        return any(column.origin == "modelled" for column in self.columns) or any(s.simulates for s in self.systems)

@@ -1,0 +1,133 @@
+"""An experiment carried out: every system on every input, each plan proved right before it is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .. import _core
+from .._core import Load
+from .._errors import InputError
+from ..files import read_trace
+from ..planning import evaluate, synthesize_load
+from .columns import Measured, ratio
+from .experiment import Aim, Experiment, Input
+
+
+@dataclass(frozen=True)
+class Cell:
+    """figures: [column], NaN where there is none. skipped: why there are no figures; empty where there are."""
+
+    figures: tuple[float, ...] = ()
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """cells: [input][system]."""
+
+    experiment: Experiment
+    cells: tuple[tuple[Cell, ...], ...]
+
+    def judged(self) -> list[JudgedAim]:
+        return [_judge(self, aim) for aim in self.experiment.aims]
+
+
+@dataclass(frozen=True)
+class JudgedAim:
+    """figures: how many the aim speaks of. worst: of them the one closest to missing it, or furthest from it; 0 where
+    there are none, and then it is not met.
+    """
+
+    aim: Aim
+    figures: int
+    worst: float
+    met: bool
+
+
+def run_experiment(
+    experiment: Experiment, *, threads: int = 0, progress: Callable[[str], object] = lambda what: None
+) -> Result:
+    """Carries an experiment out. threads: 0 for as many as processors.
+
+    progress: told before each system is run on each input. An input whose file is not here is skipped, and so is a
+    system that is not defined for an input. Raises InputError for what cannot be, also when a plan is wrong.
+    """
+    return Result(experiment, tuple(tuple(_cells_of(experiment, i, threads, progress)) for i in experiment.inputs))
+
+
+def _cells_of(experiment: Experiment, on: Input, threads: int, progress: Callable[[str], object]) -> Iterator[Cell]:
+    if on.file and not os.path.exists(on.file):
+        yield from [Cell(skipped=f"no file {on.file} here")] * len(experiment.systems)
+        return
+    with _naming(experiment, f"input '{on.label}'"):
+        load, former = _load_of(on, threads)
+    cost = on.cost if experiment.simulates and on.cost else {}
+    first: Measured | None = None
+    for system in experiment.systems:
+        progress(f"{experiment.name}: {system.label} on {on.label}")
+        with _naming(experiment, f"system '{system.label}' on '{on.label}'"):
+            keywords = {**system.options, **cost, "policy_options": system.own, "previous_load": former}
+            evaluation = evaluate(load, system.policy, **keywords, threads=threads)
+            if evaluation.skipped:
+                yield Cell(skipped=evaluation.skipped)
+                continue
+            measured = Measured(evaluation, load, on.steps)
+            if not measured.figures["ok"]:
+                raise InputError(f"the plan is wrong: {measured.figures['violations'][0]['message']}")
+        if system is experiment.systems[0]:
+            first = measured
+        yield Cell(tuple(math.nan if first is None else float(c.value(measured, first)) for c in experiment.columns))
+
+
+@contextlib.contextmanager
+def _naming(experiment: Experiment, where: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{experiment.file}: {where}: {error}", file=experiment.file, field=where) from error
+
+
+def _load_of(on: Input, threads: int) -> tuple[Load, Load | None]:
+    """The load, and that of the step before where systems know it."""
+    if on.file:
+        # Not by collect(), which remarks on batching anew: the experiment asks for it.
+        return _core._collect(read_trace(on.file), dict(on.load), threads), None
+    if not on.former_step:
+        return synthesize_load(**on.load), None
+    micro_steps = on.load["micro_steps"]
+    both = synthesize_load(**{**on.load, "micro_steps": 2 * micro_steps})
+    former, load = (
+        Load.from_array(half, top_k=both.top_k, ranks_per_node=both.ranks_per_node, name=both.name)
+        for half in (both.array[:micro_steps], both.array[micro_steps:])
+    )
+    return load, former
+
+
+def _judge(result: Result, aim: Aim) -> JudgedAim:
+    experiment = result.experiment
+    column = experiment.columns.index(aim.column)
+    systems = [system.label for system in experiment.systems]
+    figures = []
+    for on, cells in zip(experiment.inputs, result.cells, strict=True):
+        for system, cell in zip(systems, cells, strict=True):
+            if cell.skipped or aim.input not in ("", on.label) or aim.system not in ("", system):
+                continue
+            figure = cell.figures[column]
+            if aim.relative_to:
+                unit = cells[systems.index(aim.relative_to)]
+                figure = math.nan if unit.skipped else ratio(figure, unit.figures[column])
+            if not math.isnan(figure):
+                figures.append(figure)
+    worst = min(figures, key=lambda figure: _room(aim, figure), default=0.0)
+    return JudgedAim(aim, len(figures), worst, met=bool(figures) and _room(aim, worst) >= 0)
+
+
+def _room(aim: Aim, figure: float) -> float:
+    """How far inside its bounds a figure is; negative outside."""
+    above = math.inf if aim.at_least is None else figure - aim.at_least
+    below = math.inf if aim.at_most is None else aim.at_most - figure
+    return min(above, below)
