@@ -24,6 +24,7 @@ class Given {
  public:
   bool operator()(std::string_view name) const { return names_.contains(name); }
   void add(const std::string& name) { names_.insert(name); }
+  const std::set<std::string, std::less<>>& names() const { return names_; }
   // Throws InputError when one of them was given beside `name`.
   void refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const;
 

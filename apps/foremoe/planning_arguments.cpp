@@ -44,23 +44,7 @@ PlanningSession::PlanningSession(PlanningArguments& a, const Given& given, bool 
   } else {
     cost = find_cost_model_if_asked(a.cost, input.load);
   }
-  note_unused_on_input(given, input, a.evaluate.planner);
-}
-
-void note_unused_on_input(const Given& given, const StepInput& input, const PlannerOptions& options) {
-  const int micro_steps = input.load.num_micro_steps();
-  if (given("tokens_per_rank") && !input.batching) {
-    note(fmt::format("--tokens-per-rank has no effect: {} is a load, which is batched already", input.load.name));
-  } else if (given("tokens_per_rank") && input.batching->recorded) {
-    note(fmt::format("--tokens-per-rank has no effect: {} is batched as it was recorded", input.load.name));
-  }
-  if (given("prefer") && options.prefer == Prefer::kLinks && input.load.topology().num_nodes() == 1) {
-    note("--prefer links has no effect: all ranks are on one node");
-  }
-  if (given("in_flight") && options.in_flight > micro_steps) {
-    note(fmt::format("--in-flight {}: there are only {}, so {} are in flight", options.in_flight,
-                     counted(micro_steps, "micro-step"), micro_steps));
-  }
+  note_all(remarks_on_unused(input, a.evaluate.planner, given.names()));
 }
 
 void note_unused_by_policy(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,

@@ -44,9 +44,6 @@ struct PlanningSession {
   std::optional<CostModel> cost;
 };
 
-// Notes the options that were given and have no effect on this input.
-void note_unused_on_input(const Given& given, const StepInput& input, const PlannerOptions& options);
-
 // Notes what a policy, where one alone is asked, makes of the options that were given: those that it does not use, and
 // a former plan that it cannot begin with. Of several policies each uses what it can.
 void note_unused_by_policy(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,

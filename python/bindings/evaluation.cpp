@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "bindings.h"
 #include "foremoe/cluster/cluster.h"
@@ -118,7 +119,7 @@ Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& k
   set_options(keywords, e.options, cost_request);
   ThreadPool pool(threads_of(threads));
   run_interruptibly(pool, [&] {
-    e.cost = cost_of(cost_request, e.input->load, /*simulates=*/false);
+    e.cost = cost_of(cost_request, e.input->load, /*simulates=*/!cost_request.cluster.empty());
     e.evaluation = std::make_shared<const Evaluation>(
         evaluate(*e.policy, *e.input, e.options, {.pool = pool, .cost = e.cost ? &*e.cost : nullptr}));
   });
@@ -209,17 +210,14 @@ nb::dict stability_of(const Load& load, int steps) {
   return d;
 }
 
-std::vector<std::string> memory_remarks_of(const std::vector<const Evaluated*>& evaluations,
-                                           std::optional<double> memory_budget) {
+// On the cluster, and within the budget, of one evaluation.
+std::vector<std::string> memory_remarks_of(const Evaluated& e,
+                                           const std::vector<std::pair<std::string, std::int64_t>>& bytes_of) {
+  if (!e.cost) throw InputError({.field = "evaluation"}, "has no simulated step");
   std::vector<NeededMemory> needed;
-  for (const Evaluated* e : evaluations) {
-    if (e->evaluation->step) {
-      needed.push_back({.who = e->evaluation->policy, .bytes = e->evaluation->step->memory_bytes_per_rank});
-    }
-  }
+  for (const auto& [who, bytes] : bytes_of) needed.push_back({.who = who, .bytes = Bytes{bytes}});
   if (needed.empty()) return {};
-  const EvaluateOptions budget{.memory_budget_gigabytes = memory_budget.value_or(0)};
-  return memory_remarks(needed, *evaluations.front()->cost, budget.memory_budget());
+  return memory_remarks(needed, *e.cost, e.options.memory_budget());
 }
 
 // What evaluate() finds of its keywords before it has a load: whether each can be, and the model's sizes.
@@ -242,7 +240,23 @@ nb::object check_evaluation(const nb::dict& keywords) {
   return d;
 }
 
-// {name, type, range, words, default, help} of each option, by table: what the keywords of Python are made from.
+// Those of evaluate(), before there is an input.
+void check_options(const nb::dict& keywords) {
+  EvaluateOptions evaluate;
+  CostRequest cost;
+  set_options(keywords, evaluate, cost);
+}
+
+// Remarks on the options of these names, which were given and do nothing for this load.
+std::vector<std::string> unused_options(const Load& load, const nb::dict& keywords,
+                                        const std::set<std::string, std::less<>>& given) {
+  EvaluateOptions evaluate;
+  CostRequest cost;
+  set_options(keywords, evaluate, cost);
+  return remarks_on_unused(*load.input, evaluate.planner, given);
+}
+
+// What is known of each option, by table: what the keywords of Python, and its command lines, are made from.
 nb::dict option_tables() {
   PlannerOptions planner;
   EvaluateOptions evaluate;
@@ -272,6 +286,8 @@ nb::dict option_tables() {
       d["words"] = option.words;
       d["default"] = option.initial;
       d["help"] = option.help;
+      d["group"] = option.group;
+      d["main"] = option.main;
       list.append(d);
     }
     result[name] = list;
@@ -335,7 +351,15 @@ void bind_evaluation(nb::module_& m) {
 
   m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
   m.def("_load_stability", &stability_of, "load"_a, "steps"_a);
-  m.def("_memory_remarks", &memory_remarks_of, "evaluations"_a, "memory_budget"_a.none());
+  m.def("_memory_remarks", &memory_remarks_of, "evaluation"_a, "bytes_of"_a);
+  m.def("_check_options", &check_options, "options"_a);
+  m.def("_unused_options", &unused_options, "load"_a, "options"_a, "given"_a);
+  m.def("_policies_named", [](const std::vector<std::string>& names) {
+    std::vector<std::string> all;
+    for (const Policy* policy : policies_named(names)) all.emplace_back(policy->name());
+    return all;
+  });
+  m.def("_ranks_per_node", [](const std::string& cluster) { return find_cluster(cluster).ranks_per_node; });
   m.def("_own_options", [](const std::string& policy) {
     (void)policy_named(policy);
     const auto names = own_options(policy);

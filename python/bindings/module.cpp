@@ -28,6 +28,7 @@ void translate(const std::exception_ptr& thrown, void* type) {
     const std::string field = where.file.empty() ? spelt(where.field) : where.field;
     const nb::object value =
         raised(text(foremoe::message_of(error, spelt)), text(where.file), text(field), text(where.index));
+    value.attr("problem") = text(error.problem());
     PyErr_SetObject(raised.ptr(), value.ptr());
   }
 }

@@ -369,6 +369,7 @@ counts, and where the ranks do not divide the experts.)")
             write_load(l.table(), path.string());
           },
           "path"_a, "Writes a foremoe.load/1 file, whole or not at all.")
+      .def("__str__", [](const Load& l) { return foremoe::describe(l.table()); })
       .def("__repr__", [](const Load& l) { return fmt::format("<foremoe.Load: {}>", foremoe::describe(l.table())); });
 
   nb::class_<Collector>(m, "Collector",

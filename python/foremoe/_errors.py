@@ -7,7 +7,7 @@ class InputError(ValueError):
     """Bad input. `str()` says all of it; the attributes say where it is, each empty where it does not apply.
 
     file: path as it was given. field: tensor or key in that file, or argument of the caller. index: place in the field,
-    such as "[3, 0, 17]".
+    such as "[3, 0, 17]". problem: what is wrong there, with further arguments in backquotes.
     """
 
     def __init__(self, message: str, file: str = "", field: str = "", index: str = "") -> None:
@@ -15,6 +15,7 @@ class InputError(ValueError):
         self.file = file
         self.field = field
         self.index = index
+        self.problem = message
 
 
 class PolicySkipped(Exception):

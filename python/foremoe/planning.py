@@ -1,4 +1,6 @@
-"""Planning, evaluating, comparing, simulating; loads read and drawn. Keywords are the options of the command line.
+"""Planning, evaluating, comparing and simulating; loads read and drawn.
+
+Keywords are the options of the command line, with the same defaults.
 
 Written by scripts/python_keywords from the tables of options: do not edit.
 """

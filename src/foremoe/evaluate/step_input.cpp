@@ -221,6 +221,27 @@ InputOptions input_as_planned(const StepPlan& plan, InputOptions options) {
   return options;
 }
 
+std::vector<std::string> remarks_on_unused(const StepInput& input, const PlannerOptions& options,
+                                           const std::set<std::string, std::less<>>& given) {
+  const int micro_steps = input.load.num_micro_steps();
+  std::vector<std::string> remarks;
+  if (given.contains("tokens_per_rank") && !input.batching) {
+    remarks.push_back(
+        fmt::format("--tokens-per-rank has no effect: {} is a load, which is batched already", input.load.name));
+  } else if (given.contains("tokens_per_rank") && input.batching->recorded) {
+    remarks.push_back(
+        fmt::format("--tokens-per-rank has no effect: {} is batched as it was recorded", input.load.name));
+  }
+  if (given.contains("prefer") && options.prefer == Prefer::kLinks && input.load.topology().num_nodes() == 1) {
+    remarks.emplace_back("--prefer links has no effect: all ranks are on one node");
+  }
+  if (given.contains("in_flight") && options.in_flight > micro_steps) {
+    remarks.push_back(fmt::format("--in-flight {}: there are only {}, so {} are in flight", options.in_flight,
+                                  counted(micro_steps, "micro-step"), micro_steps));
+  }
+  return remarks;
+}
+
 std::string describe(const LoadTable& load) {
   return fmt::format("{} × {}, {} on {} ({})", counted(load.num_micro_steps(), "micro-step"),
                      counted(load.num_layers(), "layer"), counted(load.num_experts(), "expert"),

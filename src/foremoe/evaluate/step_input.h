@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,10 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vect
 
 // [layer][expert]: contiguous, or those that a plan file ends with.
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load);
+
+// Remarks on the options of these names that were given and have no effect on the input, in sentences.
+std::vector<std::string> remarks_on_unused(const StepInput& input, const PlannerOptions& options,
+                                           const std::set<std::string, std::less<>>& given);
 
 // The input as the makers of a plan saw it, as far as the options do not say otherwise.
 InputOptions input_as_planned(const StepPlan& plan, InputOptions options);
