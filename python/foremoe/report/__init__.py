@@ -1,0 +1,63 @@
+"""Pages for people: what balancing would gain on a cluster, with plots and tables in one HTML file.
+
+    import foremoe
+    from foremoe.report import write_report
+
+    load = foremoe.read_load("step.load.safetensors")
+    report = write_report(load, "page.html", cluster="h100", policies="vanilla,eplb,foremoe")
+    print(report.after.speedup)
+
+Needs plotly: pip install 'foremoe[report]'. `foremoe report` is the same as a command.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._core import Load
+from ..files import expect
+from .facts import Report
+from .gather import Request, gather_report
+from .output import expect_output, write_text
+from .page import document, plotly_script
+from .sections import sections
+from .summary import footer, header
+
+__all__ = ["Report", "to_html", "write_report"]
+
+
+def write_report(
+    load: Load,
+    path: str | os.PathLike[str],
+    *,
+    cluster: str,
+    model: str | Mapping[str, Any] | None = None,
+    guest_slots: Sequence[int] = (1, 2, 4),
+    policies: str | Sequence[str] = "all",
+    **options: Any,
+) -> Report:
+    """Plans a load with several policies, models the step on a cluster, and writes a page that shows what each gains.
+
+    path: of the page; a file there is replaced. cluster, model: as foremoe.simulate() takes them. guest_slots: policies
+    are compared at the first number; memory is weighed against speedup at all of them and without any. policies: keys
+    of foremoe.policies(), or "all". options: further keywords of foremoe.evaluate(); residency cannot be auto.
+
+    Returns what the page shows. Plans that are not right are left out, and told in `.wrong`. Raises InputError for what
+    cannot be, and ImportError without plotly.
+    """
+    expect(Load, load=load)
+    plotly_script()
+    expect_output(os.fspath(path), [], "path")
+    names = policies.split(",") if isinstance(policies, str) else policies
+    given = {"cluster": cluster, "model": model, **options}
+    report = gather_report(load, Request(policies=names, guest_slots=guest_slots, options=given))
+    write_text(os.fspath(path), to_html(report))
+    return report
+
+
+def to_html(report: Report) -> str:
+    """The page. Equal reports make equal pages."""
+    title = f"{report.model} on {report.cluster}: ForeMoE report"
+    return document(title, header(report), sections(report), footer(report))

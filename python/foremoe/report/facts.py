@@ -1,0 +1,152 @@
+"""What a page shows, as plain data: whoever has these figures can have the page, wherever they come from.
+
+Times are seconds, memory and traffic bytes. All of it is about one training step of the whole model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+
+def speedup(before: float, after: float) -> float:
+    """How many times as fast; 1 where nothing takes time."""
+    return before / after if after > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """A phase's critical path: seconds by part ("experts", "exposed copies", …), and at perfect balance."""
+
+    parts: dict[str, float]
+    ideal_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass
+class LinkBytes:
+    """One kind of link in the whole step, all ranks together; busiest_use is 0 … 1, of the busiest such link's time."""
+
+    link: str
+    rows: int = 0
+    copies: int = 0
+    gradients: int = 0
+    busiest_use: float = 0.0
+
+    @property
+    def all_bytes(self) -> int:
+        return self.rows + self.copies + self.gradients
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """What one policy's plan is worth."""
+
+    policy: str
+    rho: npt.NDArray[np.float64]  # of every (layer, micro-step) with load
+    copies_per_layer_event: float
+    home_moves: int
+    plan_us: float  # CPU time per layer and micro-step, measured
+    recompute: PhaseTime
+    policy_update: PhaseTime
+    step_seconds: float
+    ideal_step_seconds: float
+    exposed_copy_seconds: float
+    speedup: float  # over Report.before
+    rl_speedup: float | None  # of the RL step, where the rollout's seconds are known
+    memory_bytes: int  # of the fullest rank
+    guest_bytes: int  # of these, weights and gradients of guests
+    peak_tokens: int  # the most that any rank computes at once
+    largest_micro_batch: int | None  # tokens per rank that fit the memory budget
+    links: list[LinkBytes]
+
+    @property
+    def fraction_of_ideal(self) -> float:
+        return speedup(self.ideal_step_seconds, self.step_seconds)
+
+    @property
+    def mean_rho(self) -> float:
+        return float(self.rho.mean()) if self.rho.size else 1.0
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A policy without a plan, and why."""
+
+    policy: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LayerLoads:
+    """Tokens of every rank in one layer, int64 [micro_steps, ranks] each."""
+
+    layer: int
+    before: npt.NDArray[np.int64]
+    after: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """foremoe with one residency and number of guest slots, or "no guests" at all."""
+
+    residency: str
+    guest_slots: int
+    result: PolicyResult
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a rank did, in seconds of the window. `beneath`: it ran beside the rank's work."""
+
+    kind: str
+    name: str
+    begin: float
+    end: float
+    beneath: bool = False
+
+
+@dataclass(frozen=True)
+class Window:
+    """What some ranks did while one layer of one micro-step ran."""
+
+    policy: str
+    what: str
+    seconds: float
+    lanes: dict[int, list[Span]]  # by rank
+
+
+@dataclass
+class Report:
+    """All of it. `before` and `after` are policies: what is compared with, and what the reader came for."""
+
+    input: str
+    model: str
+    cluster: str
+    num_ranks: int
+    ranks_per_node: int
+    guest_slots: int
+    settings: dict[str, str]
+    before: PolicyResult
+    after: PolicyResult
+    policies: list[PolicyResult | Skipped]
+    loads: LayerLoads
+    traffic: dict[str, npt.NDArray[np.int64]]  # by policy, [from node, to node]
+    windows: list[Window]
+    ablation: dict[str, PolicyResult] = field(default_factory=dict)  # by stages
+    memory: list[MemoryPoint] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)  # plans that are not right, in words; none of them is shown
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.num_ranks // self.ranks_per_node)
+
+    @property
+    def planned(self) -> list[PolicyResult]:
+        return [p for p in self.policies if isinstance(p, PolicyResult)]

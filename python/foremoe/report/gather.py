@@ -1,0 +1,256 @@
+"""Gathers what a page shows: plans with every policy, simulates, and looks closer at two of them.
+
+Vanilla is what everything is compared with. The plans of all but two policies are let go as soon as their figures are
+known: vanilla's, and foremoe's or, where that was not asked for, those of the fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from .._core import Evaluation, Load, Plan
+from .._errors import InputError
+from ..planning import evaluate
+from .facts import LayerLoads, LinkBytes, MemoryPoint, PhaseTime, PolicyResult, Report, Skipped, speedup
+from .numbers import counted
+from .window import choose_window, window_of
+
+BASELINE = "vanilla"
+OURS = "foremoe"
+ABLATED = ("B", "BL", "BLP", "BLPT")  # stages; before them, vanilla
+RESIDENCIES = ("static", "resident", "shared")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be shown.
+
+    policies: keys of foremoe.policies(), or "all". guest_slots: policies are compared at the first number; memory is
+    weighed against speedup at all of them. options: further keywords of foremoe.evaluate(); values may be texts.
+    progress: told what happens next.
+    """
+
+    policies: Sequence[str] = ("all",)
+    guest_slots: Sequence[int | str] = (1, 2, 4)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[str], None] = lambda what: None
+
+    def check(self) -> None:
+        """Raises InputError for what cannot be, before any work."""
+        _core._policies_named(list(self.policies))
+        if not self.guest_slots:
+            raise InputError("guest_slots: lists no number", field="guest_slots")
+        if self.options.get("residency") == "auto":
+            raise InputError("residency: 'auto', expected static, resident, shared or free", field="residency")
+        known = {key: value for key, value in self.options.items() if key not in _BESIDE_OPTIONS}
+        for slots in self.guest_slots:
+            _core._check_options({**known, "guest_slots": slots})
+
+
+_BESIDE_OPTIONS = ("homes", "previous", "previous_load", "threads", "policy_options")  # arguments of their own
+
+
+def gather_report(load: Load, request: Request) -> Report:
+    """Everything that the page shows. Raises InputError for options that cannot be, and where there is no plan."""
+    request.check()
+    return _Gatherer(load, request).report()
+
+
+def planned_loads(plan: Plan) -> npt.NDArray[np.int64]:
+    """Tokens that each rank serves, [micro_steps, layers, ranks]."""
+    loads = np.zeros((plan.num_micro_steps, plan.num_layers, plan.num_ranks), np.int64)
+    loads[plan.event_micro_step] = plan.slot_tokens.sum(-1)  # equal in both passes
+    return loads
+
+
+def imbalance(loads: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """ρ over the last axis, the ranks: busiest ÷ mean; 0 where there is no load."""
+    total = loads.sum(-1)
+    rho: npt.NDArray[np.float64] = loads.max(-1) * float(loads.shape[-1]) / np.maximum(total, 1)
+    return rho
+
+
+class _Gatherer:
+    def __init__(self, load: Load, request: Request) -> None:
+        self.load = load
+        self.request = request
+        self.wrong: list[str] = []
+        self.slots = int(request.guest_slots[0])
+        self.baseline = self.evaluated(BASELINE)
+        reason = self.why_not(self.baseline)
+        if reason:
+            raise InputError(f"{load.name}: {BASELINE}: {reason}", file=load.name)
+        self.before = self.result_of(self.baseline)
+
+    def evaluated(self, policy: str, **changed: object) -> Evaluation:
+        self.request.progress(f"evaluating {policy}")
+        return evaluate(self.load, policy, **{**self.request.options, "guest_slots": self.slots, **changed})
+
+    def why_not(self, evaluation: Evaluation) -> str | None:
+        """Why there is nothing to show of it, or None. A wrong plan is noted."""
+        if evaluation.skipped is not None:
+            return evaluation.skipped
+        figures = evaluation.figures
+        if figures["ok"]:
+            return None
+        plan = evaluation.plan
+        reason = f"its plan is WRONG: {figures['violations'][0]['message']}"
+        slots = counted(plan.guest_slots, "guest slot")
+        self.wrong.append(f"{evaluation.policy}, {slots}, residency {plan.residency}: {reason}")
+        return reason
+
+    def result_of(self, evaluation: Evaluation) -> PolicyResult:
+        vanilla = self.baseline.figures if evaluation is not self.baseline else evaluation.figures
+        return result_of(evaluation, vanilla)
+
+    def compared(self) -> tuple[list[PolicyResult | Skipped], Evaluation, PolicyResult]:
+        """All policies, and of the one that the reader came for its evaluation and figures."""
+        results: list[PolicyResult | Skipped] = [self.before]
+        chosen, after = self.baseline, self.before
+        for policy in dict.fromkeys(_core._policies_named(list(self.request.policies))):
+            if policy == BASELINE:
+                continue
+            evaluation = self.evaluated(policy)
+            reason = self.why_not(evaluation)
+            if reason:
+                results.append(Skipped(policy, reason))
+                continue
+            result = self.result_of(evaluation)
+            results.append(result)
+            better = chosen is self.baseline or result.speedup > after.speedup
+            if policy == OURS or (better and after.policy != OURS):
+                chosen, after = evaluation, result
+        return results, chosen, after
+
+    def ours(self, **changed: object) -> PolicyResult | None:
+        """foremoe with other options; None where it has no plan."""
+        evaluation = self.evaluated(OURS, **changed)
+        return None if self.why_not(evaluation) else self.result_of(evaluation)
+
+    def report(self) -> Report:
+        policies, chosen, after = self.compared()
+        before_loads, after_loads = planned_loads(self.baseline.plan), planned_loads(chosen.plan)
+        layer = int(imbalance(before_loads).sum(0).argmax())
+        window = choose_window(before_loads, imbalance(before_loads))
+        cost = self.baseline.cost
+        assert cost is not None  # check() saw to it
+        report = Report(
+            input=f"{self.load.name}: {self.load}",
+            model=cost["model"],
+            cluster=cost["cluster"],
+            num_ranks=self.load.num_ranks,
+            ranks_per_node=self.load.ranks_per_node,
+            guest_slots=self.slots,
+            settings=self.settings(cost),
+            before=self.before,
+            after=after,
+            policies=policies,
+            loads=LayerLoads(layer, before_loads[:, layer], after_loads[:, layer]),
+            traffic={e.policy: between_nodes(e.figures) for e in (self.baseline, chosen)},
+            windows=[window_of(e, window) for e in (self.baseline, chosen)],
+        )
+        del chosen
+        report.ablation[BASELINE] = self.before
+        for stages in ABLATED:
+            ablated = self.ours(stages=stages)
+            if ablated:
+                report.ablation[stages] = ablated
+        report.memory = self.memory_points()
+        needed = [(p.policy, p.memory_bytes) for p in report.planned]
+        report.remarks = [f"Memory: {remark}." for remark in _core._memory_remarks(self.baseline, needed)]
+        report.wrong = self.wrong
+        return report
+
+    def memory_points(self) -> list[MemoryPoint]:
+        points = [MemoryPoint("no guests", 0, self.before)]
+        for residency in RESIDENCIES:
+            for slots in map(int, self.request.guest_slots):
+                result = self.ours(residency=residency, guest_slots=slots) if slots else None
+                if result:
+                    points.append(MemoryPoint(residency, slots, result))
+        return points
+
+    def settings(self, cost: Mapping[str, Any]) -> dict[str, str]:
+        """What was asked for, in words."""
+        initial = {option["name"]: option["default"] for option in _core._option_tables()["planner"]}
+        options = {key: value for key, value in self.request.options.items() if value is not None}
+        settings = {
+            "input": self.load.name,
+            "load": str(self.load),
+            "cluster": cost["cluster"],
+            "model": cost["model"],
+            "guest slots per rank and layer": str(self.slots),
+            "residency": str(options.get("residency", initial["residency"])),
+            "micro-steps in flight": str(options.get("in_flight", initial["in_flight"])),
+            "tokens of a sequence": str(cost["sequence_tokens"]),
+            "data-parallel ranks that share optimizer state": str(cost["optimizer_shards"]),
+            "memory of a rank": f"{cost['memory_bytes'] / 1e9:.1f} GB",
+            "activations": "kept" if cost["keep_activations"] else "computed anew in the backward pass",
+        }
+        moe_layers = cost["moe_layers"]
+        if self.load.num_layers < moe_layers:
+            share = f"{moe_layers / self.load.num_layers:.4g} of the model's {counted(moe_layers, 'MoE layer')}"
+            settings["each layer stands for"] = share
+        for name, words, unit in (("rollout_seconds", "rollout", "s"), ("memory_budget", "memory budget", "GB")):
+            if float(options.get(name, 0)) > 0:
+                settings[words] = f"{float(options[name]):g} {unit}"
+        return settings
+
+
+def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any]) -> PolicyResult:
+    """The figures of one plan beside those of vanilla."""
+    f = evaluation.figures
+    recompute, update = f["stages"]
+    update_parts = parts_of(update)
+    if f["home_move_seconds"] > 0:
+        update_parts = {"homes moved": f["home_move_seconds"], **update_parts}
+    rho = imbalance(planned_loads(evaluation.plan)).ravel()
+    guests = (stage["memory"]["guest_weights"] + stage["memory"]["guest_gradients"] for stage in f["stages"])
+    with_rollout = f["rl_step_seconds"] > f["step_seconds"]
+    return PolicyResult(
+        policy=evaluation.policy,
+        rho=rho[rho > 0],
+        copies_per_layer_event=f["copies_per_layer_event"],
+        home_moves=f["home_moves"],
+        plan_us=f["plan_us_per_layer_micro_step"],
+        recompute=PhaseTime(parts_of(recompute), recompute["ideal_seconds"]),
+        policy_update=PhaseTime(update_parts, update["ideal_seconds"]),
+        step_seconds=f["step_seconds"],
+        ideal_step_seconds=f["ideal_step_seconds"],
+        exposed_copy_seconds=f["exposed_copy_seconds"],
+        speedup=speedup(vanilla["step_seconds"], f["step_seconds"]),
+        rl_speedup=speedup(vanilla["rl_step_seconds"], f["rl_step_seconds"]) if with_rollout else None,
+        memory_bytes=f["memory_bytes_per_rank"],
+        guest_bytes=max(guests),
+        peak_tokens=f["peak_tokens_per_rank"],
+        largest_micro_batch=f.get("largest_micro_batch_tokens"),
+        links=links_of(f["stages"]),
+    )
+
+
+def parts_of(stage: Mapping[str, Any]) -> dict[str, float]:
+    return {name.replace("_", " "): seconds for name, seconds in stage["parts"].items()}
+
+
+def links_of(stages: Sequence[Mapping[str, Any]]) -> list[LinkBytes]:
+    """Traffic of all phases, one entry a link."""
+    links: dict[str, LinkBytes] = {}
+    for traffic in (traffic for stage in stages for traffic in stage["traffic"]):
+        link = links.setdefault(traffic["link"], LinkBytes(traffic["link"]))
+        link.rows += traffic["row_bytes"]
+        link.copies += traffic["copy_bytes"]
+        link.gradients += traffic["gradient_bytes"]
+        link.busiest_use = max(link.busiest_use, traffic["busiest_use"])
+    return list(links.values())
+
+
+def between_nodes(figures: Mapping[str, Any]) -> npt.NDArray[np.int64]:
+    recompute, update = (np.array(stage["between_nodes"], np.int64) for stage in figures["stages"])
+    total: npt.NDArray[np.int64] = recompute + update
+    return total

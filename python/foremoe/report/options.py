@@ -1,0 +1,154 @@
+"""Command lines from the library's tables of options: each is declared once, in C++.
+
+Values stay the texts that were typed: the library parses them, and refuses what cannot be in words of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from .. import _core
+from .._errors import InputError
+
+WIDTH = 110
+TEXT_COLUMN = 34
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: `name` is guest_slots, on a command line --guest-slots; "" as `value` makes a flag."""
+
+    name: str
+    help: str
+    value: str = ""
+    letter: str = ""
+    default: str = ""
+    group: str = ""
+    main: bool = False  # in the short help too
+    required: bool = False
+    positional: bool = False
+    joins: bool = False  # may be given several times, which makes one list
+
+    @property
+    def spelling(self) -> str:
+        return self.value if self.positional else "--" + self.name.replace("_", "-")
+
+
+def options_of(table: str, **changed: dict[str, Any]) -> list[Option]:
+    """Those of a table of the library; `changed` are fields by name of the option."""
+    options = []
+    for o in _core._option_tables()[table]:
+        fields = {key: o[key] for key in ("name", "help", "value", "letter", "default", "group", "main")}
+        option = Option(**fields, joins=o["type"] == "list")
+        options.append(replace(option, **changed.get(option.name, {})))
+    return options
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the help says of a command."""
+
+    name: str  # "foremoe report"
+    summary: str
+    examples: str
+    meaning: str
+    options: Sequence[Option] = field(default_factory=list)
+
+
+def parse(command: Command, arguments: Sequence[str]) -> dict[str, str]:
+    """The options that were given, by name, as typed; a flag is "". Exits after --help, and with 2 for a wrong line."""
+    parser = _parser(command, everything="--help-all" in arguments)
+    given = vars(parser.parse_args(arguments))
+    for option in command.options:
+        if option.required and option.name not in given:
+            parser.error(f"{option.spelling} is required")
+    return given
+
+
+def message_of(error: InputError, options: Sequence[Option]) -> str:
+    """What the error says, with fields spelt as the user knows them: --guest-slots."""
+    spelling = {option.name: option.spelling for option in options}
+    text = str(error)
+    plain = error.problem.replace("`", "")
+    if text.endswith(plain):
+        problem = re.sub(r"`([^`]*)`", lambda name: spelling.get(name[1], name[1]), error.problem)
+        text = text[: len(text) - len(plain)] + problem
+    if error.field in spelling and not error.file and text.startswith(error.field):
+        text = spelling[error.field] + text[len(error.field) :]
+    return text.replace("\n", " ")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        line = message.replace("\n", " ")
+        print(f"{self.prog}: {line} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
+
+
+class _Store(argparse.Action):
+    """Texts as typed; an option that makes no list is given once."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        value = "" if values == [] else values
+        before = getattr(namespace, self.dest, None)
+        if before is not None and not self.const.joins:
+            parser.error(f"{self.const.spelling}: is given twice")
+        if not _is_unicode(value):
+            parser.error(f"{self.const.spelling}: is no UTF-8 text")
+        if self.nargs != 0 and not value:
+            parser.error(f"{self.const.spelling}: is empty")
+        setattr(namespace, self.dest, value if before is None else f"{before},{value}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Not so for arguments in other encodings, which Python has as halves of surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _parser(command: Command, everything: bool) -> _Parser:
+    shown = [o for o in command.options if everything or o.main or o.required or o.positional]
+    hidden = len(command.options) - len(shown)
+    epilog = f"Examples:\n{command.examples}"
+    if everything:
+        epilog += f"\n{command.meaning}"
+    if hidden:
+        epilog += f"\n{hidden} more options, and what words mean: {command.name} --help-all\n"
+    words = " ".join(["[OPTIONS]", *(o.value for o in command.options if o.positional)])
+    parser = _Parser(
+        prog=command.name,
+        usage=f"{command.name} {words}",
+        description=command.summary,
+        epilog=epilog.replace("%", "%%"),
+        add_help=False,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, max_help_position=TEXT_COLUMN, width=WIDTH
+        ),
+    )
+    groups = {"": parser.add_argument_group("Options")}
+    groups[""].add_argument("-h", "--help", action="help", help="Print this help and exit")
+    groups[""].add_argument("--help-all", action="help", help="Print all options and what words mean, and exit")
+    for option in command.options:
+        group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
+        _add(parser if option.positional else group, option, visible=option in shown)
+    return parser
+
+
+def _add(group: argparse._ActionsContainer, option: Option, visible: bool) -> None:
+    text = option.help + (f" (default {option.default})" if option.default else "")
+    text += " (required)" if option.required and not option.positional else ""
+    fields: dict[str, Any] = {"action": _Store, "const": option, "metavar": option.value or None}
+    fields["help"] = text.replace("%", "%%") if visible else argparse.SUPPRESS
+    if option.positional:
+        group.add_argument(option.name, nargs="?", **fields)
+        return
+    if not option.value:
+        fields["nargs"] = 0
+    names = [f"-{option.letter}"] if option.letter else []
+    group.add_argument(*names, option.spelling, dest=option.name, **fields)

@@ -1,0 +1,65 @@
+"""Files that a command writes: refused early, and there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+
+from .._errors import InputError
+
+
+def expect_output(path: str, inputs: Iterable[str], option: str = "out") -> None:
+    """Raises InputError for a path that is also an input, or that cannot be written."""
+    if not path:
+        raise InputError(f"{option}: is an empty name", field=option)
+    for name in inputs:
+        if name and os.path.exists(name) and os.path.exists(path) and os.path.samefile(name, path):
+            raise InputError(f"{option}: is also an input", field=option)
+    if not _is_stream(path):
+        os.unlink(_beside(path))  # a trial
+
+
+def write_text(path: str, text: str) -> None:
+    """Replaces what is there. A device or a pipe is written to. Raises InputError where that cannot be."""
+    try:
+        if _is_stream(path):
+            with open(path, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            return
+        temporary = _beside(path)
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, os.path.realpath(path))
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise _not_written(path, error) from error
+
+
+def _is_stream(path: str) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def _beside(path: str) -> str:
+    """A new, empty file in the same folder, with the permissions that the user's mask gives."""
+    folder, name = os.path.split(os.path.realpath(path))
+    try:
+        if os.path.isdir(path):
+            raise IsADirectoryError(21, "Is a directory")
+        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    except OSError as error:
+        raise _not_written(path, error) from error
+    mask = os.umask(0)
+    os.umask(mask)
+    os.fchmod(handle, 0o666 & ~mask)
+    os.close(handle)
+    return temporary
+
+
+def _not_written(path: str, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot be written: {error.strerror}", file=path)
