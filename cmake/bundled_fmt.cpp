@@ -7,11 +7,20 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <cstdio>
+
 namespace foremoe {
 
 std::string bundled_fmt(fmt::string_view format, float single, double number);
 std::string bundled_fmt(fmt::string_view format, float single, double number) {
   return fmt::vformat(format, fmt::make_format_args(single, number));
+}
+
+// The command prints.
+void bundled_fmt(std::FILE* file, fmt::string_view format, fmt::format_args arguments);
+void bundled_fmt(std::FILE* file, fmt::string_view format, fmt::format_args arguments) {
+  fmt::vprint(format, arguments);
+  fmt::vprint(file, format, arguments);
 }
 
 }  // namespace foremoe

@@ -240,13 +240,6 @@ nb::object check_evaluation(const nb::dict& keywords) {
   return d;
 }
 
-// Those of evaluate(), before there is an input.
-void check_options(const nb::dict& keywords) {
-  EvaluateOptions evaluate;
-  CostRequest cost;
-  set_options(keywords, evaluate, cost);
-}
-
 // Remarks on the options of these names, which were given and do nothing for this load.
 std::vector<std::string> unused_options(const Load& load, const nb::dict& keywords,
                                         const std::set<std::string, std::less<>>& given) {
@@ -352,7 +345,6 @@ void bind_evaluation(nb::module_& m) {
   m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
   m.def("_load_stability", &stability_of, "load"_a, "steps"_a);
   m.def("_memory_remarks", &memory_remarks_of, "evaluation"_a, "bytes_of"_a);
-  m.def("_check_options", &check_options, "options"_a);
   m.def("_unused_options", &unused_options, "load"_a, "options"_a, "given"_a);
   m.def("_policies_named", [](const std::vector<std::string>& names) {
     std::vector<std::string> all;

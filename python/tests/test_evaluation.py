@@ -113,13 +113,13 @@ def test_a_timeline_has_the_turns_that_were_asked_for(load):
 
 
 def test_memory_remarks_name_who_needs_more(load):
-    of = [foremoe.evaluate(load, policy, guest_slots=2, **ON) for policy in ("vanilla", "foremoe")]
-    vanilla, ours = (e.figures["memory_bytes_per_rank"] / 1e9 for e in of)
-    between = (vanilla + ours) / 2
-    assert vanilla < ours
-    remarks = _core._memory_remarks(of, between)
-    assert any("budget" in remark and "foremoe" in remark and "vanilla" not in remark for remark in remarks)
-    assert not any("budget" in remark for remark in _core._memory_remarks(of, ours + 1))
+    needed = [("small", 10**9), ("large", 3 * 10**9)]
+    of = foremoe.evaluate(load, "vanilla", memory_budget=2, **ON)
+    (remark,) = _core._memory_remarks(of, needed)
+    assert remark == "more than the budget of 2 GB: large; the most is 3.0 GB"
+    assert _core._memory_remarks(of, [("small", 10**9)]) == []
+    (of_cluster, of_budget) = _core._memory_remarks(of, [("huge", 10**12)])
+    assert "80 GB of a rank of h100" in of_cluster and "nothing fits the budget of 2 GB" in of_budget
 
 
 def test_a_drawn_trace_fills_every_rank_of_every_micro_step():

@@ -18,11 +18,11 @@ import pytest
 import foremoe
 import foremoe.report.gather as gathering
 from foremoe import _core
+from foremoe._command_line import parse
 from foremoe.report import numbers, page, to_html, write_report
 from foremoe.report.command import command, main
 from foremoe.report.facts import LayerLoads, PolicyResult, Report, Skipped
 from foremoe.report.gather import Request, gather_report
-from foremoe.report.options import parse
 from foremoe.report.sections import sections
 
 MODEL = "qwen3-30b-a3b"

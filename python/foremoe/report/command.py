@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import _core
+from .._command_line import (
+    FOUND_WRONG,
+    OK,
+    THREADS,
+    Command,
+    Option,
+    activity,
+    fail,
+    options_of,
+    threads_of,
+)
+from .._command_line import main as run_command
 from .._core import policies
-from .._errors import InputError
 from . import to_html
-from .facts import Report
 from .gather import Request, gather_report
-from .options import Command, Option, message_of, options_of, parse
 from .output import expect_output, write_text
 from .page import plotly_script
 from .summary import conclusion
 
-OK, FOUND_WRONG, BAD_INPUT, GAVE_UP = 0, 1, 2, 3
-INTERRUPTED = 130
 DEFAULT_SLOTS = "1,2,4"
 
 EXAMPLES = """\
@@ -54,8 +62,6 @@ ALIGN = Option(
     "TOKENS",
     default="128",
 )
-THREADS = Option("threads", "Threads. The result does not depend on it", "N", default="as many as processors")
-MOST_THREADS = 4096
 
 
 def command() -> Command:
@@ -79,86 +85,42 @@ def command() -> Command:
         EXAMPLES,
         f"{MEANING}\nPolicies:\n{listed}",
         options,
+        _run,
     )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command with what stands behind its name on a command line; the exit code."""
-    this = command()
-    try:
-        return run(this, parse(this, arguments))
-    except SystemExit as end:  # after --help, or a wrong line
-        return end.code if isinstance(end.code, int) else BAD_INPUT
-    except InputError as error:
-        return _fail(message_of(error, this.options), BAD_INPUT)
-    except ImportError as error:
-        return _fail(str(error), BAD_INPUT)
-    except MemoryError:
-        return _fail("not enough memory for an input of this size", GAVE_UP)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return run_command(command(), arguments)
 
 
-def run(this: Command, given: dict[str, str]) -> int:
-    """Makes the page of the options that were given, as texts."""
+def _run(given: dict[str, str]) -> int:
+    """Makes the page."""
     plotly_script()
     files = [given.get(name, "") for name in ("input", "homes", "previous", "previous_load", "cluster", "model")]
     expect_output(given["out"], files)
-    threads = _threads(given["threads"]) if "threads" in given else 0
+    threads = threads_of(given)
     input_names = {option.name for option in options_of("input")}
     reading: dict[str, Any] = {name: text for name, text in given.items() if name in input_names}
     own = {"input", "out", "policy", "guest_slots", "threads"}
-    flags = {option.name for option in this.options if not option.value}
+    flags = {
+        option.name for table in ("planning", "cost", "simulation") for option in options_of(table) if not option.value
+    }
     planning = {name: name in flags or text for name, text in given.items() if name not in input_names | own}
     slots = [part for part in given.get("guest_slots", DEFAULT_SLOTS).split(",") if part]
     names = [part for part in given.get("policy", "all").split(",") if part]
-    progress = _Progress()
-    request = Request(names, slots, {**planning, "threads": threads}, progress)
-    request.check()
-    reading.setdefault("ranks_per_node", _core._ranks_per_node(given["cluster"]))
-    try:
+    with activity() as progress:
+        request = Request(names, slots, {**planning, "threads": threads}, progress)
+        request.check()
+        reading.setdefault("ranks_per_node", _core._ranks_per_node(given["cluster"]))
         progress(f"reading {given['input']}")
         load = _core._read_input(given["input"], reading, threads)
-        progress.end()
-        for remark in load.remarks + _core._unused_options(load, {**planning, "guest_slots": slots[0]}, set(given)):
-            print(f"foremoe: {remark}", file=sys.stderr)
-        report = gather_report(load, request)
-    finally:
-        progress.end()
+    for remark in load.remarks + _core._unused_options(load, {**planning, "guest_slots": slots[0]}, set(given)):
+        print(f"foremoe: {remark}", file=sys.stderr)
+    with activity() as progress:
+        report = gather_report(load, replace(request, progress=progress))
     write_text(given["out"], to_html(report))
-    return _conclude(given["out"], report)
-
-
-def _conclude(path: str, report: Report) -> int:
-    print(f"{path}: {conclusion(report)}")
+    print(f"{given['out']}: {conclusion(report)}")
     for wrong in report.wrong:
-        _fail(wrong, FOUND_WRONG)
+        fail(command(), wrong, FOUND_WRONG)
     return FOUND_WRONG if report.wrong else OK
-
-
-def _threads(text: str) -> int:
-    if not text.isascii() or not text.lstrip("+").isdigit():
-        raise InputError(f"threads: '{text}' is not a whole number", field="threads")
-    if not 1 <= int(text) <= MOST_THREADS:
-        raise InputError(f"threads: {text} is not in 1 … {MOST_THREADS}", field="threads")
-    return int(text)
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"foremoe report: {message}", file=sys.stderr)
-    return code
-
-
-class _Progress:
-    """A line on a terminal's stderr that says what goes on; nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self.shows = sys.stderr.isatty()
-
-    def __call__(self, what: str) -> None:
-        if self.shows:
-            print(f"\r{what} …\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self.shows:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -50,7 +50,7 @@ class Request:
             raise InputError("residency: 'auto', expected static, resident, shared or free", field="residency")
         known = {key: value for key, value in self.options.items() if key not in _BESIDE_OPTIONS}
         for slots in self.guest_slots:
-            _core._check_options({**known, "guest_slots": slots})
+            _core._check_evaluation({**known, "guest_slots": slots})
 
 
 _BESIDE_OPTIONS = ("homes", "previous", "previous_load", "threads", "policy_options")  # arguments of their own

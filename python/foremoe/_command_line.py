@@ -1,20 +1,27 @@
-"""Command lines from the library's tables of options: each is declared once, in C++.
+"""Command lines of the package's own commands, from the library's tables of options: each is declared once, in C++.
 
-Values stay the texts that were typed: the library parses them, and refuses what cannot be in words of its own.
+Values stay the texts that were typed: the library parses them, and refuses what cannot be in words of its own. What
+goes wrong is one line on stderr, and an exit code.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from .. import _core
-from .._errors import InputError
+from . import _core
+from ._errors import InputError
 
+OK, FOUND_WRONG, BAD_INPUT, GAVE_UP = 0, 1, 2, 3  # exit codes
+INTERRUPTED = 130
+MOST_THREADS = 4096
 WIDTH = 110
 TEXT_COLUMN = 34
 
@@ -49,19 +56,87 @@ def options_of(table: str, **changed: dict[str, Any]) -> list[Option]:
     return options
 
 
+THREADS = Option("threads", "Threads. The result does not depend on it", "N", default="as many as processors")
+
+
 @dataclass(frozen=True)
 class Command:
-    """What the help says of a command."""
+    """A command and what its help says."""
 
     name: str  # "foremoe report"
     summary: str
     examples: str
     meaning: str
-    options: Sequence[Option] = field(default_factory=list)
+    options: Sequence[Option]
+    run: Callable[[dict[str, str]], int]  # of the options that were given, by name, as typed; the exit code
+
+
+def main(command: Command, arguments: Sequence[str]) -> int:
+    """Runs the command with what stands behind its name on a command line; the exit code."""
+    try:
+        code = command.run(parse(command, arguments))
+        sys.stdout.flush()
+        return code
+    except SystemExit as end:  # after --help, or a wrong line
+        return end.code if isinstance(end.code, int) else BAD_INPUT
+    except InputError as error:
+        return fail(command, message_of(error, command.options), BAD_INPUT)
+    except ImportError as error:
+        return fail(command, str(error), BAD_INPUT)
+    except MemoryError:
+        return fail(command, "not enough memory for an input of this size", GAVE_UP)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        return fail(command, "standard output cannot be written", BAD_INPUT)  # an error of a file names the file
+
+
+def fail(command: Command, message: str, code: int) -> int:
+    """One line on stderr; returns the code."""
+    print(f"{command.name}: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def threads_of(given: dict[str, str]) -> int:
+    """The number that THREADS was given; 0 where it was not."""
+    text = given.get("threads")
+    if text is None:
+        return 0
+    if not text.isascii() or not text.lstrip("+-").isdigit():
+        raise InputError(f"threads: '{text}' is not a whole number", field="threads")
+    if not 1 <= int(text) <= MOST_THREADS:
+        raise InputError(f"threads: {text} is not in 1 … {MOST_THREADS}", field="threads")
+    return int(text)
+
+
+@contextlib.contextmanager
+def activity() -> Iterator[Callable[[str], None]]:
+    """Gives a function that is told what is being done. On a terminal a line on stderr says it, and for how long."""
+    if not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    told = [("", time.monotonic())]
+    done = threading.Event()
+
+    def show() -> None:
+        while not done.wait(1):
+            what, since = told[-1]
+            print(f"\r{what} … {time.monotonic() - since:.0f} s\x1b[K", end="", file=sys.stderr, flush=True)
+
+    line = threading.Thread(target=show, daemon=True)
+    line.start()
+    try:
+        yield lambda what: told.append((what, time.monotonic()))
+    finally:
+        done.set()
+        line.join()
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def parse(command: Command, arguments: Sequence[str]) -> dict[str, str]:
-    """The options that were given, by name, as typed; a flag is "". Exits after --help, and with 2 for a wrong line."""
+    """The options that were given, by name, as typed; a flag is "". Exits after --help. Raises InputError."""
     parser = _parser(command, everything="--help-all" in arguments)
     given = vars(parser.parse_args(arguments))
     for option in command.options:
@@ -80,14 +155,12 @@ def message_of(error: InputError, options: Sequence[Option]) -> str:
         text = text[: len(text) - len(plain)] + problem
     if error.field in spelling and not error.file and text.startswith(error.field):
         text = spelling[error.field] + text[len(error.field) :]
-    return text.replace("\n", " ")
+    return text
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        line = message.replace("\n", " ")
-        print(f"{self.prog}: {line} (see {self.prog} --help)", file=sys.stderr)
-        sys.exit(2)
+        raise InputError(f"{message} (see {self.prog} --help)")
 
 
 class _Store(argparse.Action):
