@@ -295,6 +295,7 @@ def test_ctrl_c_ends_planning(data: pathlib.Path) -> None:
     script = f"""
 import os, signal, sys, threading
 import foremoe
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored before
 load = foremoe.read_load({str(data / "load-v3-ep64-skewed.safetensors")!r})
 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
