@@ -44,10 +44,11 @@ std::vector<ArenaExpert> listed(const Experts& experts) {
 // Of segments that are known by their sizes alone.
 ExpertLayout layout_of(const std::vector<std::int64_t>& segment_bytes) {
   constexpr std::int64_t kElement = 2;  // bytes, of the shortest type
+  constexpr std::int64_t kMost = std::int64_t{1} << 36;
   std::vector<Segment> segments;
   for (const std::int64_t bytes : segment_bytes) {
-    if (bytes <= 0 || bytes % kElement != 0) {
-      throw InputError({.field = "segment_bytes"}, fmt::format("{} is not an even number above 0", bytes));
+    if (bytes <= 0 || bytes > kMost || bytes % kElement != 0) {
+      throw InputError({.field = "segment_bytes"}, fmt::format("{} is not an even number in 2 … {}", bytes, kMost));
     }
     segments.push_back({.name = fmt::format("segment {}", segments.size()),
                         .elements = bytes / kElement,

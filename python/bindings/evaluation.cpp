@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -104,6 +105,7 @@ struct Evaluated {
   std::shared_ptr<const Evaluation> evaluation;
 
   Plan plan_of(Phase phase) const {
+    if (!evaluation->planned()) raise_skipped(*policy, evaluation->skipped);
     const StepPlan& plan = evaluation->plan_of(phase);
     const int layers = plan.num_layers();
     return {.step = std::shared_ptr<const StepPlan>(evaluation, &plan),
@@ -112,9 +114,24 @@ struct Evaluated {
   }
 };
 
-Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const OwnOptions& own,
+// A policy with options that it alone has.
+PolicyWithOptions policy_of(const std::string& name, const nb::dict& own) {
+  PolicyWithOptions with = policy_with_options(name);
+  std::vector<std::string> known;
+  for (const Option& option : with.options) known.push_back(option.name);
+  for (const auto& [key, value] : own) {
+    const std::string option = nb::cast<std::string>(key);
+    if (std::ranges::find(known, option) != known.end()) continue;
+    throw InputError({.field = option}, known.empty() ? fmt::format("policy {} has no options of its own", name)
+                                                      : fmt::format("policy {} has {}", name, fmt::join(known, ", ")));
+  }
+  python::set_options(with.options, own);
+  return with;
+}
+
+Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const nb::dict& own,
                     const Former& former, int threads) {
-  Evaluated e{.policy = policy_with(name, own), .input = input_of(load, former)};
+  Evaluated e{.policy = policy_of(name, own).make(), .input = input_of(load, former)};
   CostRequest cost_request;
   set_options(keywords, e.options, cost_request);
   ThreadPool pool(threads_of(threads));
@@ -320,11 +337,7 @@ void bind_evaluation(nb::module_& m) {
       "_evaluate",
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::dict& own,
          const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
-        OwnOptions of_policy;
-        for (const auto& [key, value] : own) {
-          of_policy.emplace_back(nb::cast<std::string>(key), nb::cast<double>(value));
-        }
-        return evaluated(load, policy, options, of_policy, {homes, previous, previous_load}, threads);
+        return evaluated(load, policy, options, own, {homes, previous, previous_load}, threads);
       },
       "load"_a, "policy"_a, "options"_a, "own"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
       "threads"_a);
@@ -352,11 +365,14 @@ void bind_evaluation(nb::module_& m) {
     return all;
   });
   m.def("_ranks_per_node", [](const std::string& cluster) { return find_cluster(cluster).ranks_per_node; });
-  m.def("_own_options", [](const std::string& policy) {
-    (void)policy_named(policy);
-    const auto names = own_options(policy);
-    return std::vector<std::string>(names.begin(), names.end());
-  });
+  m.def(
+      "_own_options",
+      [](const std::string& policy, const nb::dict& own) {
+        std::vector<std::string> names;
+        for (const Option& option : policy_of(policy, own).options) names.push_back(option.name);
+        return names;
+      },
+      "policy"_a, "own"_a = nb::dict());
   m.def(
       "policies",
       [] {

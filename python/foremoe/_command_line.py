@@ -104,7 +104,7 @@ def threads_of(given: dict[str, str]) -> int:
     text = given.get("threads")
     if text is None:
         return 0
-    if not text.isascii() or not text.lstrip("+-").isdigit():
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
         raise InputError(f"threads: '{text}' is not a whole number", field="threads")
     if not 1 <= int(text) <= MOST_THREADS:
         raise InputError(f"threads: {text} is not in 1 … {MOST_THREADS}", field="threads")

@@ -246,7 +246,7 @@ def compare(
         "min_tokens_per_guest": min_tokens_per_guest,
         "seed": seed,
         "cluster": cluster,
-        "model": model,
+        "model": dict(model) if isinstance(model, Mapping) else model,
         "sequence_tokens": sequence_tokens,
         "keep_activations": keep_activations,
         "bytes_per_parameter": bytes_per_parameter,
@@ -341,7 +341,7 @@ def simulate(
     expect(Load, load=load)
     options = {
         "cluster": cluster,
-        "model": model,
+        "model": dict(model) if isinstance(model, Mapping) else model,
         "sequence_tokens": sequence_tokens,
         "keep_activations": keep_activations,
         "bytes_per_parameter": bytes_per_parameter,
@@ -464,7 +464,7 @@ def evaluate(
         "min_tokens_per_guest": min_tokens_per_guest,
         "seed": seed,
         "cluster": cluster,
-        "model": model,
+        "model": dict(model) if isinstance(model, Mapping) else model,
         "sequence_tokens": sequence_tokens,
         "keep_activations": keep_activations,
         "bytes_per_parameter": bytes_per_parameter,
@@ -546,7 +546,7 @@ def import_files(
     """
     options = {
         "format": format,
-        "model": model,
+        "model": dict(model) if isinstance(model, Mapping) else model,
         "experts": experts,
         "layers": layers,
         "top_k": top_k,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 import math
@@ -213,7 +214,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         super()._save(output_dir, state_dict=self.generator.state_dict())
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        self._take(type(self.model).from_pretrained(resume_from_checkpoint, dtype=self.model.dtype))
+        widest = functools.reduce(torch.promote_types, (p.dtype for p in self.model.parameters()))
+        self._take(type(self.model).from_pretrained(resume_from_checkpoint, dtype=widest))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)

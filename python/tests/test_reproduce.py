@@ -245,7 +245,7 @@ def test_what_all_have_in_common_holds_for_those_that_can_use_it() -> None:
         ('policy = "foremoe"', 'policy = "nobody"', "system[1].policy", "vanilla"),
         ('policy = "foremoe"', 'polcy = "foremoe"', "system[1].policy", "is missing"),
         ('policy = "foremoe"', 'policy = "foremoe"\ndyn = 2', "system[1].dyn", "none of use here"),
-        ('policy = "foremoe"', 'policy = "feplb"\ndyn = "2"', "system[1].dyn", "expected a number"),
+        ('policy = "foremoe"', 'policy = "feplb"\ndyn = "two"', "system[1].dyn", "'two' is not a whole number"),
         ('policy = "foremoe"', 'policy = "foremoe"\nresidency = "auto"', "system", "'ours' needs cluster and model"),
         ("guest_slots = 2", 'guest_slots = "two"', "system[1].guest_slots", "'two' is not a whole number"),
         ("guest_slots = 2", 'path = "up"', "system[1].path", "peer"),
@@ -397,8 +397,11 @@ def test_a_system_that_cannot_plan_is_skipped_and_without_the_first_nothing_is_c
     text = changed(HOT_RANK, 'policy = "vanilla"', 'policy = "finemoe-symmetric"\nguest_slots = 3')
     none, ours = run(text).cells[0]
     assert none.skipped and not ours.skipped
-    assert all(math.isnan(figure) for figure in ours.figures)
-    assert reproduce.to_json(run(text))["rows"][1]["rho_mean"] is None
+    columns = reproduce.parse_experiment(text, "mine.toml").columns
+    assert any(column.is_relative for column in columns) and not all(column.is_relative for column in columns)
+    for column, figure in zip(columns, ours.figures, strict=True):
+        assert math.isnan(figure) == column.is_relative, column.name
+    assert reproduce.to_json(run(text))["rows"][1]["straggler_less"] is None
 
 
 def test_a_load_that_cannot_be_drawn_is_named_with_its_input() -> None:

@@ -34,7 +34,7 @@ def write_report(
     *,
     cluster: str,
     model: str | Mapping[str, Any] | None = None,
-    guest_slots: Sequence[int] = (1, 2, 4),
+    guest_slots: int | Sequence[int] = (1, 2, 4),
     policies: str | Sequence[str] = "all",
     **options: Any,
 ) -> Report:
@@ -51,8 +51,9 @@ def write_report(
     plotly_script()
     expect_output(os.fspath(path), [], "path")
     names = policies.split(",") if isinstance(policies, str) else policies
+    slots = [guest_slots] if isinstance(guest_slots, int) else list(guest_slots)
     given = {"cluster": cluster, "model": model, **options}
-    report = gather_report(load, Request(policies=names, guest_slots=guest_slots, options=given))
+    report = gather_report(load, Request(policies=names, guest_slots=slots, options=given))
     write_text(os.fspath(path), to_html(report))
     return report
 

@@ -44,7 +44,13 @@ class Request:
     def check(self) -> None:
         """Raises InputError for what cannot be, before any work."""
         _core._policies_named(list(self.policies))
-        if not self.guest_slots:
+        if not self.options.get("cluster"):
+            raise InputError("cluster: is missing", field="cluster")
+        if "policy_options" in self.options:
+            raise InputError(
+                "policy_options: are of one policy alone, and a report compares several", field="policy_options"
+            )
+        if len(self.guest_slots) == 0:
             raise InputError("guest_slots: lists no number", field="guest_slots")
         if self.options.get("residency") == "auto":
             raise InputError("residency: 'auto', expected static, resident, shared or free", field="residency")

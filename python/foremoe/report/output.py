@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable
 
 from .._errors import InputError
@@ -46,18 +46,15 @@ def _is_stream(path: str) -> bool:
 
 
 def _beside(path: str) -> str:
-    """A new, empty file in the same folder, with the permissions that the user's mask gives."""
+    """A new, empty file in the same folder."""
     folder, name = os.path.split(os.path.realpath(path))
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(21, "Is a directory")
-        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        temporary = os.path.join(folder, f".{name[:64]}.{secrets.token_hex(8)}")
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except OSError as error:
         raise _not_written(path, error) from error
-    mask = os.umask(0)
-    os.umask(mask)
-    os.fchmod(handle, 0o666 & ~mask)
-    os.close(handle)
     return temporary
 
 

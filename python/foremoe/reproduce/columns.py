@@ -117,19 +117,28 @@ def _percent_less(first: float, of: float) -> float:
 
 @dataclass(frozen=True)
 class Column:
-    """name: in files. title: in tables. value: of a system, beside the first system on the same input."""
+    """name: in files. title: in tables. value: of a system, and with a second argument beside the first one there."""
 
     name: str
     title: str
     digits: int
     meaning: str
     origin: Origin
-    value: Callable[[Measured, Measured], float]
+    value: Callable[..., float]
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether it compares with the first system."""
+        return self.value.__code__.co_argcount == 2
+
+    def of(self, measured: Measured, first: Measured | None) -> float:
+        """NaN where it compares with a first system that was skipped."""
+        if not self.is_relative:
+            return float(self.value(measured))
+        return math.nan if first is None else float(self.value(measured, first))
 
 
-def _of_origin(
-    origin: Origin, *rows: tuple[str, str, int, str, Callable[[Measured, Measured], float]]
-) -> dict[str, Column]:
+def _of_origin(origin: Origin, *rows: tuple[str, str, int, str, Callable[..., float]]) -> dict[str, Column]:
     return {row[0]: Column(*row[:4], origin, row[4]) for row in rows}
 
 
@@ -138,54 +147,54 @@ COLUMNS: dict[str, Column] = {
     **_of_origin(
         "exact",
         ("rho_mean", "ρ mean", 4, "largest rank load ÷ mean, mean over layers and micro-steps",
-         lambda m, _: m.figures["rho"]["mean"]),
-        ("rho_p99", "ρ p99", 4, "its 99th percentile", lambda m, _: m.figures["rho"]["p99"]),
-        ("rho_max", "ρ max", 4, "its largest value", lambda m, _: m.figures["rho"]["max"]),
+         lambda m: m.figures["rho"]["mean"]),
+        ("rho_p99", "ρ p99", 4, "its 99th percentile", lambda m: m.figures["rho"]["p99"]),
+        ("rho_max", "ρ max", 4, "its largest value", lambda m: m.figures["rho"]["max"]),
         ("below_1.1", "ρ < 1.1, %", 1, "share of (layer, micro-step) pairs",
-         lambda m, _: 100 * m.pairs["share_of_bucket"][0]),
-        ("below_1.3", "1.1 to 1.3, %", 1, "share of pairs", lambda m, _: 100 * m.pairs["share_of_bucket"][1]),
-        ("below_1.5", "1.3 to 1.5, %", 1, "share of pairs", lambda m, _: 100 * m.pairs["share_of_bucket"][2]),
-        ("below_2", "1.5 to 2, %", 1, "share of pairs", lambda m, _: 100 * m.pairs["share_of_bucket"][3]),
-        ("from_2", "ρ ≥ 2, %", 1, "share of pairs", lambda m, _: 100 * m.pairs["share_of_bucket"][4]),
+         lambda m: 100 * m.pairs["share_of_bucket"][0]),
+        ("below_1.3", "1.1 to 1.3, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][1]),
+        ("below_1.5", "1.3 to 1.5, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][2]),
+        ("below_2", "1.5 to 2, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][3]),
+        ("from_2", "ρ ≥ 2, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][4]),
         ("straggler", "straggler", 0, "tokens of the busiest rank above the mean, mean over pairs",
-         lambda m, _: m.pairs["straggler"]),
+         lambda m: m.pairs["straggler"]),
         ("straggler_less", "straggler, % less", 1, "than the first system's",
          lambda m, first: _percent_less(first.pairs["straggler"], m.pairs["straggler"])),
-        ("waste", "waste, %", 1, "(max − mean) ÷ max rank load, mean over pairs", lambda m, _: 100 * m.pairs["waste"]),
+        ("waste", "waste, %", 1, "(max − mean) ÷ max rank load, mean over pairs", lambda m: 100 * m.pairs["waste"]),
         ("copies", "copies", 1, "expert weights moved per layer and event, whole group",
-         lambda m, _: m.figures["copies_per_layer_event"]),
+         lambda m: m.figures["copies_per_layer_event"]),
         ("copies_warm", "copies, warm", 1, "the same after the first event",
-         lambda m, _: m.pairs["copies_after_first_event"]),
+         lambda m: m.pairs["copies_after_first_event"]),
         ("guests", "guests", 1, "experts that serve tokens away from home, per layer and event",
-         lambda m, _: m.figures["guests_per_layer"]),
+         lambda m: m.figures["guests_per_layer"]),
         ("home_moves", "home moves", 0, "experts whose owner changed, all layers",
-         lambda m, _: m.figures["home_moves"]),
+         lambda m: m.figures["home_moves"]),
         ("node_link", "node link", 0, "tokens of the busiest node's link to others, mean over pairs",
-         lambda m, _: m.figures["node_link_tokens"]["mean"]),
-        ("node_link_max", "node link max", 0, "the same, largest", lambda m, _: m.figures["node_link_tokens"]["max"]),
+         lambda m: m.figures["node_link_tokens"]["mean"]),
+        ("node_link_max", "node link max", 0, "the same, largest", lambda m: m.figures["node_link_tokens"]["max"]),
         ("node_link_of_first", "node link max ÷ first", 3, "its largest ÷ the first system's",
          lambda m, first: m.figures["node_link_tokens"]["max"] / max(1.0, first.figures["node_link_tokens"]["max"])),
         ("sent", "sent, no locality", 0,
          "tokens that the busiest rank sends or receives when replicas are filled by rank",
-         lambda m, _: m.sent["sent_without_locality"]),
+         lambda m: m.sent["sent_without_locality"]),
         ("sent_rank", "sent, rank first", 0, "the same when a source fills its own replicas first",
-         lambda m, _: m.sent["sent_with_rank_locality"]),
+         lambda m: m.sent["sent_with_rank_locality"]),
         ("sent_node", "sent, node next", 0, "the same when then those of its node follow",
-         lambda m, _: m.sent["sent_with_node_locality"]),
+         lambda m: m.sent["sent_with_node_locality"]),
         ("between_nodes", "between nodes", 0, "so routed, tokens that the busiest node sends or receives",
-         lambda m, _: m.sent["between_nodes"]),
+         lambda m: m.sent["between_nodes"]),
         ("hottest", "hottest expert", 2, "tokens of a step's most popular expert ÷ mean",
-         lambda m, _: m.stability["hottest"]),
+         lambda m: m.stability["hottest"]),
         ("step_change", "change of step, %", 1, "share of tokens that go to other experts than in the step before",
-         lambda m, _: 100 * m.stability["step_change"]),
+         lambda m: 100 * m.stability["step_change"]),
         ("micro_step_change", "change of micro-step, %", 1, "the same from micro-step to micro-step",
-         lambda m, _: 100 * m.stability["micro_step_change"]),
+         lambda m: 100 * m.stability["micro_step_change"]),
     ),
     **_of_origin(
         "measured here",
         ("plan_us", "planning, µs", 0, "CPU time per layer and micro-step, without what is done once per step",
-         lambda m, _: m.figures["plan_us_per_layer_micro_step"]),
-        ("plan_seconds", "planning, s", 3, "of the whole step, wall clock", lambda m, _: m.figures["plan_seconds"]),
+         lambda m: m.figures["plan_us_per_layer_micro_step"]),
+        ("plan_seconds", "planning, s", 3, "of the whole step, wall clock", lambda m: m.figures["plan_seconds"]),
     ),
     **_of_origin(
         "modelled",
@@ -195,40 +204,40 @@ COLUMNS: dict[str, Column] = {
          "were every rank at the mean load and mean traffic of this system, and nothing copied",
          lambda m, first: ratio(first.seconds, m.figures["ideal_step_seconds"])),
         ("of_ideal", "of ideal, %", 1, "ideal step time ÷ step time",
-         lambda m, _: ratio(100 * m.figures["ideal_step_seconds"], m.seconds)),
+         lambda m: ratio(100 * m.figures["ideal_step_seconds"], m.seconds)),
         ("of_perfect", "of perfect, %", 1,
          "first system's step were all ranks at the mean ÷ step time; above 100 where less is sent",
          lambda m, first: ratio(100 * first.figures["ideal_step_seconds"], m.seconds)),
         ("free_speedup", "speedup, opt", 3, "were planning and transfer free",
          lambda m, first: ratio(first.seconds, m.seconds - m.overhead)),
         ("of_free", "of opt, %", 1, "step time with planning and transfer free ÷ step time",
-         lambda m, _: 100 * (1 - ratio(m.overhead, m.seconds))),
+         lambda m: 100 * (1 - ratio(m.overhead, m.seconds))),
         ("rl_speedup", "RL step speedup", 3, "with the rollout, which takes as long whoever plans",
          lambda m, first: ratio(first.figures["rl_step_seconds"], m.figures["rl_step_seconds"])),
-        ("step_ms", "step, ms", 1, "recompute and policy update", lambda m, _: 1e3 * m.seconds),
-        ("recompute_ms", "recompute, ms", 1, "stage time", lambda m, _: 1e3 * m.recompute["seconds"]),
-        ("update_ms", "policy update, ms", 1, "stage time", lambda m, _: 1e3 * m.update["seconds"]),
+        ("step_ms", "step, ms", 1, "recompute and policy update", lambda m: 1e3 * m.seconds),
+        ("recompute_ms", "recompute, ms", 1, "stage time", lambda m: 1e3 * m.recompute["seconds"]),
+        ("update_ms", "policy update, ms", 1, "stage time", lambda m: 1e3 * m.update["seconds"]),
         ("exposed_ms", "exposed, ms", 2, "of both stages, waited for copies and gradients",
-         lambda m, _: 1e3 * m.figures["exposed_copy_seconds"]),
-        ("forward_ms", "forward, ms", 3, "of a layer and micro-step", lambda m, _: m.forward_ms),
+         lambda m: 1e3 * m.figures["exposed_copy_seconds"]),
+        ("forward_ms", "forward, ms", 3, "of a layer and micro-step", lambda m: m.forward_ms),
         ("backward_ms", "backward, ms", 3, "of a layer and micro-step",
-         lambda m, _: m.turn_ms(_turns(m.update)) - m.forward_ms),
+         lambda m: m.turn_ms(_turns(m.update)) - m.forward_ms),
         ("dense_ms", "attention, ms", 3, "attention, norms, router and shared experts of a layer's forward",
-         lambda m, _: m.part_ms("dense")),
+         lambda m: m.part_ms("dense")),
         ("planning_ms", "planning, ms", 3, "on the critical path of a layer's forward, as published",
-         lambda m, _: m.part_ms("planning")),
-        ("dispatch_ms", "dispatch, ms", 3, "of a layer's forward", lambda m, _: m.part_ms("dispatch")),
-        ("experts_ms", "experts, ms", 3, "of a layer's forward", lambda m, _: m.part_ms("experts")),
-        ("combine_ms", "combine, ms", 3, "of a layer's forward", lambda m, _: m.part_ms("combine")),
+         lambda m: m.part_ms("planning")),
+        ("dispatch_ms", "dispatch, ms", 3, "of a layer's forward", lambda m: m.part_ms("dispatch")),
+        ("experts_ms", "experts, ms", 3, "of a layer's forward", lambda m: m.part_ms("experts")),
+        ("combine_ms", "combine, ms", 3, "of a layer's forward", lambda m: m.part_ms("combine")),
         ("transfer_ms", "transfer, ms", 3,
          "of a layer: copies into the rank that receives most, over the host's link",
-         lambda m, _: 1e3 * m.pairs["busiest_receiver"] * m.cost["fetch_seconds"]),
+         lambda m: 1e3 * m.pairs["busiest_receiver"] * m.cost["fetch_seconds"]),
         ("guest_gib", "guests, GiB", 3, "weights and gradients of the guests of the rank that holds most",
-         lambda m, _: _gib(_guest_bytes(m.update["memory"]))),
+         lambda m: _gib(_guest_bytes(m.update["memory"]))),
         ("link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
-         lambda m, _: _gib(_busiest_link(m.recompute) + _busiest_link(m.update))),
+         lambda m: _gib(_busiest_link(m.recompute) + _busiest_link(m.update))),
         ("utilisation", "computing, %", 1, "of the ranks' time in the policy update",
-         lambda m, _: 100 * m.update["utilisation"]),
+         lambda m: 100 * m.update["utilisation"]),
     ),
 }
 # fmt: on

@@ -193,7 +193,8 @@ def _read_system(table: Table) -> System:
     label, policy = table.required("label"), table.required("policy")
     own_options = table.checked(_core._own_options, policy)
     table.finish(but=_PLANNED.union(own_options))
-    own = {key: value for key in own_options if (value := table.number(key)) is not None}
+    own = table.options(set(own_options))
+    table.checked(lambda options: _core._own_options(policy, options), own)
     options = table.options(_PLANNED)
     table.checked(_core._check_evaluation, options)
     return System(label, policy, options, own)
@@ -222,11 +223,13 @@ class _Known:
 
 def _read_published(table: Table, known: _Known) -> Published:
     value = table.take("value", "a number or a text", int, float, str)
+    if value is not None and not isinstance(value, str):
+        value = table.finite("value", value)
     published = Published(
         input=known.input(table),
         system=known.system(table),
         column=known.column(table),
-        value=table.fail("value", "is missing") if value is None else value if isinstance(value, str) else float(value),
+        value=table.fail("value", "is missing") if value is None else value,
         note=table.text("note"),
     )
     table.finish()

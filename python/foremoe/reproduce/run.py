@@ -80,7 +80,7 @@ def _cells_of(experiment: Experiment, on: Input, threads: int, progress: Callabl
                 raise InputError(f"the plan is wrong: {measured.figures['violations'][0]['message']}")
         if system is experiment.systems[0]:
             first = measured
-        yield Cell(tuple(math.nan if first is None else float(c.value(measured, first)) for c in experiment.columns))
+        yield Cell(tuple(c.of(measured, first) for c in experiment.columns))
 
 
 @contextlib.contextmanager

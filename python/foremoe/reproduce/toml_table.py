@@ -61,9 +61,14 @@ class Table:
 
     def number(self, key: str) -> float | None:
         value = self.take(key, "a number", int, float)
-        if value is not None and not math.isfinite(value):
-            self.fail(key, f"{value}, expected a number")
-        return None if value is None else float(value)
+        return None if value is None else self.finite(key, value)
+
+    def finite(self, key: str, value: float) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        return number if math.isfinite(number) else self.fail(key, f"{number}, expected a number")
 
     def options(self, keys: set[str]) -> dict[str, Any]:
         """Those of the keys that are there, for _core to check."""

@@ -245,8 +245,8 @@ def _attempt(make: Callable[[], Made]) -> tuple[Made | None, str]:
     """What was made, or why not."""
     try:
         return make(), ""
-    except foremoe.InputError as error:
-        return None, str(error)
+    except Exception as error:  # whatever it is: the other ranks wait to be told
+        return None, str(error) or type(error).__name__
 
 
 def _of_all_ranks(text: str, ep: ExpertParallel) -> list[str]:

@@ -1,11 +1,7 @@
 #include "foremoe/evaluate/own_options.h"
 
-#include <fmt/format.h>
+#include <optional>
 
-#include <algorithm>
-#include <array>
-
-#include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluate.h"
 #include "foremoe/policy/feplb.h"
 #include "foremoe/policy/finemoe.h"
@@ -15,68 +11,76 @@ namespace foremoe {
 
 namespace {
 
-// LP 4's weights (either makes it LP 4), and the part of the tokens that is scheduled.
-constexpr std::array<std::string_view, 3> kFineMoe{"alpha_ranks", "alpha_nodes", "scheduled_fraction"};
-// dyn; τ; buffers; whether the greedy goes on with smaller experts, whether the lowest ids are the dynamic ones (0 or
-// 1).
-constexpr std::array<std::string_view, 5> kFeplb{"dyn", "min_tokens", "max_num_dyn", "try_smaller", "first_experts"};
-constexpr std::array<std::string_view, 1> kUltraEp{"min_tokens_per_replica"};
+constexpr int kMany = 1 << 30;
 
-FineMoeOptions finemoe_options(const OwnOptions& own) {
-  FineMoeOptions options;
-  for (const auto& [key, value] : own) {
-    if (key == "scheduled_fraction") {
-      options.scheduler.scheduled_fraction = value;
-      continue;
-    }
-    if (options.scheduler.solver != finemoe::Solver::kCommunicationAware) {
-      options.scheduler.weights = {.ranks = 0, .nodes = 0};
-    }
-    options.scheduler.solver = finemoe::Solver::kCommunicationAware;
-    (key == "alpha_ranks" ? options.scheduler.weights.ranks : options.scheduler.weights.nodes) = value;
-  }
-  return options;
+PolicyWithOptions feplb_policy() {
+  struct Chosen {
+    FeplbOptions options;
+    int try_smaller = 0;
+    int first_experts = 0;
+  };
+  const auto chosen = std::make_shared<Chosen>();
+  FeplbOptions& o = chosen->options;
+  return {
+      .options = {integer_option({.name = "dyn", .help = "Dynamic experts of a rank"}, o.dyn, {0, kMany}),
+                  integer_option({.name = "min_tokens", .help = "Experts of so few tokens stay"}, o.min_tokens,
+                                 {0, std::int64_t{1} << 40}),
+                  integer_option({.name = "max_num_dyn", .help = "Buffers of a rank"}, o.max_num_dyn, {0, kMany}),
+                  integer_option({.name = "try_smaller", .help = "1: the greedy goes on with smaller experts"},
+                                 chosen->try_smaller, {0, 1}),
+                  integer_option({.name = "first_experts", .help = "1: those of the lowest ids are the dynamic ones"},
+                                 chosen->first_experts, {0, 1})},
+      .make = [chosen]() -> std::shared_ptr<const Policy> {
+        FeplbOptions options = chosen->options;
+        options.try_smaller = chosen->try_smaller != 0;
+        if (chosen->first_experts != 0) options.dynamic = DynamicExperts::kFirst;
+        return make_feplb(options);
+      }};
 }
 
-FeplbOptions feplb_options(const OwnOptions& own) {
-  FeplbOptions options;
-  for (const auto& [key, value] : own) {
-    if (key == "dyn") options.dyn = static_cast<int>(value);
-    if (key == "min_tokens") options.min_tokens = static_cast<std::int64_t>(value);
-    if (key == "max_num_dyn") options.max_num_dyn = static_cast<int>(value);
-    if (key == "try_smaller") options.try_smaller = value != 0;
-    if (key == "first_experts") options.dynamic = value != 0 ? DynamicExperts::kFirst : DynamicExperts::kBusiest;
-  }
-  return options;
+PolicyWithOptions ultraep_policy() {
+  const auto chosen = std::make_shared<UltraEpOptions>();
+  return {.options = {integer_option({.name = "min_tokens_per_replica", .help = "The fewest tokens of a replica"},
+                                     chosen->min_tokens_per_replica, {1, std::int64_t{1} << 40})},
+          .make = [chosen]() -> std::shared_ptr<const Policy> { return make_ultraep(*chosen); }};
 }
 
-UltraEpOptions ultraep_options(const OwnOptions& own) {
-  return {.min_tokens_per_replica = static_cast<std::int64_t>(own.front().second)};
+PolicyWithOptions finemoe_policy(std::unique_ptr<Policy> (*make)(const FineMoeOptions&)) {
+  struct Chosen {
+    FineMoeOptions options;
+    std::optional<double> alpha_ranks, alpha_nodes;  // either makes it LP 4
+  };
+  const auto chosen = std::make_shared<Chosen>();
+  constexpr NumberRange kWeight{.least = 0, .most = 1e9};
+  return {.options = {number_option({.name = "alpha_ranks", .help = "LP 4's weight of traffic between ranks"},
+                                    chosen->alpha_ranks, kWeight),
+                      number_option({.name = "alpha_nodes", .help = "LP 4's weight of traffic between nodes"},
+                                    chosen->alpha_nodes, kWeight),
+                      number_option({.name = "scheduled_fraction", .help = "Part of the tokens that is scheduled"},
+                                    chosen->options.scheduler.scheduled_fraction, {.least = 0, .most = 1})},
+          .make = [chosen, make]() -> std::shared_ptr<const Policy> {
+            FineMoeOptions options = chosen->options;
+            if (chosen->alpha_ranks || chosen->alpha_nodes) {
+              options.scheduler.solver = finemoe::Solver::kCommunicationAware;
+              options.scheduler.weights = {.ranks = chosen->alpha_ranks.value_or(0),
+                                           .nodes = chosen->alpha_nodes.value_or(0)};
+            }
+            return make(options);
+          }};
 }
 
 }  // namespace
 
-std::span<const std::string_view> own_options(std::string_view policy) {
-  if (policy == "feplb") return kFeplb;
-  if (policy == "ultraep") return kUltraEp;
-  if (policy.starts_with("finemoe")) return kFineMoe;
-  return {};
-}
-
-std::shared_ptr<const Policy> policy_with(const std::string& name, const OwnOptions& own) {
+PolicyWithOptions policy_with_options(const std::string& name) {
   const Policy* const plain = &policy_named(name);
-  if (own.empty()) return {plain, [](const Policy*) {}};  // lives as long as the program
-  const std::span<const std::string_view> known = own_options(name);
-  for (const auto& [key, value] : own) {
-    if (std::ranges::find(known, key) != known.end()) continue;
-    throw InputError({.field = key}, known.empty() ? fmt::format("policy {} has no options of its own", name)
-                                                   : fmt::format("policy {} has {}", name, fmt::join(known, ", ")));
-  }
-  if (name == "feplb") return make_feplb(feplb_options(own));
-  if (name == "ultraep") return make_ultraep(ultraep_options(own));
-  if (name == "finemoe-random") return make_finemoe_random(finemoe_options(own));
-  if (name == "finemoe-symmetric") return make_finemoe_symmetric(finemoe_options(own));
-  return make_finemoe(finemoe_options(own));
+  if (name == "feplb") return feplb_policy();
+  if (name == "ultraep") return ultraep_policy();
+  if (name == "finemoe") return finemoe_policy(make_finemoe);
+  if (name == "finemoe-random") return finemoe_policy(make_finemoe_random);
+  if (name == "finemoe-symmetric") return finemoe_policy(make_finemoe_symmetric);
+  return {.options = {}, .make = [plain]() -> std::shared_ptr<const Policy> {
+            return {plain, [](const Policy*) {}};  // lives as long as the program
+          }};
 }
 
 }  // namespace foremoe

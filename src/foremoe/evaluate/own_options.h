@@ -1,25 +1,28 @@
 #pragma once
 
-// Options that one policy alone has, given by name as numbers: FEPLB's number of dynamic experts, UltraEP's smallest
-// replica, FineMoE's weights of LP 4.
+// Options that one policy alone has: FEPLB's number of dynamic experts, UltraEP's smallest replica, FineMoE's weights
+// of LP 4.
+//
+//   PolicyWithOptions feplb = policy_with_options("feplb");
+//   option_named(feplb.options, "dyn").set("2");
+//   evaluate(*feplb.make(), input, …);
 
+#include <functional>
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
+#include "foremoe/core/option.h"
 #include "foremoe/policy/policy.h"
 
 namespace foremoe {
 
-using OwnOptions = std::vector<std::pair<std::string, double>>;
+struct PolicyWithOptions {
+  std::vector<Option> options;                          // none for most policies
+  std::function<std::shared_ptr<const Policy>()> make;  // as the options were set
+};
 
-// Names of the options that only this policy has; empty for most.
-std::span<const std::string_view> own_options(std::string_view policy);
-
-// Throws InputError, field `policy` when there is no such policy, else the name of an option that it does not have.
-std::shared_ptr<const Policy> policy_with(const std::string& name, const OwnOptions& own);
+// Throws InputError, field `policy`, when there is no such policy.
+PolicyWithOptions policy_with_options(const std::string& name);
 
 }  // namespace foremoe
