@@ -84,7 +84,7 @@ class TransformersExperts:
         self._implementation = getattr(experts.config, "_experts_implementation", None)
         self._ids: Tensor | None = None
         self._mode: _GivenTopK | None = None
-        self.replayed_rows = 0
+        self.replayed_rows: Tensor | int = 0  # that have a route
         self.mismatched_rows: Tensor | int = 0
         self._hooks: list[Any] = []
 
@@ -139,8 +139,9 @@ class TransformersExperts:
         if mode.hits != 1 or mode.own is None or self._ids is None:
             raise RuntimeError(f"{self.name}: the router chose its experts in a way that cannot be replayed")
         own, ids = mode.own.sort(-1).values, self._ids.sort(-1).values
-        self.mismatched_rows = self.mismatched_rows + ((own != ids).any(-1) & (ids >= 0).all(-1)).sum()
-        self.replayed_rows += ids.shape[0]
+        routed = (ids >= 0).all(-1)
+        self.replayed_rows = self.replayed_rows + routed.sum()
+        self.mismatched_rows = self.mismatched_rows + ((own != ids).any(-1) & routed).sum()
 
 
 def _top_k_of(config: Any) -> int:

@@ -19,6 +19,7 @@ from .stage import Stage
 
 RESIDENCIES = ("static", "resident", "shared")
 PATHS = ("auto", "peer", "host")
+UNROUTED = ("drop", "home")
 # Of foremoe.plan(), those that leave homes where they are and run micro-steps one after the other.
 OPTIONS = {
     "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
@@ -156,13 +157,17 @@ class ExpertParallel:
     def _execute_of(self, index: int) -> Any:
         def execute(hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
             if self._stage is not None:
-                return self._stage.execute(index, hidden, gates)
-            return self._execute_unplanned(index, hidden, ids, gates)
+                return self._stage.execute(index, hidden, ids, gates)
+            return self.execute_at_homes(index, hidden, ids, gates)[0]
 
         return execute
 
-    def _execute_unplanned(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-        """Every row at its expert's home, with counts exchanged first: for evaluation."""
+    def execute_at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> tuple[Tensor, int]:
+        """Rows that no plan knows, at their experts' homes, with counts exchanged first.
+
+        hidden: [tokens, hidden]; ids, gates: [tokens, top_k]. Returns [tokens, hidden], and the number of rows computed
+        on this rank.
+        """
         layer = self.layers[index]
         expert, order = ids.reshape(-1).sort(stable=True)
         routed = expert >= 0
@@ -182,7 +187,7 @@ class ExpertParallel:
         back = torch.empty_like(computed).index_copy(0, to_slots, computed)
         returned = AllToAll.apply(back, recv, send, self.group, None, None)
         weighted = returned * gates.reshape(-1)[order, None].to(returned.dtype)
-        return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
+        return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype)), sum(recv)
 
     def expert_parameters(self) -> list[torch.nn.Parameter]:
         """This rank's, of all layers."""
@@ -228,25 +233,32 @@ class ExpertParallel:
     def leave(self) -> None:
         self._stage = None
 
-    def plan(self, routes: Sequence[Tensor], phase: str = "policy_update") -> Stage:
+    def plan(self, routes: Sequence[Tensor], phase: str = "policy_update", *, unrouted: str = "drop") -> Stage:
         """Plans a phase, in the background. Collective.
 
         routes: of each of this rank's micro-steps, integers [rows, layers, top_k] or [batch, tokens, layers, top_k], as
-        the model flattens its tokens; −1 in all entries of a row that has no route. Such rows add nothing, so that only
-        padding and the last token of a sequence may have none. Ranks may have different numbers of micro-steps.
+        the model flattens its tokens; −1 in all entries of a row that has no route. Ranks may have different numbers of
+        micro-steps.
+        unrouted: what becomes of rows without a route. drop: the experts add nothing to them, so that only rows which
+        nothing reads may have none: padding, and the last token of a sequence. home: each takes the experts that its
+        router chooses, at their homes. Layers of micro-steps in which some rank has such rows exchange these apart from
+        the others, and their counts first.
 
-        Raises InputError for routes that cannot be.
+        Raises InputError for routes that cannot be, and under drop for rows without a route that something reads, where
+        that can be seen: a row in some layers alone, or one between rows of its sequence that have a route.
         """
         refused: foremoe.InputError | None = None
         flat: list[Tensor] = []
         try:
             if phase not in ("recompute", "policy_update"):
                 raise foremoe.InputError(f"phase: '{phase}', expected recompute or policy_update", field="phase")
-            flat = [self._checked(routes, m) for m in range(len(routes))]
+            if unrouted not in UNROUTED:
+                raise foremoe.InputError(f"unrouted: '{unrouted}', expected drop or home", field="unrouted")
+            flat = [self._checked(routes, m, unrouted) for m in range(len(routes))]
         except foremoe.InputError as error:
             refused = error
         most = self._most_micro_steps(len(flat), refused)
-        counts = self._counts(flat, most)
+        counts, without = self._counts(flat, most, unrouted)
         load = foremoe.Load.from_array(
             counts, top_k=self.layers[0].top_k, ranks_per_node=self.ranks_per_node, name="routes"
         )
@@ -258,9 +270,9 @@ class ExpertParallel:
             threads=self._threads,
             **self._options,
         )
-        return Stage(self, load, running, flat, phase)
+        return Stage(self, load, running, flat, phase=phase, unrouted=without)
 
-    def _checked(self, routes: Sequence[Tensor], m: int) -> Tensor:
+    def _checked(self, routes: Sequence[Tensor], m: int, unrouted: str) -> Tensor:
         layers, top_k = len(self.layers), self.layers[0].top_k
         of = routes[m]
 
@@ -275,11 +287,15 @@ class ExpertParallel:
         missing = flat < 0
         if bool((missing.any(-1) != missing.all(-1)).any()):
             refuse("a row has a route for some of its top_k experts alone")
-        if of.dim() == 4:
-            routed = (of.detach().to("cpu") >= 0).flatten(2).any(-1).int()  # [batch, tokens]
-            inside = (routed.cumsum(1) > 0) & (routed.flip(1).cumsum(1).flip(1) > 0)
-            if bool((inside & (routed == 0)).any()):
-                refuse("a row between rows with routes has none")
+        if unrouted == "drop":
+            routed = ~missing.all(-1)  # [rows, layers]
+            if bool((routed.any(-1) != routed.all(-1)).any()):
+                refuse("a row has a route in some layers alone; expected one in all or in none, or unrouted='home'")
+            if of.dim() == 4:
+                of_token = routed[:, 0].int().view(of.shape[:2])
+                inside = (of_token.cumsum(1) > 0) & (of_token.flip(1).cumsum(1).flip(1) > 0)
+                if bool((inside & (of_token == 0)).any()):
+                    refuse("a row between rows with routes has none; expected one, or unrouted='home'")
         return flat.contiguous()
 
     def _most_micro_steps(self, own: int, refused: foremoe.InputError | None) -> int:
@@ -292,18 +308,24 @@ class ExpertParallel:
             raise foremoe.InputError("routes: another rank refused its own", field="routes")
         return int(most[0])
 
-    def _counts(self, routes: list[Tensor], most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """int64 [micro_steps, layers, ranks, experts], of all ranks."""
+    def _counts(
+        self, routes: list[Tensor], most: int, unrouted: str
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+        """Of all ranks: int64 [micro_steps, layers, ranks, experts], and rows without a route that are to be computed,
+        int64 [micro_steps, layers, ranks]."""
         layers = len(self.layers)
-        own = torch.zeros(most, layers, self.num_experts, dtype=torch.int64)
+        own = torch.zeros(most, layers, self.num_experts + 1, dtype=torch.int64)
         for m, of in enumerate(routes):
             for i in range(layers):
                 ids = of[:, i].reshape(-1)
-                own[m, i] = torch.bincount(ids[ids >= 0], minlength=self.num_experts)
+                own[m, i, :-1] = torch.bincount(ids[ids >= 0], minlength=self.num_experts)
+                if unrouted == "home":
+                    own[m, i, -1] = (of[:, i, 0] < 0).sum()
         own = own.to(self.device)
         parts = [torch.empty_like(own) for _ in range(self.num_ranks)]
         dist.all_gather(parts, own, group=self.group)
-        return np.ascontiguousarray(torch.stack(parts, 2).cpu().numpy())
+        counts = torch.stack(parts, 2).cpu().numpy()
+        return np.ascontiguousarray(counts[..., :-1]), np.ascontiguousarray(counts[..., -1])
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:

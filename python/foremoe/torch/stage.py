@@ -36,6 +36,7 @@ class _LayerTurn:
     home_rows: int
     home_ends: Tensor  # int32 [homes]
     guest_ends: Tensor  # int32 [guest slots]
+    unrouted: Tensor | None  # int64 [rows], this rank's without a route that are computed; None where no rank has any
     ran: bool = False  # a second forward is the recomputation of a checkpoint
 
 
@@ -68,20 +69,31 @@ class Stage:
     """
 
     def __init__(
-        self, ep: ExpertParallel, load: foremoe.Load, running: foremoe.RunningPlan, routes: list[Tensor], phase: str
+        self,
+        ep: ExpertParallel,
+        load: foremoe.Load,
+        running: foremoe.RunningPlan,
+        routes: list[Tensor],
+        *,
+        phase: str,
+        unrouted: np.ndarray[Any, np.dtype[np.int64]],
     ):
+        """unrouted: rows without a route that are computed at homes, int64 [micro_steps, layers, ranks]."""
         self._ep = ep
         self._load = load
         self._running = running
         self._routes = routes  # of this rank's micro-steps, int32 [tokens, layers, top_k]
         self._phase = phase
+        self._unrouted = unrouted
+        # Rows computed for them on each rank; until they are shared, on this one.
+        self._unrouted_computed = np.zeros_like(unrouted)
         self._plan: foremoe.Plan | None = None
         self._guests: Guests | None = None
         self._turns: foremoe.RankTurns | None = None
         self._current: list[_LayerTurn] | None = None
         self._next = 0  # micro-step
         self._last = -1  # turn that ran
-        self._fallbacks = 0  # layers of micro-steps that ran at homes
+        self._fallbacks: list[tuple[int, int]] = []  # (micro-step, layer) that ran at homes
         self._grads: list[tuple[torch.nn.Parameter, Tensor | None]] = []
         self._drained = phase == "recompute"
 
@@ -172,6 +184,8 @@ class Stage:
             self.guests.abandon()
             return
         self.guests.finish()
+        if complete and self._phase == "recompute":
+            self._share_unrouted()
         if not complete:
             raise RuntimeError(
                 "the stage was left before its last micro-step, or without drain(): its gradients are given up"
@@ -188,7 +202,7 @@ class Stage:
         self.guests.expect_same_weights()
         self._next += 1
         at_homes = self.guests.agree(micro_step)
-        self._fallbacks += len(at_homes)
+        self._fallbacks += [(micro_step, layer) for layer in sorted(at_homes)]
         self._current = self._prepare(micro_step, at_homes)
         routes = self._routes_of(micro_step)
         for i, layer in enumerate(self._ep.layers):
@@ -210,7 +224,7 @@ class Stage:
                 weight = next(iter(layer.weights().values()))
                 hidden = weight.new_zeros(0, layer.hidden_size).requires_grad_(torch.is_grad_enabled())
                 none = hidden.new_zeros(0, layer.top_k)
-                outputs.append(self.execute(i, hidden, none))
+                outputs.append(self.execute(i, hidden, none.long(), none))
             if self._phase == "policy_update":
                 for out in reversed(outputs):
                     out.sum().backward()  # type: ignore[no-untyped-call]
@@ -247,9 +261,17 @@ class Stage:
                     home_rows=home_rows,
                     home_ends=self._upload(turn.slot_offsets[1 : own + 1].astype(np.int32)),
                     guest_ends=self._upload((turn.slot_offsets[own + 1 :] - home_rows).astype(np.int32)),
+                    unrouted=self._unrouted_rows(micro_step, i),
                 )
             )
         return prepared
+
+    def _unrouted_rows(self, micro_step: int, layer: int) -> Tensor | None:
+        of_ranks = self._unrouted[micro_step, layer]
+        if not of_ranks.any():
+            return None
+        rows = (self._routes_of(micro_step)[:, layer, 0] < 0).numpy().nonzero()[0]
+        return self._upload(rows[: of_ranks[self._ep.rank]])  # all of them, or none where this rank drops its own
 
     def _upload(self, array: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -257,8 +279,11 @@ class Stage:
             return tensor
         return tensor.pin_memory().to(self._ep.device, non_blocking=True)
 
-    def execute(self, index: int, hidden: Tensor, gates: Tensor) -> Tensor:
-        """One layer, forward: [tokens, hidden]. Rows without a route add nothing."""
+    def execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        """One layer, forward: [tokens, hidden]; ids, which matter for rows without a route, and gates: [tokens, top_k].
+
+        Rows without a route are dropped, or computed at homes.
+        """
         if self._current is None:
             raise RuntimeError("a planned layer ran outside of micro_step()")
         of = self._current[index]
@@ -300,7 +325,14 @@ class Stage:
         back = torch.empty_like(computed).index_copy(0, of.to_slots, computed)
         returned = AllToAll.apply(back, of.recv, of.send, group, before, None)
         weighted = returned * gates.reshape(-1)[of.order, None].to(returned.dtype)
-        return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
+        out = torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
+        if of.unrouted is None:
+            return out
+        # Autograd runs what came last first: these exchanges, then those of the plan, on all ranks alike.
+        rows = of.unrouted
+        of_unrouted, computed_here = self._ep.execute_at_homes(index, hidden[rows], ids[rows], gates[rows])
+        self._unrouted_computed[self._next - 1, index, self._ep.rank] = computed_here
+        return out.index_add(0, rows, of_unrouted)
 
     def _expect_turn(self, of: _LayerTurn) -> None:
         """Guests are where they are for one forward and one backward, in the order of the plan."""
@@ -314,7 +346,8 @@ class Stage:
         # A checkpoint is computed again.
         if self.plan.residency == "shared" and of.backward != self._last + 1:
             raise RuntimeError(f"{name}: under residency shared a checkpoint may hold one MoE layer, not several")
-        rows = self._load.array[self._next - 1, of.layer].sum(-1)
+        place = self._next - 1, of.layer
+        rows = self._load.array[place].sum(-1) + self._unrouted[place]
         if bool((rows == 0).any()):
             raise RuntimeError(f"{name}: checkpointing needs rows of every rank in every micro-step, and one is idle")
 
@@ -326,6 +359,7 @@ class Stage:
             raise RuntimeError("drain() comes once, after the backward of the last micro-step")
         self.guests.expect_same_weights()
         self.guests.drain()
+        self._share_unrouted()
         dense = {id(p) for p in self._ep.reduced_parameters()}
         for weight, before in self._grads:
             if weight.grad is None:
@@ -337,27 +371,40 @@ class Stage:
                 weight.grad += before
         self._drained = True
 
+    def _share_unrouted(self) -> None:
+        """Tells all ranks what each computed for rows without a route. Collective."""
+        if self._unrouted.any():
+            computed = torch.from_numpy(self._unrouted_computed).to(self._ep.device)
+            dist.all_reduce(computed, group=self._ep.group)
+            self._unrouted_computed = computed.cpu().numpy()
+
     def figures(self) -> dict[str, Any]:
         """What the stage was worth, of this rank where ranks differ.
 
-        rho_vanilla, rho_planned: busiest rank's rows ÷ mean, mean and max over layers and micro-steps, with experts at
-        home and as planned. copies: experts copied into this rank; host_copies: those of them that came by the host
-        path. exposed_seconds: that it waited for them. fallbacks: layers of micro-steps that ran at homes, not as
-        planned, because a rank lacked a guest; the same on all ranks. mismatch: share of replayed rows whose router
-        would have chosen other experts.
+        rho_vanilla, rho_planned, rho_computed: busiest rank's rows ÷ mean, mean and max over layers and micro-steps:
+        with experts at home; as planned; and as executed, which is at homes where layers fell back, and with the rows
+        without a route that were computed (those of other ranks from drain(), or the end of a recompute phase, on).
+        copies: experts copied into this rank; host_copies: those of them that came by the host path. exposed_seconds:
+        that it waited for them. fallbacks: layers of micro-steps that ran at homes, not as planned, because a rank
+        lacked a guest; the same on all ranks. mismatch: share of rows with a route whose router would have chosen other
+        experts.
         """
         experts = self._load.array.sum(2)  # [micro_steps, layers, experts]
         at_homes = experts.reshape(*experts.shape[:2], self._ep.num_ranks, -1).sum(-1)
         planned = np.zeros(at_homes.shape, np.int64)
         planned[self.plan.event_micro_step] = self.plan.slot_tokens.sum(-1)
-        rows = sum(getattr(layer, "replayed_rows", 0) for layer in self._ep.layers)
+        computed = planned + self._unrouted_computed
+        for place in self._fallbacks:
+            computed[place] += at_homes[place] - planned[place]
+        rows = sum(int(getattr(layer, "replayed_rows", 0)) for layer in self._ep.layers)
         mismatched = sum(int(getattr(layer, "mismatched_rows", 0)) for layer in self._ep.layers)
         return {
             "rho_vanilla": _spread(at_homes),
             "rho_planned": _spread(planned),
+            "rho_computed": _spread(computed),
             "copies": sum(self.guests.copies.values()),
             "host_copies": self.guests.copies["host"],
-            "fallbacks": self._fallbacks,
+            "fallbacks": len(self._fallbacks),
             "exposed_seconds": self.guests.exposed_seconds,
             "mismatch": mismatched / rows if rows else 0.0,
         }

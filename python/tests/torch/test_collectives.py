@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,14 +11,37 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import torch.distributed as dist  # noqa: E402
-from training import LAYERS, draw_batches, draw_routes, make_model, on_all_ranks  # noqa: E402
+from training import (  # noqa: E402
+    LAYERS,
+    draw_all_routes,
+    draw_batches,
+    draw_routes,
+    make_model,
+    on_all_ranks,
+)
 
 COUNTED = (
     "all_to_all_single", "all_gather", "all_gather_object", "all_reduce", "barrier", "broadcast", "batch_isend_irecv",
 )  # fmt: skip
 
 
-def count_in_a_stage(rank: int, *, planned: bool, path: str = "peer") -> dict[str, int]:
+def lacking_in(layer: int | None, rank: int) -> list[Any]:
+    """Routes of two micro-steps; in one layer of the first one a row of rank 1 has none."""
+    routes = draw_all_routes(rank, 2, 8)
+    if layer is not None and rank == 1:
+        routes[0][1, 5, layer] = -1
+    return routes
+
+
+def count_in_a_stage(
+    rank: int,
+    *,
+    planned: bool = True,
+    path: str = "peer",
+    routes: list[Any] | None = None,
+    unrouted: str = "drop",
+    micro_step: int = 0,
+) -> dict[str, int]:
     """Collectives and waits for the device in the layers of one micro-step, forward and backward."""
     import foremoe.torch.arena as arena
     import foremoe.torch.exchange as exchange
@@ -55,10 +79,14 @@ def count_in_a_stage(rank: int, *, planned: bool, path: str = "peer") -> dict[st
 
     model = make_model(torch.float32)
     ep = ExpertParallel(expert_layers(model), path=path)
-    (batch,), routes = draw_batches(rank, 1, 8), draw_routes(rank, 1, 8)
-    stage = ep.plan(routes)
+    (batch,) = draw_batches(rank, 1, 8)
+    stage = ep.plan(routes or draw_routes(rank, 1, 8), unrouted=unrouted)
     modules = (arena, exchange, guests, host_path, parallel)
-    with stage, stage.micro_step(0):
+    with stage, contextlib.ExitStack() as counted_step:
+        for m in range(micro_step):
+            with stage.micro_step(m):
+                model.model(batch, use_cache=False).last_hidden_state.sum().backward()
+        counted_step.enter_context(stage.micro_step(micro_step))
         for module in modules:
             module.dist = Counted()
         if not planned:
@@ -77,14 +105,17 @@ def count_in_a_stage(rank: int, *, planned: bool, path: str = "peer") -> dict[st
         for module in modules:
             module.dist = dist
         ep._stage = stage
-        stage._drained, stage._next = True, 1
+        stage._drained, stage._next = True, len(stage.micro_steps)
     return counts
 
 
 def work(rank: int) -> dict[str, Any]:
     return {
-        "peer": count_in_a_stage(rank, planned=True),
-        "host": count_in_a_stage(rank, planned=True, path="host"),
+        "peer": count_in_a_stage(rank),
+        "host": count_in_a_stage(rank, path="host"),
+        "home, none lacks": count_in_a_stage(rank, routes=lacking_in(None, rank), unrouted="home"),
+        "home, layer 1": count_in_a_stage(rank, routes=lacking_in(1, rank), unrouted="home"),
+        "home, the next micro-step": count_in_a_stage(rank, routes=lacking_in(1, rank), unrouted="home", micro_step=1),
         "unplanned": count_in_a_stage(rank, planned=False),
     }
 
@@ -94,12 +125,18 @@ def found() -> list[dict[str, Any]]:
     return on_all_ranks(work)
 
 
-@pytest.mark.parametrize("path", ["peer", "host"])
-def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(found: list[dict[str, Any]], path: str) -> None:
+@pytest.mark.parametrize("case", ["peer", "host", "home, none lacks", "home, the next micro-step"])
+def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(found: list[dict[str, Any]], case: str) -> None:
     for of in found:
-        counts = dict(of[path])
+        counts = dict(of[case])
         counts.pop("batch_isend_irecv", None)  # copies and gradients, on their own group
         assert counts == {"all_to_all_single": 4 * LAYERS}, counts
+
+
+def test_a_layer_in_which_a_rank_lacks_a_route_exchanges_counts_and_rows_once_more(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["home, layer 1"]["all_to_all_single"] == 4 * LAYERS + 5
+        assert set(of["home, layer 1"]) - {"batch_isend_irecv"} == {"all_to_all_single", "waits"}
 
 
 def test_the_same_count_without_a_plan_sees_the_exchange_of_counts(found: list[dict[str, Any]]) -> None:

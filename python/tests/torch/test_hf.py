@@ -102,6 +102,14 @@ def test_a_router_replays_routes_with_its_own_gates(family: str) -> None:
     assert gradient is not None and gradient.abs().max() > 0
     assert sum(int(layer.mismatched_rows) for layer in layers) == 30 * len(layers), "one of three replays had others"
 
+    other[1, 4:] = -1  # the router's own experts
+    for layer in layers:
+        layer.replayed_rows = layer.mismatched_rows = 0
+    _, taken = replay(other)
+    assert torch.equal(taken.sort(-1).values[other >= 0], other.sort(-1).values[other >= 0])
+    assert [int(layer.replayed_rows) for layer in layers] == [24] * len(layers), "rows that have a route"
+    assert [int(layer.mismatched_rows) for layer in layers] == [24] * len(layers)
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_experts_on_their_rows_are_the_familys_own(family: str) -> None:

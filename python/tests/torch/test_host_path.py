@@ -255,12 +255,15 @@ def test_layers_that_lack_a_guest_run_at_homes(found: list[dict[str, Any]], faul
     fallbacks = {result["fallbacks"] for result in results}
     assert len(fallbacks) == 1, "ranks disagree"
     assert 0 < fallbacks.pop() <= 4 * LAYERS
+    assert all(result["rho_computed"] > result["rho_planned"] for result in results)
 
 
 def test_a_guest_that_comes_late_serves_from_then_on(found: list[dict[str, Any]]) -> None:
     never, late, whole = (found[0][case] for case in ("never, static", "late, static", "static"))
     assert never["fallbacks"] == 4 * late["fallbacks"] // 2, "micro-steps 0 and 1 of four"
     assert never["copies"] == 0
+    assert never["fallbacks"] == 4 * LAYERS and never["rho_computed"] == pytest.approx(never["rho_vanilla"])
+    assert whole["rho_computed"] == whole["rho_planned"] < late["rho_computed"] < never["rho_computed"]
     assert late["copies"] == whole["copies"]
 
 

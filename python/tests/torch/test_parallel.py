@@ -79,6 +79,9 @@ def work(rank: int, folder: str) -> None:
         "inner": [torch.tensor([[[[0]], [[-1]], [[1]]]])],
     }.items():
         found[name] = refusal(lambda wrong=wrong: ep.plan(wrong))
+    found["unrouted"] = refusal(lambda: ep.plan(good, unrouted="away"))
+    two = ExpertParallel([Layer(), Layer()])
+    found["some layers"] = refusal(lambda: two.plan([torch.tensor([[[0], [1]], [[2], [-1]]])]))
     stage = ep.plan(good)
     found["not entered"] = refusal(lambda: stage.guests)
     with stage:
@@ -133,6 +136,8 @@ def found() -> list[dict[str, Any]]:
         ("layers", "expected integers [rows, 1, 1]"),
         ("range", "but there are 4"),
         ("inner", "a row between rows with routes has none"),
+        ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
+        ("some layers", "InputError: routes[0]: a row has a route in some layers alone"),
         ("not entered", "the stage has not been entered"),
         ("order", "micro-step 1 was entered, but 0 comes next"),
         ("outside", "outside of micro_step()"),

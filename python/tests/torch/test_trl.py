@@ -283,6 +283,8 @@ def test_the_plan_levels_ranks_and_replay_finds_its_own_routes(found: list[dict[
         figures = of["figures"]
         assert all(len(values) == STEPS for values in figures.values())
         assert min(figures["foremoe/rho_vanilla"]) > 1.1 > 1.02 > max(figures["foremoe/rho_planned_max"])
+        assert figures["foremoe/rho_computed"] == figures["foremoe/rho_planned"]
+        assert figures["foremoe/rho_computed_max"] == figures["foremoe/rho_planned_max"]
         assert min(figures["foremoe/copies"]) > 0
         assert max(figures["foremoe/mismatch"]) < 0.01, "routes travelled with their tokens"
 

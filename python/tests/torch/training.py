@@ -51,42 +51,79 @@ def draw_batches(rank: int, micro_steps: int, seed: int) -> list[Any]:
     return [torch.randint(0, 64, (2, 12), generator=random) for _ in range(micro_steps)]
 
 
-def draw_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
-    """Skewed, other experts are popular in every micro-step, so that guests come and go; the last token has none."""
+def draw_all_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
+    """Skewed, other experts are popular in every micro-step, so that guests come and go."""
     popular = torch.Generator().manual_seed(seed)
     random = torch.Generator().manual_seed(1000 * seed + rank)
     routes = []
     for _ in range(micro_steps):
         weight = torch.rand(LAYERS, EXPERTS, generator=popular) ** 6 + 1e-3
         of = torch.stack([torch.multinomial(w.expand(24, -1), TOP_K, generator=random) for w in weight], 1)
-        of = of.view(2, 12, LAYERS, TOP_K)
-        of[:, -1] = -1
-        routes.append(of)
+        routes.append(of.view(2, 12, LAYERS, TOP_K))
     return routes
 
 
-def loss_of(model: Any, ids: Any) -> Any:
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    return torch.nn.functional.cross_entropy(logits.reshape(-1, 64), ids[:, 1:].reshape(-1))
+def draw_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
+    """Of all tokens but the last ones."""
+    routes = draw_all_routes(rank, micro_steps, seed)
+    for of in routes:
+        of[:, -1] = -1
+    return routes
+
+
+def draw_partial_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
+    """In even micro-steps layer 0 has all, but none in micro-step 2; layer 1 lacks some of rank 1, layer 2 some of all
+    ranks and all of rank 0. In odd ones those of a cached prefix and the last tokens are missing in all layers."""
+    routes = draw_all_routes(rank, micro_steps, seed)
+    random = torch.Generator().manual_seed(77 * seed + rank)
+    for m, of in enumerate(routes):
+        if m % 2 == 0:
+            if m == 2:
+                of[:, :, 0] = -1
+            if rank == 1:
+                of[0, 3:9, 1] = -1
+            of[torch.rand(2, 12, generator=random) < (1.0 if rank == 0 else 0.3), 2] = -1
+        else:
+            of[0, : 4 + rank] = of[:, -1] = -1
+    return routes
+
+
+def loss_of(model: Any, ids: Any, every_row: bool = False) -> Any:
+    """Of all tokens but the last; every_row: and of what each token's row, the last one's too, became."""
+    logits = model(input_ids=ids, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 64), ids[:, 1:].reshape(-1))
+    return loss + 0.1 * logits.square().mean() if every_row else loss
 
 
 def reference(
-    dtype: Any, batches: list[list[Any]], routes: list[list[Any]], weights: Any = None
+    dtype: Any,
+    batches: list[list[Any]],
+    routes: list[list[Any]],
+    *,
+    weights: Any = None,
+    model_seed: int = 0,
+    unrouted: str = "drop",
+    chosen: Any = None,
 ) -> tuple[float, dict[str, Any]]:
-    """Mean over ranks of one eager process: rows without a route add nothing, as under a plan.
+    """Mean over ranks of one eager process. Rows without a route add nothing, or under "home" choose their experts.
 
-    weights: the type that the weights are rounded to first.
+    weights: the type that the weights are rounded to first. chosen: int64 [micro_steps, layers, experts], to which what
+    rows without a route choose is added.
     """
     from foremoe.hf import expert_layers
 
-    model = make_model(weights or dtype).to(dtype)
+    model = make_model(weights or dtype, model_seed).to(dtype)
     layers = expert_layers(model)
 
     def eager(layer: Any) -> Any:
         def execute(hidden: Any, ids: Any, gates: Any) -> Any:
             out = torch.zeros_like(hidden)
+            if unrouted == "home":
+                layer.chosen += torch.bincount(ids[layer.ids_now < 0], minlength=EXPERTS)
+            else:
+                ids = layer.ids_now
             for e in range(EXPERTS):
-                token, place = (layer.ids_now == e).nonzero(as_tuple=True)
+                token, place = (ids == e).nonzero(as_tuple=True)
                 if len(token) == 0:
                     continue
                 up = hidden[token] @ layer.experts.gate_up_proj[e].T
@@ -100,14 +137,20 @@ def reference(
         layer.execute_by(eager(layer))
     total = 0.0
     for of_rank, routes_of_rank in zip(batches, routes, strict=True):
-        for ids, of in zip(of_rank, routes_of_rank, strict=True):
+        for m, (ids, of) in enumerate(zip(of_rank, routes_of_rank, strict=True)):
             for i, layer in enumerate(layers):
                 layer.ids_now = of[:, :, i].reshape(-1, TOP_K)
+                layer.chosen = chosen[m, i] if chosen is not None else torch.zeros(EXPERTS, dtype=torch.long)
                 layer.replay(layer.ids_now)
-            loss = loss_of(model, ids) / RANKS
+            loss = loss_of(model, ids, unrouted == "home") / len(batches)
             loss.backward()
             total += float(loss.detach())
     return total, {name: p.grad for name, p in model.named_parameters()}
+
+
+def whole(tensor: Any) -> Any:
+    """What FSDP2 has sharded, of all ranks."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def whole_gradients(ep: Any, model: Any) -> dict[str, Any]:
@@ -115,10 +158,10 @@ def whole_gradients(ep: Any, model: Any) -> dict[str, Any]:
     experts = {id(weight) for weight in ep.expert_parameters()}
     gradients = {}
     for name, p in model.named_parameters():
-        gradients[name] = p.grad
+        gradients[name] = whole(p.grad)
         if id(p) in experts:
-            parts = [torch.empty_like(p) for _ in range(RANKS)]
-            dist.all_gather(parts, p.grad.contiguous())
+            parts = [torch.empty_like(p) for _ in range(ep.num_ranks)]
+            dist.all_gather(parts, p.grad.contiguous(), group=ep.group)
             gradients[name] = torch.cat(parts)
     return gradients
 
@@ -137,27 +180,33 @@ def run_step(
     dtype: Any,
     *,
     seed: int = 0,
+    model_seed: int = 0,
     checkpointing: bool = False,
     uneven: bool = False,
+    unrouted: str = "drop",
     wrapper: str | None = None,
     spoil: Spoil | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """A step on two nodes of two ranks, and how it differs from one eager process. options: of ExpertParallel."""
+    """A step on nodes of two ranks, and how it differs from one eager process. rank: of the group among options, which
+    are those of ExpertParallel."""
     from foremoe.hf import expert_layers
     from foremoe.torch import ExpertParallel
 
-    micro_steps = [3, 3, 3, 2] if uneven else [4] * RANKS
+    ranks = dist.get_world_size(options.get("group"))
+    micro_steps = [*[3] * (ranks - 1), 2] if uneven else [4] * ranks
+    draw = draw_routes if unrouted == "drop" else draw_partial_routes
     batches = [draw_batches(r, m, seed) for r, m in enumerate(micro_steps)]
-    routes = [draw_routes(r, m, seed) for r, m in enumerate(micro_steps)]
-    loss_expected, expected = reference(dtype, batches, routes)
-    model = make_model(dtype)
+    routes = [draw(r, m, seed) for r, m in enumerate(micro_steps)]
+    chosen = torch.zeros(max(micro_steps), LAYERS, EXPERTS, dtype=torch.long)
+    loss_expected, expected = reference(dtype, batches, routes, model_seed=model_seed, unrouted=unrouted, chosen=chosen)
+    model = make_model(dtype, model_seed)
     if checkpointing:
         model.gradient_checkpointing_enable()
         model.train()
-    ep = ExpertParallel(expert_layers(model), ranks_per_node=2, **options)
+    ep = ExpertParallel(expert_layers(model), **{"ranks_per_node": 2, **options})
     trained = ep.wrap(model, wrapper)
-    stage = ep.plan(routes[rank])
+    stage = ep.plan(routes[rank], unrouted=unrouted)
     total = 0.0
     with spoil(ep, stage) if spoil is not None else contextlib.nullcontext(), stage:
         for m in stage.micro_steps:
@@ -165,23 +214,30 @@ def run_step(
                 stage.idle(m)
                 continue
             with stage.micro_step(m):
-                loss = loss_of(trained, batches[rank][m])
+                loss = loss_of(trained, batches[rank][m], unrouted == "home")
                 loss.backward()
                 total += float(loss.detach())
         stage.drain()
     loss_all = torch.tensor(total, dtype=torch.float64)
-    dist.all_reduce(loss_all)
+    dist.all_reduce(loss_all, group=ep.group)
     difference, whose = worst_difference(whole_gradients(ep, model), expected)
     figures = stage.figures()
+    computed = torch.zeros(max(micro_steps), LAYERS, ranks, dtype=torch.long)
+    computed[stage.plan.event_micro_step] = torch.from_numpy(stage.plan.slot_tokens.sum(-1))
+    computed += chosen.view(*chosen.shape[:2], ranks, -1).sum(-1)
     result = {
-        "loss": abs(float(loss_all) / RANKS - loss_expected) / abs(loss_expected),
+        "loss": abs(float(loss_all) / ranks - loss_expected) / abs(loss_expected),
         "difference": difference,
         "whose": whose,
-        **{name: figures[name] for name in ("copies", "host_copies", "fallbacks")},
+        **{name: figures[name] for name in ("copies", "host_copies", "fallbacks", "mismatch")},
+        **{name: figures[name]["mean"] for name in ("rho_vanilla", "rho_planned", "rho_computed")},
+        "rho_expected": float((computed.amax(-1) / computed.double().mean(-1)).mean()),
     }
     ep.detach()
-    full = make_model(dtype)
-    result["detached"] = all(torch.equal(a, b) for a, b in zip(model.parameters(), full.parameters(), strict=True))
+    full = make_model(dtype, model_seed)
+    result["detached"] = all(
+        torch.equal(whole(a), b) for a, b in zip(model.parameters(), full.parameters(), strict=True)
+    )
     return result
 
 

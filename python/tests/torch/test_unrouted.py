@@ -1,0 +1,87 @@
+"""Rows without a route, computed at homes: all that reads them is as in one eager process, whose routers choose there.
+
+One spawn of four processes runs all checks; each rank reports what it found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from training import draw_batches, draw_partial_routes, make_model, on_all_ranks, run_step  # noqa: E402
+
+
+def recompute(rank: int) -> dict[str, Any]:
+    """Forwards alone under a plan against those with every row at its home, with the same replay."""
+    from foremoe.hf import expert_layers
+    from foremoe.torch import ExpertParallel
+
+    model = make_model(torch.float64)
+    ep = ExpertParallel(expert_layers(model), ranks_per_node=2)
+    worst = 0.0
+    stage = ep.plan(draw_partial_routes(rank, 3, 8), phase="recompute", unrouted="home")
+    with torch.no_grad(), stage:
+        for m, batch in enumerate(draw_batches(rank, 3, 8)):
+            with stage.micro_step(m):
+                with ep.unplanned():
+                    expected = model(batch).logits
+                found = model(batch).logits
+            worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
+    figures = stage.figures()
+    return {"worst": worst, **{name: figures[name]["mean"] for name in ("rho_planned", "rho_computed")}}
+
+
+def work(rank: int) -> dict[str, Any]:
+    f64 = torch.float64
+    found: dict[str, Any] = {}
+    for residency in ("static", "resident", "shared"):
+        options = {"residency": residency, "unrouted": "home"}
+        found[f"float64, {residency}, plain"] = run_step(rank, f64, **options)
+        found[f"float64, {residency}, checkpointing"] = run_step(rank, f64, seed=1, checkpointing=True, **options)
+        found[f"float64, {residency}, uneven"] = run_step(rank, f64, seed=3, uneven=True, **options)
+        found[f"float32, {residency}"] = run_step(rank, torch.float32, seed=1, **options)
+    found["float64, host"] = run_step(rank, f64, seed=4, path="host", unrouted="home")
+    found["float64, ddp"] = run_step(rank, f64, seed=5, wrapper="ddp", checkpointing=True, unrouted="home")
+    found["recompute"] = recompute(rank)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return on_all_ranks(work)
+
+
+def cases(of: dict[str, Any]) -> dict[str, Any]:
+    return {case: result for case, result in of.items() if case.startswith("float")}
+
+
+def test_losses_and_gradients_are_those_of_one_eager_process(found: list[dict[str, Any]]) -> None:
+    for rank, of in enumerate(found):
+        for case, result in cases(of).items():
+            bound = 1e-12 if case.startswith("float64") else 1e-5
+            assert result["loss"] <= bound, (rank, case, result)
+            assert result["difference"] <= bound, (rank, case, result)
+
+
+def test_figures_count_them_as_computed_and_not_as_planned(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        for case, result in cases(of).items():
+            assert result["rho_computed"] == pytest.approx(result["rho_expected"], rel=1e-12), case
+            assert result["rho_computed"] > 1.01 * result["rho_planned"], case
+            assert 0.5 < result["mismatch"] <= 1, "of rows that have a route"
+        assert of["recompute"]["rho_computed"] > 1.01 * of["recompute"]["rho_planned"]
+        assert of["recompute"] == found[0]["recompute"] | {"worst": of["recompute"]["worst"]}
+
+
+def test_guests_were_there(found: list[dict[str, Any]]) -> None:
+    for case in cases(found[0]):
+        assert sum(of[case]["copies"] for of in found) > 0, case
+
+
+def test_a_phase_of_forwards_alone_gives_the_same_outputs(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["recompute"]["worst"] < 1e-12
