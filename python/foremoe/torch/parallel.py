@@ -16,9 +16,11 @@ import foremoe
 from .exchange import AllToAll
 from .layers import ExpertLayer
 from .stage import Stage
+from .wrappers import is_sharded, local, shard_by_fsdp2, wrap_in_ddp
 
 RESIDENCIES = ("static", "resident", "shared")
 PATHS = ("auto", "peer", "host")
+WRAPPERS = (None, "ddp", "fsdp2")
 UNROUTED = ("drop", "home")
 # Of foremoe.plan(), those that leave homes where they are and run micro-steps one after the other.
 OPTIONS = {
@@ -27,11 +29,12 @@ OPTIONS = {
 
 
 def _squared_norm(parameters: list[torch.nn.Parameter], device: torch.device) -> Tensor:
-    """Of their gradients, float64 [], in no shorter type than float32."""
+    """Of this rank's part of their gradients, float64 [], in no shorter type than float32."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for p in parameters:
         if p.grad is not None:
-            total += p.grad.norm(dtype=torch.promote_types(p.grad.dtype, torch.float32)).double() ** 2
+            grad = local(p.grad)
+            total += grad.norm(dtype=torch.promote_types(grad.dtype, torch.float32)).double() ** 2
     return total
 
 
@@ -104,8 +107,9 @@ class ExpertParallel:
             self.cpu_group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
             dist.all_reduce(torch.zeros(1), group=self.cpu_group)
         self.num_stages = 0  # entered
-        self._model: torch.nn.Module | None = None  # whose other parameters are trained too
+        self._model: Any = None  # whose other parameters are trained too
         self._averages = False  # drain() does it
+        self._sharded = False  # by FSDP2
         self.needs_all_ranks = False  # in every micro-step
         self.failed = False  # a stage did, with copies on their way
         self._stage: Stage | None = None
@@ -196,27 +200,34 @@ class ExpertParallel:
     def wrap(self, model: torch.nn.Module, wrapper: str | None = None) -> torch.nn.Module:
         """Has the gradients of all other parameters averaged over the group, and returns the model to train.
 
-        None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned. All
-        ranks must then have the same number of micro-steps. The wrapper never sees experts.
+        None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned.
+        "fsdp2": in every backward, by fully_shard(), which turns these parameters into DTensors sharded over the group:
+        call it before the optimizer is made. With "ddp" and "fsdp2" all ranks must have the same number of micro-steps.
+        No wrapper sees experts; drain() makes their gradients the mean over ranks.
         """
-        if wrapper not in (None, "ddp"):
-            raise foremoe.InputError(f"wrapper: '{wrapper}', expected None or ddp", field="wrapper")
+        if wrapper not in WRAPPERS:
+            raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp or fsdp2", field="wrapper")
         self._model = model
-        if wrapper is None:
-            self._averages = True
-            return model
-        self.needs_all_ranks = True
-        experts = {id(weight) for weight in self.expert_parameters()}
-        ignored = [name for name, p in model.named_parameters() if id(p) in experts]
-        ddp = torch.nn.parallel.DistributedDataParallel
-        ddp._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
-        return ddp(model, process_group=self.group)
+        self._averages = wrapper is None
+        self._sharded = wrapper == "fsdp2"
+        self.needs_all_ranks = wrapper is not None
+        if wrapper == "ddp":
+            return wrap_in_ddp(model, self.expert_parameters(), self.group)
+        if self._sharded:
+            shard_by_fsdp2(model, self.expert_parameters(), self.group)
+        return model
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:
-        """Those of the wrapped model that are trained, and no experts."""
+        """Those of the wrapped model that are trained, and no experts; under "fsdp2" this rank's shards.
+
+        Call it outside of forward and backward.
+        """
+        if self._model is None:
+            return []
+        if self._sharded:
+            self._model.reshard()  # a forward without a backward leaves whole parameters at the root
         experts = {id(weight) for weight in self.expert_parameters()}
-        parameters = self._model.parameters() if self._model is not None else ()
-        return [p for p in parameters if id(p) not in experts and p.requires_grad]
+        return [p for p in self._model.parameters() if id(p) not in experts and p.requires_grad]
 
     def reduced_parameters(self) -> list[torch.nn.Parameter]:
         """Those whose gradients drain() averages."""
@@ -330,15 +341,14 @@ class ExpertParallel:
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
-        experts = [w for w in self.expert_parameters() if w.grad is not None]
-        dense = [p for p in self.dense_parameters() if p.grad is not None]
-        own = _squared_norm(experts, self.device)
+        dense = self.dense_parameters()
+        own = _squared_norm([*self.expert_parameters(), *(p for p in dense if is_sharded(p))], self.device)
         dist.all_reduce(own, group=self.group)
-        norm: Tensor = (own + _squared_norm(dense, self.device)).sqrt()
+        norm: Tensor = (own + _squared_norm([p for p in dense if not is_sharded(p)], self.device)).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for p in [*experts, *dense]:
+        for p in [*self.expert_parameters(), *dense]:
             if p.grad is not None:
-                p.grad *= scale.to(p.grad.dtype)
+                local(p.grad).mul_(scale.to(p.grad.dtype))
         return norm
 
     @torch.no_grad()

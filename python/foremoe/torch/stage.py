@@ -148,7 +148,7 @@ class Stage:
             ep.leave()
             raise
         if self._phase == "policy_update":
-            self._grads = [(w, w.grad) for w in [*ep.expert_parameters(), *ep.reduced_parameters()] if w.requires_grad]
+            self._grads = [(w, w.grad) for w in [*ep.expert_parameters(), *ep.dense_parameters()] if w.requires_grad]
             for weight, _ in self._grads:
                 weight.grad = None
         for layer in ep.layers:
@@ -217,7 +217,7 @@ class Stage:
     def idle(self, micro_step: int) -> None:
         """Takes part in a micro-step in which this rank has no batch: it serves the rows of others."""
         if self._ep.needs_all_ranks:
-            raise RuntimeError("DistributedDataParallel needs a batch of every rank in every micro-step")
+            raise RuntimeError("DistributedDataParallel and FSDP2 need a batch of every rank in every micro-step")
         with self.micro_step(micro_step):
             outputs = []
             for i, layer in enumerate(self._ep.layers):
@@ -360,15 +360,17 @@ class Stage:
         self.guests.expect_same_weights()
         self.guests.drain()
         self._share_unrouted()
-        dense = {id(p) for p in self._ep.reduced_parameters()}
+        experts = {id(weight) for weight in self._ep.expert_parameters()}
+        reduced = {id(p) for p in self._ep.reduced_parameters()}
         for weight, before in self._grads:
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            if id(weight) in dense:
-                dist.all_reduce(weight.grad, group=self._ep.group)
-            weight.grad /= self._ep.num_ranks
+            if id(weight) in experts or id(weight) in reduced:  # the wrapper has averaged all others
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                if id(weight) in reduced:
+                    dist.all_reduce(weight.grad, group=self._ep.group)
+                weight.grad /= self._ep.num_ranks
             if before is not None:
-                weight.grad += before
+                weight.grad = before if weight.grad is None else weight.grad.add_(before)
         self._drained = True
 
     def _share_unrouted(self) -> None:

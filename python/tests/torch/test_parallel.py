@@ -80,6 +80,7 @@ def work(rank: int, folder: str) -> None:
     }.items():
         found[name] = refusal(lambda wrong=wrong: ep.plan(wrong))
     found["unrouted"] = refusal(lambda: ep.plan(good, unrouted="away"))
+    found["wrapper"] = refusal(lambda: ep.wrap(torch.nn.Linear(1, 1), "fsdp"))
     two = ExpertParallel([Layer(), Layer()])
     found["some layers"] = refusal(lambda: two.plan([torch.tensor([[[0], [1]], [[2], [-1]]])]))
     stage = ep.plan(good)
@@ -137,6 +138,7 @@ def found() -> list[dict[str, Any]]:
         ("range", "but there are 4"),
         ("inner", "a row between rows with routes has none"),
         ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
+        ("wrapper", "InputError: wrapper: 'fsdp', expected None, ddp or fsdp2"),
         ("some layers", "InputError: routes[0]: a row has a route in some layers alone"),
         ("not entered", "the stage has not been entered"),
         ("order", "micro-step 1 was entered, but 0 comes next"),

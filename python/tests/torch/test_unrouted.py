@@ -45,7 +45,8 @@ def work(rank: int) -> dict[str, Any]:
         found[f"float64, {residency}, uneven"] = run_step(rank, f64, seed=3, uneven=True, **options)
         found[f"float32, {residency}"] = run_step(rank, torch.float32, seed=1, **options)
     found["float64, host"] = run_step(rank, f64, seed=4, path="host", unrouted="home")
-    found["float64, ddp"] = run_step(rank, f64, seed=5, wrapper="ddp", checkpointing=True, unrouted="home")
+    for wrapper in ("ddp", "fsdp2"):
+        found[f"float64, {wrapper}"] = run_step(rank, f64, seed=5, wrapper=wrapper, checkpointing=True, unrouted="home")
     found["recompute"] = recompute(rank)
     return found
 
