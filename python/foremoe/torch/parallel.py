@@ -120,6 +120,8 @@ class ExpertParallel:
         if unknown:
             name = sorted(unknown)[0]
             raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
+        if self.rank < 0:
+            raise foremoe.InputError("group: this process is none of its ranks", field="group")
         if not self.layers:
             raise foremoe.InputError("layers: there is no MoE layer", field="layers")
         if self.residency not in RESIDENCIES:
