@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,12 +34,11 @@ class Guests:
         *,
         guest_slots: int,
         shared: bool,
-        host: HostPath | None,
+        host: Callable[[], HostPath | None],
     ):
-        """host: None where no copy comes by the host path."""
+        """host: makes the host path, when there is room for guests; None where no copy comes by it."""
         self._turns = turns
         self._group = group
-        self._host = host
         self._layers = layers
         self._slots = guest_slots
         self._shared = shared
@@ -55,6 +55,7 @@ class Guests:
         self._gradients: dict[tuple[int, str], Tensor] = {}
         self._peer_copies = 0
         self._exposed_seconds = 0.0
+        self._host = host()
 
     def _allocate(self) -> list[dict[str, Tensor]]:
         """[layer], or under `shared` [set of buffers]: by name [guest slots, …]."""

@@ -38,7 +38,6 @@ class HostPath:
         self._num_layers = len(ep.layers)
         self._num_micro_steps = num_micro_steps
         self._turns_of_micro_step = len(turns) // num_micro_steps
-        self._arena = NodeArena(ep, turns)
         # Copies that have not started: those whose buffer is not free yet, with the turn from which on it is, and the
         # others.
         self._later = collections.deque(
@@ -50,6 +49,7 @@ class HostPath:
         self._open: list[foremoe.Copy] = []
         self._started: list[tuple[int, Callable[[], None]]] = []  # (turn that reads it, what waits for it)
         self._intact: set[Expert] = set()  # of those that were checked for this micro-step
+        self._arena = NodeArena(ep, turns)  # last: it runs in the background
         self._check: Future[set[Expert]] = self._arena.check(self._experts_for(0))
         self.copies = 0
         self.exposed_seconds = 0.0

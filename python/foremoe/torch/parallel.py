@@ -238,10 +238,13 @@ class ExpertParallel:
     def enter(self, stage: Stage) -> None:
         if self._stage is not None:
             raise RuntimeError("another stage is running")
-        if self.failed:
-            raise RuntimeError("a stage failed: what it sent may still be on its way; begin anew with other groups")
+        self._expect_usable()
         self._stage = stage
         self.num_stages += 1
+
+    def _expect_usable(self) -> None:
+        if self.failed:
+            raise RuntimeError("a stage failed: what it sent may still be on its way; begin anew with other groups")
 
     def leave(self) -> None:
         self._stage = None
@@ -260,6 +263,7 @@ class ExpertParallel:
         Raises InputError for routes that cannot be, and under drop for rows without a route that something reads, where
         that can be seen: a row in some layers alone, or one between rows of its sequence that have a route.
         """
+        self._expect_usable()
         refused: foremoe.InputError | None = None
         flat: list[Tensor] = []
         try:

@@ -127,7 +127,7 @@ class Stage:
         try:
             self._plan = self._running.begin()
             self._expect_executable(self._plan)
-            self._turns = foremoe.RankTurns(
+            turns = self._turns = foremoe.RankTurns(
                 self._plan,
                 self._load,
                 rank=ep.rank,
@@ -138,14 +138,16 @@ class Stage:
             )
             self._guests = Guests(
                 ep.layers,
-                self._turns,
+                turns,
                 ep.copy_group,
                 guest_slots=self._plan.guest_slots,
                 shared=self._plan.residency == "shared",
-                host=self._host_path(self._turns),
+                host=lambda: self._host_path(turns),
             )
-        except BaseException:
+        except BaseException as error:
             ep.leave()
+            # All ranks refuse alike, and none has begun; what ends one rank alone does so when others have.
+            ep.failed |= self._turns is not None and not isinstance(error, foremoe.InputError)
             raise
         if self._phase == "policy_update":
             self._grads = [(w, w.grad) for w in [*ep.expert_parameters(), *ep.dense_parameters()] if w.requires_grad]
@@ -179,17 +181,17 @@ class Stage:
         if not complete:
             for weight, grad in self._grads:  # nothing half applied
                 weight.grad = grad
-        if kind is not None:
+        if not complete:
             ep.failed = True  # copies may be on their way that nobody waits for
             self.guests.abandon()
+            if kind is None:
+                raise RuntimeError(
+                    "the stage was left before its last micro-step, or without drain(): its gradients are given up"
+                )
             return
         self.guests.finish()
-        if complete and self._phase == "recompute":
+        if self._phase == "recompute":
             self._share_unrouted()
-        if not complete:
-            raise RuntimeError(
-                "the stage was left before its last micro-step, or without drain(): its gradients are given up"
-            )
 
     @contextlib.contextmanager
     def micro_step(self, micro_step: int) -> Iterator[None]:
@@ -293,7 +295,10 @@ class Stage:
             raise RuntimeError(f"{layer.name}: {hidden.shape[0]} rows ran, but there are routes of {len(routes)}")
         self._expect_turn(of)
         mine = _TurnGuests(self, of)
-        guests.begin(mine.turn)
+        # Guests of a recomputation are still in place. Layers after it have their backward before its own: copies into
+        # their buffers must not start yet.
+        ready = min(mine.turn, self._last + 1)
+        guests.begin(ready)
 
         def before() -> None:
             if of.backward != self._last + 1:
@@ -311,7 +316,7 @@ class Stage:
         token = of.order // layer.top_k
         # The dispatch is the last of the layer's backward, the combine the first.
         received = AllToAll.apply(hidden[token], of.send, of.recv, group, None, after)[of.to_slots]
-        guests.wait(mine.turn)
+        guests.wait(ready)
         parts = [layer.forward_rows(received[: of.home_rows], of.home_ends, dict(layer.weights()))]
         if len(of.to_slots) > of.home_rows:
             guest_rows = received[of.home_rows :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Callable
@@ -181,14 +182,15 @@ def run_step(
     *,
     seed: int = 0,
     model_seed: int = 0,
-    checkpointing: bool = False,
+    checkpointing: bool | str = False,
     uneven: bool = False,
     unrouted: str = "drop",
     wrapper: str | None = None,
     spoil: Spoil | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """A step on nodes of two ranks, and how it differs from one eager process. rank: of the group among options, which
+    """A step on nodes of two ranks, and how it differs from one eager process. checkpointing: of each decoder layer; or
+    "whole": one checkpoint of the whole model. rank: of the group among options, which
     are those of ExpertParallel."""
     from foremoe.hf import expert_layers
     from foremoe.torch import ExpertParallel
@@ -201,7 +203,7 @@ def run_step(
     chosen = torch.zeros(max(micro_steps), LAYERS, EXPERTS, dtype=torch.long)
     loss_expected, expected = reference(dtype, batches, routes, model_seed=model_seed, unrouted=unrouted, chosen=chosen)
     model = make_model(dtype, model_seed)
-    if checkpointing:
+    if checkpointing is True:
         model.gradient_checkpointing_enable()
         model.train()
     ep = ExpertParallel(expert_layers(model), **{"ranks_per_node": 2, **options})
@@ -214,7 +216,10 @@ def run_step(
                 stage.idle(m)
                 continue
             with stage.micro_step(m):
-                loss = loss_of(trained, batches[rank][m], unrouted == "home")
+                forward = functools.partial(loss_of, trained, every_row=unrouted == "home")
+                if checkpointing == "whole":
+                    forward = functools.partial(torch.utils.checkpoint.checkpoint, forward, use_reentrant=False)
+                loss = forward(batches[rank][m])
                 loss.backward()
                 total += float(loss.detach())
         stage.drain()
