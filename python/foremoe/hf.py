@@ -4,6 +4,9 @@ ep = foremoe.torch.ExpertParallel(expert_layers(model))
 with record(rollout_model) as recorder:
     out = rollout_model.generate(...)
 routes = recorder.routes(out, attention_mask)
+
+From transformers 5.23 on, a model can also be loaded in parts: each rank its own experts, by
+DistributedConfig(fsdp_size=R, ep_size=R, ep_implementation="foremoe"). The rest is the same.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -25,8 +29,18 @@ import foremoe
 from .torch import grouped_linear
 from .torch.layers import Execute
 
-if int(transformers.__version__.split(".")[0]) < 5:
+
+def _has(version: tuple[int, int]) -> bool:
+    """Whether transformers is this version or newer."""
+    major, minor = transformers.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= version
+
+
+if not _has((5, 0)):
     raise ImportError(f"foremoe.hf needs transformers 5.0 or newer, not {transformers.__version__}")
+EXPERT_PARALLELISM_SINCE = (5, 23)  # that implementations can be registered for
+if _has(EXPERT_PARALLELISM_SINCE):
+    from . import _planned_ep
 
 
 # Of the modules themselves: a copy of a model is not attached.
@@ -144,6 +158,45 @@ class TransformersExperts:
         self.mismatched_rows = self.mismatched_rows + ((own != ids).any(-1) & routed).sum()
 
 
+class LoadedExperts(TransformersExperts):
+    """Experts of which each rank loaded its own, by transformers' expert parallelism.
+
+    The parameters are those that the model was loaded with, whatever FSDP2 puts in their place while it runs.
+    """
+
+    def __init__(self, name: str, router: torch.nn.Module, experts: Any, implementation: _planned_ep.PlannedEP) -> None:
+        super().__init__(name, router, experts)
+        self._loaded = super().weights()
+        self.num_experts = int(experts.down_proj.shape[0])  # not this rank's alone
+        self._by = implementation
+
+    def weights(self) -> dict[str, torch.nn.Parameter]:
+        return dict(self._loaded)
+
+    def execute_by(self, execute: Execute | None) -> None:
+        self._by.execute = execute
+
+
+def _layer_of(model: torch.nn.Module, name: str, router: torch.nn.Module, experts: Any) -> TransformersExperts:
+    if not isinstance(experts.down_proj, DTensor):
+        return TransformersExperts(name, router, experts)
+    if not _has(EXPERT_PARALLELISM_SINCE):
+        raise foremoe.InputError(
+            f"model: its experts are sharded, which needs transformers 5.23 or newer, not {transformers.__version__}",
+            field="model",
+        )
+    implementation = _planned_ep.implementation_of(experts)
+    if implementation is None:
+        raise foremoe.InputError(
+            f"ep_implementation: {name} has experts that are sharded, but not by DistributedConfig with 'foremoe'",
+            field="ep_implementation",
+        )
+    for option in ("fsdp_mixed_precision", "fsdp_cpu_offload"):
+        if getattr(getattr(model.config, "distributed_config", None), option, False):
+            raise foremoe.InputError(f"{option}: is not supported; expected False", field=option)
+    return LoadedExperts(name, router, experts, implementation)
+
+
 def _top_k_of(config: Any) -> int:
     for name in ("num_experts_per_tok", "moe_top_k", "top_k"):
         if getattr(config, name, None):
@@ -154,7 +207,8 @@ def _top_k_of(config: Any) -> int:
 def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
     """The MoE layers of a transformers model, in the order in which they run.
 
-    Raises InputError where there are none, and for experts or routers of a shape that is not known.
+    Raises InputError where there are none, for experts or routers of a shape that is not known, and for experts that
+    are sharded otherwise than by "foremoe".
     """
     layers = []
     for name, block in model.named_modules():
@@ -168,7 +222,7 @@ def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
             raise foremoe.InputError(
                 f"model: {name} norms what its experts return, which is not supported", field="model"
             )
-        layers.append(TransformersExperts(name, router, experts))
+        layers.append(_layer_of(model, name, router, experts))
     if not layers:
         raise foremoe.InputError("model: it has no experts that transformers can execute by a function", field="model")
     return layers

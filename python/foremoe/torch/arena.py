@@ -26,6 +26,7 @@ import foremoe
 from foremoe._core import HostArena
 
 from .exchange import start_point_to_point
+from .sharded import local_weights
 
 if TYPE_CHECKING:
     from .parallel import ExpertParallel
@@ -51,7 +52,7 @@ class NodeArena:
     def __init__(self, ep: ExpertParallel, turns: foremoe.RankTurns) -> None:
         self._ep = ep
         self._version = ep.num_stages
-        self._weights = [layer.weights() for layer in ep.layers]
+        self._weights = [local_weights(layer) for layer in ep.layers]
         self._experts = turns.arena(ep.rank // ep.ranks_per_node)
         self._arena = _share(self._experts, self._weights[0], ep)
         self._stream: Any = torch.cuda.Stream(ep.device) if ep.device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -215,7 +216,7 @@ class NodeArena:
         del self._arena
 
 
-def _share(experts: list[Expert], like: dict[str, torch.nn.Parameter], ep: ExpertParallel) -> HostArena:
+def _share(experts: list[Expert], like: dict[str, Tensor], ep: ExpertParallel) -> HostArena:
     """The first rank of a node makes its arena, and the others open it. Collective."""
     segment_bytes = [w[0].numel() * w.element_size() for w in like.values()]
     creator = ep.rank - ep.rank % ep.ranks_per_node

@@ -21,6 +21,7 @@ import foremoe
 from .exchange import start_point_to_point
 from .host_path import HostPath
 from .layers import ExpertLayer
+from .sharded import local, version_of
 
 
 class Guests:
@@ -44,7 +45,7 @@ class Guests:
         self._shared = shared
         self._own = layers[0].num_experts // dist.get_world_size(group)
         self._weights = [layer.weights() for layer in layers]
-        self._versions = [{name: w._version for name, w in weights.items()} for weights in self._weights]
+        self._versions = [{name: version_of(w) for name, w in weights.items()} for weights in self._weights]
         self._begun = -1  # the last turn whose copies have been started
         self._arriving: dict[int, list[Any]] = collections.defaultdict(list)  # by turn
         # On their way since a turn, kept until they are through: what this rank sent, and gradients that come home.
@@ -64,7 +65,8 @@ class Guests:
         count = self._turns.depth if self._shared else len(self._layers)
         like = [self._weights[0 if self._shared else i] for i in range(count)]
         return [
-            {name: w.detach().new_empty(self._slots, *w.shape[1:]) for name, w in weights.items()} for weights in like
+            {name: local(w.detach()).new_empty(self._slots, *w.shape[1:]) for name, w in weights.items()}
+            for weights in like
         ]
 
     def weights(self, layer: int, turn: int) -> dict[str, Tensor]:
@@ -108,7 +110,7 @@ class Guests:
                     slot = self._weights_of_buffer(copy)[name]
                     operations.append(dist.P2POp(dist.irecv, slot, group=self._group, group_peer=copy.source))
                 else:
-                    home = weight.detach()[copy.expert % self._own]
+                    home = local(weight.detach())[copy.expert % self._own]
                     operations.append(dist.P2POp(dist.isend, home, group=self._group, group_peer=copy.rank))
                 arrives.append(copy.arrives if receives else None)
         for work, operation, turn_of in zip(start_point_to_point(operations), operations, arrives, strict=True):
@@ -125,7 +127,7 @@ class Guests:
         """Refuses weights that somebody changed since the stage began: guests are copies of those before."""
         for i, layer in enumerate(self._layers):
             for name, weight in layer.weights().items():
-                if weight is not self._weights[i][name] or weight._version != self._versions[i][name]:
+                if weight is not self._weights[i][name] or version_of(weight) != self._versions[i][name]:
                     raise RuntimeError(f"the weights {name} of MoE layer {i} were changed inside a stage")
 
     def trained(self, layer: int) -> set[str]:
@@ -169,7 +171,7 @@ class Guests:
                     gradient = self._take_gradient(layer, name, g.slot - self._own)
                     operations.append(dist.P2POp(dist.isend, gradient, group=self._group, group_peer=g.home))
                 else:
-                    gradient = torch.empty_like(self._weights[layer][name].detach()[0])
+                    gradient = torch.empty_like(self._first_expert(layer, name))
                     operations.append(dist.P2POp(dist.irecv, gradient, group=self._group, group_peer=g.guest))
         at = iter(zip(start_point_to_point(operations), operations, strict=True))
         for g in returns:
@@ -186,10 +188,13 @@ class Guests:
         """Of a guest that leaves; zeros where all of its turns ran at homes."""
         held = self._gradients.get((layer, name))
         if held is None:
-            return torch.zeros_like(self._weights[layer][name].detach()[0], memory_format=torch.contiguous_format)
+            return torch.zeros_like(self._first_expert(layer, name), memory_format=torch.contiguous_format)
         gradient = held[slot].clone(memory_format=torch.contiguous_format)
         held[slot].zero_()
         return gradient
+
+    def _first_expert(self, layer: int, name: str) -> Tensor:
+        return local(self._weights[layer][name].detach())[0]
 
     def _take_first_return(self) -> None:
         """Gradients of one expert are summed in the order of the plan, whenever they arrive."""
@@ -201,6 +206,7 @@ class Guests:
         else:
             held += gradient
 
+    @torch.no_grad()
     def drain(self) -> None:
         """Brings home what is still away, and adds everything to the gradients of homes, in the order of the plan."""
         for layer in range(len(self._layers)):
@@ -211,7 +217,7 @@ class Guests:
             weight = self._weights[layer][name]
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            weight.grad[home] += gradient
+            local(weight.grad)[home] += gradient
         self._home.clear()
 
     def finish(self) -> None:

@@ -21,7 +21,10 @@ class ExpertLayer(Protocol):
     hidden_size: int
 
     def weights(self) -> dict[str, torch.nn.Parameter]:
-        """The experts' parameters by name, the expert first: [experts, …]."""
+        """The experts' parameters by name, the expert first: [experts, …].
+
+        DTensors that are sharded over the ranks, the first E/R experts on the first of them, stay as they are.
+        """
 
     def set_weights(self, weights: dict[str, torch.nn.Parameter]) -> None:
         """Puts other parameters in their place, of as many experts as this rank owns."""

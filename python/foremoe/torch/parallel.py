@@ -10,13 +10,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 import foremoe
 
 from .exchange import AllToAll
 from .layers import ExpertLayer
+from .sharded import expect_own_experts, local, local_weights, sharded_over_ranks
 from .stage import Stage
-from .wrappers import is_sharded, local, shard_by_fsdp2, wrap_in_ddp
+from .wrappers import is_sharded_by_fsdp2, shard_by_fsdp2, wrap_in_ddp
 
 RESIDENCIES = ("static", "resident", "shared")
 PATHS = ("auto", "peer", "host")
@@ -38,10 +40,16 @@ def _squared_norm(parameters: list[torch.nn.Parameter], device: torch.device) ->
     return total
 
 
+def _shapes(layer: ExpertLayer) -> dict[str, Any]:
+    """Of its experts' parameters by name: shape, type and whether they are sharded."""
+    return {name: (tuple(w.shape), w.dtype, isinstance(w, DTensor)) for name, w in layer.weights().items()}
+
+
 class ExpertParallel:
     """Leaves each rank its own experts of every layer, plans phases, and executes them.
 
     Make it before the optimizer: it replaces the experts' parameters by this rank's, E/R of each layer, ascending.
+    Experts that are DTensors, and so lie on their ranks already, stay as they are.
 
     layers: in the order in which the model runs them, alike on all ranks.
     group: the expert-parallel group; None for all processes.
@@ -92,7 +100,7 @@ class ExpertParallel:
         self.own = self.num_experts // self.num_ranks
         weights = self.layers[0].weights().values()
         self.device = next(iter(weights)).device
-        self.expert_bytes = sum(w[0].numel() * w.element_size() for w in weights)
+        self.expert_bytes = sum(w.numel() // self.num_experts * w.element_size() for w in weights)
         # Copies overlap with the exchange of rows on a group of their own.
         self.copy_group = copy_group
         if copy_group is None:
@@ -109,8 +117,8 @@ class ExpertParallel:
         self.num_stages = 0  # entered
         self._model: Any = None  # whose other parameters are trained too
         self._averages = False  # drain() does it
-        self._sharded = False  # by FSDP2
-        self.needs_all_ranks = False  # in every micro-step
+        self._fsdp2 = self._sharded  # who shards experts shards the other weights by FSDP2
+        self.needs_all_ranks = self._sharded  # in every micro-step
         self.failed = False  # a stage did, with copies on their way
         self._stage: Stage | None = None
         self._shard()
@@ -133,14 +141,15 @@ class ExpertParallel:
         if not self.host_timeout > 0:
             raise foremoe.InputError(f"host_timeout: {self.host_timeout}, must be above 0", field="host_timeout")
         first = self.layers[0]
-        shapes = {name: (tuple(w.shape), w.dtype) for name, w in first.weights().items()}
+        self._sharded = any(isinstance(w, DTensor) for w in first.weights().values())
+        shapes = _shapes(first)
         for i, layer in enumerate(self.layers):
-            own = {name: (tuple(w.shape), w.dtype) for name, w in layer.weights().items()}
-            if own != shapes or layer.top_k != first.top_k:
+            if _shapes(layer) != shapes or layer.top_k != first.top_k:
                 raise foremoe.InputError(
                     f"layers[{i}]: is of another shape or type than layer 0", field="layers", index=f"[{i}]"
                 )
-        for name, (shape, _) in shapes.items():
+            expect_own_experts(layer, self.group)
+        for name, (shape, *_) in shapes.items():
             if shape[0] != first.num_experts:
                 raise foremoe.InputError(
                     f"layers: {name} has {shape[0]} experts, but the layer {first.num_experts}", field="layers"
@@ -153,11 +162,12 @@ class ExpertParallel:
     def _shard(self) -> None:
         begin = self.rank * self.own
         for i, layer in enumerate(self.layers):
-            own = {}
-            for name, weight in layer.weights().items():
-                part = weight.detach()[begin : begin + self.own].clone()
-                own[name] = torch.nn.Parameter(part, requires_grad=weight.requires_grad)
-            layer.set_weights(own)
+            if not self._sharded:
+                own = {}
+                for name, weight in layer.weights().items():
+                    part = weight.detach()[begin : begin + self.own].clone()
+                    own[name] = torch.nn.Parameter(part, requires_grad=weight.requires_grad)
+                layer.set_weights(own)
             layer.execute_by(self._execute_of(i))
 
     def _execute_of(self, index: int) -> Any:
@@ -189,7 +199,7 @@ class ExpertParallel:
         token = order // layer.top_k
         rows = AllToAll.apply(hidden[token], send, recv, self.group, None, None)[to_slots]
         ends = of_source.sum(0).cumsum(0).to(torch.int32)
-        computed = layer.forward_rows(rows, ends, dict(layer.weights()))
+        computed = layer.forward_rows(rows, ends, local_weights(layer))
         back = torch.empty_like(computed).index_copy(0, to_slots, computed)
         returned = AllToAll.apply(back, recv, send, self.group, None, None)
         weighted = returned * gates.reshape(-1)[order, None].to(returned.dtype)
@@ -205,17 +215,26 @@ class ExpertParallel:
         None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned.
         "fsdp2": in every backward, by fully_shard(), which turns these parameters into DTensors sharded over the group:
         call it before the optimizer is made. With "ddp" and "fsdp2" all ranks must have the same number of micro-steps.
-        No wrapper sees experts; drain() makes their gradients the mean over ranks.
+        No wrapper sees experts; drain() makes their gradients the mean over ranks. A model that FSDP2 shards already
+        averages its own gradients; it takes None.
         """
         if wrapper not in WRAPPERS:
             raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp or fsdp2", field="wrapper")
+        if is_sharded_by_fsdp2(model):
+            if wrapper is not None:
+                raise foremoe.InputError(
+                    f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None", field="wrapper"
+                )
+            self._model = model
+            self._fsdp2 = self.needs_all_ranks = True
+            return model
         self._model = model
         self._averages = wrapper is None
-        self._sharded = wrapper == "fsdp2"
+        self._fsdp2 = wrapper == "fsdp2"
         self.needs_all_ranks = wrapper is not None
         if wrapper == "ddp":
             return wrap_in_ddp(model, self.expert_parameters(), self.group)
-        if self._sharded:
+        if self._fsdp2:
             shard_by_fsdp2(model, self.expert_parameters(), self.group)
         return model
 
@@ -226,7 +245,7 @@ class ExpertParallel:
         """
         if self._model is None:
             return []
-        if self._sharded:
+        if self._fsdp2:
             self._model.reshard()  # a forward without a backward leaves whole parameters at the root
         experts = {id(weight) for weight in self.expert_parameters()}
         return [p for p in self._model.parameters() if id(p) not in experts and p.requires_grad]
@@ -348,9 +367,11 @@ class ExpertParallel:
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
         dense = self.dense_parameters()
-        own = _squared_norm([*self.expert_parameters(), *(p for p in dense if is_sharded(p))], self.device)
+        sharded = sharded_over_ranks(dense)
+        own = _squared_norm([*self.expert_parameters(), *sharded], self.device)
         dist.all_reduce(own, group=self.group)
-        norm: Tensor = (own + _squared_norm([p for p in dense if not is_sharded(p)], self.device)).sqrt()
+        parts = {id(p) for p in sharded}
+        norm: Tensor = (own + _squared_norm([p for p in dense if id(p) not in parts], self.device)).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for p in [*self.expert_parameters(), *dense]:
             if p.grad is not None:
@@ -362,7 +383,7 @@ class ExpertParallel:
         """The experts of all ranks: "LAYER.NAME" → [experts, …], on every rank. Collective."""
         state = {}
         for i, layer in enumerate(self.layers):
-            for name, weight in layer.weights().items():
+            for name, weight in local_weights(layer).items():
                 parts = [torch.empty_like(weight) for _ in range(self.num_ranks)]
                 dist.all_gather(parts, weight.detach().contiguous(), group=self.group)
                 state[f"{i}.{name}"] = torch.cat(parts)
@@ -373,13 +394,17 @@ class ExpertParallel:
         """Takes this rank's experts from what full_state_dict() returned."""
         begin = self.rank * self.own
         for i, layer in enumerate(self.layers):
-            for name, weight in layer.weights().items():
+            for name, weight in local_weights(layer).items():
                 if f"{i}.{name}" not in state:
                     raise foremoe.InputError(f"state: {i}.{name} is missing", field="state", index=f"[{i}.{name}]")
                 weight.copy_(state[f"{i}.{name}"][begin : begin + self.own])
 
     def detach(self) -> None:
-        """Gives every layer all of its experts back, and its own forward. Collective."""
+        """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""
+        if self._sharded:
+            for layer in self.layers:
+                layer.execute_by(None)
+            return
         state = self.full_state_dict()
         for i, layer in enumerate(self.layers):
             layer.set_weights(

@@ -17,6 +17,7 @@ import foremoe
 from .exchange import AllToAll, GuestRows
 from .guests import Guests
 from .host_path import HostPath
+from .sharded import local_weights
 
 if TYPE_CHECKING:
     from .parallel import ExpertParallel
@@ -219,11 +220,11 @@ class Stage:
     def idle(self, micro_step: int) -> None:
         """Takes part in a micro-step in which this rank has no batch: it serves the rows of others."""
         if self._ep.needs_all_ranks:
-            raise RuntimeError("DistributedDataParallel and FSDP2 need a batch of every rank in every micro-step")
+            raise RuntimeError("what reduces the other gradients needs a batch of every rank in every micro-step")
         with self.micro_step(micro_step):
             outputs = []
             for i, layer in enumerate(self._ep.layers):
-                weight = next(iter(layer.weights().values()))
+                weight = next(iter(local_weights(layer).values()))
                 hidden = weight.new_zeros(0, layer.hidden_size).requires_grad_(torch.is_grad_enabled())
                 none = hidden.new_zeros(0, layer.top_k)
                 outputs.append(self.execute(i, hidden, none.long(), none))
@@ -317,7 +318,7 @@ class Stage:
         # The dispatch is the last of the layer's backward, the combine the first.
         received = AllToAll.apply(hidden[token], of.send, of.recv, group, None, after)[of.to_slots]
         guests.wait(ready)
-        parts = [layer.forward_rows(received[: of.home_rows], of.home_ends, dict(layer.weights()))]
+        parts = [layer.forward_rows(received[: of.home_rows], of.home_ends, local_weights(layer))]
         if len(of.to_slots) > of.home_rows:
             guest_rows = received[of.home_rows :]
             if torch.is_grad_enabled():

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 def wrap_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> torch.nn.Module:
@@ -45,12 +44,8 @@ def _decoder_layers(module: torch.nn.Module, experts: set[torch.nn.Parameter]) -
             yield from _decoder_layers(child, experts)
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor."""
-    return hasattr(tensor, "to_local")
+def is_sharded_by_fsdp2(model: torch.nn.Module) -> bool:
+    """Whether fully_shard() was called on it."""
+    from torch.distributed.fsdp import FSDPModule
 
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of it, which shares its memory."""
-    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return part
+    return isinstance(model, FSDPModule)

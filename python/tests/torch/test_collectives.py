@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import torch.distributed as dist  # noqa: E402
+from counting import Counter  # noqa: E402
 from training import (  # noqa: E402
     LAYERS,
     draw_all_routes,
@@ -19,10 +19,6 @@ from training import (  # noqa: E402
     make_model,
     on_all_ranks,
 )
-
-COUNTED = (
-    "all_to_all_single", "all_gather", "all_gather_object", "all_reduce", "barrier", "broadcast", "batch_isend_irecv",
-)  # fmt: skip
 
 
 def lacking_in(layer: int | None, rank: int) -> list[Any]:
@@ -51,62 +47,27 @@ def count_in_a_stage(
     from foremoe.hf import _EXECUTE, expert_layers
     from foremoe.torch import ExpertParallel
 
-    counts: dict[str, int] = {}
-
-    class Waits(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
-                counts["waits"] = counts.get("waits", 0) + 1
-            return func(*args, **(kwargs or {}))
-
-    class Calls(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if getattr(func, "__name__", "") in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__"):
-                counts["waits"] = counts.get("waits", 0) + 1
-            return func(*args, **(kwargs or {}))
-
-    class Counted:
-        def __getattr__(self, name: str) -> Any:
-            found = getattr(dist, name)
-            if name not in COUNTED:
-                return found
-
-            def counted(*args: Any, **kwargs: Any) -> Any:
-                counts[name] = counts.get(name, 0) + 1
-                return found(*args, **kwargs)
-
-            return counted
-
     model = make_model(torch.float32)
     ep = ExpertParallel(expert_layers(model), path=path)
     (batch,) = draw_batches(rank, 1, 8)
     stage = ep.plan(routes or draw_routes(rank, 1, 8), unrouted=unrouted)
-    modules = (arena, exchange, guests, host_path, parallel)
+    counter = Counter()
     with stage, contextlib.ExitStack() as counted_step:
         for m in range(micro_step):
             with stage.micro_step(m):
                 model.model(batch, use_cache=False).last_hidden_state.sum().backward()
         counted_step.enter_context(stage.micro_step(micro_step))
-        for module in modules:
-            module.dist = Counted()
         if not planned:
             ep._stage = None
         for layer in ep.layers:
-            forward = _EXECUTE[layer.experts]
-
-            def watched(*of: Any, forward: Any = forward) -> Any:
-                with Calls(), Waits():
-                    return forward(*of)
-
-            layer.execute_by(watched)
-        out = model.model(batch, use_cache=False).last_hidden_state
-        with Waits():
-            out.backward(torch.ones_like(out))
-        for module in modules:
-            module.dist = dist
+            layer.execute_by(counter.watched(_EXECUTE[layer.experts]))
+        with counter.collectives(arena, exchange, guests, host_path, parallel):
+            out = model.model(batch, use_cache=False).last_hidden_state
+            with counter.waits():
+                out.backward(torch.ones_like(out))
         ep._stage = stage
         stage._drained, stage._next = True, len(stage.micro_steps)
-    return counts
+    return counter.counts
 
 
 def work(rank: int) -> dict[str, Any]:

@@ -102,18 +102,21 @@ def reference(
     routes: list[list[Any]],
     *,
     weights: Any = None,
+    state: dict[str, Any] | None = None,
     model_seed: int = 0,
     unrouted: str = "drop",
     chosen: Any = None,
 ) -> tuple[float, dict[str, Any]]:
     """Mean over ranks of one eager process. Rows without a route add nothing, or under "home" choose their experts.
 
-    weights: the type that the weights are rounded to first. chosen: int64 [micro_steps, layers, experts], to which what
-    rows without a route choose is added.
+    weights: the type that the weights are rounded to first. state: the weights; None for those of make_model().
+    chosen: int64 [micro_steps, layers, experts], to which what rows without a route choose is added.
     """
     from foremoe.hf import expert_layers
 
     model = make_model(weights or dtype, model_seed).to(dtype)
+    if state is not None:
+        model.load_state_dict(state)
     layers = expert_layers(model)
 
     def eager(layer: Any) -> Any:

@@ -1,0 +1,64 @@
+"""Experts that a framework has sharded already, as DTensors: this rank's part of them, and where it must lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+import foremoe
+
+from .layers import ExpertLayer
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, in the same memory; any other tensor itself. Differentiable."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_weights(layer: ExpertLayer) -> dict[str, Tensor]:
+    """This rank's experts of a layer that is spread over ranks, by name [experts, …]. Differentiable."""
+    return {name: local(weight) for name, weight in layer.weights().items()}
+
+
+@torch.no_grad()
+def version_of(weight: Tensor) -> int:
+    """Grows with every write in place. A write through a DTensor does not count as one of its local part."""
+    return weight._version + (local(weight)._version if isinstance(weight, DTensor) else 0)
+
+
+def sharded_over_ranks(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Those of which each rank holds another part."""
+    return [
+        p
+        for p in parameters
+        if isinstance(p, DTensor) and any(not placement.is_replicate() for placement in p.placements)
+    ]
+
+
+def expect_own_experts(layer: ExpertLayer, group: Any) -> None:
+    """Raises InputError unless no weight is a DTensor, or each has its experts in the order of the group's ranks."""
+    weights = layer.weights()
+    if not any(isinstance(weight, DTensor) for weight in weights.values()):
+        return
+    ranks = dist.get_process_group_ranks(group)
+    for name, weight in weights.items():
+        if not isinstance(weight, DTensor):
+            raise foremoe.InputError(f"layers: {name} of {layer.name} is not sharded, but others are", field="layers")
+        mesh, placements = weight.device_mesh, weight.placements
+        over = mesh.mesh.flatten().tolist()
+        if over != ranks:
+            raise foremoe.InputError(
+                f"group: ranks {ranks}, but {layer.name} has its experts on ranks {over}; expected the same",
+                field="group",
+            )
+        split = [placement for size, placement in zip(mesh.shape, placements, strict=True) if size > 1]
+        if len(split) > 1 or not all(placement.is_shard(0) for placement in split):
+            raise foremoe.InputError(
+                f"layers: {name} of {layer.name} is {placements} on a mesh of {tuple(mesh.shape)}; expected the "
+                "experts sharded along one of its dimensions",
+                field="layers",
+            )
