@@ -143,7 +143,13 @@ Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& k
   return e;
 }
 
-nb::object figures_of(const Evaluated& e) { return parse_json(to_json(*e.evaluation, /*checked=*/true).dump()); }
+// Without what compares with other policies.
+nb::object figures_of(const Evaluated& e) {
+  nlohmann::ordered_json json = to_json(*e.evaluation, /*checked=*/true);
+  json.erase("speedup_over_vanilla");
+  json.erase("rl_step_speedup");
+  return parse_json(json.dump());
+}
 
 // What of the modelled cluster and model a reader of figures needs to know.
 nb::object cost_facts(const Evaluated& e) {
@@ -318,8 +324,8 @@ void bind_evaluation(nb::module_& m) {
           },
           "Why there is no plan; None, and all below holds.")
       .def_prop_ro("figures", &figures_of, nb::sig("def figures(self) -> dict[str, typing.Any]"),
-                   "The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`; speedups "
-                   "are not filled in.")
+                   "The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`, without "
+                   "speedups over other policies.")
       .def_prop_ro(
           "plan", [](const Evaluated& e) { return e.plan_of(Phase::kPolicyUpdate); }, nb::rv_policy::move,
           "Of the policy update.")

@@ -368,7 +368,7 @@ class Evaluation:
     @property
     def figures(self) -> dict[str, Any]:
         """
-        The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`; speedups are not filled in.
+        The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`, without speedups over other policies.
         """
 
     @property

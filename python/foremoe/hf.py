@@ -63,6 +63,7 @@ class _GivenTopK(TorchFunctionMode):
         super().__init__()
         self._ids, self._num_experts = ids, num_experts
         self.hits = 0
+        self.rows: int | None = None  # that were routed, where they are not those of the ids
         self.own: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,6 +76,8 @@ class _GivenTopK(TorchFunctionMode):
                 self.own = func(*args, **kwargs).indices
                 ids = torch.where(self._ids >= 0, self._ids, self.own)
                 return torch.return_types.topk((x.gather(-1, ids), ids))
+            if k == self._ids.shape[1] and x.dim() == 2 and x.shape[1] == self._num_experts:
+                self.rows = x.shape[0]
         return func(*args, **kwargs)
 
 
@@ -151,6 +154,8 @@ class TransformersExperts:
             return
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if mode.hits != 1 or mode.own is None or self._ids is None:
+            if mode.rows is not None and self._ids is not None:
+                raise RuntimeError(f"{self.name}: {mode.rows} rows ran, but there are routes of {len(self._ids)}")
             raise RuntimeError(f"{self.name}: the router chose its experts in a way that cannot be replayed")
         own, ids = mode.own.sort(-1).values, self._ids.sort(-1).values
         routed = (ids >= 0).all(-1)

@@ -109,7 +109,8 @@ class GRPOTrainer(trl.GRPOTrainer):
     """trl's GRPOTrainer, with the experts of the trained model spread over all ranks.
 
     Launch it as trl is launched, with torchrun or accelerate, one process for each rank of expert parallelism. It takes
-    what trl's takes. guest_slots, residency, policy, depth, ranks_per_node and threads are those of ExpertParallel.
+    what trl's takes. guest_slots, residency, policy, depth, path, host_timeout, ranks_per_node and threads
+    are those of ExpertParallel.
 
     expert_parallel: the trained model's experts. generator: the unsharded copy that generates, one on each rank.
 
@@ -131,6 +132,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         residency: str = "resident",
         policy: str = "foremoe",
         depth: int = 2,
+        path: str = "peer",
+        host_timeout: float = 30.0,
         ranks_per_node: int | None = None,
         threads: int = 1,
         **keywords: Any,
@@ -155,6 +158,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             residency=residency,
             policy=policy,
             depth=depth,
+            path=path,
+            host_timeout=host_timeout,
             ranks_per_node=ranks_per_node,
             threads=threads,
         )

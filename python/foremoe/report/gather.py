@@ -169,7 +169,10 @@ class _Gatherer:
                 report.ablation[stages] = ablated
         report.memory = self.memory_points()
         needed = [(p.policy, p.memory_bytes) for p in report.planned]
-        report.remarks = [f"Memory: {remark}." for remark in _core._memory_remarks(self.baseline, needed)]
+        report.remarks = [
+            f"Memory, of the policies side by side: {remark}."
+            for remark in _core._memory_remarks(self.baseline, needed)
+        ]
         report.wrong = self.wrong
         return report
 

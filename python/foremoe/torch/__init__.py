@@ -2,7 +2,7 @@
 
     ep = ExpertParallel(expert_layers(model), guest_slots=1)  # before the optimizer is made
     ep.wrap(model)
-    stage = ep.plan(routes)                                   # collective
+    stage = ep.plan([routes_of_micro_step_0, ...])            # collective
     with stage:
         for m, batch in enumerate(micro_batches):
             with stage.micro_step(m):                         # replays its routes; backward inside

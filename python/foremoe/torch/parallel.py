@@ -290,6 +290,10 @@ class ExpertParallel:
                 raise foremoe.InputError(f"phase: '{phase}', expected recompute or policy_update", field="phase")
             if unrouted not in UNROUTED:
                 raise foremoe.InputError(f"unrouted: '{unrouted}', expected drop or home", field="unrouted")
+            if isinstance(routes, Tensor):
+                raise foremoe.InputError(
+                    "routes: is one tensor; expected a list with one of each micro-step", field="routes"
+                )
             flat = [self._checked(routes, m, unrouted) for m in range(len(routes))]
         except foremoe.InputError as error:
             refused = error
@@ -323,6 +327,11 @@ class ExpertParallel:
         missing = flat < 0
         if bool((missing.any(-1) != missing.all(-1)).any()):
             refuse("a row has a route for some of its top_k experts alone")
+        ordered = flat.sort(-1).values
+        twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any(-1)
+        if bool(twice.any()):
+            row, layer = twice.nonzero()[0].tolist()
+            refuse(f"row {row} has an expert twice in layer {layer}")
         if unrouted == "drop":
             routed = ~missing.all(-1)  # [rows, layers]
             if bool((routed.any(-1) != routed.all(-1)).any()):

@@ -200,6 +200,13 @@ class Stage:
 
         Micro-steps run in order, each once, on all ranks.
         """
+        if micro_step >= len(self._routes) and micro_step in self.micro_steps:
+            raise RuntimeError(f"this rank has no batch in micro-step {micro_step}: run idle({micro_step})")
+        with self._entered(micro_step):
+            yield
+
+    @contextlib.contextmanager
+    def _entered(self, micro_step: int) -> Iterator[None]:
         if micro_step != self._next:
             raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
         self.guests.expect_same_weights()
@@ -221,7 +228,7 @@ class Stage:
         """Takes part in a micro-step in which this rank has no batch: it serves the rows of others."""
         if self._ep.needs_all_ranks:
             raise RuntimeError("what reduces the other gradients needs a batch of every rank in every micro-step")
-        with self.micro_step(micro_step):
+        with self._entered(micro_step):
             outputs = []
             for i, layer in enumerate(self._ep.layers):
                 weight = next(iter(local_weights(layer).values()))

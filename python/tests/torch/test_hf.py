@@ -170,3 +170,10 @@ def test_models_without_experts_and_unknown_routers_are_refused() -> None:
     layer.replay(torch.zeros(10, TOP_K).long())
     with pytest.raises(RuntimeError, match="cannot be replayed"):
         model(torch.randint(3, 97, (1, 10)), use_cache=False)
+
+
+def test_routes_of_other_rows_are_told_as_that() -> None:
+    model = make_model("Qwen3Moe")
+    expert_layers(model)[0].replay(torch.zeros(7, TOP_K).long())
+    with pytest.raises(RuntimeError, match="10 rows ran, but there are routes of 7"):
+        model(torch.randint(3, 97, (1, 10)), use_cache=False)

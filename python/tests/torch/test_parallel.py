@@ -80,6 +80,21 @@ def work(rank: int, folder: str) -> None:
     }.items():
         found[name] = refusal(lambda wrong=wrong: ep.plan(wrong))
     found["unrouted"] = refusal(lambda: ep.plan(good, unrouted="away"))
+    found["one tensor"] = refusal(lambda: ep.plan(good[0]))
+    of_two = Layer()
+    of_two.top_k = 2
+    found["repeated"] = refusal(lambda: ExpertParallel([of_two]).plan([torch.tensor([[[0, 1]], [[2, 2]]])]))
+    uneven = ExpertParallel([Layer()]).plan(good * (2 - rank))
+    with uneven:
+        for m in uneven.micro_steps:
+            if m == 1 and rank == 1:
+                found["no batch"] = refusal(lambda: uneven.micro_step(1).__enter__())
+                uneven.idle(m)
+                continue
+            with uneven.micro_step(m):
+                of_rows = torch.ones(len(good[0]), HIDDEN), None, torch.ones(len(good[0]), 1)
+                uneven.execute(0, *of_rows).sum().backward()
+        uneven.drain()
     found["wrapper"] = refusal(lambda: ep.wrap(torch.nn.Linear(1, 1), "fsdp"))
     two = ExpertParallel([Layer(), Layer()])
     found["some layers"] = refusal(lambda: two.plan([torch.tensor([[[0], [1]], [[2], [-1]]])]))
@@ -137,6 +152,8 @@ def found() -> list[dict[str, Any]]:
         ("layers", "expected integers [rows, 1, 1]"),
         ("range", "but there are 4"),
         ("inner", "a row between rows with routes has none"),
+        ("one tensor", "InputError: routes: is one tensor"),
+        ("repeated", "InputError: routes[0]: row 1 has an expert twice in layer 0"),
         ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
         ("wrapper", "InputError: wrapper: 'fsdp', expected None, ddp or fsdp2"),
         ("some layers", "InputError: routes[0]: a row has a route in some layers alone"),
@@ -159,6 +176,10 @@ def found() -> list[dict[str, Any]]:
 def test_mistakes_are_named(found: list[dict[str, Any]], case: str, words: str) -> None:
     for of in found:
         assert words in of[case]
+
+
+def test_a_rank_without_a_batch_is_told_to_idle(found: list[dict[str, Any]]) -> None:
+    assert "this rank has no batch in micro-step 1: run idle(1)" in found[1]["no batch"]
 
 
 def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(found: list[dict[str, Any]]) -> None:

@@ -158,7 +158,7 @@ def test_fsdp2_shards_what_is_no_expert(found: list[dict[str, Any]]) -> None:
 def test_a_rank_without_a_batch_is_refused(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert set(of["idle"]) == {"ddp", "fsdp2"}
-        assert all("need a batch of every rank" in said for said in of["idle"].values())
+        assert all("needs a batch of every rank" in said for said in of["idle"].values())
 
 
 def test_losses_and_gradients_under_fsdp2_are_those_of_one_eager_process(found: list[dict[str, Any]]) -> None:
