@@ -95,6 +95,11 @@ class WrongUsage(CommandTest):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn(words, done.stderr)
 
+    def test_options_of_another_routing_are_named(self):
+        done = self.foremoe("synth", "--out", "step", "--layers", 1, "--routing", "grpo", "--skew", 1.2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr, "foremoe: --skew has no effect: it is of routing zipf, not grpo\n")
+
     def test_a_residency_that_a_policy_does_not_have_is_refused_where_it_alone_is_asked(self):
         step = self.synthesise()
         for command in ("plan", "compare"):

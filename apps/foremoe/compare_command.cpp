@@ -74,8 +74,8 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 
 int run(PlanningArguments arguments, const Given& given) {
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
-  PlanningSession session(arguments, given, /*simulates=*/false);
-  note_unused_by_policy(given, policies, session.input, arguments.evaluate.planner);
+  PlanningSession session(arguments, /*simulates=*/false);
+  note_unused(given, policies, session.input, arguments.evaluate.planner);
   arguments.evaluate.simulate = false;
   std::vector<Evaluation> evaluations;
   for (const Policy* policy : policies) {

@@ -85,9 +85,9 @@ int run(PlanArguments arguments, const Given& given) {
   }
   const Policy& policy = policy_named(arguments.policy);
   expect_output(arguments.out, files_of(arguments));
-  PlanningSession session(arguments, given, /*simulates=*/false);
+  PlanningSession session(arguments, /*simulates=*/false);
   const LoadTable& load = session.input.load;
-  note_unused_by_policy(given, {&policy}, session.input, options.planner);
+  note_unused(given, {&policy}, session.input, options.planner);
 
   options.check = false;  // verify is for that
   options.simulate = options.choose_residency;

@@ -30,8 +30,7 @@ std::vector<std::string> files_of(const PlanningArguments& a) {
   return files;
 }
 
-PlanningSession::PlanningSession(PlanningArguments& a, const Given& given, bool simulates)
-    : pool(static_cast<std::size_t>(a.threads)) {
+PlanningSession::PlanningSession(PlanningArguments& a, bool simulates) : pool(static_cast<std::size_t>(a.threads)) {
   if (!a.cost.cluster.empty() && a.input.ranks_per_node == 0) {
     a.input.ranks_per_node = find_cluster(a.cost.cluster).ranks_per_node;
   }
@@ -44,22 +43,12 @@ PlanningSession::PlanningSession(PlanningArguments& a, const Given& given, bool 
   } else {
     cost = find_cost_model_if_asked(a.cost, input.load);
   }
-  note_all(remarks_on_unused(input, a.evaluate.planner, given.names()));
 }
 
-void note_unused_by_policy(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,
-                           const PlannerOptions& options) {
-  if (policies.size() != 1) return;
-  const Policy& policy = *policies.front();
-  PlannerOptions copy = options;
-  for (const Option& option : options_of(copy)) {
-    if (!given(option.name) || std::ranges::find(policy.uses(), option.name) != policy.uses().end()) continue;
-    if (option.name == "residency") continue;  // expect_residency() refuses what contradicts
-    note(fmt::format("{} has no effect: policy {} does not use it", command_line_name(option.name), policy.name()));
-  }
-  if (given("previous")) {
-    const std::string remark = policy.note_on_previous(input.for_policy(options));
-    if (!remark.empty()) note(remark);
+void note_unused(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,
+                 const PlannerOptions& options) {
+  for (const std::string& remark : remarks_on_unused(input, policies, options, given.names())) {
+    note(spell_arguments(remark, command_line_name));
   }
 }
 

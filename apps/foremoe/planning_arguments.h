@@ -32,7 +32,7 @@ std::vector<std::string> files_of(const PlanningArguments& arguments);
 // The arguments, read and held against each other. What was done that nobody asked for is noted on stderr.
 struct PlanningSession {
   // `simulates`: a cluster is needed; the model may be the one that fits the input.
-  PlanningSession(PlanningArguments& arguments, const Given& given, bool simulates);
+  PlanningSession(PlanningArguments& arguments, bool simulates);
 
   EvaluationContext context() {
     return {.pool = pool, .cost = cost ? &*cost : nullptr, .progress = std::ref(progress)};
@@ -44,10 +44,9 @@ struct PlanningSession {
   std::optional<CostModel> cost;
 };
 
-// Notes what a policy, where one alone is asked, makes of the options that were given: those that it does not use, and
-// a former plan that it cannot begin with. Of several policies each uses what it can.
-void note_unused_by_policy(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,
-                           const PlannerOptions& options);
+// Notes which of the options that were given have no effect.
+void note_unused(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,
+                 const PlannerOptions& options);
 
 // Throws InputError where one policy alone was asked for a residency that its plan does not have.
 void expect_residency(const Given& given, const EvaluateOptions& options, const std::vector<Evaluation>& evaluations);

@@ -111,8 +111,8 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 int run(SimulateArguments arguments, const Given& given) {
   expect_output(arguments.timeline, files_of(arguments), "timeline");
   const std::vector<const Policy*> policies = policies_named(arguments.policies);
-  PlanningSession session(arguments, given, /*simulates=*/true);
-  note_unused_by_policy(given, policies, session.input, arguments.evaluate.planner);
+  PlanningSession session(arguments, /*simulates=*/true);
+  note_unused(given, policies, session.input, arguments.evaluate.planner);
   Timeline timeline;
   EvaluationContext context = session.context();
   if (!arguments.timeline.empty()) context.timeline = &timeline;

@@ -49,11 +49,14 @@ std::string meaning() {
   return text;
 }
 
-int run(const SynthArguments& arguments) {
+int run(const SynthArguments& arguments, const Given& given) {
   const SynthesisOptions options = synthesis_options(arguments);
   const RoutingModel model = routing_model(arguments);
   const std::string name = describe(options, model);
   expect_output(arguments.out);
+  for (const std::string& remark : remarks_on_unused(arguments, given.names())) {
+    note(spell_arguments(remark, command_line_name));
+  }
   {
     const Activity activity(fmt::format("drawing {}", name));
     if (arguments.kind == "trace") {
@@ -104,7 +107,7 @@ Command synth_command() {
           .options = joined({{std::move(out), std::move(kind)},
                              options_of(static_cast<SynthesisRequest&>(*a)),
                              {json_option(a->json, "Print what was made as JSON")}}),
-          .run = [a](const Given&) { return cli::run(*a); }};
+          .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -91,6 +91,11 @@ std::vector<std::int32_t> to_vector(const std::optional<AnyArray>& array, const 
   return {data, data + array->shape(0)};
 }
 
+void expect_range(const char* argument, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value >= least && value <= most) return;
+  throw InputError({.field = argument}, fmt::format("{}; {}", value, must_be_integer(least, most)));
+}
+
 nb::any parse_json(const std::string& text) {
   return nb::steal<nb::any>(nb::object(nb::module_::import_("json").attr("loads")(text)).release());
 }

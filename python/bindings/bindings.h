@@ -32,6 +32,8 @@ namespace foremoe::python {
 namespace nb = nanobind;
 using namespace nb::literals;
 
+using Trace = RoutingTrace;
+
 // A load, and where it was collected the trace and batching behind it.
 struct Load {
   std::shared_ptr<const StepInput> input;
@@ -54,6 +56,8 @@ struct Plan {
   PlanTimes times;
   std::shared_ptr<BackgroundPlan> running = {};  // null: all of `step` is final
 };
+
+Load load_of(LoadTable table);
 
 // Waits until all of the plan is final.
 const StepPlan& finished(const Plan& plan);
@@ -108,6 +112,14 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T> values) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner);
 }
 
+// Data of routes, [tokens, layers, top_k], that nobody copies: the trace keeps the array.
+void lend_routes(const AnyArray& routes, Trace& trace);
+
+using Int32s = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>;
+std::pair<Int32s, Int32s> arrays_of(const Batching& batching);  // (micro_step, rank), [sequences] each
+
+void expect_range(const char* argument, std::int64_t value, std::int64_t least, std::int64_t most);
+
 // JSON text as Python's objects.
 nb::any parse_json(const std::string& text);
 
@@ -138,6 +150,9 @@ std::shared_ptr<const StepInput> input_of(const Load& load, const Former& former
 
 void bind_evaluation(nb::module_& m);
 void bind_rollout(nb::module_& m);
+void bind_collector(nb::module_& m);
+void bind_inputs(nb::module_& m);
+void bind_options(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_planning(nb::module_& m);
 void bind_turns(nb::module_& m);

@@ -15,8 +15,6 @@
 #include "foremoe/evaluate/memory_remarks.h"
 #include "foremoe/evaluate/own_options.h"
 #include "foremoe/evaluate/pair_figures.h"
-#include "foremoe/rollout/importers/importer.h"
-#include "foremoe/rollout/synthesis/synthesis_request.h"
 
 namespace foremoe::python {
 namespace {
@@ -103,6 +101,7 @@ struct Evaluated {
   EvaluateOptions options;
   std::optional<CostModel> cost;
   std::shared_ptr<const Evaluation> evaluation;
+  std::string figures;  // JSON, without what compares with other policies
 
   Plan plan_of(Phase phase) const {
     if (!evaluation->planned()) raise_skipped(*policy, evaluation->skipped);
@@ -131,7 +130,9 @@ PolicyWithOptions policy_of(const std::string& name, const nb::dict& own) {
 
 Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const nb::dict& own,
                     const Former& former, int threads) {
-  Evaluated e{.policy = policy_of(name, own).make(), .input = input_of(load, former)};
+  Evaluated e;
+  e.policy = policy_of(name, own).make();
+  e.input = input_of(load, former);
   CostRequest cost_request;
   set_options(keywords, e.options, cost_request);
   ThreadPool pool(threads_of(threads));
@@ -139,16 +140,12 @@ Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& k
     e.cost = cost_of(cost_request, e.input->load, /*simulates=*/!cost_request.cluster.empty());
     e.evaluation = std::make_shared<const Evaluation>(
         evaluate(*e.policy, *e.input, e.options, {.pool = pool, .cost = e.cost ? &*e.cost : nullptr}));
+    nlohmann::ordered_json json = to_json(*e.evaluation, /*checked=*/true);
+    json.erase("speedup_over_vanilla");
+    json.erase("rl_step_speedup");
+    e.figures = json.dump();
   });
   return e;
-}
-
-// Without what compares with other policies.
-nb::object figures_of(const Evaluated& e) {
-  nlohmann::ordered_json json = to_json(*e.evaluation, /*checked=*/true);
-  json.erase("speedup_over_vanilla");
-  json.erase("rl_step_speedup");
-  return parse_json(json.dump());
 }
 
 // What of the modelled cluster and model a reader of figures needs to know.
@@ -263,52 +260,24 @@ nb::object check_evaluation(const nb::dict& keywords) {
   return d;
 }
 
-// Remarks on the options of these names, which were given and do nothing for this load.
-std::vector<std::string> unused_options(const Load& load, const nb::dict& keywords,
-                                        const std::set<std::string, std::less<>>& given) {
+// Remarks on the options of these names, which were given and do nothing: for this load, by these policies, without a
+// cluster; and on the former plan.
+std::vector<std::string> unused_options(const Load& load, const std::vector<std::string>& names,
+                                        const nb::dict& keywords, const std::set<std::string, std::less<>>& given,
+                                        const Plan* previous) {
   EvaluateOptions evaluate;
   CostRequest cost;
   set_options(keywords, evaluate, cost);
-  return remarks_on_unused(*load.input, evaluate.planner, given);
-}
-
-// What is known of each option, by table: what the keywords of Python, and its command lines, are made from.
-nb::dict option_tables() {
-  PlannerOptions planner;
-  EvaluateOptions evaluate;
-  CostRequest cost;
-  ModelShape shape;
-  InputOptions input;
-  ImportOptions import;
-  SynthesisRequest synthesis;
-  const std::vector<std::pair<const char*, std::vector<Option>>> tables{{"planner", options_of(planner)},
-                                                                        {"planning", planning_options_of(evaluate)},
-                                                                        {"simulation", simulation_options_of(evaluate)},
-                                                                        {"cost", options_of(cost)},
-                                                                        {"shape", options_of(shape)},
-                                                                        {"input", options_of(input)},
-                                                                        {"import", options_of(import)},
-                                                                        {"synthesis", options_of(synthesis)}};
-  nb::dict result;
-  for (const auto& [name, table] : tables) {
-    nb::list list;
+  const std::shared_ptr<const StepInput> input = input_of(load, {nb::none(), previous, nullptr});
+  std::vector<std::string> remarks = remarks_on_unused(*input, policies_named(names), evaluate.planner, given);
+  if (!cost.cluster.empty()) return remarks;
+  for (const std::vector<Option>& table : {simulation_options_of(evaluate), options_of(cost)}) {
     for (const Option& option : table) {
-      nb::dict d;
-      d["name"] = option.name;
-      d["letter"] = option.letter == 0 ? std::string() : std::string(1, option.letter);
-      d["value"] = option.value;
-      d["type"] = option.type;
-      d["range"] = option.range;
-      d["words"] = option.words;
-      d["default"] = option.initial;
-      d["help"] = option.help;
-      d["group"] = option.group;
-      d["main"] = option.main;
-      list.append(d);
+      if (given.contains(option.name))
+        remarks.push_back(fmt::format("`{}` has no effect without a cluster", option.name));
     }
-    result[name] = list;
   }
-  return result;
+  return remarks;
 }
 
 }  // namespace
@@ -323,9 +292,11 @@ void bind_evaluation(nb::module_& m) {
             return e.evaluation->skipped;
           },
           "Why there is no plan; None, and all below holds.")
-      .def_prop_ro("figures", &figures_of, nb::sig("def figures(self) -> dict[str, typing.Any]"),
-                   "The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`, without "
-                   "speedups over other policies.")
+      .def_prop_ro(
+          "figures", [](const Evaluated& e) { return parse_json(e.figures); },
+          nb::sig("def figures(self) -> dict[str, typing.Any]"),
+          "The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`, without "
+          "speedups over other policies.")
       .def_prop_ro(
           "plan", [](const Evaluated& e) { return e.plan_of(Phase::kPolicyUpdate); }, nb::rv_policy::move,
           "Of the policy update.")
@@ -345,8 +316,8 @@ void bind_evaluation(nb::module_& m) {
          const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
         return evaluated(load, policy, options, own, {homes, previous, previous_load}, threads);
       },
-      "load"_a, "policy"_a, "options"_a, "own"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
-      "threads"_a);
+      "load"_a, "policy"_a, "options"_a, "own"_a = nb::dict(), "homes"_a.none() = nb::none(),
+      "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
 
   const auto evaluates = [&m](const char* name, bool simulates) {
     m.def(
@@ -364,7 +335,8 @@ void bind_evaluation(nb::module_& m) {
   m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
   m.def("_load_stability", &stability_of, "load"_a, "steps"_a);
   m.def("_memory_remarks", &memory_remarks_of, "evaluation"_a, "bytes_of"_a);
-  m.def("_unused_options", &unused_options, "load"_a, "options"_a, "given"_a);
+  m.def("_unused_options", &unused_options, "load"_a, "policies"_a, "options"_a, "given"_a,
+        "previous"_a.none() = nb::none());
   m.def("_policies_named", [](const std::vector<std::string>& names) {
     std::vector<std::string> all;
     for (const Policy* policy : policies_named(names)) all.emplace_back(policy->name());
@@ -391,7 +363,6 @@ void bind_evaluation(nb::module_& m) {
       nb::sig("def policies() -> dict[str, str]"), "Every policy by name, with what it does in one line.");
   m.def("clusters", &cluster_names, "Names of the clusters that simulate() knows.");
   m.def("models", &model_names, "Names of the models that simulate() knows.");
-  m.def("_option_tables", &option_tables);
   m.def("_check_evaluation", &check_evaluation, "options"_a,
         nb::sig("def _check_evaluation(options: dict[str, typing.Any]) -> dict[str, typing.Any] | None"));
 }

@@ -18,16 +18,10 @@ void translate(const std::exception_ptr& thrown, void* type) {
     std::rethrow_exception(thrown);
   } catch (const foremoe::InputError& error) {
     const nb::handle raised(static_cast<PyObject*>(type));
-    // The library's arguments as Python's keywords name them.
-    const auto spelt = [](std::string_view field) -> std::string {
-      if (field == "home") return "homes";
-      if (field == "num_ranks") return "ranks";
-      return std::string(field);
-    };
+    const auto as_keyword = [](std::string_view field) { return std::string(field); };
     const auto& where = error.where();
-    const std::string field = where.file.empty() ? spelt(where.field) : where.field;
     const nb::object value =
-        raised(text(foremoe::message_of(error, spelt)), text(where.file), text(field), text(where.index));
+        raised(text(foremoe::message_of(error, as_keyword)), text(where.file), text(where.field), text(where.index));
     value.attr("problem") = text(error.problem());
     PyErr_SetObject(raised.ptr(), value.ptr());
   }
@@ -41,6 +35,9 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(&translate, errors.attr("InputError").inc_ref().ptr());
   m.attr("__version__") = FOREMOE_VERSION;
   foremoe::python::bind_rollout(m);
+  foremoe::python::bind_collector(m);
+  foremoe::python::bind_inputs(m);
+  foremoe::python::bind_options(m);
   foremoe::python::bind_plan(m);
   foremoe::python::bind_planning(m);
   foremoe::python::bind_evaluation(m);

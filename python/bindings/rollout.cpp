@@ -1,26 +1,19 @@
-// Traces, loads, the collector, batching and importers.
+// Traces and loads.
 
 #include <fmt/format.h>
 
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
-#include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/file_kind.h"
-#include "foremoe/rollout/importers/import_json.h"
 #include "foremoe/rollout/load_file.h"
-#include "foremoe/rollout/synthesis/synthesis_request.h"
 #include "foremoe/rollout/trace_file.h"
 
 namespace foremoe::python {
-namespace {
 
-using Trace = RoutingTrace;
-
-RouteType route_type_of(const AnyArray& routes) {
+static RouteType route_type_of(const AnyArray& routes) {
   const nb::dlpack::dtype type = routes.dtype();
   if (type == nb::dtype<std::uint8_t>()) return RouteType::kU8;
   if (type == nb::dtype<std::uint16_t>()) return RouteType::kU16;
@@ -31,7 +24,6 @@ RouteType route_type_of(const AnyArray& routes) {
       fmt::format("is {}; expected uint8, uint16, int16 or int32 [tokens, layers, top_k]", describe(routes)));
 }
 
-// Data of routes that nobody copies: the trace keeps the array.
 void lend_routes(const AnyArray& routes, Trace& trace) {
   trace.type = route_type_of(routes);
   expect_layout(routes, "routed_experts", "[tokens, layers, top_k]", 3);
@@ -46,10 +38,17 @@ void lend_routes(const AnyArray& routes, Trace& trace) {
   trace.top_k = static_cast<int>(std::min(routes.shape(2), kMost));
 }
 
-void expect_range(const char* argument, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value >= least && value <= most) return;
-  throw InputError({.field = argument}, fmt::format("{}; {}", value, must_be_integer(least, most)));
+std::pair<Int32s, Int32s> arrays_of(const Batching& batching) {
+  std::vector<std::int32_t> micro_step;
+  std::vector<std::int32_t> rank;
+  for (const MicroStepId m : batching.micro_step) micro_step.push_back(m.value);
+  for (const RankId r : batching.rank) rank.push_back(r.value);
+  return {array_of(std::move(micro_step)), array_of(std::move(rank))};
 }
+
+Load load_of(LoadTable table) { return {std::make_shared<const StepInput>(make_step_input(std::move(table)))}; }
+
+namespace {
 
 struct Sequences {
   std::optional<AnyArray> prompt_lengths, group_ids, micro_step, rank;
@@ -108,19 +107,6 @@ auto per_sequence(std::vector<std::int32_t> Trace::*member) {
   };
 }
 
-using Int32s = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>;
-
-// (micro_step, rank), [sequences] each.
-std::pair<Int32s, Int32s> arrays_of(const Batching& batching) {
-  std::vector<std::int32_t> micro_step;
-  std::vector<std::int32_t> rank;
-  for (const MicroStepId m : batching.micro_step) micro_step.push_back(m.value);
-  for (const RankId r : batching.rank) rank.push_back(r.value);
-  return {array_of(std::move(micro_step)), array_of(std::move(rank))};
-}
-
-Load load_of(LoadTable table) { return {std::make_shared<const StepInput>(make_step_input(std::move(table)))}; }
-
 Load load_from_array(const AnyArray& array, int top_k, int ranks_per_node, std::string name) {
   const std::int64_t* const data = data_of<std::int64_t>(array, "array", "[micro_steps, layers, ranks, experts]", 4);
   const std::array<std::size_t, 4> shape{array.shape(0), array.shape(1), array.shape(2), array.shape(3)};
@@ -135,135 +121,6 @@ Load load_from_array(const AnyArray& array, int top_k, int ranks_per_node, std::
     if (error.where().field != "load") throw;
     throw InputError({.field = "array", .index = error.where().index}, error.problem());
   }
-}
-
-Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords, int threads) {
-  InputOptions options;
-  std::vector<Option> all = options_of(options);
-  std::erase_if(all, [](const Option& o) {
-    return o.name != "ranks" && o.name != "ranks_per_node" && o.name != "tokens_per_rank";
-  });
-  set_options(std::move(all), keywords);
-  const nb::gil_scoped_release release;
-  ThreadPool pool(threads_of(threads));
-  StepInput input{.trace = *trace};
-  input.batching = batch(*input.trace, options, input.remarks);
-  input.load = collect(*input.trace, *input.batching, pool);
-  input.load.name = trace->name.empty() ? "trace" : trace->name;
-  input.homes = contiguous_homes(input.load.num_layers(), input.load.num_experts(), input.load.num_ranks());
-  return {std::make_shared<const StepInput>(std::move(input))};
-}
-
-// A file with all that options of input say: batched, cut, with homes and the former step.
-Load read_input(const std::string& path, const nb::dict& keywords, int threads) {
-  InputOptions options{.path = path};
-  set_options(options_of(options), keywords);
-  const nb::gil_scoped_release release;
-  ThreadPool pool(threads_of(threads));
-  return {std::make_shared<const StepInput>(read_step_input(options, pool))};
-}
-
-SynthesisRequest synthesis_of(const nb::dict& keywords) {
-  SynthesisRequest request;
-  set_options(options_of(request), keywords);
-  return request;
-}
-
-// Sizes of the load that synthesize_load() would draw, of keywords that can be.
-nb::dict check_synthesis(const nb::dict& keywords) {
-  const SynthesisRequest request = synthesis_of(keywords);
-  (void)routing_model(request);
-  const SynthesisOptions options = synthesis_options(request);
-  nb::dict d;
-  d["micro_steps"] = options.num_micro_steps;
-  d["layers"] = options.num_layers;
-  d["ranks"] = options.num_ranks;
-  d["experts"] = options.num_experts;
-  d["top_k"] = options.top_k;
-  return d;
-}
-
-nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& keywords) {
-  ImportOptions options;
-  set_options(options_of(options), keywords);
-  std::optional<Imported> imported;
-  {
-    const nb::gil_scoped_release release;
-    imported = import_files(paths, options);
-  }
-  const nb::any report = parse_json(to_json(imported->report).dump());
-  if (imported->trace() != nullptr) {
-    return nb::make_tuple(std::make_shared<Trace>(std::get<RoutingTrace>(std::move(imported->value))), report);
-  }
-  return nb::make_tuple(load_of(std::get<LoadTable>(std::move(imported->value))), report);
-}
-
-// With its shape, which bytes alone do not tell.
-struct Collector {
-  Collector(int num_layers, int num_experts, int experts_per_token)
-      : layers(num_layers),
-        top_k(experts_per_token),
-        counts({.num_layers = num_layers, .top_k = experts_per_token, .num_experts = num_experts}) {}
-
-  int layers, top_k;
-  RolloutCollector counts;
-};
-
-void add_sequence(Collector& collector, int sequence, const AnyArray& routes) {
-  Trace lent;
-  lend_routes(routes, lent);
-  if (lent.num_layers != collector.layers || lent.top_k != collector.top_k) {
-    throw InputError({.field = "routes"},
-                     fmt::format("is {}; expected [tokens, {}, {}]", foremoe::python::describe(routes),
-                                 collector.layers, collector.top_k));
-  }
-  const std::size_t bytes = routes.size() * size_of(lent.type);
-  const nb::gil_scoped_release release;
-  collector.counts.add(sequence, lent.type, {lent.routes, bytes});
-}
-
-Batching batching_of(const AnyArray& micro_step, const AnyArray& rank, int ranks, int ranks_per_node) {
-  const std::vector<std::int32_t> steps = to_vector(micro_step, "micro_step", "[sequences]");
-  const std::vector<std::int32_t> ranks_of = to_vector(rank, "rank", "[sequences]");
-  if (steps.size() != ranks_of.size()) {
-    throw InputError({.field = "rank"}, fmt::format("{} entries, micro_step has {}", ranks_of.size(), steps.size()));
-  }
-  expect_range("ranks", ranks, 1, kMaxRanks);
-  expect_range("ranks_per_node", ranks_per_node, 1, kMaxRanks);
-  Batching batching{.num_ranks = ranks, .ranks_per_node = std::min(ranks_per_node, ranks), .recorded = true};
-  const auto expect = [](const char* field, std::size_t i, int value, std::int64_t end) {
-    if (value >= 0 && value < end) return;
-    throw InputError({.field = field, .index = fmt::format("[{}]", i)},
-                     fmt::format("{}, expected 0 to {}", value, end - 1));
-  };
-  for (std::size_t s = 0; s < steps.size(); ++s) {
-    expect("micro_step", s, steps[s], static_cast<std::int64_t>(steps.size()));
-    expect("rank", s, ranks_of[s], ranks);
-    batching.micro_step.emplace_back(steps[s]);
-    batching.rank.emplace_back(ranks_of[s]);
-    batching.num_micro_steps = std::max(batching.num_micro_steps, steps[s] + 1);
-  }
-  return batching;
-}
-
-std::pair<Int32s, Int32s> batch_lengths(const AnyArray& lengths, int ranks, int ranks_per_node,
-                                        std::int64_t tokens_per_rank) {
-  const std::int64_t* const data = data_of<std::int64_t>(lengths, "lengths", "[sequences]", 1);
-  expect_range("ranks", ranks, 1, kMaxRanks);
-  expect_range("ranks_per_node", ranks_per_node, 1, kMaxRanks);
-  expect_range("tokens_per_rank", tokens_per_rank, 1, std::int64_t{1} << 40);
-  for (std::size_t s = 0; s < lengths.shape(0); ++s) {
-    if (data[s] >= 0) continue;
-    throw InputError({.field = "lengths", .index = fmt::format("[{}]", s)}, fmt::format("{} tokens", data[s]));
-  }
-  const BatchingOptions options{
-      .num_ranks = ranks, .ranks_per_node = ranks_per_node, .tokens_per_rank = tokens_per_rank};
-  Batching batching;
-  {
-    const nb::gil_scoped_release release;
-    batching = balanced_batching({data, lengths.shape(0)}, options, "");
-  }
-  return arrays_of(batching);
 }
 
 }  // namespace
@@ -372,71 +229,13 @@ counts, and where the ranks do not divide the experts.)")
       .def("__str__", [](const Load& l) { return foremoe::describe(l.table()); })
       .def("__repr__", [](const Load& l) { return fmt::format("<foremoe.Load: {}>", foremoe::describe(l.table())); });
 
-  nb::class_<Collector>(m, "Collector",
-                        R"(Counts sequences as they finish, from any thread; routes may be forgotten after add().
-
-Held per sequence: one counter for each (layer, expert), in the narrowest type that fits.)")
-      .def(
-          "__init__",
-          [](Collector* self, int num_layers, int num_experts, int top_k) {
-            expect_range("num_layers", num_layers, 1, kNoLimit);
-            expect_range("num_experts", num_experts, 1, kMaxExperts);
-            expect_range("top_k", top_k, 1, num_experts);
-            new (self) Collector(num_layers, num_experts, top_k);
-          },
-          nb::kw_only(), "num_layers"_a, "num_experts"_a, "top_k"_a)
-      .def("add", &add_sequence, "sequence"_a, "routes"_a,
-           R"(One finished sequence, number 0, 1, …: routes [tokens, layers, top_k] as Trace.from_arrays takes them.
-
-Raises InputError for a number that was used, and for a row that is no route; then nothing is kept.)")
-      .def_prop_ro("num_sequences", [](const Collector& c) { return c.counts.num_sequences(); })
-      .def(
-          "lengths", [](const Collector& c) { return array_of(c.counts.sequence_lengths()); },
-          "int64 [sequences], tokens. Raises InputError where a number is missing.")
-      .def(
-          "load",
-          [](const Collector& c, const AnyArray& micro_step, const AnyArray& rank, int ranks, int ranks_per_node) {
-            const Batching batching = batching_of(micro_step, rank, ranks, ranks_per_node);
-            const nb::gil_scoped_release release;
-            LoadTable table = c.counts.to_load_table(batching);
-            expect_valid(table, "");
-            return load_of(std::move(table));
-          },
-          "micro_step"_a, "rank"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
-          "The load when sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.");
-
-  m.def("batch", &batch_lengths, "lengths"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
-        "tokens_per_rank"_a = BatchingOptions{}.tokens_per_rank,
-        R"(Spreads sequences over micro-steps and ranks, balanced by tokens (Karmarkar and Karp).
-
-lengths: int64 [sequences], tokens. Returns (micro_step, rank), int32 [sequences] each. No rank gets more than
-tokens_per_rank tokens in a micro-step. Raises InputError for a sequence that is longer.)");
-  m.def("_collect", &collect_trace, "trace"_a, "options"_a, "threads"_a);
-  m.def("_import_files", &import_paths, "paths"_a, "options"_a,
-        nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any]) -> tuple[Trace | Load, "
-                "dict[str, typing.Any]]"));
-  m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
-  m.def("_check_synthesis", &check_synthesis, "options"_a,
-        nb::sig("def _check_synthesis(options: dict[str, typing.Any]) -> dict[str, int]"));
-  m.def("_synthesize_load", [](const nb::dict& keywords) {
-    const SynthesisRequest request = synthesis_of(keywords);
-    const nb::gil_scoped_release release;
-    return load_of(synthesize_load(synthesis_options(request), routing_model(request)));
-  });
-  m.def("_synthesize_trace", [](const nb::dict& keywords) {
-    const SynthesisRequest request = synthesis_of(keywords);
-    const nb::gil_scoped_release release;
-    auto trace = std::make_shared<Trace>(synthesize_trace(synthesis_options(request), routing_model(request)));
-    trace->model = request.shape;
-    return trace;
-  });
   m.def("_read_trace", [](const std::filesystem::path& path) {
     const nb::gil_scoped_release release;
-    return std::make_shared<Trace>(read_trace(path.string()));
+    return std::make_shared<Trace>(read_trace(open_input(path.string())));
   });
   m.def("_read_load", [](const std::filesystem::path& path) {
     const nb::gil_scoped_release release;
-    return load_of(read_load(path.string()));
+    return load_of(read_load(open_input(path.string())));
   });
 }
 

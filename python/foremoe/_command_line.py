@@ -145,14 +145,19 @@ def parse(command: Command, arguments: Sequence[str]) -> dict[str, str]:
     return given
 
 
+def spelt(text: str, options: Sequence[Option]) -> str:
+    """The text with options in backquotes spelt as the user knows them: --guest-slots."""
+    spelling = {option.name: option.spelling for option in options}
+    return re.sub(r"`([^`]*)`", lambda name: spelling.get(name[1], name[1]), text)
+
+
 def message_of(error: InputError, options: Sequence[Option]) -> str:
     """What the error says, with fields spelt as the user knows them: --guest-slots."""
     spelling = {option.name: option.spelling for option in options}
     text = str(error)
     plain = error.problem.replace("`", "")
     if text.endswith(plain):
-        problem = re.sub(r"`([^`]*)`", lambda name: spelling.get(name[1], name[1]), error.problem)
-        text = text[: len(text) - len(plain)] + problem
+        text = text[: len(text) - len(plain)] + spelt(error.problem, options)
     if error.field in spelling and not error.file and text.startswith(error.field):
         text = spelling[error.field] + text[len(error.field) :]
     return text

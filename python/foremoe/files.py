@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from types import UnionType
 from typing import Any
 
 from . import _core
@@ -19,11 +22,13 @@ def read_trace(path: Path) -> Trace:
 
     Raises InputError with file, field and index for a file that is none.
     """
+    expect(str | os.PathLike, path=path)
     return _core._read_trace(path)
 
 
 def read_load(path: Path) -> Load:
     """Reads a foremoe.load/1 file. Raises InputError with file, field and index for a file that is none."""
+    expect(str | os.PathLike, path=path)
     return _core._read_load(path)
 
 
@@ -32,6 +37,7 @@ def read_plan(path: Path) -> Plan:
 
     Whether the plan is right for a load is for check() to say.
     """
+    expect(str | os.PathLike, path=path)
     return _core._read_plan(path)
 
 
@@ -48,12 +54,32 @@ class Violation:
     expert: int | None = None
 
 
-def expect(kind: type, **arguments: object) -> None:
-    """Raises InputError for an argument that is no instance of a class of this package."""
+_NAMES = {
+    type(None): "None",
+    Integral: "an integer",
+    os.PathLike: "a path",
+    Sequence: "a sequence",
+    Mapping: "a mapping",
+    Callable: "a function",
+}
+
+
+def expect(kind: Any, **arguments: object) -> None:
+    """Raises InputError for an argument that is no instance of this class, or of these: Plan | None."""
     for name, value in arguments.items():
-        if not isinstance(value, kind):
-            what = f"is a {type(value).__name__}; expected a foremoe.{kind.__name__}"
-            raise InputError(f"{name}: {what}", field=name)
+        if isinstance(value, kind):
+            continue
+        kinds = kind.__args__ if isinstance(kind, UnionType) else (kind,)
+        names = [_NAMES.get(k) or ("a " if k.__module__ == "builtins" else "a foremoe.") + k.__name__ for k in kinds]
+        what = f"is a {type(value).__name__}; expected {' or '.join(names)}"
+        raise InputError(f"{name}: {what}", field=name)
+
+
+def _expect_plan(plan: Plan, load: Load, trace: Trace | None, align: int) -> None:
+    expect(Plan, plan=plan)
+    expect(Load, load=load)
+    expect(Trace | None, trace=trace)
+    expect(Integral, align=align)
 
 
 def check(
@@ -65,8 +91,7 @@ def check(
     as plan() was given them; None for contiguous ones. Returns the first hundred violations; none when the plan is
     right. Never raises for a bad plan, save for a part of one.
     """
-    expect(Plan, plan=plan)
-    expect(Load, load=load)
+    _expect_plan(plan, load, trace, align)
     report = _core._check(plan, load, trace, align, homes)
     for reason in report["not_checked"]:
         logging.getLogger("foremoe").warning("not checked: %s", reason)
@@ -82,7 +107,6 @@ def figures(
     replica up to a multiple of it. homes: before planning, None for contiguous ones, an int32 array [layers, experts],
     or a plan. Raises InputError for a plan that is not right for this load.
     """
-    expect(Plan, plan=plan)
-    expect(Load, load=load)
+    _expect_plan(plan, load, trace, align)
     result: dict[str, Any] = _core._figures(plan, load, trace, align, homes)
     return result

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -25,8 +26,23 @@ Path = str | os.PathLike[str]
 _log = logging.getLogger("foremoe")
 
 
-def _listed(names: str | Sequence[str]) -> list[str]:
-    return names.split(",") if isinstance(names, str) else list(names)
+def _listed(policies: str | Sequence[str]) -> list[str]:
+    expect(str | Sequence, policies=policies)
+    names = policies.split(",") if isinstance(policies, str) else list(policies)
+    for i, name in enumerate(names):
+        expect(str, **{f"policies[{i}]": name})
+    return names
+
+
+def _given(function: Callable[..., object], options: Mapping[str, object]) -> set[str]:
+    """The names of those that are not as the function has them by default."""
+    defaults: dict[str, object] = getattr(function, "__kwdefaults__", None) or {}
+    return {name for name, value in options.items() if value != defaults.get(name)}
+
+
+def _remark(remarks: Sequence[str]) -> None:
+    for remark in remarks:
+        _log.warning(remark.replace("`", ""))
 
 
 def plan(
@@ -84,6 +100,11 @@ def plan(
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
     expect(Load, load=load)
+    expect(str, policy=policy)
+    expect(Plan | None, previous=previous)
+    expect(Load | None, previous_load=previous_load)
+    expect(Integral, threads=threads)
+    expect(Callable | None, on_micro_step=on_micro_step)
     options = {
         "guest_slots": guest_slots,
         "residency": residency,
@@ -97,7 +118,9 @@ def plan(
         "min_tokens_per_guest": min_tokens_per_guest,
         "seed": seed,
     }
-    return _core._plan(load, policy, options, homes, previous, previous_load, layers, threads, on_micro_step)
+    result: Plan = _core._plan(load, policy, options, homes, previous, previous_load, layers, threads, on_micro_step)
+    _remark(_core._unused_options(load, [policy], options, _given(plan, options), previous))
+    return result
 
 
 def start_plan(
@@ -149,6 +172,10 @@ def start_plan(
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
     expect(Load, load=load)
+    expect(str, policy=policy)
+    expect(Plan | None, previous=previous)
+    expect(Load | None, previous_load=previous_load)
+    expect(Integral, threads=threads)
     options = {
         "guest_slots": guest_slots,
         "residency": residency,
@@ -233,6 +260,9 @@ def compare(
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
     expect(Load, load=load)
+    expect(Plan | None, previous=previous)
+    expect(Load | None, previous_load=previous_load)
+    expect(Integral, threads=threads)
     options = {
         "guest_slots": guest_slots,
         "residency": residency,
@@ -254,9 +284,9 @@ def compare(
         "separate_uplinks": separate_uplinks,
         "align": align,
     }
-    result: list[dict[str, Any]] = _core._compare(
-        load, _listed(policies), options, homes, previous, previous_load, threads
-    )
+    names = _listed(policies)
+    result: list[dict[str, Any]] = _core._compare(load, names, options, homes, previous, previous_load, threads)
+    _remark(_core._unused_options(load, names, options, _given(compare, options), previous))
     return result
 
 
@@ -339,6 +369,9 @@ def simulate(
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
     expect(Load, load=load)
+    expect(Plan | None, previous=previous)
+    expect(Load | None, previous_load=previous_load)
+    expect(Integral, threads=threads)
     options = {
         "cluster": cluster,
         "model": dict(model) if isinstance(model, Mapping) else model,
@@ -364,9 +397,9 @@ def simulate(
         "path": path,
         "align": align,
     }
-    result: list[dict[str, Any]] = _core._simulate(
-        load, _listed(policies), options, homes, previous, previous_load, threads
-    )
+    names = _listed(policies)
+    result: list[dict[str, Any]] = _core._simulate(load, names, options, homes, previous, previous_load, threads)
+    _remark(_core._unused_options(load, names, options, _given(simulate, options), previous))
     return result
 
 
@@ -451,6 +484,11 @@ def evaluate(
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
     expect(Load, load=load)
+    expect(str, policy=policy)
+    expect(Mapping | None, policy_options=policy_options)
+    expect(Plan | None, previous=previous)
+    expect(Load | None, previous_load=previous_load)
+    expect(Integral, threads=threads)
     options = {
         "guest_slots": guest_slots,
         "residency": residency,
@@ -476,7 +514,11 @@ def evaluate(
         "path": path,
         "align": align,
     }
-    return _core._evaluate(load, policy, options, dict(policy_options or {}), homes, previous, previous_load, threads)
+    result: Evaluation = _core._evaluate(
+        load, policy, options, dict(policy_options or {}), homes, previous, previous_load, threads
+    )
+    _remark(_core._unused_options(load, [policy], options, _given(evaluate, options), previous))
+    return result
 
 
 def collect(
@@ -501,14 +543,14 @@ def collect(
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
     expect(Trace, trace=trace)
+    expect(Integral, threads=threads)
     options = {
         "ranks": ranks,
         "ranks_per_node": ranks_per_node,
         "tokens_per_rank": tokens_per_rank,
     }
     load = _core._collect(trace, options, threads)
-    for remark in load.remarks:
-        _log.warning(remark)
+    _remark(load.remarks)
     return load
 
 
@@ -544,6 +586,7 @@ def import_files(
 
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
+    expect(str | os.PathLike | Sequence, paths=paths)
     options = {
         "format": format,
         "model": dict(model) if isinstance(model, Mapping) else model,
@@ -633,6 +676,7 @@ def synthesize_load(
         "sequence_concentration": sequence_concentration,
         "seed": seed,
     }
+    _remark(_core._unused_of_synthesis(options, _given(synthesize_load, options)))
     return _core._synthesize_load(options)
 
 
@@ -707,4 +751,5 @@ def synthesize_trace(
         "sequence_concentration": sequence_concentration,
         "seed": seed,
     }
+    _remark(_core._unused_of_synthesis(options, _given(synthesize_trace, options)))
     return _core._synthesize_trace(options)

@@ -16,7 +16,6 @@ import plotly.graph_objects as go
 import pytest
 
 import foremoe
-import foremoe.report.gather as gathering
 from foremoe import _core
 from foremoe._command_line import parse
 from foremoe.report import numbers, page, to_html, write_report
@@ -331,17 +330,17 @@ def test_nodes_are_as_large_as_the_clusters_unless_said_otherwise(given: list[st
 def test_a_wrong_plan_is_left_out_and_named_and_the_exit_code_is_1(
     given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate = gathering.evaluate
+    evaluate = _core._evaluate
 
-    def damaged(load: foremoe.Load, policy: str, **options: Any) -> Any:
-        good = evaluate(load, policy, **options)
+    def damaged(load: foremoe.Load, policy: str, options: dict[str, Any], **others: Any) -> Any:
+        good = evaluate(load, policy, options, **others)
         if policy != "static":
             return good
         plan = SimpleNamespace(guest_slots=1, residency="static")
         figures = {"ok": False, "violations": [{"message": "rank 3 serves nothing"}]}
         return SimpleNamespace(policy=policy, skipped=None, figures=figures, plan=plan)
 
-    monkeypatch.setattr(gathering, "evaluate", damaged)
+    monkeypatch.setattr(_core, "_evaluate", damaged)
     assert main([*given, "--policy", "static,eplb", "--out", "page.html"]) == 1
     reason = "its plan is WRONG: rank 3 serves nothing"
     assert capsys.readouterr().err == f"foremoe report: static, 1 guest slot, residency static: {reason}\n"

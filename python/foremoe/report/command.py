@@ -17,6 +17,7 @@ from .._command_line import (
     activity,
     fail,
     options_of,
+    spelt,
     threads_of,
 )
 from .._command_line import main as run_command
@@ -115,8 +116,9 @@ def _run(given: dict[str, str]) -> int:
         reading.setdefault("ranks_per_node", _core._ranks_per_node(given["cluster"]))
         progress(f"reading {given['input']}")
         load = _core._read_input(given["input"], reading, threads)
-    for remark in load.remarks + _core._unused_options(load, {**planning, "guest_slots": slots[0]}, set(given)):
-        print(f"foremoe: {remark}", file=sys.stderr)
+    unused = _core._unused_options(load, ["all"], {**planning, "guest_slots": slots[0]}, set(given))
+    for remark in load.remarks + unused:
+        print(f"foremoe: {spelt(remark, command().options)}", file=sys.stderr)
     with activity() as progress:
         report = gather_report(load, replace(request, progress=progress))
     write_text(given["out"], to_html(report))

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from .. import _core
 from .._core import Evaluation, Load, Plan
 from .._errors import InputError
-from ..planning import evaluate
 from .facts import LayerLoads, LinkBytes, MemoryPoint, PhaseTime, PolicyResult, Report, Skipped, speedup
 from .numbers import counted
 from .window import choose_window, window_of
@@ -96,7 +95,8 @@ class _Gatherer:
 
     def evaluated(self, policy: str, **changed: object) -> Evaluation:
         self.request.progress(f"evaluating {policy}")
-        return evaluate(self.load, policy, **{**self.request.options, "guest_slots": self.slots, **changed})
+        options = {**self.request.options, "guest_slots": self.slots, **changed}
+        return _core._evaluate(self.load, policy, options, threads=options.pop("threads", 0))
 
     def why_not(self, evaluation: Evaluation) -> str | None:
         """Why there is nothing to show of it, or None. A wrong plan is noted."""

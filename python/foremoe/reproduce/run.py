@@ -12,7 +12,7 @@ from .. import _core
 from .._core import Load
 from .._errors import InputError
 from ..files import read_trace
-from ..planning import evaluate, synthesize_load
+from ..planning import synthesize_load
 from .columns import Measured, ratio
 from .experiment import Aim, Experiment, Input
 
@@ -70,8 +70,9 @@ def _cells_of(experiment: Experiment, on: Input, threads: int, progress: Callabl
     for system in experiment.systems:
         progress(f"{experiment.name}: {system.label} on {on.label}")
         with _naming(experiment, f"system '{system.label}' on '{on.label}'"):
-            keywords = {**system.options, **cost, "policy_options": system.own, "previous_load": former}
-            evaluation = evaluate(load, system.policy, **keywords, threads=threads)
+            evaluation = _core._evaluate(
+                load, system.policy, {**system.options, **cost}, dict(system.own), previous_load=former, threads=threads
+            )
             if evaluation.skipped:
                 yield Cell(skipped=evaluation.skipped)
                 continue

@@ -14,20 +14,23 @@ static std::string message(const Where& w, const std::string& problem) {
 InputError::InputError(Where where, const std::string& problem)
     : std::runtime_error(message(where, problem)), where_(std::move(where)), problem_(problem) {}
 
+std::string spell_arguments(std::string_view text, const std::function<std::string(std::string_view)>& spell_argument) {
+  std::string spelt;
+  while (!text.empty()) {
+    const auto begin = text.find('`');
+    const auto end = begin == std::string_view::npos ? std::string_view::npos : text.find('`', begin + 1);
+    if (end == std::string_view::npos) break;
+    spelt += text.substr(0, begin);
+    spelt += spell_argument(text.substr(begin + 1, end - begin - 1));
+    text.remove_prefix(end + 1);
+  }
+  return spelt.append(text);
+}
+
 std::string message_of(const InputError& error, const std::function<std::string(std::string_view)>& spell_argument) {
   Where where = error.where();
   if (where.file.empty() && !where.field.empty()) where.field = spell_argument(where.field);
-  std::string problem;
-  std::string_view rest = error.problem();
-  while (!rest.empty()) {
-    const auto begin = rest.find('`');
-    const auto end = begin == std::string_view::npos ? std::string_view::npos : rest.find('`', begin + 1);
-    if (end == std::string_view::npos) break;
-    problem += rest.substr(0, begin);
-    problem += spell_argument(rest.substr(begin + 1, end - begin - 1));
-    rest.remove_prefix(end + 1);
-  }
-  return message(where, problem.append(rest));
+  return message(where, spell_arguments(error.problem(), spell_argument));
 }
 
 std::string must_be_integer(long long low, long long high) {

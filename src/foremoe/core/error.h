@@ -33,6 +33,9 @@ class InputError : public std::runtime_error {
   std::string problem_;
 };
 
+// The text with every argument in backquotes spelt as its reader knows it.
+std::string spell_arguments(std::string_view text, const std::function<std::string(std::string_view)>& spell_argument);
+
 // What the error says, with every argument spelt as the reader of the message knows it: the field where there is no
 // file, and whatever the problem names in backquotes. The command line turns guest_slots into --guest-slots.
 std::string message_of(const InputError& error, const std::function<std::string(std::string_view)>& spell_argument);

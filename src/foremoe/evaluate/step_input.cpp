@@ -221,24 +221,35 @@ InputOptions input_as_planned(const StepPlan& plan, InputOptions options) {
   return options;
 }
 
-std::vector<std::string> remarks_on_unused(const StepInput& input, const PlannerOptions& options,
+std::vector<std::string> remarks_on_unused(const StepInput& input, const std::vector<const Policy*>& policies,
+                                           const PlannerOptions& options,
                                            const std::set<std::string, std::less<>>& given) {
   const int micro_steps = input.load.num_micro_steps();
   std::vector<std::string> remarks;
   if (given.contains("tokens_per_rank") && !input.batching) {
     remarks.push_back(
-        fmt::format("--tokens-per-rank has no effect: {} is a load, which is batched already", input.load.name));
+        fmt::format("`tokens_per_rank` has no effect: {} is a load, which is batched already", input.load.name));
   } else if (given.contains("tokens_per_rank") && input.batching->recorded) {
     remarks.push_back(
-        fmt::format("--tokens-per-rank has no effect: {} is batched as it was recorded", input.load.name));
+        fmt::format("`tokens_per_rank` has no effect: {} is batched as it was recorded", input.load.name));
   }
   if (given.contains("prefer") && options.prefer == Prefer::kLinks && input.load.topology().num_nodes() == 1) {
-    remarks.emplace_back("--prefer links has no effect: all ranks are on one node");
+    remarks.emplace_back("`prefer` links has no effect: all ranks are on one node");
   }
   if (given.contains("in_flight") && options.in_flight > micro_steps) {
-    remarks.push_back(fmt::format("--in-flight {}: there are only {}, so {} are in flight", options.in_flight,
+    remarks.push_back(fmt::format("`in_flight` {}: there are only {}, so {} are in flight", options.in_flight,
                                   counted(micro_steps, "micro-step"), micro_steps));
   }
+  if (policies.size() != 1) return remarks;
+  const Policy& policy = *policies.front();
+  PlannerOptions any;
+  for (const Option& option : options_of(any)) {
+    if (!given.contains(option.name) || option.name == "residency") continue;
+    if (std::ranges::find(policy.uses(), option.name) != policy.uses().end()) continue;
+    remarks.push_back(fmt::format("`{}` has no effect: policy {} does not use it", option.name, policy.name()));
+  }
+  const std::string on_previous = input.previous ? policy.note_on_previous(input.for_policy(options)) : "";
+  if (!on_previous.empty()) remarks.push_back(on_previous);
   return remarks;
 }
 

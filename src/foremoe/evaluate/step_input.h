@@ -71,8 +71,11 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vect
 // [layer][expert]: contiguous, or those that a plan file ends with.
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load);
 
-// Remarks on the options of these names that were given and have no effect on the input, in sentences.
-std::vector<std::string> remarks_on_unused(const StepInput& input, const PlannerOptions& options,
+// Remarks on the options of these names that were given and have no effect on the input or, where one policy alone is
+// asked, on it; in sentences that name options in backquotes. Of several policies each uses what it can. Whether the
+// residency can be is for the plan to say.
+std::vector<std::string> remarks_on_unused(const StepInput& input, const std::vector<const Policy*>& policies,
+                                           const PlannerOptions& options,
                                            const std::set<std::string, std::less<>>& given);
 
 // The input as the makers of a plan saw it, as far as the options do not say otherwise.

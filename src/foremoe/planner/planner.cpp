@@ -41,7 +41,7 @@ void check(const PlanRequest& request) {
 void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load) {
   if (home.extent(0) != static_cast<std::size_t>(load.num_layers()) ||
       home.extent(1) != static_cast<std::size_t>(load.num_experts())) {
-    throw InputError({.file = {}, .field = "home", .index = {}},
+    throw InputError({.file = {}, .field = "homes", .index = {}},
                      fmt::format("has {} layers and {} experts, the load {} and {}", home.extent(0), home.extent(1),
                                  load.num_layers(), load.num_experts()));
   }
@@ -50,7 +50,7 @@ void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load) {
     std::vector<int> homes_on(load.num_ranks(), 0);
     for (int e = 0; e < load.num_experts(); ++e) {
       const int rank = home(l, e).value;
-      const Where where{.file = {}, .field = "home", .index = fmt::format("[{}, {}]", l, e)};
+      const Where where{.file = {}, .field = "homes", .index = fmt::format("[{}, {}]", l, e)};
       if (rank < 0 || rank >= load.num_ranks()) {
         throw InputError(where, fmt::format("rank {} is not in 0 … {}", rank, load.num_ranks() - 1));
       }
@@ -63,7 +63,7 @@ void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load) {
 
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks) {
   if (num_ranks < 1 || num_experts % num_ranks != 0) {
-    throw InputError({.file = {}, .field = "num_ranks", .index = {}},
+    throw InputError({.file = {}, .field = "ranks", .index = {}},
                      fmt::format("{} ranks must divide {} experts", num_ranks, num_experts));
   }
   Array<RankId, 2> home({static_cast<std::size_t>(num_layers), static_cast<std::size_t>(num_experts)});

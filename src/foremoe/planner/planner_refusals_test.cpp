@@ -46,15 +46,15 @@ TEST(BadInput, IsRefusedByTheNameOfTheField) {
 
 TEST(BadInput, IsRefusedWhereHomesDoNotFitTheLoad) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
-  EXPECT_EQ(refused(load, contiguous_homes(2, 8, 4), {}), "home") << "a layer too many";
-  EXPECT_EQ(refused(load, contiguous_homes(1, 12, 4), {}), "home") << "too many experts";
+  EXPECT_EQ(refused(load, contiguous_homes(2, 8, 4), {}), "homes") << "a layer too many";
+  EXPECT_EQ(refused(load, contiguous_homes(1, 12, 4), {}), "homes") << "too many experts";
   Array<RankId, 2> home = contiguous_homes(1, 8, 4);
   home(0, 3) = RankId{4};
-  EXPECT_EQ(refused(load, home, {}), "home") << "a rank that there is not";
+  EXPECT_EQ(refused(load, home, {}), "homes") << "a rank that there is not";
   home(0, 3) = RankId{-1};
-  EXPECT_EQ(refused(load, home, {}), "home");
+  EXPECT_EQ(refused(load, home, {}), "homes");
   home(0, 3) = RankId{0};
-  EXPECT_EQ(refused(load, home, {}), "home") << "three homes on a rank, one on another";
+  EXPECT_EQ(refused(load, home, {}), "homes") << "three homes on a rank, one on another";
 }
 
 TEST(BadInput, IsRefusedWhereRanksDoNotDivideExperts) {

@@ -20,7 +20,7 @@ void check_policy_input(const PolicyInput& input) {
       input.home.extent(1) == static_cast<std::size_t>(load.num_experts())) {
     return;
   }
-  throw InputError({.file = {}, .field = "home", .index = {}},
+  throw InputError({.file = {}, .field = "homes", .index = {}},
                    fmt::format("has {} layers and {} experts, the load {} and {}", input.home.extent(0),
                                input.home.extent(1), load.num_layers(), load.num_experts()));
 }

@@ -3,7 +3,9 @@
 // What is to be drawn, as a user says it: a model's shape by name, numbers that replace the shape's, and a routing
 // model by name with its parameters.
 
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,11 @@ struct SynthesisRequest {
 };
 
 std::vector<Option> options_of(SynthesisRequest& request);
+
+// Remarks on the options of these names that were given and are another routing model's; in sentences that name options
+// in backquotes.
+std::vector<std::string> remarks_on_unused(const SynthesisRequest& request,
+                                           const std::set<std::string, std::less<>>& given);
 
 // Throw InputError, field `shape` or `routing`, for a name that is not known.
 SynthesisOptions synthesis_options(const SynthesisRequest& request);

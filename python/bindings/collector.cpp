@@ -1,0 +1,126 @@
+// The collector, and batching of sequences.
+
+#include "foremoe/rollout/collector.h"
+
+#include <fmt/format.h>
+
+#include "bindings.h"
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/file_kind.h"
+
+namespace foremoe::python {
+namespace {
+
+// With its shape, which bytes alone do not tell.
+struct Collector {
+  Collector(int num_layers, int num_experts, int experts_per_token)
+      : layers(num_layers),
+        top_k(experts_per_token),
+        counts({.num_layers = num_layers, .top_k = experts_per_token, .num_experts = num_experts}) {}
+
+  int layers, top_k;
+  RolloutCollector counts;
+};
+
+void add_sequence(Collector& collector, int sequence, const AnyArray& routes) {
+  Trace lent;
+  lend_routes(routes, lent);
+  if (lent.num_layers != collector.layers || lent.top_k != collector.top_k) {
+    throw InputError({.field = "routes"},
+                     fmt::format("is {}; expected [tokens, {}, {}]", foremoe::python::describe(routes),
+                                 collector.layers, collector.top_k));
+  }
+  const std::size_t bytes = routes.size() * size_of(lent.type);
+  const nb::gil_scoped_release release;
+  collector.counts.add(sequence, lent.type, {lent.routes, bytes});
+}
+
+Batching batching_of(const AnyArray& micro_step, const AnyArray& rank, int ranks, int ranks_per_node) {
+  const std::vector<std::int32_t> steps = to_vector(micro_step, "micro_step", "[sequences]");
+  const std::vector<std::int32_t> ranks_of = to_vector(rank, "rank", "[sequences]");
+  if (steps.size() != ranks_of.size()) {
+    throw InputError({.field = "rank"}, fmt::format("{} entries, micro_step has {}", ranks_of.size(), steps.size()));
+  }
+  expect_range("ranks", ranks, 1, kMaxRanks);
+  expect_range("ranks_per_node", ranks_per_node, 1, kMaxRanks);
+  Batching batching{.num_ranks = ranks, .ranks_per_node = std::min(ranks_per_node, ranks), .recorded = true};
+  const auto expect = [](const char* field, std::size_t i, int value, std::int64_t end) {
+    if (value >= 0 && value < end) return;
+    throw InputError({.field = field, .index = fmt::format("[{}]", i)},
+                     fmt::format("{}, expected 0 to {}", value, end - 1));
+  };
+  for (std::size_t s = 0; s < steps.size(); ++s) {
+    expect("micro_step", s, steps[s], static_cast<std::int64_t>(steps.size()));
+    expect("rank", s, ranks_of[s], ranks);
+    batching.micro_step.emplace_back(steps[s]);
+    batching.rank.emplace_back(ranks_of[s]);
+    batching.num_micro_steps = std::max(batching.num_micro_steps, steps[s] + 1);
+  }
+  return batching;
+}
+
+std::pair<Int32s, Int32s> batch_lengths(const AnyArray& lengths, int ranks, int ranks_per_node,
+                                        std::int64_t tokens_per_rank) {
+  const std::int64_t* const data = data_of<std::int64_t>(lengths, "lengths", "[sequences]", 1);
+  expect_range("ranks", ranks, 1, kMaxRanks);
+  expect_range("ranks_per_node", ranks_per_node, 1, kMaxRanks);
+  expect_range("tokens_per_rank", tokens_per_rank, 1, std::int64_t{1} << 40);
+  for (std::size_t s = 0; s < lengths.shape(0); ++s) {
+    if (data[s] >= 0) continue;
+    throw InputError({.field = "lengths", .index = fmt::format("[{}]", s)}, fmt::format("{} tokens", data[s]));
+  }
+  const BatchingOptions options{
+      .num_ranks = ranks, .ranks_per_node = ranks_per_node, .tokens_per_rank = tokens_per_rank};
+  Batching batching;
+  {
+    const nb::gil_scoped_release release;
+    batching = balanced_batching({data, lengths.shape(0)}, options, "");
+  }
+  return arrays_of(batching);
+}
+
+}  // namespace
+
+void bind_collector(nb::module_& m) {
+  nb::class_<Collector>(m, "Collector",
+                        R"(Counts sequences as they finish, from any thread; routes may be forgotten after add().
+
+Held per sequence: one counter for each (layer, expert), in the narrowest type that fits.)")
+      .def(
+          "__init__",
+          [](Collector* self, int num_layers, int num_experts, int top_k) {
+            expect_range("num_layers", num_layers, 1, kNoLimit);
+            expect_range("num_experts", num_experts, 1, kMaxExperts);
+            expect_range("top_k", top_k, 1, num_experts);
+            new (self) Collector(num_layers, num_experts, top_k);
+          },
+          nb::kw_only(), "num_layers"_a, "num_experts"_a, "top_k"_a)
+      .def("add", &add_sequence, "sequence"_a, "routes"_a,
+           R"(One finished sequence, number 0, 1, …: routes [tokens, layers, top_k] as Trace.from_arrays takes them.
+
+Raises InputError for a number that was used, and for a row that is no route; then nothing is kept.)")
+      .def_prop_ro("num_sequences", [](const Collector& c) { return c.counts.num_sequences(); })
+      .def(
+          "lengths", [](const Collector& c) { return array_of(c.counts.sequence_lengths()); },
+          "int64 [sequences], tokens. Raises InputError where a number is missing.")
+      .def(
+          "load",
+          [](const Collector& c, const AnyArray& micro_step, const AnyArray& rank, int ranks, int ranks_per_node) {
+            const Batching batching = batching_of(micro_step, rank, ranks, ranks_per_node);
+            const nb::gil_scoped_release release;
+            LoadTable table = c.counts.to_load_table(batching);
+            expect_valid(table, "");
+            return load_of(std::move(table));
+          },
+          "micro_step"_a, "rank"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
+          "The load when sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.");
+
+  m.def("batch", &batch_lengths, "lengths"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
+        "tokens_per_rank"_a = BatchingOptions{}.tokens_per_rank,
+        R"(Spreads sequences over micro-steps and ranks, balanced by tokens (Karmarkar and Karp).
+
+lengths: int64 [sequences], tokens. Returns (micro_step, rank), int32 [sequences] each. No rank gets more than
+tokens_per_rank tokens in a micro-step. Raises InputError for a sequence that is longer.)");
+}
+
+}  // namespace foremoe::python

@@ -1,0 +1,106 @@
+// Loads from traces, files with options, other programs' recordings, and models of routing.
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "bindings.h"
+#include "foremoe/rollout/collector.h"
+#include "foremoe/rollout/importers/import_json.h"
+#include "foremoe/rollout/synthesis/synthesis_request.h"
+
+namespace foremoe::python {
+namespace {
+
+Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords, int threads) {
+  InputOptions options{.path = trace->name.empty() ? "trace" : trace->name};
+  std::vector<Option> all = options_of(options);
+  std::erase_if(all, [](const Option& o) {
+    return o.name != "ranks" && o.name != "ranks_per_node" && o.name != "tokens_per_rank";
+  });
+  set_options(std::move(all), keywords);
+  const nb::gil_scoped_release release;
+  ThreadPool pool(threads_of(threads));
+  StepInput input{.trace = *trace};
+  input.batching = batch(*input.trace, options, input.remarks);
+  input.load = collect(*input.trace, *input.batching, pool);
+  input.load.name = options.path;
+  input.homes = contiguous_homes(input.load.num_layers(), input.load.num_experts(), input.load.num_ranks());
+  return {std::make_shared<const StepInput>(std::move(input))};
+}
+
+// A file with all that options of input say: batched, cut, with homes and the former step.
+Load read_input(const std::string& path, const nb::dict& keywords, int threads) {
+  InputOptions options{.path = path};
+  set_options(options_of(options), keywords);
+  const nb::gil_scoped_release release;
+  ThreadPool pool(threads_of(threads));
+  return {std::make_shared<const StepInput>(read_step_input(options, pool))};
+}
+
+SynthesisRequest synthesis_of(const nb::dict& keywords) {
+  SynthesisRequest request;
+  set_options(options_of(request), keywords);
+  return request;
+}
+
+// Sizes of the load that synthesize_load() would draw, of keywords that can be.
+nb::dict check_synthesis(const nb::dict& keywords) {
+  const SynthesisRequest request = synthesis_of(keywords);
+  (void)routing_model(request);
+  const SynthesisOptions options = synthesis_options(request);
+  nb::dict d;
+  d["micro_steps"] = options.num_micro_steps;
+  d["layers"] = options.num_layers;
+  d["ranks"] = options.num_ranks;
+  d["experts"] = options.num_experts;
+  d["top_k"] = options.top_k;
+  return d;
+}
+
+// Remarks on the options of these names, which were given and do nothing for this routing.
+std::vector<std::string> unused_of_synthesis(const nb::dict& keywords,
+                                             const std::set<std::string, std::less<>>& given) {
+  return remarks_on_unused(synthesis_of(keywords), given);
+}
+
+nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& keywords) {
+  ImportOptions options;
+  set_options(options_of(options), keywords);
+  std::optional<Imported> imported;
+  {
+    const nb::gil_scoped_release release;
+    imported = import_files(paths, options);
+  }
+  const nb::any report = parse_json(to_json(imported->report).dump());
+  if (imported->trace() != nullptr) {
+    return nb::make_tuple(std::make_shared<Trace>(std::get<RoutingTrace>(std::move(imported->value))), report);
+  }
+  return nb::make_tuple(load_of(std::get<LoadTable>(std::move(imported->value))), report);
+}
+
+}  // namespace
+
+void bind_inputs(nb::module_& m) {
+  m.def("_collect", &collect_trace, "trace"_a, "options"_a, "threads"_a);
+  m.def("_import_files", &import_paths, "paths"_a, "options"_a,
+        nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any]) -> tuple[Trace | Load, "
+                "dict[str, typing.Any]]"));
+  m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
+  m.def("_check_synthesis", &check_synthesis, "options"_a,
+        nb::sig("def _check_synthesis(options: dict[str, typing.Any]) -> dict[str, int]"));
+  m.def("_unused_of_synthesis", &unused_of_synthesis, "options"_a, "given"_a);
+  m.def("_synthesize_load", [](const nb::dict& keywords) {
+    const SynthesisRequest request = synthesis_of(keywords);
+    const nb::gil_scoped_release release;
+    return load_of(synthesize_load(synthesis_options(request), routing_model(request)));
+  });
+  m.def("_synthesize_trace", [](const nb::dict& keywords) {
+    const SynthesisRequest request = synthesis_of(keywords);
+    const nb::gil_scoped_release release;
+    auto trace = std::make_shared<Trace>(synthesize_trace(synthesis_options(request), routing_model(request)));
+    trace->model = request.shape;
+    return trace;
+  });
+}
+
+}  // namespace foremoe::python

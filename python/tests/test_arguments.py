@@ -1,0 +1,147 @@
+"""Arguments that cannot be, are of no use, or are of another class."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+
+import numpy as np
+import pytest
+from conftest import draw_load
+
+import foremoe
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"guest_slots": -1}, "guest_slots"),
+        ({"guest_slots": 1.5}, "guest_slots"),
+        ({"guest_slots": True}, "guest_slots"),
+        ({"residency": "everywhere"}, "residency"),
+        ({"stages": "XYZ"}, "stages"),
+        ({"policy": "nobody"}, "policy"),
+        ({"threads": -1}, "threads"),
+        ({"tolerance": 2.0}, "tolerance"),
+        ({"homes": np.zeros((2, 16), np.int64)}, "homes"),
+        ({"homes": "contiguous"}, "homes"),
+        ({"homes": np.zeros((2, 15), np.int32)}, "homes"),
+        ({"layers": range(0, 9)}, "layers"),
+        ({"layers": range(0, 2, 2)}, "layers"),
+        ({"layers": 3}, "layers"),
+        ({"seed": {}}, "seed"),
+    ],
+)
+def test_bad_options_are_refused_by_name(load: foremoe.Load, options: dict[str, object], field: str) -> None:
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.plan(load, **options)  # type: ignore[arg-type]
+    assert raised.value.field == field, raised.value
+    assert isinstance(raised.value, ValueError)
+
+
+def test_unknown_keywords_are_a_type_error(load: foremoe.Load) -> None:
+    with pytest.raises(TypeError, match="guest_slotz"):
+        foremoe.plan(load, guest_slotz=1)  # type: ignore[call-arg]
+
+
+def test_a_policy_that_cannot_says_why(load: foremoe.Load) -> None:
+    with pytest.raises(foremoe.PolicySkipped) as raised:
+        foremoe.plan(load, policy="flexmoe", in_flight=2)
+    assert raised.value.policy == "flexmoe"
+    assert raised.value.reason
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (again.policy, again.reason) == (raised.value.policy, raised.value.reason)
+
+
+def test_errors_survive_pickling(load: foremoe.Load) -> None:
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.plan(load, guest_slots=-1)
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (str(again), again.field) == (str(raised.value), "guest_slots")
+
+
+@pytest.mark.parametrize("policy", foremoe.policies())
+def test_homes_that_cannot_be_are_refused_by_every_policy(load: foremoe.Load, policy: str) -> None:
+    homes = np.array(foremoe.plan(load).home)
+    for wrong in (np.full_like(homes, -1), np.zeros_like(homes), np.full_like(homes, 2**31 - 1)):
+        with pytest.raises(foremoe.InputError) as raised:
+            foremoe.plan(load, policy, homes=wrong)
+        assert raised.value.field == "homes"
+    other = foremoe.plan(draw_load(ranks=8))
+    for call in (foremoe.plan, foremoe.start_plan, foremoe.compare):
+        with pytest.raises(foremoe.InputError, match="8 ranks"):
+            call(load, policy, homes=other)  # type: ignore[operator]
+
+
+def test_odd_arguments_are_refused_by_name(load: foremoe.Load) -> None:
+    plan = foremoe.plan(load)
+    for call, field in [
+        (lambda: foremoe.Plan.join([None]), "parts"),  # type: ignore[list-item]
+        (lambda: foremoe.plan(load, layers=slice("a", None)), "layers"),
+        (lambda: foremoe.plan(load, layers=slice(0, 2**40)), "layers"),
+        (lambda: foremoe.plan(load, guest_slots=np.array(1.7)), "guest_slots"),  # type: ignore[arg-type]
+        (lambda: foremoe.RankTurns(plan, load, rank=0, depth=2**31 - 1), "depth"),
+        (lambda: foremoe.RankTurns(plan, foremoe.Load.from_array(load.array.copy(), ranks_per_node=4), rank=0), "plan"),
+        (lambda: foremoe.Load.from_array(-load.array - 1), "array"),
+    ]:
+        with pytest.raises(foremoe.InputError) as raised:
+            call()  # type: ignore[no-untyped-call]
+        assert raised.value.field == field
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.read_load(os.fsdecode(b"/nowhere/\xff"))
+    assert raised.value.file == os.fsdecode(b"/nowhere/\xff")
+
+
+def test_wrong_classes_are_named(load: foremoe.Load) -> None:
+    plan = foremoe.plan(load)
+    for call, field in [
+        (lambda: foremoe.plan(plan), "load"),
+        (lambda: foremoe.check(load, plan), "plan"),
+        (lambda: foremoe.collect(load), "trace"),
+        (lambda: foremoe.figures(plan, plan), "load"),
+        (lambda: foremoe.figures(plan, load, load), "trace"),
+        (lambda: foremoe.check(plan, load, align="wide"), "align"),
+        (lambda: foremoe.plan(load, previous=load), "previous"),
+        (lambda: foremoe.plan(load, previous_load=plan), "previous_load"),
+        (lambda: foremoe.plan(load, threads=2.5), "threads"),
+        (lambda: foremoe.plan(load, on_micro_step=3), "on_micro_step"),
+        (lambda: foremoe.start_plan(load, ["foremoe"]), "policy"),
+        (lambda: foremoe.evaluate(load, ["foremoe"]), "policy"),
+        (lambda: foremoe.evaluate(load, policy_options=3), "policy_options"),
+        (lambda: foremoe.compare(load, 3), "policies"),
+        (lambda: foremoe.simulate(load, ["vanilla", 3], cluster="h100"), r"policies\[1\]"),
+        (lambda: foremoe.read_load(3), "path"),
+        (lambda: foremoe.read_trace(None), "path"),
+        (lambda: foremoe.import_files(3), "paths"),
+    ]:
+        with pytest.raises(foremoe.InputError, match=f"^{field}: is a .*; expected ") as raised:
+            call()  # type: ignore[no-untyped-call]
+        assert raised.value.field == field.replace("\\", "")
+
+
+def test_keywords_without_effect_are_said(load: foremoe.Load, caplog: pytest.LogCaptureFixture) -> None:
+    for call, words in [
+        (lambda: foremoe.plan(load, "vanilla", guest_slots=2), "guest_slots has no effect: policy vanilla does not"),
+        (lambda: foremoe.plan(load, in_flight=9), "in_flight 9: there are only 3 micro-steps"),
+        (lambda: foremoe.plan(load, residency="shared", previous=foremoe.plan(load)), "the former plan has no effect"),
+        (lambda: foremoe.evaluate(load, path="host"), "path has no effect without a cluster"),
+        (lambda: foremoe.compare(load, "vanilla", stages="B"), "stages has no effect: policy vanilla does not"),
+        (
+            lambda: foremoe.synthesize_load(skew=1.2, layers=1, micro_steps=1),
+            "skew has no effect: it is of routing zipf",
+        ),
+    ]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "foremoe"):
+            call()  # type: ignore[no-untyped-call]
+        assert [words in record.message for record in caplog.records] == [True], caplog.text
+
+
+def test_keywords_that_have_an_effect_are_silent(load: foremoe.Load, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "foremoe"):
+        foremoe.plan(load, guest_slots=2, in_flight=2, previous=foremoe.plan(load, guest_slots=2))
+        foremoe.compare(load, ["vanilla", "foremoe"], guest_slots=2)
+        foremoe.synthesize_load(routing="zipf", skew=1.2, layers=1, micro_steps=1)
+        foremoe.start_plan(load, "vanilla", guest_slots=2).finish()
+    assert caplog.text == ""
