@@ -34,16 +34,6 @@ struct PlanArguments : PlanningArguments {
   std::string out;
 };
 
-// What verify must know to make the same load again and to hold homes against those before.
-void record_input_options(const InputOptions& input, StepPlan& plan) {
-  auto options = nlohmann::ordered_json::parse(plan.options);
-  if (input.homes != kContiguous) options["homes"] = input.homes;
-  if (input.tokens_per_rank != InputOptions{}.tokens_per_rank) options["tokens-per-rank"] = input.tokens_per_rank;
-  if (input.layers != 0) options["layers"] = input.layers;
-  if (input.micro_steps != 0) options["micro-steps"] = input.micro_steps;
-  plan.options = options.dump();
-}
-
 void print(const Evaluation& e, const LoadTable& load, const std::string& out) {
   const PlanFigures& f = e.figures;
   fmt::print("{}: {}\n", load.name, describe(load));
@@ -103,10 +93,7 @@ int run(PlanArguments arguments, const Given& given) {
     note_all(memory_remarks({needed}, *session.cost, options.memory_budget()));
     e.step.reset();
   }
-  if (!arguments.out.empty()) {
-    record_input_options(arguments.input, e.plan);
-    write_plan(e.plan, arguments.out);
-  }
+  if (!arguments.out.empty()) write_plan(e.plan, arguments.out);
   if (arguments.json) {
     fmt::print("{}\n", to_json(e, /*checked=*/false).dump(2));
   } else {

@@ -20,7 +20,9 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
   set_options(std::move(all), keywords);
   const nb::gil_scoped_release release;
   ThreadPool pool(threads_of(threads));
-  StepInput input{.trace = *trace};
+  StepInput input;
+  input.trace = *trace;
+  input.asked = options;
   input.batching = batch(*input.trace, options, input.remarks);
   input.load = collect(*input.trace, *input.batching, pool);
   input.load.name = options.path;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pathlib
+import subprocess
 
 import numpy as np
 import pytest
@@ -85,6 +86,19 @@ def test_recorded_batching_is_kept_for_its_own_number_of_ranks() -> None:
     assert kept.remarks == []
     anew = foremoe.collect(trace_of(routes, **batching), ranks=4)
     assert "batched" in anew.remarks[0]
+
+
+def test_plans_of_a_trace_batched_here_are_verified_from_their_files(tmp_path: pathlib.Path) -> None:
+    trace = trace_of(draw_routes())
+    load = foremoe.collect(trace, ranks=2, tokens_per_rank=20)
+    assert load.remarks[0].startswith("trace: no batching recorded")
+    trace.save(tmp_path / "trace")
+    plans = foremoe.plan(load), foremoe.start_plan(load).finish(), foremoe.evaluate(load).plan
+    program = pathlib.Path(foremoe.__file__).with_name("bin") / "foremoe"
+    for plan in plans:
+        plan.save(tmp_path / "plan")
+        verified = subprocess.run([program, "verify", tmp_path / "trace", tmp_path / "plan"], capture_output=True)
+        assert verified.returncode == 0, verified
 
 
 def test_the_collector_refuses_routes_of_another_shape() -> None:

@@ -134,6 +134,7 @@ class Evaluator {
     }
     auto& planned = std::get<PlannedStep>(result);
     e.plan = std::move(planned.plan);
+    record_input_options(input_, e.plan);
     e.times = planned.times;
     e.threads = static_cast<int>(context_.pool.num_threads());
     measure(e);
@@ -145,7 +146,10 @@ class Evaluator {
     planner.in_flight = 1;
     planner.residency = residency;
     PolicyResult result = policy_.plan(input_.for_policy(planner), context_.pool);
-    if (auto* const planned = std::get_if<PlannedStep>(&result)) return std::move(planned->plan);
+    if (auto* const planned = std::get_if<PlannedStep>(&result)) {
+      record_input_options(input_, planned->plan);
+      return std::move(planned->plan);
+    }
     why_not = std::get<Skipped>(result).reason;
     return std::nullopt;
   }

@@ -175,6 +175,7 @@ StepInput read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
     input.load = take_first(input.load, micro_steps, layers);
     input.cut = true;
   }
+  input.asked = options;
   return input;
 }
 
@@ -205,6 +206,16 @@ StepInput read_step_input(const InputOptions& options, ThreadPool& pool) {
     input.previous_load = std::move(read.load);
   }
   return input;
+}
+
+void record_input_options(const StepInput& input, StepPlan& plan) {
+  const InputOptions& asked = input.asked;
+  auto options = nlohmann::ordered_json::parse(plan.options);
+  if (asked.homes != kContiguous) options["homes"] = asked.homes;
+  if (asked.tokens_per_rank != InputOptions{}.tokens_per_rank) options["tokens-per-rank"] = asked.tokens_per_rank;
+  if (asked.layers != 0) options["layers"] = asked.layers;
+  if (asked.micro_steps != 0) options["micro-steps"] = asked.micro_steps;
+  plan.options = options.dump();
 }
 
 InputOptions input_as_planned(const StepPlan& plan, InputOptions options) {

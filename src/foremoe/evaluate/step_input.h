@@ -45,6 +45,7 @@ struct StepInput {
   Array<RankId, 2> homes;  // [layer][expert], before planning
   std::optional<StepPlan> previous;
   std::optional<LoadTable> previous_load;
+  InputOptions asked;                // as which it was read
   std::vector<std::string> remarks;  // what was done that nobody asked for: "… batched for 16 ranks …"
 
   // The tokens behind the load, all of them; null when they are unknown or are of more than the load.
@@ -78,7 +79,11 @@ std::vector<std::string> remarks_on_unused(const StepInput& input, const std::ve
                                            const PlannerOptions& options,
                                            const std::set<std::string, std::less<>>& given);
 
-// The input as the makers of a plan saw it, as far as the options do not say otherwise.
+// Writes into the plan's options what a reader must know to make the same load again and to hold homes against those
+// before.
+void record_input_options(const StepInput& input, StepPlan& plan);
+
+// Its inverse: the input as the makers of a plan saw it, as far as the options do not say otherwise.
 InputOptions input_as_planned(const StepPlan& plan, InputOptions options);
 
 // Opens a file that must be a safetensors file; the error names `foremoe import` when it is none.
