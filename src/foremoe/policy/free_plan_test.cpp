@@ -185,7 +185,7 @@ TEST(FreePlan, NamesTheOptionThatMakesNoSense) {
   const LoadTable load = test::random_load({}, 1);
   const Array<RankId, 2> home({1, 8});
   EXPECT_THAT(message([&] { plan_freely({.name = "test"}, {.load = load, .home = home, .options = {}}, pool); }),
-              HasSubstr("home: has "));
+              HasSubstr("homes: has "));
 }
 
 }  // namespace
