@@ -7,8 +7,8 @@ measured here is time on the machine that runs this.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -117,127 +117,125 @@ def _percent_less(first: float, of: float) -> float:
 
 @dataclass(frozen=True)
 class Column:
-    """name: in files. title: in tables. value: of a system, and with a second argument beside the first one there."""
+    """name: in files. title: in tables. is_relative: whether it compares with the first system.
+
+    of: the figure of a system, beside the first one; NaN where it compares and the first one was skipped.
+    """
 
     name: str
     title: str
     digits: int
     meaning: str
-    origin: Origin
-    value: Callable[..., float]
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether it compares with the first system."""
-        return self.value.__code__.co_argcount == 2
-
-    def of(self, measured: Measured, first: Measured | None) -> float:
-        """NaN where it compares with a first system that was skipped."""
-        if not self.is_relative:
-            return float(self.value(measured))
-        return math.nan if first is None else float(self.value(measured, first))
+    is_relative: bool
+    of: Callable[[Measured, Measured | None], float]
+    origin: Origin = "exact"
 
 
-def _of_origin(origin: Origin, *rows: tuple[str, str, int, str, Callable[..., float]]) -> dict[str, Column]:
-    return {row[0]: Column(*row[:4], origin, row[4]) for row in rows}
+def _own(name: str, title: str, digits: int, meaning: str, value: Callable[[Measured], float]) -> Column:
+    """A figure of the system alone."""
+    return Column(name, title, digits, meaning, False, lambda measured, first: float(value(measured)))
+
+
+def _versus_first(
+    name: str, title: str, digits: int, meaning: str, value: Callable[[Measured, Measured], float]
+) -> Column:
+    """A figure that compares with the first system."""
+    return Column(name, title, digits, meaning, True, lambda m, first: float(value(m, first)) if first else math.nan)
 
 
 # fmt: off
-COLUMNS: dict[str, Column] = {
-    **_of_origin(
-        "exact",
-        ("rho_mean", "ρ mean", 4, "largest rank load ÷ mean, mean over layers and micro-steps",
+_EXACT = [
+    _own("rho_mean", "ρ mean", 4, "largest rank load ÷ mean, mean over layers and micro-steps",
          lambda m: m.figures["rho"]["mean"]),
-        ("rho_p99", "ρ p99", 4, "its 99th percentile", lambda m: m.figures["rho"]["p99"]),
-        ("rho_max", "ρ max", 4, "its largest value", lambda m: m.figures["rho"]["max"]),
-        ("below_1.1", "ρ < 1.1, %", 1, "share of (layer, micro-step) pairs",
+    _own("rho_p99", "ρ p99", 4, "its 99th percentile", lambda m: m.figures["rho"]["p99"]),
+    _own("rho_max", "ρ max", 4, "its largest value", lambda m: m.figures["rho"]["max"]),
+    _own("below_1.1", "ρ < 1.1, %", 1, "share of (layer, micro-step) pairs",
          lambda m: 100 * m.pairs["share_of_bucket"][0]),
-        ("below_1.3", "1.1 to 1.3, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][1]),
-        ("below_1.5", "1.3 to 1.5, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][2]),
-        ("below_2", "1.5 to 2, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][3]),
-        ("from_2", "ρ ≥ 2, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][4]),
-        ("straggler", "straggler", 0, "tokens of the busiest rank above the mean, mean over pairs",
+    _own("below_1.3", "1.1 to 1.3, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][1]),
+    _own("below_1.5", "1.3 to 1.5, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][2]),
+    _own("below_2", "1.5 to 2, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][3]),
+    _own("from_2", "ρ ≥ 2, %", 1, "share of pairs", lambda m: 100 * m.pairs["share_of_bucket"][4]),
+    _own("straggler", "straggler", 0, "tokens of the busiest rank above the mean, mean over pairs",
          lambda m: m.pairs["straggler"]),
-        ("straggler_less", "straggler, % less", 1, "than the first system's",
+    _versus_first("straggler_less", "straggler, % less", 1, "than the first system's",
          lambda m, first: _percent_less(first.pairs["straggler"], m.pairs["straggler"])),
-        ("waste", "waste, %", 1, "(max − mean) ÷ max rank load, mean over pairs", lambda m: 100 * m.pairs["waste"]),
-        ("copies", "copies", 1, "expert weights moved per layer and event, whole group",
+    _own("waste", "waste, %", 1, "(max − mean) ÷ max rank load, mean over pairs", lambda m: 100 * m.pairs["waste"]),
+    _own("copies", "copies", 1, "expert weights moved per layer and event, whole group",
          lambda m: m.figures["copies_per_layer_event"]),
-        ("copies_warm", "copies, warm", 1, "the same after the first event",
+    _own("copies_warm", "copies, warm", 1, "the same after the first event",
          lambda m: m.pairs["copies_after_first_event"]),
-        ("guests", "guests", 1, "experts that serve tokens away from home, per layer and event",
+    _own("guests", "guests", 1, "experts that serve tokens away from home, per layer and event",
          lambda m: m.figures["guests_per_layer"]),
-        ("home_moves", "home moves", 0, "experts whose owner changed, all layers",
-         lambda m: m.figures["home_moves"]),
-        ("node_link", "node link", 0, "tokens of the busiest node's link to others, mean over pairs",
+    _own("home_moves", "home moves", 0, "experts whose owner changed, all layers", lambda m: m.figures["home_moves"]),
+    _own("node_link", "node link", 0, "tokens of the busiest node's link to others, mean over pairs",
          lambda m: m.figures["node_link_tokens"]["mean"]),
-        ("node_link_max", "node link max", 0, "the same, largest", lambda m: m.figures["node_link_tokens"]["max"]),
-        ("node_link_of_first", "node link max ÷ first", 3, "its largest ÷ the first system's",
+    _own("node_link_max", "node link max", 0, "the same, largest", lambda m: m.figures["node_link_tokens"]["max"]),
+    _versus_first("node_link_of_first", "node link max ÷ first", 3, "its largest ÷ the first system's",
          lambda m, first: m.figures["node_link_tokens"]["max"] / max(1.0, first.figures["node_link_tokens"]["max"])),
-        ("sent", "sent, no locality", 0,
+    _own("sent", "sent, no locality", 0,
          "tokens that the busiest rank sends or receives when replicas are filled by rank",
          lambda m: m.sent["sent_without_locality"]),
-        ("sent_rank", "sent, rank first", 0, "the same when a source fills its own replicas first",
+    _own("sent_rank", "sent, rank first", 0, "the same when a source fills its own replicas first",
          lambda m: m.sent["sent_with_rank_locality"]),
-        ("sent_node", "sent, node next", 0, "the same when then those of its node follow",
+    _own("sent_node", "sent, node next", 0, "the same when then those of its node follow",
          lambda m: m.sent["sent_with_node_locality"]),
-        ("between_nodes", "between nodes", 0, "so routed, tokens that the busiest node sends or receives",
+    _own("between_nodes", "between nodes", 0, "so routed, tokens that the busiest node sends or receives",
          lambda m: m.sent["between_nodes"]),
-        ("hottest", "hottest expert", 2, "tokens of a step's most popular expert ÷ mean",
+    _own("hottest", "hottest expert", 2, "tokens of a step's most popular expert ÷ mean",
          lambda m: m.stability["hottest"]),
-        ("step_change", "change of step, %", 1, "share of tokens that go to other experts than in the step before",
+    _own("step_change", "change of step, %", 1, "share of tokens that go to other experts than in the step before",
          lambda m: 100 * m.stability["step_change"]),
-        ("micro_step_change", "change of micro-step, %", 1, "the same from micro-step to micro-step",
+    _own("micro_step_change", "change of micro-step, %", 1, "the same from micro-step to micro-step",
          lambda m: 100 * m.stability["micro_step_change"]),
-    ),
-    **_of_origin(
-        "measured here",
-        ("plan_us", "planning, µs", 0, "CPU time per layer and micro-step, without what is done once per step",
+]
+_MEASURED = [
+    _own("plan_us", "planning, µs", 0, "CPU time per layer and micro-step, without what is done once per step",
          lambda m: m.figures["plan_us_per_layer_micro_step"]),
-        ("plan_seconds", "planning, s", 3, "of the whole step, wall clock", lambda m: m.figures["plan_seconds"]),
-    ),
-    **_of_origin(
-        "modelled",
-        ("speedup", "speedup", 3, "step time of the first system ÷ this one's; a step is recompute and policy update",
+    _own("plan_seconds", "planning, s", 3, "of the whole step, wall clock", lambda m: m.figures["plan_seconds"]),
+]
+_MODELLED = [
+    _versus_first("speedup", "speedup", 3,
+         "step time of the first system ÷ this one's; a step is recompute and policy update",
          lambda m, first: ratio(first.seconds, m.seconds)),
-        ("ideal_speedup", "ideal speedup", 3,
+    _versus_first("ideal_speedup", "ideal speedup", 3,
          "were every rank at the mean load and mean traffic of this system, and nothing copied",
          lambda m, first: ratio(first.seconds, m.figures["ideal_step_seconds"])),
-        ("of_ideal", "of ideal, %", 1, "ideal step time ÷ step time",
+    _own("of_ideal", "of ideal, %", 1, "ideal step time ÷ step time",
          lambda m: ratio(100 * m.figures["ideal_step_seconds"], m.seconds)),
-        ("of_perfect", "of perfect, %", 1,
+    _versus_first("of_perfect", "of perfect, %", 1,
          "first system's step were all ranks at the mean ÷ step time; above 100 where less is sent",
          lambda m, first: ratio(100 * first.figures["ideal_step_seconds"], m.seconds)),
-        ("free_speedup", "speedup, opt", 3, "were planning and transfer free",
+    _versus_first("free_speedup", "speedup, opt", 3, "were planning and transfer free",
          lambda m, first: ratio(first.seconds, m.seconds - m.overhead)),
-        ("of_free", "of opt, %", 1, "step time with planning and transfer free ÷ step time",
+    _own("of_free", "of opt, %", 1, "step time with planning and transfer free ÷ step time",
          lambda m: 100 * (1 - ratio(m.overhead, m.seconds))),
-        ("rl_speedup", "RL step speedup", 3, "with the rollout, which takes as long whoever plans",
+    _versus_first("rl_speedup", "RL step speedup", 3, "with the rollout, which takes as long whoever plans",
          lambda m, first: ratio(first.figures["rl_step_seconds"], m.figures["rl_step_seconds"])),
-        ("step_ms", "step, ms", 1, "recompute and policy update", lambda m: 1e3 * m.seconds),
-        ("recompute_ms", "recompute, ms", 1, "stage time", lambda m: 1e3 * m.recompute["seconds"]),
-        ("update_ms", "policy update, ms", 1, "stage time", lambda m: 1e3 * m.update["seconds"]),
-        ("exposed_ms", "exposed, ms", 2, "of both stages, waited for copies and gradients",
+    _own("step_ms", "step, ms", 1, "recompute and policy update", lambda m: 1e3 * m.seconds),
+    _own("recompute_ms", "recompute, ms", 1, "stage time", lambda m: 1e3 * m.recompute["seconds"]),
+    _own("update_ms", "policy update, ms", 1, "stage time", lambda m: 1e3 * m.update["seconds"]),
+    _own("exposed_ms", "exposed, ms", 2, "of both stages, waited for copies and gradients",
          lambda m: 1e3 * m.figures["exposed_copy_seconds"]),
-        ("forward_ms", "forward, ms", 3, "of a layer and micro-step", lambda m: m.forward_ms),
-        ("backward_ms", "backward, ms", 3, "of a layer and micro-step",
+    _own("forward_ms", "forward, ms", 3, "of a layer and micro-step", lambda m: m.forward_ms),
+    _own("backward_ms", "backward, ms", 3, "of a layer and micro-step",
          lambda m: m.turn_ms(_turns(m.update)) - m.forward_ms),
-        ("dense_ms", "attention, ms", 3, "attention, norms, router and shared experts of a layer's forward",
+    _own("dense_ms", "attention, ms", 3, "attention, norms, router and shared experts of a layer's forward",
          lambda m: m.part_ms("dense")),
-        ("planning_ms", "planning, ms", 3, "on the critical path of a layer's forward, as published",
+    _own("planning_ms", "planning, ms", 3, "on the critical path of a layer's forward, as published",
          lambda m: m.part_ms("planning")),
-        ("dispatch_ms", "dispatch, ms", 3, "of a layer's forward", lambda m: m.part_ms("dispatch")),
-        ("experts_ms", "experts, ms", 3, "of a layer's forward", lambda m: m.part_ms("experts")),
-        ("combine_ms", "combine, ms", 3, "of a layer's forward", lambda m: m.part_ms("combine")),
-        ("transfer_ms", "transfer, ms", 3,
-         "of a layer: copies into the rank that receives most, over the host's link",
+    _own("dispatch_ms", "dispatch, ms", 3, "of a layer's forward", lambda m: m.part_ms("dispatch")),
+    _own("experts_ms", "experts, ms", 3, "of a layer's forward", lambda m: m.part_ms("experts")),
+    _own("combine_ms", "combine, ms", 3, "of a layer's forward", lambda m: m.part_ms("combine")),
+    _own("transfer_ms", "transfer, ms", 3, "of a layer: copies into the rank that receives most, over the host's link",
          lambda m: 1e3 * m.pairs["busiest_receiver"] * m.cost["fetch_seconds"]),
-        ("guest_gib", "guests, GiB", 3, "weights and gradients of the guests of the rank that holds most",
+    _own("guest_gib", "guests, GiB", 3, "weights and gradients of the guests of the rank that holds most",
          lambda m: _gib(_guest_bytes(m.update["memory"]))),
-        ("link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
+    _own("link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
          lambda m: _gib(_busiest_link(m.recompute) + _busiest_link(m.update))),
-        ("utilisation", "computing, %", 1, "of the ranks' time in the policy update",
+    _own("utilisation", "computing, %", 1, "of the ranks' time in the policy update",
          lambda m: 100 * m.update["utilisation"]),
-    ),
-}
+]
 # fmt: on
+
+_ORIGINS: Mapping[Origin, list[Column]] = {"exact": _EXACT, "measured here": _MEASURED, "modelled": _MODELLED}
+COLUMNS = {c.name: replace(c, origin=origin) for origin, columns in _ORIGINS.items() for c in columns}
