@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 
 #include "bindings.h"
 #include "foremoe/cluster/cluster.h"
@@ -341,6 +342,10 @@ void bind_evaluation(nb::module_& m) {
     std::vector<std::string> all;
     for (const Policy* policy : policies_named(names)) all.emplace_back(policy->name());
     return all;
+  });
+  m.def("_policy_uses", [](const std::string& policy) {
+    const std::span<const std::string_view> uses = policy_named(policy).uses();
+    return std::vector<std::string>(uses.begin(), uses.end());
   });
   m.def("_ranks_per_node", [](const std::string& cluster) { return find_cluster(cluster).ranks_per_node; });
   m.def(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from experiments import LISTS, PROSE, ROOT, SHAPE, TRACE, changed
+from experiments import LISTS, MODELLED, PROSE, ROOT, SHAPE, TRACE, changed
 
 import foremoe
 from foremoe import reproduce
@@ -22,7 +22,7 @@ def test_a_list_makes_one_input_of_each_value_and_common_keys_hold_for_all() -> 
 
 def test_a_table_says_otherwise_than_what_all_have_in_common() -> None:
     none, ours = reproduce.parse_experiment(LISTS, "mine.toml").systems
-    assert none.options == {"guest_slots": 1}
+    assert none.options == {}  # vanilla has no use for guest slots
     assert ours.options == {"guest_slots": 2, "stages": "BT"}
 
 
@@ -43,41 +43,46 @@ def test_what_all_have_in_common_holds_for_those_that_can_use_it() -> None:
         ('title = "A hot rank"', "", "title", "is missing"),
         ('title = "A hot rank"', "title = 3", "title", "expected a text"),
         ('finding = "Finding."', "across = 1", "across", "expected true or false"),
-        ("ranks = 4", "ranks = 0", "input[0].ranks", "0 is not in 1"),
-        ("ranks = 4", "ranks = true", "input[0].ranks", "cannot be"),
-        ("ranks = 4", "ranks = 7", "input[0].ranks", "16 experts"),
+        ("ranks = 4", "ranks = 0", "every_input.ranks", "0 is not in 1"),
+        ("ranks = 4", "ranks = true", "every_input.ranks", "cannot be"),
+        ("ranks = 4", "ranks = 7", "every_input.ranks", "16 experts"),
         ("ranks = 4", "rank = 4", "every_input.rank", "no such key"),
         ("layers = [1, 3]", "layer = [1, 3]", "input[0].layer", "no such key"),
         ("layers = [1, 3]", "layers = [1, 0]", "input[1].layers", "0 is not in 1"),
         ("layers = [1, 3]", "layers = [1, 3]\nseed = [1, 2]", "input[0].seed", "one list"),
-        ("layers = [1, 3]", "layers = []", "input", "is missing"),
-        ("layers = [1, 3]", "skew = 2", "input[0].skew", "none of use here"),
-        ("layers = [1, 3]", "sequence_tokens = 2", "input[0].sequence_tokens", "none of use here"),
-        ("layers = [1, 3]", "steps = 5", "input[0].steps", "5 does not divide 32"),
-        ("layers = [1, 3]", "steps = true", "input[0].steps", "expected an integer"),
-        ("layers = [1, 3]", 'cluster = "h100"', "input[0].model", "is missing beside cluster"),
-        ("layers = [1, 3]", 'cluster = "b300"\nmodel = "tiny"', "input[0].cluster", "gb200"),
-        ("layers = [1, 3]", 'cluster = "h100"\nmodel = "tinier"', "input[0].model", "'tinier'"),
-        ("layers = [1, 3]", 'cluster = "h100"\nmodel = "tiny"\nlayers = 5', "input[0].layers", "tiny has 4 MoE layers"),
-        (
-            "layers = [1, 3]",
-            'cluster = "h100"\nmodel = "Mixtral-8x7B"',
-            "input[0].experts",
-            "16, but Mixtral-8x7B has 8",
-        ),
+        ("layers = [1, 3]", "layers = []", "input[0].layers", "is empty"),
+        ("layers = [1, 3]", "skew = 2", "input[0].skew", "has no effect on these columns with routing w2"),
+        ("layers = [1, 3]", "sequence_tokens = 2", "input[0].sequence_tokens", "has no effect"),
+        ("layers = [1, 3]", "steps = 1", "input[0].steps", "has no effect on these columns with routing w2"),
+        ("layers = [1, 3]", "layers = [1, 1]", "input[1].label", "'1 layers' twice"),
+        ("layers = [1, 3]", 'cluster = "h100"', "input[0].cluster", "has no effect on these columns with routing w2"),
+        ("layers = [1, 3]", 'layers = 1\nmodel = "tinier"', "input[0].model", "'tinier'"),
+        ("layers = [1, 3]", 'routing = "zpif"\nskew = 2', "input[0].routing", "'zpif'"),
+        ("{layers} layers", "{layer} layers", "input[0].label", "{layer} is no key of this table"),
+        ("{layers} layers", "{skew} layers", "input[0].label", "{skew} is no key of this table"),
+        ('label = "ours"', 'label = "{} ours"', "system[1].label", "{} is no key of this table"),
         ("[[input]]", "[input]", "input", "[[input]]"),
-        ('routing = "w2"', 'routing = "w9"', "input[0].routing", "zipf"),
+        ('routing = "w2"', 'routing = "w9"', "every_input.routing", "zipf"),
         ("hidden = 64", "hiden = 64", "shape.hiden", "is no option"),
         ("hidden = 64", "hidden = 0", "shape.hidden", "0 is not in 1"),
         ('name = "tiny"', "", "shape.name", "is missing"),
         ('stages = "BT"', 'stages = "BX"', "system[1].stages", "'BX'"),
         ('policy = "foremoe"', 'policy = "nobody"', "system[1].policy", "vanilla"),
-        ('policy = "foremoe"', 'polcy = "foremoe"', "system[1].policy", "is missing"),
-        ('policy = "foremoe"', 'policy = "foremoe"\ndyn = 2', "system[1].dyn", "none of use here"),
-        ('policy = "foremoe"', 'policy = "feplb"\ndyn = "two"', "system[1].dyn", "'two' is not a whole number"),
-        ('policy = "foremoe"', 'policy = "foremoe"\nresidency = "auto"', "system", "'ours' needs cluster and model"),
+        ('policy = "foremoe"', 'polcy = "foremoe"', "system[1].polcy", "no such key"),
+        (
+            'policy = "foremoe"',
+            'policy = "feplb"',
+            "system[1].stages",
+            "has no effect on these columns with policy feplb",
+        ),
+        ('policy = "foremoe"', 'policy = "foremoe"\ndyn = 2', "system[1].dyn", "has no effect on these columns with"),
+        ('policy = "vanilla"', 'policy = "vanilla"\nguest_slots = 1', "system[0].guest_slots", "policy vanilla"),
+        ('policy = "vanilla"', 'policy = "vanilla"\npath = "peer"', "system[0].path", "has no effect on these columns"),
+        ("[every_system]\nguest_slots = 1", "[every_system]\ndyn = 1", "every_system.dyn", "no effect on any system"),
+        ('policy = "vanilla"', 'policy = "feplb"\ndyn = "two"', "system[0].dyn", "'two' is not a whole number"),
+        ('policy = "foremoe"', 'policy = "foremoe"\nresidency = "auto"', "input[0].cluster", "system 'ours' needs"),
         ("guest_slots = 2", 'guest_slots = "two"', "system[1].guest_slots", "'two' is not a whole number"),
-        ("guest_slots = 2", 'path = "up"', "system[1].path", "peer"),
+        ("guest_slots = 2", 'path = "up"\nresidency = "auto"', "system[1].path", "peer"),
         ("at_most = 2", "", "aim[0].at_least", "at_most"),
         ("at_most = 2", "at_most = nan", "aim[0].at_most", "expected a number"),
         ("value = 1.25", "", "published[0].value", "is missing"),
@@ -85,11 +90,12 @@ def test_what_all_have_in_common_holds_for_those_that_can_use_it() -> None:
         ('system = "ours"', 'system = "yours"', "published[0].system", "no system 'yours'"),
         ('input = "1 layers"', 'input = "2 layers"', "published[0].input", "no input '2 layers'"),
         ("at_most = 2", 'at_most = 2\nrelative_to = "yours"', "aim[0].relative_to", "no system 'yours'"),
-        ('"straggler"]', '"stragler"]', "columns", "straggler_less"),
+        ('"straggler"]', '"stragler"]', "columns[1]", "straggler_less"),
         ('"straggler"]', "3]", "columns[1]", "expected a text"),
-        ('"straggler"]', '"speedup"]', "columns", "'speedup' needs cluster and model of input '1 layers'"),
-        ('label = "ours"', 'label = "none"', "system", "'none' twice"),
-        ('label = "{layers} layers"', 'label = "layers"', "input", "'layers' twice"),
+        ('"straggler"]', '"rho_mean"]', "columns[1]", "'rho_mean' twice"),
+        ('"straggler"]', '"speedup"]', "input[0].cluster", "is missing: column 'speedup' needs cluster and model"),
+        ('label = "ours"', 'label = "none"', "system[1].label", "'none' twice"),
+        ('label = "{layers} layers"', 'label = "layers"', "input[1].label", "'layers' twice"),
         ('title = "A hot rank"', "title = ", "", "line 2"),
         ('title = "A hot rank"', 'title = "A hot rank"\nabuot = ""', "abuot", "no such key"),
     ],
@@ -101,6 +107,32 @@ def test_what_is_wrong_is_named_with_file_key_and_index(old: str, new: str, fiel
     assert (caught.value.file, caught.value.field) == ("mine.toml", field)
     assert f"mine.toml: {field}" in str(caught.value)
     assert words in str(caught.value).removeprefix(f"mine.toml: {field}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"h100": "b300", "Qwen3-30B-A3B": "tinier", "ranks = 8": "sequence_tokens = 0"}, "cluster", "gb200"),
+        ({"Qwen3-30B-A3B": "tinier", "ranks = 8": "sequence_tokens = 0"}, "model", "'tinier'"),
+        ({'model = "Qwen3-30B-A3B"': "sequence_tokens = 0"}, "model", "is missing beside cluster"),
+        ({'cluster = "h100"': "", "Qwen3-30B-A3B": "tinier"}, "cluster", "is missing: column 'step_ms' needs"),
+        ({"ranks = 8": "sequence_tokens = 0", "layers = 2": "layers = 49"}, "sequence_tokens", "0 is not in 1"),
+        ({"layers = 2": "layers = 49"}, "layers", "49, but Qwen3-30B-A3B has 48 MoE layers"),
+        ({"ranks = 8": "ranks = 8\nexperts = 16"}, "experts", "16, but Qwen3-30B-A3B has 128"),
+        ({"ranks = 8": "ranks = 8\ntop_k = 2"}, "top_k", "2, but Qwen3-30B-A3B has 8"),
+        ({"step_ms": "step_change", "ranks = 8": "ranks = 8\nsteps = 3"}, "steps", "3 does not divide 4 micro-steps"),
+        ({"step_ms": "step_change", "ranks = 8": "ranks = 8\nsteps = true"}, "steps", "expected an integer"),
+    ],
+)
+def test_of_several_keys_the_cluster_is_named_first_then_the_model(
+    changes: dict[str, str], field: str, words: str
+) -> None:
+    text = MODELLED
+    for old, new in changes.items():
+        text = changed(text, old, new)
+    with pytest.raises(foremoe.InputError, match=words) as caught:
+        reproduce.parse_experiment(text, "mine.toml")
+    assert caught.value.field == f"input[0].{field}"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +152,9 @@ def test_an_input_from_a_file_has_no_keys_of_one_that_is_drawn(key: str) -> None
     text = f'{PROSE}columns = ["rho_mean"]\n[[input]]\nlabel = "file"\nfile = "{TRACE}"\nranks = 4\n'
     text += '[[system]]\nlabel = "none"\npolicy = "vanilla"\n'
     reproduce.parse_experiment(text, "mine.toml")
-    with pytest.raises(foremoe.InputError, match=rf"input\[0\]\.{key.split()[0]}: no such key, or none of use here"):
+    with pytest.raises(
+        foremoe.InputError, match=rf"input\[0\]\.{key.split()[0]}: has no effect on these columns with file"
+    ):
         reproduce.parse_experiment(changed(text, "ranks = 4", key), "mine.toml")
 
 

@@ -90,8 +90,11 @@ def test_a_system_that_cannot_plan_is_skipped_and_without_the_first_nothing_is_c
 
 
 def test_a_load_that_cannot_be_drawn_is_named_with_its_input() -> None:
-    with pytest.raises(foremoe.InputError, match=r"hot-rank.toml: input 'w2': ranks: must be at least 2"):
+    with pytest.raises(
+        foremoe.InputError, match=r"hot-rank.toml: input\[0\] 'w2': ranks: must be at least 2"
+    ) as caught:
         run(changed(HOT_RANK, "ranks = 4", "ranks = 1"))
+    assert (caught.value.file, caught.value.field) == ("hot-rank.toml", "input[0].ranks")
 
 
 def test_a_former_step_has_the_same_popularities_and_other_tokens() -> None:

@@ -99,7 +99,7 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
         (["missing.toml"], "missing.toml: cannot be read"),
         (["bytes.toml"], "bytes.toml: cannot be read"),
         (["folder.toml"], "folder.toml: is a folder"),
-        (["mine.toml"], "mine.toml: system[0].policy: is missing"),
+        (["mine.toml"], "mine.toml: system[0].polcy: no such key"),
         (["all", "--json", "--markdown"], "--markdown: cannot be used beside --json"),
         (["all", "--jsn"], "--jsn (see foremoe reproduce --help)"),
         (["all", "--threads", "x"], "--threads: 'x' is not a whole number"),

@@ -37,11 +37,6 @@ class System:
     options: Options
     own: Mapping[str, float]
 
-    @property
-    def simulates(self) -> bool:
-        """Whether planning itself needs a cluster and a model."""
-        return self.options.get("residency") == "auto" or self.options.get("max_copies_per_rank") == "hidden"
-
 
 @dataclass(frozen=True)
 class Published:
@@ -91,8 +86,3 @@ class Experiment:
     systems: tuple[System, ...]
     published: tuple[Published, ...]
     aims: tuple[Aim, ...]
-
-    @property
-    def simulates(self) -> bool:
-        """Whether a step is simulated: a column asks for it, or a system chooses by it."""
-        return any(column.origin == "modelled" for column in self.columns) or any(s.simulates for s in self.systems)

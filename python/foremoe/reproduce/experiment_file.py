@@ -1,9 +1,9 @@
 """Experiments as TOML files; docs/formats.md lists the keys.
 
 [every_input] and [every_system] hold for each input and system that can use a key and does not set its own. A list in
-place of one value makes one input (or system) of each of its values, and {key} in the label becomes that value. What
-is wrong is an InputError with file and key, such as "mine.toml: system[1].stages: …", where system[1] is the second
-one once lists are multiplied out.
+place of one value makes one input (or system) of each of its values, and {key} in the label becomes that key's value.
+What is wrong is an InputError with file and key, such as "mine.toml: system[1].stages: …", where system[1] is the
+second one once lists are multiplied out.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 import pathlib
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from .. import _core
 from .._errors import InputError
 from .columns import COLUMNS, Column
 from .experiment import Aim, Experiment, Input, Published, System
-from .toml_table import Options, Table, problem_of
+from .toml_table import Options, Table
 
 FOLDER = pathlib.Path(__file__).with_name("experiments")  # of the installed package: reproduce/*.toml
 
@@ -34,6 +34,13 @@ _ROUTING = {
     "zipf": {"skew", "permute_probability"},
     "dirichlet": {"concentration", "sequence_concentration"},
 }
+_BY_STEPS = {"hottest", "step_change", "micro_step_change"}  # columns that tell steps apart
+
+_PROSE = ("title", "source", "about", "reading")
+_TABLES_OF_ROOT = {"shape", "input", "every_input", "system", "every_system", "published", "aim"}
+_OF_ROOT = {*_PROSE, "finding", "secondary", "across", "columns", *_TABLES_OF_ROOT}
+_OF_INPUT = {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps"} | _DRAWN | _COST
+_OF_SYSTEM = {"label", "policy"} | _PLANNED.union(*map(_core._own_options, _core.policies()))
 
 Labelled = TypeVar("Labelled", Input, System)
 
@@ -62,14 +69,19 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
         root = Table(tomllib.loads(text), file)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file}: {error}", file=file) from error
-    prose: dict[str, Any] = {key: root.required(key) for key in ("title", "source", "about", "reading")}
+    root.expect_known(_OF_ROOT)
+    prose: dict[str, Any] = {key: root.required(key) for key in _PROSE}
     name = pathlib.Path(file).stem
-    columns = _read_columns(root)
-    shape = _read_shape(root)
-    inputs = _by_label(root, "input", (_read_input(t, shape) for t in root.multiplied_out("input", _keys_of_input)))
-    systems = _by_label(root, "system", map(_read_system, root.multiplied_out("system", _keys_of_system)))
-    known = _Known(columns, inputs, systems)
-    experiment = Experiment(
+    columns, shape = _read_columns(root), _read_shape(root)
+    modelled = next((f"column '{c.name}'" for c in columns.values() if c.origin == "modelled"), "")
+    used_by_system = partial(_used_by_system, modelled=bool(modelled))
+    systems = _by_label(root.multiplied_out("system", _OF_SYSTEM, used_by_system), _read_system)
+    modelled = modelled or next((f"system '{s.label}'" for s in systems.values() if _plans_by_time(s.options)), "")
+    used_by_input = partial(_used_by_input, columns=columns, modelled=modelled)
+    read_input = partial(_read_input, shape=shape, modelled=modelled)
+    inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input), read_input)
+    of_whom = partial(_of_whom, columns=columns, inputs=inputs, systems=systems)
+    return Experiment(
         **prose,
         name=name,
         file=file,
@@ -80,12 +92,9 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
         columns=tuple(columns.values()),
         inputs=tuple(inputs.values()),
         systems=tuple(systems.values()),
-        published=tuple(_read_published(table, known) for table in root.tables("published")),
-        aims=tuple(_read_aim(table, known) for table in root.tables("aim")),
+        published=tuple(_read_published(table, of_whom) for table in root.tables("published")),
+        aims=tuple(_read_aim(table, of_whom, systems) for table in root.tables("aim")),
     )
-    _expect_cost(root, experiment)
-    root.finish()
-    return experiment
 
 
 def _text_of(path: pathlib.Path) -> str:
@@ -97,80 +106,107 @@ def _text_of(path: pathlib.Path) -> str:
         raise InputError(f"{path}: cannot be read", file=str(path)) from error
 
 
-def _by_label(root: Table, key: str, items: Iterable[Labelled]) -> dict[str, Labelled]:
+def _by_label(tables: Iterable[Table], read: Callable[[Table], Labelled]) -> dict[str, Labelled]:
     by_label: dict[str, Labelled] = {}
-    for item in items:
+    for table in tables:
+        item = read(table)
         if item.label in by_label:
-            root.fail(key, f"'{item.label}' twice")
+            table.fail("label", f"'{item.label}' twice")
         by_label[item.label] = item
     return by_label
 
 
 def _read_columns(root: Table) -> dict[str, Column]:
-    names = root.take("columns", "a list of texts", list)
-    if not names:
-        root.fail("columns", "is missing")
-    for i, name in enumerate(names):
+    columns: dict[str, Column] = {}
+    for i, name in enumerate(root.take("columns", "a list of texts", list) or root.fail("columns", "is missing")):
         if not isinstance(name, str):
             root.fail(f"columns[{i}]", "expected a text")
         if name not in COLUMNS:
-            root.fail("columns", f"no column '{name}'; there are {', '.join(COLUMNS)}")
-    return {name: COLUMNS[name] for name in names}
+            root.fail(f"columns[{i}]", f"no column '{name}'; there are {', '.join(COLUMNS)}")
+        if name in columns:
+            root.fail(f"columns[{i}]", f"'{name}' twice")
+        columns[name] = COLUMNS[name]
+    return columns
 
 
 def _read_shape(root: Table) -> dict[str, Any]:
     """[shape]: a model that is none of the presets."""
-    shape: dict[str, Any] = root.take("shape", "a table, [shape]", dict) or {}
-    if not shape:
-        return shape
-    Table(shape, root.file, "shape").required("name")
+    table = root.table("shape")
+    if not table.rest:
+        return table.rest
+    shape = dict(table.rest)
+    table.required("name")
     try:
         _core._check_evaluation({"model": shape})
     except InputError as error:
         key = error.index.strip("[']")  # model['hidden']
-        root.fail(f"shape.{key}" if key else "shape", problem_of(error))
+        (table if key else root).fail(key or "shape", error.problem)
     return shape
 
 
-def _keys_of_input(values: Options) -> set[str]:
-    keys = {"label", "file", "cluster"}
-    if values.get("cluster"):
-        keys |= {"model", "recompute_activations"} | _COST
-    if values.get("file"):
-        return keys | _BATCHED
-    others = [used for routing, used in _ROUTING.items() if routing != values.get("routing", "grpo")]
-    return keys | {"model", "former_step", "steps"} | _DRAWN.difference(*others)
+def _plans_by_time(options: Options) -> bool:
+    """Whether planning itself needs a cluster and a model."""
+    return options.get("residency") == "auto" or options.get("max_copies_per_rank") == "hidden"
 
 
-def _read_input(table: Table, shape: dict[str, Any]) -> Input:
-    label = table.required("label")
-    table.finish(but=_keys_of_input(table.rest))
-    file, name, cluster = table.text("file"), table.text("model"), table.text("cluster")
+def _used_by_system(table: Table, modelled: bool) -> tuple[set[str], str]:
+    policy = table.required("policy")
+    used = {"label", "policy", *table.checked(_core._own_options, policy), *_core._policy_uses(policy)}
+    if modelled or _plans_by_time(table.rest):
+        used.add("path")
+    return used, f"policy {policy}"
+
+
+def _read_system(table: Table) -> System:
+    label, policy, options = table.required("label"), table.required("policy"), table.options(_PLANNED)
+    table.checked(_core._check_evaluation, options)
+    table.checked(partial(_core._own_options, policy), table.rest)
+    return System(label, policy, options, own=table.rest)
+
+
+def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tuple[set[str], str]:
+    used = {"label", "file"}
+    if modelled:
+        used |= {"cluster", "model", "recompute_activations"} | _COST
+    if table.text("file"):
+        return used | _BATCHED, "file"
+    if not _BY_STEPS.isdisjoint(columns):
+        used.add("steps")
+    routing = table.text("routing") or "grpo"
+    table.checked(_core._check_synthesis, {"routing": routing})
+    others = [keys for name, keys in _ROUTING.items() if name != routing]
+    return used | {"model", "former_step"} | _DRAWN.difference(*others), f"routing {routing}"
+
+
+def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
+    label, file, cluster, name = table.required("label"), *map(table.text, ("file", "cluster", "model"))
+    cost: dict[str, Any] = {"cluster": cluster} if cluster else {}
+    if modelled and not cluster:
+        table.fail("cluster", f"is missing: {modelled} needs cluster and model")
+    table.checked(_core._check_evaluation, cost)
+    if cluster and not name:
+        table.fail("model", "is missing beside cluster")
+    if name:
+        cost["model"] = shape if shape.get("name") == name else name
+    model = table.checked(_core._check_evaluation, cost)
+    if cluster:
+        cost["keep_activations"] = not table.truth("recompute_activations", default=True)
+        cost |= table.options(_COST)
+        table.checked(_core._check_evaluation, cost)
     former_step, steps = table.truth("former_step"), table.take("steps", "an integer", int)
-    steps = 1 if steps is None else steps
-    own = bool(name) and shape.get("name") == name
     load = table.options(_BATCHED if file else _DRAWN)
-    if own and not file:
-        load = {"layers": shape["moe_layers"], "experts": shape.get("experts"), "top_k": shape.get("top_k"), **load}
-    elif name and not file:
-        load["shape"] = name
+    if model and not file:
+        load = {"layers": model["moe_layers"], "experts": model["experts"], "top_k": model["top_k"], **load}
     sizes = table.checked(_core._check_synthesis, load)
     if not file:
         load["micro_steps"] = sizes["micro_steps"]
         if sizes["experts"] % sizes["ranks"] != 0:
             table.fail("ranks", f"{sizes['ranks']} do not divide {sizes['experts']} experts")
-        if steps < 1 or sizes["micro_steps"] % steps != 0:
+        if steps is not None and (steps < 1 or sizes["micro_steps"] % steps != 0):
             table.fail("steps", f"{steps} does not divide {sizes['micro_steps']} micro-steps")
-    cost: dict[str, Any] | None = None
-    if cluster:
-        if not name:
-            table.fail("model", "is missing beside cluster")
-        keep = not table.truth("recompute_activations", default=True)
-        cost = {"cluster": cluster, "model": shape if own else name, "keep_activations": keep, **table.options(_COST)}
-        model = table.checked(_core._check_evaluation, cost)
-        if not file:
+        if cluster:
             _expect_fits(table, sizes, model)
-    return Input(label, file, load, former_step, steps, cost)
+    return Input(label, file, load, former_step, 1 if steps is None else steps, cost if cluster else None)
 
 
 def _expect_fits(table: Table, sizes: Mapping[str, int], model: Mapping[str, Any]) -> None:
@@ -182,80 +218,32 @@ def _expect_fits(table: Table, sizes: Mapping[str, int], model: Mapping[str, Any
             table.fail(key, f"{sizes[key]}, but {model['name']} has {model[key]}")
 
 
-def _keys_of_system(values: Options) -> set[str]:
-    keys, policy = {"label", "policy"} | _PLANNED, values.get("policy")
-    if isinstance(policy, str) and policy in _core.policies():
-        keys.update(_core._own_options(policy))
-    return keys
+def _of_whom(
+    table: Table, columns: Mapping[str, Column], inputs: Collection[str], systems: Collection[str]
+) -> dict[str, Any]:
+    """What a published figure, and an aim, is of."""
+    column = table.name("column", columns, "column") or table.fail("column", "is missing")
+    of = {key: table.name(key, known, key) for key, known in (("input", inputs), ("system", systems))}
+    return {**of, "column": columns[column]}
 
 
-def _read_system(table: Table) -> System:
-    label, policy = table.required("label"), table.required("policy")
-    own_options = table.checked(_core._own_options, policy)
-    table.finish(but=_PLANNED.union(own_options))
-    own = table.options(set(own_options))
-    table.checked(lambda options: _core._own_options(policy, options), own)
-    options = table.options(_PLANNED)
-    table.checked(_core._check_evaluation, options)
-    return System(label, policy, options, own)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What published figures and aims can speak of."""
-
-    columns: Mapping[str, Column]
-    inputs: Mapping[str, Input]
-    systems: Mapping[str, System]
-
-    def column(self, table: Table) -> Column:
-        name = table.required("column")
-        return self.columns.get(name) or table.fail("column", f"no column '{name}' in columns")
-
-    def input(self, table: Table) -> str:
-        name = table.text("input")
-        return name if not name or name in self.inputs else table.fail("input", f"no input '{name}'")
-
-    def system(self, table: Table, key: str = "system") -> str:
-        name = table.text(key)
-        return name if not name or name in self.systems else table.fail(key, f"no system '{name}'")
-
-
-def _read_published(table: Table, known: _Known) -> Published:
+def _read_published(table: Table, of_whom: Callable[[Table], dict[str, Any]]) -> Published:
+    table.expect_known({"input", "system", "column", "value", "note"})
     value = table.take("value", "a number or a text", int, float, str)
-    if value is not None and not isinstance(value, str):
-        value = table.finite("value", value)
-    published = Published(
-        input=known.input(table),
-        system=known.system(table),
-        column=known.column(table),
-        value=table.fail("value", "is missing") if value is None else value,
+    if value is None:
+        table.fail("value", "is missing")
+    return Published(
+        **of_whom(table),
+        value=value if isinstance(value, str) else table.finite("value", value),
         note=table.text("note"),
     )
-    table.finish()
-    return published
 
 
-def _read_aim(table: Table, known: _Known) -> Aim:
-    aim = Aim(
-        input=known.input(table),
-        system=known.system(table),
-        column=known.column(table),
-        relative_to=known.system(table, "relative_to"),
-        at_least=table.number("at_least"),
-        at_most=table.number("at_most"),
-    )
-    if aim.at_least is None and aim.at_most is None:
+def _read_aim(table: Table, of_whom: Callable[[Table], dict[str, Any]], systems: Collection[str]) -> Aim:
+    bounds = ("at_least", "at_most")
+    table.expect_known({"input", "system", "column", "relative_to", *bounds})
+    if table.rest.keys().isdisjoint(bounds):
         table.fail("at_least", "neither at_least nor at_most is there")
-    table.finish()
-    return aim
-
-
-def _expect_cost(root: Table, experiment: Experiment) -> None:
-    for i in experiment.inputs:
-        for column in experiment.columns:
-            if column.origin == "modelled" and i.cost is None:
-                root.fail("columns", f"'{column.name}' needs cluster and model of input '{i.label}'")
-        for system in experiment.systems:
-            if system.simulates and i.cost is None:
-                root.fail("system", f"'{system.label}' needs cluster and model of input '{i.label}'")
+    at_least, at_most = map(table.number, bounds)
+    relative_to = table.name("relative_to", systems, "system")
+    return Aim(**of_whom(table), relative_to=relative_to, at_least=at_least, at_most=at_most)

@@ -56,40 +56,43 @@ def run_experiment(
     progress: told before each system is run on each input. An input whose file is not here is skipped, and so is a
     system that is not defined for an input. Raises InputError for what cannot be, also when a plan is wrong.
     """
-    return Result(experiment, tuple(tuple(_cells_of(experiment, i, threads, progress)) for i in experiment.inputs))
+    inputs = range(len(experiment.inputs))
+    return Result(experiment, tuple(tuple(_cells_of(experiment, i, threads, progress)) for i in inputs))
 
 
-def _cells_of(experiment: Experiment, on: Input, threads: int, progress: Callable[[str], object]) -> Iterator[Cell]:
+def _cells_of(experiment: Experiment, number: int, threads: int, progress: Callable[[str], object]) -> Iterator[Cell]:
+    on = experiment.inputs[number]
     if on.file and not os.path.exists(on.file):
         yield from [Cell(skipped=f"no file {on.file} here")] * len(experiment.systems)
         return
-    with _naming(experiment, f"input '{on.label}'"):
+    with _naming(experiment.file, f"input[{number}]", f"'{on.label}'"):
         load, former = _load_of(on, threads)
-    cost = on.cost if experiment.simulates and on.cost else {}
     first: Measured | None = None
-    for system in experiment.systems:
+    for i, system in enumerate(experiment.systems):
         progress(f"{experiment.name}: {system.label} on {on.label}")
-        with _naming(experiment, f"system '{system.label}' on '{on.label}'"):
-            evaluation = _core._evaluate(
-                load, system.policy, {**system.options, **cost}, dict(system.own), previous_load=former, threads=threads
-            )
+        with _naming(experiment.file, f"system[{i}]", f"'{system.label}' on '{on.label}'"):
+            options = {**system.options, **(on.cost or {})}
+            own = dict(system.own)
+            evaluation = _core._evaluate(load, system.policy, options, own, previous_load=former, threads=threads)
             if evaluation.skipped:
                 yield Cell(skipped=evaluation.skipped)
                 continue
             measured = Measured(evaluation, load, on.steps)
             if not measured.figures["ok"]:
                 raise InputError(f"the plan is wrong: {measured.figures['violations'][0]['message']}")
-        if system is experiment.systems[0]:
+        if i == 0:
             first = measured
         yield Cell(tuple(c.of(measured, first) for c in experiment.columns))
 
 
 @contextlib.contextmanager
-def _naming(experiment: Experiment, where: str) -> Iterator[None]:
+def _naming(file: str, place: str, label: str) -> Iterator[None]:
+    """What goes wrong inside is a fault of that table of the experiment's file."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{experiment.file}: {where}: {error}", file=experiment.file, field=where) from error
+        field = f"{place}.{error.field}" if error.field and not error.file else place
+        raise InputError(f"{file}: {place} {label}: {error}", file=file, field=field, index=error.index) from error
 
 
 def _load_of(on: Input, threads: int) -> tuple[Load, Load | None]:

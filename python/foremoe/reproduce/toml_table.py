@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from .._errors import InputError
@@ -11,36 +12,33 @@ from .._errors import InputError
 Options = Mapping[str, Any]
 T = TypeVar("T")
 
-NO_USE = "no such key, or none of use here"
-
 
 def plain(value: float | str) -> str:
     """A number with as many digits as it takes: 51.0 is 51."""
     return str(value).removesuffix(".0")
 
 
-def problem_of(error: InputError) -> str:
-    """What the error says, less the argument that it names."""
-    return str(error).removeprefix(f"{error.field}{error.index}: ")
-
-
 class Table:
-    """A table of the file that knows where it stands. Keys leave it as they are read; none must be left."""
+    """A table of the file that knows where it stands. Keys leave it as they are read; none must be left.
 
-    def __init__(self, values: Options, file: str, place: str = "") -> None:
+    shared: keys whose values stand in another table of that place, for all of this kind.
+    """
+
+    def __init__(self, values: Options, file: str, place: str = "", shared: tuple[str, Collection[str]] = ("", ())):
         self.rest = dict(values)
         self.file = file
         self.place = place
+        self.shared = shared
 
     def fail(self, key: str, what: str) -> NoReturn:
-        field = f"{self.place}.{key}" if self.place else key
+        place = self.shared[0] if key in self.shared[1] else self.place
+        field = f"{place}.{key}" if place else key
         raise InputError(f"{self.file}: {field}: {what}", file=self.file, field=field)
 
-    def finish(self, but: Collection[str] = ()) -> None:
-        """No key must be left, but those that are still to be read."""
+    def expect_known(self, known: Collection[str]) -> None:
         for key in self.rest:
-            if key not in but:
-                self.fail(key, NO_USE)
+            if key not in known:
+                self.fail(key, "no such key")
 
     def take(self, key: str, what: str, *types: type) -> Any:
         """None where there is none. A truth value is no number."""
@@ -54,6 +52,11 @@ class Table:
 
     def required(self, key: str) -> str:
         return self.text(key) or self.fail(key, "is missing")
+
+    def name(self, key: str, known: Collection[str], what: str) -> str:
+        """One of those that are known; empty where there is none."""
+        name = self.text(key)
+        return name if not name or name in known else self.fail(key, f"no {what} '{name}'")
 
     def truth(self, key: str, default: bool = False) -> bool:
         value = self.take(key, "true or false", bool)
@@ -70,7 +73,7 @@ class Table:
             number = math.inf
         return number if math.isfinite(number) else self.fail(key, f"{number}, expected a number")
 
-    def options(self, keys: set[str]) -> dict[str, Any]:
+    def options(self, keys: Collection[str]) -> dict[str, Any]:
         """Those of the keys that are there, for _core to check."""
         return {key: self.rest.pop(key) for key in list(self.rest) if key in keys}
 
@@ -79,7 +82,10 @@ class Table:
         try:
             return check(options)
         except InputError as error:
-            self.fail("model" if error.field == "shape" else error.field, problem_of(error))
+            self.fail(error.field, str(error).removeprefix(f"{error.field}{error.index}: "))
+
+    def table(self, key: str) -> Table:
+        return Table(self.take(key, f"a table, [{key}]", dict) or {}, self.file, key)
 
     def tables(self, key: str) -> list[Table]:
         given = self.take(key, f"tables, [[{key}]]", list) or []
@@ -87,26 +93,33 @@ class Table:
             self.fail(key, f"expected tables, [[{key}]]")
         return [Table(table, self.file, f"{key}[{i}]") for i, table in enumerate(given)]
 
-    def multiplied_out(self, key: str, keys_of: Callable[[Options], set[str]]) -> list[Table]:
+    def multiplied_out(
+        self, key: str, known: Collection[str], used_by: Callable[[Table], tuple[Collection[str], str]]
+    ) -> Iterator[Table]:
         """The tables that [[key]] stands for: what all have in common put in where it is of use, one for each value of
-        a list. keys_of: those that a table can use.
+        a list, {name} in a label replaced by the value of that key. known: keys of any table. used_by: those that have
+        an effect in one, and what keeps others from having one.
         """
-        every = f"every_{key}"
-        common = self.take(every, f"a table, [{every}]", dict) or {}
-        unused = dict.fromkeys(common)
-        made: list[Table] = []
+        common = self.table(f"every_{key}")
+        common.expect_known(known)
+        unused = list(common.rest)
+        number = 0
         for given in self.tables(key):
-            for values in Table({**common, **given.rest}, self.file, f"{key}[{len(made)}]").without_list():
-                usable = keys_of(values)
-                for name in usable:
-                    unused.pop(name, None)
-                kept = {name: value for name, value in values.items() if name in usable or name in given.rest}
-                made.append(Table(kept, self.file, f"{key}[{len(made)}]"))
-        if not made:
+            shared = (common.place, common.rest.keys() - given.rest.keys())
+            for values in Table({**common.rest, **given.rest}, self.file, f"{key}[{number}]", shared).without_list():
+                place = (self.file, f"{key}[{number}]", shared)
+                Table(given.rest, *place).expect_known(known)
+                used, beside = used_by(Table(values, *place))
+                for name in given.rest:
+                    if name not in used:
+                        Table({}, *place).fail(name, f"has no effect on these columns with {beside}")
+                unused = [name for name in unused if name not in used]
+                yield Table({name: value for name, value in values.items() if name in used}, *place).with_label()
+                number += 1
+        if number == 0:
             self.fail(key, "is missing")
         for name in unused:
-            self.fail(f"{every}.{name}", NO_USE)
-        return made
+            common.fail(name, f"has no effect on any {key}")
 
     def without_list(self) -> list[dict[str, Any]]:
         lists = [key for key, value in self.rest.items() if isinstance(value, list)]
@@ -114,9 +127,14 @@ class Table:
             return [self.rest]
         if len(lists) > 1:
             self.fail(lists[1], f"is a list, and so is {lists[0]}; expected one list in a table")
-        (key,) = lists
-        tables = [{**self.rest, key: value} for value in self.rest[key]]
-        for table in tables:
-            if isinstance(label := table.get("label"), str):
-                table["label"] = label.replace(f"{{{key}}}", plain(table[key]))
-        return tables
+        return [{**self.rest, lists[0]: value} for value in self.rest[lists[0]] or self.fail(lists[0], "is empty")]
+
+    def with_label(self) -> Table:
+        def value_of(name: re.Match[str]) -> str:
+            if name[1] not in self.rest:
+                self.fail("label", f"{name[0]} is no key of this table")
+            return plain(self.rest[name[1]])
+
+        if isinstance(label := self.rest.get("label"), str):
+            self.rest["label"] = re.sub(r"{([^{}]*)}", value_of, label)
+        return self
