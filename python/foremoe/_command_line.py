@@ -69,6 +69,7 @@ class Command:
     meaning: str
     options: Sequence[Option]
     run: Callable[[dict[str, str]], int]  # of the options that were given, by name, as typed; the exit code
+    exit_codes: str  # what they mean
 
 
 def main(command: Command, arguments: Sequence[str]) -> int:
@@ -191,7 +192,7 @@ def _is_unicode(text: str) -> bool:
 def _parser(command: Command, everything: bool) -> _Parser:
     shown = [o for o in command.options if everything or o.main or o.required or o.positional]
     hidden = len(command.options) - len(shown)
-    epilog = f"Examples:\n{command.examples}"
+    epilog = f"Examples:\n{command.examples}\nExit code: {command.exit_codes}\n"
     if everything:
         epilog += f"\n{command.meaning}"
     if hidden:

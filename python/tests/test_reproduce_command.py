@@ -47,7 +47,8 @@ def foremoe_reproduce(*arguments: str, folder: pathlib.Path) -> subprocess.Compl
 
 
 def test_the_command_prints_tables_sections_and_json(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "mine.toml").write_text(changed(HOT_RANK, '"copies"]', '"copies", "plan_us"]'))
+    text = changed(HOT_RANK, '"copies"]', '"copies", "plan_us"]')
+    (tmp_path / "mine.toml").write_text(changed(text, "at_most = 250", "at_most = 300"))
 
     def succeed(*arguments: str) -> str:
         done = foremoe_reproduce(*arguments, folder=tmp_path)
@@ -58,7 +59,7 @@ def test_the_command_prints_tables_sections_and_json(tmp_path: pathlib.Path) -> 
     assert list(result) == ["name", "title", "source", "secondary", "columns", "rows", "published", "aims"]
     assert result["columns"]["plan_us"] == "measured here"
     assert (result["rows"][0]["system"], result["rows"][0]["rho_mean"]) == ("none", 2.5)
-    assert [aim["met"] for aim in result["aims"]] == [True, False, True]
+    assert [aim["met"] for aim in result["aims"]] == [True, True, True]
     assert "mine: A hot rank\nnowhere\n\n  input  system  ρ mean  published" in succeed("mine.toml", "--threads", "1")
     markdown = succeed("mine.toml", "--markdown")
     (line,) = [line for line in markdown.splitlines() if line.startswith("    foremoe ")]
@@ -66,7 +67,28 @@ def test_the_command_prints_tables_sections_and_json(tmp_path: pathlib.Path) -> 
     assert "    foremoe reproduce feplb-straggler\n" in succeed("feplb-straggler", "--markdown")
     short, whole = succeed("--help"), succeed("--help-all")
     assert all(f"  {name} " in whole for name in COLUMNS) and "\n  rho_mean " not in short
-    assert all("foremoe reproduce all --json" in text for text in (short, whole))
+    assert all(
+        "foremoe reproduce all --json" in text and "1 where an aim is not met" in text for text in (short, whole)
+    )
+
+
+def test_what_was_not_met_or_skipped_is_told_at_the_end_and_by_the_exit_code(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    skipped = '[[system]]\nlabel = "odd"\npolicy = "finemoe-symmetric"\nguest_slots = 3\n[[published]]'
+    missed = "foremoe reproduce: mine: aims not met: 1 of 3"
+    met = changed(changed(HOT_RANK, "at_most = 250", "at_most = 300"), "[[published]]", skipped)
+    never = changed(met, 'system = "ours"\nat_most', 'system = "odd"\nat_most')
+    for text, code, told in (
+        (HOT_RANK, 1, f"{missed}\n"),
+        (met, 0, "foremoe reproduce: mine: systems skipped, over all inputs: 1 of 3\n"),
+        (never, 1, f"{missed}; systems skipped, over all inputs: 1 of 3\n"),
+    ):
+        pathlib.Path("mine.toml").write_text(text)
+        for form in ([], ["--json"], ["--markdown"]):
+            assert command.main(["mine.toml", *form]) == code
+            assert capsys.readouterr().err == told
 
 
 def test_the_list_has_every_experiment_with_its_title(capsys: pytest.CaptureFixture[str]) -> None:

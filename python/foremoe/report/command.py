@@ -41,7 +41,7 @@ The page is one HTML file that needs neither network nor anything beside it. It 
 plot: load per rank before and after, the distribution of ρ by policy, stage times by part beside the ideal, what each
 stage of our planner adds, memory against speedup over guest slots and residencies, traffic between nodes, and what
 ranks do while one layer runs. Before is vanilla; after is foremoe or, where it was not asked for, the fastest. Every
-plan is proved right; what is not is left out and named, and the exit code is 1.
+plan is proved right; what is not is left out and named.
 Times, memory and traffic are those of a model of the cluster (foremoe simulate --help), not measured on one.
 """
 
@@ -87,6 +87,7 @@ def command() -> Command:
         f"{MEANING}\nPolicies:\n{listed}",
         options,
         _run,
+        "0; 1 where a plan is not right; 2 for what cannot be",
     )
 
 

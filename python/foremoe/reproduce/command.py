@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .._command_line import OK, THREADS, Command, Option, activity, threads_of
+from .._command_line import FOUND_WRONG, OK, THREADS, Command, Option, activity, fail, threads_of
 from .._command_line import main as run_command
 from .._errors import InputError
 from .columns import COLUMNS
 from .experiment_file import experiment_names, read_experiment
-from .run import run_experiment
+from .run import Result, run_experiment
 from .text import to_json, to_markdown, to_text
 
 EXAMPLES = """\
@@ -30,6 +30,8 @@ Exact figures are counted in loads and plans, modelled ones come from a replay o
 Columns:
 """
 
+EXIT_CODES = "0; 1 where an aim is not met; 2 for what cannot be. How much was skipped is told at the end"
+
 OPTIONS = [
     Option("name", "Experiment of --list, all, or a TOML file of your own", "NAME", positional=True),
     Option("list", "List the experiments", main=True),
@@ -43,7 +45,7 @@ def command() -> Command:
     """The command with its options."""
     columns = [[column.name, f"{column.meaning} ({column.origin})"] for column in COLUMNS.values()]
     summary = "Do experiments of papers again, our figures beside the published ones"
-    return Command("foremoe reproduce", summary, EXAMPLES, MEANING + _facts(columns), OPTIONS, _run)
+    return Command("foremoe reproduce", summary, EXAMPLES, MEANING + _facts(columns), OPTIONS, _run, EXIT_CODES)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -61,10 +63,12 @@ def _run(given: dict[str, str]) -> int:
     if "name" not in given:
         raise InputError("name: is missing; --list lists the experiments", field="name")
     wanted = given["name"]
-    results = []
+    results, shortfalls, missed = [], [], False
     for name in experiment_names() if wanted == "all" else [wanted]:
         with activity() as progress:
             result = run_experiment(read_experiment(name), threads=threads, progress=progress)
+        shortfalls += _shortfalls(result)
+        missed = missed or not all(aim.met for aim in result.judged())
         if as_json:
             results.append(to_json(result))
         elif markdown:
@@ -72,8 +76,19 @@ def _run(given: dict[str, str]) -> int:
         else:
             print(to_text(result, _terminal_columns()), end="", flush=True)
     if as_json:
-        print(_json_text(results if wanted == "all" else results[0]), end="")
-    return OK
+        print(_json_text(results if wanted == "all" else results[0]), end="", flush=True)
+    for shortfall in shortfalls:
+        fail(command(), shortfall, FOUND_WRONG)
+    return FOUND_WRONG if missed else OK
+
+
+def _shortfalls(result: Result) -> list[str]:
+    """How many aims are not met, and how often a system was skipped, in a sentence; none where all is well."""
+    met = [aim.met for aim in result.judged()]
+    ran = [not cell.skipped for cells in result.cells for cell in cells]
+    counts = {"aims not met": met, "systems skipped, over all inputs": ran}
+    told = [f"{what}: {all_.count(False)} of {len(all_)}" for what, all_ in counts.items() if not all(all_)]
+    return [f"{result.experiment.name}: {'; '.join(told)}"] if told else []
 
 
 def _list(as_json: bool) -> str:
