@@ -130,6 +130,10 @@ class WrongUsage(CommandTest):
         ):  # fmt: skip
             with self.subTest(option):
                 self.refuse("synth", "--out", "x.safetensors", option, value, saying=[option])
+        text = " ".join(self.succeed("options").split())
+        for option, most in (("--layers", 2**20), ("--experts", 2**16 - 1), ("--micro-steps", 2**20), ("--ranks", 2**16)):
+            self.refuse("synth", "--out", "x", option, most + 1, saying=[f"{option}: {most + 1} is not in 1 … {most}"])
+            self.assertIn(f"{option} integer 1 … {most}", text)
         self.refuse("synth", "--out", "x", "--routing", "w1", "--ranks", 3, saying=["--experts", "3 ranks"])
 
 

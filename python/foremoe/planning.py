@@ -633,15 +633,15 @@ def synthesize_load(
 
     routing: Routing model.
     shape: Take layers, experts and top-k of a model.
-    layers: MoE layers. None: 4, or the shape's. 1 … 2147483647.
-    experts: Experts of a layer. None: 128, or the shape's. 1 … 2147483647.
-    top_k: Experts that a token chooses. None: 8, or the shape's. 1 … 2147483647.
-    micro_steps: Micro-steps of the step. 1 … 2147483647.
-    ranks: Ranks of the expert-parallel group. 1 … 2147483647.
-    ranks_per_node: Ranks of a node. None: 8, or all if fewer. 1 … 2147483647.
-    tokens_per_rank: Tokens of a rank in a micro-step. A token counts once. 1 … 2147483647.
-    sequences_per_rank: Sequences of a rank in a micro-step. 1 … 2147483647.
-    group_size: Sequences of a GRPO group. 1 … 2147483647.
+    layers: MoE layers. None: 4, or the shape's. 1 … 1048576.
+    experts: Experts of a layer. None: 128, or the shape's. 1 … 65535.
+    top_k: Experts that a token chooses. None: 8, or the shape's. 1 … 65535.
+    micro_steps: Micro-steps of the step. 1 … 1048576.
+    ranks: Ranks of the expert-parallel group. 1 … 65536.
+    ranks_per_node: Ranks of a node. None: 8, or all if fewer. 1 … 65536.
+    tokens_per_rank: Tokens of a rank in a micro-step. A token counts once. 1 … 2147483648.
+    sequences_per_rank: Sequences of a rank in a micro-step. 1 … 65536.
+    group_size: Sequences of a GRPO group. 1 … 1048576.
     length_spread: Sequence lengths are proportional to exp(this · normal). 0 … 10.
     layout: grouped: a group's sequences share a micro-step. shuffled: they are anywhere.
     step_spread: grpo: how skewed the step is. 0 … 20.
@@ -708,15 +708,15 @@ def synthesize_trace(
 
     routing: Routing model.
     shape: Take layers, experts and top-k of a model.
-    layers: MoE layers. None: 4, or the shape's. 1 … 2147483647.
-    experts: Experts of a layer. None: 128, or the shape's. 1 … 2147483647.
-    top_k: Experts that a token chooses. None: 8, or the shape's. 1 … 2147483647.
-    micro_steps: Micro-steps of the step. 1 … 2147483647.
-    ranks: Ranks of the expert-parallel group. 1 … 2147483647.
-    ranks_per_node: Ranks of a node. None: 8, or all if fewer. 1 … 2147483647.
-    tokens_per_rank: Tokens of a rank in a micro-step. A token counts once. 1 … 2147483647.
-    sequences_per_rank: Sequences of a rank in a micro-step. 1 … 2147483647.
-    group_size: Sequences of a GRPO group. 1 … 2147483647.
+    layers: MoE layers. None: 4, or the shape's. 1 … 1048576.
+    experts: Experts of a layer. None: 128, or the shape's. 1 … 65535.
+    top_k: Experts that a token chooses. None: 8, or the shape's. 1 … 65535.
+    micro_steps: Micro-steps of the step. 1 … 1048576.
+    ranks: Ranks of the expert-parallel group. 1 … 65536.
+    ranks_per_node: Ranks of a node. None: 8, or all if fewer. 1 … 65536.
+    tokens_per_rank: Tokens of a rank in a micro-step. A token counts once. 1 … 2147483648.
+    sequences_per_rank: Sequences of a rank in a micro-step. 1 … 65536.
+    group_size: Sequences of a GRPO group. 1 … 1048576.
     length_spread: Sequence lengths are proportional to exp(this · normal). 0 … 10.
     layout: grouped: a group's sequences share a micro-step. shuffled: they are anywhere.
     step_spread: grpo: how skewed the step is. 0 … 20.

@@ -24,15 +24,14 @@ void check(const SynthesisOptions& options) {
       throw InputError({.field = field}, fmt::format("{} (is {})", must_be_integer(1, most), value));
     }
   };
-  constexpr std::int64_t kMost = 1 << 20;
-  expect("layers", options.num_layers, kMost);
-  expect("experts", options.num_experts, kMaxExperts - 1);  // U16 keeps one value for missing rows
+  expect("layers", options.num_layers, SynthesisLimits::kLayers);
+  expect("experts", options.num_experts, SynthesisLimits::kExperts);
   expect("top_k", options.top_k, options.num_experts);
-  expect("micro_steps", options.num_micro_steps, kMost);
-  expect("ranks", options.num_ranks, kMaxRanks);
-  expect("tokens_per_rank", options.tokens_per_rank, std::int64_t{1} << 31);
-  expect("sequences_per_rank", options.sequences_per_rank, 1 << 16);
-  expect("group_size", options.group_size, kMost);
+  expect("micro_steps", options.num_micro_steps, SynthesisLimits::kMicroSteps);
+  expect("ranks", options.num_ranks, SynthesisLimits::kRanks);
+  expect("tokens_per_rank", options.tokens_per_rank, SynthesisLimits::kTokensPerRank);
+  expect("sequences_per_rank", options.sequences_per_rank, SynthesisLimits::kSequencesPerRank);
+  expect("group_size", options.group_size, SynthesisLimits::kGroupSize);
   if (options.ranks_per_node < 0) throw InputError({.field = "ranks_per_node"}, "is negative");
   if (!(options.length_spread >= 0 && options.length_spread <= 10)) {
     throw InputError({.field = "length_spread"}, "must be a number from 0 to 10");

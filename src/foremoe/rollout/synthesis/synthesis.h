@@ -15,6 +15,7 @@
 #include <variant>
 
 #include "foremoe/cluster/model_shape.h"
+#include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/rollout/routing_trace.h"
 
@@ -23,6 +24,17 @@ namespace foremoe {
 enum class Layout : std::uint8_t {
   kGrouped,  // a group's sequences share a micro-step, on neighbouring ranks
   kShuffled  // they are anywhere in the step
+};
+
+// The largest that the options may be; the least of each is 1.
+struct SynthesisLimits {
+  static constexpr std::int64_t kLayers = 1 << 20;
+  static constexpr std::int64_t kExperts = kMaxExperts - 1;  // U16 keeps one value for missing rows
+  static constexpr std::int64_t kMicroSteps = 1 << 20;
+  static constexpr std::int64_t kRanks = kMaxRanks;
+  static constexpr std::int64_t kTokensPerRank = std::int64_t{1} << 31;
+  static constexpr std::int64_t kSequencesPerRank = 1 << 16;
+  static constexpr std::int64_t kGroupSize = 1 << 20;
 };
 
 struct SynthesisOptions {

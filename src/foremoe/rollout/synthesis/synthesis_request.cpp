@@ -2,29 +2,28 @@
 
 #include <fmt/format.h>
 
-#include <limits>
-
 #include "foremoe/core/error.h"
 
 namespace foremoe {
 
 std::vector<Option> options_of(SynthesisRequest& r) {
   SynthesisOptions& o = r.options;
-  constexpr IntegerRange kCount{1, std::numeric_limits<int>::max()};
-  const auto shaped = [&](const char* name, std::optional<int>& value, int initial, const char* help) {
+  using Limits = SynthesisLimits;
+  const auto shaped = [&](const char* name, std::optional<int>& value, int initial, std::int64_t most,
+                          const char* help) {
     return integer_option(
         {.name = name, .value = "N", .help = help, .initial = fmt::format("{}, or the shape's", initial), .main = true},
-        value, kCount);
+        value, {1, most});
   };
-  const auto count = [&](const char* name, auto& value, const char* help) {
-    return integer_option({.name = name, .value = "N", .help = help}, value, kCount);
+  const auto count = [&](const char* name, auto& value, std::int64_t most, const char* help) {
+    return integer_option({.name = name, .value = "N", .help = help}, value, {1, most});
   };
   const auto number = [&](const char* name, double& value, double most, const char* help) {
     return number_option({.name = name, .value = "X", .help = help}, value, {.least = 0, .most = most});
   };
-  Option ranks = count("ranks", o.num_ranks, "Ranks of the expert-parallel group");
+  Option ranks = count("ranks", o.num_ranks, Limits::kRanks, "Ranks of the expert-parallel group");
   ranks.main = true;
-  Option per_node = count("ranks_per_node", o.ranks_per_node, "Ranks of a node");
+  Option per_node = count("ranks_per_node", o.ranks_per_node, Limits::kRanks, "Ranks of a node");
   per_node.initial = "8, or all if fewer";
   return {
       text_option({.name = "routing", .value = "NAME", .help = "Routing model, see --help-all", .main = true},
@@ -34,15 +33,17 @@ std::vector<Option> options_of(SynthesisRequest& r) {
                    .help = "Take layers, experts and top-k of a model, see --help-all",
                    .main = true},
                   r.shape),
-      shaped("layers", r.layers, o.num_layers, "MoE layers"),
-      shaped("experts", r.experts, o.num_experts, "Experts of a layer"),
-      shaped("top_k", r.top_k, o.top_k, "Experts that a token chooses"),
-      count("micro_steps", o.num_micro_steps, "Micro-steps of the step"),
+      shaped("layers", r.layers, o.num_layers, Limits::kLayers, "MoE layers"),
+      shaped("experts", r.experts, o.num_experts, Limits::kExperts, "Experts of a layer"),
+      shaped("top_k", r.top_k, o.top_k, Limits::kExperts, "Experts that a token chooses"),
+      count("micro_steps", o.num_micro_steps, Limits::kMicroSteps, "Micro-steps of the step"),
       std::move(ranks),
       std::move(per_node),
-      count("tokens_per_rank", o.tokens_per_rank, "Tokens of a rank in a micro-step. A token counts once"),
-      count("sequences_per_rank", o.sequences_per_rank, "Sequences of a rank in a micro-step"),
-      count("group_size", o.group_size, "Sequences of a GRPO group"),
+      count("tokens_per_rank", o.tokens_per_rank, Limits::kTokensPerRank,
+            "Tokens of a rank in a micro-step. A token counts once"),
+      count("sequences_per_rank", o.sequences_per_rank, Limits::kSequencesPerRank,
+            "Sequences of a rank in a micro-step"),
+      count("group_size", o.group_size, Limits::kGroupSize, "Sequences of a GRPO group"),
       number("length_spread", o.length_spread, 10, "Sequence lengths are proportional to exp(this · normal)"),
       word_option<Layout>({.name = "layout",
                            .value = "grouped|shuffled",
