@@ -14,10 +14,12 @@ namespace {
 
 std::int64_t nanoseconds(double seconds) { return std::llround(1e9 * seconds); }
 
-std::string name_of(const char* what, const Turn& turn) {
-  return fmt::format("{}, micro-step {}, layer {}{}", what, turn.micro_step.value, turn.layer.value,
+std::string name_of(const Turn& turn) {
+  return fmt::format("micro-step {}, layer {}{}", turn.micro_step.value, turn.layer.value,
                      turn.pass == Pass::kBackward ? ", backward" : "");
 }
+
+std::string name_of(const char* what, const Turn& turn) { return fmt::format("{}, {}", what, name_of(turn)); }
 
 }  // namespace
 
@@ -76,13 +78,13 @@ void SimulatedSpans::arrived(TurnId deadline, const TransferQueues& queues) {
     for (const Transfer& transfer : group.transfers) {
       problem_.links.cross(transfer.way, Bytes{0}, crossings);
       for (const auto& crossing : crossings) end = std::max(end, queues.done_at(crossing.link, deadline.value));
-      experts += fmt::format("{}{}{}", experts.empty() ? "" : ", ", transfer.gradient ? "gradient of " : "",
+      experts += fmt::format("{}{}expert {}", experts.empty() ? "" : ", ", transfer.gradient ? "gradient of " : "",
                              transfer.expert.value);
     }
     double& free_from = free_from_[key];
     const bool at_end = deadline.value >= problem_.transfers.order.size();
-    const std::string when = at_end ? "the end of the phase" : name_of("turn of", problem_.transfers.order[deadline]);
-    timeline_->add(std::get<RankId>(key), std::get<Lane>(key), fmt::format("experts {} for {}", experts, when),
+    const std::string when = at_end ? "the end of the phase" : name_of(problem_.transfers.order[deadline]);
+    timeline_->add(std::get<RankId>(key), std::get<Lane>(key), fmt::format("{} for {}", experts, when),
                    nanoseconds(std::min(end, std::max(group.begin, free_from))), nanoseconds(end));
     free_from = end;
   }

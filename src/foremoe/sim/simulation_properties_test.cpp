@@ -148,7 +148,7 @@ void expect_copies_before_experts(const nlohmann::json& trace) {
     const auto turn = name.find("micro-step");
     if (turn == std::string::npos) continue;
     const std::pair key{span["pid"].get<int>(), name.substr(turn)};
-    if (name.find(" for turn of") != std::string::npos && name.find("gradient") == std::string::npos) {
+    if (name.find(" for micro-step") != std::string::npos && name.find("gradient") == std::string::npos) {
       arrived[key] = std::max(arrived[key], span["ts"].get<double>() + span["dur"].get<double>());
     } else if (name.starts_with("experts,") && span["tid"] == static_cast<int>(Lane::kExperts)) {
       begun[key] = std::max(begun[key], span["ts"].get<double>());
