@@ -269,6 +269,10 @@ class WrongOutputs(CommandTest):
                     self.refuse(*arguments, "--out", out, saying=["--out: is also an input"])
             (self.folder / "link").unlink()
 
+    def test_a_dash_is_no_output(self):
+        self.refuse("plan", self.synthesise(), "--out", "-", saying=["--out: '-', expected the name of a file"])
+        self.assertFalse((self.folder / "-").exists())
+
     def test_a_device_may_be_an_output(self):
         self.succeed("plan", self.synthesise(), "--out", "/dev/null")
 

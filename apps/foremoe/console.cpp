@@ -127,6 +127,7 @@ std::string FactList::to_string() const {
 
 void expect_output(const std::string& out, const std::vector<std::string>& inputs, const char* option) {
   if (out.empty()) return;
+  if (out == "-") throw InputError({.field = option}, "'-', expected the name of a file");
   std::error_code absent;  // neither there: not the same
   for (const std::string& input : inputs) {
     if (std::filesystem::equivalent(out, input, absent)) {

@@ -71,8 +71,8 @@ class FactList {
   std::vector<std::pair<std::string, std::string>> facts_;
 };
 
-// Throws InputError, field `option`, when no file can be made at `out`, or when it would replace one of the inputs, by
-// whatever name or link. Empty names are options that were not given.
+// Throws InputError, field `option`, when no file can be made at `out`, when it would replace one of the inputs, by
+// whatever name or link, and for "-": outputs are whole files. Empty names are options that were not given.
 void expect_output(const std::string& out, const std::vector<std::string>& inputs = {}, const char* option = "out");
 
 }  // namespace foremoe::cli

@@ -354,6 +354,7 @@ REFUSED = [
     (["--out", "."], ".: cannot be written: Is a directory"),
     (["--out", "step.load.safetensors"], "--out: is also an input"),
     (["--out", ""], "--out: is empty"),
+    (["--out", "-"], "--out: '-', expected the name of a file"),
     ([], "--out is required"),
     (["--out", "page.html", "--guest-slots", "x"], "--guest-slots: 'x' is not a whole number"),
     (["--out", "page.html", "--guest-slots", ","], "--guest-slots: lists no number"),

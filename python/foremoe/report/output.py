@@ -10,9 +10,11 @@ from .._errors import InputError
 
 
 def expect_output(path: str, inputs: Iterable[str], option: str = "out") -> None:
-    """Raises InputError for a path that is also an input, or that cannot be written."""
+    """Raises InputError for a path that is also an input or cannot be written, and for "-": a page is a whole file."""
     if not path:
         raise InputError(f"{option}: is an empty name", field=option)
+    if path == "-":
+        raise InputError(f"{option}: '-', expected the name of a file", field=option)
     for name in inputs:
         if name and os.path.exists(name) and os.path.exists(path) and os.path.samefile(name, path):
             raise InputError(f"{option}: is also an input", field=option)
