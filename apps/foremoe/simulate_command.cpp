@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::string_view kExamples =
     R"(  foremoe simulate step.load.safetensors --cluster h100 --model qwen3-30b-a3b --guest-slots 2
-  foremoe simulate step.trace.safetensors --cluster h100 --policy eplb,foremoe --rollout-seconds 120 --json
-  foremoe simulate step.load.safetensors --cluster h20 --policy foremoe --timeline step.json
+  foremoe simulate step.trace.safetensors --cluster h100 --model qwen3-30b-a3b --rollout-seconds 120 --json
+  foremoe simulate step.load.safetensors --cluster h20 --model qwen3-30b-a3b --policy foremoe --timeline step.json
 )";
 
 constexpr std::string_view kMeaning =

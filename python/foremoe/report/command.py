@@ -32,8 +32,8 @@ DEFAULT_SLOTS = "1,2,4"
 
 EXAMPLES = """\
   foremoe report step.load.safetensors --cluster h100 --model qwen3-30b-a3b --out page.html
-  foremoe report step.trace.safetensors --cluster h20 --guest-slots 2,1,4 --policy vanilla,eplb,foremoe --out page.html
-  foremoe report step.load.safetensors --cluster h100 --rollout-seconds 120 --memory-budget 80 --out page.html
+  foremoe report step.trace.safetensors --cluster h20 --model qwen3-30b-a3b --policy vanilla,foremoe --out page.html
+  foremoe report step.load.safetensors --cluster h100 --model qwen3-30b-a3b --guest-slots 2,1,4 --out page.html
 """
 
 MEANING = """\
