@@ -174,12 +174,11 @@ def test_plotly_knows_every_attribute_of_the_figures(report: Report) -> None:
 
 def test_the_table_of_policies_has_all_columns_and_names_the_skipped(html: str) -> None:
     table = html[html.index('<section id="policies"') : html.index('<section id="load"')]
-    heads = (
-        "policy,speedup,RL step,step,of ideal,ρ mean,ρ 99 %,ρ most,waits for copies,copies,memory,guests,peak tokens"
-    )
-    assert re.findall('<th scope="col">([^<]+)', table) == f"{heads},home moves,planning,largest micro-batch".split(",")
-    assert table.count("<td>") == 4 * 15  # vanilla, static, eplb, foremoe
-    assert re.search('finemoe-symmetric</th><td colspan="15" class="words">skipped: ', table)
+    heads = "policy,residency,speedup,RL step,step,of ideal,ρ mean,ρ 99 %,ρ most,waits for copies,copies,memory"
+    heads += ",guests,peak tokens,home moves,planning,largest micro-batch"
+    assert re.findall('<th scope="col">([^<]+)', table) == heads.split(",")
+    assert table.count("<td>") == 4 * 16  # vanilla, static, eplb, foremoe
+    assert re.search('finemoe-symmetric</th><td colspan="16" class="words">skipped: ', table)
     assert '<tr class="strong"><th scope="row">foremoe</th>' in table
 
 
@@ -288,6 +287,20 @@ def test_no_load_is_told_as_that(tmp_path: pathlib.Path, capsys: pytest.CaptureF
     text = own((tmp_path / "page.html").read_text())
     assert "No load" in text and "<td>–</td>" in text
     assert "times the mean load" not in text and '<section id="load"' not in text
+
+
+def test_a_plan_that_cannot_train_is_said_to_serve_recompute_alone(
+    given: list[str], report: Report, html: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [p.policy for p in report.planned if not p.can_train] == ["eplb"]
+    assert "<td>free*</td>" in html and "free*: experts may be anywhere" in html
+    for policy in ("eplb", "foremoe"):
+        assert main([*given, "--policy", f"static,{policy}", "--residency", "free", "--out", "page.html"]) == 0
+        assert ("in recompute alone" in capsys.readouterr().out) == (policy == "foremoe")  # static is faster than eplb
+    text = own(pathlib.Path("page.html").read_text())
+    summary = text[text.index('<p class="summary">') : text.index("</header>")]
+    assert "for recompute of Qwen3-30B-A3B" in summary and "It cannot train" in summary
+    assert "training step" not in summary and "Speedup of recompute" in summary and "Speedup of a step" not in summary
 
 
 def test_where_nothing_but_vanilla_can_be_planned_nothing_is_compared(

@@ -48,6 +48,7 @@ class PolicyResult:
     """What one policy's plan is worth."""
 
     policy: str
+    residency: str  # of its plan
     rho: npt.NDArray[np.float64]  # of every (layer, micro-step) with load
     copies_per_layer_event: float
     home_moves: int
@@ -64,6 +65,11 @@ class PolicyResult:
     peak_tokens: int  # the most that any rank computes at once
     largest_micro_batch: int | None  # tokens per rank that fit the memory budget
     links: list[LinkBytes]
+
+    @property
+    def can_train(self) -> bool:
+        """Else its plan serves recompute alone: gradients and optimizer state have no home."""
+        return self.residency != "free"
 
     @property
     def fraction_of_ideal(self) -> float:

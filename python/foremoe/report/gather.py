@@ -224,6 +224,7 @@ def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any]) -> PolicyResul
     with_rollout = f["rl_step_seconds"] > f["step_seconds"]
     return PolicyResult(
         policy=evaluation.policy,
+        residency=evaluation.plan.residency,
         rho=rho[rho > 0],
         copies_per_layer_event=f["copies_per_layer_event"],
         home_moves=f["home_moves"],

@@ -22,6 +22,10 @@ LOAD_BOUNDS = (0.5, 0.8, 0.95, 1.05, 1.25, 1.5, 2, 3)  # of load ÷ mean
 MOST_CELLS = 64  # along one axis
 MOST_NODES = 64  # of a matrix that one can read
 NETWORK = "network"
+CANNOT_TRAIN = (
+    "experts may be anywhere. Such a plan serves recompute alone; it cannot train, since gradients and optimizer state "
+    "have no home. Its step, and all that is of a step, is what it would be if it could."
+)
 # What has a colour of its own, s0 … s9; other parts take what is left.
 PARTS = (
     *("dense", "dispatch", "experts", "combine", "planning"),
@@ -58,6 +62,7 @@ def policies_section(report: Report) -> Section:
         q = quantiles(p.rho) if p.rho.size else None
         cells = {
             "policy": p.policy,
+            "residency": p.residency if p.can_train else f"{p.residency}*",
             "speedup": times_text(p.speedup),
             "RL step": times_text(p.rl_speedup) if p.rl_speedup is not None else "–",
             "step": seconds_text(p.step_seconds),
@@ -84,6 +89,8 @@ def policies_section(report: Report) -> Section:
         "Copies: per layer and pass of a micro-step, whole group. Memory: of the fullest rank, of which guests. Peak "
         "and largest micro-batch: in tokens. Planning: CPU time of one layer of one micro-step."
     )
+    if not all(p.can_train for p in report.planned):
+        note += f" free*: {CANNOT_TRAIN}"
     return Section("policies", "Policies side by side", table_html(table) + paragraph(note, "note"), wide=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .facts import Report
+from .facts import PolicyResult, Report, speedup
 from .numbers import bytes_text, counted, percent_text, ratio_text, seconds_text, times_text
 from .page import escaped, paragraph
 
@@ -39,11 +39,25 @@ def conclusion(report: Report) -> str:
     what = f"{report.model} on {report.cluster}"
     if not after.rho.size:
         return f"{what}, no load"
-    of_ideal = f"{100 * after.fraction_of_ideal:.1f} % of ideal"
+    seconds, ideal = _served(report, after)
+    of_ideal = f"{100 * speedup(ideal, seconds):.1f} % of ideal"
     if after is not before:
-        return f"{what}, {after.policy} {after.speedup:.3f} times as fast as {before.policy}, {of_ideal}"
+        gain = f"{speedup(_served(report, before)[0], seconds):.3f} times as fast as {before.policy}"
+        alone = "" if after.can_train else "; in recompute alone, since its plan cannot train"
+        return f"{what}, {after.policy} {gain}, {of_ideal}{alone}"
     alone = "" if len(report.policies) == 1 else "nothing could be planned but "
     return f"{what}, {alone}{before.policy}, {of_ideal}"
+
+
+def _served(report: Report, p: PolicyResult) -> tuple[float, float]:
+    """Seconds of what the reader's plan serves, and at perfect balance: a training step, or recompute alone."""
+    if report.after.can_train:
+        return p.step_seconds, p.ideal_step_seconds
+    return p.recompute.seconds, p.recompute.ideal_seconds
+
+
+def _exposed(p: PolicyResult) -> float:
+    return p.exposed_copy_seconds if p.can_train else p.recompute.parts.get("exposed copies", 0)
 
 
 def _summary_of_one(report: Report) -> str:
@@ -61,52 +75,51 @@ def _summary_of_one(report: Report) -> str:
 
 def _summary(report: Report) -> str:
     before, after = report.before, report.after
-    waiting = f"{seconds_text(after.exposed_copy_seconds)} of" if after.exposed_copy_seconds > 0 else "no"
+    was, (seconds, ideal) = _served(report, before)[0], _served(report, after)
+    served = "a training step" if after.can_train else "recompute"
+    exposed = _exposed(after)
+    waiting = f"{seconds_text(exposed)} of" if exposed > 0 else "no"
     text = (
         f"On {counted(report.num_ranks, 'rank')} of {report.cluster}, {after.policy} takes "
-        f"{seconds_text(after.step_seconds)} for a training step of {report.model} where {before.policy} takes "
-        f"{seconds_text(before.step_seconds)}: {times_text(after.speedup)} as fast, "
-        f"{percent_text(after.fraction_of_ideal)} of what perfect balance without a single copy would give. "
+        f"{seconds_text(seconds)} for {served} of {report.model} where {before.policy} takes "
+        f"{seconds_text(was)}: {times_text(speedup(was, seconds))} as fast, "
+        f"{percent_text(speedup(ideal, seconds))} of what perfect balance without a single copy would give. "
         f"The busiest rank has {ratio_text(after.mean_rho)} times the mean load on average instead of "
         f"{ratio_text(before.mean_rho)}. "
         f"The price: {counted(report.guest_slots, 'guest slot')} per rank and layer, {bytes_text(after.guest_bytes)} "
         f"for guests on a rank, {after.copies_per_layer_event:.1f} copies per layer and pass of a micro-step in the "
         f"whole group, {waiting} waiting for copies."
     )
-    others = [p for p in report.planned if p is not before and p is not after]
+    if not after.can_train:
+        text += " It cannot train: its plan has residency free, so gradients and optimizer state have no home."
+    others = [p for p in report.planned if p is not before and p is not after and p.can_train >= after.can_train]
     if others:
-        best = max(others, key=lambda p: p.speedup)
-        text += (
-            f" The fastest of the others here, {best.policy}, is {times_text(best.speedup)} as fast as {before.policy}."
-        )
+        best = min(others, key=lambda p: _served(report, p)[0])
+        gain = times_text(speedup(was, _served(report, best)[0]))
+        text += f" The fastest of the others here, {best.policy}, is {gain} as fast as {before.policy}."
     return text
 
 
 def _tiles(report: Report) -> str:
     before, after = report.before, report.after
-    was = bytes_text(before.memory_bytes)
+    was, (seconds, ideal) = _served(report, before)[0], _served(report, after)
+    memory = bytes_text(before.memory_bytes)
+    what, of_what = ("a step", "a step") if after.can_train else ("recompute", "in recompute")
+    with_rollout = after.rl_speedup if after.can_train else None
     tiles = [
         (
-            "Speedup of a step",
-            times_text(after.speedup),
-            f"{seconds_text(after.step_seconds)} instead of {seconds_text(before.step_seconds)}",
+            f"Speedup of {what}",
+            times_text(speedup(was, seconds)),
+            f"{seconds_text(seconds)} instead of {seconds_text(was)}",
         ),
-        *([("Speedup of an RL step", times_text(after.rl_speedup), "with the rollout")] if after.rl_speedup else []),
-        (
-            "Of the ideal",
-            percent_text(after.fraction_of_ideal),
-            f"{seconds_text(after.ideal_step_seconds)} at perfect balance",
-        ),
+        *([("Speedup of an RL step", times_text(with_rollout), "with the rollout")] if with_rollout else []),
+        ("Of the ideal", percent_text(speedup(ideal, seconds)), f"{seconds_text(ideal)} at perfect balance"),
         ("Mean imbalance ρ", ratio_text(after.mean_rho), f"instead of {ratio_text(before.mean_rho)}"),
-        (
-            "Waiting for copies",
-            seconds_text(after.exposed_copy_seconds),
-            f"of {seconds_text(after.step_seconds)} a step",
-        ),
+        ("Waiting for copies", seconds_text(_exposed(after)), f"of {seconds_text(seconds)} {of_what}"),
         (
             "Memory for guests",
             bytes_text(after.guest_bytes),
-            f"fullest rank {bytes_text(after.memory_bytes)}, was {was}",
+            f"fullest rank {bytes_text(after.memory_bytes)}, was {memory}",
         ),
     ]
     return '<dl class="tiles">\n' + "".join(map(_tile, tiles)) + "</dl>\n"
