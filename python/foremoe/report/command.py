@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from .. import _core
@@ -112,17 +111,16 @@ def _run(given: dict[str, str]) -> int:
     planning = {name: name in flags or text for name, text in given.items() if name not in input_names | own}
     slots = [part for part in given.get("guest_slots", DEFAULT_SLOTS).split(",") if part]
     names = [part for part in given.get("policy", "all").split(",") if part]
+    request = Request(names, slots, {**planning, "threads": threads})
+    reading.setdefault("ranks_per_node", _core._ranks_per_node(given["cluster"]))
     with activity() as progress:
-        request = Request(names, slots, {**planning, "threads": threads}, progress)
-        request.check()
-        reading.setdefault("ranks_per_node", _core._ranks_per_node(given["cluster"]))
         progress(f"reading {given['input']}")
         load = _core._read_input(given["input"], reading, threads)
     unused = _core._unused_options(load, ["all"], {**planning, "guest_slots": slots[0]}, set(given))
     for remark in load.remarks + unused:
         print(f"foremoe: {spelt(remark, command().options)}", file=sys.stderr)
     with activity() as progress:
-        report = gather_report(load, replace(request, progress=progress))
+        report = gather_report(load, request, progress)
     write_text(given["out"], to_html(report))
     print(f"{given['out']}: {conclusion(report)}")
     for wrong in report.wrong:

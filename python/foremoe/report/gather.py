@@ -7,7 +7,7 @@ known: vanilla's, and foremoe's or, where that was not asked for, those of the f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,20 +28,17 @@ RESIDENCIES = ("static", "resident", "shared")
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be shown.
+    """What is to be shown. Raises InputError for what cannot be.
 
     policies: keys of foremoe.policies(), or "all". guest_slots: policies are compared at the first number; memory is
     weighed against speedup at all of them. options: further keywords of foremoe.evaluate(); values may be texts.
-    progress: told what happens next.
     """
 
-    policies: Sequence[str] = ("all",)
-    guest_slots: Sequence[int | str] = (1, 2, 4)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    progress: Callable[[str], None] = lambda what: None
+    policies: Sequence[str]
+    guest_slots: Sequence[int | str]
+    options: Mapping[str, Any]
 
-    def check(self) -> None:
-        """Raises InputError for what cannot be, before any work."""
+    def __post_init__(self) -> None:
         _core._policies_named(list(self.policies))
         if not self.options.get("cluster"):
             raise InputError("cluster: is missing", field="cluster")
@@ -53,18 +50,17 @@ class Request:
             raise InputError("guest_slots: lists no number", field="guest_slots")
         if self.options.get("residency") == "auto":
             raise InputError("residency: 'auto', expected static, resident, shared or free", field="residency")
-        known = {key: value for key, value in self.options.items() if key not in _BESIDE_OPTIONS}
         for slots in self.guest_slots:
-            _core._check_evaluation({**known, "guest_slots": slots})
+            _core._check_evaluation({"guest_slots": slots})
+        _core._check_evaluation({key: value for key, value in self.options.items() if key not in _BESIDE_OPTIONS})
 
 
 _BESIDE_OPTIONS = ("homes", "previous", "previous_load", "threads", "policy_options")  # arguments of their own
 
 
-def gather_report(load: Load, request: Request) -> Report:
-    """Everything that the page shows. Raises InputError for options that cannot be, and where there is no plan."""
-    request.check()
-    return _Gatherer(load, request).report()
+def gather_report(load: Load, request: Request, progress: Callable[[str], None] = lambda what: None) -> Report:
+    """Everything that the page shows. progress: told what happens next. Raises InputError where there is no plan."""
+    return _Gatherer(load, request, progress).report()
 
 
 def planned_loads(plan: Plan) -> npt.NDArray[np.int64]:
@@ -82,9 +78,10 @@ def imbalance(loads: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 class _Gatherer:
-    def __init__(self, load: Load, request: Request) -> None:
+    def __init__(self, load: Load, request: Request, progress: Callable[[str], None]) -> None:
         self.load = load
         self.request = request
+        self.progress = progress
         self.wrong: list[str] = []
         self.slots = int(request.guest_slots[0])
         self.baseline = self.evaluated(BASELINE)
@@ -94,9 +91,10 @@ class _Gatherer:
         self.before = self.result_of(self.baseline)
 
     def evaluated(self, policy: str, **changed: object) -> Evaluation:
-        self.request.progress(f"evaluating {policy}")
+        self.progress(f"evaluating {policy}")
         options = {**self.request.options, "guest_slots": self.slots, **changed}
-        return _core._evaluate(self.load, policy, options, threads=options.pop("threads", 0))
+        beside = {key: options.pop(key) for key in _BESIDE_OPTIONS if key in options}
+        return _core._evaluate(self.load, policy, options, **beside)
 
     def why_not(self, evaluation: Evaluation) -> str | None:
         """Why there is nothing to show of it, or None. A wrong plan is noted."""
@@ -145,7 +143,7 @@ class _Gatherer:
         layer = int(imbalance(before_loads).sum(0).argmax())
         window = choose_window(before_loads, imbalance(before_loads))
         cost = self.baseline.cost
-        assert cost is not None  # check() saw to it
+        assert cost is not None  # the request has a cluster
         report = Report(
             input=f"{self.load.name}: {self.load}",
             model=cost["model"],
