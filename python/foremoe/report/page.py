@@ -111,6 +111,13 @@ def figure(plot: Plot, table: Table) -> str:
     return f"<figure>\n<figcaption>{escaped(plot.caption)}</figcaption>\n{legend}{place}\n</figure>\n" + folded(table)
 
 
+def section_of(id: str, heading: str, *sides: tuple[Plot, Table], about: str = "", wide: bool = False) -> Section:
+    """Figures with their numbers, side by side where there are several."""
+    drawn = [figure(*side) for side in sides]
+    body = (paragraph(about) if about else "") + (drawn[0] if len(drawn) == 1 else beside(*drawn))
+    return Section(id, heading, body, wide, tuple(plot for plot, _ in sides))
+
+
 def document(title: str, header: str, sections: Sequence[Section], footer: str) -> str:
     """The whole page. Equal arguments, equal text."""
     style, script, plotly = _own_file("style.css"), _own_file("page.js"), plotly_script()
