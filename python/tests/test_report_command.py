@@ -1,0 +1,190 @@
+"""The command `foremoe report`."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from reports import MODEL, own, shared_load, shared_report
+
+import foremoe
+from foremoe import _core
+from foremoe._command_line import parse
+from foremoe.report import to_html
+from foremoe.report.command import command, main
+
+
+@pytest.fixture
+def given(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command line, in a folder of its own, that lacks --out."""
+    monkeypatch.chdir(tmp_path)
+    shared_load().save("step.load.safetensors")
+    return ["step.load.safetensors", "--cluster", "h100", "--model", MODEL, "--guest-slots", "1"]
+
+
+def test_no_load_is_told_as_that(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = foremoe.Load.from_array(np.zeros((3, 2, 4, 128), np.int64), top_k=8)
+    path = tmp_path / "none.load.safetensors"
+    nothing.save(path)
+    out = ["--out", str(tmp_path / "page.html")]
+    assert main([str(path), "--cluster", "h100", "--model", MODEL, "--policy", "foremoe", *out]) == 0
+    assert capsys.readouterr().out.endswith("Qwen3-30B-A3B on h100, no load\n")
+    text = own((tmp_path / "page.html").read_text())
+    assert "No load" in text and "<td>–</td>" in text
+    assert "times the mean load" not in text and '<section id="load"' not in text
+
+
+def test_a_plan_that_cannot_train_is_said_to_serve_recompute_alone(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = shared_report()
+    html = to_html(report)
+    assert [p.policy for p in report.planned if not p.can_train] == ["eplb"]
+    assert "<td>free*</td>" in html and "free*: experts may be anywhere" in html
+    for policy in ("eplb", "foremoe"):
+        assert main([*given, "--policy", f"static,{policy}", "--residency", "free", "--out", "page.html"]) == 0
+        assert ("in recompute alone" in capsys.readouterr().out) == (policy == "foremoe")  # static is faster than eplb
+    text = own(pathlib.Path("page.html").read_text())
+    summary = text[text.index('<p class="summary">') : text.index("</header>")]
+    assert "for recompute of Qwen3-30B-A3B" in summary and "It cannot train" in summary
+    assert "training step" not in summary and "Speedup of recompute" in summary and "Speedup of a step" not in summary
+
+
+def test_where_nothing_but_vanilla_can_be_planned_nothing_is_compared(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*given, "--policy", "eplb", "--in-flight", "2", "--out", "page.html"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing could be planned but vanilla" in said and "as fast as" not in said
+    text = own(pathlib.Path("page.html").read_text())
+    assert "Nothing but vanilla could be planned" in text
+    assert "as fast" not in text[text.index('<p class="summary">') : text.index("</header>")]
+    assert "skipped: " in text
+
+
+def test_the_command_says_what_came_out_and_replaces_a_page(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = pathlib.Path("page.html")
+    out.write_text("old")
+    options = ["--policy", "vanilla", "--optimizer-shards", "64", "--memory-budget", "0.5", "--prefer", "links"]
+    assert main([*given, *options, "--ranks-per-node", "4", "--out", "page.html"]) == 0
+    said = capsys.readouterr()
+    assert re.fullmatch(r"page.html: Qwen3-30B-A3B on h100, vanilla, [\d.]+ % of ideal\n", said.out)
+    assert said.err == "foremoe: --prefer links has no effect: all ranks are on one node\n"
+    text = out.read_text()
+    assert "nothing fits the budget of 0.5 GB; the least is" in text
+    assert "<dt>data-parallel ranks that share optimizer state</dt><dd>64</dd>" in text
+    assert "<dt>memory of a rank</dt><dd>80.0 GB</dd>" in text
+    assert "<dt>memory budget</dt><dd>0.5 GB</dd>" in text
+    assert sorted(p.name for p in pathlib.Path.cwd().iterdir()) == ["page.html", "step.load.safetensors"]
+
+
+def test_nodes_are_as_large_as_the_clusters_unless_said_otherwise(given: list[str]) -> None:
+    assert main([*given, "--policy", "vanilla", "--out", "page.html"]) == 0
+    assert "128 experts on 4 ranks (1 node)" in pathlib.Path("page.html").read_text()
+    assert main([*given, "--policy", "vanilla", "--ranks-per-node", "2", "--out", "page.html"]) == 0
+    assert "128 experts on 4 ranks (2 nodes)" in pathlib.Path("page.html").read_text()
+
+
+def test_a_wrong_plan_is_left_out_and_named_and_the_exit_code_is_1(
+    given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = _core._evaluate
+
+    def damaged(load: foremoe.Load, policy: str, options: dict[str, Any], **others: Any) -> Any:
+        good = evaluate(load, policy, options, **others)
+        if policy != "static":
+            return good
+        plan = SimpleNamespace(guest_slots=1, residency="static")
+        figures = {"ok": False, "violations": [{"message": "rank 3 serves nothing"}]}
+        return SimpleNamespace(policy=policy, skipped=None, figures=figures, plan=plan)
+
+    monkeypatch.setattr(_core, "_evaluate", damaged)
+    assert main([*given, "--policy", "static,eplb", "--out", "page.html"]) == 1
+    reason = "its plan is WRONG: rank 3 serves nothing"
+    assert capsys.readouterr().err == f"foremoe report: static, 1 guest slot, residency static: {reason}\n"
+    text = own(pathlib.Path("page.html").read_text())
+    assert f"skipped: {reason}" in text
+    assert text.count("static</th>") == 1 + text.count('<th scope="row">static</th><td>1<')  # the memory table's
+
+
+REFUSED = [
+    (["--out", "nowhere/page.html"], "nowhere/page.html: cannot be written: No such file or directory"),
+    (["--out", "."], ".: cannot be written: Is a directory"),
+    (["--out", "step.load.safetensors"], "--out: is also an input"),
+    (["--out", ""], "--out: is empty"),
+    (["--out", "-"], "--out: '-', expected the name of a file"),
+    ([], "--out is required"),
+    (["--out", "page.html", "--guest-slots", "x"], "--guest-slots: 'x' is not a whole number"),
+    (["--out", "page.html", "--guest-slots", ","], "--guest-slots: lists no number"),
+    (["--out", "page.html", "-G70000"], "--guest-slots: 70000 is not in 0 … 65536"),
+    (["--out", "page.html", "--residency", "auto"], "--residency: 'auto', expected static"),
+    (["--out", "page.html", "--policy", "nobody"], "--policy: 'nobody', expected one of vanilla"),
+    (["--out", "page.html", "--model", "deepseek-v3"], "--model"),
+    (["--out", "page.html", "--cluster", "nowhere"], "nowhere: is no cluster file"),
+    (["--out", "page.html", "--ranks", "3"], "3"),
+    (["--out", "page.html", "--threads", "many"], "--threads: 'many' is not a whole number"),
+    (["--out", "page.html", "--threads", "5000"], "--threads: 5000 is not in 1 … 4096"),
+    (["--out", "page.html", "--threads", "0"], "--threads: 0 is not in 1 … 4096"),
+    (["--out", "page.html", "--align", "0"], "--align: 0 is not in 1"),
+    (["--out", "page.html", "--rollout-seconds", "-1"], "--rollout-seconds: -1 is not in 0"),
+    (["--out", "page.html", "--homes", "nowhere.plan"], "nowhere.plan"),
+    (["--out", "page.html", "--homes", "not-\udcff-unicode"], "--homes: is no UTF-8 text"),
+    (["--out", "page.html", "--seed", "1", "--seed", "2"], "--seed: is given twice"),
+    (["--out", "page.html", "--colour", "red"], "unrecognized arguments: --colour red"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "saying"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_line_before_the_work(
+    given: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], saying: str
+) -> None:
+    names = set(arguments)
+    kept = given[:5] if names & {"--guest-slots", "-G70000"} else given
+    kept = [kept[0], *kept[3:]] if "--cluster" in names else kept
+    kept = [*kept[:3], *kept[5:]] if "--model" in names else kept
+    assert main([*kept, *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith("foremoe report: ")
+    assert saying in said.err
+    assert [p.name for p in pathlib.Path.cwd().iterdir()] == ["step.load.safetensors"]
+
+
+def test_without_plotly_the_command_says_what_to_install(
+    given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    assert main([*given, "--out", "page.html"]) == 2
+    said = "foremoe report: plotly is not installed: pip install 'foremoe[report]'\n"
+    assert capsys.readouterr().err == said
+
+
+def test_options_are_those_of_the_librarys_tables() -> None:
+    names = {option.name for option in command().options}
+    for table in ("input", "planning", "cost", "simulation"):
+        assert {option["name"] for option in _core._option_tables()[table]} <= names
+    given = parse(
+        command(), ["x", "--cluster=h20", "-G", "1", "--guest-slots=2,4", "--keep-activations", "-opage.html"]
+    )
+    assert given == {"input": "x", "cluster": "h20", "guest_slots": "1,2,4", "keep_activations": "", "out": "page.html"}
+
+
+def test_help_is_short_and_help_all_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    short = capsys.readouterr().out
+    assert main(["--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert "--cluster" in short and "--seed" not in short and "auto stays within" not in " ".join(short.split())
+    hidden = int(re.search(r"(\d+) more options, and what words mean: foremoe report --help-all", short)[1])
+    spelt = [option.spelling for option in command().options]
+    assert [name for name in spelt if name not in whole] == []
+    assert hidden == sum(not (o.main or o.required or o.positional) for o in command().options) > 20
+    for policy in foremoe.policies():
+        assert f"\n  {policy} " in whole
+    assert "%%" not in whole

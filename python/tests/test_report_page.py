@@ -1,0 +1,191 @@
+"""The page of foremoe.report: its promises as a file."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from reports import MODEL, draw, own, shared_load, shared_report
+
+import foremoe
+from foremoe.report import page, to_html, write_report
+from foremoe.report.facts import LayerLoads, Report, Skipped
+from foremoe.report.gather import Request, gather_report
+from foremoe.report.sections import sections
+
+SECTIONS = ["policies", "load", "balance", "shares", "time", "ablation", "memory", "traffic", "timeline"]
+EVIL = '</title></style></script><script>alert(1)</script><img src=x onerror="alert(2)">\'<b>%{x}\u202e'
+
+
+@pytest.fixture
+def load() -> foremoe.Load:
+    return shared_load()
+
+
+@pytest.fixture
+def report() -> Report:
+    return shared_report()
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return to_html(shared_report())
+
+
+def test_a_page_has_every_section_that_there_is_data_for(html: str, report: Report) -> None:
+    assert re.findall('<section id="([^"]+)"', html) == SECTIONS
+    less = dataclasses.replace(report, ablation={}, memory=[], windows=[])
+    assert [s.id for s in sections(less)] == [s for s in SECTIONS if s not in ("ablation", "memory", "timeline")]
+
+
+def test_a_page_needs_nothing_beside_itself(html: str) -> None:
+    plotly = page.plotly_script()
+    assert html.count(plotly) == 1
+    assert len(html.encode()) <= 6_000_000
+    for never in ("http:", "https:", "@import", "url(", " style=", " src=", "javascript:", 'rel="stylesheet"'):
+        assert never not in own(html)
+    policy = re.search('Content-Security-Policy" content="([^"]+)"', html)[1]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+
+    def hashes(tag: str) -> str:
+        texts = re.findall(rf"<{tag}>(.*?)</{tag.split()[0]}>", html, re.DOTALL)
+        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts)
+
+    assert rules["script-src"] == hashes("script")
+    assert "unsafe" not in rules["script-src"] + rules["style-src"]
+
+
+def test_ids_are_unique_and_every_plot_has_a_place_words_and_numbers(html: str) -> None:
+    ids = re.findall(' id="([^"]+)"', own(html))
+    assert len(ids) == len(set(ids))
+    figures = json.loads(re.search('id="figures">(.*?)</script>', html)[1])
+    places = re.findall('<div class="plot" id="([^"]+)" role="img" aria-label="[^"]{20,}">', html)
+    assert list(figures) == places
+    assert html.count("<details>") == html.count("<figcaption>") == len(places) >= 12
+
+
+def test_plotly_knows_every_attribute_of_the_figures(report: Report) -> None:
+    def coloured(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: coloured(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [coloured(v) for v in value]
+        return "#123456" if isinstance(value, str) and value.startswith("--") else value
+
+    style = pathlib.Path(page.__file__).with_name("style.css").read_text()
+    for section in sections(report):
+        for plot in section.plots:
+            go.Figure(coloured(plot.data), coloured(plot.layout))
+            for name in set(re.findall(r'"--(\w+)"', json.dumps([plot.data, plot.layout]))):
+                assert style.count(f"--{name}:") == 2, f"{name} has a light and a dark colour"
+
+
+def test_the_table_of_policies_has_all_columns_and_names_the_skipped(html: str) -> None:
+    table = html[html.index('<section id="policies"') : html.index('<section id="load"')]
+    heads = "policy,residency,speedup,RL step,step,of ideal,ρ mean,ρ 99 %,ρ most,waits for copies,copies,memory"
+    heads += ",guests,peak tokens,home moves,planning,largest micro-batch"
+    assert re.findall('<th scope="col">([^<]+)', table) == heads.split(",")
+    assert table.count("<td>") == 4 * 16  # vanilla, static, eplb, foremoe
+    assert re.search('finemoe-symmetric</th><td colspan="16" class="words">skipped: ', table)
+    assert '<tr class="strong"><th scope="row">foremoe</th>' in table
+
+
+def test_data_cannot_end_its_script() -> None:
+    plot = page.Plot("p", "caption", "label", [{"name": "</script><script>alert(1)</script>"}], {})
+    text = own(page.document("title", "", [page.Section("s", "heading", "", plots=(plot,))], ""))
+    assert text.count("<script") == text.count("</script>") == 3
+
+
+def test_pointing_at_a_cell_tells_rank_micro_step_and_tokens(report: Report) -> None:
+    (plot,) = (p for s in sections(report) for p in s.plots if p.id == "load-before")
+    tokens = int(report.loads.before[2, 3])
+    assert f"rank 3, micro-step 2: {tokens:,} tokens, " in plot.data[0]["hovertext"][2][3]
+
+
+def test_many_ranks_are_shown_in_groups_by_their_most_loaded(report: Report) -> None:
+    tokens = np.full((100, 1024), 10)
+    tokens[7, 21] = 5000
+    many = dataclasses.replace(report, num_ranks=1024, ranks_per_node=8, loads=LayerLoads(0, tokens, tokens))
+    html = to_html(many)
+    assert "ranks, 16 in a cell: the most loaded" in html
+    assert "micro-steps, 2 in a cell: the most loaded" in html
+    assert "rank 21, micro-step 7: 5,000 tokens" in html
+    assert len(html.encode()) <= 6_000_000
+
+
+def test_one_node_shows_the_traffic_inside_of_it() -> None:
+    inside = gather_report(draw(ranks=2), Request(("static",), (1,), {"cluster": "h100", "model": MODEL}))
+    (traffic,) = (s for s in sections(inside) if s.id == "traffic")
+    assert traffic.heading == "Traffic inside the node"
+    assert [plot.id for plot in traffic.plots] == ["traffic-bars"]
+
+
+def test_hostile_names_are_text(report: Report, html: str) -> None:
+    named = {p.policy: dataclasses.replace(p, policy=p.policy + EVIL) for p in report.planned}
+    evil = dataclasses.replace(
+        report,
+        model=EVIL,
+        cluster=EVIL,
+        input=EVIL,
+        settings={EVIL: EVIL},
+        remarks=[EVIL],
+        before=named["vanilla"],
+        after=named["foremoe"],
+        policies=[*named.values(), Skipped(EVIL, EVIL)],
+        traffic={EVIL: next(iter(report.traffic.values())), "b": next(iter(report.traffic.values()))},
+        ablation={EVIL: report.after},
+        memory=[dataclasses.replace(report.memory[0], residency=EVIL)],
+        windows=[dataclasses.replace(w, policy=EVIL, what=EVIL) for w in report.windows],
+    )
+    text = own(to_html(evil))
+    for tag in ("<script", "<img", "</script", "</title", "</style", "<b>"):
+        assert text.count(tag) == own(html).count(tag)
+    assert "\u202e" not in text and 'onerror="' not in text
+    figures = json.loads(re.search('id="figures">(.*?)</script>', text)[1])
+    drawn = [s for s in _strings(figures) if "alert" in s or "onerror" in s]
+    assert len(drawn) > 40
+    assert not [s for s in drawn if re.search("<(?!/?b>)", s)]  # Plotly reads tags; the <b> is ours
+    assert "hovertemplate" not in text and "texttemplate" not in text
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [s for v in value.values() for s in _strings(v)]
+    if isinstance(value, list):
+        return [s for v in value for s in _strings(v)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_what_cannot_be_shown_becomes_a_replacement_character() -> None:
+    assert page.escaped("txt\u202egpj \udcff\x00\x1b") == "txt\ufffdgpj \ufffd\ufffd\ufffd"
+    assert page.escaped("two\nlines\t& <ρ混🙂>") == "two\nlines\t&amp; &lt;ρ混🙂&gt;"
+
+
+def test_equal_input_makes_an_equal_page_but_for_measured_times(load: foremoe.Load) -> None:
+    pages = []
+    for threads in (1, 2):
+        again = gather_report(
+            load, Request(("static", "foremoe"), (1,), {"cluster": "h100", "model": MODEL, "threads": threads})
+        )
+        pages.append(re.sub(r"<td>[\d.]+ µs</td>", "", to_html(again)))
+    assert pages[0] == pages[1]
+
+
+def test_python_writes_the_same_page(load: foremoe.Load, tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "page.html"
+    report = write_report(load, out, cluster="h100", model=MODEL, guest_slots=(1,), policies="foremoe", in_flight=2)
+    assert report.after.policy == "foremoe" and report.wrong == []
+    assert "<dt>micro-steps in flight</dt><dd>2</dd>" in out.read_text()
+    with pytest.raises(foremoe.InputError, match="colour: is no option"):
+        write_report(load, out, cluster="h100", model=MODEL, colour="red")
+    with pytest.raises(foremoe.InputError, match="load: is a str"):
+        write_report("a.safetensors", out, cluster="h100")  # type: ignore[arg-type]
