@@ -220,6 +220,43 @@ def lines_are_short(tree):
                 yield path, number, f"{len(line)} characters, more than {LONGEST_LINE}"
 
 
+SEEDS = "docs/seeds.md"
+IN_CODE = re.compile(r"`([^`]+)`")
+
+
+def file_named(tree, name):
+    """The file or folder that the page of papers means, in the repository or under src/foremoe/; None where none is."""
+    for path in (name, f"src/foremoe/{name}"):
+        if path in tree or any(other.startswith(path.rstrip("/") + "/") for other in tree):
+            return path
+    return None
+
+
+def seeds_page_names_files(tree):
+    """Every path on the page of papers exists, and every experiment is on it."""
+    if SEEDS not in tree:
+        return
+    for number, line in enumerate(tree[SEEDS].splitlines(), 1):
+        for name in IN_CODE.findall(line):
+            if re.fullmatch(r"[\w.\-]+/[\w.\-/]*", name) and not file_named(tree, name):
+                yield SEEDS, number, f"there is no {name}"
+    for path in tree:
+        if re.fullmatch(r"reproduce/[^/]+\.toml", path) and f"`{path}`" not in tree[SEEDS]:
+            yield path, 0, f"is not on {SEEDS}"
+
+
+def seeds_page_names_what_its_files_have(tree):
+    """A name in code in a table of that page stands in a file that is named before it in its cell."""
+    for number, line in enumerate(tree.get(SEEDS, "").splitlines(), 1):
+        for cell in line.split("|") if line.startswith("|") else ():
+            names = IN_CODE.findall(cell)
+            for at, name in enumerate(names):
+                files = [tree.get(file_named(tree, before) or "", "") for before in names[:at] if "/" in before]
+                if files and re.fullmatch(r"[A-Za-z][\w\-]*", name):
+                    if not any(re.search(rf"(?<![\w\-]){re.escape(name)}(?![\w\-])", text) for text in files):
+                        yield SEEDS, number, f"{name} is in none of the files before it"
+
+
 # Every rule, with a tree each file of which breaks it.
 RULES = {
     includes_point_left: {
@@ -247,6 +284,8 @@ RULES = {
         "src/foremoe/core/b.cpp": "Sum::Sum(const A& a, B* b, std::span<const int> c, C c, D d, std::function<void(int, int)> e) : a_(a) {}\n",
         "apps/foremoe/c.cpp": "auto f = [&](int a, Grid<int, 2> b, int c, int d, int e, int f) { return a; };\n",
     },
+    seeds_page_names_files: {"docs/seeds.md": "`policy/gone.h`\n", "reproduce/figure-1.toml": "\n"},
+    seeds_page_names_what_its_files_have: {"docs/seeds.md": "| 1 | `reproduce/figure-1.toml`: `rho_max` |\n"},
     lines_are_short: {"docs/page.md": "x" * 121 + "\n", "src/foremoe/core/error.cpp": "// " + "x" * 118 + "\n"},
 }
 # A tree that keeps every rule, close to the edge of each.
@@ -265,6 +304,8 @@ CLEAN = {
         "const T t(a * b, a * c, a * d, 1 + 2, 7, x.y);  // int a, int b, int c, int d, int e, int f\n"),
     "src/foremoe/core/few_test.cpp": "auto f = [](int a, int b, int c, int d, int e, int f) {};\n",
     "docs/table.md": "|" + "x" * 200 + "|\n```\n" + "x" * 200 + "\n```\n",
+    "reproduce/figure-2.toml": 'columns = ["rho_mean"]\n',
+    "docs/seeds.md": "`plan/`\n| 2 | `planner/planner.cpp`, `reproduce/figure-2.toml`: `rho_mean` | `vanilla` |\n",
     "README.md": "build/release/bin/foremoe, ~/tmp, ${dir}/tmp, https://example.org/tmp\n",
 }
 
