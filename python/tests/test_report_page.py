@@ -185,6 +185,12 @@ def test_python_writes_the_same_page(load: foremoe.Load, tmp_path: pathlib.Path)
     report = write_report(load, out, cluster="h100", model=MODEL, guest_slots=(1,), policies="foremoe", in_flight=2)
     assert report.after.policy == "foremoe" and report.wrong == []
     assert "<dt>micro-steps in flight</dt><dd>2</dd>" in out.read_text()
+    before = foremoe.plan(load)
+    options = {"guest_slots": 1, "homes": before, "previous": before, "previous_load": load, "threads": 1}
+    again = write_report(load, out, cluster="h100", model=MODEL, policies="foremoe", **options)
+    (figures,) = foremoe.simulate(load, "foremoe", cluster="h100", model=MODEL, **options)
+    assert again.after.copies_per_layer_event == figures["copies_per_layer_event"]
+    assert again.after.copies_per_layer_event != report.after.copies_per_layer_event
     with pytest.raises(foremoe.InputError, match="colour: is no option"):
         write_report(load, out, cluster="h100", model=MODEL, colour="red")
     with pytest.raises(foremoe.InputError, match="load: is a str"):

@@ -12,7 +12,7 @@ from .facts import Report
 from .heat_map import Cells, heat_map
 from .numbers import count_text, percent_text, ratio_text
 from .page import Plot, Section, Table, section_of
-from .plots import Drawn, Row, axis, bar_chart, bars_of, in_rows, rows_of, trace
+from .plots import Drawn, Json, Row, axis, bar_chart, bars_of, in_rows, rows_of, trace
 
 RHO_BOUNDS = (1.1, 1.3, 1.5, 2.0)
 RHO_CLASSES = ("below 1.1", "1.1 to 1.3", "1.3 to 1.5", "1.5 to 2", "2 and more")
@@ -123,7 +123,7 @@ def _box_chart(rows: Sequence[Row], values: Sequence[Quantiles], title: str) -> 
         edges = ("lowerfence", "q1", "median", "q3", "upperfence")
         kinds = ("least", "p25", "median", "p75", "most")
         box = {edge: [getattr(values[i], kind) for i in here] for edge, kind in zip(edges, kinds, strict=True)}
-        look = {"width": 0.55, "whiskerwidth": 0.5, "fillcolor": colour, "line": {"color": "--ink", "width": 1.2}}
+        look: Json = {"width": 0.55, "whiskerwidth": 0.5, "fillcolor": colour, "line": {"color": "--ink", "width": 1.2}}
         if here:
             data.append(trace("box", orientation="h", y=here, **box, **look))
     dot = {"size": 7, "color": "--card", "line": {"color": "--ink", "width": 1.4}}
