@@ -159,8 +159,6 @@ def test_an_input_from_a_file_has_no_keys_of_one_that_is_drawn(key: str) -> None
 
 
 def test_keys_are_those_of_the_tables_of_options() -> None:
-    for keys in experiment_file._ROUTING.values():
-        assert keys < experiment_file._DRAWN
     assert experiment_file._BATCHED < experiment_file._DRAWN
 
 

@@ -28,12 +28,6 @@ _DRAWN = _TABLES["synthesis"] - {"shape"}  # which is `model` here
 _BATCHED = {"ranks", "ranks_per_node", "tokens_per_rank"}  # keywords of collect()
 _COST = (_TABLES["cost"] - {"cluster", "model", "keep_activations"}) | {"rollout_seconds"}
 _PLANNED = _TABLES["planning"] | {"path"}
-# What one routing model alone uses.
-_ROUTING = {
-    "grpo": {"step_spread", "group_spread"},
-    "zipf": {"skew", "permute_probability"},
-    "dirichlet": {"concentration", "sequence_concentration"},
-}
 _BY_STEPS = {"hottest", "step_change", "micro_step_change"}  # columns that tell steps apart
 
 _PROSE = ("title", "source", "about", "reading")
@@ -174,8 +168,8 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tup
         used.add("steps")
     routing = table.text("routing") or "grpo"
     table.checked(_core._check_synthesis, {"routing": routing})
-    others = [keys for name, keys in _ROUTING.items() if name != routing]
-    return used | {"model", "former_step"} | _DRAWN.difference(*others), f"routing {routing}"
+    drawn = {key for key in _DRAWN if not _core._unused_of_synthesis({"routing": routing}, {key})}
+    return used | drawn | {"model", "former_step"}, f"routing {routing}"
 
 
 def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
