@@ -85,7 +85,7 @@ def _run(given: dict[str, str]) -> int:
 def _shortfalls(result: Result) -> list[str]:
     """How many aims are not met, and how often a system was skipped, in a sentence; none where all is well."""
     met = [aim.met for aim in result.judged()]
-    ran = [not cell.skipped for cells in result.cells for cell in cells]
+    ran = [not cell.skipped for _, _, cell in result.runs()]
     counts = {"aims not met": met, "systems skipped, over all inputs": ran}
     told = [f"{what}: {all_.count(False)} of {len(all_)}" for what, all_ in counts.items() if not all(all_)]
     return [f"{result.experiment.name}: {'; '.join(told)}"] if told else []

@@ -14,7 +14,7 @@ from .._errors import InputError
 from ..files import read_trace
 from ..planning import synthesize_load
 from .columns import Measured, ratio
-from .experiment import Aim, Experiment, Input
+from .experiment import Aim, Experiment, Input, System
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ class Result:
 
     experiment: Experiment
     cells: tuple[tuple[Cell, ...], ...]
+
+    def runs(self) -> Iterator[tuple[Input, System, Cell]]:
+        """Every system on every input, input after input."""
+        for on, cells in zip(self.experiment.inputs, self.cells, strict=True):
+            for system, cell in zip(self.experiment.systems, cells, strict=True):
+                yield on, system, cell
 
     def judged(self) -> list[JudgedAim]:
         return [_judge(self, aim) for aim in self.experiment.aims]

@@ -56,11 +56,10 @@ def to_json(result: Result) -> dict[str, Any]:
     """The object that `foremoe reproduce --json` prints; figures that are none are None."""
     e = result.experiment
     rows: list[dict[str, Any]] = []
-    for on, cells in zip(e.inputs, result.cells, strict=True):
-        for system, cell in zip(e.systems, cells, strict=True):
-            figures = {c.name: _finite(f) for c, f in zip(e.columns, cell.figures, strict=False)}
-            skipped = {"skipped": cell.skipped} if cell.skipped else {}
-            rows.append({"input": on.label, "system": system.label, **skipped, **figures})
+    for on, system, cell in result.runs():
+        figures = {c.name: _finite(f) for c, f in zip(e.columns, cell.figures, strict=False)}
+        skipped = {"skipped": cell.skipped} if cell.skipped else {}
+        rows.append({"input": on.label, "system": system.label, **skipped, **figures})
     return {
         "name": e.name,
         "title": e.title,
@@ -138,17 +137,16 @@ def _long_table(result: Result) -> Rows:
     for column in e.columns:
         head += [column.title, "published"] if column in beside else [column.title]
     rows = [head]
-    for on, cells in zip(e.inputs, result.cells, strict=True):
-        for system, cell in zip(e.systems, cells, strict=True):
-            row = [on.label, system.label]
-            rows.append(row)
-            if cell.skipped:
-                row.append(f"skipped: {cell.skipped}")
-                continue
-            for column, figure in zip(e.columns, cell.figures, strict=True):
-                row.append(_shown(column, figure))
-                if column in beside:
-                    row.append(_published_at(e, on.label, system.label, column) or _NONE)
+    for on, system, cell in result.runs():
+        row = [on.label, system.label]
+        rows.append(row)
+        if cell.skipped:
+            row.append(f"skipped: {cell.skipped}")
+            continue
+        for column, figure in zip(e.columns, cell.figures, strict=True):
+            row.append(_shown(column, figure))
+            if column in beside:
+                row.append(_published_at(e, on.label, system.label, column) or _NONE)
     return rows
 
 
