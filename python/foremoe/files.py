@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any
 
@@ -57,6 +57,7 @@ class Violation:
 _NAMES = {
     type(None): "None",
     Integral: "an integer",
+    Real: "a number",
     os.PathLike: "a path",
     Sequence: "a sequence",
     Mapping: "a mapping",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import foremoe
+from foremoe.files import expect
 
 from .exchange import AllToAll
 from .layers import ExpertLayer
@@ -21,7 +23,6 @@ from .stage import Stage
 from .wrappers import is_sharded_by_fsdp2, shard_by_fsdp2, wrap_in_ddp
 
 RESIDENCIES = ("static", "resident", "shared")
-PATHS = ("auto", "peer", "host")
 WRAPPERS = (None, "ddp", "fsdp2")
 UNROUTED = ("drop", "home")
 # Of foremoe.plan(), those that leave homes where they are and run micro-steps one after the other.
@@ -63,7 +64,7 @@ class ExpertParallel:
     copy_group: a second group of the same ranks, for copies; None: one is made.
     options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
-    Raises InputError that names the argument.
+    Raises InputError that names the argument, and PolicySkipped where the policy is not defined for this group.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class ExpertParallel:
         self.depth = depth
         self.path = path
         self.host_timeout = host_timeout
-        self.ranks_per_node = ranks_per_node or min(8, self.num_ranks)
-        self._threads = threads
+        self.ranks_per_node = ranks_per_node if ranks_per_node is not None else min(8, self.num_ranks)
+        self.threads = threads
         self._options = options
         self._check()
         self.num_experts = self.layers[0].num_experts
@@ -101,6 +102,7 @@ class ExpertParallel:
         weights = self.layers[0].weights().values()
         self.device = next(iter(weights)).device
         self.expert_bytes = sum(w.numel() // self.num_experts * w.element_size() for w in weights)
+        self._expect_plannable()
         # Copies overlap with the exchange of rows on a group of their own.
         self.copy_group = copy_group
         if copy_group is None:
@@ -136,8 +138,8 @@ class ExpertParallel:
             raise foremoe.InputError(
                 f"residency: '{self.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
             )
-        if self.path not in PATHS:
-            raise foremoe.InputError(f"path: '{self.path}', expected one of {', '.join(PATHS)}", field="path")
+        expect(numbers.Integral, depth=self.depth, ranks_per_node=self.ranks_per_node)
+        expect(numbers.Real, host_timeout=self.host_timeout)
         if not self.host_timeout > 0:
             raise foremoe.InputError(f"host_timeout: {self.host_timeout}, must be above 0", field="host_timeout")
         first = self.layers[0]
@@ -158,6 +160,39 @@ class ExpertParallel:
             raise foremoe.InputError(
                 f"group: {self.num_ranks} ranks must divide {first.num_experts} experts", field="group"
             )
+
+    def _expect_plannable(self) -> None:
+        """Plans nothing at all: the planner refuses what it would refuse of a stage."""
+        nothing = np.zeros((1, 1, self.num_ranks, self.num_experts), np.int64)
+        load = self._load(nothing)
+        plan = self._start_plan(load).finish()
+        self.expect_executable(plan)
+        foremoe.RankTurns(plan, load, rank=0, path=self.path, depth=self.depth)
+
+    def expect_executable(self, plan: foremoe.Plan) -> None:
+        """Raises InputError unless weights lie in contiguous blocks, and micro-steps run one after the other."""
+        contiguous = np.arange(plan.num_experts) // self.own
+        if plan.residency == "free" or plan.in_flight != 1 or bool((plan.home != contiguous).any()):
+            raise foremoe.InputError(
+                f"policy: {plan.policy} made a plan of residency {plan.residency}, {plan.in_flight} in flight, whose "
+                "homes may have moved: it cannot be executed here",
+                field="policy",
+            )
+
+    def _load(self, counts: np.ndarray[Any, np.dtype[np.int64]]) -> foremoe.Load:
+        return foremoe.Load.from_array(
+            counts, top_k=self.layers[0].top_k, ranks_per_node=self.ranks_per_node, name="routes"
+        )
+
+    def _start_plan(self, load: foremoe.Load) -> foremoe.RunningPlan:
+        return foremoe.start_plan(
+            load,
+            policy=self.policy,
+            guest_slots=self.guest_slots,
+            residency=self.residency,  # type: ignore[arg-type]
+            threads=self.threads,
+            **self._options,
+        )
 
     def _shard(self) -> None:
         begin = self.rank * self.own
@@ -299,18 +334,8 @@ class ExpertParallel:
             refused = error
         most = self._most_micro_steps(len(flat), refused)
         counts, without = self._counts(flat, most, unrouted)
-        load = foremoe.Load.from_array(
-            counts, top_k=self.layers[0].top_k, ranks_per_node=self.ranks_per_node, name="routes"
-        )
-        running = foremoe.start_plan(
-            load,
-            policy=self.policy,
-            guest_slots=self.guest_slots,
-            residency=self.residency,  # type: ignore[arg-type]
-            threads=self._threads,
-            **self._options,
-        )
-        return Stage(self, load, running, flat, phase=phase, unrouted=without)
+        load = self._load(counts)
+        return Stage(self, load, self._start_plan(load), flat, phase=phase, unrouted=without)
 
     def _checked(self, routes: Sequence[Tensor], m: int, unrouted: str) -> Tensor:
         layers, top_k = len(self.layers), self.layers[0].top_k

@@ -127,7 +127,7 @@ class Stage:
         ep.enter(self)
         try:
             self._plan = self._running.begin()
-            self._expect_executable(self._plan)
+            ep.expect_executable(self._plan)
             turns = self._turns = foremoe.RankTurns(
                 self._plan,
                 self._load,
@@ -164,16 +164,6 @@ class Stage:
         if not any(turns.arena(node) for node in nodes):
             return None
         return HostPath(self._ep, turns, self._load.num_micro_steps)
-
-    def _expect_executable(self, plan: foremoe.Plan) -> None:
-        """Weights lie in contiguous blocks, and micro-steps run one after the other."""
-        contiguous = np.arange(plan.num_experts) // self._ep.own
-        if plan.residency == "free" or plan.in_flight != 1 or bool((plan.home != contiguous).any()):
-            raise foremoe.InputError(
-                f"policy: {plan.policy} made a plan of residency {plan.residency}, {plan.in_flight} in flight, whose "
-                "homes may have moved: it cannot be executed here",
-                field="policy",
-            )
 
     def __exit__(self, kind: object, *_: object) -> None:
         ep = self._ep

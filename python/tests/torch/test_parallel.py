@@ -17,11 +17,39 @@ from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of  # noqa: E402
 
 import foremoe  # noqa: E402
 
+# An argument of ExpertParallel, a value that it cannot have, and what is said when it is made.
+REFUSED: list[tuple[str, Any, str]] = [
+    ("residency", "free", "InputError: residency: 'free', expected one of static, resident, shared"),
+    ("residency", "auto", "InputError: residency: 'auto', expected one of static, resident, shared"),
+    ("policy", "none", "InputError: policy: 'none', expected one of vanilla, static, "),
+    ("policy", None, "InputError: policy: is a NoneType; expected a str"),
+    (
+        "policy",
+        "eplb",
+        "InputError: policy: eplb made a plan of residency free, 1 in flight, whose homes may have moved",
+    ),
+    ("policy", "finemoe-random", "PolicySkipped: policy finemoe-random cannot plan it: needs as many guest slots"),
+    ("guest_slots", -1, "InputError: guest_slots: -1 is not in 0 … "),
+    ("guest_slots", 0.5, "InputError: guest_slots: '0.5' is not a whole number"),
+    ("depth", 0, "InputError: depth: 0 is less than 1"),
+    ("depth", "2", "InputError: depth: is a str; expected an integer"),
+    ("path", "air", "InputError: path: 'air', expected auto, host or peer"),
+    ("host_timeout", 0, "InputError: host_timeout: 0, must be above 0"),
+    ("host_timeout", "long", "InputError: host_timeout: is a str; expected a number"),
+    ("ranks_per_node", 0, "InputError: ranks_per_node: 0, expected 1 to "),
+    ("ranks_per_node", 1.5, "InputError: ranks_per_node: is a float; expected an integer"),
+    ("threads", -1, "InputError: threads: -1; must be an integer from 0 to "),
+    ("tolerance", 2, "InputError: tolerance: 2 is not in 0 … 1"),
+    ("stages", "Z", "InputError: stages: 'Z', expected some of B, L, P and T"),
+    ("rehome", 1, "InputError: rehome: is none of"),
+    ("in_flight", 2, "InputError: in_flight: is none of"),
+]
+
 
 def refusal(call: Any) -> str:
     try:
         call()
-    except (foremoe.InputError, RuntimeError) as error:
+    except (foremoe.InputError, foremoe.PolicySkipped, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -42,14 +70,11 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     found: dict[str, Any] = {}
     found["no layers"] = refusal(lambda: ExpertParallel([]))
-    found["residency"] = refusal(lambda: ExpertParallel([Layer()], residency="free"))
     found["experts"] = refusal(lambda: ExpertParallel([Layer(5)]))
     found["shapes"] = refusal(lambda: ExpertParallel([Layer(), Layer(8)]))
 
-    found["rehome"] = refusal(lambda: ExpertParallel([Layer()], rehome=1))
-    found["path"] = refusal(lambda: ExpertParallel([Layer()], path="air"))
-    found["timeout"] = refusal(lambda: ExpertParallel([Layer()], host_timeout=0))
-    found["in flight"] = refusal(lambda: ExpertParallel([Layer()], in_flight=2))
+    for name, value, _ in REFUSED:
+        found[f"{name}={value!r}"] = refusal(lambda name=name, value=value: ExpertParallel([Layer()], **{name: value}))
     layer = Layer()
     whole = layer.matrix.detach().clone()
     ep = ExpertParallel([layer])
@@ -144,7 +169,6 @@ def found() -> list[dict[str, Any]]:
     ("case", "words"),
     [
         ("no layers", "InputError: layers: there is no MoE layer"),
-        ("residency", "InputError: residency: 'free', expected one of static, resident, shared"),
         ("experts", "InputError: group: 2 ranks must divide 5 experts"),
         ("shapes", "InputError: layers[1]: is of another shape"),
         ("missing", "InputError: state: 0.matrix is missing"),
@@ -162,10 +186,7 @@ def found() -> list[dict[str, Any]]:
         ("outside", "outside of micro_step()"),
         ("two stages", "another stage is running"),
         ("undrained", "without drain()"),
-        ("rehome", "InputError: rehome: is none of"),
-        ("path", "InputError: path: 'air', expected one of auto, peer, host"),
-        ("timeout", "InputError: host_timeout: 0, must be above 0"),
-        ("in flight", "InputError: in_flight: is none of"),
+        *((f"{name}={value!r}", words) for name, value, words in REFUSED),
         ("too early", "drain() comes once, after the backward of the last micro-step"),
         ("drained twice", "drain() comes once"),
         ("rows", "9 rows ran, but there are routes of"),
