@@ -209,6 +209,18 @@ def _top_k_of(config: Any) -> int:
     raise foremoe.InputError("model: its configuration does not say how many experts a token has", field="model")
 
 
+def _experts_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The blocks whose experts transformers executes by a function, and their names. Raises InputError for none."""
+    blocks = [
+        (name, block)
+        for name, block in model.named_modules()
+        if isinstance(experts := getattr(block, "experts", None), torch.nn.Module) and hasattr(experts, "is_transposed")
+    ]
+    if not blocks:
+        raise foremoe.InputError("model: it has no experts that transformers can execute by a function", field="model")
+    return blocks
+
+
 def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
     """The MoE layers of a transformers model, in the order in which they run.
 
@@ -216,31 +228,26 @@ def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
     are sharded otherwise than by "foremoe".
     """
     layers = []
-    for name, block in model.named_modules():
-        experts = getattr(block, "experts", None)
-        if not isinstance(experts, torch.nn.Module) or not hasattr(experts, "is_transposed"):
-            continue
+    for name, block in _experts_of(model):
         router = getattr(block, "gate", None) or getattr(block, "router", None)
         if not isinstance(router, torch.nn.Module):
             raise foremoe.InputError(f"model: {name} has experts, and neither gate nor router", field="model")
+        experts = block.experts
         if getattr(experts, "has_post_expert_norm", False):
             raise foremoe.InputError(
                 f"model: {name} norms what its experts return, which is not supported", field="model"
             )
         layers.append(_layer_of(model, name, router, experts))
-    if not layers:
-        raise foremoe.InputError("model: it has no experts that transformers can execute by a function", field="model")
     return layers
 
 
 class Recorder:
     """The routes of all rows that ran inside record()."""
 
-    def __init__(self, layers: list[Any]) -> None:
-        self._calls: list[list[Tensor]] = [[] for _ in layers]
+    def __init__(self, experts: list[Any]) -> None:
+        self._calls: list[list[Tensor]] = [[] for _ in experts]
         self._hooks = [
-            experts.register_forward_pre_hook(self._keep(calls))
-            for experts, calls in zip(layers, self._calls, strict=True)
+            of.register_forward_pre_hook(self._keep(calls)) for of, calls in zip(experts, self._calls, strict=True)
         ]
 
     @staticmethod
@@ -284,9 +291,11 @@ class Recorder:
 
 @contextlib.contextmanager
 def record(model: torch.nn.Module) -> Iterator[Recorder]:
-    """Records the experts of every row that runs inside, without waiting for the device."""
-    experts = [b.experts for _, b in model.named_modules() if hasattr(getattr(b, "experts", None), "is_transposed")]
-    recorder = Recorder(experts)
+    """Records the experts of every row that runs inside, without waiting for the device.
+
+    Raises InputError for a model without experts.
+    """
+    recorder = Recorder([block.experts for _, block in _experts_of(model)])
     try:
         yield recorder
     finally:

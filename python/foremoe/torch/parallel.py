@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,11 @@ UNROUTED = ("drop", "home")
 OPTIONS = {
     "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
 }  # fmt: skip
+
+
+# Parameters of experts that are spread, by id. Who is asked again, with the same layers or with others over the same
+# experts, would take one rank's experts for all of them.
+_SPREAD: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 
 def _squared_norm(parameters: list[torch.nn.Parameter], device: torch.device) -> Tensor:
@@ -142,6 +148,13 @@ class ExpertParallel:
         expect(numbers.Real, host_timeout=self.host_timeout)
         if not self.host_timeout > 0:
             raise foremoe.InputError(f"host_timeout: {self.host_timeout}, must be above 0", field="host_timeout")
+        for i, layer in enumerate(self.layers):
+            if any(_SPREAD.get(id(weight)) is weight for weight in layer.weights().values()):
+                raise foremoe.InputError(
+                    f"layers[{i}]: another ExpertParallel has spread its experts; call detach() of that one before",
+                    field="layers",
+                    index=f"[{i}]",
+                )
         first = self.layers[0]
         self._sharded = any(isinstance(w, DTensor) for w in first.weights().values())
         shapes = _shapes(first)
@@ -204,6 +217,7 @@ class ExpertParallel:
                     own[name] = torch.nn.Parameter(part, requires_grad=weight.requires_grad)
                 layer.set_weights(own)
             layer.execute_by(self._execute_of(i))
+        _SPREAD.update({id(weight): weight for weight in self.expert_parameters()})
 
     def _execute_of(self, index: int) -> Any:
         def execute(hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
@@ -314,8 +328,9 @@ class ExpertParallel:
         router chooses, at their homes. Layers of micro-steps in which some rank has such rows exchange these apart from
         the others, and their counts first.
 
-        Raises InputError for routes that cannot be, and under drop for rows without a route that something reads, where
-        that can be seen: a row in some layers alone, or one between rows of its sequence that have a route.
+        Raises InputError for routes that cannot be, where no rank has a micro-step, and under drop for rows without a
+        route that something reads, where that can be seen: a row in some layers alone, or one between rows of its
+        sequence that have a route.
         """
         self._expect_usable()
         refused: foremoe.InputError | None = None
@@ -376,6 +391,8 @@ class ExpertParallel:
             raise refused
         if most[1]:
             raise foremoe.InputError("routes: another rank refused its own", field="routes")
+        if most[0] == 0:
+            raise foremoe.InputError("routes: there is no micro-step, on any rank", field="routes")
         return int(most[0])
 
     def _counts(
@@ -435,6 +452,8 @@ class ExpertParallel:
 
     def detach(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""
+        for weight in self.expert_parameters():
+            _SPREAD.pop(id(weight), None)
         if self._sharded:
             for layer in self.layers:
                 layer.execute_by(None)

@@ -164,6 +164,8 @@ def test_models_without_experts_and_unknown_routers_are_refused() -> None:
     dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(**BASE))
     with pytest.raises(foremoe.InputError, match="no experts"):
         expert_layers(dense)
+    with pytest.raises(foremoe.InputError, match="no experts"), record(dense):
+        pass
     model = make_model("Qwen3Moe")
     layer = expert_layers(model)[0]
     layer.router.forward = lambda hidden: (hidden, hidden[:, :TOP_K], torch.zeros(hidden.shape[0], TOP_K).long())

@@ -120,6 +120,11 @@ def work(rank: int, folder: str) -> None:
                 of_rows = torch.ones(len(good[0]), HIDDEN), None, torch.ones(len(good[0]), 1)
                 uneven.execute(0, *of_rows).sum().backward()
         uneven.drain()
+    found["no micro-steps"] = refusal(lambda: ep.plan([]))
+    found["spread"] = refusal(lambda: ExpertParallel([Layer(), layer]))
+    again = Layer()
+    ExpertParallel([again]).detach()
+    found["detached"] = refusal(lambda: ExpertParallel([again]))
     found["wrapper"] = refusal(lambda: ep.wrap(torch.nn.Linear(1, 1), "fsdp"))
     two = ExpertParallel([Layer(), Layer()])
     found["some layers"] = refusal(lambda: two.plan([torch.tensor([[[0], [1]], [[2], [-1]]])]))
@@ -179,6 +184,9 @@ def found() -> list[dict[str, Any]]:
         ("one tensor", "InputError: routes: is one tensor"),
         ("repeated", "InputError: routes[0]: row 1 has an expert twice in layer 0"),
         ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
+        ("no micro-steps", "InputError: routes: there is no micro-step, on any rank"),
+        ("spread", "InputError: layers[1]: another ExpertParallel has spread its experts"),
+        ("detached", "nothing"),
         ("wrapper", "InputError: wrapper: 'fsdp', expected None, ddp or fsdp2"),
         ("some layers", "InputError: routes[0]: a row has a route in some layers alone"),
         ("not entered", "the stage has not been entered"),
