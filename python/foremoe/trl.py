@@ -217,6 +217,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         self._publish()
         super()._save(output_dir, state_dict=self.generator.state_dict())
+        dist.barrier(self.expert_parallel.group)  # rank 0 alone writes, and any may read
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         widest = functools.reduce(torch.promote_types, (p.dtype for p in self.model.parameters()))
