@@ -6,11 +6,15 @@ of the stage and checksums, so that a reader never takes other weights for it. T
 as all ranks of the node have it, so that nothing is left behind however a process ends. A process that is killed before
 leaves a name; who makes the next arena removes it (shared_memory.h).
 
+Nobody waits for an expert when the stage is older than `host_timeout`, whatever is slow: an owner, the link between
+nodes, or the writing here. What comes later is written all the same, for the micro-steps after it.
+
 On CUDA the memory is pinned. That was never run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import time
@@ -57,18 +61,21 @@ class NodeArena:
         self._arena = _share(self._experts, self._weights[0], ep)
         self._stream: Any = torch.cuda.Stream(ep.device) if ep.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._pinned = self._pin() if self._stream is not None else None
-        # One thread may wait for what others write while the other copies.
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena")
+        # Who waits for a slow link, and who writes, keeps nobody from reading. Of two readers one may wait for what
+        # others write while the other copies.
+        self._receiver = ThreadPoolExecutor(1, thread_name_prefix="foremoe-arena-receiver")
+        self._writers = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena-writer")
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena-reader")
         self._stopped = threading.Event()
         self._sent: list[tuple[Any, Tensor]] = []  # to other nodes; kept until it is through
         self._publishing: list[Future[None]] = []
+        self._deadline = time.monotonic() + ep.host_timeout
         try:
             self._fill(turns)
         except BaseException:
             ep.failed = True  # experts may be on their way that nobody waits for
             self.close(complete=False)
             raise
-        self._deadline = time.monotonic() + ep.host_timeout
 
     def _fill(self, turns: foremoe.RankTurns) -> None:
         """Layer by layer: what this rank owns, and what other nodes send to it."""
@@ -77,10 +84,10 @@ class NodeArena:
         for node in range(-(-ep.num_ranks // ep.ranks_per_node)):
             for layer, expert in turns.arena(node):
                 of_layer.setdefault(layer, []).append((node, expert))
-        came_before: list[Future[None]] = []  # of the layer before
+        before: Future[None] | None = None  # what comes for the layer before
         for layer, experts in sorted(of_layer.items()):
             operations: list[Any] = []
-            received: list[tuple[int, dict[str, Tensor]]] = []
+            received: list[tuple[Expert, dict[str, Tensor]]] = []
             for node, expert in experts:
                 owner = expert // ep.own
                 writer = self._writer(node, owner)
@@ -96,19 +103,39 @@ class NodeArena:
                     ]
                 else:
                     came = {name: torch.empty_like(w) for name, w in mine.items()}
-                    received.append((expert, came))
+                    received.append(((layer, expert), came))
                     operations += [
                         dist.P2POp(dist.irecv, w, group=ep.copy_group, group_peer=owner) for w in came.values()
                     ]
             works = start_point_to_point(operations)
-            for future in came_before:  # no more than two layers are on their way, so that memory is bounded
-                future.result()
+            arriving = []
             for work, operation in zip(works, operations, strict=True):
                 if operation.op is dist.irecv:
-                    work.wait()
+                    arriving.append(work)
                 else:
                     self._sent.append((work, operation.tensor))
-            came_before = [self._publish((layer, expert), came) for expert, came in received]
+            if before is not None:
+                # No more than two layers are on their way, so that memory is bounded, as long as there is time. All are
+                # asked for in the end: copies and gradients come from these ranks in the order of the plan.
+                with contextlib.suppress(TimeoutError):
+                    before.result(max(0.0, self._deadline - time.monotonic()))
+            before = self._receive(arriving, received) if received else None
+
+    def _receive(self, works: list[Any], received: list[tuple[Expert, dict[str, Tensor]]]) -> Future[None]:
+        """Publishes what has been asked for when it is there, in the background."""
+
+        def receive() -> None:
+            with torch.cuda.stream(self._stream):
+                for work in works:
+                    work.wait()
+            if self._stopped.is_set():
+                return  # the arena may be gone
+            for future in [self._publish(expert, weights) for expert, weights in received]:
+                future.result()
+
+        future = self._receiver.submit(receive)
+        self._publishing.append(future)
+        return future
 
     def _writer(self, node: int, owner: int) -> int:
         """The rank that writes the owner's experts into the arena of this node: the owner, where it is there."""
@@ -119,21 +146,21 @@ class NodeArena:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._ep.device))
 
-        def write() -> None:
-            with torch.cuda.stream(self._stream):
-                segments = [_bytes(w.to("cpu").contiguous()) for w in weights.values()]
-            self._arena.publish(expert, self._version, segments)
-
-        future = self._pool.submit(write)
+        future = self._writers.submit(self._write, expert, weights)
         self._publishing.append(future)
         return future
+
+    def _write(self, expert: Expert, weights: dict[str, Tensor]) -> None:
+        with torch.cuda.stream(self._stream):
+            segments = [_bytes(w.to("cpu").contiguous()) for w in weights.values()]
+        self._arena.publish(expert, self._version, segments)
 
     def check(self, experts: list[Expert]) -> Future[set[Expert]]:
         """Those of these experts that are there, in this stage's version, with the bytes that were published.
 
         Waits for them in the background: until the stage is `host_timeout` old, afterwards not at all.
         """
-        return self._pool.submit(self._intact, experts)
+        return self._readers.submit(self._intact, experts)
 
     def _intact(self, experts: list[Expert]) -> set[Expert]:
         intact: set[Expert] = set()
@@ -153,7 +180,7 @@ class NodeArena:
         """
         if self._stream is not None:
             return self._copy_on_stream(expert, to)
-        future = self._pool.submit(self._copy_checked, expert, to)
+        future = self._readers.submit(self._copy_checked, expert, to)
 
         def wait() -> None:
             try:
@@ -198,10 +225,16 @@ class NodeArena:
         return begin
 
     def close(self, complete: bool) -> None:
-        """Lets the memory go; comes last. complete: after all copies that were asked for; else as soon as can be."""
+        """Lets the memory go; comes last.
+
+        complete: after all copies that were asked for, and after what is still on its way; else as soon as can be.
+        """
         if not complete:
             self._stopped.set()
-        self._pool.shutdown(wait=True, cancel_futures=not complete)
+        # What is on its way may never come: after a failure nobody waits for it.
+        self._receiver.shutdown(wait=complete, cancel_futures=not complete)
+        for pool in (self._writers, self._readers):
+            pool.shutdown(wait=True, cancel_futures=not complete)
         if complete:
             for work, _ in self._sent:
                 work.wait()

@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -33,6 +34,7 @@ from training import (  # noqa: E402
 
 import foremoe  # noqa: E402
 
+LONG = 60.0  # seconds, far above a stage's host_timeout: who waited for it in full would find nothing missing
 EXPERT_BYTES = [64, 6]
 ARENA = [(0, 3), (2, 1)]
 
@@ -140,7 +142,7 @@ def stale(ep: Any, stage: Any) -> Iterator[None]:
 def publish_nothing(ep: Any, stage: Any) -> Iterator[None]:
     from foremoe.torch.arena import NodeArena
 
-    with mock.patch.object(NodeArena, "_publish", lambda self, *_: self._pool.submit(lambda: None)):
+    with mock.patch.object(NodeArena, "_publish", lambda self, *_: self._writers.submit(lambda: None)):
         yield
 
 
@@ -155,7 +157,7 @@ def publish_late(ep: Any, stage: Any) -> Iterator[None]:
 
     def keep(self: Any, expert: Any, weights: Any) -> Any:
         late.append((self, expert, weights))
-        return self._pool.submit(lambda: None)
+        return self._writers.submit(lambda: None)
 
     def agree_then_publish(self: Any, micro_step: int) -> Any:
         at_homes = agree(self, micro_step)
@@ -168,6 +170,59 @@ def publish_late(ep: Any, stage: Any) -> Iterator[None]:
         return at_homes
 
     with mock.patch.object(NodeArena, "_publish", keep), mock.patch.object(HostPath, "agree", agree_then_publish):
+        yield
+
+
+@contextlib.contextmanager
+def until_the_end() -> Iterator[threading.Event]:
+    """An event that is set when a rank lets its arena go."""
+    from foremoe.torch.host_path import HostPath
+
+    close, ended = HostPath.close, threading.Event()
+
+    def end_then_close(self: Any, complete: bool) -> None:
+        ended.set()
+        close(self, complete)
+
+    with mock.patch.object(HostPath, "close", end_then_close):
+        yield ended
+
+
+@contextlib.contextmanager
+def hold_what_comes(ep: Any, stage: Any) -> Iterator[None]:
+    """What owners on other nodes send is on its way until the stage ends."""
+    from foremoe.torch import arena
+
+    start = arena.start_point_to_point
+
+    class Held:
+        def __init__(self, work: Any) -> None:
+            self._work = work
+
+        def wait(self) -> None:
+            ended.wait(LONG)
+            self._work.wait()
+
+    def held(operations: list[Any]) -> list[Any]:
+        works = zip(start(operations), operations, strict=True)
+        return [Held(work) if operation.op is dist.irecv else work for work, operation in works]
+
+    with until_the_end() as ended, mock.patch.object(arena, "start_point_to_point", held):
+        yield
+
+
+@contextlib.contextmanager
+def hold_what_is_written(ep: Any, stage: Any) -> Iterator[None]:
+    """Each rank writes nothing into its arena until the stage ends."""
+    from foremoe.torch.arena import NodeArena
+
+    write = NodeArena._write
+
+    def held(self: Any, *of: Any) -> None:
+        ended.wait(LONG)
+        write(self, *of)
+
+    with until_the_end() as ended, mock.patch.object(NodeArena, "_write", held):
         yield
 
 
@@ -221,6 +276,8 @@ FAULTS = {
     "stale": stale,
     "never": publish_nothing,
     "late": publish_late,
+    "link": hold_what_comes,
+    "writing": hold_what_is_written,
 }
 
 
@@ -265,6 +322,12 @@ def test_a_guest_that_comes_late_serves_from_then_on(found: list[dict[str, Any]]
     assert never["fallbacks"] == 4 * LAYERS and never["rho_computed"] == pytest.approx(never["rho_vanilla"])
     assert whole["rho_computed"] == whole["rho_planned"] < late["rho_computed"] < never["rho_computed"]
     assert late["copies"] == whole["copies"]
+
+
+def test_nobody_waits_for_a_slow_link_or_a_slow_writer(found: list[dict[str, Any]]) -> None:
+    link, writing = (found[0][f"{fault}, static"] for fault in ("link", "writing"))
+    assert 0 < link["fallbacks"] <= writing["fallbacks"] == 4 * LAYERS
+    assert sum(of["writing, static"]["copies"] for of in found) == 0
 
 
 def test_memory_that_cannot_be_shared_is_refused_on_all_ranks(found: list[dict[str, Any]]) -> None:
