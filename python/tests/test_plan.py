@@ -14,6 +14,7 @@ import pytest
 from conftest import draw_load
 
 import foremoe
+from foremoe.balance import imbalance, planned_rows
 
 PROGRAM = pathlib.Path(foremoe.__file__).with_name("bin") / "foremoe"
 TIMES = {"plan_seconds", "plan_us_per_layer_micro_step", "threads"}
@@ -47,6 +48,19 @@ def test_a_plan_serves_its_load_with_less_imbalance(load: foremoe.Load, residenc
             np.add.at(served, plan.slot_expert[event, layer].ravel(), plan.slot_tokens[event, layer].ravel())
             expected = load.array[plan.event_micro_step[event], layer].sum(0)
             np.testing.assert_array_equal(served[:-1], expected)
+
+
+@pytest.mark.parametrize("residency", ["static", "shared"])
+def test_rows_of_ranks_give_the_imbalance_that_the_library_measures(residency: str) -> None:
+    counts = draw_load().array.copy()
+    counts[1, 0] = 0  # no rows there: no ρ
+    load = foremoe.Load.from_array(counts, top_k=1, ranks_per_node=2)
+    plan = foremoe.plan(load, guest_slots=1, residency=residency)
+    rows = planned_rows(plan)
+    np.testing.assert_array_equal(rows.sum(-1), load.array.sum((2, 3)))
+    rho = imbalance(rows)
+    assert rho[1, 0] == 0 and (np.delete(rho.ravel(), 2) >= 1).all()
+    assert rho[rho > 0].mean() == pytest.approx(foremoe.figures(plan, load)["rho"]["mean"], rel=1e-12)
 
 
 def test_the_same_plan_as_the_command_writes(data: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._core import Evaluation, Load, Plan
+from .._core import Evaluation, Load
 from .._errors import InputError
+from ..balance import imbalance, planned_rows
 from .facts import LayerLoads, LinkBytes, MemoryPoint, PhaseTime, PolicyResult, Report, Skipped, speedup
 from .numbers import counted
 from .window import choose_window, window_of
@@ -61,20 +62,6 @@ _BESIDE_OPTIONS = ("homes", "previous", "previous_load", "threads", "policy_opti
 def gather_report(load: Load, request: Request, progress: Callable[[str], None] = lambda what: None) -> Report:
     """Everything that the page shows. progress: told what happens next. Raises InputError where there is no plan."""
     return _Gatherer(load, request, progress).report()
-
-
-def planned_loads(plan: Plan) -> npt.NDArray[np.int64]:
-    """Tokens that each rank serves, [micro_steps, layers, ranks]."""
-    loads = np.zeros((plan.num_micro_steps, plan.num_layers, plan.num_ranks), np.int64)
-    loads[plan.event_micro_step] = plan.slot_tokens.sum(-1)  # equal in both passes
-    return loads
-
-
-def imbalance(loads: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """ρ over the last axis, the ranks: busiest ÷ mean; 0 where there is no load."""
-    total = loads.sum(-1)
-    rho: npt.NDArray[np.float64] = loads.max(-1) * float(loads.shape[-1]) / np.maximum(total, 1)
-    return rho
 
 
 class _Gatherer:
@@ -139,7 +126,7 @@ class _Gatherer:
 
     def report(self) -> Report:
         policies, chosen, after = self.compared()
-        before_loads, after_loads = planned_loads(self.baseline.plan), planned_loads(chosen.plan)
+        before_loads, after_loads = planned_rows(self.baseline.plan), planned_rows(chosen.plan)
         layer = int(imbalance(before_loads).sum(0).argmax())
         window = choose_window(before_loads, imbalance(before_loads))
         cost = self.baseline.cost
@@ -217,7 +204,7 @@ def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any]) -> PolicyResul
     update_parts = parts_of(update)
     if f["home_move_seconds"] > 0:
         update_parts = {"homes moved": f["home_move_seconds"], **update_parts}
-    rho = imbalance(planned_loads(evaluation.plan)).ravel()
+    rho = imbalance(planned_rows(evaluation.plan)).ravel()
     guests = (stage["memory"]["guest_weights"] + stage["memory"]["guest_gradients"] for stage in f["stages"])
     with_rollout = f["rl_step_seconds"] > f["step_seconds"]
     return PolicyResult(

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 import foremoe
+from foremoe.balance import planned_rows
 
 from .layers import Execute, grouped_linear
 from .parallel import ExpertParallel
@@ -215,13 +216,11 @@ class _Measurement:
             dist.all_reduce(figure, dist.ReduceOp.MAX, group=ep.group)
         copies = torch.tensor(stage.figures()["copies"], device=self.device)
         dist.all_reduce(copies, group=ep.group)
-        rows = np.zeros((self.sizes.micro_steps, self.sizes.layers, ep.num_ranks))
-        rows[stage.plan.event_micro_step] = stage.plan.slot_tokens.sum(-1)
         return {
             "wall": wall,
             "critical": float(slowest.sum()),
             "exposed": float(exposed),
-            "busiest_rows": float(rows.max(-1).sum()),
+            "busiest_rows": float(planned_rows(stage.plan).max(-1).sum()),
             "rho": stage.figures()["rho_planned"]["mean"],
             "copies": int(copies),
         }

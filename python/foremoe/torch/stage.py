@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe.balance import imbalance, planned_rows
 
 from .exchange import AllToAll, GuestRows
 from .guests import Guests
@@ -396,8 +397,7 @@ class Stage:
         """
         experts = self._load.array.sum(2)  # [micro_steps, layers, experts]
         at_homes = experts.reshape(*experts.shape[:2], self._ep.num_ranks, -1).sum(-1)
-        planned = np.zeros(at_homes.shape, np.int64)
-        planned[self.plan.event_micro_step] = self.plan.slot_tokens.sum(-1)
+        planned = planned_rows(self.plan)
         computed = planned + self._unrouted_computed
         for place in self._fallbacks:
             computed[place] += at_homes[place] - planned[place]
@@ -415,8 +415,8 @@ class Stage:
         }
 
 
-def _spread(rows: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Busiest ÷ mean over the last axis: mean and max over the others, without pairs that have no rows."""
-    total = rows.sum(-1)
-    rho = rows.max(-1)[total > 0] / total[total > 0] * rows.shape[-1]
+def _spread(rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, float]:
+    """ρ: mean and max over layers and micro-steps, without those that have no rows; 1 where none has."""
+    rho = imbalance(rows)
+    rho = rho[rho > 0]
     return {"mean": float(rho.mean()), "max": float(rho.max())} if rho.size else {"mean": 1.0, "max": 1.0}
