@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -28,6 +27,7 @@ import foremoe
 
 from .torch import grouped_linear
 from .torch.layers import Execute
+from .torch.sharded import is_dtensor
 
 
 def _has(version: tuple[int, int]) -> bool:
@@ -183,7 +183,7 @@ class LoadedExperts(TransformersExperts):
 
 
 def _layer_of(model: torch.nn.Module, name: str, router: torch.nn.Module, experts: Any) -> TransformersExperts:
-    if not isinstance(experts.down_proj, DTensor):
+    if not is_dtensor(experts.down_proj):
         return TransformersExperts(name, router, experts)
     if not _has(EXPERT_PARALLELISM_SINCE):
         raise foremoe.InputError(

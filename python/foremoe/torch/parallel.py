@@ -12,14 +12,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 import foremoe
 from foremoe.files import expect
 
 from .exchange import AllToAll
 from .layers import ExpertLayer
-from .sharded import expect_own_experts, local, local_weights, sharded_over_ranks
+from .sharded import expect_own_experts, is_dtensor, local, local_weights, sharded_over_ranks
 from .stage import Stage
 from .wrappers import is_sharded_by_fsdp2, shard_by_fsdp2, wrap_in_ddp
 
@@ -49,7 +48,7 @@ def _squared_norm(parameters: list[torch.nn.Parameter], device: torch.device) ->
 
 def _shapes(layer: ExpertLayer) -> dict[str, Any]:
     """Of its experts' parameters by name: shape, type and whether they are sharded."""
-    return {name: (tuple(w.shape), w.dtype, isinstance(w, DTensor)) for name, w in layer.weights().items()}
+    return {name: (tuple(w.shape), w.dtype, is_dtensor(w)) for name, w in layer.weights().items()}
 
 
 class ExpertParallel:
@@ -156,7 +155,7 @@ class ExpertParallel:
                     index=f"[{i}]",
                 )
         first = self.layers[0]
-        self._sharded = any(isinstance(w, DTensor) for w in first.weights().values())
+        self._sharded = any(is_dtensor(w) for w in first.weights().values())
         shapes = _shapes(first)
         for i, layer in enumerate(self.layers):
             if _shapes(layer) != shapes or layer.top_k != first.top_k:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 import foremoe
 
 from .layers import ExpertLayer
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Nothing is one where nobody has imported their module, which takes half a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, in the same memory; any other tensor itself. Differentiable."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def local_weights(layer: ExpertLayer) -> dict[str, Tensor]:
@@ -27,26 +36,26 @@ def local_weights(layer: ExpertLayer) -> dict[str, Tensor]:
 @torch.no_grad()
 def version_of(weight: Tensor) -> int:
     """Grows with every write in place. A write through a DTensor does not count as one of its local part."""
-    return weight._version + (local(weight)._version if isinstance(weight, DTensor) else 0)
+    return weight._version + (local(weight)._version if is_dtensor(weight) else 0)
 
 
 def sharded_over_ranks(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
     """Those of which each rank holds another part."""
-    return [
-        p
-        for p in parameters
-        if isinstance(p, DTensor) and any(not placement.is_replicate() for placement in p.placements)
-    ]
+    return [p for p in parameters if _is_split(p)]
+
+
+def _is_split(tensor: Tensor) -> bool:
+    return is_dtensor(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
 
 
 def expect_own_experts(layer: ExpertLayer, group: Any) -> None:
     """Raises InputError unless no weight is a DTensor, or each has its experts in the order of the group's ranks."""
     weights = layer.weights()
-    if not any(isinstance(weight, DTensor) for weight in weights.values()):
+    if not any(is_dtensor(weight) for weight in weights.values()):
         return
     ranks = dist.get_process_group_ranks(group)
     for name, weight in weights.items():
-        if not isinstance(weight, DTensor):
+        if not is_dtensor(weight):
             raise foremoe.InputError(f"layers: {name} of {layer.name} is not sharded, but others are", field="layers")
         mesh, placements = weight.device_mesh, weight.placements
         over = mesh.mesh.flatten().tolist()

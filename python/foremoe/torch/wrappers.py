@@ -1,11 +1,12 @@
 """What averages, and shards, the parameters that are no experts: DistributedDataParallel, or FSDP2.
 
 Neither sees an expert: experts are spread over the same ranks already, and their gradients come home at the drain.
-FSDP2 is imported by who asks for it, since that takes seconds.
+FSDP2 is imported by who asks for it, since that takes a while.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,6 @@ def _decoder_layers(module: torch.nn.Module, experts: set[torch.nn.Parameter]) -
 
 
 def is_sharded_by_fsdp2(model: torch.nn.Module) -> bool:
-    """Whether fully_shard() was called on it."""
-    from torch.distributed.fsdp import FSDPModule
-
-    return isinstance(model, FSDPModule)
+    """Whether fully_shard() was called on it, for which somebody must have imported it."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(model, module.FSDPModule)
