@@ -1,10 +1,12 @@
-"""Experts spread over the ranks of a group."""
+"""Experts spread over the ranks of a group.
+
+ExpertParallel leaves each rank its own experts, wraps what is no expert, plans phases, and gives and takes layers.
+While a stage runs, the stage executes them; without one, every row goes home, with counts exchanged first.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import numbers
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,26 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe.files import expect
 
+from .arguments import expect_layers, expect_options, mark_spread, unmark_spread
 from .exchange import AllToAll
 from .layers import ExpertLayer
-from .sharded import expect_own_experts, is_dtensor, local, local_weights, sharded_over_ranks
+from .routes import gather_routes
+from .sharded import is_dtensor, local, local_weights, sharded_over_ranks
 from .stage import Stage
 from .wrappers import is_sharded_by_fsdp2, shard_by_fsdp2, wrap_in_ddp
 
-RESIDENCIES = ("static", "resident", "shared")
 WRAPPERS = (None, "ddp", "fsdp2")
-UNROUTED = ("drop", "home")
-# Of foremoe.plan(), those that leave homes where they are and run micro-steps one after the other.
-OPTIONS = {
-    "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
-}  # fmt: skip
-
-
-# Parameters of experts that are spread, by id. Who is asked again, with the same layers or with others over the same
-# experts, would take one rank's experts for all of them.
-_SPREAD: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
 
 def _squared_norm(parameters: list[torch.nn.Parameter], device: torch.device) -> Tensor:
@@ -44,11 +36,6 @@ def _squared_norm(parameters: list[torch.nn.Parameter], device: torch.device) ->
             grad = local(p.grad)
             total += grad.norm(dtype=torch.promote_types(grad.dtype, torch.float32)).double() ** 2
     return total
-
-
-def _shapes(layer: ExpertLayer) -> dict[str, Any]:
-    """Of its experts' parameters by name: shape, type and whether they are sharded."""
-    return {name: (tuple(w.shape), w.dtype, is_dtensor(w)) for name, w in layer.weights().items()}
 
 
 class ExpertParallel:
@@ -101,7 +88,9 @@ class ExpertParallel:
         self.ranks_per_node = ranks_per_node if ranks_per_node is not None else min(8, self.num_ranks)
         self.threads = threads
         self._options = options
-        self._check()
+        expect_options(self, options)
+        expect_layers(self.layers, self.group)
+        self._sharded = is_dtensor(next(iter(self.layers[0].weights().values())))  # by a framework, before
         self.num_experts = self.layers[0].num_experts
         self.own = self.num_experts // self.num_ranks
         weights = self.layers[0].weights().values()
@@ -129,49 +118,6 @@ class ExpertParallel:
         self.failed = False  # a stage did, with copies on their way
         self._stage: Stage | None = None
         self._shard()
-
-    def _check(self) -> None:
-        unknown = set(self._options) - OPTIONS
-        if unknown:
-            name = sorted(unknown)[0]
-            raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
-        if self.rank < 0:
-            raise foremoe.InputError("group: this process is none of its ranks", field="group")
-        if not self.layers:
-            raise foremoe.InputError("layers: there is no MoE layer", field="layers")
-        if self.residency not in RESIDENCIES:
-            raise foremoe.InputError(
-                f"residency: '{self.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
-            )
-        expect(numbers.Integral, depth=self.depth, ranks_per_node=self.ranks_per_node)
-        expect(numbers.Real, host_timeout=self.host_timeout)
-        if not self.host_timeout > 0:
-            raise foremoe.InputError(f"host_timeout: {self.host_timeout}, must be above 0", field="host_timeout")
-        for i, layer in enumerate(self.layers):
-            if any(_SPREAD.get(id(weight)) is weight for weight in layer.weights().values()):
-                raise foremoe.InputError(
-                    f"layers[{i}]: another ExpertParallel has spread its experts; call detach() of that one before",
-                    field="layers",
-                    index=f"[{i}]",
-                )
-        first = self.layers[0]
-        self._sharded = any(is_dtensor(w) for w in first.weights().values())
-        shapes = _shapes(first)
-        for i, layer in enumerate(self.layers):
-            if _shapes(layer) != shapes or layer.top_k != first.top_k:
-                raise foremoe.InputError(
-                    f"layers[{i}]: is of another shape or type than layer 0", field="layers", index=f"[{i}]"
-                )
-            expect_own_experts(layer, self.group)
-        for name, (shape, *_) in shapes.items():
-            if shape[0] != first.num_experts:
-                raise foremoe.InputError(
-                    f"layers: {name} has {shape[0]} experts, but the layer {first.num_experts}", field="layers"
-                )
-        if first.num_experts % self.num_ranks:
-            raise foremoe.InputError(
-                f"group: {self.num_ranks} ranks must divide {first.num_experts} experts", field="group"
-            )
 
     def _expect_plannable(self) -> None:
         """Plans nothing at all: the planner refuses what it would refuse of a stage."""
@@ -216,7 +162,7 @@ class ExpertParallel:
                     own[name] = torch.nn.Parameter(part, requires_grad=weight.requires_grad)
                 layer.set_weights(own)
             layer.execute_by(self._execute_of(i))
-        _SPREAD.update({id(weight): weight for weight in self.expert_parameters()})
+        mark_spread(self.expert_parameters())
 
     def _execute_of(self, index: int) -> Any:
         def execute(hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
@@ -332,86 +278,9 @@ class ExpertParallel:
         sequence that have a route.
         """
         self._expect_usable()
-        refused: foremoe.InputError | None = None
-        flat: list[Tensor] = []
-        try:
-            if phase not in ("recompute", "policy_update"):
-                raise foremoe.InputError(f"phase: '{phase}', expected recompute or policy_update", field="phase")
-            if unrouted not in UNROUTED:
-                raise foremoe.InputError(f"unrouted: '{unrouted}', expected drop or home", field="unrouted")
-            if isinstance(routes, Tensor):
-                raise foremoe.InputError(
-                    "routes: is one tensor; expected a list with one of each micro-step", field="routes"
-                )
-            flat = [self._checked(routes, m, unrouted) for m in range(len(routes))]
-        except foremoe.InputError as error:
-            refused = error
-        most = self._most_micro_steps(len(flat), refused)
-        counts, without = self._counts(flat, most, unrouted)
-        load = self._load(counts)
-        return Stage(self, load, self._start_plan(load), flat, phase=phase, unrouted=without)
-
-    def _checked(self, routes: Sequence[Tensor], m: int, unrouted: str) -> Tensor:
-        layers, top_k = len(self.layers), self.layers[0].top_k
-        of = routes[m]
-
-        def refuse(what: str) -> None:
-            raise foremoe.InputError(f"routes[{m}]: {what}", field="routes", index=f"[{m}]")
-
-        if of.is_floating_point() or of.dim() not in (3, 4) or tuple(of.shape[-2:]) != (layers, top_k):
-            refuse(f"is {of.dtype} {list(of.shape)}; expected integers [rows, {layers}, {top_k}]")
-        flat = of.detach().to("cpu", torch.int32).reshape(-1, layers, top_k)
-        if flat.numel() and int(flat.max()) >= self.num_experts:
-            refuse(f"expert {int(flat.max())}, but there are {self.num_experts}")
-        missing = flat < 0
-        if bool((missing.any(-1) != missing.all(-1)).any()):
-            refuse("a row has a route for some of its top_k experts alone")
-        ordered = flat.sort(-1).values
-        twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any(-1)
-        if bool(twice.any()):
-            row, layer = twice.nonzero()[0].tolist()
-            refuse(f"row {row} has an expert twice in layer {layer}")
-        if unrouted == "drop":
-            routed = ~missing.all(-1)  # [rows, layers]
-            if bool((routed.any(-1) != routed.all(-1)).any()):
-                refuse("a row has a route in some layers alone; expected one in all or in none, or unrouted='home'")
-            if of.dim() == 4:
-                of_token = routed[:, 0].int().view(of.shape[:2])
-                inside = (of_token.cumsum(1) > 0) & (of_token.flip(1).cumsum(1).flip(1) > 0)
-                if bool((inside & (of_token == 0)).any()):
-                    refuse("a row between rows with routes has none; expected one, or unrouted='home'")
-        return flat.contiguous()
-
-    def _most_micro_steps(self, own: int, refused: foremoe.InputError | None) -> int:
-        """Of any rank. Where one refuses its routes, all ranks end here."""
-        most = torch.tensor([own, int(refused is not None)], device=self.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
-        if refused is not None:
-            raise refused
-        if most[1]:
-            raise foremoe.InputError("routes: another rank refused its own", field="routes")
-        if most[0] == 0:
-            raise foremoe.InputError("routes: there is no micro-step, on any rank", field="routes")
-        return int(most[0])
-
-    def _counts(
-        self, routes: list[Tensor], most: int, unrouted: str
-    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
-        """Of all ranks: int64 [micro_steps, layers, ranks, experts], and rows without a route that are to be computed,
-        int64 [micro_steps, layers, ranks]."""
-        layers = len(self.layers)
-        own = torch.zeros(most, layers, self.num_experts + 1, dtype=torch.int64)
-        for m, of in enumerate(routes):
-            for i in range(layers):
-                ids = of[:, i].reshape(-1)
-                own[m, i, :-1] = torch.bincount(ids[ids >= 0], minlength=self.num_experts)
-                if unrouted == "home":
-                    own[m, i, -1] = (of[:, i, 0] < 0).sum()
-        own = own.to(self.device)
-        parts = [torch.empty_like(own) for _ in range(self.num_ranks)]
-        dist.all_gather(parts, own, group=self.group)
-        counts = torch.stack(parts, 2).cpu().numpy()
-        return np.ascontiguousarray(counts[..., :-1]), np.ascontiguousarray(counts[..., -1])
+        gathered = gather_routes(self, routes, phase, unrouted)
+        load = self._load(gathered.counts)
+        return Stage(self, load, self._start_plan(load), gathered, phase=phase)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -451,8 +320,7 @@ class ExpertParallel:
 
     def detach(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""
-        for weight in self.expert_parameters():
-            _SPREAD.pop(id(weight), None)
+        unmark_spread(self.expert_parameters())
         if self._sharded:
             for layer in self.layers:
                 layer.execute_by(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -51,7 +52,7 @@ def turn_rows(ep: Any, stage: Any) -> Iterator[None]:
 
     def rolled(micro_step: int, at_homes: set[int]) -> Any:
         prepared = prepare(micro_step, at_homes)
-        for of in prepared:
+        for of in prepared.layers:
             of.to_slots = of.to_slots.roll(1)
         return prepared
 
@@ -69,14 +70,14 @@ def replay_nothing(ep: Any, stage: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def swap_micro_steps(ep: Any, stage: Any) -> Iterator[None]:
     """The batch of one micro-step runs under the routes and the plan of another."""
-    routes = stage._routes
-    stage._routes = [routes[m ^ 1] for m in range(len(routes))]
+    routes = stage.routes
+    stage.routes = dataclasses.replace(routes, own=[routes.own[m ^ 1] for m in range(len(routes.own))])
     prepare = stage._prepare
 
     def with_routes_of_the_plan(micro_step: int, at_homes: set[int]) -> Any:
-        stage._routes, replayed = routes, stage._routes
+        stage.routes, replayed = routes, stage.routes
         prepared = prepare(micro_step, at_homes)
-        stage._routes = replayed
+        stage.routes = replayed
         return prepared
 
     with mock.patch.object(stage, "_prepare", with_routes_of_the_plan):

@@ -1,0 +1,90 @@
+"""What ExpertParallel is given, checked before anything is made of it.
+
+Here are the options that a rank can execute, and the layers. What values options may have is declared by the planner,
+which is asked (ExpertParallel).
+"""
+
+from __future__ import annotations
+
+import numbers
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import foremoe
+from foremoe.files import expect
+
+from .layers import ExpertLayer
+from .sharded import expect_own_experts, is_dtensor
+
+if TYPE_CHECKING:
+    from .parallel import ExpertParallel
+
+RESIDENCIES = ("static", "resident", "shared")
+# Of foremoe.plan(), those that leave homes where they are and run micro-steps one after the other.
+OPTIONS = {
+    "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
+}  # fmt: skip
+
+# Parameters of experts that are spread, by id. Who spread them again, by the same layers or by others over the same
+# experts, would take one rank's experts for all of them.
+_SPREAD: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
+
+
+def mark_spread(experts: list[torch.nn.Parameter]) -> None:
+    _SPREAD.update({id(weight): weight for weight in experts})
+
+
+def unmark_spread(experts: list[torch.nn.Parameter]) -> None:
+    for weight in experts:
+        _SPREAD.pop(id(weight), None)
+
+
+def expect_options(ep: ExpertParallel, options: Iterable[str]) -> None:
+    """Raises InputError for an argument of another type, a residency that cannot be executed, and unknown options."""
+    for name in sorted(set(options) - OPTIONS):
+        raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
+    expect(numbers.Integral, depth=ep.depth, ranks_per_node=ep.ranks_per_node)
+    expect(numbers.Real, host_timeout=ep.host_timeout)
+    if ep.residency not in RESIDENCIES:
+        raise foremoe.InputError(
+            f"residency: '{ep.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
+        )
+    if not ep.host_timeout > 0:
+        raise foremoe.InputError(f"host_timeout: {ep.host_timeout}, must be above 0", field="host_timeout")
+
+
+def expect_layers(layers: list[ExpertLayer], group: Any) -> None:
+    """Raises InputError unless all layers are alike, and the ranks of the group can share their experts."""
+    if dist.get_rank(group) < 0:
+        raise foremoe.InputError("group: this process is none of its ranks", field="group")
+    if not layers:
+        raise foremoe.InputError("layers: there is no MoE layer", field="layers")
+    first = layers[0]
+    shapes = _shapes(first)
+    for i, layer in enumerate(layers):
+
+        def refuse(what: str, i: int = i) -> None:
+            raise foremoe.InputError(f"layers[{i}]: {what}", field="layers", index=f"[{i}]")
+
+        if any(_SPREAD.get(id(weight)) is weight for weight in layer.weights().values()):
+            refuse("another ExpertParallel has spread its experts; call detach() of that one before")
+        if _shapes(layer) != shapes or layer.top_k != first.top_k:
+            refuse("is of another shape or type than layer 0")
+        expect_own_experts(layer, group)
+    for name, (shape, *_) in shapes.items():
+        if shape[0] != first.num_experts:
+            raise foremoe.InputError(
+                f"layers: {name} has {shape[0]} experts, but the layer {first.num_experts}", field="layers"
+            )
+    num_ranks = dist.get_world_size(group)
+    if first.num_experts % num_ranks:
+        raise foremoe.InputError(f"group: {num_ranks} ranks must divide {first.num_experts} experts", field="group")
+
+
+def _shapes(layer: ExpertLayer) -> dict[str, Any]:
+    """Of its experts' parameters by name: shape, type and whether they are sharded."""
+    return {name: (tuple(w.shape), w.dtype, is_dtensor(w)) for name, w in layer.weights().items()}

@@ -1,0 +1,178 @@
+"""One micro-step of a stage on this rank: what its layers exchange and compute.
+
+Sizes and orders of all layers are on the device before the first of them runs, so that no layer waits for the device.
+A layer's forward is a turn, and so is its backward. Guests are where they are for one of each, in the order of the
+plan: another order is refused. What a checkpoint computes again is no turn of its own; it finds the guests in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .exchange import AllToAll, GuestRows
+from .sharded import local_weights
+
+if TYPE_CHECKING:
+    from .stage import Stage
+
+
+@dataclass
+class LayerTurn:
+    """One layer: sizes and orders, on the device before the layer runs."""
+
+    layer: int
+    forward: int  # turn
+    backward: int  # turn; −1 in a phase without
+    send: list[int]
+    recv: list[int]
+    order: Tensor  # int64 [rows sent], entry of routes
+    to_slots: Tensor  # int64 [rows received]
+    home_rows: int
+    home_ends: Tensor  # int32 [homes]
+    guest_ends: Tensor  # int32 [guest slots]
+    unrouted: Tensor | None  # int64 [rows], this rank's without a route that are computed; None where no rank has any
+    ran: bool = False  # a second forward is the recomputation of a checkpoint
+
+
+class TurnGuests:
+    """The guests of one layer as one forward and its backward see them."""
+
+    def __init__(self, stage: Stage, of: LayerTurn) -> None:
+        self._stage = stage
+        self._of = of
+        self.turn = of.backward if of.ran else of.forward
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._stage.guests.weights(self._of.layer, self.turn)
+
+    def trained(self) -> set[str]:
+        return self._stage.guests.trained(self._of.layer)
+
+    def add_gradients(self, gradients: dict[str, Tensor]) -> None:
+        self._stage.guests.add_gradients(self._of.layer, gradients)
+
+
+class MicroStep:
+    """Prepared when it is made; execute() runs its layers."""
+
+    def __init__(self, stage: Stage, number: int, at_homes: set[int]) -> None:
+        """at_homes: layers that run without their guests."""
+        self._stage = stage
+        self._number = number
+        self._rows = len(stage.routes.own[number])
+        self.layers = [self._prepare(layer, layer in at_homes) for layer in range(len(stage.ep.layers))]
+
+    def _prepare(self, layer: int, at_home: bool) -> LayerTurn:
+        stage, own = self._stage, self._stage.ep.own
+        place = "forward", self._number, layer
+        turn = stage.turns.at_homes(*place) if at_home else stage.turns[place]
+        order = turn.row_order(np.ascontiguousarray(stage.routes.own[self._number][:, layer].numpy()))
+        home_rows = int(turn.slot_offsets[own])
+        has_unrouted = stage.routes.num_unrouted[self._number, layer].any()
+        return LayerTurn(
+            layer=layer,
+            forward=turn.index,
+            backward=stage.turns["backward", self._number, layer].index if stage.phase == "policy_update" else -1,
+            send=turn.send.tolist(),
+            recv=turn.recv.tolist(),
+            order=self._upload(torch.from_numpy(order.astype(np.int64))),
+            to_slots=self._upload(torch.from_numpy(turn.to_slots.astype(np.int64))),
+            home_rows=home_rows,
+            home_ends=self._upload(torch.from_numpy(turn.slot_offsets[1 : own + 1].astype(np.int32))),
+            guest_ends=self._upload(torch.from_numpy((turn.slot_offsets[own + 1 :] - home_rows).astype(np.int32))),
+            unrouted=self._upload(stage.routes.unrouted[self._number][layer]) if has_unrouted else None,
+        )
+
+    def _upload(self, tensor: Tensor) -> Tensor:
+        device = self._stage.ep.device
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+    def execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        """One layer, forward: [tokens, hidden]; ids, which matter for rows without a route, and gates: [tokens, top_k].
+
+        Rows without a route are dropped, or computed at homes.
+        """
+        stage, of = self._stage, self.layers[index]
+        layer, group, guests = stage.ep.layers[index], stage.ep.group, stage.guests
+        if hidden.shape[0] != self._rows or gates.shape != (self._rows, layer.top_k):
+            raise RuntimeError(f"{layer.name}: {hidden.shape[0]} rows ran, but there are routes of {self._rows}")
+        self._expect_turn(of)
+        mine = TurnGuests(stage, of)
+        # Guests of a recomputation are still in place. Layers after it have their backward before its own: copies into
+        # their buffers must not start yet.
+        ready = min(mine.turn, stage.last_turn + 1)
+        guests.begin(ready)
+
+        def before() -> None:
+            if of.backward != stage.last_turn + 1:
+                raise RuntimeError(f"{layer.name}: its backward ran out of order, or twice: run it inside micro_step()")
+            mine.turn = of.backward
+            guests.begin(of.backward)
+            guests.wait(of.backward)
+
+        def after() -> None:
+            guests.end(of.backward, index)
+            stage.last_turn = of.backward
+
+        if torch.is_grad_enabled() and of.backward >= 0 and not hidden.requires_grad:
+            hidden = hidden.detach().requires_grad_()  # the exchanges of the backward pass take place all the same
+        token = of.order // layer.top_k
+        # The dispatch is the last of the layer's backward, the combine the first.
+        received = AllToAll.apply(hidden[token], of.send, of.recv, group, None, after)[of.to_slots]
+        guests.wait(ready)
+        parts = [layer.forward_rows(received[: of.home_rows], of.home_ends, local_weights(layer))]
+        if len(of.to_slots) > of.home_rows:
+            guest_rows = received[of.home_rows :]
+            if torch.is_grad_enabled():
+                parts.append(GuestRows.apply(guest_rows, layer, of.guest_ends, mine))
+            else:
+                parts.append(layer.forward_rows(guest_rows, of.guest_ends, mine.weights()))
+        if not of.ran:
+            of.ran, stage.last_turn = True, of.forward
+        computed = torch.cat(parts) if len(parts) > 1 else parts[0]
+        back = torch.empty_like(computed).index_copy(0, of.to_slots, computed)
+        returned = AllToAll.apply(back, of.recv, of.send, group, before, None)
+        weighted = returned * gates.reshape(-1)[of.order, None].to(returned.dtype)
+        out = torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
+        if of.unrouted is None:
+            return out
+        # Autograd runs what came last first: these exchanges, then those of the plan, on all ranks alike.
+        rows = of.unrouted
+        of_unrouted, computed_here = stage.ep.execute_at_homes(index, hidden[rows], ids[rows], gates[rows])
+        stage.beside.unrouted[self._number, index, stage.ep.rank] = computed_here
+        return out.index_add(0, rows, of_unrouted)
+
+    def _expect_turn(self, of: LayerTurn) -> None:
+        """Refuses a layer that runs out of order, and a recomputation whose guests, or whose partners, are gone."""
+        stage = self._stage
+        name = stage.ep.layers[of.layer].name
+        if not of.ran:
+            if of.forward != stage.last_turn + 1:
+                raise RuntimeError(f"{name}: its forward ran out of order")
+            return
+        if torch._C._current_graph_task_id() < 0:
+            raise RuntimeError(f"{name}: its forward ran twice in one micro-step")
+        # A checkpoint is computed again.
+        if stage.plan.residency == "shared" and of.backward != stage.last_turn + 1:
+            raise RuntimeError(f"{name}: under residency shared a checkpoint may hold one MoE layer, not several")
+        place = self._number, of.layer
+        rows = stage.routes.counts[place].sum(-1) + stage.routes.num_unrouted[place]
+        if bool((rows == 0).any()):
+            raise RuntimeError(f"{name}: checkpointing needs rows of every rank in every micro-step, and one is idle")
+
+    def run_idle(self) -> None:
+        """All layers on no rows of this rank's own, forward and backward: it serves the rows of others."""
+        outputs = []
+        for i, layer in enumerate(self._stage.ep.layers):
+            weight = next(iter(local_weights(layer).values()))
+            hidden = weight.new_zeros(0, layer.hidden_size).requires_grad_(torch.is_grad_enabled())
+            none = hidden.new_zeros(0, layer.top_k)
+            outputs.append(self.execute(i, hidden, none.long(), none))
+        if self._stage.phase == "policy_update":
+            for out in reversed(outputs):
+                out.sum().backward()  # type: ignore[no-untyped-call]
