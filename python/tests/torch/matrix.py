@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from foremoe.torch import grouped_linear  # noqa: E402
+
 RANKS, EXPERTS, TOP_K, HIDDEN = 2, 4, 1, 8
 
 
@@ -27,8 +29,6 @@ class Layer:
         self.matrix = weights["matrix"]
 
     def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
-        from foremoe.torch import grouped_linear
-
         return grouped_linear(rows, weights["matrix"], offsets)
 
     def execute_by(self, execute: Any) -> None:

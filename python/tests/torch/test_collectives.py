@@ -18,7 +18,11 @@ from training import (  # noqa: E402
     draw_routes,
     make_model,
     on_all_ranks,
+    spread,
 )
+
+from foremoe.hf import _EXECUTE  # noqa: E402
+from foremoe.torch import arena, exchange, guests, host_path, parallel  # noqa: E402
 
 
 def lacking_in(layer: int | None, rank: int) -> list[Any]:
@@ -39,16 +43,8 @@ def count_in_a_stage(
     micro_step: int = 0,
 ) -> dict[str, int]:
     """Collectives and waits for the device in the layers of one micro-step, forward and backward."""
-    import foremoe.torch.arena as arena
-    import foremoe.torch.exchange as exchange
-    import foremoe.torch.guests as guests
-    import foremoe.torch.host_path as host_path
-    import foremoe.torch.parallel as parallel
-    from foremoe.hf import _EXECUTE, expert_layers
-    from foremoe.torch import ExpertParallel
-
     model = make_model(torch.float32)
-    ep = ExpertParallel(expert_layers(model), path=path)
+    ep = spread(model, path=path)
     (batch,) = draw_batches(rank, 1, 8)
     stage = ep.plan(routes or draw_routes(rank, 1, 8), unrouted=unrouted)
     counter = Counter()

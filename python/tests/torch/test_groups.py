@@ -13,7 +13,15 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import torch.distributed as dist  # noqa: E402
-from training import RANKS, make_model, on_all_ranks, run_step  # noqa: E402
+from training import (  # noqa: E402
+    RANKS,
+    assert_equal_to_eager,
+    make_model,
+    on_all_ranks,
+    run_step,
+    spread,
+    steps_of,
+)
 
 import foremoe  # noqa: E402
 
@@ -22,11 +30,8 @@ GROUPS = ((0, 2), (1, 3))
 
 def evaluate(group: Any, seed: int) -> float:
     """Without a stage, between a group's whole model and its spread one."""
-    from foremoe.hf import expert_layers
-    from foremoe.torch import ExpertParallel
-
     whole, model = make_model(torch.float32, seed), make_model(torch.float32, seed)
-    ep = ExpertParallel(expert_layers(model), group)
+    ep = spread(model, group)
     batch = torch.arange(24).view(2, 12) + dist.get_rank()
     with torch.no_grad():
         expected = whole(batch).logits
@@ -38,11 +43,8 @@ def evaluate(group: Any, seed: int) -> float:
 
 
 def join_another(group: Any) -> str:
-    from foremoe.hf import expert_layers
-    from foremoe.torch import ExpertParallel
-
     try:
-        ExpertParallel(expert_layers(make_model(torch.float32)), group)
+        spread(make_model(torch.float32), group)
     except foremoe.InputError as error:
         return f"{error.field}: {error}"
     return "nothing"
@@ -75,20 +77,12 @@ def found() -> list[dict[str, Any]]:
     return on_all_ranks(work)
 
 
-def cases(of: dict[str, Any]) -> dict[str, Any]:
-    return {case: result for case, result in of.items() if isinstance(result, dict)}
-
-
 def test_losses_and_gradients_are_those_of_one_eager_process_per_group(found: list[dict[str, Any]]) -> None:
-    for rank, of in enumerate(found):
-        for case, result in cases(of).items():
-            assert result["loss"] <= 1e-12, (rank, case, result)
-            assert result["difference"] <= 1e-12, (rank, case, result)
-            assert result["detached"], (rank, case)
+    assert_equal_to_eager(found)
 
 
 def test_each_group_has_a_plan_of_its_own(found: list[dict[str, Any]]) -> None:
-    for case in cases(found[0]):
+    for case in steps_of(found[0]):
         rho = [[found[rank][case]["rho_vanilla"] for rank in ranks] for ranks in GROUPS]
         assert all(len(set(of_group)) == 1 for of_group in rho), case
         assert rho[0] != rho[1], case

@@ -24,15 +24,21 @@ import torch.multiprocessing as mp  # noqa: E402
 from training import (  # noqa: E402
     LAYERS,
     Spoil,
+    assert_equal_to_eager,
     draw_batches,
     draw_routes,
     loss_of,
     make_model,
     on_all_ranks,
     run_step,
+    spread,
 )
 
 import foremoe  # noqa: E402
+from foremoe._core import HostArena  # noqa: E402
+from foremoe.torch import ExpertParallel, arena  # noqa: E402
+from foremoe.torch.arena import NodeArena  # noqa: E402
+from foremoe.torch.host_path import HostPath  # noqa: E402
 
 LONG = 60.0  # seconds, far above a stage's host_timeout: who waited for it in full would find nothing missing
 EXPERT_BYTES = [64, 6]
@@ -50,8 +56,6 @@ def segments(value: int) -> list[np.ndarray]:
 
 
 def test_a_reader_takes_no_expert_but_the_one_that_was_published() -> None:
-    from foremoe._core import HostArena
-
     arena = HostArena.create(ARENA, EXPERT_BYTES)
     reader = HostArena.open(arena.name, ARENA, EXPERT_BYTES)
     assert names_in_shared_memory()
@@ -73,8 +77,6 @@ def test_a_reader_takes_no_expert_but_the_one_that_was_published() -> None:
 
 
 def test_mistakes_with_an_arena_are_named() -> None:
-    from foremoe._core import HostArena
-
     arena = HostArena.create(ARENA, EXPERT_BYTES)
     for call, field in [
         (lambda: HostArena.create(ARENA[::-1], EXPERT_BYTES), "experts"),
@@ -100,8 +102,6 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
 
     @contextlib.contextmanager
     def spoil(ep: Any, stage: Any) -> Iterator[None]:
-        from foremoe.torch.arena import NodeArena
-
         make = NodeArena.__init__
 
         def changed(self: Any, *of: Any) -> None:
@@ -140,8 +140,6 @@ def stale(ep: Any, stage: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def publish_nothing(ep: Any, stage: Any) -> Iterator[None]:
-    from foremoe.torch.arena import NodeArena
-
     with mock.patch.object(NodeArena, "_publish", lambda self, *_: self._writers.submit(lambda: None)):
         yield
 
@@ -149,9 +147,6 @@ def publish_nothing(ep: Any, stage: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def publish_late(ep: Any, stage: Any) -> Iterator[None]:
     """Experts come after micro-step 0, when nobody waits for them any more."""
-    from foremoe.torch.arena import NodeArena
-    from foremoe.torch.host_path import HostPath
-
     publish, agree = NodeArena._publish, HostPath.agree
     late: list[Any] = []
 
@@ -176,8 +171,6 @@ def publish_late(ep: Any, stage: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def until_the_end() -> Iterator[threading.Event]:
     """An event that is set when a rank lets its arena go."""
-    from foremoe.torch.host_path import HostPath
-
     close, ended = HostPath.close, threading.Event()
 
     def end_then_close(self: Any, complete: bool) -> None:
@@ -191,8 +184,6 @@ def until_the_end() -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def hold_what_comes(ep: Any, stage: Any) -> Iterator[None]:
     """What owners on other nodes send is on its way until the stage ends."""
-    from foremoe.torch import arena
-
     start = arena.start_point_to_point
 
     class Held:
@@ -214,8 +205,6 @@ def hold_what_comes(ep: Any, stage: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def hold_what_is_written(ep: Any, stage: Any) -> Iterator[None]:
     """Each rank writes nothing into its arena until the stage ends."""
-    from foremoe.torch.arena import NodeArena
-
     write = NodeArena._write
 
     def held(self: Any, *of: Any) -> None:
@@ -228,8 +217,6 @@ def hold_what_is_written(ep: Any, stage: Any) -> Iterator[None]:
 
 def refuse_to_share(rank: int) -> dict[str, Any]:
     """Too little shared memory on one node: all ranks hear of it, and may go on by the peer path."""
-    from foremoe.hf import expert_layers
-    from foremoe.torch import ExpertParallel, arena
 
     def too_little(experts: Any, segment_bytes: Any) -> Any:
         raise foremoe.InputError("too little memory")
@@ -239,7 +226,7 @@ def refuse_to_share(rank: int) -> dict[str, Any]:
         open = staticmethod(arena.HostArena.open)
 
     model = make_model(torch.float32)
-    ep = ExpertParallel(expert_layers(model), path="host", ranks_per_node=2)
+    ep = spread(model, path="host", ranks_per_node=2)
     (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
     try:
         with mock.patch.object(arena, "HostArena", Refuses), ep.plan(routes):
@@ -256,11 +243,8 @@ def refuse_to_share(rank: int) -> dict[str, Any]:
 
 def look_inside(rank: int) -> dict[str, Any]:
     """The names in shared memory while a stage runs, and after one that was left by an exception."""
-    from foremoe.hf import expert_layers
-    from foremoe.torch import ExpertParallel
-
     model = make_model(torch.float32)
-    ep = ExpertParallel(expert_layers(model), path="host", ranks_per_node=2)
+    ep = spread(model, path="host", ranks_per_node=2)
     found = {}
     with contextlib.suppress(KeyError), ep.plan(draw_routes(rank, 1, 5)) as stage:
         dist.barrier()
@@ -305,10 +289,8 @@ def found() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("how", ["static", "resident", "shared", "checkpointing"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_layers_that_lack_a_guest_run_at_homes(found: list[dict[str, Any]], fault: str, how: str) -> None:
+    assert_equal_to_eager(found, f"{fault}, {how}")
     results = [of[f"{fault}, {how}"] for of in found]
-    for result in results:
-        assert result["loss"] <= 1e-12, result
-        assert result["difference"] <= 1e-12, result
     fallbacks = {result["fallbacks"] for result in results}
     assert len(fallbacks) == 1, "ranks disagree"
     assert 0 < fallbacks.pop() <= 4 * LAYERS
@@ -344,9 +326,6 @@ def test_shared_memory_has_no_name_while_it_is_used(found: list[dict[str, Any]])
 
 
 def train_and_fail(rank: int, folder: str, fails: str) -> None:
-    from foremoe.torch import ExpertParallel
-    from foremoe.torch.host_path import HostPath
-
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=matrix.RANKS)
     layer = matrix.Layer()
     ep = ExpertParallel([layer], path="host")

@@ -16,6 +16,7 @@ import torch.multiprocessing as mp  # noqa: E402
 from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of  # noqa: E402
 
 import foremoe  # noqa: E402
+from foremoe.torch import ExpertParallel  # noqa: E402
 
 # An argument of ExpertParallel, a value that it cannot have, and what is said when it is made.
 REFUSED: list[tuple[str, Any, str]] = [
@@ -65,8 +66,6 @@ def run_one(ep: Any, layer: Layer, rank: int) -> None:
 
 
 def work(rank: int, folder: str) -> None:
-    from foremoe.torch import ExpertParallel
-
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     found: dict[str, Any] = {}
     found["no layers"] = refusal(lambda: ExpertParallel([]))
@@ -221,8 +220,6 @@ def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(found: list[di
 
 
 def die(rank: int, folder: str) -> None:
-    from foremoe.torch import ExpertParallel
-
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     layer = Layer()
     ep = ExpertParallel([layer])

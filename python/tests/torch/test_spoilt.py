@@ -15,11 +15,11 @@ transformers = pytest.importorskip("transformers")
 
 from training import on_all_ranks, run_step  # noqa: E402
 
+from foremoe.torch.guests import Guests  # noqa: E402
+
 
 @contextlib.contextmanager
 def drop_guests_gradients(ep: Any, stage: Any) -> Iterator[None]:
-    from foremoe.torch.guests import Guests
-
     add = Guests.add_gradients
 
     def nothing(self: Any, layer: int, gradients: dict[str, Any]) -> None:
@@ -32,8 +32,6 @@ def drop_guests_gradients(ep: Any, stage: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def drop_copies(ep: Any, stage: Any) -> Iterator[None]:
     """Guest slots hold something else than the weights that came."""
-    from foremoe.torch.guests import Guests
-
     wait = Guests.wait
 
     def overwritten(self: Any, turn: int) -> None:

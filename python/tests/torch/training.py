@@ -17,6 +17,9 @@ transformers = pytest.importorskip("transformers")
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
+from foremoe.hf import expert_layers  # noqa: E402
+from foremoe.torch import ExpertParallel  # noqa: E402
+
 RANKS = 4
 EXPERTS = 16
 LAYERS = 3
@@ -45,6 +48,11 @@ def make_model(dtype: Any, seed: int = 0) -> Any:
         attn_implementation="eager",
     )
     return transformers.Qwen3MoeForCausalLM(config).to(dtype)
+
+
+def spread(model: Any, group: Any = None, **options: Any) -> Any:
+    """The ExpertParallel of a model, over all ranks or a group."""
+    return ExpertParallel(expert_layers(model), group, **options)
 
 
 def draw_batches(rank: int, micro_steps: int, seed: int) -> list[Any]:
@@ -112,8 +120,6 @@ def reference(
     weights: the type that the weights are rounded to first. state: the weights; None for those of make_model().
     chosen: int64 [micro_steps, layers, experts], to which what rows without a route choose is added.
     """
-    from foremoe.hf import expert_layers
-
     model = make_model(weights or dtype, model_seed).to(dtype)
     if state is not None:
         model.load_state_dict(state)
@@ -195,9 +201,6 @@ def run_step(
     """A step on nodes of two ranks, and how it differs from one eager process. checkpointing: of each decoder layer; or
     "whole": one checkpoint of the whole model. rank: of the group among options, which
     are those of ExpertParallel."""
-    from foremoe.hf import expert_layers
-    from foremoe.torch import ExpertParallel
-
     ranks = dist.get_world_size(options.get("group"))
     micro_steps = [*[3] * (ranks - 1), 2] if uneven else [4] * ranks
     draw = draw_routes if unrouted == "drop" else draw_partial_routes
@@ -209,7 +212,7 @@ def run_step(
     if checkpointing is True:
         model.gradient_checkpointing_enable()
         model.train()
-    ep = ExpertParallel(expert_layers(model), **{"ranks_per_node": 2, **options})
+    ep = spread(model, **{"ranks_per_node": 2, **options})
     trained = ep.wrap(model, wrapper)
     stage = ep.plan(routes[rank], unrouted=unrouted)
     total = 0.0
@@ -234,6 +237,7 @@ def run_step(
     computed[stage.plan.event_micro_step] = torch.from_numpy(stage.plan.slot_tokens.sum(-1))
     computed += chosen.view(*chosen.shape[:2], ranks, -1).sum(-1)
     result = {
+        "dtype": str(dtype),
         "loss": abs(float(loss_all) / ranks - loss_expected) / abs(loss_expected),
         "difference": difference,
         "whose": whose,
@@ -247,6 +251,24 @@ def run_step(
         torch.equal(whole(a), b) for a, b in zip(model.parameters(), full.parameters(), strict=True)
     )
     return result
+
+
+def steps_of(of: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What run_step() returned, by case, among all that a rank found."""
+    return {case: result for case, result in of.items() if isinstance(result, dict) and "dtype" in result}
+
+
+def assert_equal_to_eager(found: list[dict[str, Any]], *cases: str) -> None:
+    """Of these cases, or of all steps, on all ranks: loss and gradients are those of one eager process, and detaching
+    gives the model back."""
+    for rank, of in enumerate(found):
+        steps = {case: of[case] for case in cases} if cases else steps_of(of)
+        assert steps
+        for case, result in steps.items():
+            bound = {"torch.float64": 1e-12, "torch.float32": 1e-5}[result["dtype"]]
+            assert result["loss"] <= bound, (rank, case, result)
+            assert result["difference"] <= bound, (rank, case, result)
+            assert result["detached"], (rank, case)
 
 
 def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
