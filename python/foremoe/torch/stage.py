@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import foremoe
 
@@ -118,7 +119,15 @@ class Stage:
                 weight.grad = None
         for layer in ep.layers:
             layer.replayed_rows = layer.mismatched_rows = 0  # type: ignore[attr-defined]
+        self._watch = register_optimizer_step_pre_hook(self._expect_no_step)
         return self
+
+    def _expect_no_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Refuses a step of experts before the drain. Versions would not tell of all: foreach and fused ones write
+        DTensors without a new version."""
+        of = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        if not self._drained and any(id(weight) in of for weight in self.ep.expert_parameters()):
+            raise RuntimeError("an optimizer of experts stepped inside a stage, before drain()")
 
     def _host_path(self, turns: foremoe.RankTurns) -> HostPath | None:
         """None where no node has copies by that path."""
@@ -130,6 +139,7 @@ class Stage:
     def __exit__(self, kind: object, *_: object) -> None:
         ep = self.ep
         ep.leave()
+        self._watch.remove()
         complete = kind is None and self._drained and self._next == self._load.num_micro_steps
         if not complete:
             for weight, grad in self._grads:  # nothing half applied

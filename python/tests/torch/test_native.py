@@ -230,7 +230,7 @@ def refusals(rank: int, folder: str) -> dict[str, str]:
         found["version"] = refusal(lambda: expert_layers(model))
     ep = ExpertParallel(expert_layers(model))
     found["wrapper"] = refusal(lambda: ep.wrap(model, "ddp"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.AdamW(ep.expert_parameters(), foreach=True)
     (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
 
     def step_inside() -> None:
@@ -339,7 +339,7 @@ def test_the_same_count_sees_the_exchange_of_counts_by_transformers(found: list[
         ("group", "has its experts on ranks [0, 1, 2, 3]"),
         ("version", "InputError: model: its experts are sharded, which needs transformers 5.23 or newer, not 5.22.1"),
         ("wrapper", "InputError: wrapper: 'ddp', but FSDP2 shards the model already"),
-        ("stale", "were changed inside a stage"),
+        ("stale", "an optimizer of experts stepped inside a stage"),
         ("idle", "needs a batch of every rank"),
     ],
 )
