@@ -80,6 +80,18 @@ nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& ke
   return nb::make_tuple(load_of(std::get<LoadTable>(std::move(imported->value))), report);
 }
 
+std::shared_ptr<Trace> import_named_payloads(const std::vector<std::pair<std::string, nb::bytes>>& named,
+                                             const nb::dict& keywords) {
+  ImportOptions options;
+  set_options(options_of(options), keywords);
+  std::vector<ImportSource> payloads;
+  for (const auto& [name, bytes] : named) {
+    payloads.push_back({name, {static_cast<const std::byte*>(bytes.data()), bytes.size()}});
+  }
+  const nb::gil_scoped_release release;
+  return std::make_shared<Trace>(import_payloads(payloads, options));
+}
+
 }  // namespace
 
 void bind_inputs(nb::module_& m) {
@@ -87,6 +99,9 @@ void bind_inputs(nb::module_& m) {
   m.def("_import_files", &import_paths, "paths"_a, "options"_a,
         nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any]) -> tuple[Trace | Load, "
                 "dict[str, typing.Any]]"));
+  m.def("_import_payloads", &import_named_payloads, "payloads"_a, "options"_a,
+        nb::sig("def _import_payloads(payloads: Sequence[tuple[str, bytes]], options: dict[str, typing.Any]) -> "
+                "Trace"));
   m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
   m.def("_check_synthesis", &check_synthesis, "options"_a,
         nb::sig("def _check_synthesis(options: dict[str, typing.Any]) -> dict[str, int]"));

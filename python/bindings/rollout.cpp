@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -51,7 +53,7 @@ Load load_of(LoadTable table) { return {std::make_shared<const StepInput>(make_s
 namespace {
 
 struct Sequences {
-  std::optional<AnyArray> prompt_lengths, group_ids, micro_step, rank;
+  std::optional<AnyArray> prompt_lengths, group_ids, layer_ids, micro_step, rank;
   std::optional<int> ranks, ranks_per_node;
 };
 
@@ -76,7 +78,15 @@ std::shared_ptr<Trace> trace_from_arrays(const AnyArray& routed_experts, const A
     throw InputError({.field = of.ranks ? "ranks" : "ranks_per_node"}, "is of a batching: give micro_step and rank");
   }
   infer_ranks(*trace);
-  for (int l = 0; l < trace->num_layers; ++l) trace->layer_ids.push_back(l);
+  trace->layer_ids = to_vector(of.layer_ids, "layer_ids", "[layers]");
+  if (!of.layer_ids) {
+    for (int l = 0; l < trace->num_layers; ++l) trace->layer_ids.push_back(l);
+  } else if (std::ssize(trace->layer_ids) != trace->num_layers) {
+    throw InputError({.field = "layer_ids"},
+                     fmt::format("has {} entries, expected {}", trace->layer_ids.size(), trace->num_layers));
+  } else if (std::ranges::min(trace->layer_ids) < 0) {
+    throw InputError({.field = "layer_ids"}, fmt::format("{}, expected 0 or more", std::ranges::min(trace->layer_ids)));
+  }
   return trace;
 }
 
@@ -132,22 +142,23 @@ void bind_rollout(nb::module_& m) {
           "from_arrays",
           [](const AnyArray& routed_experts, const AnyArray& cu_seqlens, int num_experts,
              std::optional<AnyArray> prompt_lengths, std::optional<AnyArray> group_ids,
-             std::optional<AnyArray> micro_step, std::optional<AnyArray> rank, std::optional<int> ranks,
-             std::optional<int> ranks_per_node, const std::string& model) {
+             std::optional<AnyArray> layer_ids, std::optional<AnyArray> micro_step, std::optional<AnyArray> rank,
+             std::optional<int> ranks, std::optional<int> ranks_per_node, const std::string& model) {
             return trace_from_arrays(routed_experts, cu_seqlens, num_experts,
-                                     {std::move(prompt_lengths), std::move(group_ids), std::move(micro_step),
-                                      std::move(rank), ranks, ranks_per_node},
+                                     {std::move(prompt_lengths), std::move(group_ids), std::move(layer_ids),
+                                      std::move(micro_step), std::move(rank), ranks, ranks_per_node},
                                      model);
           },
           "routed_experts"_a, "cu_seqlens"_a, nb::kw_only(), "num_experts"_a, "prompt_lengths"_a = nb::none(),
-          "group_ids"_a = nb::none(), "micro_step"_a = nb::none(), "rank"_a = nb::none(), "ranks"_a = nb::none(),
-          "ranks_per_node"_a = nb::none(), "model"_a = "",
+          "group_ids"_a = nb::none(), "layer_ids"_a = nb::none(), "micro_step"_a = nb::none(), "rank"_a = nb::none(),
+          "ranks"_a = nb::none(), "ranks_per_node"_a = nb::none(), "model"_a = "",
           R"(A trace of arrays in memory, which are not copied: do not change them while it lives.
 
 routed_experts: uint8, uint16, int16 or int32 [tokens, layers, top_k], expert ids; all top_k entries of a row without a
     route are −1, or the largest value of an unsigned type.
 cu_seqlens: int64 [sequences + 1], first token of each sequence, then the number of tokens.
 prompt_lengths, group_ids: int32 [sequences], tokens of the prompt and GRPO group.
+layer_ids: int32 [layers], the model's own numbers; None for 0, 1, ….
 micro_step, rank: int32 [sequences], the trainer's batching, both or none.
 ranks, ranks_per_node: of that batching; None for the largest rank + 1, and 8 or all if fewer.
 
@@ -165,6 +176,10 @@ Raises InputError for another dtype, layout or shape, and for values out of rang
       .def_prop_ro("micro_step", per_sequence(&Trace::micro_step),
                    "int32 [sequences]; None when no batching was recorded.")
       .def_prop_ro("rank", per_sequence(&Trace::rank), "int32 [sequences]; None when no batching was recorded.")
+      .def_prop_ro(
+          "layer_ids",
+          [](const nb::object& self) { return view_of<std::int32_t>(nb::cast<const Trace&>(self).layer_ids, self); },
+          "int32 [layers], the model's own numbers of the layers; a view.")
       .def_ro("num_tokens", &Trace::num_tokens)
       .def_ro("num_layers", &Trace::num_layers)
       .def_ro("num_experts", &Trace::num_experts)

@@ -20,6 +20,7 @@ class Trace:
         num_experts: int,
         prompt_lengths: Annotated[NDArray[Any], dict(writable=False)] | None = None,
         group_ids: Annotated[NDArray[Any], dict(writable=False)] | None = None,
+        layer_ids: Annotated[NDArray[Any], dict(writable=False)] | None = None,
         micro_step: Annotated[NDArray[Any], dict(writable=False)] | None = None,
         rank: Annotated[NDArray[Any], dict(writable=False)] | None = None,
         ranks: int | None = None,
@@ -33,6 +34,7 @@ class Trace:
             route are −1, or the largest value of an unsigned type.
         cu_seqlens: int64 [sequences + 1], first token of each sequence, then the number of tokens.
         prompt_lengths, group_ids: int32 [sequences], tokens of the prompt and GRPO group.
+        layer_ids: int32 [layers], the model's own numbers; None for 0, 1, ….
         micro_step, rank: int32 [sequences], the trainer's batching, both or none.
         ranks, ranks_per_node: of that batching; None for the largest rank + 1, and 8 or all if fewer.
 
@@ -62,6 +64,10 @@ class Trace:
     @property
     def rank(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)] | None:
         """int32 [sequences]; None when no batching was recorded."""
+
+    @property
+    def layer_ids(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)]:
+        """int32 [layers], the model's own numbers of the layers; a view."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -205,6 +211,7 @@ def batch(
 
 def _collect(trace: Trace, options: dict[str, Any], threads: int) -> Load: ...
 def _import_files(paths: Sequence[str], options: dict[str, Any]) -> tuple[Trace | Load, dict[str, Any]]: ...
+def _import_payloads(payloads: Sequence[tuple[str, bytes]], options: dict[str, Any]) -> Trace: ...
 def _read_input(path: str, options: dict[str, Any], threads: int) -> Load: ...
 def _check_synthesis(options: dict[str, Any]) -> dict[str, int]: ...
 def _unused_of_synthesis(options: dict[str, Any], given: Set[str]) -> list[str]: ...

@@ -111,12 +111,14 @@ def test_the_collector_refuses_routes_of_another_shape() -> None:
 
 
 def test_files_hold_what_was_saved(tmp_path: pathlib.Path) -> None:
-    trace = trace_of(draw_routes(), group_ids=np.array([3, 3, 4], np.int32), model="tiny")
+    assert list(trace_of(draw_routes()).layer_ids) == [0, 1]
+    layer_ids = np.array([1, 3], np.int32)
+    trace = trace_of(draw_routes(), group_ids=np.array([3, 3, 4], np.int32), layer_ids=layer_ids, model="tiny")
     trace.save(tmp_path / "trace.safetensors")
     again = foremoe.read_trace(tmp_path / "trace.safetensors")
     np.testing.assert_array_equal(again.routed_experts, trace.routed_experts)
     np.testing.assert_array_equal(again.group_ids, [3, 3, 4])
-    assert again.model == "tiny"
+    assert again.model == "tiny" and list(again.layer_ids) == [1, 3]
     load = draw_load()
     load.save(tmp_path / "load.safetensors")
     np.testing.assert_array_equal(foremoe.read_load(tmp_path / "load.safetensors").array, load.array)
@@ -169,6 +171,8 @@ def test_the_bundled_rollout_collects_to_the_same_counts_as_numpy(data: pathlib.
         ({"rank": np.array([0, 1, 0], np.int32)}, "micro_step", "go together"),
         ({"group_ids": np.array([0, 1], np.int32)}, "group_ids", "2 entries, expected 3"),
         ({"prompt_lengths": np.array([0, 99, 0], np.int32)}, "prompt_lengths", "99"),
+        ({"layer_ids": np.array([1], np.int32)}, "layer_ids", "has 1 entries, expected 2"),
+        ({"layer_ids": np.array([1, -1], np.int32)}, "layer_ids", "-1, expected 0 or more"),
     ],
 )
 def test_bad_arrays_are_refused_by_name(change: dict[str, object], field: str, words: str) -> None:

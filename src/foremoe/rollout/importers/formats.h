@@ -14,6 +14,7 @@ void import_npy(const ImportSource& source, TraceAssembler& assembler);
 void import_npz(const ImportSource& source, TraceAssembler& assembler);
 void import_npy_base64(const ImportSource& source, TraceAssembler& assembler);
 void import_json(const ImportSource& source, const ImportOptions& options, TraceAssembler& assembler);
+void import_payload(const ImportSource& payload, const ImportOptions& options, TraceAssembler& assembler);
 void import_sglang(const ImportSource& source, const ImportOptions& options, TraceAssembler& assembler);
 void import_nrlre1(const ImportSource& source, TraceAssembler& assembler);
 

@@ -171,6 +171,15 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
   return result;
 }
 
+RoutingTrace import_payloads(std::span<const ImportSource> payloads, const ImportOptions& options) {
+  if (payloads.empty()) throw InputError({}, "no payload to import");
+  check_options(options);
+  TraceAssembler assembler(options);
+  for (const ImportSource& payload : payloads) import_payload(payload, options, assembler);
+  Imported imported = std::move(assembler).finish();
+  return std::get<RoutingTrace>(std::move(imported.value));
+}
+
 Imported import_files(std::span<const std::string> paths, const ImportOptions& options) {
   std::vector<std::unique_ptr<MappedFile>> files;
   std::vector<ImportSource> sources;

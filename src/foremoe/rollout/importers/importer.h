@@ -95,4 +95,8 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
 // The same for files, which are mapped while they are read. Throws InputError for a path that cannot be read.
 Imported import_files(std::span<const std::string> paths, const ImportOptions& options = {});
 
+// What responses have under `routed_experts`, one sequence each: base64 of .npy or of int32 without a header, an nrlre1
+// envelope, nested lists; or an array's .npy. Throws InputError as import_rollout.
+RoutingTrace import_payloads(std::span<const ImportSource> payloads, const ImportOptions& options);
+
 }  // namespace foremoe

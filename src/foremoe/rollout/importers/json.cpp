@@ -106,6 +106,13 @@ void add_nested(TraceAssembler& assembler, const NestedRows& prompt, const Neste
   add_rows(assembler, generated, layers.size(), top_k.size());
 }
 
+void add_encoded(TraceAssembler& assembler, const Where& where, std::string_view text, const ImportOptions& options) {
+  if (text.starts_with("nrlre1:")) return add_nrlre1(assembler, where, text);
+  const std::vector<std::byte> bytes = decode_base64(text, where);
+  if (text.starts_with(kNpyInBase64)) return add_npy(assembler, where, bytes);
+  add_flat_int32(assembler, where, bytes, options);
+}
+
 class Responses {
  public:
   Responses(const ImportOptions& options, TraceAssembler& assembler) : options_(options), assembler_(assembler) {}
@@ -148,14 +155,7 @@ class Responses {
     if (routes->is_array()) return add_nested(assembler_, prompt, {routes, place});
     if (!routes->is_string())
       throw InputError(place, fmt::format("should be a string or a list, not {}", routes->type_name()));
-    add_encoded(routes->get_ref<const std::string&>(), place);
-  }
-
-  void add_encoded(std::string_view text, const Where& where) {
-    if (text.starts_with("nrlre1:")) return add_nrlre1(assembler_, where, text);
-    const std::vector<std::byte> bytes = decode_base64(text, where);
-    if (text.starts_with(kNpyInBase64)) return add_npy(assembler_, where, bytes);
-    add_flat_int32(assembler_, where, bytes, options_);
+    add_encoded(assembler_, place, routes->get_ref<const std::string&>(), options_);
   }
 
   const ImportOptions& options_;
@@ -163,6 +163,15 @@ class Responses {
 };
 
 }  // namespace
+
+void import_payload(const ImportSource& payload, const ImportOptions& options, TraceAssembler& assembler) {
+  const Where where{.file = payload.name, .field = "routed_experts"};
+  const std::string_view text = text_of(payload);
+  if (text.starts_with("\x93NUMPY")) return add_npy(assembler, where, payload.bytes);
+  if (!text.starts_with('[')) return add_encoded(assembler, where, text, options);
+  const json rows = parse_json(text, where);
+  add_nested(assembler, {}, {&rows, where});
+}
 
 void import_json(const ImportSource& source, const ImportOptions& options, TraceAssembler& assembler) {
   const std::string_view text = trimmed(text_of(source));

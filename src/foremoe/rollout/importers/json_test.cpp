@@ -1,9 +1,13 @@
+#include <array>
+#include <span>
+
 #include "foremoe/testing/recorded_formats.h"
 
 namespace foremoe::testing {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -48,6 +52,18 @@ TEST(JsonImport, SglangResponsesHoldFlatArrays) {
               ElementsAre(1, 2, -1, -1));
   EXPECT_THAT(routes_of(import_text(R"({"choices": [{"sgl_ext": {"routed_experts": ")" + flat + "\"}}]}", options)),
               ElementsAre(1, 2, -1, -1));
+}
+
+TEST(JsonImport, WhatResponsesHaveUnderRoutedExpertsIsReadAlone) {
+  const std::string file = npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
+  const std::array<std::string, 5> payloads{file, base64(file), base64(raw({5, 6}, 4)), "[[[7, 8]]]",
+                                            "nrlre1:int8:1x1x2:AAE="};
+  std::vector<ImportSource> sources;
+  for (const std::string& payload : payloads) sources.push_back({"in", std::as_bytes(std::span(payload))});
+  const RoutingTrace trace = import_payloads(sources, {.num_experts = 9, .num_layers = 1, .top_k = 2});
+  EXPECT_THAT(trace.cu_seqlens, ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(std::span(trace.routes, 10), ElementsAreArray(std::as_bytes(std::span("\4\1\4\1\5\6\7\10\0\1", 10))));
+  EXPECT_THROW(import_payloads({}, {}), InputError);
 }
 
 TEST(JsonImport, NemoEnvelopesInsideJsonAreRead) {
