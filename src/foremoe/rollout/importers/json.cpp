@@ -2,7 +2,8 @@
 //
 //   vLLM ≥ 0.22   choices[i].routed_experts = base64 of .npy: prompt and generation
 //   vLLM 0.21     prompt_routed_experts and choices[i].routed_experts = nested lists, −1 where prefix-cached
-//   SGLang        meta_info.routed_experts or choices[i].sgl_ext.routed_experts = base64 of int32
+//   SGLang        meta_info.routed_experts or choices[i].sgl_ext.routed_experts = base64 of int32; of its
+//                 OpenAI-compatible endpoints sglext.routed_experts, which is the first choice's
 //   NeMo-RL       routed_experts = nrlre1 envelope
 //
 // A document may also be the choice itself, or a list of documents.
@@ -134,22 +135,35 @@ class Responses {
       list(*choices, with_field(where, key), "");
       for (std::size_t i = 0; i < choices->size(); ++i) {
         const json& choice = (*choices)[i];
-        add_choice(choice, prompt_rows, with_field(where, fmt::format("{}[{}]", key, i)));
+        add_choice(choice, prompt_rows, with_field(where, fmt::format("{}[{}]", key, i)),
+                   beside_choices(document, *choices, where));
         assembler_.sequence_had_tokens(num_tokens(document, choice, choices->size() == 1));
       }
       return;
     }
-    add_choice(document, prompt_rows, where);
+    add_choice(document, prompt_rows, where, nullptr);
     assembler_.sequence_had_tokens(num_tokens(document, document, true));
   }
 
  private:
-  void add_choice(const json& choice, const NestedRows& prompt, const Where& where) {
+  // Routes that a response has beside its choices; none when it has none.
+  static const json* beside_choices(const json& document, const json& choices, const Where& where) {
+    const json* const extension = member(document, "sglext");
+    const json* const routes = extension ? member(*extension, "routed_experts") : nullptr;
+    if (routes && choices.size() > 1) {
+      throw InputError(with_field(where, "sglext.routed_experts"),
+                       fmt::format("is of the first of {} choices alone", choices.size()));
+    }
+    return routes;
+  }
+
+  void add_choice(const json& choice, const NestedRows& prompt, const Where& where, const json* beside) {
     const json* routes = member(choice, "routed_experts");
     for (const char* holder : {"meta_info", "sgl_ext"}) {
       if (routes) break;
       if (const json* inner = member(choice, holder)) routes = member(*inner, "routed_experts");
     }
+    if (!routes) routes = beside;
     const Where place = with_field(where, "routed_experts");
     if (!routes) throw InputError(place, "is missing");
     if (routes->is_array()) return add_nested(assembler_, prompt, {routes, place});

@@ -54,6 +54,17 @@ TEST(JsonImport, SglangResponsesHoldFlatArrays) {
               ElementsAre(1, 2, -1, -1));
 }
 
+TEST(JsonImport, OpenAiResponsesOfSglangHaveTheRoutesOfTheirFirstChoice) {
+  const std::string beside = R"("sglext": {"routed_experts": ")" + base64(raw({1, 2, 3, 4}, 4)) + "\"}";
+  const ImportOptions options{.num_layers = 2, .top_k = 2};
+  const Imported in = import_text(
+      R"({"choices": [{}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}, )" + beside + "}", options);
+  EXPECT_THAT(routes_of(in), ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(in.report.last_tokens_without_route, 1);
+  EXPECT_THAT(error_of(R"({"choices": [{}, {}], )" + beside + "}", options),
+              HasSubstr("in: sglext.routed_experts: is of the first of 2 choices alone"));
+}
+
 TEST(JsonImport, WhatResponsesHaveUnderRoutedExpertsIsReadAlone) {
   const std::string file = npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
   const std::array<std::string, 5> payloads{file, base64(file), base64(raw({5, 6}, 4)), "[[[7, 8]]]",
