@@ -1,0 +1,208 @@
+"""What a response of vLLM or SGLang tells of its routes: a Segment of a sequence. See foremoe.recorders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ._errors import InputError
+
+
+def refuse(field: str, problem: str, *, file: str = "", index: str = "") -> NoReturn:
+    """Raises InputError. file: the sequence, or segment of it, where field is not an argument."""
+    place = f"{file}: " if file else ""
+    raise InputError(f"{place}{field}{index}: {problem}", file=file, field=field, index=index)
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """What one request tells of its sequence. from_vllm() and from_sglang() make it of a response.
+
+    routed_experts: as the server returned it: base64 text, nested lists, integers [rows, layers, top_k], or None.
+    num_tokens: prompt and generation; None: unknown, and taken to be one more than rows.
+    num_prompt_tokens: the prompt's of these; None: unknown.
+    token_ids: int64 [num_tokens], prompt and generation; None: unknown.
+    start: the first token whose row the request asked for.
+    weight_versions: labels of the weights that generated it, distinct, in order; empty: unknown.
+
+    Raises InputError where these contradict each other.
+    """
+
+    routed_experts: Any
+    num_tokens: int | None = None
+    num_prompt_tokens: int | None = None
+    token_ids: npt.NDArray[np.int64] | None = None
+    start: int = 0
+    weight_versions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in (("start", 0), ("num_tokens", 1), ("num_prompt_tokens", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | np.integer) or value < least):
+                refuse(name, f"is {value!r}; expected an integer from {least} on")
+        if self.token_ids is not None and len(self.token_ids) != self.num_tokens:
+            refuse("token_ids", f"has {len(self.token_ids)} entries, but num_tokens is {self.num_tokens}")
+        if self.num_tokens is None:
+            if self.start > 0:
+                refuse("start", f"is token {self.start}, but the response does not tell its number of tokens")
+            return
+        prompt = self.num_tokens if self.num_prompt_tokens is None else self.num_prompt_tokens
+        if prompt > self.num_tokens:
+            refuse("num_prompt_tokens", f"is {prompt}, but there are {self.num_tokens} tokens")
+        if self.start > prompt:
+            refuse("start", f"is token {self.start}, but the prompt has {prompt}")
+
+
+def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequence[int] | None = None) -> list[Segment]:
+    """A segment for each completion of a response of vLLM 0.22 to 0.33, in order.
+
+    response: a RequestOutput of LLM.generate(); the body of /v1/completions, /v1/chat/completions or
+        /inference/v1/generate as bytes, text or dict; what the openai client returns; or a list of these.
+    prompt_start: routed_experts_prompt_start of the request.
+    prompt_token_ids: the prompt's, where the response does not tell them.
+
+    Ask for return_token_ids and return_weight_versions. Without the first, only the number of tokens is known, and only
+    of a single choice. Without the second, versions are unknown.
+
+    Raises InputError for what is no such response.
+    """
+    segments = []
+    for whole in _responses(response):
+        key = "outputs" if _get(whole, "choices") is None else "choices"
+        choices = _list_in(whole, key)
+        if choices is None:
+            refuse("response", "has neither choices nor outputs")
+        if _get(whole, "prompt_routed_experts") is not None:
+            refuse("prompt_routed_experts", "is of vLLM before 0.22, whose files foremoe.import_files() reads")
+        for i, choice in enumerate(choices):
+            place = f"{key}[{i}]."
+            segments.append(
+                _segment(
+                    place,
+                    _get(choice, "routed_experts"),
+                    prompt=[_get(choice, "prompt_token_ids"), _get(whole, "prompt_token_ids"), prompt_token_ids],
+                    generated=_get(choice, "token_ids"),
+                    counts=_get(whole, "usage") if len(choices) == 1 else None,
+                    start=prompt_start,
+                    weight_versions=_versions(_get(choice, "weight_versions"), None, place),
+                )
+            )
+    return segments
+
+
+def from_sglang(response: Any, *, start_len: int = 0, prompt_token_ids: Sequence[int] | None = None) -> list[Segment]:
+    """A segment for each completion of a response of SGLang, in order.
+
+    response: the body of /generate, /v1/completions or /v1/chat/completions as bytes, text or dict; what
+        Engine.generate() or the openai client returns; or a list of these.
+    start_len: routed_experts_start_len of the request.
+    prompt_token_ids: the prompt's, where the response does not tell them.
+
+    Ask for return_routed_experts. OpenAI-compatible endpoints return the routes of the first choice alone, except chat
+    completions with return_meta_info. Such a response with several choices is refused.
+
+    Raises InputError for what is no such response.
+    """
+    segments = []
+    for whole in _responses(response):
+        choices = _list_in(whole, "choices")
+        if choices is None and _get(whole, "meta_info") is None:
+            refuse("response", "has neither meta_info nor choices")
+        shared = _get(_get(whole, "sglext"), "routed_experts")  # of the response, beside its choices
+        if shared is not None and choices is not None and len(choices) > 1:
+            refuse("sglext.routed_experts", "is of the first of several choices: ask for one, or for return_meta_info")
+        for i, choice in enumerate([whole] if choices is None else choices):
+            place = "" if choices is None else f"choices[{i}]."
+            info = _get(choice, "meta_info")
+            routes = _get(_get(choice, "sgl_ext") if info is None else info, "routed_experts")
+            version = _get(whole, "metadata") if info is None else info
+            only_usage = info is None and choices is not None and len(choices) == 1
+            segments.append(
+                _segment(
+                    place,
+                    shared if routes is None else routes,
+                    prompt=[_get(choice, "prompt_token_ids"), _get(whole, "prompt_token_ids"), prompt_token_ids],
+                    generated=_get(choice, "output_ids" if choices is None else "token_ids"),
+                    counts=_get(whole, "usage") if only_usage else info,
+                    start=start_len,
+                    weight_versions=_versions(_get(version, "weight_versions"), _get(version, "weight_version"), place),
+                )
+            )
+    return segments
+
+
+def _get(holder: Any, key: str) -> Any:
+    """Member of a JSON object, or attribute of a client's; None where there is none."""
+    return holder.get(key) if isinstance(holder, Mapping) else getattr(holder, key, None)
+
+
+def _responses(response: Any) -> list[Any]:
+    if isinstance(response, str | bytes | bytearray):
+        try:
+            response = json.loads(response)
+        except ValueError as error:
+            refuse("response", f"is no JSON: {error}")
+    return response if isinstance(response, list) else [response]
+
+
+def _list_in(holder: Any, key: str) -> list[Any] | None:
+    value = _get(holder, key)
+    if value is not None and not isinstance(value, list | tuple):
+        refuse(key, f"is a {type(value).__name__}; expected a list")
+    return value if value is None else list(value)
+
+
+def _ids(value: Any, field: str) -> npt.NDArray[np.int64] | None:
+    if value is None:
+        return None
+    ids = np.asarray(value)
+    if ids.ndim != 1 or (len(ids) > 0 and ids.dtype.kind not in "iu"):
+        refuse(field, "should be a list of token ids")
+    return ids.astype(np.int64)
+
+
+def _versions(spans: Any, single: Any, place: str) -> tuple[str, ...]:
+    """spans: version, start and end of output tokens each. single: a label, where there are none."""
+    if not spans:
+        return () if single is None else (str(single),)
+    versions = [_get(span, "version") for span in spans]
+    if None in versions:
+        refuse(f"{place}weight_versions", "has no version", index=f"[{versions.index(None)}]")
+    return tuple(dict.fromkeys(str(version) for version in versions))
+
+
+def _segment(
+    place: str,
+    routed_experts: Any,
+    *,
+    prompt: Sequence[Any],
+    generated: Any,
+    counts: Any,
+    start: int,
+    weight_versions: tuple[str, ...],
+) -> Segment:
+    """place: of the completion in the response, for errors. prompt: its token ids, from each place that may tell them.
+    counts: has prompt_tokens and completion_tokens where token ids are unknown.
+    """
+    known = [ids for ids in (_ids(value, f"{place}prompt_token_ids") for value in prompt) if ids is not None]
+    if any(not np.array_equal(ids, known[0]) for ids in known):
+        refuse("prompt_token_ids", f"are not those of {place.rstrip('.') or 'the response'}")
+    new = _ids(generated, f"{place}token_ids")
+    num_prompt = len(known[0]) if known else _get(counts, "prompt_tokens")
+    num_new = len(new) if new is not None else _get(counts, "completion_tokens")
+    for name, count in (("prompt_tokens", num_prompt), ("completion_tokens", num_new)):
+        if count is not None and not isinstance(count, int):
+            refuse(f"{place}{name}", f"is {count!r}; expected an integer")
+    return Segment(
+        routed_experts,
+        num_tokens=None if num_prompt is None or num_new is None else num_prompt + num_new,
+        num_prompt_tokens=num_prompt,
+        token_ids=np.concatenate([known[0], new]) if known and new is not None else None,
+        start=start,
+        weight_versions=weight_versions,
+    )
