@@ -115,6 +115,12 @@ auto row_order_of(const RankTurn& turn, const AnyArray& routes) {
   return array_of(std::move(order));
 }
 
+std::vector<std::tuple<int, int, std::int64_t>> blocks_of(const RankTurn& turn) {
+  std::vector<std::tuple<int, int, std::int64_t>> blocks;
+  for (const RankDispatch::Block& b : turn.rows.blocks) blocks.emplace_back(b.expert.value, b.to.value, b.rows);
+  return blocks;
+}
+
 void bind_copy(nb::module_& m) {
   nb::class_<ScheduledCopy>(m, "Copy", R"(One expert's weights on their way into one guest buffer of one rank.
 
@@ -186,6 +192,17 @@ slot, then source.)")
             return view_of<std::int64_t>(nb::cast<const RankTurn&>(self).rows.slot_offsets, self);
           },
           "int64 [slots + 1], first computed row of each slot.")
+      .def_prop_ro(
+          "received",
+          [](const nb::object& self) {
+            const auto& turn = nb::cast<const RankTurn&>(self);
+            return view_of(turn.rows.received.data(), {turn.rows.slot_offsets.size() - 1, turn.rows.recv.size()}, self);
+          },
+          "int64 [slots, ranks], rows that each slot computes for each rank.")
+      .def_prop_ro(
+          "blocks", &blocks_of,
+          R"((expert, rank, rows), by expert: the first rows that this rank has for the expert go to the rank of its first block,
+those that follow to the rank of its next.)")
       .def_prop_ro("rows_sent", [](const RankTurn& t) { return t.rows.sent; })
       .def_prop_ro(
           "copies", [](const RankTurn& t) { return list_of(t.of->turns.arriving(t.id)); },

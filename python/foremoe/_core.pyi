@@ -550,6 +550,17 @@ class RankTurn:
         """int64 [slots + 1], first computed row of each slot."""
 
     @property
+    def received(self) -> Annotated[NDArray[numpy.int64], dict(writable=False)]:
+        """int64 [slots, ranks], rows that each slot computes for each rank."""
+
+    @property
+    def blocks(self) -> list[tuple[int, int, int]]:
+        """
+        (expert, rank, rows), by expert: the first rows that this rank has for the expert go to the rank of its first block,
+        those that follow to the rank of its next.
+        """
+
+    @property
     def rows_sent(self) -> int: ...
     @property
     def copies(self) -> list[Copy]:

@@ -44,6 +44,15 @@ def test_rows_that_travel_by_the_turns_reach_the_slot_of_their_expert(residency:
             np.testing.assert_array_equal(np.diff(turn.slot_offsets), plan.slot_tokens[event, layer, r])
             expected = np.repeat(plan.slot_expert[event, layer, r], plan.slot_tokens[event, layer, r])
             np.testing.assert_array_equal(computed, expected)
+            for source in range(load.num_ranks):
+                came = [np.count_nonzero(sent[source][r] == expert) for expert in plan.slot_expert[event, layer, r]]
+                np.testing.assert_array_equal(turn.received[:, source], came)
+            of_rank = np.full(len(rows[r]), -1)  # where each row goes
+            of_rank[orders[r]] = np.repeat(np.arange(load.num_ranks), turn.send)
+            for expert in range(load.num_experts):
+                to = [np.full(count, rank) for of, rank, count in turn.blocks if of == expert]
+                goes = of_rank[rows[r][:, 0] == expert]
+                np.testing.assert_array_equal(goes, np.concatenate([goes[:0], *to]))
 
 
 def test_turns_are_found_by_their_place_and_by_number(load: foremoe.Load) -> None:

@@ -31,7 +31,7 @@ void lay_out_sent(std::span<const Shipment> shipments, std::size_t num_ranks, Ra
   expect_numbered(rows.sent);
   rows.blocks.clear();
   for (const Shipment& s : shipments) {
-    rows.blocks.push_back({s.expert, ws.next[s.replica.index()], s.rows.value});
+    rows.blocks.push_back({s.expert, s.replica, ws.next[s.replica.index()], s.rows.value});
     ws.next[s.replica.index()] += s.rows.value;
   }
 }
@@ -45,30 +45,30 @@ void lay_out_received(std::span<const Shipment> shipments, std::span<const Exper
   }
   rows.recv.assign(num_ranks, 0);
   rows.slot_offsets.assign(slots.size() + 1, 0);
-  ws.received.assign(slots.size() * num_ranks, 0);
+  rows.received.assign(slots.size() * num_ranks, 0);
   for (const Shipment& s : shipments) {
     const auto slot = static_cast<std::size_t>(ws.slot_of[s.expert.index()]);
-    ws.received[slot * num_ranks + s.source.index()] += s.rows.value;
+    rows.received[slot * num_ranks + s.source.index()] += s.rows.value;
     rows.recv[s.source.index()] += s.rows.value;
     rows.slot_offsets[slot + 1] += s.rows.value;
   }
   std::partial_sum(rows.slot_offsets.begin(), rows.slot_offsets.end(), rows.slot_offsets.begin());
 
-  ws.first.resize(ws.received.size());
+  ws.first.resize(rows.received.size());
   std::int64_t row = 0;
   for (std::size_t source = 0; source < num_ranks; ++source) {
     for (const std::int32_t slot : ws.slot_of) {  // experts ascending
       if (slot < 0) continue;
       const std::size_t at = static_cast<std::size_t>(slot) * num_ranks + source;
       ws.first[at] = row;
-      row += ws.received[at];
+      row += rows.received[at];
     }
   }
   expect_numbered(row);
   rows.to_slots.resize(static_cast<std::size_t>(row));
   auto next = rows.to_slots.begin();
-  for (std::size_t at = 0; at < ws.received.size(); ++at) {
-    const auto end = next + ws.received[at];
+  for (std::size_t at = 0; at < rows.received.size(); ++at) {
+    const auto end = next + rows.received[at];
     std::iota(next, end, static_cast<std::int32_t>(ws.first[at]));
     next = end;
   }

@@ -22,11 +22,13 @@ struct RankDispatch {
   std::vector<std::int64_t> recv;      // [rank], rows from that rank
   std::vector<std::int32_t> to_slots;  // [computed row], the received row that lies there
   std::vector<std::int64_t>
-      slot_offsets;  // [slots + 1], first computed row of each slot; the last is how many there are
+      slot_offsets;                    // [slots + 1], first computed row of each slot; the last is how many there are
+  std::vector<std::int64_t> received;  // [slot][source], rows
 
   // Blocks of sent rows, each for one replica of one expert: by expert, then in the order in which its rows fill them.
   struct Block {
     ExpertId expert;
+    RankId to;
     std::int64_t first = 0;  // sent row
     std::int64_t rows = 0;
   };
@@ -40,11 +42,10 @@ struct RankDispatch {
 struct RankDispatchWorkspace {
   RouteWorkspace route;
   RoutedRank routed;
-  std::vector<std::int64_t> received;  // [slot][source], rows
-  std::vector<std::int64_t> first;     // [slot][source], first received row
-  std::vector<std::int64_t> next;      // [rank], next sent row; [expert], rows that its current block still takes
-  std::vector<std::size_t> block;      // [expert], the block that its next row joins
-  std::vector<std::int32_t> slot_of;   // [expert], of this rank; −1: none
+  std::vector<std::int64_t> first;    // [slot][source], first received row
+  std::vector<std::int64_t> next;     // [rank], next sent row; [expert], rows that its current block still takes
+  std::vector<std::size_t> block;     // [expert], the block that its next row joins
+  std::vector<std::int32_t> slot_of;  // [expert], of this rank; −1: none
 };
 
 // Throws InputError, field `slot_tokens`, where the quotas of an expert are not its load.

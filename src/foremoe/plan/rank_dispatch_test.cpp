@@ -111,7 +111,19 @@ TEST_P(RankDispatchOfRandomPlans, LieAsTheHeaderSays) {
         EXPECT_EQ(rows.to_slots, to_slots);
         for (int s = 0; s < plan.num_slots(); ++s) {
           EXPECT_EQ(rows.slot_offsets[s + 1] - rows.slot_offsets[s], plan.slot_tokens(t, t % 2, r, s).value);
+          for (int q = 0; q < kShape.ranks; ++q) {
+            const auto from_there = [&](const Row& x) { return x.slot == s && x.source == q; };
+            EXPECT_EQ(rows.received[s * kShape.ranks + q], std::ranges::count_if(received, from_there));
+          }
         }
+        std::ranges::sort(sent, {}, [](const Row& x) { return std::tuple(x.expert, x.row); });
+        auto next = sent.begin();
+        for (const RankDispatch::Block& b : rows.blocks) {
+          for (std::int64_t i = 0; i < b.rows; ++i, ++next) {
+            EXPECT_EQ(std::tuple(next->expert, next->replica), std::tuple(b.expert.value, b.to.value));
+          }
+        }
+        EXPECT_TRUE(next == sent.end());
       }
     }
   }
