@@ -36,8 +36,10 @@ class Guests:
         guest_slots: int,
         shared: bool,
         host: Callable[[], HostPath | None],
+        gradient_type: torch.dtype | None = None,
     ):
-        """host: makes the host path, when there is room for guests; None where no copy comes by it."""
+        """host: makes the host path, when there is room for guests; None where no copy comes by it.
+        gradient_type: in which gradients go home and are summed; None: that of the weights."""
         self._turns = turns
         self._group = group
         self._layers = layers
@@ -51,7 +53,9 @@ class Guests:
         # On their way since a turn, kept until they are through: what this rank sent, and gradients that come home.
         self._sent: collections.deque[tuple[int, Any, Tensor]] = collections.deque()
         self._returns: collections.deque[tuple[int, Any, int, int, str, Tensor]] = collections.deque()
-        self._home: dict[tuple[int, int, str], Tensor] = {}  # (layer, home slot, name): what guests' gradients sum to
+        # [layer]: what guests' gradients that came home sum to, by (home slot, name).
+        self._home: list[dict[tuple[int, str], Tensor]] = [{} for _ in layers]
+        self._gradient_type = gradient_type
         self._buffers = self._allocate()
         self._gradients: dict[tuple[int, str], Tensor] = {}
         self._peer_copies = 0
@@ -171,7 +175,7 @@ class Guests:
                     gradient = self._take_gradient(layer, name, g.slot - self._own)
                     operations.append(dist.P2POp(dist.isend, gradient, group=self._group, group_peer=g.home))
                 else:
-                    gradient = torch.empty_like(self._first_expert(layer, name))
+                    gradient = self._new_gradient(layer, name)
                     operations.append(dist.P2POp(dist.irecv, gradient, group=self._group, group_peer=g.guest))
         at = iter(zip(start_point_to_point(operations), operations, strict=True))
         for g in returns:
@@ -188,23 +192,36 @@ class Guests:
         """Of a guest that leaves; zeros where all of its turns ran at homes."""
         held = self._gradients.get((layer, name))
         if held is None:
-            return torch.zeros_like(self._first_expert(layer, name), memory_format=torch.contiguous_format)
+            return self._new_gradient(layer, name).zero_()
         gradient = held[slot].clone(memory_format=torch.contiguous_format)
         held[slot].zero_()
         return gradient
 
-    def _first_expert(self, layer: int, name: str) -> Tensor:
-        return local(self._weights[layer][name].detach())[0]
+    def _new_gradient(self, layer: int, name: str) -> Tensor:
+        """Of one expert."""
+        weight = local(self._weights[layer][name].detach())
+        return weight.new_empty(weight.shape[1:], dtype=self._gradient_type)
 
     def _take_first_return(self) -> None:
         """Gradients of one expert are summed in the order of the plan, whenever they arrive."""
         _, work, layer, home, name, gradient = self._returns.popleft()
         work.wait()
-        held = self._home.get((layer, home, name))
+        held = self._home[layer].get((home, name))
         if held is None:
-            self._home[layer, home, name] = gradient
+            self._home[layer][home, name] = gradient
         else:
             held += gradient
+
+    def bring_home(self, layer: int) -> None:
+        """Brings the gradients of a layer home that are still away, and waits for all that are on their way."""
+        self._send_home(len(self._turns), layer, self._turns.draining(layer))
+        while self._returns:
+            self._take_first_return()
+
+    def take_home(self, layer: int) -> dict[tuple[int, str], Tensor]:
+        """What gradients sum to that came home to a layer, by (home slot, name); from now on they are the caller's."""
+        taken, self._home[layer] = self._home[layer], {}
+        return taken
 
     @torch.no_grad()
     def drain(self) -> None:
@@ -213,15 +230,16 @@ class Guests:
             self._send_home(len(self._turns), layer, self._turns.draining(layer))
         while self._returns:
             self._take_first_return()
-        for (layer, home, name), gradient in self._home.items():
-            weight = self._weights[layer][name]
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            local(weight.grad)[home] += gradient
-        self._home.clear()
+        for layer, weights in enumerate(self._weights):
+            for (home, name), gradient in self.take_home(layer).items():
+                weight = weights[name]
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                local(weight.grad)[home] += gradient
 
     def finish(self) -> None:
         """Until nobody reads this rank's weights and gradients any more; then lets all memory go."""
+        assert not self._arriving, "a copy has arrived that no turn waited for"
         for _, work, _ in self._sent:
             work.wait()
         self._sent.clear()
