@@ -1,0 +1,168 @@
+"""Megatron-LM's dispatchers with slots in the place of experts.
+
+A planned dispatcher is Megatron's own, made for homes + G slots a rank. It is told which slot serves each row
+(dispatch_preprocess), the all-to-all one also all sizes (preprocess), and it computes the rows of guest slots beside
+those of homes (dispatch_postprocess, combine_preprocess). Router and layer go on counting experts, so auxiliary losses,
+expert bias and statistics stay as they are.
+
+The first node of the layer's backward pass fetches guests, and the last sends their gradients home. That must be inside
+backward: DistributedDataParallel with overlap_grad_reduce reduces a bucket as soon as its gradients are there, and what
+is added afterwards is lost without a word. The last node is the identity on the layer's input, and has the home weights
+as inputs too: so autograd keeps their gradients, and with them DistributedDataParallel's hooks, waiting for it.
+
+Imports megatron-core: it is imported by attach().
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol
+
+import torch
+from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher, MoEAlltoAllTokenDispatcher
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .experts import MoE
+
+
+class LayerTurn(Protocol):
+    """One layer of one micro-step, as it is executed."""
+
+    send: list[int]  # [ranks], rows
+    recv: list[int]  # [ranks], rows
+    received: Tensor  # int64 [ranks, slots], rows of each rank for each slot of this one; on the host
+    tokens: Tensor  # int64 [slots], rows of each slot of this rank; on the host
+    homes: int  # slots
+    home_rows: int
+
+    def to_slots(self, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """bool [tokens, experts], [tokens, experts] → bool [tokens, slots of all ranks], [tokens, slots]."""
+
+    def wait_for_guests(self) -> None:
+        """Also where no row is theirs: a later turn may find them without a wait of its own."""
+
+    def run_guests(self, rows: Tensor, probs: Tensor) -> Tensor: ...
+
+    def computed(self, rows: int) -> None:
+        """How many rows this rank computes."""
+
+    def forward_ran(self) -> None: ...
+
+    def backward_begins(self) -> None: ...
+
+    def backward_ends(self) -> list[Tensor | None]:
+        """Gradients that came home, for each of the layer's own parameters that are trained."""
+
+
+class Turns(Protocol):
+    """The step that runs."""
+
+    def turn_of(self, layer: int) -> LayerTurn:
+        """The turn of the forward that begins."""
+
+
+class _BackwardBegins(torch.autograd.Function):
+    """The identity on the layer's output."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, turn: LayerTurn) -> Tensor:
+        ctx.turn = turn
+        return output.view_as(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.turn.backward_begins()
+        return grads[0], None
+
+
+class _GradientsHome(torch.autograd.Function):
+    """The identity on the layer's input, with the home weights as further inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, turn: LayerTurn, *own: Tensor) -> Tensor:
+        ctx.turn = turn
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None, *ctx.turn.backward_ends()
+
+
+class _Planned:
+    """What the planned dispatchers have in common. Comes before Megatron's class."""
+
+    step: Turns  # set while one runs
+    moe: MoE
+    index: int  # of the layer
+
+    def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> Any:
+        turn = self._turn = self.step.turn_of(self.index)
+        if torch.is_grad_enabled():
+            hidden_states = _GradientsHome.apply(hidden_states, turn, *self.moe.parameters())
+        routing_map, probs = turn.to_slots(routing_map, probs)
+        return super().dispatch_preprocess(hidden_states, routing_map, probs)  # type: ignore[misc]
+
+    def dispatch_postprocess(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        rows, _, probs = super().dispatch_postprocess(*args)  # type: ignore[misc]
+        turn, homes = self._turn, self._turn.home_rows
+        turn.computed(rows.shape[0])
+        self._of_guests = rows[homes:], probs[homes:]
+        return rows[:homes], turn.tokens[: turn.homes], probs[:homes]
+
+    def combine_preprocess(self, hidden_states: Tensor) -> Any:
+        rows, probs = self._of_guests
+        self._turn.wait_for_guests()
+        if rows.shape[0]:
+            hidden_states = torch.cat([hidden_states, self._turn.run_guests(rows, probs)])
+        del self._of_guests
+        return super().combine_preprocess(hidden_states)  # type: ignore[misc]
+
+    def combine_postprocess(self, *args: Any) -> Tensor:
+        output: Tensor = super().combine_postprocess(*args)  # type: ignore[misc]
+        turn = self._turn
+        del self._turn
+        turn.forward_ran()
+        return _BackwardBegins.apply(output, turn) if torch.is_grad_enabled() else output
+
+
+class _PlannedAllGather(_Planned, MoEAllGatherTokenDispatcher):
+    """It gathers all rows, so it needs no sizes. Its own code still brings the rows of each expert to the host."""
+
+
+class _PlannedAllToAll(_Planned, MoEAlltoAllTokenDispatcher):
+    """All sizes come from the plan: no exchange of counts, no wait for the device."""
+
+    def preprocess(self, routing_map: Tensor) -> Tensor:
+        turn = self._turn
+        self.num_out_tokens = sum(turn.send)
+        self.input_splits = turn.send
+        self.output_splits = turn.recv
+        self.num_global_tokens_per_local_expert = turn.received
+        if self.config.moe_permute_fusion and turn.received.device != routing_map.device:  # never run
+            self.num_global_tokens_per_local_expert = turn.received.pin_memory().to(
+                routing_map.device, non_blocking=True
+            )
+        return turn.tokens
+
+    def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: Any = None) -> Any:
+        return tokens_per_expert  # all of it is on the host
+
+
+_DISPATCHERS: dict[str, Any] = {"allgather": _PlannedAllGather, "alltoall": _PlannedAllToAll}
+
+
+def planned_dispatcher(moe: MoE, index: int, guest_slots: int, groups: Any) -> Any:
+    """A dispatcher of the layer's kind, for its homes and this many guest slots on every rank."""
+    layer = moe.layer
+    slots = layer.num_local_experts + guest_slots
+    config = copy.copy(layer.config)  # not deepcopy: it may hold groups
+    config.num_moe_experts = slots * groups.ep.size()
+    rank = groups.ep.rank()
+    made = _DISPATCHERS[config.moe_token_dispatcher_type](
+        slots, list(range(rank * slots, (rank + 1) * slots)), config=config, pg_collection=groups
+    )
+    made.moe, made.index = moe, index
+    return made

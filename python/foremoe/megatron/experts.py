@@ -1,0 +1,178 @@
+"""Experts of Megatron-LM's layers as foremoe.torch's engine sees them, and guests beside them.
+
+foremoe.torch's ExpertLayer computes rows by a function of weights [experts, …]. Megatron's experts are modules with one
+parameter per expert, which DistributedDataParallel and the distributed optimizer move into buffers of their own, and
+which multiply by the router's probabilities inside. So a layer here offers of that protocol what copies need: its
+weights by name, each a stack of parameters that lie anywhere. Guests are computed by a module of the layer's own kind,
+built from its own submodules with as many experts as there are guest slots. No module holds it: DDP, the optimizer,
+checkpoints and weight sync never see it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import foremoe
+
+SEQUENTIAL, GROUPED = "SequentialMLP", "TEGroupedMLP"
+
+
+def own_weights(experts: Any, name: str) -> dict[str, list[torch.nn.Parameter]]:
+    """The parameters of a module of experts, by name, [expert]."""
+    kind = type(experts).__name__
+    if kind == SEQUENTIAL:
+        of_experts = [dict(expert.named_parameters()) for expert in experts.local_experts]
+        return {of: [parameters[of] for parameters in of_experts] for of in of_experts[0]}
+    if kind != GROUPED:
+        raise foremoe.InputError(
+            f"model_chunks: the experts of {name} are {kind}; expected {SEQUENTIAL} or {GROUPED}", field="model_chunks"
+        )
+    found: dict[str, dict[int, torch.nn.Parameter]] = {}
+    for full, parameter in experts.named_parameters():  # linear_fc1.weight0, …
+        of = full.rstrip("0123456789")
+        found.setdefault(of, {})[int(full[len(of) :] or -1)] = parameter
+    count = experts.num_local_experts
+    for of, parameters in found.items():
+        if set(parameters) != set(range(count)):
+            raise foremoe.InputError(
+                f"model_chunks: {name} has no {of} of its own for each expert; moe_single_grouped_weight must be False",
+                field="model_chunks",
+            )
+    return {of: [parameters[i] for i in range(count)] for of, parameters in found.items()}
+
+
+class Stack:
+    """Parameters of one name, one per expert: to the engine one tensor [experts, …]."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self.parameters = parameters
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.parameters), *self.parameters[0].shape))
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.parameters[0].requires_grad
+
+    @property
+    def _version(self) -> int:
+        return sum(p._version for p in self.parameters)
+
+    def detach(self) -> Stack:
+        return self
+
+    def new_empty(self, *size: Any, **options: Any) -> Tensor:
+        return self.parameters[0].detach().new_empty(*size, **options)
+
+    def __getitem__(self, expert: int) -> Tensor:
+        return self.parameters[expert].detach()
+
+
+class MoE:
+    """One MoE layer: what foremoe.torch.Guests asks of an ExpertLayer."""
+
+    def __init__(self, layer: Any, name: str) -> None:
+        self.layer = layer
+        self.name = name
+        self.num_experts = int(layer.config.num_moe_experts)
+        self.top_k = int(layer.config.moe_router_topk)
+        self.hidden_size = int(layer.config.hidden_size)
+        self.own = own_weights(layer.experts, name)
+        self._stacks = {of: Stack(parameters) for of, parameters in self.own.items()}
+
+    def weights(self) -> dict[str, Any]:
+        return dict(self._stacks)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """This rank's that are trained, by name, then expert."""
+        return [p for parameters in self.own.values() for p in parameters if p.requires_grad]
+
+    def expert_bytes(self) -> int:
+        return sum(of[0].numel() * of[0].element_size() for of in self.own.values())
+
+
+def gradient_type(layers: Sequence[MoE]) -> torch.dtype:
+    """In which gradients are summed over micro-batches: that of main_grad, where Megatron's DDP made one."""
+    types = {getattr(p, "main_grad", p).dtype for layer in layers for p in layer.parameters()}
+    if len(types) > 1:
+        names = ", ".join(sorted(map(str, types)))
+        raise foremoe.InputError(f"model_chunks: gradients of experts are summed in {names}", field="model_chunks")
+    return types.pop() if types else torch.float32
+
+
+class GuestExperts:
+    """The guests of one layer on this rank. Their weights lie in the engine's buffers."""
+
+    def __init__(self, of: MoE, slots: int, groups: Any) -> None:
+        self.module = _build(of.layer, slots, groups)
+        self._own = of
+        self._parameters = own_weights(self.module, of.name)
+        self._sums: dict[str, Tensor] = {}  # of gradients, by name [slots, …]
+        self.release()
+
+    def point_at(self, buffers: dict[str, Tensor], gradients: torch.dtype | None) -> dict[str, Tensor]:
+        """From now on weights are those of the buffers, by name [slots, …], and gradients are summed in that type; None
+        where there is no backward pass. Returns the sums, by name [slots, …]."""
+        for name, parameters in self._parameters.items():
+            trained = gradients is not None and self._own.own[name][0].requires_grad
+            if trained:
+                self._sums[name] = torch.zeros_like(buffers[name], dtype=gradients)
+            for slot, parameter in enumerate(parameters):
+                parameter.requires_grad_(trained)
+                parameter.data = buffers[name][slot]
+                if trained:  # where weight gradients are fused, the kernel adds to it
+                    parameter.main_grad = self._sums[name][slot]  # type: ignore[attr-defined]
+                    parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+        return self._sums
+
+    def release(self) -> None:
+        """Lets the memory go."""
+        self._sums = {}
+        for parameters in self._parameters.values():
+            for parameter in parameters:
+                parameter.data = parameter.data.new_empty(0)
+                parameter.grad = None
+                parameter.main_grad = None  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def sum_gradients(self) -> None:
+        """Adds what the backward pass of a micro-batch found, as the hook of DistributedDataParallel does for homes."""
+        for name, sums in self._sums.items():
+            for slot, parameter in enumerate(self._parameters[name]):
+                if parameter.grad is not None and not parameter.grad_added_to_main_grad:  # type: ignore[attr-defined]
+                    sums[slot] += parameter.grad
+                parameter.grad = None
+                parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+
+    def __call__(self, rows: Tensor, tokens: Tensor, probs: Tensor) -> Tensor:
+        """rows: [rows, hidden], those of a slot side by side. tokens: int64 [slots], on the host. probs: [rows]."""
+        if self.module.training != self._own.layer.experts.training:
+            self.module.train(self._own.layer.experts.training)
+        computed, bias = self.module(rows, tokens, probs)
+        assert bias is None
+        return computed  # type: ignore[no-any-return]
+
+
+def _build(layer: Any, slots: int, groups: Any) -> torch.nn.Module:
+    """Experts of the layer's own kind. Draws no random numbers: weights are copied before they are read."""
+    from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+
+    config = copy.copy(layer.config)  # not deepcopy: it may hold groups
+    config.perform_initialization = False
+    config.init_method = config.output_layer_init_method = _leave
+    builder = layer.submodules.experts
+    if isinstance(builder, (ModuleSpec, type)):  # as in 0.16
+        built: torch.nn.Module = build_module(builder, slots, config, pg_collection=groups)
+    else:
+        built = builder(slots, config, pg_collection=groups)
+    return built
+
+
+def _leave(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,122 @@
+"""Shadow mode: what balancing would give, told by a step's own routes; nothing of the model is changed.
+
+A hook on each router counts on the device how many rows chose each expert. When a micro-batch has passed the last MoE
+layer of a model chunk, its counts begin their way to the host; nobody waits for them. After the step a thread gathers
+the counts [micro_steps, layers, experts] of all ranks, once, over a gloo group of its own, and plans.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import foremoe
+
+from .groups import group_like
+from .metrics import figures
+
+if TYPE_CHECKING:
+    from .replicas import Replicas
+
+PENDING = 2  # steps that may wait to be planned; the step after that waits for the first of them
+_log = logging.getLogger("foremoe")
+
+
+class Shadow:
+    """Counts and plans beside a model that runs as it is."""
+
+    def __init__(self, replicas: Replicas, chunks: Sequence[Sequence[Any]], config: Any) -> None:
+        """chunks: the MoE layers of each model chunk. Collective."""
+        from megatron.core import parallel_state
+
+        self._replicas = replicas
+        # This stage's backward of a micro-batch comes after that many forwards of later ones, and its own.
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        self._in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
+        self._group = group_like(replicas.group, "gloo", "cpu")
+        self._open = False
+        self._of_micro_batch: list[Tensor] = [torch.empty(0)] * len(chunks)  # int32 [layers of chunk, experts]
+        self._counted: list[list[Tensor]] = [[] for _ in chunks]  # [chunk][micro-batch], on the host or on their way
+        self._hooks = [
+            layer.router.register_forward_hook(self._hook(chunk, position, len(layers)))
+            for chunk, layers in enumerate(chunks)
+            for position, layer in enumerate(layers)
+        ]
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-shadow")
+        self._pending: collections.deque[Future[None]] = collections.deque()
+        self._metrics: dict[str, float] = {}
+
+    def _hook(self, chunk: int, position: int, layers: int) -> Callable[[Any, Any, Any], None]:
+        def count(module: Any, inputs: Any, output: Any) -> None:
+            # Inside a backward pass it is the recomputation of a checkpoint.
+            if not self._open or torch._C._current_graph_task_id() >= 0:
+                return
+            routing_map: Tensor = output[1]  # bool [tokens, experts]
+            if position == 0:
+                self._of_micro_batch[chunk] = torch.empty(
+                    layers, self._replicas.num_experts, dtype=torch.int32, device=routing_map.device
+                )
+            rows = self._of_micro_batch[chunk]
+            torch.sum(routing_map, 0, dtype=torch.int32, out=rows[position])
+            if position == layers - 1:
+                on_host = torch.empty_like(rows, device="cpu", pin_memory=rows.is_cuda)
+                self._counted[chunk].append(on_host.copy_(rows, non_blocking=True))
+
+        return count
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Counts what runs inside; then plans in the background."""
+        self._counted = [[] for _ in self._counted]
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+        copied: Any = torch.cuda.Event() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+        if copied is not None:
+            copied.record()
+        while len(self._pending) >= PENDING:
+            self._pending.popleft().result()
+        self._pending.append(self._pool.submit(self._evaluate, self._counted, copied))
+
+    def _evaluate(self, counted: list[list[Tensor]], copied: Any) -> None:
+        try:
+            if copied is not None:
+                copied.synchronize()
+            self._metrics = self._planned(counted)
+        except Exception:
+            self._metrics = {}
+            _log.exception("shadow: this step was not planned")
+            return
+        if self._replicas.rank == 0:
+            _log.info("shadow: %s", ", ".join(f"{k.split('/')[1]} {v:.4g}" for k, v in self._metrics.items()))
+
+    def _planned(self, counted: list[list[Tensor]]) -> dict[str, float]:
+        replicas = self._replicas
+        own = torch.cat([torch.stack(of_chunk) for of_chunk in counted if of_chunk], 1).long()
+        parts = [torch.empty_like(own) for _ in range(replicas.num_ranks)]
+        dist.all_gather(parts, own, group=self._group)
+        load = replicas.load_of(np.ascontiguousarray(torch.stack(parts, 2).numpy()))
+        plan = replicas.start_plan(load, in_flight=min(self._in_flight, load.num_micro_steps)).finish()
+        copies = foremoe.figures(plan, load)["copies"] / load.num_ranks
+        return {**figures(load, plan), "foremoe/copies": float(copies)}
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last step that was planned."""
+        return self._metrics
+
+    def close(self) -> None:
+        """Removes the hooks, after all steps have been planned."""
+        for hook in self._hooks:
+            hook.remove()
+        self._pool.shutdown(wait=True)

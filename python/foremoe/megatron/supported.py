@@ -1,0 +1,108 @@
+"""Which versions and configurations of Megatron-LM foremoe.megatron serves; all others are refused by name.
+
+Every name of Megatron-LM that is used is read here or in experts.py, dispatch.py and shadow.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import foremoe
+
+FIRST, LAST = (0, 16), (0, 19)
+DISPATCHERS = ("allgather", "alltoall")
+
+# Fields of TransformerConfig: what they may be, and why no more. One that a version does not have may be anything.
+_MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "pipeline_model_parallel_size": ((1,), "planned micro-steps run one after the other; mode='shadow' serves it"),
+    "virtual_pipeline_model_parallel_size": ((None, 1), "mode='shadow' serves it"),
+    "expert_tensor_parallel_size": ((None, 1), "an expert must lie on one rank"),
+    "expert_gtp_weight_remat_size": ((None, 1), "a parameter is then a part of an expert"),
+    "moe_expert_capacity_factor": ((None,), "rows are dropped by expert"),
+    "moe_pad_expert_input_to_capacity": ((None, False), "rows are padded by expert"),
+    "moe_router_padding_for_quantization": ((None, False), "rows are padded by expert"),
+    "moe_router_padding_for_fp8": ((None, False), "rows are padded by expert"),
+    "moe_latent_size": ((None,), "experts are then of another width than the layer"),
+    "moe_shared_expert_overlap": ((None, False), "the dispatcher runs the shared experts then"),
+    "moe_single_grouped_weight": ((None, False), "all experts of a rank are one parameter then"),
+    "moe_single_grouped_bias": ((None, False), "all experts of a rank are one parameter then"),
+    "moe_paged_stash": ((None, False), "activations of guests are not stashed"),
+    "use_transformer_engine_op_fuser": ((None, False), "the experts' forward is replaced then"),
+    "transformer_impl": ((None, "local", "transformer_engine"), "it is for inference"),
+    "fp8": ((None, False), "guests would be quantised anew for each copy"),
+    "fp4": ((None, False), "guests would be quantised anew for each copy"),
+    "cuda_graph_impl": ((None, "none"), "a graph replays sizes that the plan changes"),
+    "enable_cuda_graph": ((None, False), "a graph replays sizes that the plan changes"),
+    "external_cuda_graph": ((None, False), "a graph replays sizes that the plan changes"),
+    "overlap_moe_expert_parallel_comm": ((None, False), "passes of two micro-batches run at once"),
+    "delay_wgrad_compute": ((None, False), "gradients of guests would come after they went home"),
+    "overlap_dispatch_backward_with_experts_wgrad": ((None, False), "gradients of guests would come too late"),
+    "fine_grained_activation_offloading": ((None, False), "activations of guests are not offloaded"),
+    "cpu_offloading": ((None, False), "activations of guests are not offloaded"),
+    "mtp_num_layers": ((None, 0), "these layers' routes are not replayed"),
+}
+_MUST_BE_IN_SHADOW = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph", "transformer_impl")
+
+
+def expect_version() -> None:
+    """Raises ImportError where megatron-core is missing or of another version."""
+    try:
+        import megatron.core
+    except ImportError as error:
+        raise ImportError(
+            f"foremoe.megatron needs megatron-core {_spelled(FIRST)} to {_spelled(LAST)} to attach to a model: {error}"
+        ) from error
+    version = str(megatron.core.__version__)
+    numbers = tuple(int(part) if part.isdigit() else -1 for part in version.split(".")[:2])
+    if not FIRST <= numbers <= LAST:
+        raise ImportError(f"foremoe.megatron needs megatron-core {_spelled(FIRST)} to {_spelled(LAST)}, not {version}")
+
+
+def _spelled(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
+    """(name, layer) of the MoE layers of a model chunk, in its order, wrapped as it is."""
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+
+    return [(name, module) for name, module in chunk.named_modules() if isinstance(module, MoELayer)]
+
+
+def expect_supported(chunks: Iterable[Any], layers: list[tuple[str, Any]], mode: str) -> None:
+    """Raises InputError that names the configuration's field, its value and what it must be."""
+    if not layers:
+        raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
+    for name, layer in layers:
+        _expect_config(layer.config, name, mode)
+        if mode == "active" and layer.config.moe_token_dispatcher_type not in DISPATCHERS:
+            kind = layer.config.moe_token_dispatcher_type
+            raise foremoe.InputError(
+                f"moe_token_dispatcher_type: '{kind}' of {name}; expected {' or '.join(DISPATCHERS)}, or mode='shadow'",
+                field="moe_token_dispatcher_type",
+            )
+    if mode == "active":
+        for i, chunk in enumerate(chunks):
+            for module in chunk.modules():
+                if type(module).__name__ in (
+                    "FullyShardedDataParallel",
+                    "MegatronFSDP",
+                    "TorchFullyShardedDataParallel",
+                ):
+                    raise foremoe.InputError(
+                        f"model_chunks[{i}]: is sharded by {type(module).__name__}; expected Megatron's "
+                        "DistributedDataParallel, or none",
+                        field="model_chunks",
+                        index=f"[{i}]",
+                    )
+
+
+def _expect_config(config: Any, name: str, mode: str) -> None:
+    for field, (allowed, reason) in _MUST_BE.items():
+        if mode == "shadow" and field not in _MUST_BE_IN_SHADOW:
+            continue
+        value = getattr(config, field, None)
+        if value not in allowed:
+            expected = " or ".join(repr(a) for a in allowed if a is not None) or "None"
+            raise foremoe.InputError(f"{field}: {value!r} of {name}; expected {expected}, since {reason}", field=field)

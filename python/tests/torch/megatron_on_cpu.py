@@ -1,0 +1,97 @@
+"""What megatron-core lacks to run MoE layers on CPU, and a counter of its waits for the device. For tests alone.
+
+Megatron-LM asks CUDA for devices, streams, events and random states where there is none; here they are stubs. A tensor
+that would lie on the device is an OnDevice, and so is all that is computed from it: what brings one to the host counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+COUNTS: dict[str, int] = {}
+
+
+def count(name: str) -> None:
+    COUNTS[name] = COUNTS.get(name, 0) + 1
+
+
+class _Nothing:
+    """A stream or an event. What the host would wait for is counted."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, *_: Any) -> None: ...
+
+    def wait_event(self, *_: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def record_event(self, *_: Any) -> _Nothing:
+        return self
+
+    def synchronize(self) -> None:
+        count("synchronize")
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that would lie on the device."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__index__"):
+            count("to_host")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def apply() -> None:
+    """Makes the stubs, in this process, for good."""
+    import megatron.core.tensor_parallel.random as random
+    import megatron.core.transformer.moe.moe_utils as moe_utils
+    import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
+
+    torch.cuda.current_device = lambda: "cpu"
+    torch.cuda.Stream = torch.cuda.Event = _Nothing
+    stream = _Nothing()
+    torch.cuda.current_stream = lambda *_: stream
+    torch.cuda.stream = lambda _: contextlib.nullcontext()
+
+    def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        """Its own converts tensors on CUDA alone, and all_to_all_single takes no tensors as sizes."""
+        if not torch.is_tensor(tensor):
+            return tensor
+        if isinstance(tensor, OnDevice):
+            count("to_host")
+        plain = tensor.as_subclass(torch.Tensor)
+        return plain.tolist() if as_numpy else plain
+
+    token_dispatcher.maybe_move_tensor_to_cpu = move
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 reads it without Transformer Engine too
+        moe_utils.te_general_gemm = None
+    gather = token_dispatcher.gather_from_sequence_parallel_region
+
+    def gather_counted(*args: Any, **kwargs: Any) -> Any:
+        count("all_gather")
+        return gather(*args, **kwargs)
+
+    token_dispatcher.gather_from_sequence_parallel_region = gather_counted
+    # Its schedules count tokens in a tensor on "cuda".
+    zeros = torch.zeros
+    torch.zeros = lambda *size, device=None, **of: zeros(*size, device=None if device == "cuda" else device, **of)
+    # Checkpoints keep random states of CUDA.
+    random._get_all_rng_states = lambda *_, **__: ()
+    random._set_all_rng_states = lambda *_, **__: None
+    random._fork_rng = contextlib.nullcontext
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[dict[str, int]]:
+    """What is counted inside: all_gather of the dispatchers, synchronize, to_host."""
+    COUNTS.clear()
+    yield COUNTS

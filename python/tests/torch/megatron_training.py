@@ -1,0 +1,308 @@
+"""A few MoE layers of Megatron-LM, trained on the same routes as they are and under a plan: what its tests share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+import megatron_on_cpu  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+
+RANKS = 4
+EXPERTS, TOP_K, HIDDEN, FFN, TOKENS, LAYERS, MICRO_STEPS, STEPS = 8, 2, 16, 8, 48, 3, 3, 2
+LEARNING_RATE = 0.05
+
+
+@dataclasses.dataclass
+class Case:
+    """A way of training."""
+
+    ep: int = 4
+    dispatcher: str = "alltoall"
+    ddp: dict[str, Any] | None = None  # arguments of DistributedDataParallelConfig; None: without it
+    recompute: str = ""  # "moe": of each MoE layer; "all": one checkpoint of the whole model
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    dtype: Any = torch.float64
+
+
+def begin_groups(ep: int) -> None:
+    """Expert-parallel groups of that many ranks; those before are gone."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(expert_model_parallel_size=ep)
+
+
+def make_config(case: Case, **more: Any) -> Any:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    recompute = {"recompute_granularity": "selective", "recompute_modules": ["moe"]} if case.recompute == "moe" else {}
+    return TransformerConfig(
+        **{
+            "num_layers": LAYERS,
+            "hidden_size": HIDDEN,
+            "num_attention_heads": 2,
+            "num_moe_experts": EXPERTS,
+            "moe_router_topk": TOP_K,
+            "moe_ffn_hidden_size": FFN,
+            "ffn_hidden_size": FFN,
+            "expert_model_parallel_size": case.ep,
+            "moe_token_dispatcher_type": case.dispatcher,
+            "use_cpu_initialization": True,
+            "add_bias_linear": False,
+            "gated_linear_unit": True,
+            "activation_func": torch.nn.functional.silu,
+            "bias_activation_fusion": False,
+            "moe_router_load_balancing_type": "none",
+            "moe_enable_routing_replay": True,
+            "params_dtype": case.dtype,
+            "moe_router_dtype": "fp64",
+            **recompute,
+            **case.config,
+            **more,
+        }
+    )
+
+
+def make_net(config: Any, layers: int = LAYERS) -> Any:
+    """x + MoE(tanh(linear(x))), a few times. An expert's weights are the same wherever it lies."""
+    from megatron.core.enums import ModelType
+    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+
+    class Net(MegatronModule):
+        def __init__(self) -> None:
+            super().__init__(config)
+            self.model_type = ModelType.encoder_or_decoder
+            spec = get_moe_module_spec(use_te=False, num_experts=EXPERTS, moe_grouped_gemm=False)
+            build = build_module if isinstance(spec, ModuleSpec) else lambda spec, **options: spec(**options)
+            self.moe = torch.nn.ModuleList(build(spec, config=config, layer_number=i + 1) for i in range(layers))
+            self.mix = torch.nn.ModuleList(
+                torch.nn.Linear(HIDDEN, HIDDEN, dtype=config.params_dtype) for _ in range(layers)
+            )
+
+        def set_input_tensor(self, tensor: Any) -> None:
+            """Of the pipeline stage before, which there is none."""
+
+        def forward(self, x: Any) -> Any:
+            for mix, moe in zip(self.mix, self.moe, strict=True):
+                x = x + moe(torch.tanh(mix(x)))[0]
+            return x
+
+    net = Net()
+    for i, layer in enumerate(net.moe):
+        draw(net.mix[i].parameters(), 31 + i)
+        draw(layer.router.parameters(), 51 + i)
+        if layer.shared_experts is not None:
+            draw(layer.shared_experts.parameters(), 71 + i)
+        for e, expert in zip(layer.local_expert_indices, layer.experts.local_experts, strict=True):
+            draw(expert.parameters(), 100 + 20 * i + e)
+    return net
+
+
+@torch.no_grad()
+def draw(parameters: Any, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    for p in parameters:
+        p.copy_(0.3 * torch.randn(p.shape, generator=random, dtype=torch.float64))
+
+
+def wrap(case: Case, config: Any, net: Any) -> Any:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    if case.ddp is None:
+        return net
+    # Small buckets, so that some are reduced while others are still being computed.
+    options = {"grad_reduce_in_fp32": False, "bucket_size": 300, **case.ddp}
+    return DistributedDataParallel(config, DistributedDataParallelConfig(**options), net)
+
+
+def routes_of(step: int, micro_step: int, layer: int, rank: int) -> Any:
+    """int64 [tokens, top_k]. Skewed; other experts are popular in every step and micro-step."""
+    of = 100 * step + 10 * micro_step + layer
+    popular = torch.rand(EXPERTS, generator=torch.Generator().manual_seed(of)) ** 4 + 0.02
+    return torch.multinomial(
+        popular.expand(TOKENS, -1), TOP_K, generator=torch.Generator().manual_seed(1000 * rank + of)
+    )
+
+
+def counts_of(step: int, rank: int) -> Any:
+    """int64 [micro_steps, layers, experts]"""
+    return torch.stack(
+        [
+            torch.stack(
+                [torch.bincount(routes_of(step, m, i, rank).flatten(), minlength=EXPERTS) for i in range(LAYERS)]
+            )
+            for m in range(MICRO_STEPS)
+        ]
+    )
+
+
+def batch(step: int, micro_step: int, dtype: Any = torch.float64) -> Any:
+    """[tokens, 1, hidden], another one on each rank."""
+    random = torch.Generator().manual_seed(50 * (10 * step + micro_step) + dist.get_rank())
+    return torch.randn(TOKENS, 1, HIDDEN, dtype=torch.float64, generator=random).to(dtype).requires_grad_()
+
+
+def replay(net: Any, step: int, micro_step: int) -> None:
+    from megatron.core.transformer.moe.router_replay import RouterReplayAction
+
+    for i, layer in enumerate(net.moe):
+        layer.router.router_replay.set_target_indices(routes_of(step, micro_step, i, dist.get_rank()))
+        layer.router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+
+
+def forward(case: Case, model: Any, x: Any) -> Any:
+    if case.recompute != "all":
+        return model(x)
+    from megatron.core import tensor_parallel
+
+    return tensor_parallel.checkpoint(model, False, x)
+
+
+def run_step(case: Case, model: Any, net: Any, step: int) -> dict[str, Any]:
+    """Forward and backward of all micro-batches, gradients reduced: losses, gradients of inputs."""
+    losses, inputs = [], []
+    for m in range(MICRO_STEPS):
+        replay(net, step, m)
+        x = batch(step, m, case.dtype)
+        last = m == MICRO_STEPS - 1
+        with model.no_sync() if case.ddp is not None and not last else contextlib.nullcontext():
+            loss = forward(case, model, x).square().mean()
+            loss.backward()
+        losses.append(float(loss.detach()))
+        inputs.append(x.grad)
+    return {"losses": losses, "inputs": inputs}
+
+
+def gradient(p: Any) -> Any:
+    return getattr(p, "main_grad", p.grad)
+
+
+def train(
+    case: Case,
+    prepare: Callable[[Any], Any] | None = None,
+    inside: Callable[[Any, int], contextlib.AbstractContextManager[Any]] | None = None,
+    after: Callable[[Any, int], None] | None = None,
+) -> dict[str, Any]:
+    """Steps of plain descent. prepare(model) → what `inside`(that, step) makes a context of, around a step's passes.
+
+    after(that, step): before gradients are finished. Returns losses, gradients of inputs and of weights, by step.
+    """
+    from megatron.core.transformer.moe.router_replay import RouterReplay
+
+    RouterReplay.clear_global_router_replay_instances()
+    config = make_config(case)
+    net = make_net(config)
+    model = wrap(case, config, net)
+    prepared = prepare(model) if prepare is not None else None
+    found: dict[str, Any] = {"losses": [], "inputs": [], "weights": [], "rows": []}
+    for step in range(STEPS):
+        if case.ddp is not None:
+            model.zero_grad_buffer()
+        else:
+            net.zero_grad()
+        with counted_rows() as rows, inside(prepared, step) if inside is not None else contextlib.nullcontext():
+            of = run_step(case, model, net, step)
+            if after is not None:
+                after(prepared, step)
+            if case.ddp is not None:
+                model.finish_grad_sync()
+        found["losses"] += of["losses"]
+        found["inputs"] += of["inputs"]
+        found["weights"].append({name: gradient(p).clone() for name, p in net.named_parameters() if p.requires_grad})
+        found["rows"].append(sum(rows))
+        with torch.no_grad():
+            for p in net.parameters():
+                p.data -= LEARNING_RATE * gradient(p)
+    return found
+
+
+@contextlib.contextmanager
+def counted_rows() -> Iterator[list[int]]:
+    """How many rows each call of an expert of this rank computes, guests' too."""
+    from megatron.core.transformer.mlp import MLP
+
+    rows: list[int] = []
+    own = MLP.forward
+
+    def watched(self: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        rows.append(hidden.shape[0])
+        return own(self, hidden, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MLP, "forward", watched)
+        yield rows
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
+    """Largest |a − b| ÷ largest |b|, of losses, gradients of inputs and gradients of weights."""
+
+    def of(pairs: Any) -> float:
+        return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
+
+    return {
+        "loss": max(abs(a - b) / abs(b) for a, b in zip(found["losses"], expected["losses"], strict=True)),
+        "dx": of(zip(found["inputs"], expected["inputs"], strict=True)),
+        "dw": of((a[name], b[name]) for a, b in zip(found["weights"], expected["weights"], strict=True) for name in b),
+    }
+
+
+def state(net: Any) -> dict[str, Any]:
+    """What a checkpoint, an optimizer and a sync of weights see: names in order, with values."""
+    sharded = {}
+    for name, layer in net.named_modules():
+        if hasattr(layer, "token_dispatcher"):
+            for key, of in layer.sharded_state_dict(prefix=f"{name}.").items():
+                if hasattr(of, "build"):  # a factory of gated weights
+                    for i, part in enumerate(of.build() if isinstance(of.build(), list) else of.build().values()):
+                        sharded[f"{key}/{i}"] = part
+                else:
+                    sharded[key] = of
+    return {
+        "parameters": [name for name, _ in net.named_parameters()],
+        "modules": [name for name, _ in net.named_modules()],
+        "state_dict": {name: value for name, value in net.state_dict().items() if torch.is_tensor(value)},
+        "sharded": {
+            key: (of.key, tuple(of.global_shape), tuple(of.global_offset), of.replica_id)
+            for key, of in sharded.items()
+            if hasattr(of, "global_shape")
+        },
+        "sharded_data": {key: of.data for key, of in sharded.items() if torch.is_tensor(getattr(of, "data", None))},
+    }
+
+
+def is_same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    plain = ("parameters", "modules", "sharded")
+    return all(found[of] == expected[of] for of in plain) and all(
+        list(found[of]) == list(expected[of])
+        and all(torch.equal(value, expected[of][name]) for name, value in found[of].items())
+        for of in ("state_dict", "sharded_data")
+    )
+
+
+def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    megatron_on_cpu.apply()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    torch.save(work(rank), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What work(rank) returns, of each rank, in a process each."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_on_rank, (work, folder), nprocs=RANKS)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]

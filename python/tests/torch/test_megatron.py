@@ -1,0 +1,377 @@
+"""Megatron-LM's MoE layers under a plan, against the same layers as Megatron-LM runs them.
+
+One spawn of four processes runs all checks: expert parallelism of 4, and of 2 with two expert-data-parallel replicas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+import torch.distributed as dist  # noqa: E402
+from megatron_on_cpu import OnDevice, counted  # noqa: E402
+from megatron_training import (  # noqa: E402
+    LAYERS,
+    MICRO_STEPS,
+    TOKENS,
+    Case,
+    batch,
+    begin_groups,
+    counts_of,
+    differences,
+    is_same,
+    make_config,
+    make_net,
+    on_all_ranks,
+    replay,
+    state,
+    train,
+    wrap,
+)
+
+import foremoe  # noqa: E402
+import foremoe.megatron  # noqa: E402
+from foremoe.megatron import experts  # noqa: E402
+from foremoe.megatron import step as steps  # noqa: E402
+
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
+OVERLAP = {"overlap_grad_reduce": True}
+SHARDED = {"use_distributed_optimizer": True}
+CASES = {
+    "alltoall, EP 4": (Case(), {}),
+    "alltoall, EP 4, static": (Case(), {"residency": "static"}),
+    "alltoall, EP 4, no guests": (Case(), {"guest_slots": 0}),
+    "alltoall, EP 4, two guests, deep": (Case(), {"guest_slots": 2, "depth": 5}),
+    "allgather, EP 4": (Case(dispatcher="allgather"), {}),
+    "allgather, EP 2 × 2, overlap": (Case(ep=2, dispatcher="allgather", ddp=OVERLAP), {}),
+    "alltoall, EP 2 in two groups": (Case(ep=2), {}),
+    "alltoall, EP 2 × 2": (Case(ep=2, ddp={}), {}),
+    "alltoall, EP 2 × 2, overlap": (Case(ep=2, ddp=OVERLAP), {}),
+    "alltoall, EP 2 × 2, sharded": (Case(ep=2, ddp=SHARDED), {}),
+    "alltoall, EP 2 × 2, sharded, overlap": (Case(ep=2, ddp=SHARDED | OVERLAP), {}),
+    "alltoall, EP 2 × 2, parameters gathered": (Case(ep=2, ddp=SHARDED | OVERLAP | {"overlap_param_gather": True}), {}),
+    "alltoall, EP 4, layers recomputed": (Case(recompute="moe"), {}),
+    "alltoall, EP 2 × 2, all recomputed, overlap": (Case(ep=2, recompute="all", ddp=OVERLAP), {}),
+    "alltoall, EP 4, shared experts": (Case(config={"moe_shared_expert_intermediate_size": 8}), {}),
+}
+ROUNDED = {
+    "float32": (Case(dtype=torch.float32, ddp={}), {}),
+    "bfloat16, gradients in float32": (Case(dtype=torch.bfloat16, ddp=OVERLAP | {"grad_reduce_in_fp32": True}), {}),
+}
+
+
+class Planned:
+    """attach() and step() for train()."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = {"ranks_per_node": 2, **options}
+        self.before: dict[str, Any] = {}
+        self.same = True
+        self.metrics: list[dict[str, float]] = []
+        self.rows: list[int] = []
+
+    def prepare(self, model: Any) -> Any:
+        self.model = model
+        self.dispatchers = [m.token_dispatcher for m in model.modules() if hasattr(m, "token_dispatcher")]
+        before = state(model)
+        self.replicas = foremoe.megatron.attach([model], **self.options)
+        self.same &= is_same(state(model), before)
+        return self.replicas
+
+    @contextlib.contextmanager
+    def inside(self, replicas: Any, step: int) -> Any:
+        plan = replicas.plan(counts_of(step, dist.get_rank()))
+        before = state(self.model)
+        with replicas.step(plan):
+            self.same &= is_same(state(self.model), before)
+            yield
+            self.same &= is_same(state(self.model), before)
+        self.metrics.append(replicas.metrics())
+        made = plan.finish()
+        self.rows.append(int(made.slot_tokens[:, :, replicas.rank].sum()))
+
+    def detach(self) -> bool:
+        """Whether the model is as it was."""
+        before = state(self.model)
+        self.replicas.detach()
+        dispatchers = [m.token_dispatcher for m in self.model.modules() if hasattr(m, "token_dispatcher")]
+        return is_same(state(self.model), before) and all(
+            a is b for a, b in zip(dispatchers, self.dispatchers, strict=True)
+        )
+
+
+def compare(case: Case, options: dict[str, Any], **more: Any) -> dict[str, Any]:
+    expected = train(case)
+    planned = Planned(**options)
+    found = train(case, planned.prepare, planned.inside, **more)
+    result: dict[str, Any] = differences(found, expected)
+    result |= {"same": planned.same, "detached": planned.detach(), "metrics": planned.metrics}
+    return result | {"rows": found["rows"], "rows_planned": planned.rows, "rows_before": expected["rows"]}
+
+
+def count_waits(planned: bool) -> dict[str, int]:
+    """Of one micro-batch, forward and backward, through all layers: tensors would be on the device."""
+    case = Case()
+    net = make_net(make_config(case))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    plan = replicas.plan(counts_of(0, dist.get_rank())[:1])
+    for p in net.parameters():
+        p.requires_grad_()
+    replay(net, 0, 0)
+    for layer in net.moe:
+        replayed = layer.router.router_replay
+        replayed.set_target_indices(replayed.target_topk_idx.as_subclass(OnDevice))
+    x = batch(0, 0).detach().as_subclass(OnDevice).requires_grad_()
+    with replicas.step(plan) if planned else contextlib.nullcontext(), counted() as counts:
+        y = net(x)
+        y.backward(torch.ones_like(y))
+        return dict(counts)
+
+
+def shadow() -> dict[str, Any]:
+    """Counting changes nothing; what it says is what counts say."""
+    case = Case(ep=2, ddp=OVERLAP)
+    expected = train(case)
+    gathered: list[Any] = []
+
+    def prepare(model: Any) -> Any:
+        return foremoe.megatron.attach(model, mode="shadow", ranks_per_node=2)
+
+    replicas: list[Any] = []
+
+    @contextlib.contextmanager
+    def inside(of: Any, step: int) -> Any:
+        replicas[:] = [of]
+        with of.step():
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        gather = dist.all_gather
+
+        def watched(parts: Any, own: Any, group: Any = None) -> Any:
+            if group is replicas[0]._shadow._group:
+                gathered.append(own.clone())
+            return gather(parts, own, group=group)
+
+        patch.setattr(dist, "all_gather", watched)
+        found = train(case, prepare, inside)
+        replicas[0].detach()
+    layers = [m for m in replicas[0]._chunks[0].modules() if hasattr(m, "token_dispatcher")]
+    first = dist.get_rank() // 2 * 2
+    of_group = sum(counts_of(1, r) for r in (first, first + 1))
+    at_homes = of_group.view(MICRO_STEPS, LAYERS, 2, -1).sum(-1).double()
+    return {
+        "equal": found["losses"] == expected["losses"]
+        and all(torch.equal(a, b) for a, b in zip(found["inputs"], expected["inputs"], strict=True))
+        and all(
+            torch.equal(a[name], b[name])
+            for a, b in zip(found["weights"], expected["weights"], strict=True)
+            for name in b
+        ),
+        "counted": [torch.equal(own, counts_of(step, dist.get_rank())) for step, own in enumerate(gathered)],
+        "metrics": replicas[0].metrics(),
+        "rho": float((at_homes.amax(-1) / at_homes.mean(-1)).mean()),
+        "hooks": sum(len(layer.router._forward_hooks) for layer in layers),
+    }
+
+
+def documented() -> dict[str, float]:
+    """The snippet of docs/adopting.md, with Megatron-LM's own schedule, against that schedule without it."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    (snippet,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    case = Case(ep=2, ddp=OVERLAP)
+
+    def run(planned: bool) -> dict[str, Any]:
+        model = wrap(case, config := make_config(case), net := make_net(config))
+        config.no_sync_func = model.no_sync
+        config.finalize_model_grads_func = lambda models, *_, **__: [m.finish_grad_sync() for m in models]
+        model.zero_grad_buffer()
+        inputs: list[Any] = []
+
+        def forward_step(data: Any, of: Any) -> Any:
+            replay(net, 0, m := next(data))
+            inputs.append(batch(0, m))
+            return of(inputs[-1]), lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
+
+        names: dict[str, Any] = {
+            "model": [model],
+            "counts": counts_of(0, dist.get_rank()),
+            "forward_backward_func": get_forward_backward_func(),
+            "forward_step": forward_step,
+            "data_iterator": iter(range(MICRO_STEPS)),
+            "seq_length": TOKENS,
+            "micro_batch_size": 1,
+        }
+        code = snippet
+        if not planned:
+            code = (
+                "metrics = {}\nif True:"
+                + snippet[snippet.index("with replicas") :].split(":", 1)[1].split("metrics =")[0]
+            )
+        exec(code, names)
+        return {
+            "losses": [float(of["loss"]) for of in names["losses"]],
+            "inputs": [x.grad for x in inputs],
+            "weights": [{name: p.main_grad for name, p in net.named_parameters()}],
+            "metrics": names["metrics"],
+        }
+
+    expected, found = run(False), run(True)
+    return differences(found, expected) | {"rho": found["metrics"]["foremoe/rho_computed"]}
+
+
+def mutate() -> dict[str, Any]:
+    """Each trap, fallen into: what the checks above then say."""
+    found: dict[str, Any] = {}
+    case = Case(ep=2, ddp=OVERLAP)
+    with pytest.MonkeyPatch.context() as patch:
+        late: list[Any] = []
+        patch.setattr(steps, "_add", lambda parameter, gradient: late.append((parameter, gradient)))
+
+        def add(replicas: Any, step: int) -> None:
+            for parameter, gradient in late:
+                if gradient is not None:
+                    parameter.main_grad += gradient
+            late.clear()
+
+        found["gradients after backward"] = compare(case, {}, after=add)["dw"]
+        begin_groups(2)
+        found["and without overlap"] = compare(Case(ep=2, ddp={}), {}, after=add)["dw"]
+    begin_groups(2)
+    net = make_net(make_config(case))
+    before = state(net)["parameters"]
+    replicas = foremoe.megatron.attach(net)
+    net.moe[0].guests = replicas._guests[0].module
+    found["a registered guest is not seen"] = [name for name, _ in net.named_parameters()] == before
+    with pytest.MonkeyPatch.context() as patch:
+        first: dict[Any, Any] = {}
+
+        def stale(self: Any, expert: int) -> Any:
+            return first.setdefault((id(self), expert), self.parameters[expert].detach().clone())
+
+        patch.setattr(experts.Stack, "__getitem__", stale)
+        found["a stale guest"] = compare(case, {})["loss"]
+    return found
+
+
+def forward_only() -> dict[str, Any]:
+    """Old log-probabilities: a phase without backward, and evaluation beside it."""
+    net = make_net(make_config(Case()))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    plan = replicas.plan(counts_of(0, dist.get_rank()), phase="recompute")
+    worst = 0.0
+    with torch.no_grad():
+        expected = []
+        for m in range(MICRO_STEPS):
+            replay(net, 0, m)
+            expected.append(net(batch(0, m)))
+        with replicas.step(plan):
+            for m in range(MICRO_STEPS):
+                replay(net, 0, m)
+                worst = max(worst, float((net(batch(0, m)) - expected[m]).abs().max()))
+    return {"worst": worst, "metrics": replicas.metrics()}
+
+
+def work(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, (case, options) in (CASES | ROUNDED).items():
+        begin_groups(case.ep)
+        found[name] = compare(case, options)
+    begin_groups(2)
+    found["shadow"] = shadow()
+    begin_groups(2)
+    found["documented"] = documented()
+    found["mutated"] = mutate()
+    begin_groups(4)
+    found["waits"] = {planned: count_waits(planned) for planned in (True, False)}
+    found["forward only"] = forward_only()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return on_all_ranks(work)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_are_those_of_megatrons_own_layers(found: list[dict[str, Any]], case: str) -> None:
+    for rank, of in enumerate(found):
+        for what in ("loss", "dx", "dw"):
+            assert of[case][what] <= 1e-12, (rank, what, of[case])
+
+
+def test_in_shorter_types_they_are_so_to_rounding(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert max(of["float32"][what] for what in ("loss", "dx", "dw")) <= 2e-6, of["float32"]
+        short = of["bfloat16, gradients in float32"]
+        assert short["loss"] <= 1e-3 and short["dw"] <= 2e-2, short
+
+
+@pytest.mark.parametrize("case", CASES | ROUNDED)
+def test_nothing_is_registered_and_detached_models_are_as_before(found: list[dict[str, Any]], case: str) -> None:
+    for of in found:
+        assert of[case]["same"] and of[case]["detached"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_computes_the_rows_that_were_planned_for_it(found: list[dict[str, Any]], case: str) -> None:
+    for of in found:
+        for metrics in of[case]["metrics"]:
+            assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
+            assert metrics["foremoe/rho_planned"] <= metrics["foremoe/rho_vanilla"]
+        if "recomputed" not in case and "shared" not in case:
+            assert of[case]["rows"] == of[case]["rows_planned"]
+            if "no guests" in case:
+                assert of[case]["rows"] == of[case]["rows_before"]
+
+
+def test_guests_level_the_load(found: list[dict[str, Any]]) -> None:
+    of = [of["alltoall, EP 4"] for of in found]
+    assert of[0]["metrics"][0]["foremoe/rho_vanilla"] > 1.3
+    assert of[0]["metrics"][0]["foremoe/rho_planned"] < 1.1
+    assert all(sum(one["metrics"][step]["foremoe/copies"] for one in of) > LAYERS for step in range(2))
+
+
+def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["waits"][True] == {}
+        own = of["waits"][False]
+        assert own["all_gather"] == LAYERS and own["synchronize"] >= LAYERS and own["to_host"] >= LAYERS, own
+
+
+def test_shadow_mode_changes_nothing_and_tells_what_counts_tell(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        shadow = of["shadow"]
+        assert shadow["equal"]
+        assert shadow["counted"] == [True, True]
+        assert shadow["metrics"]["foremoe/rho_vanilla"] == pytest.approx(shadow["rho"], rel=1e-12)
+        assert shadow["metrics"]["foremoe/rho_planned"] < shadow["metrics"]["foremoe/rho_vanilla"]
+        assert shadow["metrics"]["foremoe/copies"] > 0
+        assert shadow["hooks"] == 0
+
+
+def test_the_documented_snippet_runs_with_megatrons_own_schedule(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert max(of["documented"][what] for what in ("loss", "dx", "dw")) <= 1e-12, of["documented"]
+        assert of["documented"]["rho"] < 1.05
+
+
+def test_each_trap_is_seen(found: list[dict[str, Any]]) -> None:
+    assert max(of["mutated"]["gradients after backward"] for of in found) > 1e-3
+    assert max(of["mutated"]["and without overlap"] for of in found) < 1e-12
+    assert not any(of["mutated"]["a registered guest is not seen"] for of in found)
+    assert max(of["mutated"]["a stale guest"] for of in found) > 1e-6
+
+
+def test_old_log_probabilities_are_computed_under_a_plan(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["forward only"]["worst"] <= 1e-12
+        assert of["forward only"]["metrics"]["foremoe/copies"] >= 0

@@ -1,0 +1,231 @@
+"""What foremoe.megatron refuses: versions, configurations, arguments, and micro-batches that are not the plan's.
+
+One spawn of four processes runs all checks.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+import torch.distributed as dist  # noqa: E402
+from megatron_training import (  # noqa: E402
+    EXPERTS,
+    LAYERS,
+    MICRO_STEPS,
+    Case,
+    batch,
+    begin_groups,
+    counts_of,
+    make_config,
+    make_net,
+    on_all_ranks,
+    replay,
+)
+
+import foremoe  # noqa: E402
+import foremoe.megatron  # noqa: E402
+
+REFUSED = {
+    "pipeline_model_parallel_size": 2,
+    "virtual_pipeline_model_parallel_size": 2,
+    "expert_tensor_parallel_size": 2,
+    "expert_gtp_weight_remat_size": 2,
+    "moe_expert_capacity_factor": 1.5,
+    "moe_pad_expert_input_to_capacity": True,
+    "moe_router_padding_for_quantization": True,
+    "moe_latent_size": 64,
+    "moe_shared_expert_overlap": True,
+    "moe_single_grouped_weight": True,
+    "moe_paged_stash": True,
+    "use_transformer_engine_op_fuser": True,
+    "transformer_impl": "inference_optimized",
+    "fp8": "hybrid",
+    "fp4": "e2m1",
+    "cuda_graph_impl": "local",
+    "overlap_moe_expert_parallel_comm": True,
+    "delay_wgrad_compute": True,
+    "overlap_dispatch_backward_with_experts_wgrad": True,
+    "fine_grained_activation_offloading": True,
+    "mtp_num_layers": 1,
+}
+
+BASE: dict[int, Any] = {}
+
+
+def _with(net: Any, **fields: Any) -> Any:
+    """The same layers, with fields of their configuration set, which the constructor might refuse itself."""
+    for layer in net.moe:
+        config = copy.copy(BASE.setdefault(id(net), layer.config))
+        for field, value in fields.items():
+            setattr(config, field, value)
+        layer.config = config
+    return net
+
+
+def refusal(of: Any, *args: Any, **kwargs: Any) -> str:
+    try:
+        of(*args, **kwargs)
+    except (foremoe.InputError, ImportError) as error:
+        return f"{getattr(error, 'field', 'import')}: {error}"
+    return "nothing"
+
+
+def refusals() -> dict[str, str]:
+    import megatron.core
+
+    attach = foremoe.megatron.attach
+    case = Case()
+    net = make_net(make_config(case))
+    found = {
+        "no MoE layer": refusal(attach, torch.nn.Linear(2, 2)),
+        "mode": refusal(attach, net, mode="loud"),
+        "residency": refusal(attach, net, residency="shared"),
+        "guest_slots": refusal(attach, net, guest_slots=-1),
+        "option": refusal(attach, net, rehome=1),
+        "flex": refusal(attach, _with(net, moe_token_dispatcher_type="flex")),
+    }
+    for field, value in REFUSED.items():
+        found[field] = refusal(attach, _with(net, **{field: value}))
+        if field not in ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph", "transformer_impl"):
+            shadowed = attach(_with(net, **{field: value}), mode="shadow")
+            shadowed.detach()
+    with pytest.MonkeyPatch.context() as patch:
+        for version in ("0.15.3", "0.20.0", "1.0"):
+            patch.setattr(megatron.core, "__version__", version)
+            found[f"version {version}"] = refusal(attach, net)
+    replicas = attach(_with(net), ranks_per_node=2)
+    good = counts_of(0, dist.get_rank())
+    negative = good.clone()
+    negative[1, 2, 3] = -1
+    found |= {
+        "counts of another dtype": refusal(replicas.plan, good.double()),
+        "counts of another shape": refusal(replicas.plan, good[..., :-1]),
+        "counts of no micro-step": refusal(replicas.plan, good[:0]),
+        "negative counts": refusal(replicas.plan, negative.numpy() if dist.get_rank() == 1 else good),
+        "phase": refusal(replicas.plan, good, phase="rollout"),
+        "micro-steps": refusal(replicas.plan, good[: 2 + dist.get_rank() % 2]),
+        "no plan": refusal(lambda: replicas.step(None).__enter__()),
+    }
+    other = attach(make_net(make_config(case), layers=2))
+    few = other.plan(good[:, :2])
+    found["plan of another shape"] = refusal(lambda: replicas.step(few).__enter__())
+    mixed = attach(_with(net), seed=dist.get_rank(), guest_slots=1 + dist.get_rank() // 3)
+    different = mixed.plan(good)
+    found["plans of ranks"] = refusal(lambda: mixed.step(different).__enter__())
+    free = attach(_with(net), policy="eplb")
+    found["policy"] = refusal(lambda: free.step(free.plan(good)).__enter__())
+    return found
+
+
+def failures() -> dict[str, str]:
+    """Micro-batches that are not the plan's."""
+
+    def run(step: int, order: str, dispatcher: str = "alltoall") -> str:
+        begin_groups(4)
+        net = make_net(make_config(Case(dispatcher=dispatcher)))
+        replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+        plan = replicas.plan(counts_of(0, dist.get_rank()))
+        first = None
+        try:
+            with replicas.step(plan):
+                micro_step = -1
+                for act in order:
+                    if act == "f":
+                        micro_step += 1
+                        replay(net, step, micro_step % MICRO_STEPS)
+                        y = net(batch(step, micro_step % MICRO_STEPS))
+                        first = y if first is None else first
+                    else:
+                        y.sum().backward()
+        except RuntimeError as error:
+            message = " ".join([str(error), *getattr(error, "__notes__", [])])
+            with pytest.raises(RuntimeError, match="attach anew"):
+                replicas.plan(counts_of(0, dist.get_rank()))
+            return message
+        y.sum().backward()
+        return "nothing"
+
+    return {
+        "fewer": run(0, "fbfb"),
+        "more": run(0, "fbfbfbf"),
+        "out of order": run(0, "ff"),
+        "no backward": run(0, "fbfbf"),
+        "other routes": run(1, "fbfbfb"),
+    }
+
+
+def work(rank: int) -> dict[str, Any]:
+    begin_groups(4)
+    return {"refused": refusals(), "failed": failures()}
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return on_all_ranks(work)
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[dict[str, Any]], field: str) -> None:
+    for of in found:
+        assert of["refused"][field].startswith(f"{field}: {field}: {REFUSED[field]!r} of moe.0; expected ")
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("no MoE layer", "model_chunks: model_chunks: have no MoELayer"),
+        ("mode", "mode: mode: 'loud', expected active or shadow"),
+        ("residency", "residency: residency: 'shared', expected static or resident"),
+        ("guest_slots", "guest_slots: guest_slots: -1"),
+        ("option", "rehome: rehome: is none of"),
+        (
+            "flex",
+            "moe_token_dispatcher_type: moe_token_dispatcher_type: 'flex' of moe.0; expected allgather or alltoall",
+        ),
+        ("version 0.15.3", "import: foremoe.megatron needs megatron-core 0.16 to 0.19, not 0.15.3"),
+        ("version 0.20.0", "import: foremoe.megatron needs megatron-core 0.16 to 0.19, not 0.20.0"),
+        ("version 1.0", "import: foremoe.megatron needs megatron-core 0.16 to 0.19, not 1.0"),
+        (
+            "counts of another dtype",
+            f"counts: counts: is float64 [{MICRO_STEPS}, {LAYERS}, {EXPERTS}]; expected integers",
+        ),
+        ("counts of another shape", f"counts: counts: is int64 [{MICRO_STEPS}, {LAYERS}, {EXPERTS - 1}]"),
+        ("counts of no micro-step", "counts: counts: has no micro-step"),
+        ("phase", "phase: phase: 'rollout'"),
+        ("no plan", "plan: plan: is NoneType"),
+        ("plan of another shape", "plan: plan: is for a model of another shape"),
+        ("plans of ranks", "plan: plan: ranks "),
+        ("policy", "policy: policy: eplb made a plan of residency free"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(found: list[dict[str, Any]], what: str, words: str) -> None:
+    for of in found:
+        assert of["refused"][what].startswith(words), of["refused"][what]
+
+
+def test_all_ranks_refuse_what_one_refuses(found: list[dict[str, Any]]) -> None:
+    refused = [of["refused"]["negative counts"] for of in found]
+    assert refused[1] == "counts: counts[1, 2, 3]: -1 rows, expected 0 or more"
+    assert all(refused[rank] == "counts: counts: another rank refused its own" for rank in (0, 2, 3))
+    assert all("between 2 and 3 on all ranks" in of["refused"]["micro-steps"] for of in found)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("fewer", "the step was left before the last micro-step of its plan"),
+        ("more", "moe.0: ran once more than the 3 micro-steps of the plan"),
+        ("out of order", "moe.0: its forward ran out of order"),
+        ("no backward", "the step was left before the last micro-step of its plan"),
+        ("other routes", "the rows of moe.0 in micro-step 0 were not those that counts told plan()"),
+    ],
+)
+def test_micro_batches_that_are_not_the_plans_end_the_step(found: list[dict[str, Any]], what: str, words: str) -> None:
+    for of in found:
+        assert words in of["failed"][what], of["failed"][what]
