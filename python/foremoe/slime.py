@@ -1,0 +1,165 @@
+"""slime: its training steps under plans, or in shadow mode, by slime's own hook flags. No patch of slime.
+
+    --custom-megatron-before-train-step-hook-path foremoe.slime.before_train_step
+
+That is shadow mode: each step's routes are counted, and the log says what balancing would give, as does
+`foremoe.slime.hooks.replicas.metrics()`. Hooks with other arguments are made in a module of your own, `balance.py`:
+
+    from foremoe.slime import Hooks
+
+    hooks = Hooks(mode="active", guest_slots=1)  # and what else foremoe.megatron.attach() takes
+    before_log_prob, before_training, before_train_step = hooks
+
+    --custom-megatron-before-log-prob-hook-path balance.before_log_prob
+    --rollout-data-postprocess-path balance.before_training
+    --custom-megatron-before-train-step-hook-path balance.before_train_step
+
+Active mode knows routes from the lists that slime replays (--use-rollout-routing-replay, --use-routing-replay).
+
+Written from slime's sources of August 2026 (624b824), and tested with stand-ins for them. It was not run with slime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ._errors import InputError
+
+if TYPE_CHECKING:
+    from .megatron import Plan, Replicas
+
+
+def _refuse(field: str, problem: str, index: str = "") -> NoReturn:
+    raise InputError(f"{field}{index}: {problem}", field=field, index=index)
+
+
+def recorded_counts(num_experts: int, first: int = 0, end: int | None = None) -> npt.NDArray[np.int64]:
+    """int64 [micro_steps, layers, experts]: rows of this rank that each expert gets when slime's lists are replayed.
+
+    first, end: micro-steps of the rollout, all by default. layers: MoE layers of this pipeline stage.
+
+    Raises InputError where the lists do not have these micro-steps, or ids are out of range.
+    """
+    from slime.utils.routing_replay import RoutingReplay
+
+    lists = [replay.top_indices_list for replay in RoutingReplay.all_routing_replays]
+    recorded = sorted({len(of_layer) for of_layer in lists})
+    if len(recorded) != 1:
+        _refuse("all_routing_replays", f"{len(lists)} layers with {recorded} micro-steps; expected as many in each")
+    end = recorded[0] if end is None else end
+    if not 0 <= first < end <= recorded[0]:
+        _refuse("top_indices_list", f"has {recorded[0]} micro-steps; expected {first} to {end - 1} among them")
+    counts = np.zeros((end - first, len(lists), num_experts), np.int64)
+    for layer, of_layer in enumerate(lists):
+        for m, indices in enumerate(of_layer[first:end]):
+            place = f"[{layer}][{first + m}]"
+            if hasattr(indices, "materialize_for_routing_replay"):
+                _refuse("top_indices_list", "is read when it is replayed, which is not supported", place)
+            rows = np.asarray(indices)
+            if rows.size > 0 and not 0 <= rows.min() <= rows.max() < num_experts:
+                _refuse("top_indices_list", f"has ids from {rows.min()} to {rows.max()} of {num_experts}", place)
+            # A row of one id, which stands for a token without a route, is a single row of that expert.
+            again = rows[rows[:, 0] == rows[:, 1]] if rows.shape[1] > 1 else rows[:0]
+            once = np.concatenate([np.unique(row) for row in again]) if len(again) > 0 else again.ravel()
+            counts[m, layer] = np.bincount(rows.ravel(), minlength=num_experts)
+            counts[m, layer] -= np.bincount(again.ravel(), minlength=num_experts)
+            counts[m, layer] += np.bincount(once, minlength=num_experts)
+    return counts
+
+
+class Hooks:
+    """Three of slime's hooks for one model: before_log_prob, before_training and before_train_step.
+
+    arguments: of foremoe.megatron.attach(), which is called at the first step. mode is "shadow" unless it is given.
+
+    replicas: what attach() returned, None before; its metrics() are of the last step.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        self._arguments = {"mode": "shadow"} | arguments
+        self.replicas: Replicas | None = None
+        self._step = contextlib.ExitStack()
+        self._num_micro_steps: list[int] | None = None  # of each training step of this rollout
+
+    def __iter__(self) -> Iterator[Callable[..., None]]:
+        return iter((self.before_log_prob, self.before_training, self.before_train_step))
+
+    def before_log_prob(self, args: Any, model: Any, store_prefix: str) -> None:
+        """--custom-megatron-before-log-prob-hook-path. In active mode the actor's log-probabilities are planned."""
+        self._close()
+        if store_prefix or not self._is_active or not _is_actor(model):
+            return  # the reference model and the teacher choose their own experts
+        if os.environ.get("ROUTING_REPLAY_STAGE") == "replay_forward":
+            replicas = self._attached(args, model)
+            self._open(replicas, replicas.plan(recorded_counts(args.num_experts), phase="recompute"))
+
+    def before_training(self, args: Any, rollout_id: int, rollout_data: Any) -> None:
+        """--rollout-data-postprocess-path: tells how many micro-batches each training step has."""
+        self._close()
+        self._num_micro_steps = [int(n) for n in rollout_data["num_microbatches"]]
+
+    def before_train_step(
+        self, args: Any, rollout_id: int, step_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any
+    ) -> None:
+        """--custom-megatron-before-train-step-hook-path. The step ends where Megatron finalizes its gradients."""
+        from megatron.core.utils import get_model_config
+
+        self._close()
+        if not _is_actor(model):
+            return
+        replicas = self._attached(args, model)
+        plan = None
+        if self._is_active:
+            first, end = self._micro_steps_of(step_id)
+            plan = replicas.plan(recorded_counts(args.num_experts, first, end))
+        config = get_model_config(model[0])
+        finalize = config.finalize_model_grads_func
+
+        def close_and_finalize(*arguments: Any, **keywords: Any) -> Any:
+            config.finalize_model_grads_func = finalize
+            self._close()
+            return finalize(*arguments, **keywords)
+
+        self._open(replicas, plan)
+        config.finalize_model_grads_func = close_and_finalize
+
+    @property
+    def _is_active(self) -> bool:
+        return bool(self._arguments["mode"] != "shadow")
+
+    def _attached(self, args: Any, model: Any) -> Replicas:
+        if self.replicas is None:
+            if getattr(args, "offload_train", False):
+                _refuse("offload_train", "is not supported, since slime ends all process groups when it offloads")
+            if self._is_active and not getattr(args, "use_routing_replay", False):
+                _refuse("use_routing_replay", "is False; mode active needs routes that are known before the step")
+            from .megatron import attach
+
+            self.replicas = attach(model, **self._arguments)
+        return self.replicas
+
+    def _micro_steps_of(self, step_id: int) -> tuple[int, int]:
+        if self._num_micro_steps is None or step_id >= len(self._num_micro_steps):
+            _refuse("rollout_data_postprocess_path", "should be before_training of the same Hooks, for mode active")
+        first = sum(self._num_micro_steps[:step_id])
+        return first, first + self._num_micro_steps[step_id]
+
+    def _open(self, replicas: Replicas, plan: Plan | None) -> None:
+        self._step.enter_context(replicas.step(plan))
+
+    def _close(self) -> None:
+        self._step.close()
+
+
+def _is_actor(model: Any) -> bool:
+    return bool(getattr(model[0], "role", "actor") == "actor")  # hooks are called for critics too
+
+
+hooks = Hooks()
+before_log_prob, before_training, before_train_step = hooks
