@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -48,21 +47,33 @@ def count_in_a_stage(
     (batch,) = draw_batches(rank, 1, 8)
     stage = ep.plan(routes or draw_routes(rank, 1, 8), unrouted=unrouted)
     counter = Counter()
-    with stage, contextlib.ExitStack() as counted_step:
+
+    def run(m: int) -> None:
+        with stage.micro_step(m):
+            model.model(batch, use_cache=False).last_hidden_state.sum().backward()
+
+    with stage:
         for m in range(micro_step):
-            with stage.micro_step(m):
-                model.model(batch, use_cache=False).last_hidden_state.sum().backward()
-        counted_step.enter_context(stage.micro_step(micro_step))
-        if not planned:
-            ep._stage = None
-        for layer in ep.layers:
-            layer.execute_by(counter.watched(_EXECUTE[layer.experts]))
-        with counter.collectives(arena, exchange, guests, host_path, parallel):
-            out = model.model(batch, use_cache=False).last_hidden_state
-            with counter.waits():
-                out.backward(torch.ones_like(out))
+            run(m)
+        with stage.micro_step(micro_step):
+            if not planned:
+                ep._stage = None
+            executes = [_EXECUTE[layer.experts] for layer in ep.layers]
+            for layer, execute in zip(ep.layers, executes, strict=True):
+                layer.execute_by(counter.watched(execute))
+            with counter.collectives(arena, exchange, guests, host_path, parallel):
+                out = model.model(batch, use_cache=False).last_hidden_state
+                with counter.waits():
+                    out.backward(torch.ones_like(out))
+            for layer, execute in zip(ep.layers, executes, strict=True):
+                layer.execute_by(execute)
         ep._stage = stage
-        stage._drained, stage._next = True, len(stage.micro_steps)
+        if planned:
+            for m in range(micro_step + 1, len(stage.micro_steps)):
+                run(m)
+            stage.drain()
+        else:
+            stage._drained, stage._next = True, len(stage.micro_steps)
     return counter.counts
 
 
