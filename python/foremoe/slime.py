@@ -64,12 +64,10 @@ def recorded_counts(num_experts: int, first: int = 0, end: int | None = None) ->
             rows = np.asarray(indices)
             if rows.size > 0 and not 0 <= rows.min() <= rows.max() < num_experts:
                 _refuse("top_indices_list", f"has ids from {rows.min()} to {rows.max()} of {num_experts}", place)
-            # A row of one id, which stands for a token without a route, is a single row of that expert.
-            again = rows[rows[:, 0] == rows[:, 1]] if rows.shape[1] > 1 else rows[:0]
-            once = np.concatenate([np.unique(row) for row in again]) if len(again) > 0 else again.ravel()
-            counts[m, layer] = np.bincount(rows.ravel(), minlength=num_experts)
-            counts[m, layer] -= np.bincount(again.ravel(), minlength=num_experts)
-            counts[m, layer] += np.bincount(once, minlength=num_experts)
+            rows = np.sort(rows, 1)
+            is_first = np.ones(rows.shape, bool)  # an id that stands twice in a row is one row of that expert
+            is_first[:, 1:] = rows[:, 1:] != rows[:, :-1]
+            counts[m, layer] = np.bincount(rows[is_first], minlength=num_experts)
     return counts
 
 

@@ -29,6 +29,7 @@ from .experts import MoE
 class LayerTurn(Protocol):
     """One layer of one micro-step, as it is executed."""
 
+    backward: int  # turn; −1 in a phase without
     send: list[int]  # [ranks], rows
     recv: list[int]  # [ranks], rows
     received: Tensor  # int64 [ranks, slots], rows of each rank for each slot of this one; on the host
@@ -101,6 +102,10 @@ class _Planned:
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> Any:
         turn = self._turn = self.step.turn_of(self.index)
         if torch.is_grad_enabled():
+            if turn.backward >= 0 and not hidden_states.requires_grad:
+                hidden_states = (
+                    hidden_states.detach().requires_grad_()
+                )  # what is frozen has a backward turn all the same
             hidden_states = _GradientsHome.apply(hidden_states, turn, *self.moe.parameters())
         routing_map, probs = turn.to_slots(routing_map, probs)
         return super().dispatch_preprocess(hidden_states, routing_map, probs)  # type: ignore[misc]

@@ -20,6 +20,9 @@ from torch import Tensor
 import foremoe
 
 SEQUENTIAL, GROUPED = "SequentialMLP", "TEGroupedMLP"
+_OF_A_TRAINER = (
+    "finalize_model_grads_func", "grad_scale_func", "grad_sync_func", "no_sync_func", "param_sync_func", "timers",
+)  # fmt: skip
 
 
 def own_weights(experts: Any, name: str) -> dict[str, list[torch.nn.Parameter]]:
@@ -89,6 +92,11 @@ class MoE:
     def weights(self) -> dict[str, Any]:
         return dict(self._stacks)
 
+    def trained(self) -> str:
+        """Of each name of weights whether it is trained: "mixed" where some experts are frozen and others not."""
+        flags = {name: {p.requires_grad for p in parameters} for name, parameters in self.own.items()}
+        return " ".join(f"{name} {found.pop() if len(found) == 1 else 'mixed'}" for name, found in flags.items())
+
     def parameters(self) -> list[torch.nn.Parameter]:
         """This rank's that are trained, by name, then expert."""
         return [p for parameters in self.own.values() for p in parameters if p.requires_grad]
@@ -113,6 +121,12 @@ class GuestExperts:
         self.module = _build(of.layer, slots, groups)
         self._own = of
         self._parameters = own_weights(self.module, of.name)
+        if _shapes(self._parameters) != _shapes(of.own):
+            raise foremoe.InputError(
+                f"model_chunks: the experts of {of.name} have other parameters than their submodules make, such as "
+                "adapters; expected them as Megatron-LM builds them",
+                field="model_chunks",
+            )
         self._sums: dict[str, Tensor] = {}  # of gradients, by name [slots, …]
         self.release()
 
@@ -159,12 +173,19 @@ class GuestExperts:
         return computed  # type: ignore[no-any-return]
 
 
+def _shapes(of: dict[str, list[torch.nn.Parameter]]) -> dict[str, torch.Size]:
+    return {name: parameters[0].shape for name, parameters in of.items()}
+
+
 def _build(layer: Any, slots: int, groups: Any) -> torch.nn.Module:
     """Experts of the layer's own kind. Draws no random numbers: weights are copied before they are read."""
     from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
     config = copy.copy(layer.config)  # not deepcopy: it may hold groups
     config.perform_initialization = False
+    for name in _OF_A_TRAINER:  # set while it trains; SequentialMLP copies its config deeply, and their owners with it
+        if hasattr(config, name):
+            setattr(config, name, None)
     config.init_method = config.output_layer_init_method = _leave
     builder = layer.submodules.experts
     if isinstance(builder, (ModuleSpec, type)):  # as in 0.16

@@ -117,10 +117,17 @@ class Replicas:
         self._expect_arguments(guest_slots, residency, mode, options)
         layers = [moe_layers(chunk) for chunk in model_chunks]
         named = [found for of_chunk in layers for found in of_chunk]
-        expect_supported(model_chunks, named, mode)
         self.mode = mode
         self._chunks = list(model_chunks)
         self._layers = [layer for _, layer in named]
+        self._metrics: dict[str, float] = {}
+        self._running: Step | None = None
+        self._failed = False
+        self._detached = False
+        self._shadow: Shadow | None = None
+        if mode == "shadow" and not named:
+            return  # a pipeline stage of dense layers: its steps run as they are
+        expect_supported(model_chunks, named, mode)
         self._residency = residency
         self._guest_slots = guest_slots
         self._depth = depth
@@ -131,11 +138,10 @@ class Replicas:
         self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._ranks_per_node = ranks_per_node or min(8, self.num_ranks)
         self._device = next(self._layers[0].parameters()).device
-        self._metrics: dict[str, float] = {}
-        self._running: Step | None = None
-        self._failed = False
-        self._detached = False
-        self._shadow: Shadow | None = None
+        from megatron.core import parallel_state
+
+        # Ranks whose gradients are reduced with those of this one.
+        self._gradient_group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         for i, (name, layer) in enumerate(named):
             other = layer.config.num_moe_experts, layer.config.moe_router_topk, layer.ep_group
             if other != (self.num_experts, self._top_k, self.group):
@@ -194,7 +200,7 @@ class Replicas:
             raise RuntimeError("a step failed: what it sent may still be on its way; attach anew with other groups")
 
     def plan(self, counts: Any, phase: str = "policy_update") -> Plan:
-        """Plans a phase, in the background. Collective over the expert-parallel group.
+        """Plans a phase, in the background. Collective over the ranks whose gradients are reduced together.
 
         counts: integers [micro_steps, layers, experts], numpy or torch: how many of this rank's rows each expert will
             get, in each micro-step and MoE layer of this pipeline stage. All rows that the router routes count, padding
@@ -204,6 +210,8 @@ class Replicas:
         Raises InputError, on all ranks, where the counts or phase of any rank cannot be.
         """
         self._expect_usable()
+        if not self._layers:
+            raise RuntimeError("this pipeline stage has no MoE layers: there is nothing to plan")
         refused: foremoe.InputError | None = None
         own = np.zeros((0, 0, 0), np.int64)
         try:
@@ -246,9 +254,10 @@ class Replicas:
         shape = torch.tensor([len(own), -len(own), int(refused is not None)], device=self._device)
         dist.all_reduce(shape, dist.ReduceOp.MAX, group=self.group)
         most, least, any_refused = shape.tolist()
+        elsewhere = self._any_replica(bool(any_refused) or most != -least)
         if refused is not None:
             raise refused
-        if any_refused:
+        if any_refused or (elsewhere and most == -least):
             raise foremoe.InputError("counts: another rank refused its own", field="counts")
         if most != -least:
             raise foremoe.InputError(
@@ -270,8 +279,8 @@ class Replicas:
         more, fewer, in another order, or with rows for other experts. Then gradients are not to be used.
         """
         self._expect_usable()
-        if self._shadow is not None:
-            with self._shadow.step():
+        if self.mode == "shadow":
+            with self._shadow.step() if self._shadow is not None else contextlib.nullcontext():
                 yield
             return
         if not isinstance(plan, Plan):
@@ -280,6 +289,7 @@ class Replicas:
         if self._running is not None:
             raise RuntimeError("another step is running")
         self._gather_parameters()
+        self._failed = True  # until it has ended as planned
         step = self._running = Step(
             plan, self._moes, self._guests, copy_group=self._copy_group, rank=self.rank, depth=self._depth,
             device=self._device,
@@ -300,8 +310,8 @@ class Replicas:
                 layer.token_dispatcher = dispatcher
             for dispatcher in self._dispatchers:
                 del dispatcher.step
+            self._running = None
             step.close(complete)
-            self._running, self._failed = None, not complete
         if not complete:
             raise RuntimeError("the step was left before the last micro-step of its plan: do not use its gradients")
         self._measure(step, plan)
@@ -318,17 +328,37 @@ class Replicas:
                 "cannot be executed here",
                 field="policy",
             )
-        digest = hashlib.sha256(f"{plan.load.digest} {plan.phase} {made.guest_slots} {made.residency}".encode())
+        trained = [moe.trained() for moe in self._moes]
+        mixed = [moe.name for moe, of in zip(self._moes, trained, strict=True) if "mixed" in of]
+        planning = sorted((name, value) for name, value in self._planning.items() if name != "threads")
+        decides = [plan.load.digest, plan.phase, made.guest_slots, self._depth, planning, trained]
+        digest = hashlib.sha256(repr(decides).encode())
         digest.update(np.ascontiguousarray(made.slot_expert).tobytes())
         mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(self._device)
         parts = [torch.empty_like(mine) for _ in range(self.num_ranks)]
         dist.all_gather(parts, mine, group=self.group)
         others = [rank for rank, part in enumerate(parts) if not torch.equal(part, mine)]
+        refused = self._any_replica(bool(mixed or others))
+        if mixed:
+            raise foremoe.InputError(
+                f"model_chunks: some experts of {mixed[0]} are frozen and others not; expected all alike",
+                field="model_chunks",
+            )
         if others:
             raise foremoe.InputError(
-                f"plan: ranks {others} of the expert-parallel group have another one; expected the same of every rank",
+                f"plan: ranks {others} of the expert-parallel group have another one, or other arguments of attach(); "
+                "expected the same of every rank",
                 field="plan",
             )
+        if refused:
+            raise foremoe.InputError("plan: another expert-parallel group refused its own", field="plan")
+
+    def _any_replica(self, flag: bool) -> bool:
+        """Whether it is so on any rank whose gradients are reduced with those of this one. Collective over them."""
+        found = torch.tensor([int(flag)], device=self._device)
+        for group in (self.group, self._gradient_group):
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+        return bool(found.item())
 
     def _gather_parameters(self) -> None:
         """Under overlap_param_gather a layer's weights are gathered shortly before it runs; copies start earlier."""
@@ -340,9 +370,10 @@ class Replicas:
 
     def _explain(self, step: Step, error: Exception) -> None:
         """Names the layer whose routes were not those of the plan, which may be why an exchange failed."""
-        places = torch.nonzero(step.others).tolist()
-        if places:
-            error.add_note(_other_rows(places, self._moes))
+        with contextlib.suppress(RuntimeError):  # the device may be what failed
+            places = torch.nonzero(step.others).tolist()
+            if places:
+                error.add_note(_other_rows(places, self._moes))
 
     def _measure(self, step: Step, plan: Plan) -> None:
         """Collective."""
@@ -352,9 +383,12 @@ class Replicas:
         dist.all_gather(parts, of_ranks, group=self.group)
         computed, others = torch.stack(parts, -1).cpu().unbind()
         places = torch.nonzero(others.any(-1)).tolist()
+        failed = self._any_replica(bool(places))
         if places:
-            self._failed = True
             raise RuntimeError(_other_rows(places, self._moes) + ": do not use its gradients")
+        if failed:
+            raise RuntimeError("rows in another expert-parallel group were not those of its plan: do not use gradients")
+        self._failed = False
         self._metrics = {
             **figures(plan.load, plan.finish()),
             **spread("rho_computed", computed.numpy()),
@@ -380,7 +414,10 @@ class Replicas:
             raise RuntimeError("a step is running")
         if self._shadow is not None:
             self._shadow.close()
-        self._guests, self._dispatchers, self._detached = [], [], True
+        elif self._layers and not self._failed:  # after a failure something may be on its way
+            dist.destroy_process_group(self._copy_group)
+        self._guests, self._dispatchers, self._moes = [], [], []
+        self._detached = True
 
 
 def _other_rows(places: list[list[int]], moes: Sequence[MoE]) -> str:

@@ -75,19 +75,23 @@ class Shadow:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Counts what runs inside; then plans in the background."""
+        """Counts what runs inside; then plans in the background, unless it ends by an error on any rank."""
         self._counted = [[] for _ in self._counted]
-        self._open = True
+        self._open, complete = True, False
         try:
             yield
+            complete = True
         finally:
             self._open = False
+            self._submit(self._counted if complete else [])
+
+    def _submit(self, counted: list[list[Tensor]]) -> None:
         copied: Any = torch.cuda.Event() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
         if copied is not None:
             copied.record()
         while len(self._pending) >= PENDING:
             self._pending.popleft().result()
-        self._pending.append(self._pool.submit(self._evaluate, self._counted, copied))
+        self._pending.append(self._pool.submit(self._evaluate, counted, copied))
 
     def _evaluate(self, counted: list[list[Tensor]], copied: Any) -> None:
         try:
@@ -103,7 +107,14 @@ class Shadow:
 
     def _planned(self, counted: list[list[Tensor]]) -> dict[str, float]:
         replicas = self._replicas
-        own = torch.cat([torch.stack(of_chunk) for of_chunk in counted if of_chunk], 1).long()
+        own = _stacked(counted)
+        shapes = [torch.zeros(3, dtype=torch.int64) for _ in range(replicas.num_ranks)]
+        dist.all_gather(shapes, torch.tensor(own.shape), group=self._group)
+        if own.numel() == 0 or any(not torch.equal(shape, shapes[0]) for shape in shapes):
+            raise RuntimeError(
+                "micro-batches, layers and experts of the ranks' steps, 0 after an error or where chunks of a rank had "
+                f"different numbers of micro-batches: {[shape.tolist() for shape in shapes]}"
+            )
         parts = [torch.empty_like(own) for _ in range(replicas.num_ranks)]
         dist.all_gather(parts, own, group=self._group)
         load = replicas.load_of(np.ascontiguousarray(torch.stack(parts, 2).numpy()))
@@ -120,3 +131,12 @@ class Shadow:
         for hook in self._hooks:
             hook.remove()
         self._pool.shutdown(wait=True)
+        dist.destroy_process_group(self._group)
+
+
+def _stacked(counted: list[list[Tensor]]) -> Tensor:
+    """int64 [micro_steps, layers, experts]; empty where nothing was counted, or not alike in all chunks."""
+    of_chunks = [of_chunk for of_chunk in counted if of_chunk]
+    if not of_chunks or len({len(of_chunk) for of_chunk in of_chunks}) > 1:
+        return torch.zeros(0, 0, 0, dtype=torch.int64)
+    return torch.cat([torch.stack(of_chunk) for of_chunk in of_chunks], 1).long()

@@ -31,6 +31,7 @@ _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_transformer_engine_op_fuser": ((None, False), "the experts' forward is replaced then"),
     "transformer_impl": ((None, "local", "transformer_engine"), "it is for inference"),
     "fp8": ((None, False), "guests would be quantised anew for each copy"),
+    "quant_recipe": ((None,), "guests would not be quantised"),
     "fp4": ((None, False), "guests would be quantised anew for each copy"),
     "cuda_graph_impl": ((None, "none"), "a graph replays sizes that the plan changes"),
     "enable_cuda_graph": ((None, False), "a graph replays sizes that the plan changes"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,35 @@ def _bytes(tensor: Tensor) -> Any:
     return tensor.detach().view(-1).view(torch.uint8).numpy()
 
 
+class _Receiver:
+    """Runs calls one after the other, on a thread that keeps no process from ending: its peer may never answer."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="foremoe-arena-receiver", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], None]) -> Future[None]:
+        future: Future[None] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            try:
+                call()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    def end(self, wait: bool) -> None:
+        self._calls.put(None)
+        if wait:
+            self._thread.join()
+
+
 class NodeArena:
     """One rank's part in the arena of its node.
 
@@ -63,7 +93,7 @@ class NodeArena:
         self._pinned = self._pin() if self._stream is not None else None
         # Who waits for a slow link, and who writes, keeps nobody from reading. Of two readers one may wait for what
         # others write while the other copies.
-        self._receiver = ThreadPoolExecutor(1, thread_name_prefix="foremoe-arena-receiver")
+        self._receiver = _Receiver()
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena-writer")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="foremoe-arena-reader")
         self._stopped = threading.Event()
@@ -125,6 +155,8 @@ class NodeArena:
         """Publishes what has been asked for when it is there, in the background."""
 
         def receive() -> None:
+            if self._stopped.is_set():
+                return
             with torch.cuda.stream(self._stream):
                 for work in works:
                     work.wait()
@@ -232,7 +264,7 @@ class NodeArena:
         if not complete:
             self._stopped.set()
         # What is on its way may never come: after a failure nobody waits for it.
-        self._receiver.shutdown(wait=complete, cancel_futures=not complete)
+        self._receiver.end(wait=complete)
         for pool in (self._writers, self._readers):
             pool.shutdown(wait=True, cancel_futures=not complete)
         if complete:

@@ -156,7 +156,7 @@ def shadow() -> dict[str, Any]:
         gather = dist.all_gather
 
         def watched(parts: Any, own: Any, group: Any = None) -> Any:
-            if group is replicas[0]._shadow._group:
+            if group is replicas[0]._shadow._group and own.dim() == 3:  # counts, and not their shapes
                 gathered.append(own.clone())
             return gather(parts, own, group=group)
 
