@@ -7,6 +7,7 @@ that would lie on the device is an OnDevice, and so is all that is computed from
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,13 +82,31 @@ def apply() -> None:
         return gather(*args, **kwargs)
 
     token_dispatcher.gather_from_sequence_parallel_region = gather_counted
-    # Its schedules count tokens in a tensor on "cuda".
-    zeros = torch.zeros
-    torch.zeros = lambda *size, device=None, **of: zeros(*size, device=None if device == "cuda" else device, **of)
+    # Its schedules and optimizers make tensors on "cuda".
+    for name in ("tensor", "zeros", "empty"):
+        setattr(torch, name, functools.partial(_on_cpu, getattr(torch, name)))
     # Checkpoints keep random states of CUDA.
     random._get_all_rng_states = lambda *_, **__: ()
     random._set_all_rng_states = lambda *_, **__: None
     random._fork_rng = contextlib.nullcontext
+
+
+def _on_cpu(make: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    return make(*args, device="cpu" if device == "cuda" else device, **kwargs)
+
+
+@contextlib.contextmanager
+def types_of_cuda() -> Iterator[None]:
+    """Tensors say that they are of CUDA: optimizers ask for "torch.cuda.FloatTensor"."""
+    own = torch.Tensor.type
+
+    def of(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = own(self, *args, **kwargs)
+        return found if args or kwargs else found.replace("torch.", "torch.cuda.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "type", of)
+        yield
 
 
 @contextlib.contextmanager

@@ -229,6 +229,34 @@ def train(
     return found
 
 
+def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[dict[str, Any], list[float]]:
+    """Three steps of Megatron-LM's own Adam, clipped: weights by name, and norms of gradients."""
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    config = make_config(case)
+    net = make_net(config)
+    model = wrap(case, config, net)
+    sharded = bool((case.ddp or {}).get("use_distributed_optimizer"))
+    options = OptimizerConfig(
+        optimizer="adam", lr=0.01, clip_grad=0.5, params_dtype=case.dtype, use_distributed_optimizer=sharded
+    )
+    norms = []
+    with megatron_on_cpu.types_of_cuda():
+        optimizer = get_megatron_optimizer(options, [model])
+        replicas = attach(model) if attach is not None else None
+        for step in range(3):
+            model.zero_grad_buffer()
+            optimizer.zero_grad()
+            planned = replicas.plan(counts_of(step, dist.get_rank())) if replicas is not None else None
+            with replicas.step(planned) if replicas is not None else contextlib.nullcontext():
+                run_step(case, model, net, step)
+            model.finish_grad_sync()
+            norms.append(float(optimizer.step()[1]))
+    if case.ddp is not None and case.ddp.get("overlap_param_gather"):
+        model.start_param_sync(force_sync=True)
+    return {name: p.detach().clone() for name, p in net.named_parameters()}, norms
+
+
 @contextlib.contextmanager
 def counted_rows() -> Iterator[list[int]]:
     """How many rows each call of an expert of this rank computes, guests' too."""

@@ -30,6 +30,7 @@ from megatron_training import (  # noqa: E402
     make_config,
     make_net,
     on_all_ranks,
+    optimize,
     replay,
     state,
     train,
@@ -65,6 +66,11 @@ ROUNDED = {
     "float32": (Case(dtype=torch.float32, ddp={}), {}),
     "bfloat16, gradients in float32": (Case(dtype=torch.bfloat16, ddp=OVERLAP | {"grad_reduce_in_fp32": True}), {}),
 }
+
+OPTIMIZED = [
+    Case(ep=2, dtype=torch.float32, config={"moe_router_dtype": "fp32"}, ddp=ddp)
+    for ddp in (OVERLAP, SHARDED, SHARDED | OVERLAP | {"overlap_param_gather": True})
+]
 
 
 class Planned:
@@ -122,8 +128,6 @@ def count_waits(planned: bool) -> dict[str, int]:
     net = make_net(make_config(case))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2)
     plan = replicas.plan(counts_of(0, dist.get_rank())[:1])
-    for p in net.parameters():
-        p.requires_grad_()
     replay(net, 0, 0)
     for layer in net.moe:
         replayed = layer.router.router_replay
@@ -228,6 +232,15 @@ def documented() -> dict[str, float]:
     return differences(found, expected) | {"rho": found["metrics"]["foremoe/rho_computed"]}
 
 
+def optimized(case: Case) -> dict[str, Any]:
+    expected, norms = optimize(case)
+    found, norms_found = optimize(case, lambda model: foremoe.megatron.attach(model, ranks_per_node=2))
+    return {
+        "weights": max(float((found[name] - of).abs().max() / of.abs().max()) for name, of in expected.items()),
+        "norms": [norms_found, norms],
+    }
+
+
 def mutate() -> dict[str, Any]:
     """Each trap, fallen into: what the checks above then say."""
     found: dict[str, Any] = {}
@@ -289,6 +302,7 @@ def work(rank: int) -> dict[str, Any]:
     found["shadow"] = shadow()
     begin_groups(2)
     found["documented"] = documented()
+    found["optimized"] = [optimized(case) for case in OPTIMIZED]
     found["mutated"] = mutate()
     begin_groups(4)
     found["waits"] = {planned: count_waits(planned) for planned in (True, False)}
@@ -362,6 +376,14 @@ def test_the_documented_snippet_runs_with_megatrons_own_schedule(found: list[dic
     for of in found:
         assert max(of["documented"][what] for what in ("loss", "dx", "dw")) <= 1e-12, of["documented"]
         assert of["documented"]["rho"] < 1.05
+
+
+def test_steps_of_megatrons_optimizers_give_the_same_weights(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        for case in of["optimized"]:
+            assert case["weights"] <= 1e-6, case
+            assert case["norms"][0] == pytest.approx(case["norms"][1], rel=1e-6)
+            assert min(case["norms"][1]) > 0.1
 
 
 def test_each_trap_is_seen(found: list[dict[str, Any]]) -> None:
