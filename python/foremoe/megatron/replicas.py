@@ -410,6 +410,8 @@ class Replicas:
 
     def detach(self) -> None:
         """Ends it: the model is as it was before attach(). Not inside a step."""
+        if self._detached:
+            return
         if self._running is not None:
             raise RuntimeError("a step is running")
         if self._shadow is not None:
