@@ -5,6 +5,7 @@ One spawn of four processes runs all checks.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -118,17 +119,79 @@ def refusals() -> dict[str, str]:
     mixed = attach(_with(net), seed=dist.get_rank(), guest_slots=1 + dist.get_rank() // 3)
     different = mixed.plan(good)
     found["plans of ranks"] = refusal(lambda: mixed.step(different).__enter__())
+    some = make_net(make_config(case))
+    some.moe[1].experts.local_experts[0].requires_grad_(False)
+    partly = attach(some)
+    planned = partly.plan(good)
+    found["some experts frozen"] = refusal(lambda: partly.step(planned).__enter__())
+    adapted = make_net(make_config(case))
+    for expert in adapted.moe[0].experts.local_experts:
+        expert.linear_fc1.adapter = torch.nn.Parameter(torch.zeros(2))
+    found["adapters"] = refusal(attach, adapted)
+    found["a trainer's functions"] = refusal(attach, net_of_a_trainer(case))
+    deeper = attach(_with(net), depth=1 + dist.get_rank() % 2)
+    planned_deeper = deeper.plan(good)
+    found["depths of ranks"] = refusal(lambda: deeper.step(planned_deeper).__enter__())
     free = attach(_with(net), policy="eplb")
     found["policy"] = refusal(lambda: free.step(free.plan(good)).__enter__())
     return found
 
 
+def net_of_a_trainer(case: Case) -> Any:
+    """Its config has a function whose owner holds a process group, as after the first training step."""
+
+    class Optimizer:
+        group = dist.group.WORLD
+
+        def __init__(self) -> None:
+            self.own = self.group
+
+        def scale_loss(self, loss: Any) -> Any:
+            return loss
+
+    config = make_config(
+        case, ffn_hidden_size=16
+    )  # other than an expert's: then SequentialMLP copies its config deeply
+    net = make_net(config)
+    config.grad_scale_func = Optimizer().scale_loss
+    return net
+
+
+def frozen() -> bool:
+    """A layer whose experts and input are frozen: whether gradients are those of the same model without a plan."""
+    begin_groups(4)
+    gradients = []
+    for planned in (False, True):
+        net = make_net(make_config(Case()))
+        net.mix[0].requires_grad_(False)
+        net.moe[0].experts.requires_grad_(False)
+        replicas = foremoe.megatron.attach(net, ranks_per_node=2) if planned else None
+        counts = counts_of(0, dist.get_rank())
+        with replicas.step(replicas.plan(counts)) if replicas is not None else contextlib.nullcontext():
+            for m in range(MICRO_STEPS):
+                replay(net, 0, m)
+                net(batch(0, m).detach()).square().sum().backward()
+        gradients.append([p.grad for p in net.parameters() if p.grad is not None])
+    return len(gradients[0]) == len(gradients[1]) > 0 and all(
+        torch.allclose(a, b, rtol=1e-11, atol=1e-12) for a, b in zip(*gradients, strict=True)
+    )
+
+
+def stage_of_dense_layers() -> dict[str, float]:
+    replicas = foremoe.megatron.attach(torch.nn.Linear(2, 2), mode="shadow")
+    with replicas.step():
+        pass
+    replicas.detach()
+    replicas.detach()
+    return replicas.metrics()
+
+
 def failures() -> dict[str, str]:
     """Micro-batches that are not the plan's."""
 
-    def run(step: int, order: str, dispatcher: str = "alltoall") -> str:
-        begin_groups(4)
-        net = make_net(make_config(Case(dispatcher=dispatcher)))
+    def run(step: int, order: str, ep: int = 4, spoilt: bool = False) -> str:
+        begin_groups(ep)
+        net = make_net(make_config(Case(ep=ep)))
         replicas = foremoe.megatron.attach(net, ranks_per_node=2)
         plan = replicas.plan(counts_of(0, dist.get_rank()))
         first = None
@@ -143,6 +206,8 @@ def failures() -> dict[str, str]:
                         first = y if first is None else first
                     else:
                         y.sum().backward()
+                if spoilt:  # as if a row had gone elsewhere, and no exchange had failed of it
+                    replicas._running.others[0, 0] = True
         except RuntimeError as error:
             message = " ".join([str(error), *getattr(error, "__notes__", [])])
             with pytest.raises(RuntimeError, match="attach anew"):
@@ -157,12 +222,13 @@ def failures() -> dict[str, str]:
         "out of order": run(0, "ff"),
         "no backward": run(0, "fbfbf"),
         "other routes": run(1, "fbfbfb"),
+        "of another replica": run(0, "fbfbfb", ep=2, spoilt=dist.get_rank() < 2),
     }
 
 
 def work(rank: int) -> dict[str, Any]:
     begin_groups(4)
-    return {"refused": refusals(), "failed": failures()}
+    return {"refused": refusals(), "failed": failures(), "frozen": frozen(), "dense": stage_of_dense_layers()}
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +267,10 @@ def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[di
         ("no plan", "plan: plan: is NoneType"),
         ("plan of another shape", "plan: plan: is for a model of another shape"),
         ("plans of ranks", "plan: plan: ranks "),
+        ("some experts frozen", "model_chunks: model_chunks: some experts of moe.1 are frozen and others not"),
+        ("adapters", "model_chunks: model_chunks: the experts of moe.0 have other parameters"),
+        ("a trainer's functions", "nothing"),
+        ("depths of ranks", "plan: plan: ranks "),
         ("policy", "policy: policy: eplb made a plan of residency free"),
     ],
 )
@@ -229,3 +299,17 @@ def test_all_ranks_refuse_what_one_refuses(found: list[dict[str, Any]]) -> None:
 def test_micro_batches_that_are_not_the_plans_end_the_step(found: list[dict[str, Any]], what: str, words: str) -> None:
     for of in found:
         assert words in of["failed"][what], of["failed"][what]
+
+
+def test_replicas_of_a_group_that_failed_do_not_use_its_gradients(found: list[dict[str, Any]]) -> None:
+    said = [of["failed"]["of another replica"] for of in found]
+    assert all("the rows of moe.0 in micro-step 0 were not those" in message for message in said[:2]), said
+    assert all("rows in another expert-parallel group were not those of its plan" in m for m in said[2:]), said
+
+
+def test_a_frozen_layer_has_its_turns(found: list[dict[str, Any]]) -> None:
+    assert all(of["frozen"] for of in found)
+
+
+def test_shadow_mode_serves_a_pipeline_stage_of_dense_layers(found: list[dict[str, Any]]) -> None:
+    assert all(of["dense"] == {} for of in found)
