@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import subprocess
 import unittest
 
 import safetensors_file as st
@@ -98,6 +99,31 @@ class Collect(CommandTest):
         self.assertEqual(tensors["load"][1], [1, 1, 2, 4])
         self.assertEqual(list(st.values(tensors["load"])), [1, 2, 1, 0, 1, 0, 0, 1])
         self.assertEqual((metadata["format"], metadata["num_experts"]), ("foremoe.load/1", "4"))
+
+    def test_a_rollout_is_counted_while_it_writes_its_traces(self):
+        for i in range(3):
+            self.synthesise(f"{i}.safetensors", kind="trace", seed=i)
+        (self.folder / "rollout").mkdir()
+        following = subprocess.Popen([FOREMOE, "collect", "--follow", "rollout", "--ranks", "2", "--out", "load", "--json"],
+                                     cwd=self.folder, stdout=subprocess.PIPE, text=True)  # fmt: skip
+        self.addCleanup(following.kill)
+        for i in (1, 2, 0):
+            (self.folder / f"{i}.safetensors").rename(self.folder / "rollout" / f"{i}.safetensors")
+        (self.folder / "rollout" / "done").touch()
+        told = json.loads(following.communicate()[0])
+        self.assertEqual([file["name"] for file in told["files"]], ["0.safetensors", "1.safetensors", "2.safetensors"])
+        self.assertEqual(told["tokens"], sum(file["tokens"] for file in told["files"]))
+        metadata, tensors = st.read(self.folder / "load")
+        self.assertEqual(sum(st.values(tensors["load"])), told["assignments"])
+        self.succeed("collect", "rollout", "--follow", "--ranks", 2, "--out", "again")  # it has ended already
+        self.assertEqual((self.folder / "again").read_bytes(), (self.folder / "load").read_bytes())
+
+    def test_following_needs_a_folder_and_as_many_sequences_as_are_expected(self):
+        self.synthesise("0.safetensors", kind="trace")
+        self.refuse("collect", "0.safetensors", "--follow", "--out", "new", saying=["0.safetensors", "folder"])
+        self.refuse("collect", "absent", "--follow", "--out", "new", saying=["absent"])
+        self.refuse("collect", "0.safetensors", "--sequences", 3, "--out", "new", saying=["--sequences", "--follow"])
+        self.refuse("collect", "--follow", ".", "--sequences", 1, "--ranks", 2, "--out", "new", saying=["expected 1"])
 
 
 class Inspect(CommandTest):

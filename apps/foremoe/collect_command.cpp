@@ -2,14 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "command.h"
 #include "console.h"
+#include "foremoe/core/error.h"
 #include "foremoe/evaluate/step_input.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/rollout/rollout_follower.h"
 #include "foremoe/rollout/trace_file.h"
 
 namespace foremoe::cli {
@@ -18,55 +22,116 @@ namespace {
 constexpr std::string_view kExamples =
     R"(  foremoe collect step.trace.safetensors --out step.load.safetensors                the batching that was recorded
   foremoe collect step.trace.safetensors --ranks 16 --tokens-per-rank 4096 --out step.load.safetensors
+  foremoe collect --follow rollout/ --ranks 16 --out step.load.safetensors           while the rollout writes traces there
 )";
 
 constexpr std::string_view kMeaning =
     R"(A load file holds, for every micro-step, layer and rank, how many of the rank's tokens chose each expert: all that
 planning needs, at a thousandth of a trace's size. Every row of the trace is validated. Rows without a route (padding,
 last tokens) are no load.
+
+With --follow TRACE is a folder. Its files *.safetensors are counted as they appear, which must be by a rename, until
+there is a file `done`, or --sequences have been counted. The load does not depend on the order in which they appeared:
+sequences have the order of their files' names. Micro-steps and ranks are those recorded where every file has them.
 )";
+
+constexpr std::chrono::milliseconds kBetweenPolls{20};
+constexpr std::int64_t kMostSequences = 1'000'000'000;
 
 struct CollectArguments {
   InputOptions input;
+  bool follow = false;
+  std::int64_t sequences = 0;
   std::string out;
   int threads = 0;
   bool json = false;
 };
 
-int run(const CollectArguments& arguments) {
+// What was counted, and of which sequences.
+struct Counted {
+  RoutingTrace trace;  // of a folder: without routes
+  Batching batching;
+  LoadTable load;
+  nlohmann::ordered_json timeline = nlohmann::ordered_json::object();  // of a folder that was followed
+};
+
+Counted count_file(const CollectArguments& arguments, ThreadPool& pool) {
+  Counted counted{.trace = read_trace(open_input(arguments.input.path))};
+  std::vector<std::string> remarks;
+  counted.batching = batch(counted.trace, arguments.input, remarks);
+  note_all(remarks);
+  const Activity activity(fmt::format("counting the routes of {}", arguments.input.path));
+  counted.load = collect(counted.trace, counted.batching, pool);
+  return counted;
+}
+
+Counted count_folder(const CollectArguments& arguments, ThreadPool& pool) {
+  RolloutFollower follower(arguments.input.path, arguments.sequences);
+  {
+    const Activity activity(fmt::format("following {}", arguments.input.path));
+    while (!follower.poll(pool)) std::this_thread::sleep_for(kBetweenPolls);
+  }
+  const double ended = follower.seconds();
+  Counted counted{.trace = follower.sequences()};
+  std::vector<std::string> remarks;
+  counted.batching = batch(counted.trace, arguments.input, remarks);
+  note_all(remarks);
+  const double batched = follower.seconds();
+  counted.load = follower.to_load_table(counted.batching);
+  const double summed = follower.seconds();
+
+  double counting = 0;
+  nlohmann::ordered_json files;
+  for (const auto& [name, file] : follower.files()) {
+    counting += file.counted - file.seen;
+    files.push_back({{"name", name},
+                     {"sequences", file.sequences},
+                     {"tokens", file.tokens},
+                     {"seen", file.seen},
+                     {"counted", file.counted}});
+  }
+  counted.timeline = {{"files", files},
+                      {"ended", ended},
+                      {"seconds_counting", counting},
+                      {"seconds_batching", batched - ended},
+                      {"seconds_summing", summed - batched}};
+  return counted;
+}
+
+int run(const CollectArguments& arguments, const Given& given) {
+  if (!arguments.follow && given("sequences")) throw InputError({.field = "sequences"}, "needs --follow");
   expect_output(arguments.out, {arguments.input.path});
   ThreadPool pool(static_cast<std::size_t>(arguments.threads));
-  const RoutingTrace trace = read_trace(open_input(arguments.input.path));
-  std::vector<std::string> remarks;
-  const Batching batching = batch(trace, arguments.input, remarks);
-  note_all(remarks);
-  LoadTable load;
-  {
-    const Activity activity(fmt::format("counting the routes of {}", arguments.input.path));
-    load = collect(trace, batching, pool);
-  }
+  const auto [trace, batching, load, timeline] =
+      arguments.follow ? count_folder(arguments, pool) : count_file(arguments, pool);
   std::int64_t assignments = 0;
   for (const Tokens tokens : load.load.flat()) assignments += tokens.value;
   const std::int64_t missing = trace.num_tokens * trace.num_layers - assignments / trace.top_k;
 
   write_load(load, arguments.out, {{"origin", fmt::format("collected from {}", trace.name)}});
   if (arguments.json) {
-    const nlohmann::ordered_json json{{"out", arguments.out},
-                                      {"sequences", trace.num_sequences()},
-                                      {"tokens", trace.num_tokens},
-                                      {"micro_steps", load.num_micro_steps()},
-                                      {"layers", load.num_layers()},
-                                      {"ranks", load.num_ranks()},
-                                      {"ranks_per_node", load.ranks_per_node},
-                                      {"experts", load.num_experts()},
-                                      {"top_k", load.top_k},
-                                      {"recorded_batching", batching.recorded},
-                                      {"assignments", assignments},
-                                      {"rows_missing", missing}};
+    nlohmann::ordered_json json{{"out", arguments.out},
+                                {"sequences", trace.num_sequences()},
+                                {"tokens", trace.num_tokens},
+                                {"micro_steps", load.num_micro_steps()},
+                                {"layers", load.num_layers()},
+                                {"ranks", load.num_ranks()},
+                                {"ranks_per_node", load.ranks_per_node},
+                                {"experts", load.num_experts()},
+                                {"top_k", load.top_k},
+                                {"recorded_batching", batching.recorded},
+                                {"assignments", assignments},
+                                {"rows_missing", missing}};
+    json.update(timeline);
     fmt::print("{}\n", json.dump(2));
-  } else {
-    fmt::print("{}: {}\n{} tokens in {} sequences; {} rows without a route\n", arguments.out, describe(load),
-               trace.num_tokens, trace.num_sequences(), missing);
+    return kOk;
+  }
+  fmt::print("{}: {}\n{} tokens in {} sequences; {} rows without a route\n", arguments.out, describe(load),
+             trace.num_tokens, trace.num_sequences(), missing);
+  if (arguments.follow) {
+    fmt::print("{} files, counted in {:.3f} s while the rollout ran; batched and summed in {:.3f} s after it\n",
+               timeline["files"].size(), timeline["seconds_counting"].get<double>(),
+               timeline["seconds_batching"].get<double>() + timeline["seconds_summing"].get<double>());
   }
   return kOk;
 }
@@ -82,10 +147,18 @@ Command collect_command() {
           .examples = std::string(kExamples),
           .meaning = std::string(kMeaning),
           .options = joined(
-              {{input_option(a->input.path, "Trace file (made by import or synth)")},
+              {{input_option(a->input.path, "Trace file (made by import or synth); with --follow a folder of them"),
+                flag_option({.name = "follow", .help = "Count trace files as they appear in a folder", .main = true},
+                            a->follow),
+                integer_option({.name = "sequences",
+                                .value = "N",
+                                .help = "With --follow: end when so many sequences were counted",
+                                .initial = "until there is a file `done`",
+                                .main = true},
+                               a->sequences, {1, kMostSequences})},
                only(options_of(a->input), {"ranks", "ranks_per_node", "tokens_per_rank"}),
                {std::move(out), threads_option(a->threads), json_option(a->json, "Print what was counted as JSON")}}),
-          .run = [a](const Given&) { return cli::run(*a); }};
+          .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -1,0 +1,158 @@
+#include "foremoe/rollout/rollout_follower.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <set>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/count_routes.h"
+#include "foremoe/rollout/trace_file.h"
+
+namespace foremoe {
+
+namespace {
+
+constexpr std::string_view kEnd = "done";
+constexpr std::string_view kEnding = ".safetensors";
+
+struct Listing {
+  std::set<std::string> traces;
+  bool ended = false;
+};
+
+Listing list(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  Listing found{.traces = {}, .ended = fs::exists(fs::path(folder) / kEnd)};  // before the files: they came before it
+  for (fs::directory_iterator it(folder, error); !error && it != fs::directory_iterator(); it.increment(error)) {
+    std::string name = it->path().filename().string();
+    if (name.ends_with(kEnding) && !name.starts_with('.')) found.traces.insert(std::move(name));
+  }
+  if (error) throw InputError({.file = folder}, fmt::format("cannot be read as a folder: {}", error.message()));
+  return found;
+}
+
+RoutingTrace without_routes(RoutingTrace trace) {
+  trace.routes = nullptr;
+  trace.storage = nullptr;
+  return trace;
+}
+
+}  // namespace
+
+RolloutFollower::RolloutFollower(std::string folder, std::int64_t num_sequences)
+    : folder_(std::move(folder)), num_sequences_(num_sequences) {
+  list(folder_);
+}
+
+double RolloutFollower::seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+}
+
+bool RolloutFollower::poll(ThreadPool& pool) {
+  const Listing found = list(folder_);
+  for (const std::string& name : found.traces) {
+    if (!files_.contains(name)) count(name, pool);
+  }
+  if (num_sequences_ == 0) return found.ended;
+  if (next_ == num_sequences_) return true;
+  if (next_ > num_sequences_ || found.ended) {
+    throw InputError({.file = folder_}, fmt::format("{} {} sequences, expected {}", found.ended ? "ended with" : "has",
+                                                    next_, num_sequences_));
+  }
+  return false;
+}
+
+void RolloutFollower::count(const std::string& name, ThreadPool& pool) {
+  File file{.seen = seconds()};
+  const RoutingTrace trace = read_trace((std::filesystem::path(folder_) / name).string());
+  if (collector_) {
+    expect_like_the_first(trace);
+  } else {
+    collector_.emplace(
+        RolloutCollector::Shape{.num_layers = trace.num_layers, .top_k = trace.top_k, .num_experts = trace.num_experts},
+        folder_);
+  }
+  file.sequences = trace.num_sequences();
+  file.tokens = trace.num_tokens;
+  const std::size_t token = shape_of(trace).token_bytes();
+  try {
+    pool.for_each_index(static_cast<std::size_t>(file.sequences), [&](std::size_t s, std::size_t) {
+      const std::span<const std::byte> routes(
+          trace.routes + static_cast<std::size_t>(trace.cu_seqlens[s]) * token,
+          static_cast<std::size_t>(trace.sequence_length(static_cast<int>(s))) * token);
+      collector_->add(next_ + static_cast<int>(s), trace.type, routes);
+    });
+  } catch (const InputError&) {
+    check_routes(trace);  // throws for the first malformed row, and names the file
+    throw;
+  }
+  counted_.emplace(name, Counted{.header = without_routes(trace), .first = next_});
+  next_ += file.sequences;
+  file.counted = seconds();
+  files_.emplace(name, file);
+}
+
+void RolloutFollower::expect_like_the_first(const RoutingTrace& trace) const {
+  const std::string& name = counted_.begin()->first;
+  const RoutingTrace& first = counted_.begin()->second.header;
+  const auto expect = [&](const char* field, int here, int there) {
+    if (here == there) return;
+    throw InputError({.file = trace.name, .field = field}, fmt::format("is {} here, and {} in {}", here, there, name));
+  };
+  expect("layers", trace.num_layers, first.num_layers);
+  expect("num_experts", trace.num_experts, first.num_experts);
+  expect("top_k", trace.top_k, first.top_k);
+  if (trace.layer_ids != first.layer_ids) {
+    throw InputError({.file = trace.name, .field = "layer_ids"}, fmt::format("are others than in {}", name));
+  }
+}
+
+RoutingTrace RolloutFollower::sequences() const {
+  if (counted_.empty()) throw InputError({.file = folder_}, fmt::format("has no file *{}", kEnding));
+  RoutingTrace all = counted_.begin()->second.header;
+  all.name = folder_;
+  all.num_tokens = 0;
+  all.cu_seqlens = {0};
+  all.prompt_lengths = all.group_ids = all.micro_step = all.rank = {};
+  bool recorded = true;
+  for (const auto& [name, counted] : counted_) {
+    const RoutingTrace& file = counted.header;
+    for (int s = 0; s < file.num_sequences(); ++s) {
+      all.cu_seqlens.push_back(all.cu_seqlens.back() + file.sequence_length(s));
+    }
+    recorded = recorded && file.has_batching();
+    if (recorded && (file.ranks != all.ranks || file.ranks_per_node != all.ranks_per_node)) {
+      throw InputError({.file = file.name, .field = "ranks"},
+                       fmt::format("is {} in nodes of {} here, and {} in nodes of {} in {}", file.ranks,
+                                   file.ranks_per_node, all.ranks, all.ranks_per_node, counted_.begin()->first));
+    }
+    all.micro_step.insert(all.micro_step.end(), file.micro_step.begin(), file.micro_step.end());
+    all.rank.insert(all.rank.end(), file.rank.begin(), file.rank.end());
+  }
+  all.num_tokens = all.cu_seqlens.back();
+  if (!recorded) {
+    all.micro_step = all.rank = {};
+    all.ranks = all.ranks_per_node = 0;
+  }
+  return all;
+}
+
+LoadTable RolloutFollower::to_load_table(const Batching& batching) const {
+  Batching as_counted = batching;  // in the order in which sequences were counted
+  std::size_t s = 0;
+  for (const auto& [name, counted] : counted_) {
+    const std::size_t end = s + static_cast<std::size_t>(counted.header.num_sequences());
+    for (auto number = static_cast<std::size_t>(counted.first); s < end; ++s, ++number) {
+      as_counted.micro_step[number] = batching.micro_step[s];
+      as_counted.rank[number] = batching.rank[s];
+    }
+  }
+  return collector_->to_load_table(as_counted);
+}
+
+}  // namespace foremoe
