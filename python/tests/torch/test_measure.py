@@ -42,7 +42,7 @@ def test_experts_are_copied_where_it_is_planned_alone(found):
 
 
 def test_delayed_copies_are_waited_for(found: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foremoe.torch import measure
+    from foremoe.torch import _measured as measured
 
     waited = []
 
@@ -50,10 +50,10 @@ def test_delayed_copies_are_waited_for(found: dict, monkeypatch: pytest.MonkeyPa
         def wait(self) -> None:
             waited.append(self)
 
-    monkeypatch.setattr(measure.dist, "batch_isend_irecv", lambda operations: [Work() for _ in operations])
-    with measure._delayed_copies(0.05):
+    monkeypatch.setattr(measured.dist, "batch_isend_irecv", lambda operations: [Work() for _ in operations])
+    with measured.delayed_copies(0.05):
         begin = time.perf_counter()
-        for work in measure.dist.batch_isend_irecv([None, None]):
+        for work in measured.dist.batch_isend_irecv([None, None]):
             work.wait()
         assert time.perf_counter() - begin >= 0.05 and len(waited) == 2
     assert 0 <= found["exposed_share"] <= 1 and 0 <= found["exposed_share_delayed"] <= 1
