@@ -127,6 +127,13 @@ class Collect(CommandTest):
 
 
 class Inspect(CommandTest):
+    def test_the_memory_of_routes_is_told_for_a_trace_and_for_its_load(self):
+        trace = self.synthesise("x.trace", kind="trace")  # 3 micro-steps of 4 × 64 tokens, 2 layers, top-2, a byte an id
+        self.succeed("collect", trace, "--out", "x.load")
+        for name in (trace, "x.load"):
+            self.assertEqual(self.json_of("inspect", name)["route_bytes"], 3 * 4 * 64 * 2 * 2)
+            self.assertIn("its routes: 0.0 MB", self.succeed("inspect", name))
+
     def test_verls_violations_of_a_known_load(self):
         values = [10, 20, 30, 0, 0, 0, 0, 100]  # two ranks, four experts, one micro-step, one layer
         st.write(self.folder / "load", {"format": "foremoe.load/1", "num_experts": "4", "top_k": "1", "ranks_per_node": "2"},

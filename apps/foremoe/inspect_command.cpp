@@ -16,6 +16,7 @@
 #include "foremoe/evaluate/step_input.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/step_plan.h"
+#include "foremoe/rollout/count_routes.h"
 #include "foremoe/rollout/file_kind.h"
 #include "foremoe/rollout/load_statistics.h"
 #include "foremoe/rollout/trace_file.h"
@@ -101,8 +102,20 @@ Json describe_trace(const RoutingTrace& trace) {
             {"layer_ids", trace.layer_ids},
             {"experts", trace.num_experts},
             {"top_k", trace.top_k},
+            {"route_bytes", static_cast<std::int64_t>(shape_of(trace).token_bytes()) * trace.num_tokens},
             {"recorded_ranks", trace.ranks}};
   return json;
+}
+
+// Of the routes behind a load, with ids as narrow as they can be.
+std::int64_t route_bytes(const LoadTable& load) {
+  std::int64_t assignments = 0;
+  for (const Tokens tokens : load.load.flat()) assignments += tokens.value;
+  return assignments * static_cast<std::int64_t>(size_of(narrowest_route_type(load.num_experts())));
+}
+
+void print_route_bytes(const Json& json) {
+  fmt::print("its routes: {:.1f} MB\n", 1e-6 * json["route_bytes"].get<double>());
 }
 
 void print_trace(const Json& trace, const std::string& path) {
@@ -110,6 +123,7 @@ void print_trace(const Json& trace, const std::string& path) {
   fmt::print("{}: a trace of {} in {} (the longest {}), {}, top-{} of {}\n", path, counted(number("tokens"), "token"),
              counted(number("sequences"), "sequence"), number("longest_sequence"), counted(number("layers"), "layer"),
              number("top_k"), counted(number("experts"), "expert"));
+  print_route_bytes(trace);
   for (const char* key : {"model", "origin"}) {
     if (!trace[key].get<std::string>().empty()) fmt::print("{}: {}\n", key, trace[key].get<std::string>());
   }
@@ -172,6 +186,7 @@ Json inspect_rollout(const Safetensors& file, bool is_trace, const InspectArgume
   json["ranks_per_node"] = load.ranks_per_node;
   json["experts"] = load.num_experts();
   json["top_k"] = load.top_k;
+  if (!is_trace) json["route_bytes"] = route_bytes(load);
   json["load_digest"] = load_digest(load);
   json["layer_statistics"] = Json::array();
   for (std::size_t l = 0; l < layers.size(); ++l) {
@@ -185,6 +200,7 @@ Json inspect_rollout(const Safetensors& file, bool is_trace, const InspectArgume
   if (is_trace) print_trace(json, input.path);
   fmt::print("{}{}, top-{}\n", is_trace ? "as batched: " : fmt::format("{}: a load of ", input.path), describe(load),
              load.top_k);
+  if (!is_trace) print_route_bytes(json);
   if (std::ranges::all_of(load.load.flat(), [](Tokens tokens) { return tokens == Tokens{0}; })) {
     fmt::print("no load\n");
     return json;
