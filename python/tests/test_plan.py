@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,16 +119,28 @@ def test_rows_between_nodes_are_known_with_the_trace(data: pathlib.Path) -> None
 
 
 @pytest.mark.parametrize("policy", ["foremoe", "static", "vanilla"])
-@pytest.mark.parametrize("in_flight", [1, 2])
-def test_parts_join_to_the_whole_byte_for_byte(tmp_path: pathlib.Path, policy: str, in_flight: int) -> None:
-    load = draw_load(layers=5)
-    options = {"policy": policy, "guest_slots": 1, "in_flight": in_flight}
-    whole = foremoe.plan(load, **options)
-    parts = [foremoe.plan(load, layers=layers, **options) for layers in (slice(3, None), range(0, 1), range(1, 3))]
-    assert list(parts[0].layers) == [3, 4]
-    whole.save(tmp_path / "whole")
-    foremoe.Plan.join(parts).save(tmp_path / "joined")
-    assert (tmp_path / "joined").read_bytes() == (tmp_path / "whole").read_bytes()
+@pytest.mark.parametrize("residency", ["static", "resident", "shared"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"in_flight": 2, "seed": 5},
+        {"prefer": "links", "guest_slots": 2, "tolerance": 0.0},
+        {"max_copies_per_rank": 1, "max_copies_per_source": 2, "min_tokens_per_guest": 3, "stages": "LPT", "seed": 9},
+    ],
+    ids=["default", "in flight", "links", "limits"],
+)
+def test_parts_join_to_the_whole_byte_for_byte(
+    tmp_path: pathlib.Path, policy: str, residency: str, options: dict[str, Any]
+) -> None:
+    for seed in range(3):
+        load = draw_load(seed, layers=5, micro_steps=6, ranks=8, experts=32)
+        of: dict[str, Any] = {"policy": policy, "residency": residency, **options}
+        parts = [foremoe.plan(load, layers=layers, **of) for layers in (slice(3, None), range(0, 1), range(1, 3))]
+        assert list(parts[0].layers) == [3, 4]
+        foremoe.plan(load, **of).save(tmp_path / "whole")
+        foremoe.Plan.join(parts).save(tmp_path / "joined")
+        assert (tmp_path / "joined").read_bytes() == (tmp_path / "whole").read_bytes(), seed
 
 
 @pytest.mark.parametrize("layers", [None, range(1, 2)])

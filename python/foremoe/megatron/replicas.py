@@ -18,6 +18,7 @@ from .experts import GuestExperts, MoE
 from .groups import group_like
 from .metrics import figures, spread
 from .shadow import Shadow
+from .shares import SharedPlan, Shares
 from .step import Step
 from .supported import expect_supported, expect_version, moe_layers
 
@@ -34,7 +35,7 @@ _log = logging.getLogger("foremoe")
 class Plan:
     """A phase that is being planned; Replicas.plan() makes it."""
 
-    def __init__(self, load: foremoe.Load, running: foremoe.RunningPlan, phase: str) -> None:
+    def __init__(self, load: foremoe.Load, running: foremoe.RunningPlan | SharedPlan, phase: str) -> None:
         self.load = load  # of the expert-parallel group
         self.phase = phase
         self._running = running
@@ -73,7 +74,7 @@ def attach(
         max_copies_per_source, min_tokens_per_guest, seed.
     depth: turns (a layer of a pass) ahead of which copies start.
     ranks_per_node: of the expert-parallel group, that share a fast interconnect; None: 8, or all if fewer.
-    threads: for planning.
+    threads: of each rank, for planning its share of the layers.
 
     Raises ImportError for another version of megatron-core, and InputError that names the argument, or the field of the
     configuration that cannot be served and what it must be.
@@ -159,6 +160,7 @@ class Replicas:
             self._shadow = Shadow(self, [[layer for _, layer in of_chunk] for of_chunk in layers], config)
         else:
             self._prepare([name for name, _ in named])
+        self._shares = Shares(self.group, {"guest_slots": guest_slots, **self._planning})
 
     @staticmethod
     def _expect_arguments(guest_slots: int, residency: str, mode: str, options: dict[str, Any]) -> None:
@@ -227,8 +229,9 @@ class Replicas:
         """counts: int64 [micro_steps, layers, ranks, experts]."""
         return foremoe.Load.from_array(counts, top_k=self._top_k, ranks_per_node=self._ranks_per_node, name="counts")
 
-    def start_plan(self, load: foremoe.Load, **more: Any) -> foremoe.RunningPlan:
-        return foremoe.start_plan(load, guest_slots=self._guest_slots, **self._planning, **more)
+    def start_plan(self, load: foremoe.Load, **more: Any) -> foremoe.RunningPlan | SharedPlan:
+        """Collective over the expert-parallel group, whose ranks plan some of the layers each."""
+        return self._shares.start_plan(load, **more)
 
     def _checked(self, counts: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         array = counts.detach().cpu().numpy() if isinstance(counts, torch.Tensor) else np.asarray(counts)
@@ -318,7 +321,11 @@ class Replicas:
 
     def _expect_same(self, plan: Plan) -> None:
         """All ranks have this plan. Collective."""
-        made = plan.begin()
+        try:
+            made = plan.begin()
+        except Exception:
+            self._any_replica(True)
+            raise
         if (made.num_layers, made.num_experts, made.num_ranks) != (len(self._layers), self.num_experts, self.num_ranks):
             raise foremoe.InputError("plan: is for a model of another shape", field="plan")
         contiguous = np.arange(self.num_experts) * self.num_ranks // self.num_experts
@@ -418,6 +425,8 @@ class Replicas:
             self._shadow.close()
         elif self._layers and not self._failed:  # after a failure something may be on its way
             dist.destroy_process_group(self._copy_group)
+        if self._layers:
+            self._shares.close(self._failed)
         self._guests, self._dispatchers, self._moes = [], [], []
         self._detached = True
 
