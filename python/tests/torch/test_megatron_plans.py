@@ -1,4 +1,4 @@
-"""Where the plans of Megatron-LM's steps come from: its ranks plan in shares.
+"""Where the plans of Megatron-LM's steps come from: its ranks plan in shares, and slime's hooks ask for them.
 
 One spawn of four processes runs all checks.
 """
@@ -6,8 +6,12 @@ One spawn of four processes runs all checks.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import pathlib
+import re
+import sys
 import tempfile
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,21 +22,32 @@ pytest.importorskip("megatron.core")
 
 import torch.distributed as dist  # noqa: E402
 from megatron_training import (  # noqa: E402
+    EXPERTS,
+    LAYERS,
+    MICRO_STEPS,
     RANKS,
+    STEPS,
     Case,
+    batch,
     begin_groups,
     counts_of,
+    differences,
     make_config,
     make_net,
     on_all_ranks,
+    replay,
+    routes_of,
     run_step,
+    train,
 )
 
 import foremoe  # noqa: E402
 import foremoe.megatron  # noqa: E402
+import foremoe.slime  # noqa: E402
 from foremoe.megatron import shares as shares_module  # noqa: E402
 from foremoe.megatron.shares import Shares  # noqa: E402
 
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
 PLANNED = [
     {"policy": "foremoe", "residency": "resident"},
     {"policy": "foremoe", "residency": "resident", "prefer": "links", "seed": 7},
@@ -142,10 +157,102 @@ def fail_in_a_step() -> dict[str, Any]:
     return found
 
 
+ARGS = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=True, offload_train=False)
+
+
+def fill_slimes_lists(rank: int) -> None:
+    """slime.utils.routing_replay with [rows, top_k] of each layer and micro-step of the rollout."""
+
+    class Replay:
+        def __init__(self, lists: list[Any]) -> None:
+            self.top_indices_list = lists
+
+    class RoutingReplay:
+        all_routing_replays = tuple(
+            Replay([routes_of(step, m, layer, rank).int() for step in range(STEPS) for m in range(MICRO_STEPS)])
+            for layer in range(LAYERS)
+        )
+
+    for name in ("slime", "slime.utils"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["slime.utils.routing_replay"] = types.SimpleNamespace(RoutingReplay=RoutingReplay)  # type: ignore
+
+
+def log_probabilities(model: Any) -> list[Any]:
+    with torch.no_grad():
+        found = []
+        for step in range(STEPS):
+            for m in range(MICRO_STEPS):
+                replay(model.module, step, m)
+                found.append(model(batch(step, m)))
+    return found
+
+
+def documented_hook() -> Any:
+    """By the flag of docs/adopting.md, as slime finds it."""
+    (path,) = re.findall(r"--custom-megatron-before-train-step-hook-path (\S+)", DOCS.read_text())
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def slime(rank: int) -> dict[str, Any]:
+    """Training with slime's calls of its hooks, on a model of Megatron-LM."""
+    fill_slimes_lists(rank)
+    case = Case(ep=2, ddp={"overlap_grad_reduce": True})
+    expected = train(case)
+    found: dict[str, Any] = {}
+    active = foremoe.slime.Hooks(mode="active", ranks_per_node=2)
+    for mode, hooks, hook in (
+        ("active", active, active.before_train_step),
+        ("shadow", foremoe.slime.hooks, documented_hook()),
+    ):
+        finalized: list[Any] = []
+        metrics: list[Any] = []
+
+        def finalize(*of: Any, num_tokens: int, finalized: list[Any] = finalized) -> None:
+            finalized.append(num_tokens)
+
+        def prepare(model: Any, hooks: Any = hooks, mode: str = mode, finalize: Any = finalize) -> Any:
+            model.config.finalize_model_grads_func = finalize
+            if mode == "active":
+                before = log_probabilities(model)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setenv("ROUTING_REPLAY_STAGE", "replay_forward")
+                    hooks.before_log_prob(ARGS, [model], "")
+                planned = log_probabilities(model)
+                hooks.before_training(ARGS, 0, {"num_microbatches": [MICRO_STEPS] * STEPS})
+                found["log_prob"] = max(float((a - b).abs().max()) for a, b in zip(planned, before, strict=True))
+                found["log_prob copies"] = hooks.replicas.metrics()["foremoe/copies"]
+            return [model]
+
+        @contextlib.contextmanager
+        def inside(model: Any, step: int, hook: Any = hook) -> Any:
+            hook(ARGS, 0, step, model, None, None)
+            yield
+
+        def after(model: Any, step: int, hooks: Any = hooks, metrics: Any = metrics) -> None:
+            model[0].config.finalize_model_grads_func(model, num_tokens=step)
+            metrics.append(hooks.replicas.metrics())
+
+        got = train(case, prepare, inside, after)
+        hooks.replicas.detach()
+        found[mode] = differences(got, expected) | {
+            "finalized": finalized,
+            "metrics": metrics,
+            "last": hooks.replicas.metrics(),
+            "bitwise": all(
+                torch.equal(a[name], b[name])
+                for a, b in zip(got["weights"], expected["weights"], strict=True)
+                for name in b
+            ),
+        }
+    return found
+
+
 def work(rank: int) -> dict[str, Any]:
     found = {"shares": share()}
     begin_groups(2)
-    return found | {"step": fail_in_a_step()}
+    return found | {"step": fail_in_a_step(), "slime": slime(rank)}
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +289,28 @@ def test_a_share_that_fails_ends_the_step_of_all_groups_and_the_next_one_runs(fo
     own = "RuntimeError: rank 1 could not plan its layers: ValueError('no plan')"
     assert [of["step"]["raised"] for of in found] == [other, other, own, own]
     assert all(1 <= of["step"]["then"] < 1.1 for of in found)
+
+
+def test_slimes_hooks_train_as_planned(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        active = of["slime"]["active"]
+        assert max(active[what] for what in ("loss", "dx", "dw")) <= 1e-12, active
+        assert active["finalized"] == list(range(STEPS))
+        for metrics in active["metrics"]:
+            assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
+            assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
+    assert sum(of["slime"]["active"]["last"]["foremoe/copies"] for of in found) > 0
+
+
+def test_slimes_hooks_plan_the_log_probabilities(found: list[dict[str, Any]]) -> None:
+    assert max(of["slime"]["log_prob"] for of in found) <= 1e-12
+    assert sum(of["slime"]["log_prob copies"] for of in found) > 0
+
+
+def test_the_documented_flag_is_shadow_mode_and_changes_nothing(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        shadow = of["slime"]["shadow"]
+        assert shadow["bitwise"] and shadow["loss"] == shadow["dx"] == 0
+        assert shadow["finalized"] == list(range(STEPS))
+        assert 1 <= shadow["last"]["foremoe/rho_planned"] < shadow["last"]["foremoe/rho_vanilla"]
+        assert "foremoe/rho_computed" not in shadow["last"]
