@@ -190,7 +190,7 @@ def documented() -> dict[str, float]:
     """The snippet of docs/adopting.md, with Megatron-LM's own schedule, against that schedule without it."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    (snippet,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    snippet = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[0]
     case = Case(ep=2, ddp=OVERLAP)
 
     def run(planned: bool) -> dict[str, Any]:

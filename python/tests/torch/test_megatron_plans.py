@@ -1,4 +1,4 @@
-"""Where the plans of Megatron-LM's steps come from: its ranks plan in shares, and slime's hooks ask for them.
+"""Where the plans of Megatron-LM's steps come from: its ranks plan in shares, trainers ask for them.
 
 One spawn of four processes runs all checks.
 """
@@ -27,6 +27,7 @@ from megatron_training import (  # noqa: E402
     MICRO_STEPS,
     RANKS,
     STEPS,
+    TOKENS,
     Case,
     batch,
     begin_groups,
@@ -249,10 +250,54 @@ def slime(rank: int) -> dict[str, Any]:
     return found
 
 
+def in_shadow() -> dict[str, Any]:
+    """The wrap that docs/adopting.md has for a trainer's training step, around Megatron-LM's own schedule."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    (snippet,) = [code for code in blocks if "def in_shadow" in code]
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+
+    def run(forward_backward: Any) -> dict[str, Any]:
+        net = make_net(make_config(Case(ep=2)))
+        inputs: list[Any] = []
+
+        def forward_step(data: Any, of: Any) -> Any:
+            replay(net, 0, m := next(data))
+            inputs.append(batch(0, m))
+            return of(inputs[-1]), lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
+
+        for forward_only in (True, False):
+            losses = forward_backward(
+                forward_step_func=forward_step,
+                data_iterator=iter(range(MICRO_STEPS)),
+                model=[net],
+                num_microbatches=MICRO_STEPS,
+                seq_length=TOKENS,
+                micro_batch_size=1,
+                forward_only=forward_only,
+            )
+        return {
+            "losses": [float(of["loss"]) for of in losses],
+            "inputs": [x.grad for x in inputs[MICRO_STEPS:]],
+            "weights": [{name: p.grad for name, p in net.named_parameters()}],
+        }
+
+    expected = run(get_forward_backward_func())
+    wrapped = names["in_shadow"](get_forward_backward_func(), ranks_per_node=2)
+    found = differences(run(wrapped), expected)
+    (replicas,) = wrapped.attached
+    replicas.detach()
+    first = dist.get_rank() // 2 * 2
+    at_homes = sum(counts_of(0, r) for r in (first, first + 1)).view(MICRO_STEPS, LAYERS, 2, -1).sum(-1).double()
+    return {**found, "metrics": replicas.metrics(), "rho": float((at_homes.amax(-1) / at_homes.mean(-1)).mean())}
+
+
 def work(rank: int) -> dict[str, Any]:
     found = {"shares": share()}
     begin_groups(2)
-    return found | {"step": fail_in_a_step(), "slime": slime(rank)}
+    return found | {"step": fail_in_a_step(), "slime": slime(rank), "wrap": in_shadow()}
 
 
 @pytest.fixture(scope="module")
@@ -314,3 +359,11 @@ def test_the_documented_flag_is_shadow_mode_and_changes_nothing(found: list[dict
         assert shadow["finalized"] == list(range(STEPS))
         assert 1 <= shadow["last"]["foremoe/rho_planned"] < shadow["last"]["foremoe/rho_vanilla"]
         assert "foremoe/rho_computed" not in shadow["last"]
+
+
+def test_the_documented_wrap_counts_training_steps_and_changes_nothing(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        wrap = of["wrap"]
+        assert wrap["loss"] == wrap["dx"] == wrap["dw"] == 0
+        assert wrap["metrics"]["foremoe/rho_vanilla"] == pytest.approx(wrap["rho"], rel=1e-12)
+        assert wrap["metrics"]["foremoe/rho_planned"] < wrap["rho"]
