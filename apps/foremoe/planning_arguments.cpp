@@ -47,7 +47,7 @@ PlanningSession::PlanningSession(PlanningArguments& a, bool simulates) : pool(st
 
 void note_unused(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,
                  const PlannerOptions& options) {
-  for (const std::string& remark : remarks_on_unused(input, policies, options, given.names())) {
+  for (const std::string& remark : remarks_on_unused(input, policies, input.for_policy(options), given.names())) {
     note(spell_arguments(remark, command_line_name));
   }
 }

@@ -269,8 +269,9 @@ std::vector<std::string> unused_options(const Load& load, const std::vector<std:
   EvaluateOptions evaluate;
   CostRequest cost;
   set_options(keywords, evaluate, cost);
-  const std::shared_ptr<const StepInput> input = input_of(load, {nb::none(), previous, nullptr});
-  std::vector<std::string> remarks = remarks_on_unused(*input, policies_named(names), evaluate.planner, given);
+  PolicyInput asked = load.input->for_policy(evaluate.planner);
+  if (previous != nullptr) asked.previous = whole_plan_of(previous);
+  std::vector<std::string> remarks = remarks_on_unused(*load.input, policies_named(names), asked, given);
   if (!cost.cluster.empty()) return remarks;
   for (const std::vector<Option>& table : {simulation_options_of(evaluate), options_of(cost)}) {
     for (const Option& option : table) {

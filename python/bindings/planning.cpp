@@ -91,12 +91,11 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   }
   ThreadPool pool(threads_of(with.threads));
   std::optional<PolicyResult> result;
-  run_interruptibly(pool, [&] { result = policy.plan(input, pool); });
+  run_interruptibly(pool, [&] { result = load.input->plan(policy, input, pool); });
   if (const auto* skipped = std::get_if<Skipped>(&*result)) raise_skipped(policy, skipped->reason);
   PlannedStep planned = std::get<PlannedStep>(std::move(*result));
   // Policies that plan all micro-steps at once announce none.
   for (; on_micro_step && announced < planned.plan.num_micro_steps(); ++announced) (*on_micro_step)(announced);
-  record_input_options(*load.input, planned.plan);
   if (part) planned.plan.load_digest = load_digest(load.table());
   return {.step = std::make_shared<const StepPlan>(std::move(planned.plan)), .layers = range, .times = planned.times};
 }

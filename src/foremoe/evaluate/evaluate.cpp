@@ -127,14 +127,13 @@ class Evaluator {
 
   bool plan(const PlannerOptions& planner, Evaluation& e) {
     progress("planning with");
-    PolicyResult result = policy_.plan(input_.for_policy(planner), context_.pool);
+    PolicyResult result = input_.plan(policy_, input_.for_policy(planner), context_.pool);
     if (auto* skipped = std::get_if<Skipped>(&result)) {
       e.skipped = std::move(skipped->reason);
       return false;
     }
     auto& planned = std::get<PlannedStep>(result);
     e.plan = std::move(planned.plan);
-    record_input_options(input_, e.plan);
     e.times = planned.times;
     e.threads = static_cast<int>(context_.pool.num_threads());
     measure(e);
@@ -145,11 +144,8 @@ class Evaluator {
     PlannerOptions planner = options_.planner;
     planner.in_flight = 1;
     planner.residency = residency;
-    PolicyResult result = policy_.plan(input_.for_policy(planner), context_.pool);
-    if (auto* const planned = std::get_if<PlannedStep>(&result)) {
-      record_input_options(input_, planned->plan);
-      return std::move(planned->plan);
-    }
+    PolicyResult result = input_.plan(policy_, input_.for_policy(planner), context_.pool);
+    if (auto* const planned = std::get_if<PlannedStep>(&result)) return std::move(planned->plan);
     why_not = std::get<Skipped>(result).reason;
     return std::nullopt;
   }
@@ -295,25 +291,32 @@ std::vector<const Policy*> policies_named(const std::vector<std::string>& names)
   return policies;
 }
 
+// Lets the option be `word` too, which `chosen` tells; what refuses other texts lists it.
+static void admit(Option& option, const char* word, bool& chosen) {
+  option.words.emplace_back(word);
+  const char* const also = option.type == "word" ? "or" : "nor";
+  option.set = [word, also, &chosen, set = option.set](const std::string& text) {
+    chosen = text == word;
+    if (chosen) return;
+    try {
+      set(text);
+    } catch (const InputError& error) {
+      throw InputError(error.where(), fmt::format("{}, {} {}", error.problem(), also, word));
+    }
+  };
+}
+
 std::vector<Option> planning_options_of(EvaluateOptions& o) {
   std::vector<Option> options = options_of(o.planner);
   for (Option& option : options) {
     if (option.name == "residency") {
-      option.words.emplace_back("auto");
       option.help +=
           ". auto: of static, resident and shared the one with which a simulated step is quickest within "
           "--memory-budget; free in recompute where that is quicker";
-      option.set = [&o, set = option.set](const std::string& text) {
-        o.choose_residency = text == "auto";
-        if (!o.choose_residency) set(text);
-      };
+      admit(option, "auto", o.choose_residency);
     } else if (option.name == "max_copies_per_rank") {
-      option.words.emplace_back("hidden");
       option.help += ". hidden: as many as the links of --cluster carry while one layer of --model computes";
-      option.set = [&o, set = option.set](const std::string& text) {
-        o.hidden_copies = text == "hidden";
-        if (!o.hidden_copies) set(text);
-      };
+      admit(option, "hidden", o.hidden_copies);
     }
   }
   return options;

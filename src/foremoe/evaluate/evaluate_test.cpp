@@ -5,7 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <semaphore>
+
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/running_plan.h"
 #include "foremoe/rollout/synthesis/synthesis.h"
 #include "foremoe/sim/simulation.h"
 
@@ -190,6 +193,71 @@ TEST(PolicyNames, ThatAreUnknownAreRefusedWithTheListOfThose) {
   }
   EXPECT_EQ(policies_named({"all"}).size(), all_systems().size());
   EXPECT_THROW((void)policies_named({}), InputError);
+}
+
+TEST(OptionTables, ListTheWordsThatTheyAddWhereATextIsNone) {
+  EvaluateOptions options;
+  std::vector<Option> table = planning_options_of(options);
+  const auto problem = [&](const char* name, const char* text) {
+    try {
+      option_named(table, name).set(text);
+    } catch (const InputError& error) {
+      EXPECT_EQ(error.where().field, name);
+      return error.problem();
+    }
+    return std::string();
+  };
+  EXPECT_EQ(problem("residency", "loose"), "'loose', expected static, resident, shared or free, or auto");
+  EXPECT_THAT(problem("max_copies_per_rank", "few"), testing::EndsWith(", nor none, nor hidden"));
+  EXPECT_THAT(problem("max_copies_per_rank", "-1"), testing::EndsWith(", nor hidden"));
+}
+
+// Plans as static does, and waits after the first micro-step until it is let go.
+class Held final : public Policy {
+ public:
+  explicit Held(std::binary_semaphore& go) : go_(go) {}
+  std::string_view name() const override { return "held"; }
+  std::string_view summary() const override { return "waits"; }
+  std::span<const std::string_view> uses() const override { return {}; }
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    PolicyInput held = input;
+    held.on_micro_step = [&](const StepPlan& plan, MicroStepId m) {
+      input.on_micro_step(plan, m);
+      if (m == MicroStepId{0}) go_.acquire();
+    };
+    PolicyResult result = find_policy("static")->plan(held, pool);
+    std::get<PlannedStep>(result).plan.policy = name();
+    return result;
+  }
+
+ private:
+  std::binary_semaphore& go_;
+};
+
+TEST_F(Evaluations, OfARunningPlanHaveItsPolicysNameAndInputFromTheBeginning) {
+  input_.asked.micro_steps = 4;
+  std::binary_semaphore go(0);
+  const Held policy(go);
+  ThreadPool pool(1);
+  RunningPlan running({.policy = policy, .input = input_, .options = {}}, pool);
+  EXPECT_EQ(running.wait_to_begin(), std::nullopt);
+  EXPECT_EQ(running.plan().policy, "held");
+  EXPECT_THAT(running.plan().options, HasSubstr("\"micro-steps\":4"));
+  go.release();
+  running.finish();
+  EXPECT_EQ(running.plan().policy, "held");
+  EXPECT_THAT(running.plan().options, HasSubstr("\"micro-steps\":4"));
+}
+
+TEST_F(Evaluations, NameOneCauseWhyAnOptionHasNoEffect) {
+  const PlannerOptions planner{.in_flight = 9, .prefer = Prefer::kLinks};
+  const auto remarks = [&](const std::vector<std::string>& policies) {
+    return remarks_on_unused(input_, policies_named(policies), input_.for_policy(planner), {"prefer", "in_flight"});
+  };
+  EXPECT_THAT(remarks({"vanilla"}), testing::ElementsAre(HasSubstr("there are only 4"),
+                                                         "`prefer` has no effect: policy vanilla does not use it"));
+  EXPECT_THAT(remarks({"foremoe"}), testing::ElementsAre(HasSubstr("on one node"), HasSubstr("there are only 4")));
+  EXPECT_THAT(remarks({"vanilla", "foremoe"}), testing::SizeIs(2));
 }
 
 TEST(OptionTables, SetTheFieldsThatTheyAreDeclaredFor) {

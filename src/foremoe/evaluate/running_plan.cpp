@@ -24,14 +24,12 @@ RunningPlan::RunningPlan(const Request& request, ThreadPool& pool) {
     PolicyInput input = request.input.for_policy(request.options);
     // Under `shared` what is copied depends on quotas: all must be known before the first turn.
     if (request.options.residency != Residency::kShared) {
-      input.on_micro_step = [this, &request](const StepPlan& planned, MicroStepId m) {
-        deliver(request.input, planned, m);
-      };
+      input.on_micro_step = [this, &request](const StepPlan& planned, MicroStepId m) { deliver(request, planned, m); };
     }
     std::optional<PolicyResult> result;
     std::exception_ptr error;
     try {
-      result = request.policy.plan(input, pool);
+      result = request.input.plan(request.policy, input, pool);
     } catch (...) {
       error = std::current_exception();
     }
@@ -46,7 +44,6 @@ RunningPlan::RunningPlan(const Request& request, ThreadPool& pool) {
       skipped_ = skipped->reason;
     } else {
       staged_ = std::move(std::get<PlannedStep>(*result).plan);
-      record_input_options(request.input, staged_);
       delivered_ = staged_.num_micro_steps();
     }
     done_ = true;
@@ -56,11 +53,12 @@ RunningPlan::RunningPlan(const Request& request, ThreadPool& pool) {
 
 RunningPlan::~RunningPlan() = default;  // waits for the planner
 
-void RunningPlan::deliver(const StepInput& input, const StepPlan& planned, MicroStepId m) {
+void RunningPlan::deliver(const Request& request, const StepPlan& planned, MicroStepId m) {
   const std::lock_guard lock(mutex_);
   if (m == MicroStepId{0}) {
     staged_ = planned;
-    record_input_options(input, staged_);
+    staged_.policy = request.policy.name();  // a policy names its plan when it is whole, as its input is recorded then
+    record_input_options(request.input, staged_);
   }
   copy_micro_step(planned, staged_, m);
   delivered_ = m.value + 1;

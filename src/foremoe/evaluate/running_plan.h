@@ -43,7 +43,7 @@ class RunningPlan {
   void finish();
 
  private:
-  void deliver(const StepInput& input, const StepPlan& planned, MicroStepId m);
+  void deliver(const Request& request, const StepPlan& planned, MicroStepId m);
 
   StepPlan plan_;  // what ranks execute; quotas of the first `taken_` micro-steps
   int taken_ = 0;  // guarded by mutex_, as is all below

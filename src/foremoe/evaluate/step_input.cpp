@@ -127,6 +127,12 @@ PolicyInput StepInput::for_policy(const PlannerOptions& options) const {
           .previous_load = previous_load ? &*previous_load : nullptr};
 }
 
+PolicyResult StepInput::plan(const Policy& policy, const PolicyInput& given, ThreadPool& pool) const {
+  PolicyResult result = policy.plan(given, pool);
+  if (auto* const planned = std::get_if<PlannedStep>(&result)) record_input_options(*this, planned->plan);
+  return result;
+}
+
 StepInput make_step_input(LoadTable load) {
   StepInput input;
   input.homes = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
@@ -233,9 +239,13 @@ InputOptions input_as_planned(const StepPlan& plan, InputOptions options) {
 }
 
 std::vector<std::string> remarks_on_unused(const StepInput& input, const std::vector<const Policy*>& policies,
-                                           const PlannerOptions& options,
-                                           const std::set<std::string, std::less<>>& given) {
+                                           const PolicyInput& asked, const std::set<std::string, std::less<>>& given) {
   const int micro_steps = input.load.num_micro_steps();
+  const PlannerOptions& options = asked.options;
+  const Policy* const policy = policies.size() == 1 ? policies.front() : nullptr;
+  const auto is_used = [&](std::string_view name) {
+    return policy == nullptr || std::ranges::find(policy->uses(), name) != policy->uses().end();
+  };
   std::vector<std::string> remarks;
   if (given.contains("tokens_per_rank") && !input.batching) {
     remarks.push_back(
@@ -244,22 +254,21 @@ std::vector<std::string> remarks_on_unused(const StepInput& input, const std::ve
     remarks.push_back(
         fmt::format("`tokens_per_rank` has no effect: {} is batched as it was recorded", input.load.name));
   }
-  if (given.contains("prefer") && options.prefer == Prefer::kLinks && input.load.topology().num_nodes() == 1) {
+  if (given.contains("prefer") && is_used("prefer") && options.prefer == Prefer::kLinks &&
+      input.load.topology().num_nodes() == 1) {
     remarks.emplace_back("`prefer` links has no effect: all ranks are on one node");
   }
   if (given.contains("in_flight") && options.in_flight > micro_steps) {
     remarks.push_back(fmt::format("`in_flight` {}: there are only {}, so {} are in flight", options.in_flight,
                                   counted(micro_steps, "micro-step"), micro_steps));
   }
-  if (policies.size() != 1) return remarks;
-  const Policy& policy = *policies.front();
+  if (policy == nullptr) return remarks;
   PlannerOptions any;
   for (const Option& option : options_of(any)) {
-    if (!given.contains(option.name) || option.name == "residency") continue;
-    if (std::ranges::find(policy.uses(), option.name) != policy.uses().end()) continue;
-    remarks.push_back(fmt::format("`{}` has no effect: policy {} does not use it", option.name, policy.name()));
+    if (!given.contains(option.name) || option.name == "residency" || is_used(option.name)) continue;
+    remarks.push_back(fmt::format("`{}` has no effect: policy {} does not use it", option.name, policy->name()));
   }
-  const std::string on_previous = input.previous ? policy.note_on_previous(input.for_policy(options)) : "";
+  const std::string on_previous = asked.previous != nullptr ? policy->note_on_previous(asked) : "";
   if (!on_previous.empty()) remarks.push_back(on_previous);
   return remarks;
 }

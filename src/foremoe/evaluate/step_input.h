@@ -53,6 +53,8 @@ struct StepInput {
   const Batching* batching_or_null() const { return batching && !cut ? &*batching : nullptr; }
 
   PolicyInput for_policy(const PlannerOptions& options) const;  // refers to this object
+  // What the policy plans from what for_policy() gave, or a part of it. The plan's options tell how this was read.
+  PolicyResult plan(const Policy& policy, const PolicyInput& given, ThreadPool& pool) const;
 };
 
 // All of the functions below throw InputError.
@@ -72,12 +74,11 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vect
 // [layer][expert]: contiguous, or those that a plan file ends with.
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load);
 
-// Remarks on the options of these names that were given and have no effect on the input or, where one policy alone is
-// asked, on it; in sentences that name options in backquotes. Of several policies each uses what it can. Whether the
+// Remarks on the options of `asked` whose names were given and have no effect on the input or, where one policy alone
+// is asked, on it; in sentences that name options in backquotes. Of several policies each uses what it can. Whether the
 // residency can be is for the plan to say.
 std::vector<std::string> remarks_on_unused(const StepInput& input, const std::vector<const Policy*>& policies,
-                                           const PlannerOptions& options,
-                                           const std::set<std::string, std::less<>>& given);
+                                           const PolicyInput& asked, const std::set<std::string, std::less<>>& given);
 
 // Writes into the plan's options what a reader must know to make the same load again and to hold homes against those
 // before.
