@@ -52,9 +52,11 @@ def test_other_threads_run_while_it_plans(data: pathlib.Path) -> None:
         counting = pool.submit(count)
         begun.wait()
         before = counted
-        foremoe.plan(load, threads=1)
-        during = counted - before
-        done = True
+        try:
+            foremoe.plan(load, threads=1)
+        finally:
+            during = counted - before
+            done = True
         counting.result()
     assert during > 100, "the GIL was held"
 
