@@ -9,14 +9,18 @@ import numpy as np
 import foremoe
 from foremoe.balance import imbalance, planned_rows
 
+from .capacity import Buffers, home_slots, planned_slots
 
-def figures(load: foremoe.Load, plan: foremoe.Plan) -> dict[str, float]:
-    """ρ with experts at home and as planned."""
+
+def figures(load: foremoe.Load, plan: foremoe.Plan, buffers: Buffers) -> dict[str, float]:
+    """ρ and the factor of buffers, with experts at home and as planned."""
     counts = load.array.sum(2)  # [micro_steps, layers, experts]
     at_homes = counts.reshape(*counts.shape[:2], load.num_ranks, -1).sum(-1)
     return {
         **spread("rho_vanilla", at_homes),
         **spread("rho_planned", planned_rows(plan)),
+        "foremoe/rank_capacity_factor_vanilla": buffers.factor(load, home_slots(load)),
+        "foremoe/rank_capacity_factor": buffers.factor(load, planned_slots(plan)),
         "foremoe/planning_seconds": plan.times.wall_seconds,
     }
 

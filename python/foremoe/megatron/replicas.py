@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import foremoe
 
+from .capacity import Buffers, planned_slots
 from .experts import GuestExperts, MoE
 from .groups import group_like
 from .metrics import figures, spread
@@ -35,10 +36,13 @@ _log = logging.getLogger("foremoe")
 class Plan:
     """A phase that is being planned; Replicas.plan() makes it."""
 
-    def __init__(self, load: foremoe.Load, running: foremoe.RunningPlan | SharedPlan, phase: str) -> None:
+    def __init__(
+        self, load: foremoe.Load, running: foremoe.RunningPlan | SharedPlan, phase: str, buffers: Buffers
+    ) -> None:
         self.load = load  # of the expert-parallel group
         self.phase = phase
         self._running = running
+        self._buffers = buffers
 
     def begin(self) -> foremoe.Plan:
         """Waits until slots are final; the quotas of micro-step m are when wait_for(m) has returned."""
@@ -50,6 +54,14 @@ class Plan:
     def finish(self) -> foremoe.Plan:
         """Waits until all of it is final."""
         return self._running.finish()
+
+    def suggested_rank_capacity_factor(self) -> float:
+        """The least moe_expert_rank_capacity_factor, a multiple of 0.001, with which the buffers of HybridEP and
+        NCCL-EP hold all rows of the plan, in all its layers and micro-steps. Waits until all of it is final.
+
+        Infinity where a rank that has no rows of its own in a micro-step computes those of others.
+        """
+        return self._buffers.factor(self.load, planned_slots(self.finish()))
 
 
 def attach(
@@ -134,6 +146,7 @@ class Replicas:
         self._depth = depth
         self._planning = {"policy": policy, "threads": threads, "residency": residency, **options}
         config = self._layers[0].config
+        self.buffers = Buffers.of(config)
         self.num_experts, self._top_k = int(config.num_moe_experts), int(config.moe_router_topk)
         self.group = self._layers[0].ep_group
         self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -223,7 +236,7 @@ class Replicas:
         except foremoe.InputError as error:
             refused = error
         load = self.load_of(self._of_all_ranks(own, refused))
-        return Plan(load, self.start_plan(load), phase)
+        return Plan(load, self.start_plan(load), phase, self.buffers)
 
     def load_of(self, counts: np.ndarray[Any, np.dtype[np.int64]]) -> foremoe.Load:
         """counts: int64 [micro_steps, layers, ranks, experts]."""
@@ -397,7 +410,7 @@ class Replicas:
             raise RuntimeError("rows in another expert-parallel group were not those of its plan: do not use gradients")
         self._failed = False
         self._metrics = {
-            **figures(plan.load, plan.finish()),
+            **figures(plan.load, plan.finish(), self.buffers),
             **spread("rho_computed", computed.numpy()),
             "foremoe/copies": float(step.engine.copies["peer"]),
             "foremoe/exposed_seconds": step.engine.exposed_seconds,
@@ -410,6 +423,8 @@ class Replicas:
 
         foremoe/rho_vanilla, rho_planned, rho_computed: the busiest rank's rows ÷ mean, with experts at home, as
         planned, and as computed (active mode alone): the mean over layers and micro-steps, and with `_max` the largest.
+        foremoe/rank_capacity_factor_vanilla, rank_capacity_factor: the least moe_expert_rank_capacity_factor with which
+        nothing is dropped, with experts at home and as planned; infinity where there is none.
         foremoe/copies: experts copied into this rank; in shadow mode, the mean of ranks. foremoe/exposed_seconds: that
         this rank waited for copies (active mode alone). foremoe/planning_seconds: that planning took.
         """

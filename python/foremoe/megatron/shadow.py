@@ -120,7 +120,7 @@ class Shadow:
         load = replicas.load_of(np.ascontiguousarray(torch.stack(parts, 2).numpy()))
         plan = replicas.start_plan(load, in_flight=min(self._in_flight, load.num_micro_steps)).finish()
         copies = foremoe.figures(plan, load)["copies"] / load.num_ranks
-        return {**figures(load, plan), "foremoe/copies": float(copies)}
+        return {**figures(load, plan, replicas.buffers), "foremoe/copies": float(copies)}
 
     def metrics(self) -> dict[str, float]:
         """Of the last step that was planned."""

@@ -341,6 +341,9 @@ def test_every_rank_computes_the_rows_that_were_planned_for_it(found: list[dict[
         for metrics in of[case]["metrics"]:
             assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
             assert metrics["foremoe/rho_planned"] <= metrics["foremoe/rho_vanilla"]
+            for of_rho, of_buffers in (("rho_planned_max", ""), ("rho_vanilla_max", "_vanilla")):  # as many tokens each
+                factor = metrics[f"foremoe/rank_capacity_factor{of_buffers}"]
+                assert 0 <= factor - metrics[f"foremoe/{of_rho}"] < 0.002
         if "recomputed" not in case and "shared" not in case:
             assert of[case]["rows"] == of[case]["rows_planned"]
             if "no guests" in case:
