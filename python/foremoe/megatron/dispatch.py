@@ -3,7 +3,8 @@
 A planned dispatcher is Megatron's own, made for homes + G slots a rank. It is told which slot serves each row
 (dispatch_preprocess), the all-to-all one also all sizes (preprocess), and it computes the rows of guest slots beside
 those of homes (dispatch_postprocess, combine_preprocess). Router and layer go on counting experts, so auxiliary losses,
-expert bias and statistics stay as they are.
+expert bias and statistics stay as they are. The flex one was run with stand-ins for the kernels of DeepEP, HybridEP and
+NCCL-EP on CPU, and never on a GPU.
 
 The first node of the layer's backward pass fetches guests, and the last sends their gradients home. That must be inside
 backward: DistributedDataParallel with overlap_grad_reduce reduces a bucket as soon as its gradients are there, and what
@@ -19,7 +20,11 @@ import copy
 from typing import Any, Protocol
 
 import torch
-from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher, MoEAlltoAllTokenDispatcher
+from megatron.core.transformer.moe.token_dispatcher import (
+    MoEAllGatherTokenDispatcher,
+    MoEAlltoAllTokenDispatcher,
+    MoEFlexTokenDispatcher,
+)
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -156,7 +161,42 @@ class _PlannedAllToAll(_Planned, MoEAlltoAllTokenDispatcher):
         return tokens_per_expert  # all of it is on the host
 
 
-_DISPATCHERS: dict[str, Any] = {"allgather": _PlannedAllGather, "alltoall": _PlannedAllToAll}
+class _Flex(MoEFlexTokenDispatcher):
+    """Megatron's, but that no chosen slot is lost whose probability is exactly 0.
+
+    DeepEP's and NCCL-EP's managers rebuild the routing map from the largest probabilities, and so may send a row to a
+    slot that nobody chose. For Megatron-LM that costs a gradient; here the sizes would not be the plan's.
+    """
+
+    def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> Any:
+        hidden_states, _ = super().dispatch_preprocess(hidden_states, routing_map, probs)
+        manager = self._comm_manager
+        if hasattr(manager, "token_indices"):
+            manager.token_probs, manager.token_indices = chosen_slots(routing_map, probs, self.config.moe_router_topk)
+        return hidden_states, manager.token_probs
+
+
+def chosen_slots(routing_map: Tensor, probs: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """bool [tokens, slots], [tokens, slots] → probabilities [tokens, top_k] and int64 [tokens, top_k], slots.
+
+    The likeliest come first. A token that chose fewer slots has −1 for the others, which DeepEP leaves out.
+    """
+    slots = probs.detach().masked_fill(~routing_map, -torch.inf).topk(top_k, dim=-1).indices
+    return probs.gather(1, slots), slots.masked_fill(~routing_map.gather(1, slots), -1)
+
+
+class _PlannedFlex(_Planned, _Flex):
+    """Its kernels exchange the sizes, and wait for the device, as they do without a plan."""
+
+    def dispatch_postprocess(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        rows, tokens, probs = super().dispatch_postprocess(*args)
+        arrived, planned = rows.shape[0] + self._of_guests[0].shape[0], int(self._turn.tokens.sum())
+        if arrived != planned:
+            raise RuntimeError(f"{self.moe.name}: {arrived} rows arrived, {planned} were planned")
+        return rows, tokens, probs
+
+
+_DISPATCHERS: dict[str, Any] = {"allgather": _PlannedAllGather, "alltoall": _PlannedAllToAll, "flex": _PlannedFlex}
 
 
 def planned_dispatcher(moe: MoE, index: int, guest_slots: int, groups: Any) -> Any:

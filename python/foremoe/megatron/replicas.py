@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import foremoe
 
-from .capacity import Buffers, planned_slots
+from .capacity import FIELD, Buffers, end_context, planned_slots
 from .experts import GuestExperts, MoE
 from .groups import group_like
 from .metrics import figures, spread
@@ -205,6 +205,13 @@ class Replicas:
         self._moes = [MoE(layer, name) for layer, name in zip(self._layers, names, strict=True)]
         self._guests = [GuestExperts(moe, self._guest_slots, groups) for moe in self._moes if self._guest_slots]
         self._dispatchers = [planned_dispatcher(moe, i, self._guest_slots, groups) for i, moe in enumerate(self._moes)]
+        config = self._layers[0].config
+        if config.moe_token_dispatcher_type == "flex" and dist.get_rank() == 0:
+            _log.warning(
+                "moe_token_dispatcher_type 'flex' (%s) was never run on a GPU under a plan: compare losses and norms "
+                "of gradients of a few steps with those of mode='shadow'",
+                config.moe_flex_dispatcher_backend,
+            )
         # Copies overlap with the exchange of rows.
         self._copy_group = group_like(self.group, dist.get_backend(self.group), self._device)
 
@@ -311,6 +318,8 @@ class Replicas:
             device=self._device,
         )  # fmt: skip
         own = [layer.token_dispatcher for layer in self._layers]
+        if self._guest_slots:
+            end_context([*own, *self._dispatchers])
         for layer, dispatcher in zip(self._layers, self._dispatchers, strict=True):
             layer.token_dispatcher = dispatcher
             dispatcher.step = step
@@ -328,6 +337,8 @@ class Replicas:
                 del dispatcher.step
             self._running = None
             step.close(complete)
+            if self._guest_slots:
+                end_context([*own, *self._dispatchers])
         if not complete:
             raise RuntimeError("the step was left before the last micro-step of its plan: do not use its gradients")
         self._measure(step, plan)
@@ -358,7 +369,10 @@ class Replicas:
         parts = [torch.empty_like(mine) for _ in range(self.num_ranks)]
         dist.all_gather(parts, mine, group=self.group)
         others = [rank for rank, part in enumerate(parts) if not torch.equal(part, mine)]
-        refused = self._any_replica(bool(mixed or others))
+        config = self._layers[0].config
+        given = getattr(config, FIELD, None) if config.moe_token_dispatcher_type == "flex" else None
+        lacking = given is not None and self.buffers.are_too_small(plan.load, planned_slots(plan.finish()), given)
+        refused = self._any_replica(bool(mixed or others or lacking))
         if mixed:
             raise foremoe.InputError(
                 f"model_chunks: some experts of {mixed[0]} are frozen and others not; expected all alike",
@@ -369,6 +383,12 @@ class Replicas:
                 f"plan: ranks {others} of the expert-parallel group have another one, or other arguments of attach(); "
                 "expected the same of every rank",
                 field="plan",
+            )
+        if lacking:
+            raise foremoe.InputError(
+                f"{FIELD}: {given}, with which rows of this plan have no room; expected "
+                f"{plan.suggested_rank_capacity_factor()} or more",
+                field=FIELD,
             )
         if refused:
             raise foremoe.InputError("plan: another expert-parallel group refused its own", field="plan")

@@ -11,7 +11,8 @@ from typing import Any
 import foremoe
 
 FIRST, LAST = (0, 16), (0, 19)
-DISPATCHERS = ("allgather", "alltoall")
+DISPATCHERS = ("allgather", "alltoall", "flex")
+FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # run with stand-ins for their kernels, never on a GPU
 
 # Fields of TransformerConfig: what they may be, and why no more. One that a version does not have may be anything.
 _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -77,12 +78,12 @@ def expect_supported(chunks: Iterable[Any], layers: list[tuple[str, Any]], mode:
         raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
     for name, layer in layers:
         _expect_config(layer.config, name, mode)
-        if mode == "active" and layer.config.moe_token_dispatcher_type not in DISPATCHERS:
+        if mode == "active":
             kind = layer.config.moe_token_dispatcher_type
-            raise foremoe.InputError(
-                f"moe_token_dispatcher_type: '{kind}' of {name}; expected {' or '.join(DISPATCHERS)}, or mode='shadow'",
-                field="moe_token_dispatcher_type",
-            )
+            _expect_one_of("moe_token_dispatcher_type", kind, DISPATCHERS, name)
+            if kind == "flex":
+                backend = layer.config.moe_flex_dispatcher_backend
+                _expect_one_of("moe_flex_dispatcher_backend", backend, FLEX_BACKENDS, name)
     if mode == "active":
         for i, chunk in enumerate(chunks):
             for module in chunk.modules():
@@ -97,6 +98,13 @@ def expect_supported(chunks: Iterable[Any], layers: list[tuple[str, Any]], mode:
                         field="model_chunks",
                         index=f"[{i}]",
                     )
+
+
+def _expect_one_of(field: str, value: Any, allowed: tuple[str, ...], name: str) -> None:
+    if value not in allowed:
+        raise foremoe.InputError(
+            f"{field}: '{value}' of {name}; expected {' or '.join(allowed)}, or mode='shadow'", field=field
+        )
 
 
 def _expect_config(config: Any, name: str, mode: str) -> None:

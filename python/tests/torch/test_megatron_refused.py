@@ -89,7 +89,8 @@ def refusals() -> dict[str, str]:
         "residency": refusal(attach, net, residency="shared"),
         "guest_slots": refusal(attach, net, guest_slots=-1),
         "option": refusal(attach, net, rehome=1),
-        "flex": refusal(attach, _with(net, moe_token_dispatcher_type="flex")),
+        "dispatcher": refusal(attach, _with(net, moe_token_dispatcher_type="other")),
+        "flex": refusal(attach, _with(net, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="other")),
     }
     for field, value in REFUSED.items():
         found[field] = refusal(attach, _with(net, **{field: value}))
@@ -251,8 +252,12 @@ def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[di
         ("guest_slots", "guest_slots: guest_slots: -1"),
         ("option", "rehome: rehome: is none of"),
         (
+            "dispatcher",
+            "moe_token_dispatcher_type: moe_token_dispatcher_type: 'other' of moe.0; expected allgather or alltoall or",
+        ),
+        (
             "flex",
-            "moe_token_dispatcher_type: moe_token_dispatcher_type: 'flex' of moe.0; expected allgather or alltoall",
+            "moe_flex_dispatcher_backend: moe_flex_dispatcher_backend: 'other' of moe.0; expected deepep or hybridep",
         ),
         ("version 0.15.3", "import: foremoe.megatron needs megatron-core 0.16 to 0.19, not 0.15.3"),
         ("version 0.20.0", "import: foremoe.megatron needs megatron-core 0.16 to 0.19, not 0.20.0"),

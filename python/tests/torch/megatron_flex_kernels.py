@@ -1,0 +1,155 @@
+"""Stand-ins over gloo for the kernels of DeepEP, HybridEP and NCCL-EP, which Megatron-LM's own managers call.
+
+For tests alone. All ranks gather everything and keep what is theirs, so ranks must have as many tokens each. They show
+that the managers get what they must; not streams, buffers of fixed size on a device, or types shorter than float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+import torch.distributed as dist  # noqa: E402
+
+BACKENDS = ["deepep", "hybridep"]  # of this megatron-core
+CONTEXTS: list[int] = []  # of NCCL-EP: its numbers of experts, one after the other
+_context: dict[str, Any] = {}
+
+
+def _gathered(x: Any, group: Any) -> Any:
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.detach().contiguous(), group=group)
+    return torch.stack(parts)
+
+
+def _summed(x: Any, group: Any) -> Any:
+    total = x.detach().clone()
+    dist.all_reduce(total, group=group)
+    return total[dist.get_rank(group)]
+
+
+class _Gather(torch.autograd.Function):
+    """[tokens, …] → [ranks, tokens, …]"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        ctx.group = group
+        return _gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _summed(grads[0], ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    """[ranks, tokens, …] on each rank → its [tokens, …] of the sum"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        ctx.group = group
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _gathered(grads[0], ctx.group), None
+
+
+def _sum_rows(x: Any, rank: Any, token: Any, like: Any, group: Any) -> Any:
+    """Rows [rows, hidden] back to their ranks and tokens, summed."""
+    full = torch.zeros(like, dtype=x.dtype).index_put((rank, token), x, accumulate=True)
+    return _Sum.apply(full, group)
+
+
+def fused_dispatch(x: Any, indices: Any, probs: Any, num_experts: int, group: Any, **_: Any) -> Any:
+    """DeepEP: a rank gets each token once that chose any of its experts."""
+    own = num_experts // dist.get_world_size(group)
+    local = _gathered(indices, group) - dist.get_rank(group) * own
+    mine = (local >= 0) & (local < own) & (_gathered(indices, group) >= 0)
+    rank, token = mine.any(-1).nonzero(as_tuple=True)
+    everyones, rows = _Gather.apply(x, group), mine[rank, token]
+    weights = _Gather.apply(probs, group)[rank, token] * rows
+    tokens = torch.bincount(local[mine], minlength=own)
+    handle = rank, token, everyones.shape
+    return everyones[rank, token], torch.where(rows, local[rank, token], -1), weights, tokens, handle
+
+
+def fused_combine(x: Any, group: Any, handle: Any, **_: Any) -> Any:
+    return _sum_rows(x, *handle, group), None
+
+
+def _by_expert(x: Any, routing_map: Any, probs: Any, group: Any, own: int) -> Any:
+    """Rows of this rank's experts, those of an expert side by side: rows, probabilities, tokens of each, places."""
+    mine = slice(dist.get_rank(group) * own, (dist.get_rank(group) + 1) * own)
+    expert, rank, token = _gathered(routing_map, group)[..., mine].permute(2, 0, 1).nonzero(as_tuple=True)
+    everyones = _Gather.apply(x, group)
+    weights = _Gather.apply(probs, group)[..., mine][rank, token, expert]
+    return everyones[rank, token], weights, torch.bincount(expert, minlength=own), (rank, token, everyones.shape, group)
+
+
+def hybrid_ep_dispatch(
+    x: Any, routing_map: Any, probs: Any, group: Any, num_local_experts: int, num_permuted_tokens: Any = None, **_: Any
+) -> Any:
+    rows, weights, tokens, places = _by_expert(x, routing_map, probs, group, num_local_experts)
+    assert num_permuted_tokens is None
+    return rows, weights, None, tokens, places
+
+
+def hybrid_ep_combine(x: Any, handle: Any, **_: Any) -> Any:
+    return _sum_rows(x, *handle)
+
+
+def ensure_nccl_ep_bootstrapped(group: Any, num_experts: int, **options: Any) -> None:
+    if not _context:
+        _context.update(group=group, num_experts=num_experts, **options)
+        CONTEXTS.append(num_experts)
+
+
+def nccl_ep_finalize() -> None:
+    _context.clear()
+
+
+class _Buffer:
+    def __init__(self, num_local_experts: int, recv_capacity_per_rank: int, **_: Any) -> None:
+        assert num_local_experts * dist.get_world_size(_context["group"]) == _context["num_experts"]
+        assert recv_capacity_per_rank <= _context["recv_capacity_per_rank"]
+        self.own, self.capacity, self.places = num_local_experts, recv_capacity_per_rank, None
+
+
+def nccl_ep_dispatch(buffer: Any, x: Any, indices: Any, probs: Any, **_: Any) -> Any:
+    shape = len(x), _context["num_experts"]
+    routing_map = torch.zeros(shape, dtype=torch.bool).scatter(1, indices, True)
+    spread = torch.zeros(shape, dtype=probs.dtype).scatter(1, indices, probs)
+    rows, weights, tokens, buffer.places = _by_expert(x, routing_map, spread, _context["group"], buffer.own)
+    empty = buffer.capacity - len(rows)
+    assert empty >= 0
+    return (
+        torch.cat([rows, rows.new_zeros(empty, rows.shape[1])]),
+        tokens,
+        torch.cat([weights, weights.new_zeros(empty)]),
+    )
+
+
+def nccl_ep_combine(buffer: Any, x: Any, **_: Any) -> Any:
+    return _sum_rows(x[: len(buffer.places[0])], *buffer.places)
+
+
+def apply() -> None:
+    """Gives them to Megatron-LM, in this process, for good."""
+    import megatron.core.transformer.moe.fused_a2a as fused_a2a
+    import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
+
+    torch.compiler.set_stance("force_eager")  # dispatch_preprocess would be compiled
+    torch.cuda.synchronize = lambda *_: None
+    kernels = [fused_dispatch, fused_combine, hybrid_ep_dispatch, hybrid_ep_combine]
+    if hasattr(token_dispatcher, "_NCCLEPManager"):
+        BACKENDS.append("ncclep")
+        kernels += [ensure_nccl_ep_bootstrapped, nccl_ep_dispatch, nccl_ep_combine]
+        token_dispatcher.new_nccl_ep_buffer = _Buffer
+        fused_a2a.nccl_ep_finalize = nccl_ep_finalize
+    for kernel in kernels:
+        setattr(token_dispatcher, kernel.__name__, kernel)
+    token_dispatcher.set_deepep_num_sms = lambda _: None
