@@ -20,3 +20,19 @@ def imbalance(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     total = rows.sum(-1)
     rho: npt.NDArray[np.float64] = rows.max(-1) * float(rows.shape[-1]) / np.maximum(total, 1)
     return rho
+
+
+def rows_at_homes(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Rows that each rank would compute, [micro_steps, layers, ranks].
+
+    counts: [micro_steps, layers, ranks, experts], at the rank that has the tokens.
+    """
+    rows: npt.NDArray[np.int64] = counts.sum(2).reshape(*counts.shape[:3], -1).sum(-1)
+    return rows
+
+
+def spread(rows: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Mean and max of ρ over all but the last axis, without places that have no rows; 1 where none has."""
+    rho = imbalance(rows)
+    rho = rho[rho > 0]
+    return (float(rho.mean()), float(rho.max())) if rho.size else (1.0, 1.0)

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 import foremoe
+from foremoe.torch.groups import group_like
 
 from .capacity import FIELD, Buffers, end_context, planned_slots
 from .experts import GuestExperts, MoE
-from .groups import group_like
-from .metrics import figures, spread
+from .metrics import figures, named_spread
 from .shadow import Shadow
 from .shares import SharedPlan, Shares
 from .step import Step
@@ -431,7 +431,7 @@ class Replicas:
         self._failed = False
         self._metrics = {
             **figures(plan.load, plan.finish(), self.buffers),
-            **spread("rho_computed", computed.numpy()),
+            **named_spread("rho_computed", computed.numpy()),
             "foremoe/copies": float(step.engine.copies["peer"]),
             "foremoe/exposed_seconds": step.engine.exposed_seconds,
         }

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe.torch.groups import group_like
 
-from .groups import group_like
 from .metrics import figures
 
 if TYPE_CHECKING:

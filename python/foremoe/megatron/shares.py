@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe import _core
-
-from .groups import group_like
+from foremoe.torch.groups import group_like
 
 # That plan a layer without knowing the others.
 POLICIES = ("foremoe", "static", "vanilla")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from foremoe.balance import imbalance, planned_rows
+from foremoe.balance import planned_rows, rows_at_homes, spread
 
 from .routes import Counts
 
@@ -36,8 +36,7 @@ class BesidePlan:
 
 def figures_of(stage: Stage) -> dict[str, Any]:
     """As Stage.figures() tells."""
-    experts = stage.routes.counts.sum(2)  # [micro_steps, layers, experts]
-    at_homes = experts.reshape(*experts.shape[:2], stage.ep.num_ranks, -1).sum(-1)
+    at_homes = rows_at_homes(stage.routes.counts)
     planned = planned_rows(stage.plan)
     computed = planned + stage.beside.unrouted
     for place in stage.beside.fallbacks:
@@ -57,7 +56,5 @@ def figures_of(stage: Stage) -> dict[str, Any]:
 
 
 def _spread(rows: Counts) -> dict[str, float]:
-    """ρ: mean and max over layers and micro-steps, without those that have no rows; 1 where none has."""
-    rho = imbalance(rows)
-    rho = rho[rho > 0]
-    return {"mean": float(rho.mean()), "max": float(rho.max())} if rho.size else {"mean": 1.0, "max": 1.0}
+    mean, most = spread(rows)
+    return {"mean": mean, "max": most}

@@ -19,6 +19,7 @@ import foremoe
 
 from .arguments import expect_layers, expect_options, mark_spread, unmark_spread
 from .exchange import AllToAll
+from .groups import group_like
 from .layers import ExpertLayer
 from .routes import gather_routes
 from .sharded import is_dtensor, local, local_weights, sharded_over_ranks
@@ -99,17 +100,15 @@ class ExpertParallel:
         self._expect_plannable()
         # Copies overlap with the exchange of rows on a group of their own.
         self.copy_group = copy_group
-        if copy_group is None:
-            ranks = dist.get_process_group_ranks(self.group)
-            backend = dist.get_backend(self.group)
-            self.copy_group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
-        # The first operation of a group must be one that all ranks take part in.
-        dist.all_reduce(torch.zeros(1, device=self.device), group=self.copy_group)
         self.cpu_group: Any = None  # on which ranks agree about copies by the host path
+        self._made_groups: list[Any] = []
+        if copy_group is None:
+            self.copy_group = self._make_group(dist.get_backend(self.group), self.device)
+        else:
+            # The first operation of a group must be one that all ranks take part in.
+            dist.all_reduce(torch.zeros(1, device=self.device), group=copy_group)
         if path != "peer":
-            ranks = dist.get_process_group_ranks(self.group)
-            self.cpu_group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-            dist.all_reduce(torch.zeros(1), group=self.cpu_group)
+            self.cpu_group = self._make_group("gloo", "cpu")
         self.num_stages = 0  # entered
         self._model: Any = None  # whose other parameters are trained too
         self._averages = False  # drain() does it
@@ -118,6 +117,10 @@ class ExpertParallel:
         self.failed = False  # a stage did, with copies on their way
         self._stage: Stage | None = None
         self._shard()
+
+    def _make_group(self, backend: str, device: torch.device | str) -> Any:
+        self._made_groups.append(group_like(self.group, backend, device))
+        return self._made_groups[-1]
 
     def _expect_plannable(self) -> None:
         """Plans nothing at all: the planner refuses what it would refuse of a stage."""
@@ -319,8 +322,11 @@ class ExpertParallel:
                 weight.copy_(state[f"{i}.{name}"][begin : begin + self.own])
 
     def detach(self) -> None:
-        """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""
+        """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No stage can
+        run afterwards: the groups that were made for copies are gone."""
         unmark_spread(self.expert_parameters())
+        while self._made_groups and not self.failed:  # after a failure something may be on its way
+            dist.destroy_process_group(self._made_groups.pop())
         if self._sharded:
             for layer in self.layers:
                 layer.execute_by(None)

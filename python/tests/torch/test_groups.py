@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import torch.distributed as dist  # noqa: E402
+from torch.distributed import distributed_c10d  # noqa: E402
 from training import (  # noqa: E402
     RANKS,
     assert_equal_to_eager,
@@ -24,6 +25,7 @@ from training import (  # noqa: E402
 )
 
 import foremoe  # noqa: E402
+from foremoe.torch.groups import group_like  # noqa: E402
 
 GROUPS = ((0, 2), (1, 3))
 
@@ -50,6 +52,23 @@ def join_another(group: Any) -> str:
     return "nothing"
 
 
+def after_another_group(group: Any) -> list[str]:
+    """What group_like() says where one rank has made a group more than the others, and where all have again."""
+    own = dist.get_rank()
+    is_first = dist.get_process_group_ranks(group)[0] == own
+    said = []
+    for makes_one in (is_first, not is_first):
+        if makes_one:
+            dist.new_group([own], use_local_synchronization=True)
+        try:
+            dist.destroy_process_group(group_like(group, "gloo", "cpu"))
+        except RuntimeError as error:
+            said.append(str(error))
+        else:
+            said.append("nothing")
+    return said
+
+
 def work(rank: int) -> dict[str, Any]:
     groups = [dist.new_group(list(ranks)) for ranks in GROUPS]
     of = next(i for i, ranks in enumerate(GROUPS) if rank in ranks)
@@ -68,7 +87,10 @@ def work(rank: int) -> dict[str, Any]:
         found[wrapper] = run_step(own, torch.float64, wrapper=wrapper, path="auto", checkpointing=True, **options)
     found["home"] = run_step(own, torch.float64, unrouted="home", **options)
     found["another"] = join_another(groups[1 - of])
+    before = len(distributed_c10d._world.pg_names)
     found["evaluation"] = evaluate(groups[of], of)
+    found["groups left"] = len(distributed_c10d._world.pg_names) - before
+    found["after another group"] = after_another_group(groups[of])
     return found
 
 
@@ -101,3 +123,14 @@ def test_a_group_of_others_is_refused(found: list[dict[str, Any]]) -> None:
 def test_evaluation_and_files_hold_the_groups_experts(found: list[dict[str, Any]]) -> None:
     assert len(found) == RANKS
     assert max(of["evaluation"] for of in found) < 1e-5
+
+
+def test_detached_experts_leave_no_groups(found: list[dict[str, Any]]) -> None:
+    assert all(of["groups left"] == 0 for of in found)
+
+
+def test_ranks_that_made_other_groups_before_are_told_so(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        refused, made = of["after another group"]
+        assert "have made other process groups before" in refused
+        assert made == "nothing"
