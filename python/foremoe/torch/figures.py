@@ -18,32 +18,37 @@ if TYPE_CHECKING:
 
 
 class BesidePlan:
-    """fallbacks: (micro-step, layer) that ran at homes, not as planned. unrouted: int64 [micro_steps, layers, ranks],
-    rows without a route that each rank computed; until share(), this rank alone."""
+    """fallbacks: (micro-step, layer) that ran at homes, not as planned. The others are int64 [micro_steps, layers,
+    ranks], and until share() of this rank alone.
 
-    def __init__(self, num_unrouted: Counts) -> None:
+    unplanned: rows (tokens at one of their experts) that each rank computed beside those that were planned for it;
+    negative where it computed fewer. mismatched: rows of each rank that went home because their expert was not
+    recorded. mismatched_tokens: those that have such rows.
+    """
+
+    def __init__(self, num_unrouted: Counts, on_mismatch: str) -> None:
         self.fallbacks: list[tuple[int, int]] = []
-        self.unrouted = np.zeros_like(num_unrouted)
-        self._shares = bool(num_unrouted.any())
+        self.unplanned = np.zeros_like(num_unrouted)
+        self.mismatched = np.zeros_like(num_unrouted)
+        self.mismatched_tokens = np.zeros_like(num_unrouted)
+        self._shares = on_mismatch == "home" or bool(num_unrouted.any())
 
     def share(self, ep: ExpertParallel) -> None:
-        """Tells all ranks what each computed for rows without a route. Collective."""
+        """Tells all ranks what each computed beside the plan. Collective."""
         if self._shares:
-            computed = torch.from_numpy(self.unrouted).to(ep.device)
-            dist.all_reduce(computed, group=ep.group)
-            self.unrouted = computed.cpu().numpy()
+            of_all = torch.from_numpy(np.stack([self.unplanned, self.mismatched, self.mismatched_tokens])).to(ep.device)
+            dist.all_reduce(of_all, group=ep.group)
+            self.unplanned, self.mismatched, self.mismatched_tokens = of_all.cpu().numpy()
 
 
 def figures_of(stage: Stage) -> dict[str, Any]:
     """As Stage.figures() tells."""
     at_homes = rows_at_homes(stage.routes.counts)
     planned = planned_rows(stage.plan)
-    computed = planned + stage.beside.unrouted
+    computed = planned + stage.beside.unplanned
     for place in stage.beside.fallbacks:
         computed[place] += at_homes[place] - planned[place]
-    rows = sum(int(getattr(layer, "replayed_rows", 0)) for layer in stage.ep.layers)
-    mismatched = sum(int(getattr(layer, "mismatched_rows", 0)) for layer in stage.ep.layers)
-    return {
+    figures = {
         "rho_vanilla": _spread(at_homes),
         "rho_planned": _spread(planned),
         "rho_computed": _spread(computed),
@@ -51,8 +56,15 @@ def figures_of(stage: Stage) -> dict[str, Any]:
         "host_copies": stage.guests.copies["host"],
         "fallbacks": len(stage.beside.fallbacks),
         "exposed_seconds": stage.guests.exposed_seconds,
-        "mismatch": mismatched / rows if rows else 0.0,
     }
+    if stage.routes.on_mismatch == "home":
+        tokens = sum(int((of[..., 0] >= 0).sum()) for of in stage.routes.own)
+        others = int(stage.beside.mismatched_tokens[..., stage.ep.rank].sum())
+        figures["mismatched"] = stage.beside.mismatched.sum(-1).tolist()
+    else:
+        tokens = sum(int(getattr(layer, "replayed_rows", 0)) for layer in stage.ep.layers)
+        others = sum(int(getattr(layer, "mismatched_rows", 0)) for layer in stage.ep.layers)
+    return figures | {"mismatch": others / tokens if tokens else 0.0}
 
 
 def _spread(rows: Counts) -> dict[str, float]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .dispatch import Dispatch, chosen_slots, dispatch_to, planned_slots
 from .exchange import AllToAll, GuestRows
 from .sharded import local_weights
 
@@ -23,18 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class LayerTurn:
-    """One layer: sizes and orders, on the device before the layer runs."""
+    """One layer. What is on the device is there before the layer runs."""
 
     layer: int
     forward: int  # turn
     backward: int  # turn; −1 in a phase without
-    send: list[int]
-    recv: list[int]
-    order: Tensor  # int64 [rows sent], entry of routes
-    to_slots: Tensor  # int64 [rows received]
-    home_rows: int
-    home_ends: Tensor  # int32 [homes]
-    guest_ends: Tensor  # int32 [guest slots]
+    planned: Dispatch
+    recorded: Tensor  # int64 [tokens, top_k], −1 in rows without a route
+    slots: Tensor | None  # int64 [tokens, top_k], as planned_slots() has it; None where routes are replayed
     unrouted: Tensor | None  # int64 [rows], this rank's without a route that are computed; None where no rank has any
     ran: bool = False  # a second forward is the recomputation of a checkpoint
 
@@ -71,20 +68,28 @@ class MicroStep:
         stage, own = self._stage, self._stage.ep.own
         place = "forward", self._number, layer
         turn = stage.turns.at_homes(*place) if at_home else stage.turns[place]
-        order = turn.row_order(np.ascontiguousarray(stage.routes.own[self._number][:, layer].numpy()))
+        routes = np.ascontiguousarray(stage.routes.own[self._number][:, layer].numpy())
+        order = turn.row_order(routes)
         home_rows = int(turn.slot_offsets[own])
+        slots = None
+        if stage.routes.on_mismatch == "home":
+            slots = self._upload(planned_slots(turn, order, routes, stage.plan.slot_expert[turn.event, layer]))
         has_unrouted = stage.routes.num_unrouted[self._number, layer].any()
         return LayerTurn(
             layer=layer,
             forward=turn.index,
             backward=stage.turns["backward", self._number, layer].index if stage.phase == "policy_update" else -1,
-            send=turn.send.tolist(),
-            recv=turn.recv.tolist(),
-            order=self._upload(torch.from_numpy(order.astype(np.int64))),
-            to_slots=self._upload(torch.from_numpy(turn.to_slots.astype(np.int64))),
-            home_rows=home_rows,
-            home_ends=self._upload(torch.from_numpy(turn.slot_offsets[1 : own + 1].astype(np.int32))),
-            guest_ends=self._upload(torch.from_numpy((turn.slot_offsets[own + 1 :] - home_rows).astype(np.int32))),
+            planned=Dispatch(
+                send=turn.send.tolist(),
+                recv=turn.recv.tolist(),
+                order=self._upload(torch.from_numpy(order.astype(np.int64))),
+                to_slots=self._upload(torch.from_numpy(turn.to_slots.astype(np.int64))),
+                home_rows=home_rows,
+                home_ends=self._upload(torch.from_numpy(turn.slot_offsets[1 : own + 1].astype(np.int32))),
+                guest_ends=self._upload(torch.from_numpy((turn.slot_offsets[own + 1 :] - home_rows).astype(np.int32))),
+            ),
+            recorded=self._upload(torch.from_numpy(routes).long()),
+            slots=slots,
             unrouted=self._upload(stage.routes.unrouted[self._number][layer]) if has_unrouted else None,
         )
 
@@ -93,13 +98,14 @@ class MicroStep:
         return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
     def execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-        """One layer, forward: [tokens, hidden]; ids, which matter for rows without a route, and gates: [tokens, top_k].
+        """One layer, forward: [tokens, hidden]; ids and gates: [tokens, top_k].
 
-        Rows without a route are dropped, or computed at homes.
+        Rows without a route are dropped, or computed at homes; under on_mismatch="home" so are rows whose expert was
+        not recorded.
         """
         stage, of = self._stage, self.layers[index]
         layer, group, guests = stage.ep.layers[index], stage.ep.group, stage.guests
-        if hidden.shape[0] != self._rows or gates.shape != (self._rows, layer.top_k):
+        if hidden.shape[0] != self._rows or not ids.shape == gates.shape == (self._rows, layer.top_k):
             raise RuntimeError(f"{layer.name}: {hidden.shape[0]} rows ran, but there are routes of {self._rows}")
         self._expect_turn(of)
         mine = TurnGuests(stage, of)
@@ -121,31 +127,55 @@ class MicroStep:
 
         if torch.is_grad_enabled() and of.backward >= 0 and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()  # the exchanges of the backward pass take place all the same
-        token = of.order // layer.top_k
+        to = self._dispatch(of, ids)
+        token = to.order // layer.top_k
         # The dispatch is the last of the layer's backward, the combine the first.
-        received = AllToAll.apply(hidden[token], of.send, of.recv, group, None, after)[of.to_slots]
+        received = AllToAll.apply(hidden[token], to.send, to.recv, group, None, after)[to.to_slots]
         guests.wait(ready)
-        parts = [layer.forward_rows(received[: of.home_rows], of.home_ends, local_weights(layer))]
-        if len(of.to_slots) > of.home_rows:
-            guest_rows = received[of.home_rows :]
+        parts = [layer.forward_rows(received[: to.home_rows], to.home_ends, local_weights(layer))]
+        if len(to.to_slots) > to.home_rows:
+            guest_rows = received[to.home_rows :]
             if torch.is_grad_enabled():
-                parts.append(GuestRows.apply(guest_rows, layer, of.guest_ends, mine))
+                parts.append(GuestRows.apply(guest_rows, layer, to.guest_ends, mine))
             else:
-                parts.append(layer.forward_rows(guest_rows, of.guest_ends, mine.weights()))
+                parts.append(layer.forward_rows(guest_rows, to.guest_ends, mine.weights()))
         if not of.ran:
             of.ran, stage.last_turn = True, of.forward
         computed = torch.cat(parts) if len(parts) > 1 else parts[0]
-        back = torch.empty_like(computed).index_copy(0, of.to_slots, computed)
-        returned = AllToAll.apply(back, of.recv, of.send, group, before, None)
-        weighted = returned * gates.reshape(-1)[of.order, None].to(returned.dtype)
+        back = torch.empty_like(computed).index_copy(0, to.to_slots, computed)
+        returned = AllToAll.apply(back, to.recv, to.send, group, before, None)
+        weighted = returned * gates.reshape(-1)[to.order, None].to(returned.dtype)
         out = torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
-        if of.unrouted is None:
+        if of.unrouted is None or of.slots is not None:
             return out
         # Autograd runs what came last first: these exchanges, then those of the plan, on all ranks alike.
         rows = of.unrouted
         of_unrouted, computed_here = stage.ep.execute_at_homes(index, hidden[rows], ids[rows], gates[rows])
-        stage.beside.unrouted[self._number, index, stage.ep.rank] = computed_here
+        stage.beside.unplanned[self._number, index, stage.ep.rank] = computed_here
         return out.index_add(0, rows, of_unrouted)
+
+    def _dispatch(self, of: LayerTurn, ids: Tensor) -> Dispatch:
+        """Where rows go. Where routes are replayed, ids that are none of them are noted: the stage's end refuses them.
+
+        Collective where they are not.
+        """
+        stage, ep, routed = self._stage, self._stage.ep, of.recorded >= 0
+        if of.slots is None:
+            found, before = ((ids != of.recorded) & routed).any(), stage.differs[of.layer]
+            stage.differs[of.layer] = found if before is None else before | found
+            return of.planned
+        # What a checkpoint computes again goes where it went, even if rounding has changed the router's scores.
+        ep.layers[of.layer].replay(ids)
+        slots, as_recorded = chosen_slots(of.slots, of.recorded, ids, own=ep.own, slots=stage.plan.num_slots)
+        if stage.routes.drop:
+            slots = slots.where(routed, -1)
+        to = dispatch_to(slots, slots=stage.plan.num_slots, own=ep.own, group=ep.group)
+        place = self._number, of.layer, ep.rank
+        elsewhere = routed & ~as_recorded
+        stage.beside.unplanned[place] = len(to.to_slots) - len(of.planned.to_slots)
+        stage.beside.mismatched[place] = int(elsewhere.sum())
+        stage.beside.mismatched_tokens[place] = int(elsewhere.any(-1).sum())
+        return to
 
     def _expect_turn(self, of: LayerTurn) -> None:
         """Refuses a layer that runs out of order, and a recomputation whose guests, or whose partners, are gone."""

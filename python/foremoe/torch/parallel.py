@@ -18,6 +18,7 @@ from torch import Tensor
 import foremoe
 
 from .arguments import expect_layers, expect_options, mark_spread, unmark_spread
+from .dispatch import dispatch_to
 from .exchange import AllToAll
 from .groups import group_like
 from .layers import ExpertLayer
@@ -182,25 +183,14 @@ class ExpertParallel:
         on this rank.
         """
         layer = self.layers[index]
-        expert, order = ids.reshape(-1).sort(stable=True)
-        routed = expert >= 0
-        expert, order = expert[routed], order[routed]
-        counts = torch.bincount(expert, minlength=self.num_experts)
-        received = torch.empty_like(counts)  # [source, own expert]
-        dist.all_to_all_single(received, counts, group=self.group)
-        send = counts.view(self.num_ranks, self.own).sum(1).tolist()
-        of_source = received.view(self.num_ranks, self.own)
-        recv = of_source.sum(1).tolist()
-        own_expert = torch.arange(self.own, device=hidden.device).repeat(self.num_ranks).repeat_interleave(received)
-        to_slots = own_expert.argsort(stable=True)
-        token = order // layer.top_k
-        rows = AllToAll.apply(hidden[token], send, recv, self.group, None, None)[to_slots]
-        ends = of_source.sum(0).cumsum(0).to(torch.int32)
-        computed = layer.forward_rows(rows, ends, local_weights(layer))
-        back = torch.empty_like(computed).index_copy(0, to_slots, computed)
-        returned = AllToAll.apply(back, recv, send, self.group, None, None)
-        weighted = returned * gates.reshape(-1)[order, None].to(returned.dtype)
-        return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype)), sum(recv)
+        to = dispatch_to(ids, slots=self.own, own=self.own, group=self.group)
+        token = to.order // layer.top_k
+        rows = AllToAll.apply(hidden[token], to.send, to.recv, self.group, None, None)[to.to_slots]
+        computed = layer.forward_rows(rows, to.home_ends, local_weights(layer))
+        back = torch.empty_like(computed).index_copy(0, to.to_slots, computed)
+        returned = AllToAll.apply(back, to.recv, to.send, self.group, None, None)
+        weighted = returned * gates.reshape(-1)[to.order, None].to(returned.dtype)
+        return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype)), to.home_rows
 
     def expert_parameters(self) -> list[torch.nn.Parameter]:
         """This rank's, of all layers."""
@@ -265,7 +255,14 @@ class ExpertParallel:
     def leave(self) -> None:
         self._stage = None
 
-    def plan(self, routes: Sequence[Tensor], phase: str = "policy_update", *, unrouted: str = "drop") -> Stage:
+    def plan(
+        self,
+        routes: Sequence[Tensor],
+        phase: str = "policy_update",
+        *,
+        unrouted: str = "drop",
+        on_mismatch: str = "refuse",
+    ) -> Stage:
         """Plans a phase, in the background. Collective.
 
         routes: of each of this rank's micro-steps, integers [rows, layers, top_k] or [batch, tokens, layers, top_k], as
@@ -275,13 +272,17 @@ class ExpertParallel:
         nothing reads may have none: padding, and the last token of a sequence. home: each takes the experts that its
         router chooses, at their homes. Layers of micro-steps in which some rank has such rows exchange these apart from
         the others, and their counts first.
+        on_mismatch: refuse: the routes are replayed; a layer that runs other experts ends the stage with an error.
+        home: routers choose their own experts, and the routes are a guess that the plan is made for. A row (a token at
+        one of its experts) whose expert was recorded takes the replica that was planned for it; any other one goes to
+        its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.
 
         Raises InputError for routes that cannot be, where no rank has a micro-step, and under drop for rows without a
         route that something reads, where that can be seen: a row in some layers alone, or one between rows of its
         sequence that have a route.
         """
         self._expect_usable()
-        gathered = gather_routes(self, routes, phase, unrouted)
+        gathered = gather_routes(self, routes, phase, unrouted, on_mismatch)
         load = self._load(gathered.counts)
         return Stage(self, load, self._start_plan(load), gathered, phase=phase)
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 import foremoe
 
+from .dispatch import ON_MISMATCH
+
 if TYPE_CHECKING:
     from .parallel import ExpertParallel
 
@@ -33,6 +35,7 @@ class Routes:
     own: [micro-step] int32 [rows, layers, top_k]; no rows where others have a batch and this rank has none.
     num_own: micro-steps in which this rank has a batch.
     unrouted: [micro-step][layer] int64 [rows], this rank's rows without a route that are computed at homes.
+    drop: whether rows without a route are dropped. on_mismatch: as plan() takes it.
     counts: int64 [micro_steps, layers, ranks, experts]. num_unrouted: int64 [micro_steps, layers, ranks].
     """
 
@@ -41,13 +44,17 @@ class Routes:
     unrouted: list[list[Tensor]]
     counts: Counts
     num_unrouted: Counts
+    drop: bool
+    on_mismatch: str
 
 
-def gather_routes(ep: ExpertParallel, routes: Sequence[Tensor], phase: str, unrouted: str) -> Routes:
+def gather_routes(ep: ExpertParallel, routes: Sequence[Tensor], phase: str, unrouted: str, on_mismatch: str) -> Routes:
     """What ExpertParallel.plan() was given, checked and counted. Collective. Raises InputError, on all ranks."""
     refused: foremoe.InputError | None = None
     own: list[Tensor] = []
     try:
+        if on_mismatch not in ON_MISMATCH:
+            raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")
         own = _checked(ep, routes, phase, unrouted)
     except foremoe.InputError as error:
         refused = error
@@ -63,6 +70,8 @@ def gather_routes(ep: ExpertParallel, routes: Sequence[Tensor], phase: str, unro
         unrouted=found,
         counts=np.ascontiguousarray(counts[..., :-1]),
         num_unrouted=np.ascontiguousarray(counts[..., -1]),
+        drop=unrouted == "drop",
+        on_mismatch=on_mismatch,
     )
 
 

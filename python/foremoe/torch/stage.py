@@ -44,7 +44,8 @@ class Stage:
         self.routes = routes
         self.phase = phase
         self.last_turn = -1  # that ran
-        self.beside = BesidePlan(routes.num_unrouted)
+        self.beside = BesidePlan(routes.num_unrouted, routes.on_mismatch)
+        self.differs: list[Tensor | None] = [None] * len(ep.layers)  # bool []: other experts ran than were replayed
         self._load = load
         self._running = running
         self._plan: foremoe.Plan | None = None
@@ -154,6 +155,7 @@ class Stage:
         self.guests.finish()
         if self.phase == "recompute":
             self.beside.share(self.ep)
+            self._expect_recorded_routes()
 
     @contextlib.contextmanager
     def micro_step(self, micro_step: int) -> Iterator[None]:
@@ -175,8 +177,8 @@ class Stage:
         at_homes = self.guests.agree(micro_step)
         self.beside.fallbacks += [(micro_step, layer) for layer in sorted(at_homes)]
         self._current = self._prepare(micro_step, at_homes)
-        for i, layer in enumerate(self.ep.layers):
-            layer.replay(self.routes.own[micro_step][:, i].long().to(self.ep.device))
+        for layer, of in zip(self.ep.layers, self._current.layers, strict=True):
+            layer.replay(of.recorded if of.slots is None else torch.full_like(of.recorded, -1))
         try:
             yield self._current
         finally:
@@ -211,6 +213,7 @@ class Stage:
         if self._drained or self._next != self._load.num_micro_steps or self.last_turn + 1 != len(self._turns or ()):
             raise RuntimeError("drain() comes once, after the backward of the last micro-step")
         self.guests.expect_same_weights()
+        self._expect_recorded_routes()
         self.guests.drain()
         self.beside.share(self.ep)
         experts = {id(weight) for weight in self.ep.expert_parameters()}
@@ -226,15 +229,27 @@ class Stage:
                 weight.grad = before if weight.grad is None else weight.grad.add_(before)
         self._drained = True
 
+    def _expect_recorded_routes(self) -> None:
+        """Waits for the device, once a stage: no layer does."""
+        for layer, differs in zip(self.ep.layers, self.differs, strict=True):
+            if differs is not None and bool(differs):
+                raise RuntimeError(
+                    f"{layer.name}: it ran other experts than its routes say, although they were replayed; "
+                    "under on_mismatch='home' its router may choose"
+                )
+
     def figures(self) -> dict[str, Any]:
         """What the stage was worth, of this rank where ranks differ.
 
         rho_vanilla, rho_planned, rho_computed: busiest rank's rows ÷ mean, mean and max over layers and micro-steps:
         with experts at home; as planned; and as executed, which is at homes where layers fell back, and with the rows
-        without a route that were computed (those of other ranks from drain(), or the end of a recompute phase, on).
+        that were computed because they have no route, or another (those of other ranks from drain(), or the end of a
+        recompute phase, on).
         copies: experts copied into this rank; host_copies: those of them that came by the host path. exposed_seconds:
         that it waited for them. fallbacks: layers of micro-steps that ran at homes, not as planned, because a rank
-        lacked a guest; the same on all ranks. mismatch: share of rows with a route whose router would have chosen other
-        experts.
+        lacked a guest; the same on all ranks. mismatch: share of tokens with a route whose router would have chosen
+        other experts, or under on_mismatch="home" did. mismatched, under "home" alone: [micro_steps][layers], rows
+        (tokens at one of their experts) that went home because their expert was not recorded; of all ranks from
+        drain() on.
         """
         return figures_of(self)

@@ -347,7 +347,7 @@ def train_and_fail(rank: int, folder: str, fails: str) -> None:
     try:
         with mock.patch.object(HostPath, "agree", agree_then_fail), ep.plan(routes) as stage, stage.micro_step(0):
             rows = len(routes[0])
-            layer.execute(torch.ones(rows, matrix.HIDDEN), None, torch.ones(rows, 1)).sum().backward()
+            layer.execute(torch.ones(rows, matrix.HIDDEN), layer.ids, torch.ones(rows, 1)).sum().backward()
     except RuntimeError as error:
         same = layer.matrix.grad is gradient and bool((gradient == 1).all()) and torch.equal(layer.matrix, weights)
         pathlib.Path(folder, f"{rank}").write_text(f"{'as before' if same else 'changed'}: {error}")

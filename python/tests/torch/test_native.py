@@ -38,7 +38,7 @@ from transformers.distributed import DistributedConfig  # noqa: E402
 import foremoe  # noqa: E402
 import foremoe.hf  # noqa: E402
 from foremoe.hf import expert_layers, record  # noqa: E402
-from foremoe.torch import ExpertParallel, exchange, guests, parallel  # noqa: E402
+from foremoe.torch import ExpertParallel, dispatch, exchange, guests, parallel  # noqa: E402
 
 
 def load(folder: str, dtype: Any, **config: Any) -> Any:
@@ -196,7 +196,7 @@ def count(rank: int, folder: str, *, planned: bool) -> dict[str, int]:
         for layer in layers:
             own = super(type(layer._by), layer._by).__call__
             layer.execute_by(counter.watched(layer._by.execute or own))
-        with counter.collectives(native, exchange, guests, parallel):
+        with counter.collectives(native, dispatch, exchange, guests, parallel):
             out = model(batch, use_cache=False).logits
             with counter.waits():
                 out.backward(torch.ones_like(out))

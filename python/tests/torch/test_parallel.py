@@ -104,6 +104,7 @@ def work(rank: int, folder: str) -> None:
     }.items():
         found[name] = refusal(lambda wrong=wrong: ep.plan(wrong))
     found["unrouted"] = refusal(lambda: ep.plan(good, unrouted="away"))
+    found["on_mismatch"] = refusal(lambda: ep.plan(good, on_mismatch="away"))
     found["one tensor"] = refusal(lambda: ep.plan(good[0]))
     of_two = Layer()
     of_two.top_k = 2
@@ -116,7 +117,7 @@ def work(rank: int, folder: str) -> None:
                 uneven.idle(m)
                 continue
             with uneven.micro_step(m):
-                of_rows = torch.ones(len(good[0]), HIDDEN), None, torch.ones(len(good[0]), 1)
+                of_rows = torch.ones(len(good[0]), HIDDEN), good[0].reshape(-1, 1), torch.ones(len(good[0]), 1)
                 uneven.execute(0, *of_rows).sum().backward()
         uneven.drain()
     found["no micro-steps"] = refusal(lambda: ep.plan([]))
@@ -136,7 +137,7 @@ def work(rank: int, folder: str) -> None:
         found["too early"] = refusal(stage.drain)
         with stage.micro_step(0):
             rows_here = len(good[0])
-            one = torch.ones(rows_here, HIDDEN), None, torch.ones(rows_here, 1)
+            one = torch.ones(rows_here, HIDDEN), layer.ids, torch.ones(rows_here, 1)
             found["rows"] = refusal(lambda: layer.execute(torch.ones(9, HIDDEN), None, torch.ones(9, 1)))
             out = layer.execute(*one)
             found["twice"] = refusal(lambda: layer.execute(*one))
@@ -159,7 +160,7 @@ def work(rank: int, folder: str) -> None:
 def leave_undrained(ep: Any, layer: Layer, rank: int) -> None:
     with ep.plan(routes_of(rank)) as stage, stage.micro_step(0):
         rows = len(routes_of(rank)[0])
-        layer.execute(torch.ones(rows, HIDDEN), None, torch.ones(rows, 1)).sum().backward()
+        layer.execute(torch.ones(rows, HIDDEN), layer.ids, torch.ones(rows, 1)).sum().backward()
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +184,7 @@ def found() -> list[dict[str, Any]]:
         ("one tensor", "InputError: routes: is one tensor"),
         ("repeated", "InputError: routes[0]: row 1 has an expert twice in layer 0"),
         ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
+        ("on_mismatch", "InputError: on_mismatch: 'away', expected refuse or home"),
         ("no micro-steps", "InputError: routes: there is no micro-step, on any rank"),
         ("spread", "InputError: layers[1]: another ExpertParallel has spread its experts"),
         ("detached", "nothing"),
@@ -232,7 +234,7 @@ def die(rank: int, folder: str) -> None:
             if rank == 1:
                 time.sleep(1)
                 raise KeyboardInterrupt
-            layer.execute(torch.ones(4, HIDDEN), None, torch.ones(4, 1)).sum().backward()
+            layer.execute(torch.ones(4, HIDDEN), layer.ids, torch.ones(4, 1)).sum().backward()
     except RuntimeError as error:
         kept = layer.matrix.grad is gradient and torch.equal(layer.matrix, weights)
         pathlib.Path(folder, "found").write_text(f"{'kept' if kept else 'changed'}: {error}")

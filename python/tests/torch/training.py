@@ -97,6 +97,49 @@ def draw_partial_routes(rank: int, micro_steps: int, seed: int) -> list[Any]:
     return routes
 
 
+def execute_eagerly(layer: Any, hidden: Any, ids: Any, gates: Any) -> Any:
+    """All experts of a layer on their rows, one after the other; none where an id is negative."""
+    out = torch.zeros_like(hidden)
+    for e in range(EXPERTS):
+        token, place = (ids == e).nonzero(as_tuple=True)
+        if len(token) == 0:
+            continue
+        up = hidden[token] @ layer.experts.gate_up_proj[e].T
+        rows = layer.experts._apply_gate(up) @ layer.experts.down_proj[e].T
+        out = out.index_add(0, token, rows * gates[token, place, None])
+    return out
+
+
+def wrong_routes(dtype: Any, batches: list[Any], routes: list[Any], share: float, seed: int) -> list[Any]:
+    """What the routers of make_model() choose on these batches, in reversed order, but for a share of the experts,
+    which are others. Rows that have no route in `routes` have none."""
+    model, random = make_model(dtype), torch.Generator().manual_seed(seed)
+    calls: list[Any] = []
+
+    def execute_of(layer: Any) -> Any:
+        def execute(hidden: Any, ids: Any, gates: Any) -> Any:
+            calls.append(ids)
+            return execute_eagerly(layer, hidden, ids, gates)
+
+        return execute
+
+    for layer in expert_layers(model):
+        layer.execute_by(execute_of(layer))
+    found = []
+    for batch, like in zip(batches, routes, strict=True):
+        calls.clear()
+        with torch.no_grad():
+            model(batch)
+        of = torch.stack(calls, 1).flip(-1)
+        for ids in of.view(-1, TOP_K):
+            chosen = ids.tolist()
+            for k in (torch.rand(TOP_K, generator=random) < share).nonzero()[:, 0].tolist():
+                free = [e for e in range(EXPERTS) if e not in (*chosen, *ids.tolist())]
+                ids[k] = free[int(torch.randint(len(free), (), generator=random))]
+        found.append(of.view_as(like).masked_fill(like < 0, -1))
+    return found
+
+
 def loss_of(model: Any, ids: Any, every_row: bool = False) -> Any:
     """Of all tokens but the last; every_row: and of what each token's row, the last one's too, became."""
     logits = model(input_ids=ids, use_cache=False).logits
@@ -113,12 +156,16 @@ def reference(
     state: dict[str, Any] | None = None,
     model_seed: int = 0,
     unrouted: str = "drop",
+    on_mismatch: str = "refuse",
     chosen: Any = None,
+    mismatched: Any = None,
 ) -> tuple[float, dict[str, Any]]:
     """Mean over ranks of one eager process. Rows without a route add nothing, or under "home" choose their experts.
+    Under on_mismatch="home" all others do too.
 
     weights: the type that the weights are rounded to first. state: the weights; None for those of make_model().
-    chosen: int64 [micro_steps, layers, experts], to which what rows without a route choose is added.
+    chosen: int64 [micro_steps, layers, experts], to which what rows without a route choose is added, and what others
+    choose that is not recorded; mismatched: int64 [micro_steps, layers], to which the number of the latter is.
     """
     model = make_model(weights or dtype, model_seed).to(dtype)
     if state is not None:
@@ -127,19 +174,20 @@ def reference(
 
     def eager(layer: Any) -> Any:
         def execute(hidden: Any, ids: Any, gates: Any) -> Any:
-            out = torch.zeros_like(hidden)
-            if unrouted == "home":
-                layer.chosen += torch.bincount(ids[layer.ids_now < 0], minlength=EXPERTS)
+            routed = layer.ids_now >= 0
+            if on_mismatch == "home":
+                others = routed & torch.tensor(
+                    [[e not in was for e in now] for now, was in zip(ids.tolist(), layer.ids_now.tolist(), strict=True)]
+                )
+                layer.chosen += torch.bincount(ids[others], minlength=EXPERTS)
+                layer.mismatched += others.sum()
             else:
-                ids = layer.ids_now
-            for e in range(EXPERTS):
-                token, place = (ids == e).nonzero(as_tuple=True)
-                if len(token) == 0:
-                    continue
-                up = hidden[token] @ layer.experts.gate_up_proj[e].T
-                rows = layer.experts._apply_gate(up) @ layer.experts.down_proj[e].T
-                out = out.index_add(0, token, rows * gates[token, place, None])
-            return out
+                ids = torch.where(routed, layer.ids_now, ids)
+            if unrouted == "home":
+                layer.chosen += torch.bincount(ids[~routed], minlength=EXPERTS)
+            else:
+                ids = ids.masked_fill(~routed, -1)
+            return execute_eagerly(layer, hidden, ids, gates)
 
         return execute
 
@@ -151,7 +199,8 @@ def reference(
             for i, layer in enumerate(layers):
                 layer.ids_now = of[:, :, i].reshape(-1, TOP_K)
                 layer.chosen = chosen[m, i] if chosen is not None else torch.zeros(EXPERTS, dtype=torch.long)
-                layer.replay(layer.ids_now)
+                layer.mismatched = mismatched[m, i] if mismatched is not None else torch.zeros((), dtype=torch.long)
+                layer.replay(layer.ids_now if on_mismatch == "refuse" else None)
             loss = loss_of(model, ids, unrouted == "home") / len(batches)
             loss.backward()
             total += float(loss.detach())
@@ -194,27 +243,42 @@ def run_step(
     checkpointing: bool | str = False,
     uneven: bool = False,
     unrouted: str = "drop",
+    wrong: float | None = None,
     wrapper: str | None = None,
     spoil: Spoil | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """A step on nodes of two ranks, and how it differs from one eager process. checkpointing: of each decoder layer; or
-    "whole": one checkpoint of the whole model. rank: of the group among options, which
-    are those of ExpertParallel."""
+    "whole": one checkpoint of the whole model. wrong: the share of experts in the routes that routers do not choose,
+    with on_mismatch="home"; None: routes are replayed. rank: of the group among options, which are those of
+    ExpertParallel."""
     ranks = dist.get_world_size(options.get("group"))
     micro_steps = [*[3] * (ranks - 1), 2] if uneven else [4] * ranks
     draw = draw_routes if unrouted == "drop" else draw_partial_routes
     batches = [draw_batches(r, m, seed) for r, m in enumerate(micro_steps)]
     routes = [draw(r, m, seed) for r, m in enumerate(micro_steps)]
+    on_mismatch = "refuse" if wrong is None else "home"
+    if wrong is not None:
+        routes = [wrong_routes(dtype, batches[r], of, wrong, 10 * seed + r) for r, of in enumerate(routes)]
     chosen = torch.zeros(max(micro_steps), LAYERS, EXPERTS, dtype=torch.long)
-    loss_expected, expected = reference(dtype, batches, routes, model_seed=model_seed, unrouted=unrouted, chosen=chosen)
+    mismatched = torch.zeros(max(micro_steps), LAYERS, dtype=torch.long)
+    loss_expected, expected = reference(
+        dtype,
+        batches,
+        routes,
+        model_seed=model_seed,
+        unrouted=unrouted,
+        on_mismatch=on_mismatch,
+        chosen=chosen,
+        mismatched=mismatched,
+    )
     model = make_model(dtype, model_seed)
     if checkpointing is True:
         model.gradient_checkpointing_enable()
         model.train()
     ep = spread(model, **{"ranks_per_node": 2, **options})
     trained = ep.wrap(model, wrapper)
-    stage = ep.plan(routes[rank], unrouted=unrouted)
+    stage = ep.plan(routes[rank], unrouted=unrouted, on_mismatch=on_mismatch)
     total = 0.0
     with spoil(ep, stage) if spoil is not None else contextlib.nullcontext(), stage:
         for m in stage.micro_steps:
@@ -235,7 +299,8 @@ def run_step(
     figures = stage.figures()
     computed = torch.zeros(max(micro_steps), LAYERS, ranks, dtype=torch.long)
     computed[stage.plan.event_micro_step] = torch.from_numpy(stage.plan.slot_tokens.sum(-1))
-    computed += chosen.view(*chosen.shape[:2], ranks, -1).sum(-1)
+    at_homes = chosen.view(*chosen.shape[:2], ranks, -1).sum(-1)
+    computed += at_homes
     result = {
         "dtype": str(dtype),
         "loss": abs(float(loss_all) / ranks - loss_expected) / abs(loss_expected),
@@ -243,6 +308,11 @@ def run_step(
         "whose": whose,
         **{name: figures[name] for name in ("copies", "host_copies", "fallbacks", "mismatch")},
         **{name: figures[name]["mean"] for name in ("rho_vanilla", "rho_planned", "rho_computed")},
+        "mismatched": figures.get("mismatched"),
+        "mismatched_expected": mismatched.tolist(),
+        "unplanned": stage.beside.unplanned.sum(-1).tolist(),
+        "unplanned_expected": (at_homes.sum(-1) - mismatched).tolist(),
+        "rho_at_homes": float((at_homes.amax(-1) / at_homes.double().mean(-1)).mean()),
         "rho_expected": float((computed.amax(-1) / computed.double().mean(-1)).mean()),
     }
     ep.detach()

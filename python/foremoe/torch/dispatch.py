@@ -1,0 +1,89 @@
+"""Where the rows of one layer go: as planned, or as the router chose.
+
+Planned sizes are known before the layer runs. Where the router may choose other experts than recorded, a row (a token
+at one of its experts) that was recorded takes the replica that was planned for it, any other one its expert's home;
+ranks exchange the counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import foremoe
+
+ON_MISMATCH = ("refuse", "home")
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Sizes on the host, orders on the device."""
+
+    send: list[int]
+    recv: list[int]
+    order: Tensor  # int64 [rows sent], entry of [tokens, top_k]
+    to_slots: Tensor  # int64 [rows received]
+    home_rows: int
+    home_ends: Tensor  # int32 [homes]
+    guest_ends: Tensor  # int32 [guest slots]
+
+
+def planned_slots(
+    turn: foremoe.RankTurn, order: np.ndarray[Any, Any], routes: np.ndarray[Any, Any], slot_expert: np.ndarray[Any, Any]
+) -> Tensor:
+    """int64 [tokens, top_k]: rank · slots + slot that serves each recorded row; −1 in rows without a route.
+
+    order: [rows sent], as turn.row_order() has it. routes: int32 [tokens, top_k]. slot_expert: [ranks, slots], of the
+    turn, with the homes first.
+    """
+    ranks, slots = slot_expert.shape
+    rank = np.repeat(np.arange(ranks), turn.send)
+    found = np.full(routes.size, -1)
+    found[order] = rank * slots + (slot_expert[rank] == routes.reshape(-1)[order, None]).argmax(1)
+    return torch.from_numpy(found.reshape(routes.shape))
+
+
+def chosen_slots(planned: Tensor, recorded: Tensor, ids: Tensor, *, own: int, slots: int) -> tuple[Tensor, Tensor]:
+    """int64 [tokens, top_k]: rank · slots + slot of the rows of ids; and bool: which of them were recorded.
+
+    planned: as planned_slots() has it. recorded, ids: int64 [tokens, top_k]. own: homes of a rank.
+    """
+    same = ids[:, :, None] == recorded[:, None, :]  # [token, chosen, recorded]
+    as_recorded = same.any(2)
+    home = ids // own * slots + ids % own
+    return torch.where(as_recorded, planned.gather(1, same.byte().argmax(2)), home), as_recorded
+
+
+def dispatch_to(slot: Tensor, *, slots: int, own: int, group: Any) -> Dispatch:
+    """Of rows that other ranks know nothing of: counts are exchanged. Collective; waits for the device.
+
+    slot: int64 [tokens, top_k], rank · slots + slot of each row; −1: it is not sent. own: homes of a rank, the first of
+    its slots.
+    """
+    ranks = dist.get_world_size(group)
+    to, order = slot.reshape(-1).sort(stable=True)
+    sent = to >= 0
+    to, order = to[sent], order[sent]
+    counts = torch.bincount(to, minlength=ranks * slots)
+    received = torch.empty_like(counts)  # [source, slot]
+    dist.all_to_all_single(received, counts, group=group)
+    of_source = received.view(ranks, slots)
+    of_slot = of_source.sum(0)
+    sizes = torch.cat([counts.view(ranks, slots).sum(1), of_source.sum(1), of_slot[:own].sum(0, keepdim=True)]).tolist()
+    send, recv, home_rows = sizes[:ranks], sizes[ranks:-1], sizes[-1]
+    slot_of_row = torch.arange(slots, device=slot.device).repeat(ranks).repeat_interleave(received)
+    ends = of_slot.cumsum(0)
+    return Dispatch(
+        send=send,
+        recv=recv,
+        order=order,
+        to_slots=slot_of_row.argsort(stable=True),
+        home_rows=home_rows,
+        home_ends=ends[:own].to(torch.int32),
+        guest_ends=(ends[own:] - home_rows).to(torch.int32),
+    )

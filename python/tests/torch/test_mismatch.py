@@ -1,0 +1,127 @@
+"""Routers that choose other experts than recorded, under on_mismatch="home": all is as in one eager process.
+
+One spawn of four processes runs all checks; each rank reports what it found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from training import (  # noqa: E402
+    assert_equal_to_eager,
+    draw_batches,
+    draw_routes,
+    make_model,
+    on_all_ranks,
+    run_step,
+    spread,
+    steps_of,
+    wrong_routes,
+)
+
+import foremoe  # noqa: E402
+from foremoe.torch.dispatch import chosen_slots, planned_slots  # noqa: E402
+
+
+def recompute(rank: int) -> dict[str, Any]:
+    """Forwards alone under a plan against those with every row at its home."""
+    batches = draw_batches(rank, 3, 8)
+    routes = wrong_routes(torch.float64, batches, draw_routes(rank, 3, 8), 0.2, rank)
+    model = make_model(torch.float64)
+    ep = spread(model, ranks_per_node=2)
+    worst = 0.0
+    stage = ep.plan(routes, phase="recompute", unrouted="home", on_mismatch="home")
+    with torch.no_grad(), stage:
+        for m, batch in enumerate(batches):
+            with stage.micro_step(m):
+                with ep.unplanned():
+                    expected = model(batch).logits
+                found = model(batch).logits
+            worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
+    return {"worst": worst, "mismatched": stage.figures()["mismatched"]}
+
+
+def work(rank: int) -> dict[str, Any]:
+    f64 = torch.float64
+    return {
+        "as recorded": run_step(rank, f64, wrong=0.0),
+        "some": run_step(rank, f64, wrong=0.1),
+        "static, all": run_step(rank, f64, seed=2, residency="static", wrong=1.0),
+        "shared, uneven, home": run_step(
+            rank, f64, seed=3, residency="shared", uneven=True, unrouted="home", wrong=0.1
+        ),
+        "host, home": run_step(rank, f64, seed=4, path="host", unrouted="home", wrong=0.2),
+        "checkpointing": run_step(rank, f64, seed=1, checkpointing=True, wrong=0.1),
+        "whole checkpoint, float32": run_step(rank, torch.float32, seed=1, checkpointing="whole", wrong=0.1),
+        "recompute": recompute(rank),
+    }
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return on_all_ranks(work)
+
+
+def test_losses_and_gradients_are_those_of_one_eager_process(found: list[dict[str, Any]]) -> None:
+    assert_equal_to_eager(found)
+
+
+def test_rows_that_were_not_recorded_are_counted_by_micro_step_and_layer(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        for case, result in steps_of(of).items():
+            assert result["mismatched"] == result["mismatched_expected"], case
+            assert result["unplanned"] == result["unplanned_expected"], case
+            assert (sum(map(sum, result["mismatched"])) > 0) == (result["mismatch"] > 0) == (case != "as recorded")
+        assert of["as recorded"]["rho_computed"] == of["as recorded"]["rho_planned"]
+        assert of["static, all"]["mismatch"] == 1
+        assert of["static, all"]["rho_computed"] == pytest.approx(of["static, all"]["rho_at_homes"], rel=1e-12)
+
+
+def test_guests_were_there(found: list[dict[str, Any]]) -> None:
+    for case in steps_of(found[0]):
+        assert sum(of[case]["copies"] for of in found) > 0, case
+
+
+def test_a_phase_of_forwards_alone_gives_the_same_outputs(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["recompute"]["worst"] < 1e-12
+        assert of["recompute"]["mismatched"] == found[0]["recompute"]["mismatched"]
+        assert all(0 < rows < 4 * 22 * 2 for layers in of["recompute"]["mismatched"] for rows in layers)
+
+
+def test_recorded_rows_fill_the_quotas_of_the_plan_and_homes_where_a_layer_falls_back() -> None:
+    ranks, own = 4, 2
+    random = np.random.default_rng(1)
+    popularity = random.random(ranks * own) ** 5
+    routes = np.array([[random.permutation(8)[:2] for _ in range(64)] for _ in range(ranks)], np.int32)
+    routes[random.random(routes.shape[:2]) < 0.5] = np.argsort(popularity)[-2:]
+    counts = np.stack([np.bincount(of.ravel(), minlength=8) for of in routes])[None, None]
+    load = foremoe.Load.from_array(counts, top_k=2)
+    plan = foremoe.plan(load, guest_slots=1)
+    assert plan.slot_tokens[..., own:].sum() > 0
+    slots = plan.num_slots
+    served = np.zeros(ranks * slots, np.int64)
+    for rank, of in enumerate(routes):
+        turns = foremoe.RankTurns(plan, load, rank=rank)
+        as_planned, at_homes = (
+            planned_slots(turn, turn.row_order(of), of, plan.slot_expert[0, 0]).numpy()
+            for turn in (turns["forward", 0, 0], turns.at_homes("forward", 0, 0))
+        )
+        assert (plan.slot_expert[0, 0].ravel()[as_planned] == of).all()
+        assert (at_homes == of // own * slots + of % own).all()
+        served += np.bincount(as_planned.ravel(), minlength=ranks * slots)
+    assert (served.reshape(ranks, slots) == plan.slot_tokens[0, 0]).all()
+
+
+def test_a_row_goes_as_planned_in_whatever_order_it_was_chosen_or_home() -> None:
+    planned, recorded = torch.tensor([[2, 4], [0, 5], [-1, -1]]), torch.tensor([[0, 2], [0, 3], [-1, -1]])
+    ids = torch.tensor([[2, 0], [3, 1], [1, 2]])  # two ranks of two homes and a guest slot
+    slots, as_recorded = chosen_slots(planned, recorded, ids, own=2, slots=3)
+    assert slots.tolist() == [[4, 2], [5, 1], [1, 3]]
+    assert as_recorded.tolist() == [[True, True], [True, False], [False, False]]
