@@ -12,6 +12,7 @@
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/cost_request.h"
+#include "foremoe/evaluate/evaluate_plan.h"
 #include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/memory_remarks.h"
 #include "foremoe/evaluate/own_options.h"
@@ -129,22 +130,47 @@ PolicyWithOptions policy_of(const std::string& name, const nb::dict& own) {
   return with;
 }
 
-Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const nb::dict& own,
-                    const Former& former, int threads) {
-  Evaluated e;
-  e.policy = policy_of(name, own).make();
-  e.input = input_of(load, former);
+// `evaluate`: of an Evaluated whose evaluation and figures are not there yet.
+void fill(Evaluated& e, const nb::dict& keywords, int threads,
+          const std::function<Evaluation(const EvaluationContext&)>& evaluate) {
   CostRequest cost_request;
   set_options(keywords, e.options, cost_request);
   ThreadPool pool(threads_of(threads));
   run_interruptibly(pool, [&] {
     e.cost = cost_of(cost_request, e.input->load, /*simulates=*/!cost_request.cluster.empty());
-    e.evaluation = std::make_shared<const Evaluation>(
-        evaluate(*e.policy, *e.input, e.options, {.pool = pool, .cost = e.cost ? &*e.cost : nullptr}));
+    e.evaluation = std::make_shared<const Evaluation>(evaluate({.pool = pool, .cost = e.cost ? &*e.cost : nullptr}));
     nlohmann::ordered_json json = to_json(*e.evaluation, /*checked=*/true);
     json.erase("speedup_over_vanilla");
     json.erase("rl_step_speedup");
     e.figures = json.dump();
+  });
+}
+
+Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const nb::dict& own,
+                    const Former& former, int threads) {
+  Evaluated e;
+  e.policy = policy_of(name, own).make();
+  e.input = input_of(load, former);
+  fill(e, keywords, threads,
+       [&](const EvaluationContext& context) { return evaluate(*e.policy, *e.input, e.options, context); });
+  return e;
+}
+
+// A plan with other quotas, on the load that they serve.
+Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const Load& load, const nb::dict& keywords,
+                           int threads) {
+  const StepPlan& step = finished(plan);
+  const auto* const tokens = data_of<std::int64_t>(slot_tokens, "slot_tokens", "events, layers, ranks, slots", 4);
+  Array<Tokens, 4> quotas({slot_tokens.shape(0), slot_tokens.shape(1), slot_tokens.shape(2), slot_tokens.shape(3)});
+  for (std::size_t i = 0; i < quotas.flat().size(); ++i) quotas.flat()[i] = Tokens{tokens[i]};
+  Evaluated e;
+  e.policy = policy_with_options(step.policy).make();
+  e.input = load.input;
+  fill(e, keywords, threads, [&](const EvaluationContext& context) {
+    Evaluation made =
+        evaluate_plan(*e.policy, with_quotas(step, std::move(quotas), load.table()), *e.input, e.options, context);
+    made.times = plan.times;
+    return made;
   });
   return e;
 }
@@ -320,6 +346,7 @@ void bind_evaluation(nb::module_& m) {
       },
       "load"_a, "policy"_a, "options"_a, "own"_a = nb::dict(), "homes"_a.none() = nb::none(),
       "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
+  m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a, "threads"_a = 0);
 
   const auto evaluates = [&m](const char* name, bool simulates) {
     m.def(

@@ -410,6 +410,13 @@ def _evaluate(
     previous_load: Load | None = None,
     threads: int = 0,
 ) -> Evaluation: ...
+def _evaluate_quotas(
+    plan: Plan,
+    slot_tokens: Annotated[NDArray[Any], dict(writable=False)],
+    load: Load,
+    options: dict[str, Any],
+    threads: int = 0,
+) -> Evaluation: ...
 def _compare(
     load: Load,
     policies: Sequence[str],

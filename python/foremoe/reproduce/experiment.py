@@ -17,7 +17,9 @@ from .toml_table import Options
 class Input:
     """file: a trace, from the working directory; empty: the load is drawn. load: keywords of collect() or
     synthesize_load(). former_step: systems know the load of a step before this one: same popularity, other tokens.
-    steps: how many steps of equal length the micro-steps are. cost: keywords of evaluate(): cluster, model, ….
+    steps: how many steps of equal length the micro-steps are. wrong_percent, missing_percent: of the load's rows, that
+    go elsewhere than recorded, and that are not recorded; None: routes are as recorded.
+    cost: keywords of evaluate(): cluster, model, ….
     """
 
     label: str
@@ -25,15 +27,24 @@ class Input:
     load: Options
     former_step: bool
     steps: int
+    wrong_percent: float | None
+    missing_percent: float | None
     cost: Options | None
+
+    @property
+    def has_other_routes(self) -> bool:
+        return self.wrong_percent is not None or self.missing_percent is not None
 
 
 @dataclass(frozen=True)
 class System:
-    """options: keywords of evaluate(). own: options that this policy alone has."""
+    """foresight: it plans what was recorded, not what is executed. options: keywords of evaluate(). own: options that
+    this policy alone has.
+    """
 
     label: str
     policy: str
+    foresight: bool
     options: Options
     own: Mapping[str, float]
 

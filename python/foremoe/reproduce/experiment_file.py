@@ -28,13 +28,19 @@ _DRAWN = _TABLES["synthesis"] - {"shape"}  # which is `model` here
 _BATCHED = {"ranks", "ranks_per_node", "tokens_per_rank"}  # keywords of collect()
 _COST = (_TABLES["cost"] - {"cluster", "model", "keep_activations"}) | {"rollout_seconds"}
 _PLANNED = _TABLES["planning"] | {"path"}
+_OTHER_ROUTES = {"wrong_percent", "missing_percent"}
 _BY_STEPS = {"hottest", "step_change", "micro_step_change"}  # columns that tell steps apart
 
 _PROSE = ("title", "source", "about", "reading")
 _TABLES_OF_ROOT = {"shape", "input", "every_input", "system", "every_system", "published", "aim"}
 _OF_ROOT = {*_PROSE, "finding", "secondary", "across", "columns", *_TABLES_OF_ROOT}
-_OF_INPUT = {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps"} | _DRAWN | _COST
-_OF_SYSTEM = {"label", "policy"} | _PLANNED.union(*map(_core._own_options, _core.policies()))
+_OF_INPUT = (
+    {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps"}
+    | _OTHER_ROUTES
+    | _DRAWN
+    | _COST
+)
+_OF_SYSTEM = {"label", "policy", "foresight"} | _PLANNED.union(*map(_core._own_options, _core.policies()))
 
 Labelled = TypeVar("Labelled", Input, System)
 
@@ -74,6 +80,8 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     used_by_input = partial(_used_by_input, columns=columns, modelled=modelled)
     read_input = partial(_read_input, shape=shape, modelled=modelled)
     inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input), read_input)
+    if any(s.foresight for s in systems.values()) and not any(i.has_other_routes for i in inputs.values()):
+        root.fail("system", "foresight has no effect where no input has wrong_percent or missing_percent")
     of_whom = partial(_of_whom, columns=columns, inputs=inputs, systems=systems)
     return Experiment(
         **prose,
@@ -145,7 +153,7 @@ def _plans_by_time(options: Options) -> bool:
 
 def _used_by_system(table: Table, modelled: bool) -> tuple[set[str], str]:
     policy = table.required("policy")
-    used = {"label", "policy", *table.checked(_core._own_options, policy), *_core._policy_uses(policy)}
+    used = {"label", "policy", "foresight", *table.checked(_core._own_options, policy), *_core._policy_uses(policy)}
     if modelled or _plans_by_time(table.rest):
         used.add("path")
     return used, f"policy {policy}"
@@ -153,13 +161,14 @@ def _used_by_system(table: Table, modelled: bool) -> tuple[set[str], str]:
 
 def _read_system(table: Table) -> System:
     label, policy, options = table.required("label"), table.required("policy"), table.options(_PLANNED)
+    foresight = table.truth("foresight")
     table.checked(_core._check_evaluation, options)
     table.checked(partial(_core._own_options, policy), table.rest)
-    return System(label, policy, options, own=table.rest)
+    return System(label, policy, foresight, options, own=table.rest)
 
 
 def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tuple[set[str], str]:
-    used = {"label", "file"}
+    used = {"label", "file"} | _OTHER_ROUTES
     if modelled:
         used |= {"cluster", "model", "recompute_activations"} | _COST
     if table.text("file"):
@@ -188,6 +197,7 @@ def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
         cost |= table.options(_COST)
         table.checked(_core._check_evaluation, cost)
     former_step, steps = table.truth("former_step"), table.take("steps", "an integer", int)
+    wrong, missing = (_read_percent(table, key) for key in ("wrong_percent", "missing_percent"))
     load = table.options(_BATCHED if file else _DRAWN)
     if model and not file:
         load = {"layers": model["moe_layers"], "experts": model["experts"], "top_k": model["top_k"], **load}
@@ -200,7 +210,15 @@ def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
             table.fail("steps", f"{steps} does not divide {sizes['micro_steps']} micro-steps")
         if cluster:
             _expect_fits(table, sizes, model)
-    return Input(label, file, load, former_step, 1 if steps is None else steps, cost if cluster else None)
+    steps = 1 if steps is None else steps
+    return Input(label, file, load, former_step, steps, wrong, missing, cost if cluster else None)
+
+
+def _read_percent(table: Table, key: str) -> float | None:
+    percent = table.number(key)
+    if percent is not None and not 0 <= percent <= 100:
+        table.fail(key, f"{percent:g}, expected 0 … 100")
+    return percent
 
 
 def _expect_fits(table: Table, sizes: Mapping[str, int], model: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from ..files import read_trace
 from ..planning import synthesize_load
 from .columns import Measured, ratio
 from .experiment import Aim, Experiment, Input, System
+from .other_routes import OtherRoutes, executed_quotas, other_routes
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,23 @@ def _cells_of(experiment: Experiment, number: int, threads: int, progress: Calla
         return
     with _naming(experiment.file, f"input[{number}]", f"'{on.label}'"):
         load, former = _load_of(on, threads)
+        others = _other_routes(on, load)
     first: Measured | None = None
     for i, system in enumerate(experiment.systems):
         progress(f"{experiment.name}: {system.label} on {on.label}")
         with _naming(experiment.file, f"system[{i}]", f"'{system.label}' on '{on.label}'"):
             options = {**system.options, **(on.cost or {})}
             own = dict(system.own)
-            evaluation = _core._evaluate(load, system.policy, options, own, previous_load=former, threads=threads)
+            executed = load if others is None else others.executed
+            planned = others.recorded if others is not None and system.foresight else executed
+            evaluation = _core._evaluate(planned, system.policy, options, own, previous_load=former, threads=threads)
             if evaluation.skipped:
                 yield Cell(skipped=evaluation.skipped)
                 continue
-            measured = Measured(evaluation, load, on.steps)
+            if others is not None and system.foresight:
+                quotas = executed_quotas(evaluation.plan, others, seed=on.load.get("seed", 1))
+                evaluation = _core._evaluate_quotas(evaluation.plan, quotas, executed, options, threads)
+            measured = Measured(evaluation, executed, on.steps)
             if not measured.figures["ok"]:
                 raise InputError(f"the plan is wrong: {measured.figures['violations'][0]['message']}")
         if i == 0:
@@ -115,6 +122,13 @@ def _load_of(on: Input, threads: int) -> tuple[Load, Load | None]:
         for half in (both.array[:micro_steps], both.array[micro_steps:])
     )
     return load, former
+
+
+def _other_routes(on: Input, load: Load) -> OtherRoutes | None:
+    if not on.has_other_routes:
+        return None
+    wrong, missing = ((percent or 0) / 100 for percent in (on.wrong_percent, on.missing_percent))
+    return other_routes(load, wrong=wrong, missing=missing, seed=on.load.get("seed", 1))
 
 
 def _judge(result: Result, aim: Aim) -> JudgedAim:

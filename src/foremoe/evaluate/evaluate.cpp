@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/evaluate_plan.h"
 #include "foremoe/sim/simulation.h"
 
 namespace foremoe {
@@ -44,6 +45,15 @@ class Evaluator {
       if (!recompute) return e;
       e.recompute_plan = std::move(recompute);
     }
+    check(e);
+    if (e.check.ok()) simulate(e);
+    return e;
+  }
+
+  Evaluation of(StepPlan plan) {
+    Evaluation e{.policy = std::string(policy_.name()), .plan = std::move(plan)};
+    e.threads = static_cast<int>(context_.pool.num_threads());
+    measure(e);
     check(e);
     if (e.check.ok()) simulate(e);
     return e;
@@ -245,6 +255,27 @@ Evaluation evaluate(const Policy& policy, const StepInput& input, const Evaluate
   if (!options.simulate) used.cost = nullptr;
   Evaluator evaluator(policy, input, resolved, std::move(used));
   return options.choose_residency ? evaluator.with_best_residency() : evaluator.as_asked();
+}
+
+StepPlan with_quotas(StepPlan plan, Array<Tokens, 4> slot_tokens, const LoadTable& load) {
+  if (slot_tokens.shape() != plan.slot_tokens.shape()) {
+    throw InputError({.field = "slot_tokens"}, "are not [events, layers, ranks, slots] of the plan");
+  }
+  plan.slot_tokens = std::move(slot_tokens);
+  plan.max_load = {};
+  plan.lower_bound = {};
+  plan.load_digest = load_digest(load);
+  return plan;
+}
+
+Evaluation evaluate_plan(const Policy& policy, StepPlan plan, const StepInput& input, const EvaluateOptions& options,
+                         const EvaluationContext& context) {
+  if (plan.in_flight != 1) {
+    throw InputError({.field = "plan"}, fmt::format("has {} micro-steps in flight, expected 1", plan.in_flight));
+  }
+  EvaluationContext used = context;
+  if (!options.simulate) used.cost = nullptr;
+  return Evaluator(policy, input, options, std::move(used)).of(std::move(plan));
 }
 
 std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, const StepInput& input,
