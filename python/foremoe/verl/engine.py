@@ -1,0 +1,248 @@
+"""The engine that foremoe.verl registers: verl's own, whose steps are planned. Imports verl.
+
+Every name of verl that is used is read here, and in foremoe.verl the registry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from verl.utils import tensordict_utils as tu
+from verl.utils.megatron.router_replay_utils import is_moe_layer, iter_model_routers
+from verl.utils.megatron_utils import unwrap_model
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
+from verl.workers.engine.utils import prepare_micro_batches
+
+from foremoe import InputError
+from foremoe.megatron import Plan, Replicas, attach
+from foremoe.megatron.supported import moe_layers
+
+from .routes import Place, counts_of, filled, refuse
+
+__all__ = ["Engine", "arguments"]
+
+_VARIABLE = "FOREMOE_ATTACH"
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """Arguments of foremoe.megatron.attach() from "name=value,name=value"; mode is "shadow" unless it is given.
+
+    Raises InputError for another form.
+    """
+    found: dict[str, Any] = {"mode": "shadow"}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not (name.isidentifier() and equals and value) or name == "model_chunks":
+            refuse(_VARIABLE, f"has {item!r}; expected name=value, and commas between them")
+        found[name] = _number(value)
+    return found
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+class Engine(MegatronEngineWithLMHead):
+    """MegatronEngineWithLMHead under plans, or in shadow mode. It attaches at its first step.
+
+    replicas: what foremoe.megatron.attach() returned; None before.
+    """
+
+    replicas: Replicas | None = None
+    _arguments: dict[str, Any]
+
+    def initialize(self) -> None:
+        """As verl's own. Raises InputError for configurations that cannot be served."""
+        self._arguments = arguments(os.environ.get(_VARIABLE, ""))
+        if not self.engine_config.forward_only:
+            _expect_supported(self.engine_config, self.model_config, self._is_active)
+        super().initialize()
+
+    def forward_backward_batch(
+        self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False
+    ) -> Any:
+        """As verl's own. What it returns has foremoe.megatron's metrics too, of an update.
+
+        Raises InputError for routes that cannot be replayed.
+        """
+        with self._step(data, forward_only):
+            output = super().forward_backward_batch(data, loss_function, forward_only)
+        if not forward_only and "metrics" in output and self.replicas is not None:
+            output["metrics"].update({name: [value] for name, value in self.replicas.metrics().items()})
+        return output
+
+    @property
+    def _is_active(self) -> bool:
+        return bool(self._arguments.get("mode") == "active")
+
+    @contextlib.contextmanager
+    def _step(self, data: Any, forward_only: bool) -> Iterator[None]:
+        if not self._is_planned(data, forward_only):
+            yield
+            return
+        if self.replicas is None:  # not before: weights may have been offloaded
+            self.replicas = attach(self.module, **self._arguments)
+        if not self._is_active:
+            with self.replicas.step():
+                yield
+            return
+        layers = _Layers(self.module, self.tf_config)
+        plan = self._plan(self.replicas, layers, data, "recompute" if forward_only else "policy_update")
+        with self.replicas.step(plan), layers.filled():
+            yield
+
+    def _is_planned(self, data: Any, forward_only: bool) -> bool:
+        if self.engine_config.forward_only or not self._is_active:
+            return not (self.engine_config.forward_only or forward_only)
+        if tu.get_non_tensor_data(data, key="enable_routing_replay", default=False):
+            return True
+        if not forward_only:
+            refuse("enable_routing_replay", "is False for an update; mode active needs routes that are known before it")
+        return False  # the reference model chooses its own experts
+
+    def _plan(self, replicas: Replicas, layers: _Layers, data: Any, phase: str) -> Plan:
+        """Collective. Where one rank refuses its routes, all ranks end here."""
+        refused: InputError | None = None
+        counts = np.zeros((0, 0, 0), np.int64)
+        # The sizes of micro-batches are agreed on by all ranks, so this comes before anything that one rank may refuse.
+        micro_batches = self._micro_batches(data)
+        try:
+            counts = layers.counts(data, micro_batches)
+        except InputError as error:
+            refused = error
+        try:
+            return replicas.plan(counts, phase)
+        except InputError:
+            if refused is not None:
+                raise refused from None
+            raise
+
+    def _micro_batches(self, data: Any) -> list[list[int]]:
+        """The sequences of each micro-batch, as verl's own forward_backward_batch will have them. Collective."""
+        tu.assign_non_tensor(data, sp_size=self.engine_config.context_parallel_size)
+        names = data.keys()
+        light = data.select(*(name for name in names if name == "input_ids" or not torch.is_tensor(data.get(name))))
+        micro_batches, sequences = prepare_micro_batches(
+            data=light,
+            dp_group=self.get_data_parallel_group(),
+            num_batches_divided_by=None,
+            same_micro_num_in_dp=True,
+            min_num_micro_batch=None,
+        )
+        if sequences is not None:
+            return [list(map(int, of)) for of in sequences]
+        ends = np.cumsum([len(of) for of in micro_batches]).tolist()
+        return [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _expect_supported(engine: Any, model: Any, is_active: bool) -> None:
+    """Raises InputError that names the field of verl's configuration and what it must be."""
+    if engine.dynamic_context_parallel:
+        refuse("dynamic_context_parallel", "is True; expected False, since its micro-batches are not known beforehand")
+    if not is_active:
+        return
+    if engine.router_replay.mode != "R3":
+        refuse("router_replay.mode", f"is {engine.router_replay.mode!r}; expected 'R3', or mode=shadow in {_VARIABLE}")
+    if not engine.use_remove_padding:
+        refuse("use_remove_padding", "is False; expected True, since rows of padded batches are not counted")
+    if engine.tensor_model_parallel_size > 1 and not engine.sequence_parallel:
+        refuse(
+            "sequence_parallel", "is False; expected True, since replayed routes are split over tensor parallel ranks"
+        )
+    if model.mtp.enable:
+        refuse("mtp.enable", "is True; expected False, since these layers' routes are not replayed")
+    if hasattr(model.hf_config, "vision_config"):
+        refuse("vision_config", "is in the model's configuration; expected a model of text alone")
+
+
+class _Layers:
+    """The MoE layers of a model, and the routers that verl replays."""
+
+    def __init__(self, module: Any, tf_config: Any) -> None:
+        if getattr(tf_config, "experimental_attention_variant", None) == "dsv4_hybrid":
+            refuse("experimental_attention_variant", "is 'dsv4_hybrid', whose rows are split otherwise over ranks")
+        if getattr(tf_config, "moe_router_enable_expert_bias", False) and tf_config.moe_router_bias_update_rate:
+            rate = tf_config.moe_router_bias_update_rate
+            refuse("moe_router_bias_update_rate", f"is {rate}; expected 0, since rows that are not replayed count too")
+        found = [layer for chunk in module for _, layer in moe_layers(chunk)]
+        routers = dict(iter_model_routers([unwrap_model(chunk) for chunk in module]))
+        for layer in found:
+            if routers.get(layer.router.layer_number) is not layer.router.router_replay:
+                refuse("router_replay", "is not in force", f" of layer {layer.router.layer_number}")
+        self._tf_config = tf_config
+        self._numbers = [layer.router.layer_number - 1 for layer in found]
+        self._routers = [layer.router.router_replay for layer in found]
+        self._first = int(found[0].local_expert_indices[0])
+        self._device = next(found[0].parameters()).device
+
+    def counts(self, data: Any, micro_batches: list[list[int]]) -> npt.NDArray[np.int64]:
+        """int64 [micro_steps, layers, experts]: rows of this rank."""
+        if data.get("routed_experts", None) is None:
+            refuse("routed_experts", "is missing; set rollout.enable_rollout_routing_replay")
+        lengths = data["input_ids"].offsets().diff().tolist()
+        responses = data["response_mask"].sum(dim=-1).tolist()
+        routes = data["routed_experts"].unbind()
+        if not len(routes) == len(responses) == len(lengths):
+            refuse("routed_experts", f"has {len(routes)} sequences; expected {len(lengths)}, as input_ids")
+        return np.stack(
+            [
+                counts_of(
+                    [routes[s] for s in of],
+                    [responses[s] for s in of],
+                    [lengths[s] for s in of],
+                    _place(),
+                    layers=self._recorded(routes[of[0]].shape[1]),
+                    num_experts=self._tf_config.num_moe_experts,
+                    top_k=self._tf_config.moe_router_topk,
+                    first=self._first,
+                    device=self._device,
+                    names=of,
+                )
+                for of in micro_batches
+            ]
+        )
+
+    def _recorded(self, layers: int) -> list[int]:
+        """Which recorded layers are the model's. As set_router_replay_data reads them: all, or MoE layers only."""
+        if layers == self._tf_config.num_layers:
+            return self._numbers
+        return [sum(is_moe_layer(self._tf_config, i) for i in range(number)) for number in self._numbers]
+
+    @contextlib.contextmanager
+    def filled(self) -> Iterator[None]:
+        """Inside, rows that are not replayed get routes too."""
+        with contextlib.ExitStack() as stack:
+            for router in self._routers:
+                router.set_target_indices = self._filling(router.set_target_indices)
+                stack.callback(delattr, router, "set_target_indices")
+            yield
+
+    def _filling(self, own: Callable[..., None]) -> Callable[..., None]:
+        experts = self._tf_config.num_moe_experts
+
+        def set_target_indices(routes: Any, replay_mask: Any = None) -> None:
+            if replay_mask is not None:
+                routes = filled(routes, replay_mask.bool(), num_experts=experts, first=self._first)
+            own(routes)
+
+        return set_target_indices
+
+
+def _place() -> Place:
+    from megatron.core import parallel_state as groups
+
+    return Place(
+        groups.get_tensor_model_parallel_world_size(),
+        groups.get_tensor_model_parallel_rank(),
+        groups.get_context_parallel_world_size(),
+        groups.get_context_parallel_rank(),
+    )

@@ -1,0 +1,260 @@
+"""foremoe.verl in verl itself: its registry, its micro-batches, its replay of routes and its schedule, on CPU.
+
+One spawn of four processes runs all checks, with the variables that docs/adopting.md tells a user to set.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import types
+import warnings
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+if importlib.util.find_spec("verl") is None:
+    pytest.skip("needs verl", allow_module_level=True)
+
+import torch.distributed as dist  # noqa: E402
+from megatron_training import EXPERTS, LAYERS, on_all_ranks  # noqa: E402
+from verl_on_cpu import Losses, Split, begin_groups, draw_batch, engine_class, make_engine, run  # noqa: E402
+
+import foremoe  # noqa: E402
+
+
+def lines_of_the_document() -> list[str]:
+    """Those of the shell blocks of its section on verl."""
+    document = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
+    section = document.read_text().split("\n## verl\n")[1].split("\n## ")[0]
+    blocks = section.split("```sh\n")[1:]
+    return [line for block in blocks for line in block.split("```")[0].replace("\\\n", " ").splitlines()]
+
+
+EXPORTED = [line.split()[1:] for line in lines_of_the_document() if line.startswith("export ")]
+VARIABLES = dict(variable.split("=", 1) for of_line in EXPORTED for variable in of_line)
+ACTIVE = VARIABLES.pop("FOREMOE_ATTACH")
+CASES = {
+    "EP 4": Split(),
+    "EP 2 × 2": Split(ep=2),
+    "TP 2, EP 4": Split(tp=2),
+    "CP 2, EP 4": Split(cp=2),
+    "TP 2, CP 2, EP 4, micro-batches of two": Split(tp=2, cp=2, dynamic=False),
+}
+
+
+def check_cases(monkeypatch: Any) -> dict[str, Any]:
+    from verl.workers.engine.megatron import MegatronEngineWithLMHead
+
+    import foremoe.megatron
+
+    plans: list[Any] = []
+    own_plan = foremoe.megatron.Replicas.plan
+
+    def plan(self: Any, counts: Any, phase: str = "policy_update") -> Any:
+        plans.append((phase, torch.as_tensor(counts)))
+        return own_plan(self, counts, phase)
+
+    monkeypatch.setattr(foremoe.megatron.Replicas, "plan", plan)
+    found: dict[str, Any] = {}
+    for name, split in CASES.items():
+        begin_groups(split)
+        with monkeypatch.context() as patch:
+            expected = run(make_engine(MegatronEngineWithLMHead, split), split, patch)
+            for options in (ACTIVE, ""):
+                plans.clear()
+                patch.setenv("FOREMOE_ATTACH", options)
+                engine = make_engine(engine_class(), split)
+                patch.setattr(MegatronEngineWithLMHead, "initialize", lambda self: None)
+                engine.initialize()
+                of = run(engine, split, patch)
+                engine.replicas.detach()
+                of["plans"] = list(plans)
+                of["expected"] = expected
+                found[f"{name}, {options or 'shadow'}"] = of
+    return found
+
+
+def check_refusals(monkeypatch: Any) -> dict[str, str]:
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.config.engine import EngineRouterReplayConfig
+    from verl.workers.engine.megatron import MegatronEngineWithLMHead
+
+    split = Split()
+    begin_groups(split)
+    said: dict[str, str] = {}
+
+    def try_to(name: str, work: Any) -> None:
+        try:
+            work()
+            said[name] = "nothing"
+        except (foremoe.InputError, ImportError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    monkeypatch.setattr(MegatronEngineWithLMHead, "initialize", lambda self: None)
+    configurations = {
+        "dynamic": {"dynamic_context_parallel": True, "max_seqlen_per_dp_cp_rank": 64},
+        "R2": {"router_replay": EngineRouterReplayConfig(mode="R2")},
+        "padded": {"use_remove_padding": False},
+        "whole rows": {"tensor_model_parallel_size": 2, "sequence_parallel": False},
+        "forward only": {"forward_only": True, "router_replay": EngineRouterReplayConfig()},
+    }
+    for mode in ("active", "shadow"):
+        monkeypatch.setenv("FOREMOE_ATTACH", f"mode={mode}")
+        for name, config in configurations.items():
+            try_to(f"{name}, {mode}", make_engine(engine_class(), split, **config).initialize)
+    monkeypatch.setenv("FOREMOE_ATTACH", ACTIVE)
+    for name, field in (("MTP", "mtp"), ("pictures", "hf_config")):
+        engine = make_engine(engine_class(), split)
+        made = {"mtp": types.SimpleNamespace(enable=True), "hf_config": types.SimpleNamespace(vision_config={})}
+        setattr(engine.model_config, field, made[field])
+        try_to(name, engine.initialize)
+    for text in ("guest_slots", "guest_slots=", "=1", "model_chunks=1"):
+        monkeypatch.setenv("FOREMOE_ATTACH", text)
+        try_to(text, make_engine(engine_class(), split).initialize)
+
+    def step(
+        spoil: Any = lambda batch: None, options: str = ACTIVE, forward_only: bool = False, **of_config: Any
+    ) -> Any:
+        def work() -> None:
+            monkeypatch.setenv("FOREMOE_ATTACH", options)
+            engine = make_engine(engine_class(), split)
+            engine.initialize()
+            for name, value in of_config.items():
+                setattr(engine.tf_config, name, value)
+            batch = draw_batch(split)
+            spoil(batch)
+            losses = Losses()
+            monkeypatch.setattr("verl.models.mcore.get_mcore_engine_forward_fn", lambda _: losses.forward)
+            with torch.set_grad_enabled(not forward_only):
+                engine.forward_backward_batch(batch, losses, forward_only)
+            said["planned"] = str(engine.replicas is not None)
+
+        return work
+
+    def spoil_on_one_rank(batch: Any) -> None:
+        if dist.get_rank() == 2:
+            batch["routed_experts"].unbind()[5][1, 2, 0] = EXPERTS
+
+    try_to("no replay", step(lambda batch: tu.assign_non_tensor(batch, enable_routing_replay=False)))
+    try_to("no routes", step(lambda batch: batch.pop("routed_experts")))
+    try_to("spoilt on one rank", step(spoil_on_one_rank))
+    try_to("unknown argument", step(options="mode=active,guests=1"))
+    try_to("bias", step(moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.001))
+    try_to("split", step(experimental_attention_variant="dsv4_hybrid"))
+    try_to("reference", step(lambda batch: tu.assign_non_tensor(batch, enable_routing_replay=False), forward_only=True))
+    return said
+
+
+def check_all(rank: int) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    engines = engine_class()
+    import verl.utils.megatron.router_replay_utils as replay
+
+    replay.device_name = "cpu"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return {
+            "engine": f"{engines.__module__}.{engines.__name__}",
+            "cases": check_cases(monkeypatch),
+            "refused": check_refusals(monkeypatch),
+        }
+
+
+@pytest.fixture(scope="module")
+def of_ranks() -> list[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, value in VARIABLES.items():
+            monkeypatch.setenv(name, value)
+        return on_all_ranks(check_all)
+
+
+def test_the_documents_options_are_verls() -> None:
+    import hydra
+
+    (options,) = (line.split()[3:] for line in lines_of_the_document() if "verl.trainer" in line)
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    configs = str(pathlib.Path(spec.origin).parent / "trainer" / "config")
+    with hydra.initialize_config_dir(configs, version_base=None):
+        config = hydra.compose("ppo_trainer", overrides=options)
+    actor = config.actor_rollout_ref.actor
+    assert (actor.strategy, actor.megatron.router_replay.mode) == ("megatron", "R3")
+    assert config.actor_rollout_ref.rollout.enable_rollout_routing_replay
+
+
+def test_verl_selects_the_engine(of_ranks: list[dict[str, Any]]) -> None:
+    assert {found["engine"] for found in of_ranks} == {"foremoe.verl.engine.Engine"}
+
+
+@pytest.mark.parametrize("options", [ACTIVE, "shadow"])
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_gradients_are_those_of_verl(of_ranks: list[dict[str, Any]], name: str, options: str) -> None:
+    for rank in of_ranks:
+        found = rank["cases"][f"{name}, {options}"]
+        expected = found["expected"]
+        assert len(found["losses"]) == len(expected["losses"]) >= 6
+        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-12)
+        for of, value in expected["gradients"].items():
+            assert torch.allclose(found["gradients"][of], value, rtol=1e-12, atol=1e-12 * float(value.abs().max())), of
+        assert found["modules"] == expected["modules"]
+        assert found["left"] == [None] * LAYERS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_planned_is_what_the_routers_of_each_micro_step_send(of_ranks: list[dict[str, Any]], name: str) -> None:
+    for rank in of_ranks:
+        found = rank["cases"][f"{name}, {ACTIVE}"]
+        phases, counts = zip(*found["plans"], strict=True)
+        assert phases == ("recompute", "policy_update", "policy_update")
+        assert torch.equal(torch.cat(counts), found["counts"])
+        assert len(found["counts"]) == len(found["losses"])
+        assert {rows for layer in found["counts"].unbind(1) for rows in [tuple(layer.sum(1).tolist())]}
+        metrics = found["metrics"]
+        assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"])
+        assert metrics["foremoe/rho_planned"][0] < metrics["foremoe/rho_vanilla"][0]
+
+
+def test_rows_that_verl_does_not_replay_are_the_only_ones_that_differ(of_ranks: list[dict[str, Any]]) -> None:
+    for rank in of_ranks:
+        for name in CASES:
+            planned, own = (rank["cases"][f"{name}, {options}"]["counts"] for options in (ACTIVE, "shadow"))
+            assert not torch.equal(planned, own)
+            assert torch.equal(own, rank["cases"][f"{name}, {ACTIVE}"]["expected"]["counts"])
+
+
+def test_what_cannot_be_planned_is_refused_by_name_on_all_ranks(of_ranks: list[dict[str, Any]]) -> None:
+    own, *others = (dict(found["refused"]) for found in of_ranks)
+    for mode in ("active", "shadow"):
+        assert own[f"dynamic, {mode}"].startswith("InputError: dynamic_context_parallel: is True; expected False")
+        assert own[f"forward only, {mode}"] == "nothing"
+    for name, said in {
+        "R2": "InputError: router_replay.mode: is 'R2'; expected 'R3', or mode=shadow in FOREMOE_ATTACH",
+        "padded": "InputError: use_remove_padding: is False; expected True",
+        "whole rows": "InputError: sequence_parallel: is False; expected True",
+    }.items():
+        assert own[f"{name}, active"].startswith(said)
+        assert own[f"{name}, shadow"] == "nothing"
+    for name, said in {
+        "MTP": "mtp.enable: is True; expected False",
+        "pictures": "vision_config: is in the model's configuration",
+        "guest_slots": "FOREMOE_ATTACH: has 'guest_slots'; expected name=value",
+        "guest_slots=": "FOREMOE_ATTACH: has 'guest_slots='",
+        "=1": "FOREMOE_ATTACH: has '=1'",
+        "model_chunks=1": "FOREMOE_ATTACH: has 'model_chunks=1'",
+        "no replay": "enable_routing_replay: is False for an update",
+        "no routes": "routed_experts: is missing; set rollout.enable_rollout_routing_replay",
+        "unknown argument": "guests: is none of",
+        "bias": "moe_router_bias_update_rate: is 0.001; expected 0",
+        "split": "experimental_attention_variant: is 'dsv4_hybrid'",
+    }.items():
+        assert own[name].startswith(f"InputError: {said}"), own[name]
+    assert own["reference"] == "nothing"
+    assert own["planned"] == "False"
+    spoilt = [found["refused"]["spoilt on one rank"] for found in of_ranks]
+    assert spoilt[2] == "InputError: routed_experts[5]: has ids from 0 to 8; expected 0 to 7"
+    assert {spoilt[rank] for rank in (0, 1, 3)} == {"InputError: counts: another rank refused its own"}
+    own.pop("spoilt on one rank")
+    for other in others:
+        assert {name: other[name] for name in own} == own

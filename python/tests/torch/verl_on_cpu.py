@@ -1,0 +1,191 @@
+"""verl's engine on CPU: groups, batches and a model for its own schedule. What the tests of foremoe.verl share.
+
+A few MoE layers of Megatron-LM stand in for the model, since verl's models need Transformer Engine; rows do not attend
+to each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+from megatron_training import EXPERTS, HIDDEN, LAYERS, TOP_K, Case, gradient, make_config, make_net  # noqa: E402
+
+RECORDED = LAYERS + 1  # the first is dense
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    tp: int = 1
+    cp: int = 1
+    ep: int = 4
+    dynamic: bool = True  # micro-batches by tokens
+
+    @property
+    def dp(self) -> int:
+        return 4 // (self.tp * self.cp)
+
+
+def begin_groups(split: Split) -> None:
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=split.tp,
+        context_parallel_size=split.cp,
+        expert_model_parallel_size=split.ep,
+        expert_tensor_parallel_size=1,
+    )
+
+
+def draw_batch(split: Split, **more: Any) -> Any:
+    """As a worker's: this data-parallel rank's sequences, of which some have no recorded row of their last token."""
+    from megatron.core import parallel_state
+    from verl.utils import tensordict_utils as tu
+
+    random = torch.Generator().manual_seed(17 + parallel_state.get_data_parallel_rank())
+    lengths = torch.randint(6, 40, (8,), generator=random).tolist()
+    responses = [length // 2 for length in lengths]
+    responses[3] = 0
+    popular = torch.rand(RECORDED, EXPERTS, generator=torch.Generator().manual_seed(3)) ** 3 + 0.02
+    routes = []
+    for s, length in enumerate(lengths):
+        rows = length - s % 2
+        of = [torch.multinomial(p.expand(rows, -1), TOP_K, generator=random) for p in popular]
+        routes.append(torch.stack(of, 1).to(torch.int16))
+        routes[-1][-2:] = 0  # as where a rollout has recorded nothing
+
+    def nested(parts: list[Any]) -> Any:
+        return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+    mask = [torch.arange(n) >= n - r for n, r in zip(lengths, responses, strict=True)]
+    batch = tu.get_tensordict(
+        {
+            "input_ids": nested([torch.randint(1, 100, (n,), generator=random) for n in lengths]),
+            "loss_mask": nested([m.long() for m in mask]),
+            "response_mask": nested([m[-max(r, 1) :].long() for m, r in zip(mask, responses, strict=True)]),
+            "routed_experts": nested(routes),
+            "temperature": torch.ones(len(lengths)),
+        }
+    )
+    sizes = {"max_token_len_per_gpu": 60} if split.dynamic else {"micro_batch_size_per_gpu": 2}
+    tu.assign_non_tensor(batch, enable_routing_replay=True, use_dynamic_bsz=split.dynamic, **sizes, **more)
+    return batch
+
+
+def local(nested: Any) -> Any:
+    """The rows that verl gives this rank: packed and padded, split over context, then over tensor parallel ranks."""
+    from megatron.core import parallel_state
+    from verl.models.mcore.util import preprocess_thd_engine
+
+    rows = preprocess_thd_engine(nested)[0].squeeze(0)
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    return rows.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]
+
+
+class Watched:
+    """Rows that this rank's routers sent to each expert, by micro-step and layer, and losses."""
+
+    def __init__(self, net: Any) -> None:
+        self.counts: list[list[Any]] = []
+        self.losses: list[float] = []
+        for layer in net.moe:
+            layer.router.register_forward_hook(self._count)
+
+    def _count(self, module: Any, inputs: Any, output: Any) -> None:
+        if module.layer_number == 2:
+            self.counts.append([])
+        self.counts[-1].append(output[1].sum(0))
+
+
+def make_engine(cls: Any, split: Split, **config: Any) -> Any:
+    """An engine of that class whose model is a few MoE layers. verl's own makes one from a checkpoint, on a GPU."""
+    from verl.utils.megatron.router_replay_patch import RouterReplay, apply_router_replay_patch
+    from verl.workers.config import McoreEngineConfig
+    from verl.workers.config.engine import EngineRouterReplayConfig
+
+    options = {
+        "tensor_model_parallel_size": split.tp,
+        "context_parallel_size": split.cp,
+        "expert_model_parallel_size": split.ep,
+        "expert_tensor_parallel_size": 1,
+        "router_replay": EngineRouterReplayConfig(mode="R3"),
+        **config,
+    }
+    engine = cls.__new__(cls)
+    engine.engine_config = McoreEngineConfig(**options)
+    engine.model_config = types.SimpleNamespace(
+        hf_config=types.SimpleNamespace(),
+        mtp=types.SimpleNamespace(enable=False, enable_train=False),
+        tokenizer=types.SimpleNamespace(pad_token_id=0),
+    )
+    engine.enable_routing_replay = True
+    apply_router_replay_patch()
+    RouterReplay.router_instances.clear()
+    case = Case(config={"num_layers": RECORDED, "moe_layer_freq": [0] + [1] * LAYERS})
+    engine.tf_config = make_config(
+        case,
+        expert_model_parallel_size=split.ep,
+        tensor_model_parallel_size=split.tp,
+        expert_tensor_parallel_size=1,
+        context_parallel_size=split.cp,
+        sequence_parallel=split.tp > 1,
+    )
+    net = make_net(engine.tf_config)
+    for i, layer in enumerate(net.moe):
+        layer.set_layer_number(i + 2)
+    engine.module = [net]
+    return engine
+
+
+class Losses:
+    """verl's model and loss: of each row that is replayed, the sum of squares of what the layers make of its token."""
+
+    def __init__(self) -> None:
+        self.of_micro_batches: list[float] = []
+
+    def forward(self, model: Any, input_ids: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        table = torch.randn(100, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+        self._output = model(table[local(input_ids)].unsqueeze(1))
+        return {}
+
+    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        from verl.utils.megatron.router_replay_utils import build_r3_replay_mask
+
+        used = local(build_r3_replay_mask(data["input_ids"], data["response_mask"]))
+        loss = self._output[used].square().sum() / 100
+        self.of_micro_batches.append(float(loss.detach()))
+        return loss, {}
+
+
+def run(engine: Any, split: Split, monkeypatch: Any) -> dict[str, Any]:
+    """Old log-probabilities, then two updates: losses, gradients, rows by expert, metrics."""
+    import verl.models.mcore
+
+    losses, watched = Losses(), Watched(engine.module[0])
+    monkeypatch.setattr(verl.models.mcore, "get_mcore_engine_forward_fn", lambda _: losses.forward)
+    with torch.no_grad():
+        engine.forward_backward_batch(draw_batch(split), losses, forward_only=True)
+    for _ in range(2):
+        output = engine.forward_backward_batch(draw_batch(split), losses)
+    return {
+        "losses": losses.of_micro_batches,
+        "gradients": {name: gradient(p).clone() for name, p in engine.module[0].named_parameters()},
+        "counts": torch.stack([torch.stack(of) for of in watched.counts]),
+        "metrics": output["metrics"],
+        "modules": [name for name, _ in engine.module[0].named_modules()],
+        "left": [vars(layer.router.router_replay).get("set_target_indices") for layer in engine.module[0].moe],
+    }
+
+
+def engine_class() -> Any:
+    import verl.workers.engine  # noqa: F401  # imports foremoe.verl, which registers
+    from verl.workers.engine.base import EngineRegistry
+
+    return EngineRegistry.get_engine_cls("language_model", "megatron")
