@@ -3,12 +3,13 @@
 
     bench/run_figures.py gain|memory|returns|bitwise|regression [--data DIR] [--foremoe PROGRAM] [--plot FILE]
 
-Each row is one run of `foremoe run INPUT --json`. Times are thread CPU time, the least of five repeats (`gain`: 15), and are given as
+Each row is one run of `foremoe run INPUT --json`. Times are fitted to the thread CPU times of all ranks and repeats, and are given as
 ratios between policies of the same run. `regression` trains for 100 steps and needs matplotlib for its plot.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -40,15 +41,15 @@ def gain(runs):
             size = ["--layers", 2, "--micro-steps", 4, "--hidden", 256, "--intermediate", 128, "--tokens-per-rank", 1024]
             if name in TABLES_OF_8:  # 8,192 tokens a rank
                 size = ["--layers", 1, "--micro-steps", 2, "--hidden", 64, "--intermediate", 64]
-            options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", *size, "--work-flops", 0, "--no-reference",
-                       "--repeats", 15]
+            options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", *size, "--work-flops", 0, "--no-reference"]
             done = runs.run(name, *options)
             for stage in ("recompute", "policy_update"):
                 vanilla, ours = done["vanilla", stage], done["foremoe", stage]
                 measured = ours["critical_path_seconds"] / vanilla["critical_path_seconds"]
                 predicted = ours["critical_path_rows"] / vanilla["critical_path_rows"]
+                spread = measured * math.hypot(ours["critical_path_spread"], vanilla["critical_path_spread"])
                 yield (name, stage, f"{vanilla['rho_computed']['mean']:.3f}", f"{ours['rho_computed']['mean']:.3f}", f"{predicted:.3f}",
-                       f"{measured:.3f}", f"{100 * (measured / predicted - 1):+.1f} %", f"{1 / measured:.2f}×")
+                       f"{measured:.3f} ± {spread:.3f}", f"{100 * (measured / predicted - 1):+.1f} %", f"{1 / measured:.2f}×")
     table(("input", "phase", "ρ vanilla", "ρ foremoe", "predicted", "measured", "difference", "speedup of experts"), rows())
 
 

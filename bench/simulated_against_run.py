@@ -5,7 +5,7 @@
 
 Calibrates this machine, executes vanilla and foremoe on a recorded step (`foremoe run`), simulates the same step on the calibrated
 cluster (`foremoe simulate`), and sets the ratio foremoe ÷ vanilla of the experts' critical path beside its prediction: Σ over turns of the
-slowest rank's experts. Measured are CPU seconds, the least of five repeats.
+slowest rank's experts. Measured are CPU seconds, fitted over all ranks and five repeats.
 """
 
 import argparse

@@ -11,7 +11,7 @@ from foremoe_command import BUNDLED, FOREMOE, ROOT, CommandTest
 
 KEYS = {
     "policy", "stage", "residency", "in_flight", "equal_to_reference", "max_relative_error", "rho_planned", "rho_computed",
-    "critical_path_seconds", "critical_path_rows", "compute_seconds_total", "copies", "copy_bytes", "exposed_copy_seconds", "failed_copy_attempts",
+    "critical_path_seconds", "critical_path_spread", "critical_path_rows", "compute_seconds_total", "copies", "copy_bytes", "exposed_copy_seconds", "failed_copy_attempts",
     "arena_bytes", "arena_refresh_seconds", "guest_weight_bytes_per_rank", "guest_gradient_bytes_per_rank",
     "guest_bytes_predicted", "gradient_return_bytes", "home_move_bytes", "fallbacks", "step_seconds", "repeats",
     "repeats_equal", "steps", "losses", "output_digest", "result_digest",

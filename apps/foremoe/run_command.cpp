@@ -155,8 +155,8 @@ std::vector<Option> execution_options(RunArguments& a) {
                     a.timeout_seconds, {.least = 0, .most = 86'400, .above = true}),
       integer_option({.name = "repeats",
                       .value = "N",
-                      .help = "How often each phase runs, with copies overlapped and not in turns. Times are the "
-                              "least of all; results must be the same to the bit",
+                      .help = "How often each phase runs, with copies overlapped and not in turns. The critical path "
+                              "is fitted to the times of all; results must be the same to the bit",
                       .group = group},
                      a.repeats, {1, 1000}),
       flag_option({.name = "bitwise",

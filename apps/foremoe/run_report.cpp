@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "console.h"
@@ -18,8 +19,10 @@ constexpr std::string_view kColumns =
                  ranks, mean over all layers and passes of the micro-steps. 1 is perfect
   ρ ran          the same over the rows that the ranks' experts really ran
   critical path  of expert computation: the slowest rank's time of each layer and pass, since all others wait for it,
-                 added up. It is CPU time of the rank's thread, the least of all repeats; other processes do not count
-  of first       critical path ÷ that of the first policy in this phase. Below 1 is shorter
+                 added up. Times are fitted: seconds per call of an expert and per row, to the CPU time of all ranks'
+                 threads, so that the rank that was disturbed most does not count as the slowest
+  of first       critical path ÷ that of the first policy in this phase. Below 1 is shorter. ±: half of how far single
+                 repeats are apart, of both policies; a busy machine makes it large
   expected       the same if every row took equally long: what ρ promises
   exposed        time that a rank waited for copies of experts, of the rank that waited longest. Where ranks outnumber
                  processor cores they mostly wait for a core
@@ -44,6 +47,15 @@ std::string bytes(Bytes b) {
 }
 
 std::string ratio(double value, double base) { return base > 0 ? fmt::format("{:.3f}", value / base) : "-"; }
+
+// With how far the repeats of the two are apart; the first is compared with itself.
+std::string ratio_of_paths(const RunRow& row, const RunRow& first) {
+  const CriticalPath& path = row.outcome.critical_path;
+  const CriticalPath& base = first.outcome.critical_path;
+  if (&row == &first || base.seconds <= 0) return ratio(path.seconds, base.seconds);
+  const double of_first = path.seconds / base.seconds;
+  return fmt::format("{:.3f} ±{:.3f}", of_first, of_first * std::hypot(path.spread, base.spread));
+}
 
 std::string verdict(const RunRow& row, const RunSettings& settings) {
   if (!row.violations.empty()) return "WRONG PLAN";
@@ -86,6 +98,7 @@ nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings) {
   json["rho_planned"] = to_json(row.rho_planned);
   json["rho_computed"] = to_json(row.rho_computed);
   json["critical_path_seconds"] = row.critical_path();
+  json["critical_path_spread"] = o.critical_path.spread;
   json["critical_path_rows"] = critical_path_rows(o.turns);
   json["compute_seconds_total"] = compute_seconds_total(o.turns);
   json["copies"] = o.transfer.copies;
@@ -135,10 +148,9 @@ std::string to_text(const std::vector<RunRow>& rows, const RunSettings& settings
         continue;
       }
       const double path = row.critical_path();
-      const double base = first->critical_path();
       const auto base_rows = static_cast<double>(critical_path_rows(first->outcome.turns));
       table.add({row.policy, std::string(to_string(row.residency)), fmt::format("{:.4f}", row.rho_planned.mean),
-                 fmt::format("{:.4f}", row.rho_computed.mean), seconds(path), ratio(path, base),
+                 fmt::format("{:.4f}", row.rho_computed.mean), seconds(path), ratio_of_paths(row, *first),
                  ratio(static_cast<double>(critical_path_rows(row.outcome.turns)), base_rows),
                  seconds(row.outcome.transfer.exposed_seconds), fmt::format("{}", row.outcome.transfer.copies),
                  bytes(row.outcome.guest_weights + row.outcome.guest_gradients), verdict(row, settings)});

@@ -27,7 +27,7 @@ struct RunRow {
   std::optional<Agreement> agreement;     // none: not held against the reference
   std::optional<bool> outputs_identical;  // with --bitwise: to those of the first row of this phase
 
-  double critical_path() const { return critical_path_seconds(outcome.turns); }
+  double critical_path() const { return outcome.critical_path.seconds; }
 };
 
 struct RunSettings {

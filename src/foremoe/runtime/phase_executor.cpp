@@ -228,8 +228,9 @@ void PhaseExecutor::State::run_rows(TurnId turn, KeptLayer& kept, Run run) {
   const auto run_part = [&](ForwardRows& part, bool planned) {
     run([&](const ComputedExpert& e) { return expert_rows(turn, kept, e.expert, planned); }, part);
     of_turn.rows += part.dispatch.rows_computed();
+    of_turn.calls += static_cast<std::int64_t>(part.dispatch.experts.size());
   };
-  of_turn.rows = 0;
+  of_turn.rows = of_turn.calls = 0;
   run_part(kept.planned, true);
   if (kept.any_unrouted) run_part(kept.unrouted, false);
   of_turn.compute_cpu_seconds = rows.compute_cpu_seconds() - before;

@@ -78,6 +78,7 @@ struct LayerBackward {
 
 struct TurnFigures {
   double compute_cpu_seconds = 0;  // of the rank's thread, expert computation alone
+  std::int64_t calls = 0;          // experts that had rows
   std::int64_t rows = 0;           // that its experts ran
 };
 

@@ -43,7 +43,7 @@ class RankRun {
   Repeat repeat(bool overlap, bool bitwise, Timeline* timeline);
   void repeat_first_step(PhaseOutcome& outcome);
   void take_figures(const Repeat& repeat, PhaseOutcome& outcome);
-  TurnTable gather_turns(const std::vector<TurnFigures>& turns);
+  TurnTable gather_turns(const std::vector<PhaseFigures>& repeats);
   double most(double value);
 
   const PhaseRun& run_;
@@ -100,17 +100,23 @@ Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
   return result;
 }
 
-TurnTable RankRun::gather_turns(const std::vector<TurnFigures>& turns) {
+TurnTable RankRun::gather_turns(const std::vector<PhaseFigures>& repeats) {
   const auto ranks = static_cast<std::size_t>(shape_.ranks);
-  std::vector<TurnFigures> all(turns.size() * ranks);
-  communicator_.all_gather(std::as_bytes(std::span(turns)), std::as_writable_bytes(std::span(all)));
-  TurnTable table{.compute_seconds = Array<double, 2>({turns.size(), ranks}),
-                  .rows = Array<std::int64_t, 2>({turns.size(), ranks})};
-  for (std::size_t r = 0; r < ranks; ++r) {
-    for (std::size_t t = 0; t < turns.size(); ++t) {
-      const TurnFigures& figures = all[r * turns.size() + t];
-      table.compute_seconds(t, r) = figures.compute_cpu_seconds;
-      table.rows(t, r) = figures.rows;
+  const std::size_t turns = run_.schedule.order.turns.size();
+  TurnTable table{.compute_seconds = Array<double, 3>({repeats.size(), turns, ranks}),
+                  .calls = Array<std::int64_t, 2>({turns, ranks}),
+                  .rows = Array<std::int64_t, 2>({turns, ranks})};
+  for (const Turn& turn : run_.schedule.order.turns) table.pass.push_back(turn.pass);
+  std::vector<TurnFigures> all(turns * ranks);
+  for (std::size_t i = 0; i < repeats.size(); ++i) {
+    communicator_.all_gather(std::as_bytes(std::span(repeats[i].turns)), std::as_writable_bytes(std::span(all)));
+    for (std::size_t r = 0; r < ranks; ++r) {
+      for (std::size_t t = 0; t < turns; ++t) {
+        const TurnFigures& figures = all[r * turns + t];
+        table.compute_seconds(i, t, r) = figures.compute_cpu_seconds;
+        table.calls(t, r) = figures.calls;
+        table.rows(t, r) = figures.rows;
+      }
     }
   }
   return table;
@@ -134,21 +140,14 @@ void RankRun::take_figures(const Repeat& repeat, PhaseOutcome& outcome) {
   outcome.fallbacks = f.fallbacks;
 }
 
-void keep_least(std::vector<TurnFigures>& least, const std::vector<TurnFigures>& turns) {
-  if (least.empty()) least = turns;
-  for (std::size_t t = 0; t < turns.size(); ++t) {
-    least[t].compute_cpu_seconds = std::min(least[t].compute_cpu_seconds, turns[t].compute_cpu_seconds);
-  }
-}
-
 void RankRun::repeat_first_step(PhaseOutcome& outcome) {
-  std::vector<TurnFigures> least;
+  std::vector<PhaseFigures> repeats;
   double fastest = std::numeric_limits<double>::infinity();
   double loss = 0;
   for (int r = 0; r < run_.repeats; ++r) {
     const bool overlap = r % 2 == 0;
     const Repeat now = repeat(overlap, run_.bitwise, r == 0 ? run_.options.timeline : nullptr);
-    keep_least(least, now.figures.turns);
+    repeats.push_back(now.figures);
     const ResultDigest digest = digest_result(model_, shape_, communicator_);
     if (r == 0) outcome.digest = digest;
     outcome.repeats_equal = outcome.repeats_equal && digest == outcome.digest;
@@ -158,7 +157,8 @@ void RankRun::repeat_first_step(PhaseOutcome& outcome) {
       take_figures(now, outcome);
     }
   }
-  outcome.turns = gather_turns(least);
+  outcome.turns = gather_turns(repeats);
+  if (first()) outcome.critical_path = fitted_critical_path(outcome.turns);
   if (shape_.backward) outcome.losses.push_back(loss);
   if (run_.gather) {
     outcome.result = gather_result(model_, shape_, communicator_);
@@ -170,9 +170,9 @@ PhaseOutcome RankRun::run() {
   PhaseOutcome outcome;
   outcome.home_moves = model_.move_homes(run_.plan.home);
   if (run_.bitwise) {  // first, so that what is measured, gathered and optimized comes last
-    std::vector<TurnFigures> plain;
-    for (int r = 0; r < run_.repeats; ++r) keep_least(plain, repeat(r % 2 == 0, false, nullptr).figures.turns);
-    outcome.plain_critical_path_seconds = critical_path_seconds(gather_turns(plain));
+    std::vector<PhaseFigures> plain;
+    for (int r = 0; r < run_.repeats; ++r) plain.push_back(repeat(r % 2 == 0, false, nullptr).figures);
+    outcome.plain_critical_path_seconds = fitted_critical_path(gather_turns(plain)).seconds;
   }
   repeat_first_step(outcome);
   std::string digests = outcome.digest.all;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "foremoe/runtime/critical_path.h"
 #include "foremoe/runtime/moe_model.h"
 #include "foremoe/runtime/phase_executor.h"
 #include "foremoe/runtime/run_result.h"
@@ -37,8 +38,9 @@ struct PhaseRun {
 
 // Complete at rank 0; elsewhere unspecified.
 struct PhaseOutcome {
-  // Of the first step. Compute is the least of all repeats, everything else of the fastest that overlapped copies.
+  // Of the first step. Turns have all repeats; everything else is of the fastest that overlapped copies.
   TurnTable turns;
+  CriticalPath critical_path;
   TransferFigures transfer;  // sums over ranks; exposed_seconds of the rank that waited longest
   double step_seconds = 0;   // from bind to unbind, the slowest rank's
   Bytes arena;               // of all nodes

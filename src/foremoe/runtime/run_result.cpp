@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "foremoe/core/sha256.h"
@@ -194,12 +195,14 @@ Array<std::int64_t, 2> planned_rows(const StepPlan& plan, const TurnOrder& order
   return rows;
 }
 
-double critical_path_seconds(const TurnTable& turns) {
-  double seconds = 0;
-  for (std::size_t t = 0; t < turns.compute_seconds.extent(0); ++t) {
-    seconds += std::ranges::max(turns.compute_seconds.row(t));
+Array<double, 2> least_compute_seconds(const TurnTable& turns) {
+  Array<double, 2> least(turns.rows.shape(), std::numeric_limits<double>::infinity());
+  for (std::size_t i = 0; i < turns.compute_seconds.extent(0); ++i) {
+    const auto of_repeat = turns.compute_seconds.view()[i];
+    std::ranges::transform(least.flat(), of_repeat.flat(), least.flat().begin(),
+                           [](double a, double b) { return std::min(a, b); });
   }
-  return seconds;
+  return least;
 }
 
 std::int64_t critical_path_rows(const TurnTable& turns) {
@@ -209,7 +212,8 @@ std::int64_t critical_path_rows(const TurnTable& turns) {
 }
 
 double compute_seconds_total(const TurnTable& turns) {
-  const auto all = turns.compute_seconds.flat();
+  const Array<double, 2> least = least_compute_seconds(turns);
+  const auto all = least.flat();
   return std::accumulate(all.begin(), all.end(), 0.0);
 }
 

@@ -49,10 +49,11 @@ struct ResultDigest {
 ResultDigest digest_result(const MoeModel& model, const ResultShape& shape, Communicator& communicator);
 std::string digest_weights(const MoeModel& model, const ResultShape& shape, Communicator& communicator);
 
-// [turn][rank]
 struct TurnTable {
-  Array<double, 2> compute_seconds;  // CPU time of the rank's thread in its experts
-  Array<std::int64_t, 2> rows;       // that its experts ran
+  std::vector<Pass> pass;            // [turn]
+  Array<double, 3> compute_seconds;  // [repeat][turn][rank], CPU time of the rank's thread in its experts
+  Array<std::int64_t, 2> calls;      // [turn][rank], experts that had rows
+  Array<std::int64_t, 2> rows;       // [turn][rank], that its experts ran
 };
 
 // Largest rank ÷ mean rank, over the turns that have any; 1 where there is none.
@@ -61,10 +62,9 @@ Spread imbalance(ArrayView<const std::int64_t, 2> rows);  // [turn][rank]
 // [turn][rank]: the quotas of the rank's slots.
 Array<std::int64_t, 2> planned_rows(const StepPlan& plan, const TurnOrder& order);
 
-// Σ over turns of the slowest rank's compute: what ranks that wait for each other in every layer take.
-double critical_path_seconds(const TurnTable& turns);
-double compute_seconds_total(const TurnTable& turns);
-// The same of rows: what the critical path would be if every row took as long.
+Array<double, 2> least_compute_seconds(const TurnTable& turns);  // [turn][rank], of all repeats
+double compute_seconds_total(const TurnTable& turns);            // of these
+// Σ over turns of the largest rank's rows: what the critical path (critical_path.h) is if every row takes as long.
 std::int64_t critical_path_rows(const TurnTable& turns);
 
 }  // namespace foremoe
