@@ -5,8 +5,8 @@ import unittest
 from foremoe_command import CommandTest
 
 SYSTEMS = (
-    "vanilla, static, eplb, eplb-ema, eplb-oracle, finemoe-random, finemoe-symmetric, finemoe, feplb, foremoe-review, "
-    "ultraep, relibra, fastermoe, flexmoe, lplb, laer, smartmoe, symi, llep, moonep, echo, foremoe"
+    "vanilla, static, eplb, eplb-ema, ema, eplb-oracle, finemoe-random, finemoe-symmetric, finemoe, feplb, "
+    "foremoe-review, ultraep, relibra, fastermoe, flexmoe, lplb, laer, smartmoe, symi, llep, moonep, echo, foremoe"
 ).split(", ")
 
 

@@ -12,12 +12,13 @@
 // else of this step, which foresight permits. Equal weight is given to tokens, not to micro-steps. The oracle places
 // every micro-step by that micro-step's own loads, and moves whatever changes in between.
 //
-// Moving average ("EMA LB" of the review of ForeMoE, §1.5). After every micro-step â ← α·c + (1 − α)·â for each expert;
-// before every period-th micro-step place anew by â. The step begins with the mean of the former step's micro-steps
-// where that is given, and is placed by it; without it nothing is known: the first micro-step's loads begin the
-// average, and homes serve alone until the first replacement. So this policy alone never looks ahead. Inferred: the
-// review (as FlexMoE, LAER-MoE and others do) averages over steps of pre-training, places every 50 and gives no α; a
-// plan is of one step, whose micro-steps take their part here, and its 8 micro-steps per step are our period.
+// Moving average (as in the review of ForeMoE, §1.5; its baseline EMA LB is ema.h). After every micro-step â ← α·c + (1
+// − α)·â for each expert; before every period-th micro-step place anew by â. The step begins with the mean of the
+// former step's micro-steps where that is given, and is placed by it; without it nothing is known: the first
+// micro-step's loads begin the average, and homes serve alone until the first replacement. So this policy alone never
+// looks ahead. Inferred: the review (as FlexMoE, LAER-MoE and others do) averages over steps of pre-training, places
+// every 50 and gives no α; a plan is of one step, whose micro-steps take their part here, and its 8 micro-steps per
+// step are our period.
 //
 // A rank has E/R + G slots, so that there are E + R·G replicas. As in the reference, replicas are placed hierarchically
 // (groups to nodes, replicas inside nodes) when the router's expert groups divide by the nodes, else globally. Load

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "foremoe/policy/echo.h"
+#include "foremoe/policy/ema.h"
 #include "foremoe/policy/eplb.h"
 #include "foremoe/policy/fastermoe.h"
 #include "foremoe/policy/feplb.h"
@@ -99,6 +100,7 @@ Policies make_systems() {
   list.push_back(make_static());
   list.push_back(make_eplb());
   list.push_back(make_eplb_ema());
+  list.push_back(make_ema());
   list.push_back(make_eplb_oracle());
   list.push_back(make_finemoe_random());
   list.push_back(make_finemoe_symmetric());
