@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from experiments import HOT_RANK, MODELLED, PROSE, TRACE, changed, run
 
@@ -143,3 +144,73 @@ def test_columns_that_do_not_fit_follow_in_further_blocks() -> None:
     assert aligned(rows, 12) == (
         "          ρ\n  first   1\n  second  skipped: why\n\n          long title\n  first            2\n  second\n"
     )
+
+
+GROUPS = (
+    PROSE
+    + """
+columns = ["rho_mean", "rho_p99", "rho_max"]
+
+[[input]]
+label = "zipf"
+routing = "zipf"
+skew = 1.0
+ranks = 8
+experts = 32
+top_k = 2
+layers = 3
+micro_steps = 5
+tokens_per_rank = 512
+seed = 4
+
+[[system]]
+label = "one group"
+policy = "vanilla"
+
+[[system]]
+label = "{ep_groups} groups"
+policy = "vanilla"
+ep_groups = [2, 4]
+"""
+)
+
+
+def test_in_groups_each_rank_has_more_experts_and_only_its_groups_tokens() -> None:
+    """Held to counts alone: expert e is on rank e ÷ (experts of a rank) of the group of the token's rank."""
+    ((one, two, four),) = run(GROUPS).cells
+    load = foremoe.synthesize_load(
+        routing="zipf", skew=1.0, ranks=8, experts=32, top_k=2, layers=3, micro_steps=5, tokens_per_rank=512, seed=4
+    ).array
+    for groups, cell in ((1, one), (2, two), (4, four)):
+        ranks = 8 // groups
+        served = load.reshape(5, 3, groups, ranks, ranks, 32 // ranks).sum((3, 5))  # [m, l, group, rank of the group]
+        rho = served.max((2, 3)) * 8 / served.sum((2, 3))
+        spread = (rho.mean(), np.percentile(rho, 99), rho.max())
+        assert cell.figures == pytest.approx(spread, rel=1e-12), groups
+    assert four.figures[0] < two.figures[0] < one.figures[0]
+
+
+def test_a_step_in_groups_takes_as_long_as_the_slowest_group() -> None:
+    text = changed(MODELLED, 'policy = "vanilla"', 'policy = "vanilla"\nep_groups = 2')
+    columns = text[text.index("columns = ") :].splitlines()[0]
+    result = run(changed(text, columns, 'columns = ["recompute_ms", "experts_ms"]'))
+    ((cell, _),) = result.cells
+    (on,) = result.experiment.inputs
+    assert on.cost is not None
+    whole = foremoe.synthesize_load(**on.load)
+    alone = []
+    for half in (whole.array[:, :, :4], whole.array[:, :, 4:]):
+        load = foremoe.Load.from_array(np.ascontiguousarray(half), top_k=whole.top_k, ranks_per_node=4)
+        (vanilla,) = foremoe.simulate(load, policies="vanilla", **on.cost)
+        figures = vanilla["stages"][0]
+        alone.append((1e3 * figures["seconds"], figures["parts"]["experts"]))
+    assert alone[0] != alone[1]
+    assert cell.figures[0] == pytest.approx(max(alone)[0], rel=1e-9)
+
+
+def test_groups_that_cannot_be_are_refused_with_system_and_input() -> None:
+    with pytest.raises(
+        foremoe.InputError, match=r"hot-rank.toml: system\[1\] '3 groups' on 'zipf': .*8 ranks"
+    ) as raised:
+        run(changed(GROUPS, "[2, 4]", "[3]"))
+    assert raised.value.field == "system[1].ep_groups"

@@ -7,10 +7,12 @@ measured here is time on the machine that runs this.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
+
+import numpy as np
 
 from .. import _core
 from .._core import Evaluation, Load
@@ -88,6 +90,33 @@ class Measured:
     def overhead(self) -> float:
         """Seconds that copying and planning add to the step."""
         return _overhead(self.recompute["parts"]) + _overhead(self.update["parts"])
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredGroups(Measured):
+    """What one system does in several expert-parallel groups, each planned on its own: a Measured of the group whose
+    recompute is slowest, but for ρ, which is of all ranks. OF_GROUPS lists the columns for which this is meant: the
+    policy update is not among them, since it ends in an all-reduce over the groups, which is not modelled.
+
+    groups: all, in the order of their ranks.
+    """
+
+    groups: tuple[Measured, ...]
+
+    @staticmethod
+    def of(groups: Sequence[Measured]) -> MeasuredGroups:
+        modelled = groups[0].evaluation.cost is not None
+        slowest = max(groups, key=lambda group: float(group.recompute["seconds"])) if modelled else groups[0]
+        return MeasuredGroups(slowest.evaluation, slowest.load, slowest.steps, tuple(groups))
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        largest = np.max([group.evaluation.plan.max_load for group in self.groups], axis=0)
+        total = np.sum([group.load.array.sum((2, 3)) for group in self.groups], axis=0)  # [micro_steps, layers]
+        ranks = sum(group.load.num_ranks for group in self.groups)
+        rho = (largest[total > 0] * ranks / total[total > 0]) if (total > 0).any() else np.ones(1)
+        spread = {"mean": float(rho.mean()), "p99": float(np.percentile(rho, 99)), "max": float(rho.max())}
+        return {**self.evaluation.figures, "rho": spread}
 
 
 def _turns(phase: dict[str, Any]) -> float:
@@ -236,6 +265,12 @@ _MODELLED = [
          lambda m: 100 * m.update["utilisation"]),
 ]
 # fmt: on
+
+# Columns that are defined for a system of several expert-parallel groups: ρ, and what one forward pass takes.
+OF_GROUPS = (
+    *("rho_mean", "rho_p99", "rho_max"),
+    *("recompute_ms", "forward_ms", "dense_ms", "planning_ms", "dispatch_ms", "experts_ms", "combine_ms"),
+)
 
 _ORIGINS: Mapping[Origin, list[Column]] = {"exact": _EXACT, "measured here": _MEASURED, "modelled": _MODELLED}
 COLUMNS = {c.name: replace(c, origin=origin) for origin, columns in _ORIGINS.items() for c in columns}

@@ -39,7 +39,8 @@ class Input:
 @dataclass(frozen=True)
 class System:
     """foresight: it plans what was recorded, not what is executed. options: keywords of evaluate(). own: options that
-    this policy alone has.
+    this policy alone has. ep_groups: how many expert-parallel groups of consecutive ranks the input's ranks are; each
+    has all experts and is planned on its own.
     """
 
     label: str
@@ -47,6 +48,7 @@ class System:
     foresight: bool
     options: Options
     own: Mapping[str, float]
+    ep_groups: int = 1
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from .. import _core
 from .._errors import InputError
-from .columns import COLUMNS, Column
+from .columns import COLUMNS, OF_GROUPS, Column
 from .experiment import Aim, Experiment, Input, Published, System
 from .toml_table import Options, Table
 
@@ -40,7 +40,7 @@ _OF_INPUT = (
     | _DRAWN
     | _COST
 )
-_OF_SYSTEM = {"label", "policy", "foresight"} | _PLANNED.union(*map(_core._own_options, _core.policies()))
+_OF_SYSTEM = {"label", "policy", "foresight", "ep_groups"} | _PLANNED.union(*map(_core._own_options, _core.policies()))
 
 Labelled = TypeVar("Labelled", Input, System)
 
@@ -75,7 +75,8 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     columns, shape = _read_columns(root), _read_shape(root)
     modelled = next((f"column '{c.name}'" for c in columns.values() if c.origin == "modelled"), "")
     used_by_system = partial(_used_by_system, modelled=bool(modelled))
-    systems = _by_label(root.multiplied_out("system", _OF_SYSTEM, used_by_system), _read_system)
+    read_system = partial(_read_system, columns=columns)
+    systems = _by_label(root.multiplied_out("system", _OF_SYSTEM, used_by_system), read_system)
     modelled = modelled or next((f"system '{s.label}'" for s in systems.values() if _plans_by_time(s.options)), "")
     used_by_input = partial(_used_by_input, columns=columns, modelled=modelled)
     read_input = partial(_read_input, shape=shape, modelled=modelled)
@@ -153,18 +154,27 @@ def _plans_by_time(options: Options) -> bool:
 
 def _used_by_system(table: Table, modelled: bool) -> tuple[set[str], str]:
     policy = table.required("policy")
-    used = {"label", "policy", "foresight", *table.checked(_core._own_options, policy), *_core._policy_uses(policy)}
+    own = table.checked(_core._own_options, policy)
+    used = {"label", "policy", "foresight", "ep_groups", *own, *_core._policy_uses(policy)}
     if modelled or _plans_by_time(table.rest):
         used.add("path")
     return used, f"policy {policy}"
 
 
-def _read_system(table: Table) -> System:
+def _read_system(table: Table, columns: Collection[str]) -> System:
     label, policy, options = table.required("label"), table.required("policy"), table.options(_PLANNED)
-    foresight = table.truth("foresight")
+    foresight, ep_groups = table.truth("foresight"), table.take("ep_groups", "an integer", int)
+    if ep_groups is not None and ep_groups < 1:
+        table.fail("ep_groups", f"{ep_groups}, expected 1 or more")
+    if (ep_groups or 1) > 1:
+        if foresight:
+            table.fail("foresight", f"cannot be used beside ep_groups {ep_groups}")
+        if other := next((name for name in columns if name not in OF_GROUPS), ""):
+            of_several = ", ".join(OF_GROUPS)
+            table.fail("ep_groups", f"{ep_groups}, but column '{other}' is of one group; of several are {of_several}")
     table.checked(_core._check_evaluation, options)
     table.checked(partial(_core._own_options, policy), table.rest)
-    return System(label, policy, foresight, options, own=table.rest)
+    return System(label, policy, foresight, options, own=table.rest, ep_groups=ep_groups or 1)
 
 
 def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tuple[set[str], str]:

@@ -8,12 +8,14 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from .. import _core
 from .._core import Load
 from .._errors import InputError
 from ..files import read_trace
 from ..planning import synthesize_load
-from .columns import Measured, ratio
+from .columns import Measured, MeasuredGroups, ratio
 from .experiment import Aim, Experiment, Input, System
 from .other_routes import OtherRoutes, executed_quotas, other_routes
 
@@ -79,23 +81,57 @@ def _cells_of(experiment: Experiment, number: int, threads: int, progress: Calla
     for i, system in enumerate(experiment.systems):
         progress(f"{experiment.name}: {system.label} on {on.label}")
         with _naming(experiment.file, f"system[{i}]", f"'{system.label}' on '{on.label}'"):
-            options = {**system.options, **(on.cost or {})}
-            own = dict(system.own)
-            executed = load if others is None else others.executed
-            planned = others.recorded if others is not None and system.foresight else executed
-            evaluation = _core._evaluate(planned, system.policy, options, own, previous_load=former, threads=threads)
-            if evaluation.skipped:
-                yield Cell(skipped=evaluation.skipped)
+            measured = _measure(system, on, load if others is None else others.executed, former, others, threads)
+            if isinstance(measured, Cell):
+                yield measured
                 continue
-            if others is not None and system.foresight:
-                quotas = executed_quotas(evaluation.plan, others, seed=on.load.get("seed", 1))
-                evaluation = _core._evaluate_quotas(evaluation.plan, quotas, executed, options, threads)
-            measured = Measured(evaluation, executed, on.steps)
-            if not measured.figures["ok"]:
-                raise InputError(f"the plan is wrong: {measured.figures['violations'][0]['message']}")
         if i == 0:
             first = measured
         yield Cell(tuple(c.of(measured, first) for c in experiment.columns))
+
+
+def _measure(
+    system: System, on: Input, load: Load, former: Load | None, others: OtherRoutes | None, threads: int
+) -> Measured | Cell:
+    """On the load that is executed. A cell where the system is not defined for the input."""
+    options = {**system.options, **(on.cost or {})}
+    groups = []
+    for part, part_before in zip(_split(load, system), _split(former, system), strict=True):
+        assert part is not None
+        own, foreseen = dict(system.own), others if system.foresight else None
+        planned = part if foreseen is None else foreseen.recorded
+        evaluation = _core._evaluate(planned, system.policy, options, own, previous_load=part_before, threads=threads)
+        if evaluation.skipped:
+            return Cell(skipped=evaluation.skipped)
+        if foreseen is not None:
+            quotas = executed_quotas(evaluation.plan, foreseen, seed=on.load.get("seed", 1))
+            evaluation = _core._evaluate_quotas(evaluation.plan, quotas, part, options, threads)
+        if not evaluation.figures["ok"]:
+            raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
+        groups.append(Measured(evaluation, part, on.steps))
+    return groups[0] if system.ep_groups == 1 else MeasuredGroups.of(groups)
+
+
+def _split(load: Load | None, system: System) -> list[Load | None]:
+    """The loads of the system's expert-parallel groups: each has the tokens of its own ranks and all experts."""
+    count = system.ep_groups
+    if load is None or count == 1:
+        return [load] * count
+    ranks = load.num_ranks // count
+    if ranks * count != load.num_ranks or load.num_experts % ranks != 0:
+        raise InputError(
+            f"{count} groups do not divide {load.num_ranks} ranks into groups that divide {load.num_experts} experts",
+            field="ep_groups",
+        )
+    return [
+        Load.from_array(
+            np.ascontiguousarray(load.array[:, :, ranks * i : ranks * (i + 1)]),
+            top_k=load.top_k,
+            ranks_per_node=min(load.ranks_per_node, ranks),
+            name=load.name,
+        )
+        for i in range(count)
+    ]
 
 
 @contextlib.contextmanager
