@@ -171,13 +171,16 @@ def test_what_cannot_be_shown_becomes_a_replacement_character() -> None:
 
 
 def test_equal_input_makes_an_equal_page_but_for_measured_times(load: foremoe.Load) -> None:
-    pages = []
-    for threads in (1, 2):
-        again = gather_report(
-            load, Request(("static", "foremoe"), (1,), {"cluster": "h100", "model": MODEL, "threads": threads})
-        )
-        pages.append(re.sub(r"<td>[\d.]+ µs</td>", "", to_html(again)))
-    assert pages[0] == pages[1]
+    def made(threads: int, measured: bool) -> str:
+        options = {"cluster": "h100", "model": MODEL, "threads": threads}
+        return to_html(gather_report(load, Request(("static", "foremoe"), (1,), options, measured=measured)))
+
+    one, two = (re.sub(r"<td>[\d.]+ µs</td>", "", made(threads, True)) for threads in (1, 2))
+    assert one == two
+    assert '<th scope="col">planning</th>' in one
+    one, two = (made(threads, False) for threads in (1, 2))
+    assert one == two
+    assert '<th scope="col">planning</th>' not in one
 
 
 def test_python_writes_the_same_page(load: foremoe.Load, tmp_path: pathlib.Path) -> None:

@@ -36,13 +36,15 @@ def write_report(
     model: str | Mapping[str, Any] | None = None,
     guest_slots: int | Sequence[int] = (1, 2, 4),
     policies: str | Sequence[str] = "all",
+    measured: bool = True,
     **options: Any,
 ) -> Report:
     """Plans a load with several policies, models the step on a cluster, and writes a page that shows what each gains.
 
     path: of the page; a file there is replaced. cluster, model: as foremoe.simulate() takes them. guest_slots: policies
     are compared at the first number; memory is weighed against speedup at all of them and without any. policies: keys
-    of foremoe.policies(), or "all". options: further keywords of foremoe.evaluate(); residency cannot be auto.
+    of foremoe.policies(), or "all". measured: False leaves out the planning time, which is measured here, so that equal
+    input makes an equal page. options: further keywords of foremoe.evaluate(); residency cannot be auto.
 
     Returns what the page shows. Plans that are not right are left out, and told in `.wrong`. Raises InputError for what
     cannot be, and ImportError without plotly.
@@ -53,7 +55,7 @@ def write_report(
     names = policies.split(",") if isinstance(policies, str) else policies
     slots = [guest_slots] if isinstance(guest_slots, int) else list(guest_slots)
     given = {"cluster": cluster, "model": model, **options}
-    report = gather_report(load, Request(policies=names, guest_slots=slots, options=given))
+    report = gather_report(load, Request(names, slots, given, measured=measured))
     write_text(os.fspath(path), to_html(report))
     return report
 

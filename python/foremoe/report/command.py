@@ -63,6 +63,10 @@ ALIGN = Option(
     "TOKENS",
     default="128",
 )
+WITHOUT_MEASURED = Option(
+    "without_measured",
+    "Leave out what is measured, which is planning time: equal input then makes an equal page",
+)
 
 
 def command() -> Command:
@@ -77,7 +81,8 @@ def command() -> Command:
     residency = next(option for option in options_of("planner") if option.name == "residency")
     planning = options_of("planning", guest_slots=slots, residency={"help": residency.help})
     cost = options_of("cost", cluster={"required": True}, model={"default": "the one that fits the input"})
-    options = [INPUT, *options_of("input"), ALIGN, THREADS, OUT, POLICY, *planning, *cost, *options_of("simulation")]
+    own = [ALIGN, THREADS, OUT, POLICY, WITHOUT_MEASURED]
+    options = [INPUT, *options_of("input"), *own, *planning, *cost, *options_of("simulation")]
     width = max(map(len, policies()))
     listed = "".join(f"  {name:{width}}  {summary}\n" for name, summary in policies().items())
     return Command(
@@ -104,14 +109,15 @@ def _run(given: dict[str, str]) -> int:
     threads = threads_of(given)
     input_names = {option.name for option in options_of("input")}
     reading: dict[str, Any] = {name: text for name, text in given.items() if name in input_names}
-    own = {"input", "out", "policy", "guest_slots", "threads"}
+    own = {"input", "out", "policy", "guest_slots", "threads", "without_measured"}
     flags = {
         option.name for table in ("planning", "cost", "simulation") for option in options_of(table) if not option.value
     }
     planning = {name: name in flags or text for name, text in given.items() if name not in input_names | own}
     slots = [part for part in given.get("guest_slots", DEFAULT_SLOTS).split(",") if part]
     names = [part for part in given.get("policy", "all").split(",") if part]
-    request = Request(names, slots, {**planning, "threads": threads})
+    measured = "without_measured" not in given
+    request = Request(names, slots, {**planning, "threads": threads}, measured=measured)
     reading.setdefault("ranks_per_node", _core._ranks_per_node(given["cluster"]))
     with activity() as progress:
         progress(f"reading {given['input']}")

@@ -33,11 +33,13 @@ class Request:
 
     policies: keys of foremoe.policies(), or "all". guest_slots: policies are compared at the first number; memory is
     weighed against speedup at all of them. options: further keywords of foremoe.evaluate(); values may be texts.
+    measured: whether the planning time is shown, which is measured here and differs from run to run.
     """
 
     policies: Sequence[str]
     guest_slots: Sequence[int | str]
     options: Mapping[str, Any]
+    measured: bool = True
 
     def __post_init__(self) -> None:
         _core._policies_named(list(self.policies))
@@ -98,7 +100,7 @@ class _Gatherer:
 
     def result_of(self, evaluation: Evaluation) -> PolicyResult:
         vanilla = self.baseline.figures if evaluation is not self.baseline else evaluation.figures
-        return result_of(evaluation, vanilla)
+        return result_of(evaluation, vanilla, measured=self.request.measured)
 
     def compared(self) -> tuple[list[PolicyResult | Skipped], Evaluation, PolicyResult]:
         """All policies, and of the one that the reader came for its evaluation and figures."""
@@ -197,8 +199,8 @@ class _Gatherer:
         return settings
 
 
-def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any]) -> PolicyResult:
-    """The figures of one plan beside those of vanilla."""
+def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any], *, measured: bool = True) -> PolicyResult:
+    """The figures of one plan beside those of vanilla. measured: with the planning time."""
     f = evaluation.figures
     recompute, update = f["stages"]
     update_parts = parts_of(update)
@@ -213,7 +215,7 @@ def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any]) -> PolicyResul
         rho=rho[rho > 0],
         copies_per_layer_event=f["copies_per_layer_event"],
         home_moves=f["home_moves"],
-        plan_us=f["plan_us_per_layer_micro_step"],
+        plan_us=f["plan_us_per_layer_micro_step"] if measured else None,
         recompute=PhaseTime(parts_of(recompute), recompute["ideal_seconds"]),
         policy_update=PhaseTime(update_parts, update["ideal_seconds"]),
         step_seconds=f["step_seconds"],

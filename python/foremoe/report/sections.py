@@ -45,6 +45,8 @@ def policies_section(report: Report) -> Section:
         left_out.add("RL step")
     if all(p.largest_micro_batch is None for p in report.planned):
         left_out.add("largest micro-batch")
+    if all(p.plan_us is None for p in report.planned):
+        left_out.add("planning")
     for p in report.policies:
         if isinstance(p, Skipped):
             table.rows.append([p.policy, f"skipped: {p.reason}"])
@@ -56,8 +58,10 @@ def policies_section(report: Report) -> Section:
         table.rows.append(list(cells.values()))
     note = (
         "Copies: per layer and pass of a micro-step, whole group. Memory: of the fullest rank, of which guests. Peak "
-        "and largest micro-batch: in tokens. Planning: CPU time of one layer of one micro-step."
+        "and largest micro-batch: in tokens."
     )
+    if "planning" not in left_out:
+        note += " Planning: CPU time of one layer of one micro-step, measured: another run changes it."
     if not all(p.can_train for p in report.planned):
         note += f" free*: {CANNOT_TRAIN}"
     return Section("policies", "Policies side by side", table_html(table) + paragraph(note, "note"), wide=True)
@@ -81,6 +85,6 @@ def _cells(p: PolicyResult) -> dict[str, str]:
         "guests": bytes_text(p.guest_bytes),
         "peak tokens": count_text(p.peak_tokens),
         "home moves": count_text(p.home_moves),
-        "planning": f"{p.plan_us:.1f} µs",  # measured: the only figure that another run changes
+        "planning": f"{p.plan_us:.1f} µs" if p.plan_us is not None else "–",
         "largest micro-batch": count_text(p.largest_micro_batch) if p.largest_micro_batch is not None else "–",
     }
