@@ -38,7 +38,7 @@ struct OnlineWork {
   // Its copies begin when the router of their layer and micro-step has run, and come from peers.
   bool copies_after_router = false;
   double planning_seconds = 0;  // per layer and micro-step, before dispatch; the file says who published it
-  // After dispatch a rank computes its own experts, and planning and copies take place meanwhile; then its guests.
+  // Dispatch goes to homes. While a rank computes its own experts, weights and rows of guests follow; then its guests.
   bool own_experts_first = false;
 };
 

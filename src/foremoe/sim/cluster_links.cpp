@@ -60,6 +60,18 @@ void ClusterLinks::add(LinkId link, Bytes bytes, std::vector<Crossing>& crossing
 }
 
 void ClusterLinks::cross(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const {
+  cross_without_latency(way, bytes, crossings);
+  crossings.front().seconds += latency(way);
+}
+
+double ClusterLinks::latency(const Way& way) const {
+  const LinkKind kind = way.path == Path::kHost                 ? LinkKind::kHost
+                        : topology_.same_node(way.from, way.to) ? LinkKind::kPeers
+                                                                : LinkKind::kNetwork;
+  return latency_seconds_[static_cast<std::size_t>(kind)];
+}
+
+void ClusterLinks::cross_without_latency(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const {
   crossings.clear();
   if (way.path == Path::kHost) {
     add(of_rank(LinkKind::kHost, LinkSide::kIn, way.to), bytes, crossings);
@@ -74,7 +86,6 @@ void ClusterLinks::cross(const Way& way, Bytes bytes, std::vector<Crossing>& cro
       add(of_rank(LinkKind::kHost, LinkSide::kOut, way.from), bytes, crossings);
     }
   }
-  crossings.front().seconds += latency_seconds_[static_cast<std::size_t>((*this)[crossings.front().link].kind)];
 }
 
 }  // namespace foremoe

@@ -62,6 +62,9 @@ class ClusterLinks {
     double seconds = 0;
   };
   void cross(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const;  // replaces what was there
+  // The same without latency: of one message of several, all of which one latency delays.
+  void cross_without_latency(const Way& way, Bytes bytes, std::vector<Crossing>& crossings) const;
+  double latency(const Way& way) const;
 
  private:
   void add(LinkId link, Bytes bytes, std::vector<Crossing>& crossings) const;

@@ -30,6 +30,13 @@ std::vector<Bytes> bytes_of_rows(const ReplayProblem& phase) {
       carry(LinkKind::kNetwork, r, network);
       if (links.shares_uplink()) carry(LinkKind::kHost, r, network);
     }
+    for (const LayerProfile::PassedOn& rows : layer.passed_on) {
+      const bool near = links.topology().same_node(rows.home, rows.guest);
+      for (const RankId rank : {rows.home, rows.guest}) {
+        carry(near ? LinkKind::kPeers : LinkKind::kNetwork, rank.index(), rows.rows);
+        if (!near && links.shares_uplink()) carry(LinkKind::kHost, rank.index(), rows.rows);
+      }
+    }
   }
   return bytes;
 }

@@ -108,15 +108,19 @@ class Profiler {
     std::vector<Tokens> replicas;
     std::vector<Tokens> guests;  // of own_experts_first
     std::vector<Tokens> of_expert;
-    Array<std::int64_t, 2> between;  // [from][to] node, of all that this thread has counted
+    Array<std::int64_t, 2> between;     // [from][to] node, of all that this thread has counted
+    Array<ExpertId, 2> home_expert;     // [rank][expert of the rank], of own_experts_first
+    Array<Tokens, 2> home_tokens;       // the same shape
+    std::vector<std::size_t> num_home;  // [rank]
   };
 
   void profile(MicroStepId m, LayerId l, Scratch& scratch) {
     const LoadTable& load = input_.load;
     const MicroStepId of_load{m.value % load.num_micro_steps()};
     const StepPlan& plan = input_.plan;
+    const LayerQuotas quotas = layer_quotas(plan, event_[m.index()], l);
     const RoutingProblem problem{.load = load.load[of_load][l],
-                                 .quotas = layer_quotas(plan, event_[m.index()], l),
+                                 .quotas = own_experts_first_ ? quotas_of_homes(l, quotas, scratch) : quotas,
                                  .topology = {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}};
     if (tokens_) {
       const TokenDispatchProblem tokens{
@@ -125,14 +129,55 @@ class Profiler {
     } else {
       count_rows(problem, scratch.workspace, scratch.rows);
     }
-    add(scratch);
     LayerProfile& layer = result_.layers[m.index() * static_cast<std::size_t>(plan.num_layers()) + l.index()];
+    if (own_experts_first_) pass_on(l, quotas, problem.topology, scratch, layer);
+    add(scratch);
     layer.rows = scratch.rows.ranks;
     for (const RankRows& rows : layer.rows) layer.exchange = std::max(layer.exchange, input_.cost.exchange(rows));
     layer.ideal_exchange = input_.cost.exchange(mean_of(layer.rows));
-    count_tokens(m, problem.quotas, scratch, layer);
-    time_experts(Pass::kForward, l, problem.quotas, scratch, layer.forward);
-    if (phase_ == Phase::kPolicyUpdate) time_experts(Pass::kBackward, l, problem.quotas, scratch, layer.backward);
+    count_tokens(m, quotas, scratch, layer);
+    time_experts(Pass::kForward, l, quotas, scratch, layer.forward);
+    if (phase_ == Phase::kPolicyUpdate) time_experts(Pass::kBackward, l, quotas, scratch, layer.backward);
+  }
+
+  // What an exchange is told that knows of no guests: every expert's rows go to its home.
+  LayerQuotas quotas_of_homes(LayerId l, const LayerQuotas& quotas, Scratch& scratch) const {
+    const StepPlan& plan = input_.plan;
+    const auto ranks = static_cast<std::size_t>(plan.num_ranks());
+    scratch.of_expert.assign(static_cast<std::size_t>(plan.num_experts()), Tokens{});
+    for (std::size_t i = 0; i < quotas.slot_tokens.size(); ++i) {
+      const ExpertId expert = quotas.slot_expert.flat()[i];
+      if (expert != kNoExpert) scratch.of_expert[expert.index()] += quotas.slot_tokens.flat()[i];
+    }
+    const std::array shape{ranks, scratch.of_expert.size() / ranks};
+    if (scratch.home_expert.shape() != shape) {
+      scratch.home_expert = Array<ExpertId, 2>(shape);
+      scratch.home_tokens = Array<Tokens, 2>(shape);
+    }
+    scratch.num_home.assign(ranks, 0);
+    for (int e = 0; e < plan.num_experts(); ++e) {
+      const RankId home = plan.home(l, e);
+      const std::size_t at = scratch.num_home[home.index()]++;
+      scratch.home_expert(home, at) = ExpertId{e};
+      scratch.home_tokens(home, at) = scratch.of_expert[static_cast<std::size_t>(e)];
+    }
+    return {.slot_expert = scratch.home_expert, .slot_tokens = scratch.home_tokens};
+  }
+
+  void pass_on(LayerId l, const LayerQuotas& quotas, const Topology& topology, Scratch& scratch,
+               LayerProfile& layer) const {
+    for (std::size_t r = 0; r < quotas.slot_tokens.extent(0); ++r) {
+      for (std::size_t s = 0; s < quotas.slot_tokens.extent(1); ++s) {
+        const std::int64_t rows = quotas.slot_tokens(r, s).value;
+        if (rows == 0) continue;
+        const RankId home = input_.plan.home(l, quotas.slot_expert(r, s));
+        if (home == RankId{r}) continue;
+        layer.passed_on.push_back({.home = home, .guest = RankId{r}, .rows = rows});
+        const NodeId from = topology.node_of(home);
+        const NodeId to = topology.node_of(RankId{r});
+        if (from != to) scratch.rows.between_nodes(from, to) += rows;
+      }
+    }
   }
 
   void add(Scratch& scratch) const {

@@ -28,7 +28,14 @@ struct LayerProfile {
     double before_guests(RankId r) const { return own_first.empty() ? 0 : own_first[r.index()]; }
   };
   Experts forward;
-  Experts backward;           // empty in a phase without
+  Experts backward;  // empty in a phase without
+  struct PassedOn {
+    RankId home;
+    RankId guest;
+    std::int64_t rows = 0;
+  };
+  // Rows that reach a guest by way of its expert's home, where own experts come first. `rows` has them as the home's.
+  std::vector<PassedOn> passed_on;
   double ideal_exchange = 0;  // of a rank with the mean of the rows
   Tokens most_tokens;         // of a rank
 };
@@ -45,8 +52,9 @@ struct PhaseProfile {
   }
 };
 
-// With own_experts_first a rank's own experts and its guests are products apart, otherwise one. Throws InputError when
-// plan, load and model do not fit each other.
+// With own_experts_first a rank's own experts and its guests are products apart, otherwise one, and rows are exchanged
+// with homes, which pass on what guests serve: the plan is made after the dispatch. Throws InputError when plan, load
+// and model do not fit each other.
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, bool own_experts_first, ThreadPool& pool);
 
 }  // namespace foremoe

@@ -50,7 +50,7 @@ class Replayer {
     begin(t, Moment::kRouter);
     exchange(turn, layer, Sweep::kDispatch, result_.parts.dispatch);
     begin(t, Moment::kDispatched);
-    experts(t, layer.forward);
+    experts(t, layer);
     begin(t, Moment::kExpertsDone);
     exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
   }
@@ -66,7 +66,7 @@ class Replayer {
     }
     exchange(turn, layer, Sweep::kDispatch, result_.parts.combine);
     begin(t, Moment::kRouter);
-    experts(t, layer.backward);
+    experts(t, layer);
     begin(t, Moment::kExpertsDone);
     exchange(turn, layer, Sweep::kCombine, result_.parts.dispatch);
     dense(turn);
@@ -146,10 +146,20 @@ class Replayer {
     return problem_.links.seconds(link, Bytes{count * cost_.row().value});
   }
 
-  void experts(TurnId t, const LayerProfile::Experts& experts) {
+  void experts(TurnId t, const LayerProfile& layer) {
+    const Pass pass_of_turn = problem_.transfers.order[t].pass;
+    const LayerProfile::Experts& experts = pass_of_turn == Pass::kForward ? layer.forward : layer.backward;
     std::ranges::fill(wait_, 0.0);
+    pass_rows_on(t, layer);
     double with_copies = experts.slowest;
-    double with_all = experts.slowest;
+    for (const LayerProfile::PassedOn& rows : layer.passed_on) {
+      double& wait = wait_[rows.guest.index()];
+      const double planning = pass_of_turn == Pass::kForward ? problem_.options.online.planning_seconds : 0;
+      const double passing = planning + problem_.links.latency(to_guest(rows));
+      wait = std::max(wait, passing + pending(to_guest(rows), t) - experts.before_guests(rows.guest));
+      with_copies = std::max(with_copies, wait + experts.seconds[rows.guest.index()]);
+    }
+    double with_all = with_copies;
     for (const bool gradients : {false, true}) {  // copies first: what is waited for besides them is due to gradients
       for (const std::size_t i : problem_.transfers.due(t)) {
         const Transfer& transfer = problem_.transfers.transfers[i];
@@ -163,26 +173,74 @@ class Replayer {
       with_all = std::max(with_all, with_copies);
     }
     if (spans_.wanted()) spans_.experts(t, wait_, experts, now_);
+    const double with_rows = std::max(with_all, rows_back_home(t, layer, experts));
     result_.parts.experts += experts.slowest;
-    result_.parts.exposed_copies += with_copies - experts.slowest;
+    result_.parts.exposed_copies += with_copies - experts.slowest + (with_rows - with_all);
     result_.parts.exposed_gradients += with_all - with_copies;
     result_.computing_seconds += experts.sum;
     result_.ideal_seconds += experts.ideal;
-    pass(with_all);
+    pass(with_rows);
     if (spans_.wanted()) {
       spans_.arrived(t, queues_);
       queues_.forget(t.value);
     }
   }
 
-  // What is copied after dispatch is planned first.
-  double still_takes(const Transfer& transfer, TurnId t) {
-    problem_.links.cross(transfer.way, Bytes{0}, crossings_);
+  // ---- rows that a home passes on to a guest, between dispatch and combine: all at once, so one latency each way ----
+
+  static Way to_guest(const LayerProfile::PassedOn& rows) {
+    return {.path = Path::kPeer, .from = rows.home, .to = rows.guest};
+  }
+
+  // A backward with a forward before it takes rows there and back twice.
+  Bytes bytes_of(const LayerProfile::PassedOn& rows, TurnId t) const {
+    return Bytes{rows.rows * cost_.row().value * cost_.round_trips(problem_.transfers.order[t].pass)};
+  }
+
+  void pass_rows_on(TurnId t, const LayerProfile& layer) {
+    for (const LayerProfile::PassedOn& rows : layer.passed_on) {
+      problem_.links.cross_without_latency(to_guest(rows), bytes_of(rows, t), crossings_);
+      for (const auto& crossing : crossings_) queues_.add(crossing.link, t.value, crossing.seconds);
+    }
+  }
+
+  // When all are back, from the beginning of the experts on. A guest's rows set out when its rank has computed; each
+  // link takes them in that order.
+  double rows_back_home(TurnId t, const LayerProfile& layer, const LayerProfile::Experts& experts) {
+    returning_ = layer.passed_on;
+    const auto done = [&](const LayerProfile::PassedOn& rows) {
+      return wait_[rows.guest.index()] + experts.seconds[rows.guest.index()];
+    };
+    std::ranges::stable_sort(returning_, {}, done);
+    link_done_.resize(static_cast<std::size_t>(problem_.links.size()));
+    double last = 0;
+    for (const LayerProfile::PassedOn& rows : returning_) {
+      const Way way{.path = Path::kPeer, .from = rows.guest, .to = rows.home};
+      problem_.links.cross_without_latency(way, bytes_of(rows, t), crossings_);
+      for (const ClusterLinks::Crossing& crossing : crossings_) {
+        double& link = link_done_[crossing.link.index()];
+        link = std::max(link, done(rows)) + crossing.seconds;
+        last = std::max(last, link + problem_.links.latency(way));
+        queues_.add(crossing.link, t.value + 1, crossing.seconds);  // others get what they leave of the link
+      }
+    }
+    link_done_.clear();
+    return last;
+  }
+
+  double pending(const Way& way, TurnId t) {
+    problem_.links.cross(way, Bytes{0}, crossings_);
     double seconds = 0;
     for (const ClusterLinks::Crossing& crossing : crossings_) {
       seconds = std::max(seconds, queues_.pending(crossing.link, t.value));
     }
-    return transfer.moment == Moment::kDispatched ? seconds + problem_.options.online.planning_seconds : seconds;
+    return seconds;
+  }
+
+  // What is copied after dispatch is planned first.
+  double still_takes(const Transfer& transfer, TurnId t) {
+    const double planning = transfer.moment == Moment::kDispatched ? problem_.options.online.planning_seconds : 0;
+    return pending(transfer.way, t) + planning;
   }
 
   // Links are the transfers' alone.
@@ -216,6 +274,8 @@ class Replayer {
   std::vector<double> wait_;                       // [rank], in the turn at hand
   std::vector<double> seconds_;                    // [rank]
   std::vector<ClusterLinks::Crossing> crossings_;  // of the transfer at hand
+  std::vector<LayerProfile::PassedOn> returning_;  // in the turn at hand
+  std::vector<double> link_done_;                  // [link], likewise
 };
 
 }  // namespace

@@ -105,37 +105,59 @@ TEST(SimulationPropertiesTest, NothingIsFasterThanIdealAndWithoutCopiesNothingIs
   });
 }
 
+void expect_that_bytes_arrive(const SimulationInput& input, const SimulationOptions& options) {
+  const CostModel& cost = input.cost;
+  const SimulatedPhase simulated = simulate_phase(input, options);
+  std::map<std::string, std::int64_t> expected;  // bytes by the kind of the receiver's link
+  std::int64_t arena = 0;
+  const PhaseTransfers transfers = make_phase_transfers(input, options);
+  for (const Transfer& t : transfers.transfers) {
+    const bool near = t.way.from.value / 2 == t.way.to.value / 2;
+    const char* const link = t.way.path == Path::kHost ? "switch" : near ? "peers" : "network";
+    expected[link] += t.gradient ? cost.expert_gradient().value : cost.expert_weights().value;
+  }
+  for (const auto& node : transfers.arena) arena += static_cast<std::int64_t>(node.size());
+  for (const LinkTraffic& traffic : simulated.traffic) {
+    if (traffic.link == "peers") {
+      EXPECT_EQ((traffic.copies + traffic.gradients).value, expected["peers"]);
+    } else if (traffic.link == "host memory") {
+      EXPECT_EQ(traffic.copies.value, expected["switch"] + arena * cost.expert_weights().value);
+    }
+  }
+  std::int64_t between = 0;
+  for (const Bytes bytes : simulated.between_nodes.flat()) between += bytes.value;
+  const LinkTraffic& network = simulated.traffic[1];
+  EXPECT_EQ((network.rows + network.copies + network.gradients).value, between);
+}
+
 TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
   for_random_cases([](const Case& c) {
+    const CostModel cost(busy_cluster(), round_model(c.load.num_layers(), c.load.num_experts()), round_options());
+    const SimulationInput input{.load = c.load, .plan = c.plan, .cost = cost};
     for (const Phase phase : phases_of(c)) {
-      const Cluster cluster = busy_cluster();
-      const CostModel cost(cluster, round_model(c.load.num_layers(), c.load.num_experts()), round_options());
-      const SimulationInput input{.load = c.load, .plan = c.plan, .cost = cost};
-      const SimulationOptions options{.phase = phase, .path = PathChoice::kAuto};
-      const SimulatedPhase simulated = simulate_phase(input, options);
-
-      std::map<std::string, std::int64_t> expected;  // bytes by the kind of the receiver's link
-      std::int64_t arena = 0;
-      const PhaseTransfers transfers = make_phase_transfers(input, options);
-      for (const Transfer& t : transfers.transfers) {
-        const bool near = t.way.from.value / 2 == t.way.to.value / 2;
-        const char* const link = t.way.path == Path::kHost ? "switch" : near ? "peers" : "network";
-        expected[link] += t.gradient ? cost.expert_gradient().value : cost.expert_weights().value;
+      for (const bool own_experts_first : {false, true}) {
+        expect_that_bytes_arrive(input, {.phase = phase, .online = {.own_experts_first = own_experts_first}});
       }
-      for (const auto& node : transfers.arena) arena += static_cast<std::int64_t>(node.size());
-      for (const LinkTraffic& traffic : simulated.traffic) {
-        if (traffic.link == "peers") {
-          EXPECT_EQ((traffic.copies + traffic.gradients).value, expected["peers"]);
-        } else if (traffic.link == "host memory") {
-          EXPECT_EQ(traffic.copies.value, expected["switch"] + arena * cost.expert_weights().value);
-        }
-      }
-      std::int64_t between = 0;
-      for (const Bytes bytes : simulated.between_nodes.flat()) between += bytes.value;
-      const LinkTraffic& network = simulated.traffic[1];
-      EXPECT_EQ((network.rows + network.copies + network.gradients).value, between);
     }
   });
+}
+
+// Who plans between dispatch and combine cannot have either follow the plan.
+TEST(SimulationPropertiesTest, AnExchangeBeforeThePlanIsThatOfHomes) {
+  constexpr OnlineWork kAfterDispatch{.copies_after_router = true, .planning_seconds = 1e-4, .own_experts_first = true};
+  int shrunk = 0;  // dispatches of plans made before
+  for_random_cases([&](const Case& c) {
+    const Case homes{.load = c.load, .plan = sim_test::homes_plan(c.load, 0, Residency::kStatic, c.plan.in_flight)};
+    for (const Phase phase : phases_of(c)) {
+      const SimulatedPhase unbalanced = simulate(homes, busy_cluster(), {.phase = phase});
+      const SimulatedPhase late = simulate(c, busy_cluster(), {.phase = phase, .online = kAfterDispatch});
+      EXPECT_EQ(late.parts.dispatch, unbalanced.parts.dispatch);
+      EXPECT_EQ(late.parts.combine, unbalanced.parts.combine);
+      const SimulatedPhase before = simulate(c, busy_cluster(), {.phase = phase});
+      shrunk += before.parts.dispatch < unbalanced.parts.dispatch ? 1 : 0;
+    }
+  });
+  EXPECT_GT(shrunk, 0) << "the cases show nothing";
 }
 
 // The experts of a turn run last what needs most: its last span begins when all copies for the turn are there.

@@ -132,7 +132,9 @@ TEST(SimulationTest, ACopyThatBeginsAfterTheRouterIsExposedWhole) {
 TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyComeFirst) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
-  // Rank 0 has 20 rows of its own, 0.2 s, and then a guest with 30 that takes 600 / 8000 s to copy.
+  // Rank 0 has 20 rows of its own, 0.2 s, and then a guest with 30. Its weights take 600 / 8000 s, its 30 rows of 20
+  // bytes, which dispatch has sent to rank 1, as long; and so do its results on their way back to rank 1.
+  const double one_way = 30 * 20.0 / 8000;
   const auto exposed = [&](double planning_seconds) {
     const SimulationOptions online{
         .path = PathChoice::kPeer,
@@ -142,9 +144,30 @@ TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyCom
     EXPECT_NEAR(phase.parts.experts, 0.5 + 0.5, kNear);
     return phase.parts.exposed_copies;
   };
-  EXPECT_EQ(exposed(0), 0);
-  EXPECT_NEAR(exposed(0.1), 0, kNear);
-  EXPECT_NEAR(exposed(0.25), 0.25 + 600.0 / 8000 - 0.2, kNear);
+  EXPECT_NEAR(exposed(0), one_way, kNear);
+  EXPECT_NEAR(exposed(0.05), one_way, kNear);
+  EXPECT_NEAR(exposed(0.25), 0.25 + 600.0 / 8000 + one_way - 0.2 + one_way, kNear);
+}
+
+TEST(SimulationTest, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem) {
+  const OneCopy step;
+  const CostModel cost = round_cost(1, 2);
+  const SimulationOptions after_dispatch{.path = PathChoice::kPeer,
+                                         .online = {.copies_after_router = true, .own_experts_first = true}};
+  const StepPlan homes = homes_plan(step.load, 0);
+  for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
+    const SimulatedPhase unbalanced = Simulated{step.load, homes, cost}.phase(kind);
+    const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(kind, after_dispatch);
+    EXPECT_GT(unbalanced.parts.dispatch, 0);
+    EXPECT_EQ(phase.parts.dispatch, unbalanced.parts.dispatch);
+    EXPECT_EQ(phase.parts.combine, unbalanced.parts.combine);
+    // 30 rows of 20 bytes go on to rank 0 and come back, beside those of the exchange; thrice where a backward begins
+    // with a forward.
+    const std::int64_t trips = kind == Phase::kRecompute ? 1 : 3;
+    EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, trips * 2 * 30 * 20);
+  }
+  // With a plan that is made before, rank 0 keeps its rows.
+  EXPECT_EQ((Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute).parts.dispatch), 0);
 }
 
 TEST(SimulationTest, CopiesOfWhoPlansOnlineComeFromPeersUnlessAskedForOtherwise) {
