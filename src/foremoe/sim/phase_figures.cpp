@@ -170,7 +170,7 @@ RankMemory rank_memory(const ReplayProblem& problem) {
   if (problem.transfers.num_copies > 0) {
     const bool shared = plan.residency == Residency::kShared;
     const std::int64_t all_layers = std::int64_t{plan.guest_slots} * cost.model().moe_layers;
-    const std::int64_t weights = shared ? std::int64_t{plan.guest_slots} * problem.options.depth : all_layers;
+    const std::int64_t weights = shared ? std::int64_t{plan.guest_slots} * problem.transfers.depth : all_layers;
     const std::int64_t gradients = shared ? plan.guest_slots : all_layers;
     memory.guest_weights = Bytes{weights * cost.expert_weights().value};
     if (problem.options.phase == Phase::kPolicyUpdate) {

@@ -8,8 +8,8 @@
 // Memory. Of the rank that holds most at its fullest moment. Kept: from a micro-step's forward to its backward, per
 //   layer what the cost model says of tokens and rows; K micro-steps' worth with K in flight. Working: the rows of the
 //   layer that runs, of the micro-step that has most. A phase without backward keeps one layer's tokens. Guest slots
-//   count as far as the plan ever fills one: all layers' at once, but under `shared` those of `depth` turns, with
-//   gradients of one.
+//   count as far as the plan ever fills one: all layers' at once, but under `shared` those of `depth` turns (of one
+//   where a policy cannot know earlier what to copy), with gradients of one.
 
 #include <cmath>
 #include <vector>

@@ -121,6 +121,11 @@ ExpertLayout layout_of(const CostModel& cost) {
   return ExpertLayout({{.name = "expert", .elements = cost.expert_weights().value / 2, .type = DataType::kBfloat16}});
 }
 
+// Who learns at a turn's router what to copy has no use for the buffers of turns ahead.
+int depth_of(const StepPlan& plan, const SimulationOptions& options) {
+  return options.online.copies_after_router && plan.residency == Residency::kShared ? 1 : options.depth;
+}
+
 TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptions& options) {
   const StepPlan& plan = input.plan;
   const ExpertLayout layout = layout_of(input.cost);
@@ -130,9 +135,10 @@ TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptio
   }
   const bool from_peers = options.path == PathChoice::kAuto && options.online.copies_after_router &&
                           plan.residency != Residency::kFree;  // whose peers may not have the weights any more
-  TransferSchedule schedule = make_transfer_schedule(
-      plan, layout,
-      {.phase = options.phase, .path = from_peers ? PathChoice::kPeer : options.path, .depth = options.depth});
+  TransferSchedule schedule = make_transfer_schedule(plan, layout,
+                                                     {.phase = options.phase,
+                                                      .path = from_peers ? PathChoice::kPeer : options.path,
+                                                      .depth = depth_of(plan, options)});
   if (plan.residency == Residency::kFree && options.placement_stays) leave_placement(schedule, plan);
   return schedule;
 }
@@ -255,6 +261,7 @@ std::span<const std::size_t> PhaseTransfers::due(TurnId t) const {
 PhaseTransfers make_phase_transfers(const SimulationInput& input, const SimulationOptions& options) {
   TransferSchedule schedule = schedule_of(input, options);
   PhaseTransfers phase;
+  phase.depth = schedule.depth;
   phase.num_copies = static_cast<std::int64_t>(schedule.copies.size());
   phase.transfers.reserve(schedule.copies.size());
   for (const ScheduledCopy& copy : schedule.copies) {

@@ -5,7 +5,8 @@
 // Copies. They are those that the engine executes (transfer/transfer_schedule.h) and may begin when the engine would
 //   begin them: when their buffer is free, at most `depth` turns ahead. Where a policy works online, a copy for a
 //   forward turn begins when that turn's router has run, or, where own experts come first, its dispatch; it comes from
-//   peers unless the caller chooses a path. A plan of residency `free` is forward-only; for the policy
+//   peers unless the caller chooses a path. Under `shared` such a policy has one set of buffers, so that a copy for a
+//   backward turn begins with its turn. A plan of residency `free` is forward-only; for the policy
 //   update its leases are stretched over the backward turns of the same micro-steps, and homes are not copied back, for
 //   the optimizer writes them anew.
 // Gradients. A guest that has served a backward turn sends its gradient home after the last turn of its lease. It must
@@ -37,6 +38,7 @@ struct Transfer {
 
 struct PhaseTransfers {
   TurnOrder order;
+  int depth = kDefaultDepth;                    // turns ahead of which copies may begin
   std::vector<Transfer> transfers;              // by begins, moment
   std::vector<std::size_t> first_beginning;     // [turns · moments + 1], into transfers
   std::vector<std::size_t> by_deadline;         // into transfers

@@ -160,6 +160,26 @@ TEST(SimulationPropertiesTest, AnExchangeBeforeThePlanIsThatOfHomes) {
   EXPECT_GT(shrunk, 0) << "the cases show nothing";
 }
 
+// One set of buffers holds the guests of one turn, forward or backward.
+TEST(SimulationPropertiesTest, WhoPlansAfterTheRouterHasGuestsOfOneTurn) {
+  int backward = 0;
+  for_random_cases([&](const Case& c) {
+    if (c.plan.residency != Residency::kShared) return;
+    const CostModel cost(busy_cluster(), round_model(c.load.num_layers(), c.load.num_experts()), round_options());
+    for (const Phase phase : phases_of(c)) {
+      const PhaseTransfers transfers =
+          make_phase_transfers({.load = c.load, .plan = c.plan, .cost = cost},
+                               {.phase = phase, .depth = 3, .online = {.copies_after_router = true}});
+      for (const Transfer& t : transfers.transfers) {
+        if (t.gradient) continue;
+        EXPECT_EQ(t.begins, t.deadline);
+        backward += transfers.order[t.begins].pass == Pass::kBackward ? 1 : 0;
+      }
+    }
+  });
+  EXPECT_GT(backward, 0) << "the cases show nothing";
+}
+
 // The experts of a turn run last what needs most: its last span begins when all copies for the turn are there.
 void expect_copies_before_experts(const nlohmann::json& trace) {
   std::map<std::pair<int, std::string>, double> arrived;  // by rank and "micro-step …" of the turn

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/error.h"
+#include "foremoe/policy/feplb.h"
 #include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe {
@@ -185,6 +186,24 @@ TEST(SimulationTest, CopiesOfWhoPlansOnlineComeFromPeersUnlessAskedForOtherwise)
   EXPECT_EQ(arena(PathChoice::kAuto, false), Bytes{600});
   EXPECT_EQ(arena(PathChoice::kAuto, true), Bytes{0});
   EXPECT_EQ(arena(PathChoice::kHost, true), Bytes{600});
+}
+
+TEST(SimulationTest, FeplbsBuffersTakeWhatItsAuthorsPublish) {
+  // GLM-5: experts of 3 · 6144 · 2048 weights in 16 bits, 72 MiB; eight buffers for all layers, 576 MiB.
+  const LoadTable load = one_layer({{{30, 0}, {30, 0}}});
+  StepPlan plan = homes_plan(load, 8, Residency::kShared);
+  plan.slot_expert(0, 0, 1, 1) = ExpertId{0};
+  plan.slot_tokens(0, 0, 0, 0) = plan.slot_tokens(0, 0, 1, 1) = Tokens{30};
+  ModelShape glm5 = round_model(18, 2);
+  glm5.hidden = 6144;
+  glm5.intermediate = 2048;
+  const CostModel cost(round_cluster(), glm5, round_options());
+  const auto buffers = [&](const OnlineWork& online) {
+    const SimulationOptions options{.path = PathChoice::kPeer, .depth = 2, .online = online};
+    return Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate, options).memory.guest_weights;
+  };
+  EXPECT_EQ(buffers(make_feplb()->online()), Bytes{576LL << 20});
+  EXPECT_EQ(buffers({}), Bytes{2 * (576LL << 20)});  // one set for each turn that copies may run ahead
 }
 
 TEST(SimulationTest, AGuestsGradientGoesHomeAndIsWaitedForAtTheEnd) {
