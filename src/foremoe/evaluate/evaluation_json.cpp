@@ -39,6 +39,7 @@ Json phase_json(const SimulatedPhase& phase) {
     between.push_back(std::move(row));
   }
   return {{"stage", to_string(phase.phase)},
+          {"path", to_string(phase.path)},
           {"seconds", phase.seconds},
           {"ideal_seconds", phase.ideal_seconds},
           {"utilisation", phase.utilisation},

@@ -2,9 +2,6 @@
 
 // What a phase comes to besides its seconds: bytes on the links, and memory.
 //
-// Arenas. Before a phase every expert that a node's ranks will fetch from the host is written to the node's arena by
-//   its home, across the network where the home is on another node, whose cards then share the receiving. All are
-//   written at once, and nothing else travels meanwhile: it takes as long as the link that carries most.
 // Memory. Of the rank that holds most at its fullest moment. Kept: from a micro-step's forward to its backward, per
 //   layer what the cost model says of tokens and rows; K micro-steps' worth with K in flight. Working: the rows of the
 //   layer that runs, of the micro-step that has most. A phase without backward keeps one layer's tokens. Guest slots
@@ -14,24 +11,15 @@
 #include <cmath>
 #include <vector>
 
-#include "foremoe/sim/cluster_links.h"
 #include "foremoe/sim/phase_replay.h"
 #include "foremoe/sim/simulation.h"
+#include "foremoe/transfer/cluster_links.h"
+#include "foremoe/transfer/copy_paths.h"
 
 namespace foremoe {
 
 // To the nearest byte, halves away from 0.
 inline Bytes scaled(Bytes bytes, double by) { return Bytes{std::llround(static_cast<double>(bytes.value) * by)}; }
-
-struct ArenaLoad {
-  std::vector<Bytes> bytes;       // [link]
-  Array<Bytes, 2> between_nodes;  // [from][to]
-  Bytes largest;                  // of the node whose arena holds most
-  double seconds = 0;
-};
-
-ArenaLoad load_arenas(const std::vector<std::vector<ArenaExpert>>& arena, const StepPlan& plan, Bytes expert,
-                      const ClusterLinks& links);
 
 struct TrafficProblem {
   const ReplayProblem& phase;

@@ -3,10 +3,10 @@
 // Replays the turns of a phase one after the other. Each part of a turn takes as long as its slowest rank, and
 // transfers run beside it.
 
-#include "foremoe/sim/cluster_links.h"
 #include "foremoe/sim/phase_profile.h"
 #include "foremoe/sim/phase_transfers.h"
 #include "foremoe/sim/simulation.h"
+#include "foremoe/transfer/cluster_links.h"
 
 namespace foremoe {
 

@@ -23,8 +23,7 @@ namespace {
 // plan, it need not copy homes back either: the policy update begins with the placement that recompute leaves.
 
 struct FreeUpdateOptions {
-  PathChoice path = PathChoice::kAuto;
-  int depth = kDefaultDepth;
+  ScheduleOptions schedule;      // its `phase` is not read
   bool after_recompute = false;  // begin with the placement of the plan's last event, not with homes
 };
 
@@ -86,8 +85,9 @@ TransferSchedule free_update_schedule(const StepPlan& plan, const ExpertLayout& 
     throw InputError({.field = "in_flight"},
                      fmt::format("a plan of residency free has one micro-step in flight, not {}", plan.in_flight));
   }
-  TransferSchedule schedule =
-      make_transfer_schedule(plan, layout, {.phase = Phase::kRecompute, .path = options.path, .depth = options.depth});
+  ScheduleOptions forward = options.schedule;
+  forward.phase = Phase::kRecompute;
+  TransferSchedule schedule = make_transfer_schedule(plan, layout, forward);
   drop_return_to_homes(schedule);
   const TurnOrder recompute = std::move(schedule.order);
   schedule.phase = Phase::kPolicyUpdate;
@@ -129,16 +129,18 @@ int depth_of(const StepPlan& plan, const SimulationOptions& options) {
 TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptions& options) {
   const StepPlan& plan = input.plan;
   const ExpertLayout layout = layout_of(input.cost);
-  if (plan.residency == Residency::kFree && options.phase == Phase::kPolicyUpdate) {
-    return free_update_schedule(
-        plan, layout, {.path = options.path, .depth = options.depth, .after_recompute = options.placement_stays});
-  }
   const bool from_peers = options.path == PathChoice::kAuto && options.online.copies_after_router &&
                           plan.residency != Residency::kFree;  // whose peers may not have the weights any more
-  TransferSchedule schedule = make_transfer_schedule(plan, layout,
-                                                     {.phase = options.phase,
-                                                      .path = from_peers ? PathChoice::kPeer : options.path,
-                                                      .depth = depth_of(plan, options)});
+  const ScheduleOptions schedule_options{.phase = options.phase,
+                                         .path = from_peers ? PathChoice::kPeer : options.path,
+                                         .depth = depth_of(plan, options),
+                                         .cluster = &input.cost.cluster(),
+                                         .shares_uplink = input.cost.options().shares_uplink};
+  if (plan.residency == Residency::kFree && options.phase == Phase::kPolicyUpdate) {
+    return free_update_schedule(plan, layout,
+                                {.schedule = schedule_options, .after_recompute = options.placement_stays});
+  }
+  TransferSchedule schedule = make_transfer_schedule(plan, layout, schedule_options);
   if (plan.residency == Residency::kFree && options.placement_stays) leave_placement(schedule, plan);
   return schedule;
 }

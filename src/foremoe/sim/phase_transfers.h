@@ -18,8 +18,8 @@
 #include <span>
 #include <vector>
 
-#include "foremoe/sim/cluster_links.h"
 #include "foremoe/sim/simulation.h"
+#include "foremoe/transfer/cluster_links.h"
 
 namespace foremoe {
 

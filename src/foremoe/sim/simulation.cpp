@@ -33,7 +33,8 @@ void scale(PhaseSeconds& parts, double by) {
   }
 }
 
-SimulatedPhase simulate(const SimulationInput& input, const SimulationOptions& options, const PhaseProfile& profile) {
+SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptions& options,
+                             const PhaseProfile& profile) {
   const PhaseTransfers transfers = make_phase_transfers(input, options);
   const ClusterLinks links(input.cost.cluster(),
                            {.num_ranks = input.plan.num_ranks(), .ranks_per_node = input.plan.ranks_per_node},
@@ -48,7 +49,7 @@ SimulatedPhase simulate(const SimulationInput& input, const SimulationOptions& o
                               .start_seconds = options.timeline_begins + arena.seconds};
   const Replay replay = replay_phase(problem);
 
-  SimulatedPhase phase{.phase = options.phase, .parts = replay.parts};
+  SimulatedPhase phase{.phase = options.phase, .path = options.path, .parts = replay.parts};
   scale(phase.parts, problem.layer_scale);
   phase.parts.arena_refresh = arena.seconds * problem.layer_scale;
   if (options.phase == Phase::kPolicyUpdate) phase.parts.optimizer = input.cost.optimizer(home_experts(input));
@@ -67,6 +68,30 @@ SimulatedPhase simulate(const SimulationInput& input, const SimulationOptions& o
   phase.copies = transfers.num_copies;
   phase.arena = scaled(arena.largest, problem.layer_scale);
   return phase;
+}
+
+PathChoice quickest_path(const SimulationInput& input, const SimulationOptions& options, const PhaseProfile& profile) {
+  if (input.plan.residency == Residency::kFree) return PathChoice::kHost;  // peers may not have the weights any more
+  if (options.online.copies_after_router) return PathChoice::kPeer;
+  SimulationOptions trial = options;
+  trial.timeline = nullptr;
+  PathChoice best = PathChoice::kPeer;
+  double least = 0;
+  for (const PathChoice path : {PathChoice::kPeer, PathChoice::kAuto, PathChoice::kHost}) {
+    trial.path = path;
+    const SimulatedPhase phase = simulate_path(input, trial, profile);
+    if (path == PathChoice::kPeer && phase.parts.exposed_copies + phase.parts.exposed_gradients == 0) return path;
+    if (path == PathChoice::kPeer || phase.seconds < least) {
+      best = path;
+      least = phase.seconds;
+    }
+  }
+  return best;
+}
+
+SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options, const PhaseProfile& profile) {
+  if (options.path == PathChoice::kAuto) options.path = quickest_path(input, options, profile);
+  return simulate_path(input, options, profile);
 }
 
 // The pool that the caller lends, or one of the caller alone.

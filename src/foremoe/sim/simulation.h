@@ -43,6 +43,8 @@ namespace foremoe {
 
 struct SimulationOptions {
   Phase phase = Phase::kRecompute;
+  // auto: of peers alone, the engine's balance of both paths and the host path alone the quickest. Copies of who works
+  // online come from peers then.
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;  // turns ahead of which copies may begin
   OnlineWork online;          // of the policy
@@ -106,6 +108,7 @@ struct LinkTraffic {
 
 struct SimulatedPhase {
   Phase phase = Phase::kRecompute;
+  PathChoice path = PathChoice::kAuto;  // of its schedule: what the engine must be given to run the same one
   double seconds = 0;
   PhaseSeconds parts;
   double ideal_seconds = 0;  // the same phase with every rank at the mean load of every turn, and nothing copied
@@ -138,7 +141,7 @@ struct SimulatedStep {
   SimulatedPhase recompute;
   SimulatedPhase policy_update;
   double home_move_seconds = 0;
-  double step_seconds = 0;  // recompute, policy update, moves of homes
+  double step_seconds = 0;               // recompute, policy update, moves of homes
   double ideal_step_seconds = 0;
   double exposed_copy_seconds = 0;  // of both phases, gradients included
   Tokens peak_tokens_per_rank;

@@ -105,9 +105,10 @@ TEST(SimulationPropertiesTest, NothingIsFasterThanIdealAndWithoutCopiesNothingIs
   });
 }
 
-void expect_that_bytes_arrive(const SimulationInput& input, const SimulationOptions& options) {
+void expect_that_bytes_arrive(const SimulationInput& input, SimulationOptions options) {
   const CostModel& cost = input.cost;
   const SimulatedPhase simulated = simulate_phase(input, options);
+  options.path = simulated.path;
   std::map<std::string, std::int64_t> expected;  // bytes by the kind of the receiver's link
   std::int64_t arena = 0;
   const PhaseTransfers transfers = make_phase_transfers(input, options);
@@ -136,7 +137,10 @@ TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
     const SimulationInput input{.load = c.load, .plan = c.plan, .cost = cost};
     for (const Phase phase : phases_of(c)) {
       for (const bool own_experts_first : {false, true}) {
-        expect_that_bytes_arrive(input, {.phase = phase, .online = {.own_experts_first = own_experts_first}});
+        SimulationOptions options{.phase = phase, .online = {.own_experts_first = own_experts_first}};
+        expect_that_bytes_arrive(input, options);
+        options.path = PathChoice::kHost;
+        expect_that_bytes_arrive(input, options);
       }
     }
   });

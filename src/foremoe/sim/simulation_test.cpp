@@ -175,7 +175,7 @@ TEST(SimulationTest, CopiesOfWhoPlansOnlineComeFromPeersUnlessAskedForOtherwise)
   const LoadTable load = one_layer({{{30, 0, 0}, {30, 0, 0}, {30, 0, 0}}}, 3);
   StepPlan plan = homes_plan(load, 1);
   plan.slot_tokens(0, 0, 0, 0) = Tokens{30};
-  for (const int guest : {1, 2}) {  // of two ranks of a node: an arena pays
+  for (const int guest : {1, 2}) {
     plan.slot_expert(0, 0, guest, 1) = ExpertId{0};
     plan.slot_tokens(0, 0, guest, 1) = Tokens{30};
   }
@@ -183,7 +183,6 @@ TEST(SimulationTest, CopiesOfWhoPlansOnlineComeFromPeersUnlessAskedForOtherwise)
     const SimulationOptions options{.path = path, .online = {.copies_after_router = copies_after_router}};
     return Simulated{load, plan, round_cost(1, 3, 3)}.phase(Phase::kRecompute, options).arena;
   };
-  EXPECT_EQ(arena(PathChoice::kAuto, false), Bytes{600});
   EXPECT_EQ(arena(PathChoice::kAuto, true), Bytes{0});
   EXPECT_EQ(arena(PathChoice::kHost, true), Bytes{600});
 }

@@ -11,7 +11,7 @@
 
 #include <vector>
 
-#include "foremoe/sim/cluster_links.h"
+#include "foremoe/transfer/cluster_links.h"
 
 namespace foremoe {
 

@@ -1,50 +1,14 @@
 #include "foremoe/transfer/copy_paths.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 
 namespace foremoe {
 
 static Topology topology_of(const StepPlan& plan) {
   return {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
 }
-
-// Bytes that each link has moved since the step began.
-class LinkLoads {
- public:
-  explicit LinkLoads(const Topology& topology)
-      : topology_(topology),
-        host_link_(topology.num_ranks),
-        arena_(topology.num_nodes()),
-        node_ingress_(topology.num_ranks),
-        egress_(topology.num_ranks),
-        between_({static_cast<std::size_t>(topology.num_nodes()), static_cast<std::size_t>(topology.num_nodes())}) {}
-
-  Path lighter(RankId source, RankId to) {
-    const auto busiest = [](const auto& links) {
-      return **std::ranges::max_element(links, {}, [](auto* l) { return *l; });
-    };
-    return busiest(host_path(to)) < busiest(peer_path(source, to)) ? Path::kHost : Path::kPeer;
-  }
-
-  void add(Path path, RankId source, RankId to, Bytes bytes) {
-    for (Bytes* link : path == Path::kHost ? host_path(to) : peer_path(source, to)) *link += bytes;
-  }
-
- private:
-  std::vector<Bytes*> host_path(RankId to) { return {&host_link_[to.index()], &arena_[topology_.node_of(to).index()]}; }
-  std::vector<Bytes*> peer_path(RankId source, RankId to) {
-    if (topology_.same_node(source, to)) return {&node_ingress_[to.index()], &egress_[source.index()]};
-    return {&host_link_[to.index()], &egress_[source.index()],
-            &between_(topology_.node_of(source), topology_.node_of(to))};
-  }
-
-  Topology topology_;
-  std::vector<Bytes> host_link_;     // [rank]
-  std::vector<Bytes> arena_;         // [node]
-  std::vector<Bytes> node_ingress_;  // [rank], from ranks of its node
-  std::vector<Bytes> egress_;        // [rank]
-  Array<Bytes, 2> between_;          // [from node][to node]
-};
 
 // A copy that only forward or only backward turns read moves their segments alone.
 static Bytes bytes_of(const ScheduledCopy& copy, const PathProblem& problem) {
@@ -54,27 +18,105 @@ static Bytes bytes_of(const ScheduledCopy& copy, const PathProblem& problem) {
   return problem.layout.bytes();
 }
 
+// How long each link takes for what goes over it.
+class LinkLoads {
+ public:
+  explicit LinkLoads(const ClusterLinks& links) : links_(links), seconds_(static_cast<std::size_t>(links.size())) {}
+
+  // When the busiest link of the way would be done with so many bytes more.
+  double done_with(const Way& way, Bytes bytes) {
+    links_.cross(way, bytes, crossings_);
+    double last = 0;
+    for (const auto& crossing : crossings_) last = std::max(last, seconds_[crossing.link.index()] + crossing.seconds);
+    return last;
+  }
+
+  void add(const Way& way, Bytes bytes) {
+    links_.cross(way, bytes, crossings_);
+    for (const auto& crossing : crossings_) seconds_[crossing.link.index()] += crossing.seconds;
+  }
+
+  double busiest() const { return seconds_.empty() ? 0 : *std::ranges::max_element(seconds_); }
+
+ private:
+  const ClusterLinks& links_;
+  std::vector<double> seconds_;  // [link]
+  std::vector<ClusterLinks::Crossing> crossings_;
+};
+
+static Way way_of(const ScheduledCopy& copy, Path path) { return {.path = path, .from = copy.source, .to = copy.rank}; }
+
+// Of arenas and busiest link.
+static double seconds_of(const PathProblem& problem, std::span<const ScheduledCopy> copies) {
+  LinkLoads loads(problem.links);
+  for (const ScheduledCopy& copy : copies) loads.add(way_of(copy, copy.path), bytes_of(copy, problem));
+  const auto arena = experts_of_arenas(problem.plan, copies);
+  return load_arenas(arena, problem.plan, problem.layout.bytes(), problem.links).seconds + loads.busiest();
+}
+
+// What an arena takes for one expert more, which only depends on where the expert's home is.
+class ArenaWrites {
+ public:
+  explicit ArenaWrites(const PathProblem& problem) : problem_(problem) {}
+
+  double seconds(const ScheduledCopy& copy) {
+    const Topology topology = topology_of(problem_.plan);
+    const NodeId node = topology.node_of(copy.rank);
+    std::optional<double>& seconds = topology.same_node(copy.source, copy.rank) ? near_ : far_;
+    if (!seconds) {
+      std::vector<std::vector<ArenaExpert>> alone(static_cast<std::size_t>(topology.num_nodes()));
+      alone[node.index()].push_back({copy.layer, copy.expert});
+      seconds = load_arenas(alone, problem_.plan, problem_.layout.bytes(), problem_.links).seconds;
+    }
+    return *seconds;
+  }
+
+ private:
+  const PathProblem& problem_;
+  std::optional<double> near_;  // on the node of the arena
+  std::optional<double> far_;
+};
+
+// Copies that all come from peers take both paths, where that is quicker.
 static void balance_paths(const PathProblem& problem, std::span<ScheduledCopy> copies) {
   const StepPlan& plan = problem.plan;
   const Topology topology = topology_of(plan);
   Array<int, 3> fetches({static_cast<std::size_t>(topology.num_nodes()), plan.home.extent(0), plan.home.extent(1)});
   for (const ScheduledCopy& copy : copies) ++fetches(topology.node_of(copy.rank), copy.layer, copy.expert);
 
-  LinkLoads loads(topology);
+  const double by_peers = seconds_of(problem, copies);
+  LinkLoads loads(problem.links);
+  ArenaWrites writes(problem);
   for (ScheduledCopy& copy : copies) {
-    const bool arena_pays = fetches(topology.node_of(copy.rank), copy.layer, copy.expert) >= 2;
-    copy.path = arena_pays ? loads.lighter(copy.source, copy.rank) : Path::kPeer;
-    loads.add(copy.path, copy.source, copy.rank, bytes_of(copy, problem));
+    const Bytes bytes = bytes_of(copy, problem);
+    const int times = fetches(topology.node_of(copy.rank), copy.layer, copy.expert);
+    if (times >= 2) {
+      const double by_host = loads.done_with(way_of(copy, Path::kHost), bytes) + writes.seconds(copy) / times;
+      if (by_host < loads.done_with(way_of(copy, Path::kPeer), bytes)) copy.path = Path::kHost;
+    }
+    loads.add(way_of(copy, copy.path), bytes);
   }
+  if (seconds_of(problem, copies) < by_peers) return;
+  for (ScheduledCopy& copy : copies) copy.path = Path::kPeer;
 }
 
 void choose_paths(const PathProblem& problem, std::span<ScheduledCopy> copies) {
+  // Under `free` a home may be overwritten before the copy begins, so its slot is no source.
+  const bool host_alone = problem.choice == PathChoice::kHost || problem.plan.residency == Residency::kFree;
   for (ScheduledCopy& copy : copies) {
     copy.source = problem.plan.home(copy.layer, copy.expert);
-    copy.path = problem.choice == PathChoice::kPeer ? Path::kPeer : Path::kHost;
+    copy.path = host_alone ? Path::kHost : Path::kPeer;
   }
-  // Under `free` a home may be overwritten before the copy begins, so its slot is no source.
-  if (problem.choice == PathChoice::kAuto && problem.plan.residency != Residency::kFree) balance_paths(problem, copies);
+  if (problem.choice == PathChoice::kAuto && !host_alone) balance_paths(problem, copies);
+}
+
+ClusterLinks links_between(const Cluster* cluster, const Topology& topology, bool shares_uplink) {
+  if (cluster != nullptr) return {*cluster, topology, shares_uplink};
+  constexpr LinkSpeed kAlike{.bytes_per_second = 1, .latency_seconds = 0};
+  Cluster alike{.peers = kAlike, .network = kAlike, .host = kAlike};
+  alike.switch_bytes_per_second = std::numeric_limits<double>::infinity();
+  alike.host_memory_bytes_per_second = 1;
+  return {alike, topology, shares_uplink};
 }
 
 std::vector<std::vector<ArenaExpert>> experts_of_arenas(const StepPlan& plan, std::span<const ScheduledCopy> copies) {
@@ -88,6 +130,42 @@ std::vector<std::vector<ArenaExpert>> experts_of_arenas(const StepPlan& plan, st
     experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
   }
   return arena;
+}
+
+ArenaLoad load_arenas(const std::vector<std::vector<ArenaExpert>>& arena, const StepPlan& plan, Bytes expert,
+                      const ClusterLinks& links) {
+  const Topology& topology = links.topology();
+  const auto nodes = static_cast<std::size_t>(topology.num_nodes());
+  ArenaLoad load{.bytes = std::vector<Bytes>(static_cast<std::size_t>(links.size())),
+                 .between_nodes = Array<Bytes, 2>({nodes, nodes})};
+  const auto carry = [&](LinkId link, Bytes bytes) { load.bytes[link.index()] += bytes; };
+  for (std::size_t n = 0; n < nodes; ++n) {
+    Bytes from_others;
+    for (const ArenaExpert& entry : arena[n]) {
+      const RankId home = plan.home(entry.layer, entry.expert);
+      carry(links.host_memory(NodeId{n}), expert);
+      if (topology.node_of(home) == NodeId{n}) {
+        carry(links.of_rank(LinkKind::kHost, LinkSide::kOut, home), expert);
+        carry(links.of_switch(LinkSide::kOut, home), expert);
+        continue;
+      }
+      from_others += expert;
+      load.between_nodes(topology.node_of(home), n) += expert;
+      carry(links.of_rank(LinkKind::kNetwork, LinkSide::kOut, home), expert);
+      if (links.shares_uplink()) carry(links.of_rank(LinkKind::kHost, LinkSide::kOut, home), expert);
+    }
+    const RankRange ranks = topology.ranks_of(NodeId{n});
+    const Bytes part{from_others.value / ranks.size()};
+    for (int r = ranks.first; r < ranks.last; ++r) {
+      carry(links.of_rank(LinkKind::kNetwork, LinkSide::kIn, RankId{r}), part);
+      carry(links.of_switch(LinkSide::kOut, RankId{r}), part);  // from the card towards the host
+    }
+    load.largest = std::max(load.largest, Bytes{expert.value * static_cast<std::int64_t>(arena[n].size())});
+  }
+  for (int l = 0; l < links.size(); ++l) {
+    load.seconds = std::max(load.seconds, links.seconds(LinkId{l}, load.bytes[static_cast<std::size_t>(l)]));
+  }
+  return load;
 }
 
 }  // namespace foremoe

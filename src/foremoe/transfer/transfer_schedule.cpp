@@ -165,6 +165,10 @@ void refuse_bad_options(const StepPlan& plan, const ScheduleOptions& options) {
 
 }  // namespace
 
+std::string_view to_string(PathChoice choice) {
+  return choice == PathChoice::kAuto ? "auto" : choice == PathChoice::kHost ? "host" : "peer";
+}
+
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options) {
   refuse_bad_options(plan, options);
@@ -176,7 +180,10 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout
     return std::tuple(c.arrives, c.rank, c.slot, c.layer);  // layers differ among the homes that come back alone
   });
   index_copies(schedule);
-  choose_paths({.plan = plan, .order = schedule.order, .layout = layout, .choice = options.path}, schedule.copies);
+  const ClusterLinks links = links_between(
+      options.cluster, {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}, options.shares_uplink);
+  choose_paths({.plan = plan, .order = schedule.order, .layout = layout, .links = links, .choice = options.path},
+               schedule.copies);
   schedule.arena = experts_of_arenas(plan, schedule.copies);
   schedule.buffers_per_rank = num_buffers(plan, options.depth);
   return schedule;

@@ -15,15 +15,15 @@
 //   copied back.
 // Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
 //   straight from the expert's home, whose slot is pinned inside a step. Under `free` homes are not pinned: host alone.
-//   An expert pays for its place in an arena when its node fetches it at least twice; the other copies, and as many
-//   of those as balance the two paths, go to peers: each copy, by deadline, takes the path whose busiest link (the
-//   rank's own links, the node's arena, the source's egress, the link between two nodes) it loads least: copy_paths.h.
+//   An expert can pay for its place in an arena when its node fetches it at least twice; the other copies, and as many
+//   of those as balance the two paths by bytes ÷ bandwidth, go to peers: copy_paths.h.
 // Complexity. O(turns · ranks · slots).
 // Guarantee. Same plan, same schedule, on every rank.
 
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "foremoe/cluster/topology.h"
@@ -33,8 +33,11 @@
 
 namespace foremoe {
 
+struct Cluster;
+
 enum class Path : std::uint8_t { kHost, kPeer };
 enum class PathChoice : std::uint8_t { kAuto, kHost, kPeer };  // kHost, kPeer: that one alone
+std::string_view to_string(PathChoice choice);                 // "auto", "host", "peer"
 
 inline constexpr int kDefaultDepth = 2;
 inline constexpr int kMostDepth = 1 << 16;
@@ -78,10 +81,13 @@ struct ScheduleOptions {
   Phase phase = Phase::kRecompute;
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;  // ≥ 1
+  // Whose links' bandwidths `auto` balances paths by, read during the call alone; null: as if all links were alike.
+  const Cluster* cluster = nullptr;
+  bool shares_uplink = true;  // host path and network cards meet at the switch
 };
 
 // The plan must be one that check_plan accepts. Throws InputError for a phase that the plan is not for, and for peers
-// alone under `free`. Expert sizes decide paths by bytes.
+// alone under `free`. Expert sizes and bandwidths decide paths.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 

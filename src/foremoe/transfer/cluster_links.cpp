@@ -1,4 +1,4 @@
-#include "foremoe/sim/cluster_links.h"
+#include "foremoe/transfer/cluster_links.h"
 
 #include <algorithm>
 #include <array>
