@@ -49,6 +49,16 @@ class Simulate(CommandTest):
         step = row["step_seconds"]
         self.assertAlmostEqual(row["rl_step_speedup"], (step * row["speedup_over_vanilla"] + 5) / (step + 5))
 
+    def test_placement_is_charged_beside_the_step_unless_the_rollouts_tail_hides_it(self):
+        for tail in (0, 1e6):
+            vanilla, ours = self.simulate("--policy", "vanilla,foremoe", "--rollout-tail-seconds", tail)
+            placement = ours["placement"]
+            self.assertGreater(placement["seconds"], 0)
+            self.assertEqual(placement["exposed_seconds"], 0 if tail else placement["seconds"])
+            self.assertAlmostEqual(placement["step_seconds"], ours["step_seconds"] + placement["exposed_seconds"])
+            self.assertAlmostEqual(placement["speedup_over_vanilla"], vanilla["step_seconds"] / placement["step_seconds"])
+            self.assertEqual(vanilla["placement"]["seconds"], 0)
+
     def test_a_budget_tells_the_largest_micro_batch_and_residency_auto_keeps_within_it(self):
         (row,) = self.simulate("--policy", "foremoe", "--memory-budget", 80, "--residency", "auto")
         self.assertGreater(row["largest_micro_batch_tokens"], 0)

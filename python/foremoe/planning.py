@@ -313,6 +313,7 @@ def simulate(
     min_tokens_per_guest: int = 0,
     seed: int = 0,
     rollout_seconds: float = 0.0,
+    rollout_tail_seconds: float = 0.0,
     memory_budget: float | None = None,
     prefetch_depth: int = 2,
     path: Literal["auto", "host", "peer"] = "auto",
@@ -355,6 +356,8 @@ def simulate(
         2147483647.
     seed: Random seed. The same seed gives the same plan. 0 … 18446744073709551615.
     rollout_seconds: Duration of the step's rollout, for the speedup of the whole RL step. 0 … 1e+09.
+    rollout_tail_seconds: How long the rollout's last sequences leave the planner to place experts. What placement takes
+        beyond that, measured here, is charged beside the modelled step. 0 … 1e+09.
     memory_budget: Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and residency auto stays
         within it. None: none. above 0, at most 1e+09.
     prefetch_depth: How many turns (one layer of one pass of one micro-step) ahead copies may begin. 1 … 65536.
@@ -392,6 +395,7 @@ def simulate(
         "min_tokens_per_guest": min_tokens_per_guest,
         "seed": seed,
         "rollout_seconds": rollout_seconds,
+        "rollout_tail_seconds": rollout_tail_seconds,
         "memory_budget": memory_budget,
         "prefetch_depth": prefetch_depth,
         "path": path,
@@ -426,6 +430,7 @@ def evaluate(
     optimizer_shards: int = 1,
     separate_uplinks: bool = False,
     rollout_seconds: float = 0.0,
+    rollout_tail_seconds: float = 0.0,
     memory_budget: float | None = None,
     prefetch_depth: int = 2,
     path: Literal["auto", "host", "peer"] = "auto",
@@ -469,6 +474,8 @@ def evaluate(
     optimizer_shards: Data-parallel ranks that share one expert's optimizer state. 1 … 65536.
     separate_uplinks: Model host copies and network traffic on separate PCIe uplinks (default: shared).
     rollout_seconds: Duration of the step's rollout, for the speedup of the whole RL step. 0 … 1e+09.
+    rollout_tail_seconds: How long the rollout's last sequences leave the planner to place experts. What placement takes
+        beyond that, measured here, is charged beside the modelled step. 0 … 1e+09.
     memory_budget: Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and residency auto stays
         within it. None: none. above 0, at most 1e+09.
     prefetch_depth: How many turns (one layer of one pass of one micro-step) ahead copies may begin. 1 … 65536.
@@ -509,6 +516,7 @@ def evaluate(
         "optimizer_shards": optimizer_shards,
         "separate_uplinks": separate_uplinks,
         "rollout_seconds": rollout_seconds,
+        "rollout_tail_seconds": rollout_tail_seconds,
         "memory_budget": memory_budget,
         "prefetch_depth": prefetch_depth,
         "path": path,

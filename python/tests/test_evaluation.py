@@ -31,7 +31,7 @@ def test_an_evaluation_has_the_figures_of_compare_and_simulate(load):
     (compared,) = foremoe.compare(load, "foremoe", guest_slots=2)
     (simulated,) = foremoe.simulate(load, "foremoe", guest_slots=2, **ON)
     speedups = ("speedup_over_vanilla", "rl_step_speedup")  # over vanilla, which was not evaluated
-    measured = ("plan_seconds", "plan_us_per_layer_micro_step", "threads")
+    measured = ("plan_seconds", "plan_us_per_layer_micro_step", "threads", "placement")
     for key in {*compared, *simulated} - {*speedups, *measured}:
         assert of.figures[key] == {**compared, **simulated}[key], key
     assert of.skipped is None and foremoe.check(of.plan, load) == []

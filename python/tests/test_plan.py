@@ -18,7 +18,7 @@ import foremoe
 from foremoe.balance import imbalance, planned_rows
 
 PROGRAM = pathlib.Path(foremoe.__file__).with_name("bin") / "foremoe"
-TIMES = {"plan_seconds", "plan_us_per_layer_micro_step", "threads"}
+TIMES = {"plan_seconds", "plan_us_per_layer_micro_step", "threads", "placement"}
 
 
 def command(*arguments: object) -> object:

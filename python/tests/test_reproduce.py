@@ -132,6 +132,19 @@ def test_simulate_and_reproduce_agree_on_seconds() -> None:
     assert by_host.figures[3] < 100
 
 
+def test_a_rollouts_tail_hides_placement() -> None:
+    columns = '["placement_s", "exposed_placement_s", "speedup", "placed_speedup", "of_free", "of_free_placed"]'
+    text = changed(MODELLED, '["step_ms", "speedup", "ideal_speedup", "of_free"]', columns)
+    none, ours = run(text).cells[0]
+    assert none.figures == (0, 0, 1, 1, 100, 100)
+    placement, exposed, speedup, placed_speedup, of_free, of_free_placed = ours.figures
+    assert placement == exposed > 0
+    assert (placed_speedup < speedup, of_free_placed < of_free) == (True, True)
+    _, ours = run(changed(text, "seed = 3", "seed = 3\nrollout_tail_seconds = 1e6")).cells[0]
+    assert ours.figures[0] > 0 == ours.figures[1]
+    assert ours.figures[2::2] == pytest.approx(ours.figures[3::2])
+
+
 def test_every_column_has_a_figure() -> None:
     names = ", ".join(f'"{name}"' for name in COLUMNS)
     text = changed(MODELLED, '["step_ms", "speedup", "ideal_speedup", "of_free"]', f"[{names}]")

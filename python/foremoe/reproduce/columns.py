@@ -87,6 +87,11 @@ class Measured:
         return self.figures["step_seconds"]
 
     @property
+    def placement(self) -> Any:
+        """Measured seconds of placement, and the modelled step with what of them is not hidden."""
+        return self.figures["placement"]
+
+    @property
     def overhead(self) -> float:
         """Seconds that copying and planning add to the step."""
         return _overhead(self.recompute["parts"]) + _overhead(self.update["parts"])
@@ -221,6 +226,14 @@ _MEASURED = [
     _own("plan_us", "planning, µs", 0, "CPU time per layer and micro-step, without what is done once per step",
          lambda m: m.figures["plan_us_per_layer_micro_step"]),
     _own("plan_seconds", "planning, s", 3, "of the whole step, wall clock", lambda m: m.figures["plan_seconds"]),
+    _own("placement_s", "placement, s", 2, "planning before the first micro-step, all layers, CPU time ÷ threads",
+         lambda m: m.placement["seconds"]),
+    _own("exposed_placement_s", "after the rollout, s", 2, "what of placement the rollout's tail does not hide",
+         lambda m: m.placement["exposed_seconds"]),
+    _versus_first("placed_speedup", "speedup, placed", 3, "with what of placement the rollout's tail does not hide",
+         lambda m, first: ratio(first.placement["step_seconds"], m.placement["step_seconds"])),
+    _own("of_free_placed", "of opt, placed, %", 1, "of opt, with what of placement the rollout's tail does not hide",
+         lambda m: ratio(100 * (m.seconds - m.overhead), m.placement["step_seconds"])),
 ]
 _MODELLED = [
     _versus_first("speedup", "speedup", 3,

@@ -26,7 +26,10 @@ FOLDER = pathlib.Path(__file__).with_name("experiments")  # of the installed pac
 _TABLES = {name: {option["name"] for option in table} for name, table in _core._option_tables().items()}
 _DRAWN = _TABLES["synthesis"] - {"shape"}  # which is `model` here
 _BATCHED = {"ranks", "ranks_per_node", "tokens_per_rank"}  # keywords of collect()
-_COST = (_TABLES["cost"] - {"cluster", "model", "keep_activations"}) | {"rollout_seconds"}
+_COST = (_TABLES["cost"] - {"cluster", "model", "keep_activations"}) | {
+    "rollout_seconds",
+    "rollout_tail_seconds",
+}
 _PLANNED = _TABLES["planning"] | {"path"}
 _OTHER_ROUTES = {"wrong_percent", "missing_percent"}
 _BY_STEPS = {"hottest", "step_change", "micro_step_change"}  # columns that tell steps apart

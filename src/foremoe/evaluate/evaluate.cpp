@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <ctime>
 #include <exception>
 #include <stdexcept>
 #include <utility>
@@ -86,7 +87,9 @@ class Evaluator {
                                  .pool = &context_.pool,
                                  .timeline = context_.timeline},
                        .home_moves = e.figures.home_moves,
-                       .rollout_seconds = options_.rollout_seconds});
+                       .rollout_seconds = options_.rollout_seconds,
+                       .placement_seconds = e.placement_seconds,
+                       .rollout_tail_seconds = options_.rollout_tail_seconds});
     if (const auto budget = options_.memory_budget()) {
       e.largest_micro_batch_tokens = largest_micro_batch(*e.step, *budget, mean_tokens_per_rank(input_.load));
     }
@@ -137,7 +140,12 @@ class Evaluator {
 
   bool plan(const PlannerOptions& planner, Evaluation& e) {
     progress("planning with");
-    PolicyResult result = input_.plan(policy_, input_.for_policy(planner), context_.pool);
+    PolicyInput policy_input = input_.for_policy(planner);
+    const std::clock_t begin = std::clock();
+    policy_input.on_micro_step = [&](const StepPlan&, MicroStepId m) {
+      if (m == MicroStepId{0}) e.placement_seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    };
+    PolicyResult result = input_.plan(policy_, policy_input, context_.pool);
     if (auto* skipped = std::get_if<Skipped>(&result)) {
       e.skipped = std::move(skipped->reason);
       return false;
@@ -146,6 +154,9 @@ class Evaluator {
     e.plan = std::move(planned.plan);
     e.times = planned.times;
     e.threads = static_cast<int>(context_.pool.num_threads());
+    if (context_.cost != nullptr && e.plan.num_layers() > 0) {  // a layer of the input stands for as many of the model
+      e.placement_seconds *= static_cast<double>(context_.cost->model().moe_layers) / e.plan.num_layers() / e.threads;
+    }
     measure(e);
     return true;
   }
@@ -222,6 +233,7 @@ double speedup(double before_seconds, double after_seconds) {
 void compare_with(const Evaluation& vanilla, Evaluation& evaluation) {
   if (!vanilla.step || !evaluation.step) return;
   evaluation.speedup_over_vanilla = speedup(vanilla.step->step_seconds, evaluation.step->step_seconds);
+  evaluation.placed_speedup = speedup(vanilla.step->step_seconds, evaluation.step->placed_step_seconds);
   evaluation.rl_step_speedup = speedup(vanilla.step->rl_step_seconds, evaluation.step->rl_step_seconds);
 }
 
@@ -361,6 +373,12 @@ std::vector<Option> simulation_options_of(EvaluateOptions& o) {
                      .help = "Duration of the step's rollout, for the speedup of the whole RL step",
                      .group = group},
                     o.rollout_seconds, {.least = 0}),
+      number_option({.name = "rollout_tail_seconds",
+                     .value = "S",
+                     .help = "How long the rollout's last sequences leave the planner to place experts. What placement "
+                             "takes beyond that, measured here, is charged beside the modelled step",
+                     .group = group},
+                    o.rollout_tail_seconds, {.least = 0}),
       number_option({.name = "memory_budget",
                      .value = "GB",
                      .help = "Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and "

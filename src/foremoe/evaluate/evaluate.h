@@ -44,6 +44,7 @@ struct EvaluateOptions {
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;           // turns ahead of which copies may begin
   double rollout_seconds = 0;          // of the RL step, the same whoever plans
+  double rollout_tail_seconds = 0;     // of it, what placement overlaps with
   double memory_budget_gigabytes = 0;  // of one rank, 10⁹ bytes; 0: none
 
   std::optional<Bytes> memory_budget() const;
@@ -67,12 +68,16 @@ struct Evaluation {
   StepPlan plan;                           // the policy update's, and recompute's where that has none of its own
   std::optional<StepPlan> recompute_plan;  // where the policy update has more than one micro-step in flight
   PlanTimes times;
+  // Measured: CPU time from the beginning of planning until the first micro-step can begin ÷ threads, of all the
+  // model's layers; 0 of a policy that does not plan micro-step by micro-step ahead of the phase.
+  double placement_seconds = 0;
   int threads = 1;
   PlanFigures figures;
   CheckReport check;  // of both plans
 
   std::optional<SimulatedStep> step;  // with a cost model, of a plan that is right
   double speedup_over_vanilla = 1;
+  double placed_speedup = 1;                         // with placement, which vanilla has none of
   double rl_step_speedup = 1;                        // with the rollout
   std::optional<Tokens> largest_micro_batch_tokens;  // per rank in the mean, with a memory budget
 

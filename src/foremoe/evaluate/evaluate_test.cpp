@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <semaphore>
 
 #include "foremoe/core/error.h"
@@ -51,6 +52,29 @@ class Broken final : public Policy {
   bool skips_;
 };
 
+// Plans as vanilla does, and works until it hands out the first micro-step, and then again.
+class Slow final : public Policy {
+ public:
+  std::string_view name() const override { return "slow"; }
+  std::string_view summary() const override { return "sleeps"; }
+  std::span<const std::string_view> uses() const override { return {}; }
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    PolicyResult result = find_policy("vanilla")->plan({.load = input.load, .home = input.home}, pool);
+    work(0.03);
+    input.on_micro_step(std::get<PlannedStep>(result).plan, MicroStepId{0});
+    work(0.3);
+    input.on_micro_step(std::get<PlannedStep>(result).plan, MicroStepId{1});
+    return result;
+  }
+
+ private:
+  static void work(double cpu_seconds) {
+    const std::clock_t end = std::clock() + static_cast<std::clock_t>(cpu_seconds * CLOCKS_PER_SEC);
+    while (std::clock() < end) {
+    }
+  }
+};
+
 class Evaluations : public testing::Test {
  protected:
   ThreadPool pool_{1};
@@ -80,6 +104,24 @@ TEST_F(Evaluations, AreWhatPlannerCheckFiguresAndSimulatorSayOneByOne) {
   ASSERT_TRUE(e.step);
   EXPECT_EQ(e.step->step_seconds, step.step_seconds);
   EXPECT_EQ(e.step->memory_bytes_per_rank, step.memory_bytes_per_rank);
+}
+
+TEST_F(Evaluations, MeasureWhatMustBePlannedBeforeTheFirstMicroStep) {
+  const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
+  const auto placement = [&](double tail) {
+    const Evaluation e = evaluate(Slow(), input_, {.rollout_tail_seconds = tail}, {.pool = pool_, .cost = &cost_});
+    EXPECT_GE(e.placement_seconds, 0.03 * layers);
+    EXPECT_LT(e.placement_seconds, 0.3 * layers) << "what follows the first micro-step is hidden";
+    EXPECT_EQ(e.step->placed_step_seconds, e.step->step_seconds + e.step->exposed_placement_seconds);
+    return std::pair(e.placement_seconds, e.step->exposed_placement_seconds);
+  };
+  const auto [all, exposed] = placement(0);
+  EXPECT_EQ(exposed, all);
+  EXPECT_EQ(placement(1e6).second, 0);
+  const Evaluation foremoe = evaluate(policy_named("foremoe"), input_, {}, {.pool = pool_, .cost = &cost_});
+  EXPECT_GT(foremoe.placement_seconds, 0);
+  EXPECT_EQ(evaluate(policy_named("feplb"), input_, {}, {.pool = pool_, .cost = &cost_}).placement_seconds, 0)
+      << "works online";
 }
 
 TEST_F(Evaluations, AreNotSimulatedWhereThereIsNoCluster) {

@@ -62,6 +62,10 @@ void add_step(const Evaluation& e, Json& json) {
   json["home_move_seconds"] = step.home_move_seconds;
   json["peak_tokens_per_rank"] = step.peak_tokens_per_rank.value;
   json["memory_bytes_per_rank"] = step.memory_bytes_per_rank.value;
+  json["placement"] = {{"seconds", e.placement_seconds},
+                       {"exposed_seconds", step.exposed_placement_seconds},
+                       {"step_seconds", step.placed_step_seconds},
+                       {"speedup_over_vanilla", e.placed_speedup}};
   json["rl_step_seconds"] = step.rl_step_seconds;
   json["rl_step_speedup"] = e.rl_step_speedup;
   if (e.largest_micro_batch_tokens) json["largest_micro_batch_tokens"] = e.largest_micro_batch_tokens->value;

@@ -180,6 +180,8 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
     result.peak_tokens_per_rank = std::max(result.peak_tokens_per_rank, part->peak_tokens);
     result.memory_bytes_per_rank = std::max(result.memory_bytes_per_rank, part->memory.sum());
   }
+  result.exposed_placement_seconds = std::max(0.0, options.placement_seconds - options.rollout_tail_seconds);
+  result.placed_step_seconds = result.step_seconds + result.exposed_placement_seconds;
   result.rl_step_seconds = result.step_seconds + options.rollout_seconds;
   return result;
 }

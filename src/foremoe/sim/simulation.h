@@ -135,6 +135,10 @@ struct StepOptions {
   SimulationOptions phase;      // its `phase` is not read
   std::int64_t home_moves = 0;  // experts whose owner changed before the step: their state travels first
   double rollout_seconds = 0;   // of the RL step, the same for every policy
+  // Of planning, what must be done before the first micro-step begins: it needs the routes of all of them, so that only
+  // the rollout's tail, in which the last sequences are generated and those before are counted, can hide it.
+  double placement_seconds = 0;
+  double rollout_tail_seconds = 0;
 };
 
 struct SimulatedStep {
@@ -142,6 +146,8 @@ struct SimulatedStep {
   SimulatedPhase policy_update;
   double home_move_seconds = 0;
   double step_seconds = 0;               // recompute, policy update, moves of homes
+  double exposed_placement_seconds = 0;  // that the rollout's tail does not hide
+  double placed_step_seconds = 0;        // the step with them
   double ideal_step_seconds = 0;
   double exposed_copy_seconds = 0;  // of both phases, gradients included
   Tokens peak_tokens_per_rank;

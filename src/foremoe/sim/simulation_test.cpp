@@ -318,6 +318,24 @@ TEST(SimulationTest, AStepIsItsPhasesAndTheMovesOfHomes) {
   EXPECT_NEAR(step.rl_step_seconds, step.step_seconds + 7, kNear);
 }
 
+TEST(SimulationTest, ThePlacementOfAllLayersIsPaidOnceUnlessTheRolloutsTailHidesIt) {
+  const LoadTable load = lopsided();
+  const StepPlan plan = homes_plan(load, 0);
+  const CostModel cost = round_cost(1, 2);
+  const SimulationInput input{.load = load, .plan = plan, .cost = cost};
+  const WholeStep step{.recompute = input, .policy_update = input};
+  const double alone = simulate_step(step, {}).step_seconds;
+  const auto placed = [&](double tail) {
+    const SimulatedStep s = simulate_step(step, {.placement_seconds = 3, .rollout_tail_seconds = tail});
+    EXPECT_EQ(s.step_seconds, alone);
+    EXPECT_EQ(s.placed_step_seconds, alone + s.exposed_placement_seconds);
+    return s.exposed_placement_seconds;
+  };
+  EXPECT_EQ(placed(0), 3);
+  EXPECT_EQ(placed(2), 1);
+  EXPECT_EQ(placed(5), 0);
+}
+
 TEST(SimulationTest, TheLargestMicroBatchFillsTheBudgetWithActivations) {
   SimulatedStep step;
   step.recompute.memory = {.state = Bytes{100}, .activations = Bytes{10}};
