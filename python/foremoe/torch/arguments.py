@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .parallel import ExpertParallel
 
 RESIDENCIES = ("static", "resident", "shared")
-# Of foremoe.plan(), those that leave homes where they are and run micro-steps one after the other.
+# Of foremoe.plan(), those that leave homes where they are. The executor says how many micro-steps are in flight.
 OPTIONS = {
     "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
 }  # fmt: skip
@@ -43,10 +44,9 @@ def unmark_spread(experts: list[torch.nn.Parameter]) -> None:
         _SPREAD.pop(id(weight), None)
 
 
-def expect_options(ep: ExpertParallel, options: Iterable[str]) -> None:
+def expect_arguments(ep: ExpertParallel, options: Iterable[str]) -> None:
     """Raises InputError for an argument of another type, a residency that cannot be executed, and unknown options."""
-    for name in sorted(set(options) - OPTIONS):
-        raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
+    expect_options(options)
     expect(numbers.Integral, depth=ep.depth, ranks_per_node=ep.ranks_per_node)
     expect(numbers.Real, host_timeout=ep.host_timeout)
     if ep.residency not in RESIDENCIES:
@@ -55,6 +55,23 @@ def expect_options(ep: ExpertParallel, options: Iterable[str]) -> None:
         )
     if not ep.host_timeout > 0:
         raise foremoe.InputError(f"host_timeout: {ep.host_timeout}, must be above 0", field="host_timeout")
+
+
+def expect_options(options: Iterable[str]) -> None:
+    """Raises InputError for unknown options of plans that are to be executed."""
+    for name in sorted(set(options) - OPTIONS):
+        raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
+
+
+def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:
+    """Raises InputError unless homes are contiguous blocks of experts, and as many micro-steps are in flight."""
+    contiguous = np.arange(plan.num_experts) * plan.num_ranks // plan.num_experts
+    if plan.residency == "free" or plan.in_flight != in_flight or bool((plan.home != contiguous).any()):
+        raise foremoe.InputError(
+            f"policy: {plan.policy} made a plan of residency {plan.residency}, {plan.in_flight} in flight, whose "
+            "homes may have moved: it cannot be executed here",
+            field="policy",
+        )
 
 
 def expect_layers(layers: list[ExpertLayer], group: Any) -> None:

@@ -49,6 +49,7 @@ class Guests:
         self._weights = [layer.weights() for layer in layers]
         self._versions = [{name: version_of(w) for name, w in weights.items()} for weights in self._weights]
         self._begun = -1  # the last turn whose copies have been started
+        self._ahead: set[int] = set()  # later turns that read copies which have all been started
         self._arriving: dict[int, list[Any]] = collections.defaultdict(list)  # by turn
         # On their way since a turn, kept until they are through: what this rank sent, and gradients that come home.
         self._sent: collections.deque[tuple[int, Any, Tensor]] = collections.deque()
@@ -95,12 +96,28 @@ class Guests:
         """Starts the copies of all turns up to this one."""
         while self._begun < turn:
             self._begun += 1
-            self._start_peers(self._begun)
+            self._start_peers(self._begun, [c for c in self._peers(self._begun) if c.arrives not in self._ahead])
+            self._ahead.discard(self._begun)
         if self._host is not None:
             self._host.begin(turn, self._weights_of_buffer)
 
-    def _start_peers(self, turn: int) -> None:
-        copies = [copy for copy in self._turns.starting(turn) if copy.path == "peer"]
+    def begin_ahead(self, turn: int) -> None:
+        """Starts the copies that this turn reads, by the peer path, and leaves the others of the turns before it.
+
+        A checkpoint of several layers needs it, where the guests of a backward pass are not those of its forward: it
+        reads what a later turn of the same event reads. The buffers are free, since they change between events alone.
+        """
+        if turn in self._ahead:
+            return
+        for before in range(self._begun + 1, turn + 1):
+            self._start_peers(before, [copy for copy in self._peers(before) if copy.arrives == turn])
+        if turn > self._begun:
+            self._ahead.add(turn)
+
+    def _peers(self, turn: int) -> list[foremoe.Copy]:
+        return [copy for copy in self._turns.starting(turn) if copy.path == "peer"]
+
+    def _start_peers(self, turn: int, copies: list[foremoe.Copy]) -> None:
         if not copies:
             return
         self.expect_same_weights()

@@ -104,26 +104,22 @@ class MicroStep:
         not recorded.
         """
         stage, of = self._stage, self.layers[index]
-        layer, group, guests = stage.ep.layers[index], stage.ep.group, stage.guests
+        layer, group = stage.ep.layers[index], stage.ep.group
         if hidden.shape[0] != self._rows or not ids.shape == gates.shape == (self._rows, layer.top_k):
             raise RuntimeError(f"{layer.name}: {hidden.shape[0]} rows ran, but there are routes of {self._rows}")
-        self._expect_turn(of)
+        if of.ran:
+            self._expect_recomputable(of)
         mine = TurnGuests(stage, of)
-        # Guests of a recomputation are still in place. Layers after it have their backward before its own: copies into
-        # their buffers must not start yet.
-        ready = min(mine.turn, stage.last_turn + 1)
-        guests.begin(ready)
+        stage.cursor.begin_forward(of, f"{layer.name}: its forward ran out of order")
 
         def before() -> None:
-            if of.backward != stage.last_turn + 1:
-                raise RuntimeError(f"{layer.name}: its backward ran out of order, or twice: run it inside micro_step()")
+            stage.cursor.begin_backward(
+                of, f"{layer.name}: its backward ran out of order, or twice: run it inside micro_step()"
+            )
             mine.turn = of.backward
-            guests.begin(of.backward)
-            guests.wait(of.backward)
 
         def after() -> None:
-            guests.end(of.backward, index)
-            stage.last_turn = of.backward
+            stage.cursor.end_backward(of)
 
         if torch.is_grad_enabled() and of.backward >= 0 and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()  # the exchanges of the backward pass take place all the same
@@ -131,7 +127,7 @@ class MicroStep:
         token = to.order // layer.top_k
         # The dispatch is the last of the layer's backward, the combine the first.
         received = AllToAll.apply(hidden[token], to.send, to.recv, group, None, after)[to.to_slots]
-        guests.wait(ready)
+        stage.cursor.wait(of)
         parts = [layer.forward_rows(received[: to.home_rows], to.home_ends, local_weights(layer))]
         if len(to.to_slots) > to.home_rows:
             guest_rows = received[to.home_rows :]
@@ -139,8 +135,7 @@ class MicroStep:
                 parts.append(GuestRows.apply(guest_rows, layer, to.guest_ends, mine))
             else:
                 parts.append(layer.forward_rows(guest_rows, to.guest_ends, mine.weights()))
-        if not of.ran:
-            of.ran, stage.last_turn = True, of.forward
+        stage.cursor.end_forward(of)
         computed = torch.cat(parts) if len(parts) > 1 else parts[0]
         back = torch.empty_like(computed).index_copy(0, to.to_slots, computed)
         returned = AllToAll.apply(back, to.recv, to.send, group, before, None)
@@ -177,18 +172,13 @@ class MicroStep:
         stage.beside.mismatched_tokens[place] = int(elsewhere.any(-1).sum())
         return to
 
-    def _expect_turn(self, of: LayerTurn) -> None:
-        """Refuses a layer that runs out of order, and a recomputation whose guests, or whose partners, are gone."""
+    def _expect_recomputable(self, of: LayerTurn) -> None:
+        """Refuses a second forward that is none of a checkpoint, or whose guests, or whose partners, are gone."""
         stage = self._stage
         name = stage.ep.layers[of.layer].name
-        if not of.ran:
-            if of.forward != stage.last_turn + 1:
-                raise RuntimeError(f"{name}: its forward ran out of order")
-            return
         if torch._C._current_graph_task_id() < 0:
             raise RuntimeError(f"{name}: its forward ran twice in one micro-step")
-        # A checkpoint is computed again.
-        if stage.plan.residency == "shared" and of.backward != stage.last_turn + 1:
+        if stage.plan.residency == "shared" and of.backward != stage.cursor.last + 1:
             raise RuntimeError(f"{name}: under residency shared a checkpoint may hold one MoE layer, not several")
         place = self._number, of.layer
         rows = stage.routes.counts[place].sum(-1) + stage.routes.num_unrouted[place]

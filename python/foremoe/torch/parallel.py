@@ -17,7 +17,7 @@ from torch import Tensor
 
 import foremoe
 
-from .arguments import expect_layers, expect_options, mark_spread, unmark_spread
+from .arguments import expect_arguments, expect_executable, expect_layers, mark_spread, unmark_spread
 from .dispatch import dispatch_to
 from .exchange import AllToAll
 from .groups import group_like
@@ -90,7 +90,7 @@ class ExpertParallel:
         self.ranks_per_node = ranks_per_node if ranks_per_node is not None else min(8, self.num_ranks)
         self.threads = threads
         self._options = options
-        expect_options(self, options)
+        expect_arguments(self, options)
         expect_layers(self.layers, self.group)
         self._sharded = is_dtensor(next(iter(self.layers[0].weights().values())))  # by a framework, before
         self.num_experts = self.layers[0].num_experts
@@ -128,18 +128,8 @@ class ExpertParallel:
         nothing = np.zeros((1, 1, self.num_ranks, self.num_experts), np.int64)
         load = self._load(nothing)
         plan = self._start_plan(load).finish()
-        self.expect_executable(plan)
+        expect_executable(plan)
         foremoe.RankTurns(plan, load, rank=0, path=self.path, depth=self.depth)
-
-    def expect_executable(self, plan: foremoe.Plan) -> None:
-        """Raises InputError unless weights lie in contiguous blocks, and micro-steps run one after the other."""
-        contiguous = np.arange(plan.num_experts) // self.own
-        if plan.residency == "free" or plan.in_flight != 1 or bool((plan.home != contiguous).any()):
-            raise foremoe.InputError(
-                f"policy: {plan.policy} made a plan of residency {plan.residency}, {plan.in_flight} in flight, whose "
-                "homes may have moved: it cannot be executed here",
-                field="policy",
-            )
 
     def _load(self, counts: np.ndarray[Any, np.dtype[np.int64]]) -> foremoe.Load:
         return foremoe.Load.from_array(

@@ -17,11 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import foremoe
 
+from .arguments import expect_executable
 from .figures import BesidePlan, figures_of
 from .guests import Guests
 from .host_path import HostPath
 from .micro_step import MicroStep
 from .routes import Routes
+from .turn_cursor import TurnCursor
 
 if TYPE_CHECKING:
     from .parallel import ExpertParallel
@@ -43,13 +45,13 @@ class Stage:
         self.ep = ep
         self.routes = routes
         self.phase = phase
-        self.last_turn = -1  # that ran
         self.beside = BesidePlan(routes.num_unrouted, routes.on_mismatch)
         self.differs: list[Tensor | None] = [None] * len(ep.layers)  # bool []: other experts ran than were replayed
         self._load = load
         self._running = running
         self._plan: foremoe.Plan | None = None
         self._guests: Guests | None = None
+        self._cursor: TurnCursor | None = None
         self._turns: foremoe.RankTurns | None = None
         self._current: MicroStep | None = None
         self._next = 0  # micro-step
@@ -68,6 +70,12 @@ class Stage:
         if self._guests is None:
             raise RuntimeError("the stage has not been entered")
         return self._guests
+
+    @property
+    def cursor(self) -> TurnCursor:
+        if self._cursor is None:
+            raise RuntimeError("the stage has not been entered")
+        return self._cursor
 
     @property
     def turns(self) -> foremoe.RankTurns:
@@ -91,7 +99,7 @@ class Stage:
         ep.enter(self)
         try:
             self._plan = self._running.begin()
-            ep.expect_executable(self._plan)
+            expect_executable(self._plan)
             turns = self._turns = foremoe.RankTurns(
                 self._plan,
                 self._load,
@@ -109,6 +117,7 @@ class Stage:
                 shared=self._plan.residency == "shared",
                 host=lambda: self._host_path(turns),
             )
+            self._cursor = TurnCursor(self._guests)
         except BaseException as error:
             ep.leave()
             # All ranks refuse alike, and none has begun; what ends one rank alone does so when others have.
@@ -210,7 +219,7 @@ class Stage:
         """Brings the gradients of all guests home, and makes all gradients the mean over ranks. Collective, once."""
         if self.phase != "policy_update":
             return
-        if self._drained or self._next != self._load.num_micro_steps or self.last_turn + 1 != len(self._turns or ()):
+        if self._drained or self._next != self._load.num_micro_steps or self.cursor.last + 1 != len(self._turns or ()):
             raise RuntimeError("drain() comes once, after the backward of the last micro-step")
         self.guests.expect_same_weights()
         self._expect_recorded_routes()
