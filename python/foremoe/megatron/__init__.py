@@ -15,6 +15,8 @@ With mode="shadow" nothing runs otherwise: step() counts and plans, and metrics(
 No module here imports megatron-core before attach() is called.
 """
 
-from .replicas import Plan, Replicas, attach
+from .attach import attach
+from .plan import Plan
+from .replicas import Replicas
 
 __all__ = ["Plan", "Replicas", "attach"]

@@ -114,6 +114,15 @@ def gradient_type(layers: Sequence[MoE]) -> torch.dtype:
     return types.pop() if types else torch.float32
 
 
+def gather_parameters(chunks: Sequence[Any]) -> None:
+    """Under overlap_param_gather a layer's weights are gathered shortly before it runs; copies start earlier."""
+    for chunk in chunks:
+        config = getattr(chunk, "ddp_config", None)
+        if config is not None and config.use_distributed_optimizer and config.overlap_param_gather:
+            for group in chunk.expert_parallel_bucket_groups:
+                group.start_param_sync(force_sync=True)
+
+
 class GuestExperts:
     """The guests of one layer on this rank. Their weights lie in the engine's buffers."""
 

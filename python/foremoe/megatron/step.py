@@ -1,27 +1,42 @@
-"""One planned step: turns in order, guests in place, and what was computed.
+"""One planned step of a pipeline stage: turns in order, guests in place, and what was computed.
 
-A turn is a pass of one layer in one micro-step. Micro-batches run one after the other, each forward and then backward,
-as in Megatron-LM's schedule without pipelining: a layer's n-th forward is that of micro-step n. A forward inside a
-backward pass is the recomputation of a checkpoint; it runs its micro-step's turn again.
+A turn is a pass of one layer in one micro-step. Passes run in the order of Megatron-LM's schedules without virtual
+stages (1F1B): a few forwards first, one where there is no pipeline, then a backward and a forward by turns. So the n-th
+forward of a layer is that of micro-step n, and a backward is that of the oldest micro-step in flight. A forward inside
+a backward pass is the recomputation of a checkpoint: it runs its micro-step's turn again.
+
+With several micro-steps in flight the forward and the backward of a micro-step are different events of the plan.
+Between them guests may leave and come back; each rank computes the same rows of the same experts in both, but a guest
+may come back into another slot.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 import foremoe
 from foremoe.torch.guests import Guests
+from foremoe.torch.turn_cursor import TurnCursor
 
 from .experts import GuestExperts, MoE, gradient_type
+from .metrics import named_spread
 
 if TYPE_CHECKING:
-    from .replicas import Plan
+    from .plan import Plan
+
+_OUT_OF_ORDER = (
+    "ran out of order; a planned step runs the micro-batches of a stage in the order of Megatron-LM's schedule without "
+    "virtual stages"
+)
 
 
 class LayerTurn:
@@ -30,14 +45,16 @@ class LayerTurn:
     table: Tensor  # int32 [3, slots of all ranks], see _table(); on the device
     planned: Tensor  # int32 [experts], rows of this rank; on the device
 
-    def __init__(self, step: Step, layer: int, turn: foremoe.RankTurn, backward: int) -> None:
-        """backward: its turn, −1 in a phase without."""
+    def __init__(self, step: Step, turn: foremoe.RankTurn, backward: int) -> None:
+        """turn: whose slots serve the rows. backward: its turn, −1 in a phase without."""
         self._step = step
-        self._layer = layer
+        self.layer = turn.layer
         self.micro_step = turn.micro_step
         self.forward = turn.index
         self.backward = backward
-        self.ran = False  # forward
+        self.ran = turn.index == backward  # forward; what a checkpoint computes again reads the slots of the backward
+        self.again = self
+        self.guest_order: list[int] | None = None
         self.send = turn.send.tolist()
         self.recv = turn.recv.tolist()
         self.received = torch.from_numpy(np.ascontiguousarray(turn.received.T))
@@ -45,57 +62,101 @@ class LayerTurn:
         self.homes = step.homes
         self.home_rows = int(turn.slot_offsets[self.homes])
 
+    def computed_again(self, turn: foremoe.RankTurn, guests: list[int], guests_before: list[int]) -> LayerTurn:
+        """The layer as a checkpoint computes it again, and its backward pass, where the plan moves guests in between.
+
+        turn: backward. guests, guests_before: experts in this rank's guest slots then and in the forward, −1 where a
+        slot has no rows.
+        """
+        self.again = LayerTurn(self._step, turn, self.backward)
+        if guests != guests_before:
+            self.guest_order = [guests_before.index(expert) if expert >= 0 else -1 for expert in guests]
+        return self.again
+
     def to_slots(self, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Each row goes to the slot that the plan gives it. Does not wait for the device."""
         expert, first, end = self.table.unbind()
         expert = expert.long()
         # Looked at when the step ends.
         others = (routing_map.sum(0, dtype=torch.int32) != self.planned).any()
-        self._step.others[self.micro_step, self._layer] |= others
+        self._step.others[self.micro_step, self.layer] |= others
         place = (routing_map.cumsum(0, dtype=torch.int32) - 1)[:, expert]  # of the row among its expert's here
         mine = routing_map[:, expert] & (place >= first) & (place < end)
         return mine, probs[:, expert] * mine
 
     def wait_for_guests(self) -> None:
-        self._step.engine.wait(self._step.ready_turn(self))
+        self._step.cursor.wait(self)
 
     def run_guests(self, rows: Tensor, probs: Tensor) -> Tensor:
-        return self._step.guests[self._layer](rows, self.tokens[self.homes :], probs)
+        if self.guest_order is not None and torch.is_grad_enabled():
+            moved: Tensor = _MovedGuests.apply(rows, probs, self, self.guest_order)
+            return moved
+        return self.run_guests_in_place(rows, probs)
+
+    def run_guests_in_place(self, rows: Tensor, probs: Tensor) -> Tensor:
+        """Rows of the guest slots of this turn."""
+        return self._step.guests[self.layer](rows, self.tokens[self.homes :], probs)
 
     def computed(self, rows: int) -> None:
-        self._step.computed[self.micro_step, self._layer] = rows
+        self._step.computed[self.micro_step, self.layer] = rows
 
     def forward_ran(self) -> None:
-        if not self.ran:
-            self.ran, self._step.last = True, self.forward
+        self._step.cursor.end_forward(self)
 
     def backward_begins(self) -> None:
         step = self._step
         step.expect_running()
-        if self.backward != step.last + 1:
-            raise RuntimeError(
-                f"{step.moes[self._layer].name}: its backward ran out of order; a planned step runs micro-batches one "
-                "after the other, each forward, then backward"
-            )
-        step.engine.begin(self.backward)
-        step.engine.wait(self.backward)
+        step.cursor.begin_backward(self, f"{step.moes[self.layer].name}: its backward {_OUT_OF_ORDER}")
 
     @torch.no_grad()
     def backward_ends(self) -> list[Tensor | None]:
-        step, layer = self._step, self._layer
+        step, layer = self._step, self.layer
         if step.guests:
             step.guests[layer].sum_gradients()
-        step.engine.end(self.backward, layer)
+        step.cursor.end_backward(self)
         if self.micro_step == step.num_micro_steps - 1:
             step.engine.bring_home(layer)
+        if layer == 0:
+            step.backward_ran(self.micro_step)
         arrived = step.engine.take_home(layer)
-        step.last = self.backward
         return [
             _add(parameter, arrived.get((home, name)))
             for name, parameters in step.moes[layer].own.items()
             for home, parameter in enumerate(parameters)
             if parameter.requires_grad
         ]
+
+
+class _MovedGuests(torch.autograd.Function):
+    """Rows of guests whose backward finds them in other slots than their forward. It computes the forward again."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: LayerTurn, order: list[int]) -> Tensor:
+        """order: [guest slot of the backward], guest slot of the forward; −1 where a slot has no rows."""
+        ctx.save_for_backward(rows, probs)
+        ctx.turn, ctx.order = turn, order
+        return turn.run_guests_in_place(rows, probs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        turn, order = ctx.turn, ctx.order
+        sizes = turn.tokens[turn.homes :].tolist()
+
+        def moved(of_slots: Tensor) -> Tensor:
+            parts = of_slots.split(sizes)
+            return torch.cat([parts[slot] for slot in order if slot >= 0])
+
+        rows, probs = (moved(of).detach().requires_grad_() for of in ctx.saved_tensors)
+        with torch.enable_grad():
+            out = turn.again.run_guests_in_place(rows, probs)
+        torch.autograd.backward(out, moved(grads[0]))
+        place = moved(torch.arange(sum(sizes), device=rows.device))  # of each of the moved rows
+
+        def back(of: Tensor) -> Tensor | None:
+            return None if of.grad is None else torch.empty_like(of.grad).index_copy(0, place, of.grad)
+
+        return back(rows), back(probs), None, None
 
 
 def _add(parameter: torch.nn.Parameter, gradient: Tensor | None) -> Tensor | None:
@@ -127,13 +188,13 @@ class Step:
         self.num_micro_steps = plan.load.num_micro_steps
         self.plan = plan.begin()
         self.homes = self.plan.num_slots - self.plan.guest_slots
-        self.last = -1  # turn that ran
         self._planned = plan
         self._rank = rank
         self._device = device
         self._open = True
         self._next = [0] * len(self.moes)  # micro-step
-        self._of: list[LayerTurn] = []  # the micro-step that runs
+        # Micro-steps whose forward has begun and whose backward has not ended, in order.
+        self._in_flight: collections.deque[list[LayerTurn]] = collections.deque()
         self.computed = np.zeros((self.num_micro_steps, len(self.moes)), np.int64)  # rows
         # Where this rank's rows were others than planned.
         self.others = torch.zeros(self.num_micro_steps, len(self.moes), dtype=torch.bool, device=device)
@@ -152,6 +213,7 @@ class Step:
             host=lambda: None,
             gradient_type=gradients,
         )
+        self.cursor = TurnCursor(self.engine)
         for layer, of in enumerate(self.guests):
             sums = of.point_at(self.engine.weights(layer, 0), gradients if self._backward else None)
             if sums:
@@ -164,32 +226,30 @@ class Step:
         self.expect_running()
         name = self.moes[layer].name
         if torch._C._current_graph_task_id() >= 0:
-            turn = self._of[layer] if self._of else None
+            # Its backward comes next, and that is the oldest micro-step's.
+            turn = self._in_flight[0][layer] if self._in_flight else None
             if turn is None or not turn.ran:
                 raise RuntimeError(f"{name}: its forward ran inside a backward pass, but not for the second time")
-            self.engine.begin(self.ready_turn(turn))
-            return turn
-        micro_step = self._next[layer]
-        if micro_step == self.num_micro_steps:
-            raise RuntimeError(f"{name}: ran once more than the {micro_step} micro-steps of the plan")
-        if layer == 0:
-            self._of = self._begin(self._prepared.result())
-            if micro_step + 1 < self.num_micro_steps:
-                self._prepared = self._pool.submit(self._prepare, micro_step + 1)
-        turn = self._of[layer] if self._of else None
-        if turn is None or turn.micro_step != micro_step or turn.forward != self.last + 1:
-            raise RuntimeError(
-                f"{name}: its forward ran out of order; a planned step runs micro-batches one after the other, each "
-                "forward, then backward"
-            )
-        self._next[layer] += 1
-        self.engine.begin(turn.forward)
+            turn = turn.again
+        else:
+            micro_step = self._next[layer]
+            if micro_step == self.num_micro_steps:
+                raise RuntimeError(f"{name}: ran once more than the {micro_step} micro-steps of the plan")
+            if layer == 0:
+                self._begin(self._prepared.result())
+                if micro_step + 1 < self.num_micro_steps:
+                    self._prepared = self._pool.submit(self._prepare, micro_step + 1)
+            turn = self._in_flight[-1][layer] if self._in_flight else None
+            if turn is None or turn.micro_step != micro_step:
+                raise RuntimeError(f"{name}: its forward {_OUT_OF_ORDER}")
+            self._next[layer] += 1
+        self.cursor.begin_forward(turn, f"{name}: its forward {_OUT_OF_ORDER}")
         return turn
 
-    def ready_turn(self, turn: LayerTurn) -> int:
-        """Up to which copies may start. While a layer is computed again, layers after it have their backward before its
-        own: nothing may be copied yet for what comes after these."""
-        return min(turn.backward, self.last + 1) if turn.ran else turn.forward
+    def backward_ran(self, micro_step: int) -> None:
+        """Through all layers."""
+        assert self._in_flight[0][0].micro_step == micro_step
+        self._in_flight.popleft()
 
     def expect_running(self) -> None:
         if not self._open:
@@ -200,33 +260,68 @@ class Step:
     def _prepare(self, micro_step: int) -> _Prepared:
         """In the background, while the micro-step before runs."""
         self._planned.wait_for(micro_step)
-        turns = [self._turns["forward", micro_step, layer] for layer in range(len(self.moes))]
-        tables = np.stack([_table(turn, self.plan.slot_expert[turn.event, turn.layer]) for turn in turns])
+        turns: list[LayerTurn] = []
+        of_tables: list[LayerTurn] = []
+        tables = []
+        for layer in range(len(self.moes)):
+            forward = self._turns["forward", micro_step, layer]
+            backward = self._turns["backward", micro_step, layer] if self._backward else None
+            turn = LayerTurn(self, forward, -1 if backward is None else backward.index)
+            turns.append(turn)
+            of_tables.append(turn)
+            tables.append(self._table_of(forward))
+            if backward is not None and backward.event != forward.event:
+                then, before = self._served(backward), self._served(forward)
+                if (then != before).any():
+                    of_rank = (experts[self._rank, self.homes :].tolist() for experts in (then, before))
+                    of_tables.append(turn.computed_again(backward, *of_rank))
+                    tables.append(self._table_of(backward))
         rows = self._planned.load.array[micro_step, :, self._rank].astype(np.int32)
-        return _Prepared(
-            [
-                LayerTurn(self, turn.layer, turn, self._turns["backward", micro_step, turn.layer].index)
-                if self._backward
-                else LayerTurn(self, turn.layer, turn, -1)
-                for turn in turns
-            ],
-            self._pinned(tables),
-            self._pinned(rows),
-        )
+        return _Prepared(turns, of_tables, self._pinned(np.stack(tables)), self._pinned(rows))
+
+    def _served(self, turn: foremoe.RankTurn) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The expert of each slot with rows, of all ranks: [ranks, slots]; −1 where there are none."""
+        place = turn.event, turn.layer
+        return np.where(self.plan.slot_tokens[place] > 0, self.plan.slot_expert[place], -1)
+
+    def _table_of(self, turn: foremoe.RankTurn) -> np.ndarray[Any, Any]:
+        return _table(turn, self.plan.slot_expert[turn.event, turn.layer])
 
     def _pinned(self, array: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.pin_memory()
 
-    def _begin(self, prepared: _Prepared) -> list[LayerTurn]:
+    def _begin(self, prepared: _Prepared) -> None:
         tables = prepared.tables.to(self._device, non_blocking=True)
-        rows = prepared.rows.to(self._device, non_blocking=True)
-        for turn, table, planned in zip(prepared.turns, tables.unbind(), rows.unbind(), strict=True):
-            turn.table, turn.planned = table, planned
-        return prepared.turns
+        rows = prepared.rows.to(self._device, non_blocking=True).unbind()
+        for turn, table in zip(prepared.of_tables, tables.unbind(), strict=True):
+            turn.table, turn.planned = table, rows[turn.layer]
+        if not self._backward:
+            self._in_flight.clear()
+        self._in_flight.append(prepared.turns)
 
     def is_complete(self) -> bool:
-        return self.last + 1 == len(self._turns)
+        return self.cursor.last + 1 == len(self._turns)
+
+    def other_rows(self, group: Any) -> list[list[int]]:
+        """(micro-step, layer) where rows of any rank of the group were not those of the plan. Collective, once.
+
+        metrics() is known from then on.
+        """
+        own = torch.stack([torch.from_numpy(self.computed).to(self._device), self.others.long()])
+        parts = [torch.empty_like(own) for _ in range(self.plan.num_ranks)]
+        dist.all_gather(parts, own, group=group)
+        computed, others = torch.stack(parts, -1).cpu().unbind()
+        self._of_ranks = computed.numpy()
+        places: list[list[int]] = torch.nonzero(others.any(-1)).tolist()
+        return places
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            **named_spread("rho_computed", self._of_ranks),
+            "foremoe/copies": float(self.engine.copies["peer"]),
+            "foremoe/exposed_seconds": self.engine.exposed_seconds,
+        }
 
     def close(self, complete: bool) -> None:
         """Ends the step. complete: after all that was sent has arrived; else as soon as can be."""
@@ -243,9 +338,10 @@ class Step:
 class _Prepared:
     """A micro-step before it runs."""
 
-    def __init__(self, turns: list[LayerTurn], tables: Tensor, rows: Tensor) -> None:
+    def __init__(self, turns: list[LayerTurn], of_tables: list[LayerTurn], tables: Tensor, rows: Tensor) -> None:
         self.turns = turns
-        self.tables = tables  # int32 [layers, 3, slots of all ranks], on the host
+        self.of_tables = of_tables  # all turns, with those of recomputations that differ
+        self.tables = tables  # int32 [of_tables, 3, slots of all ranks], on the host
         self.rows = rows  # int32 [layers, experts], of this rank; on the host
 
 

@@ -5,7 +5,7 @@ Every name of Megatron-LM that is used is read here or in experts.py, dispatch.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import foremoe
@@ -16,8 +16,7 @@ FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # run with stand-ins for their
 
 # Fields of TransformerConfig: what they may be, and why no more. One that a version does not have may be anything.
 _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "pipeline_model_parallel_size": ((1,), "planned micro-steps run one after the other; mode='shadow' serves it"),
-    "virtual_pipeline_model_parallel_size": ((None, 1), "mode='shadow' serves it"),
+    "virtual_pipeline_model_parallel_size": ((None, 1), "stages run their chunks by turns; mode='shadow' serves it"),
     "expert_tensor_parallel_size": ((None, 1), "an expert must lie on one rank"),
     "expert_gtp_weight_remat_size": ((None, 1), "a parameter is then a part of an expert"),
     "moe_expert_capacity_factor": ((None,), "rows are dropped by expert"),
@@ -72,10 +71,16 @@ def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
     return [(name, module) for name, module in chunk.named_modules() if isinstance(module, MoELayer)]
 
 
-def expect_supported(chunks: Iterable[Any], layers: list[tuple[str, Any]], mode: str) -> None:
-    """Raises InputError that names the configuration's field, its value and what it must be."""
+def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode: str, stages: int) -> None:
+    """Raises InputError that names the configuration's field, its value and what it must be.
+
+    stages: of the pipeline; where there are several, this one may have no MoE layer.
+    """
     if not layers:
-        raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
+        if mode == "active" and stages == 1:
+            raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
+        # What the other stages refuse, this one refuses too: they would wait for it.
+        layers = [(f"model_chunks[{i}]", chunk) for i, chunk in enumerate(chunks) if hasattr(chunk, "config")]
     for name, layer in layers:
         _expect_config(layer.config, name, mode)
         if mode == "active":
@@ -115,3 +120,23 @@ def _expect_config(config: Any, name: str, mode: str) -> None:
         if value not in allowed:
             expected = " or ".join(repr(a) for a in allowed if a is not None) or "None"
             raise foremoe.InputError(f"{field}: {value!r} of {name}; expected {expected}, since {reason}", field=field)
+
+
+def expect_alike(layers: list[tuple[str, Any]]) -> None:
+    """Raises InputError unless all MoE layers have as many experts on the same ranks, of which there are several."""
+    for i, (name, layer) in enumerate(layers):
+        first = layers[0][1]
+        if layer.ep_group != first.ep_group or any(
+            getattr(layer.config, field) != getattr(first.config, field)
+            for field in ("num_moe_experts", "moe_router_topk")
+        ):
+            raise foremoe.InputError(
+                f"model_chunks: {name} has other experts, top-k or ranks than {layers[0][0]}",
+                field="model_chunks",
+                index=f"[{i}]",
+            )
+    if layers[0][1].ep_group.size() == 1:
+        raise foremoe.InputError(
+            "expert_model_parallel_size: 1; expected 2 or more, since copies go from rank to rank",
+            field="expert_model_parallel_size",
+        )

@@ -62,6 +62,7 @@ def apply() -> None:
     stream = _Nothing()
     torch.cuda.current_stream = lambda *_: stream
     torch.cuda.stream = lambda _: contextlib.nullcontext()
+    torch.cuda.synchronize = lambda *_: None  # Megatron-LM's own, around what pipeline stages send each other
 
     def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         """Its own converts tensors on CUDA alone, and all_to_all_single takes no tensors as sizes."""

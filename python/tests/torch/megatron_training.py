@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -35,12 +35,12 @@ class Case:
     dtype: Any = torch.float64
 
 
-def begin_groups(ep: int) -> None:
+def begin_groups(ep: int, **more: Any) -> None:
     """Expert-parallel groups of that many ranks; those before are gone."""
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(expert_model_parallel_size=ep)
+    parallel_state.initialize_model_parallel(expert_model_parallel_size=ep, **more)
 
 
 def make_config(case: Case, **more: Any) -> Any:
@@ -74,8 +74,12 @@ def make_config(case: Case, **more: Any) -> Any:
     )
 
 
-def make_net(config: Any, layers: int = LAYERS) -> Any:
-    """x + MoE(tanh(linear(x))), a few times. An expert's weights are the same wherever it lies."""
+def make_net(config: Any, layers: int = LAYERS, first: int = 0) -> Any:
+    """x + MoE(tanh(linear(x))), a few times; without layers, a dense one. An expert's weights are the same anywhere.
+
+    first: layer, of the whole model; those before are on other pipeline stages.
+    """
+    from megatron.core import tensor_parallel
     from megatron.core.enums import ModelType
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
     from megatron.core.transformer.module import MegatronModule
@@ -85,29 +89,38 @@ def make_net(config: Any, layers: int = LAYERS) -> Any:
         def __init__(self) -> None:
             super().__init__(config)
             self.model_type = ModelType.encoder_or_decoder
+            self.first = first
+            self.checkpointed = False  # all layers as one
+            self._of_stage_before: Any = None
             spec = get_moe_module_spec(use_te=False, num_experts=EXPERTS, moe_grouped_gemm=False)
             build = build_module if isinstance(spec, ModuleSpec) else lambda spec, **options: spec(**options)
             self.moe = torch.nn.ModuleList(build(spec, config=config, layer_number=i + 1) for i in range(layers))
             self.mix = torch.nn.ModuleList(
-                torch.nn.Linear(HIDDEN, HIDDEN, dtype=config.params_dtype) for _ in range(layers)
+                torch.nn.Linear(HIDDEN, HIDDEN, dtype=config.params_dtype) for _ in range(max(layers, 1))
             )
 
         def set_input_tensor(self, tensor: Any) -> None:
-            """Of the pipeline stage before, which there is none."""
+            """What the pipeline stage before computed; None on the first."""
+            self._of_stage_before = tensor[0] if isinstance(tensor, list) else tensor
+
+        def layers(self, x: Any) -> Any:
+            for mix, moe in zip(self.mix, self.moe, strict=False):
+                x = x + moe(torch.tanh(mix(x)))[0]
+            return x if len(self.moe) else x + torch.tanh(self.mix[0](x))
 
         def forward(self, x: Any) -> Any:
-            for mix, moe in zip(self.mix, self.moe, strict=True):
-                x = x + moe(torch.tanh(mix(x)))[0]
-            return x
+            x = x if self._of_stage_before is None else self._of_stage_before
+            return tensor_parallel.checkpoint(self.layers, False, x) if self.checkpointed else self.layers(x)
 
     net = Net()
+    for i, mix in enumerate(net.mix):
+        draw(mix.parameters(), 31 + first + i)
     for i, layer in enumerate(net.moe):
-        draw(net.mix[i].parameters(), 31 + i)
-        draw(layer.router.parameters(), 51 + i)
+        draw(layer.router.parameters(), 51 + first + i)
         if layer.shared_experts is not None:
-            draw(layer.shared_experts.parameters(), 71 + i)
+            draw(layer.shared_experts.parameters(), 71 + first + i)
         for e, expert in zip(layer.local_expert_indices, layer.experts.local_experts, strict=True):
-            draw(expert.parameters(), 100 + 20 * i + e)
+            draw(expert.parameters(), 100 + 20 * (first + i) + e)
     return net
 
 
@@ -129,24 +142,22 @@ def wrap(case: Case, config: Any, net: Any) -> Any:
 
 
 def routes_of(step: int, micro_step: int, layer: int, rank: int) -> Any:
-    """int64 [tokens, top_k]. Skewed; other experts are popular in every step and micro-step."""
+    """int64 [tokens, top_k]. Skewed, from step 10 on more so; other experts are popular in every micro-step."""
     of = 100 * step + 10 * micro_step + layer
-    popular = torch.rand(EXPERTS, generator=torch.Generator().manual_seed(of)) ** 4 + 0.02
+    power, least = (4, 0.02) if step < 10 else (8, 0.001)
+    popular = torch.rand(EXPERTS, generator=torch.Generator().manual_seed(of)) ** power + least
     return torch.multinomial(
         popular.expand(TOKENS, -1), TOP_K, generator=torch.Generator().manual_seed(1000 * rank + of)
     )
 
 
-def counts_of(step: int, rank: int) -> Any:
+def counts_of(step: int, rank: int, layers: Sequence[int] = range(LAYERS), micro_steps: int = MICRO_STEPS) -> Any:
     """int64 [micro_steps, layers, experts]"""
-    return torch.stack(
-        [
-            torch.stack(
-                [torch.bincount(routes_of(step, m, i, rank).flatten(), minlength=EXPERTS) for i in range(LAYERS)]
-            )
-            for m in range(MICRO_STEPS)
-        ]
-    )
+    counts = torch.zeros(micro_steps, len(layers), EXPERTS, dtype=torch.int64)
+    for m in range(micro_steps):
+        for i, layer in enumerate(layers):
+            counts[m, i] = torch.bincount(routes_of(step, m, layer, rank).flatten(), minlength=EXPERTS)
+    return counts
 
 
 def batch(step: int, micro_step: int, dtype: Any = torch.float64) -> Any:
@@ -159,16 +170,8 @@ def replay(net: Any, step: int, micro_step: int) -> None:
     from megatron.core.transformer.moe.router_replay import RouterReplayAction
 
     for i, layer in enumerate(net.moe):
-        layer.router.router_replay.set_target_indices(routes_of(step, micro_step, i, dist.get_rank()))
+        layer.router.router_replay.set_target_indices(routes_of(step, micro_step, net.first + i, dist.get_rank()))
         layer.router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
-
-
-def forward(case: Case, model: Any, x: Any) -> Any:
-    if case.recompute != "all":
-        return model(x)
-    from megatron.core import tensor_parallel
-
-    return tensor_parallel.checkpoint(model, False, x)
 
 
 def run_step(case: Case, model: Any, net: Any, step: int) -> dict[str, Any]:
@@ -179,7 +182,7 @@ def run_step(case: Case, model: Any, net: Any, step: int) -> dict[str, Any]:
         x = batch(step, m, case.dtype)
         last = m == MICRO_STEPS - 1
         with model.no_sync() if case.ddp is not None and not last else contextlib.nullcontext():
-            loss = forward(case, model, x).square().mean()
+            loss = model(x).square().mean()
             loss.backward()
         losses.append(float(loss.detach()))
         inputs.append(x.grad)
@@ -205,6 +208,7 @@ def train(
     RouterReplay.clear_global_router_replay_instances()
     config = make_config(case)
     net = make_net(config)
+    net.checkpointed = case.recompute == "all"
     model = wrap(case, config, net)
     prepared = prepare(model) if prepare is not None else None
     found: dict[str, Any] = {"losses": [], "inputs": [], "weights": [], "rows": []}
@@ -278,10 +282,11 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, fl
     """Largest |a − b| ÷ largest |b|, of losses, gradients of inputs and gradients of weights."""
 
     def of(pairs: Any) -> float:
-        return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
+        return max((float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs), default=0.0)
 
+    losses = zip(found["losses"], expected["losses"], strict=True)
     return {
-        "loss": max(abs(a - b) / abs(b) for a, b in zip(found["losses"], expected["losses"], strict=True)),
+        "loss": max((abs(a - b) / abs(b) for a, b in losses), default=0.0),
         "dx": of(zip(found["inputs"], expected["inputs"], strict=True)),
         "dw": of((a[name], b[name]) for a, b in zip(found["weights"], expected["weights"], strict=True) for name in b),
     }

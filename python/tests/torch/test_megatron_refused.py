@@ -33,7 +33,6 @@ import foremoe  # noqa: E402
 import foremoe.megatron  # noqa: E402
 
 REFUSED = {
-    "pipeline_model_parallel_size": 2,
     "virtual_pipeline_model_parallel_size": 2,
     "expert_tensor_parallel_size": 2,
     "expert_gtp_weight_remat_size": 2,
@@ -86,6 +85,7 @@ def refusals() -> dict[str, str]:
     found = {
         "no MoE layer": refusal(attach, torch.nn.Linear(2, 2)),
         "mode": refusal(attach, net, mode="loud"),
+        "mode static": refusal(attach, net, residency="resident", mode="static"),
         "residency": refusal(attach, net, residency="shared"),
         "guest_slots": refusal(attach, net, guest_slots=-1),
         "option": refusal(attach, net, rehome=1),
@@ -133,8 +133,10 @@ def refusals() -> dict[str, str]:
     deeper = attach(_with(net), depth=1 + dist.get_rank() % 2)
     planned_deeper = deeper.plan(good)
     found["depths of ranks"] = refusal(lambda: deeper.step(planned_deeper).__enter__())
-    free = attach(_with(net), policy="eplb")
-    found["policy"] = refusal(lambda: free.step(free.plan(good)).__enter__())
+    found["policy"] = refusal(attach, _with(net), policy="eplb")
+    found["no such policy"] = refusal(attach, _with(net), policy="best")
+    found["value of an option"] = refusal(attach, _with(net), tolerance=2.0)
+    found["depth"] = refusal(attach, _with(net), depth=0)
     return found
 
 
@@ -208,7 +210,7 @@ def failures() -> dict[str, str]:
                     else:
                         y.sum().backward()
                 if spoilt:  # as if a row had gone elsewhere, and no exchange had failed of it
-                    replicas._running.others[0, 0] = True
+                    net.moe[0].token_dispatcher.step.others[0, 0] = True
         except RuntimeError as error:
             message = " ".join([str(error), *getattr(error, "__notes__", [])])
             with pytest.raises(RuntimeError, match="attach anew"):
@@ -227,9 +229,37 @@ def failures() -> dict[str, str]:
     }
 
 
+def left(ranks: tuple[int, ...], micro_steps: int) -> str:
+    """These ranks leave the step by an error of the trainer's own, after so many micro-batches; it is caught."""
+    begin_groups(2)
+    net = make_net(make_config(Case(ep=2)))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    plan = replicas.plan(counts_of(0, dist.get_rank()))
+    try:
+        with replicas.step(plan):
+            for m in range(MICRO_STEPS):
+                if dist.get_rank() in ranks and m == micro_steps:
+                    raise ValueError("the loss is not finite")
+                replay(net, 0, m)
+                net(batch(0, m)).sum().backward()
+            if dist.get_rank() in ranks:
+                raise ValueError("the loss is not finite")
+    except (ValueError, RuntimeError) as error:
+        with pytest.raises(RuntimeError, match="attach anew"):
+            replicas.plan(counts_of(0, dist.get_rank()))
+        return str(error)
+    return "nothing"
+
+
 def work(rank: int) -> dict[str, Any]:
     begin_groups(4)
-    return {"refused": refusals(), "failed": failures(), "frozen": frozen(), "dense": stage_of_dense_layers()}
+    return {
+        "refused": refusals(),
+        "failed": failures(),
+        "frozen": frozen(),
+        "dense": stage_of_dense_layers(),
+        "left": [left((0, 1), 1), left((2,), MICRO_STEPS)],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +277,8 @@ def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[di
     ("what", "words"),
     [
         ("no MoE layer", "model_chunks: model_chunks: have no MoELayer"),
-        ("mode", "mode: mode: 'loud', expected active or shadow"),
+        ("mode", "mode: mode: 'loud', expected active, static or shadow"),
+        ("mode static", "residency: residency: 'resident', but mode='static' stands for residency='static'"),
         ("residency", "residency: residency: 'shared', expected static or resident"),
         ("guest_slots", "guest_slots: guest_slots: -1"),
         ("option", "rehome: rehome: is none of"),
@@ -277,6 +308,9 @@ def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[di
         ("a trainer's functions", "nothing"),
         ("depths of ranks", "plan: plan: ranks "),
         ("policy", "policy: policy: eplb made a plan of residency free"),
+        ("no such policy", "policy: policy: 'best', expected one of"),
+        ("value of an option", "tolerance: tolerance"),
+        ("depth", "depth: depth"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(found: list[dict[str, Any]], what: str, words: str) -> None:
@@ -310,6 +344,13 @@ def test_replicas_of_a_group_that_failed_do_not_use_its_gradients(found: list[di
     said = [of["failed"]["of another replica"] for of in found]
     assert all("the rows of moe.0 in micro-step 0 were not those" in message for message in said[:2]), said
     assert all("rows in another expert-parallel group were not those of its plan" in m for m in said[2:]), said
+
+
+def test_an_error_in_one_expert_parallel_group_ends_the_steps_of_the_others(found: list[dict[str, Any]]) -> None:
+    for which, ranks in enumerate([(0, 1), (2,)]):
+        for rank, of in enumerate(found):
+            own = "the loss is not finite" if rank in ranks else "another rank left its step by an error"
+            assert of["left"][which].startswith(own), (which, rank, of["left"][which])
 
 
 def test_a_frozen_layer_has_its_turns(found: list[dict[str, Any]]) -> None:

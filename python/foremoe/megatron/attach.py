@@ -1,0 +1,59 @@
+"""Where it begins: a model of Megatron-LM is prepared for planned steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import foremoe
+
+from .replicas import Replicas
+from .supported import expect_version
+
+
+def attach(
+    model_chunks: Any,
+    guest_slots: int = 1,
+    residency: str | None = None,
+    mode: str = "active",
+    *,
+    policy: str = "foremoe",
+    depth: int = 2,
+    ranks_per_node: int | None = None,
+    threads: int = 1,
+    **options: Any,
+) -> Replicas:
+    """Prepares a model of Megatron-LM for planned steps. Collective. The model stays as it is outside of step().
+
+    model_chunks: a module, or a list of them, with or without Megatron's DistributedDataParallel; call it after that.
+    guest_slots: copies of experts that a rank has room for in one layer; 0: nothing is copied, but sizes are known.
+    residency: static or resident, as foremoe.plan() takes it. None: resident, but static where mode is static.
+    mode: active: step() executes plans. static: the same with residency static. shadow: step() counts and plans what
+        balancing would give, and changes nothing.
+    policy, options: as foremoe.plan() takes them: prefer, tolerance, stages, max_copies_per_rank,
+        max_copies_per_source, min_tokens_per_guest, seed.
+    depth: turns (a layer of a pass) ahead of which copies start.
+    ranks_per_node: of the expert-parallel group, that share a fast interconnect; None: 8, or all if fewer.
+    threads: for planning.
+
+    Raises ImportError for another version of megatron-core, and InputError that names the argument, or the field of the
+    configuration that cannot be served and what it must be.
+    """
+    expect_version()
+    if mode == "static":
+        if residency not in (None, "static"):
+            raise foremoe.InputError(
+                f"residency: '{residency}', but mode='static' stands for residency='static'; expected none",
+                field="residency",
+            )
+        mode, residency = "active", "static"
+    return Replicas(
+        list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks],
+        guest_slots=guest_slots,
+        residency="resident" if residency is None else residency,
+        mode=mode,
+        policy=policy,
+        depth=depth,
+        ranks_per_node=ranks_per_node,
+        threads=threads,
+        options=options,
+    )
