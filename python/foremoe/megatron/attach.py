@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import foremoe
@@ -20,6 +21,8 @@ def attach(
     depth: int = 2,
     ranks_per_node: int | None = None,
     threads: int = 1,
+    cluster: str | None = "h100",
+    model: str | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Replicas:
     """Prepares a model of Megatron-LM for planned steps. Collective. The model stays as it is outside of step().
@@ -33,7 +36,9 @@ def attach(
         max_copies_per_source, min_tokens_per_guest, seed.
     depth: turns (a layer of a pass) ahead of which copies start.
     ranks_per_node: of the expert-parallel group, that share a fast interconnect; None: 8, or all if fewer.
-    threads: for planning.
+    threads: of each rank, for planning its share of the layers.
+    cluster, model: on which modelled cluster, with which model, shadow mode says the seconds of a step, as
+        foremoe.evaluate() takes them. model None: as the configuration says. cluster None: seconds are not modelled.
 
     Raises ImportError for another version of megatron-core, and InputError that names the argument, or the field of the
     configuration that cannot be served and what it must be.
@@ -55,5 +60,7 @@ def attach(
         depth=depth,
         ranks_per_node=ranks_per_node,
         threads=threads,
+        cluster=cluster,
+        model=model,
         options=options,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from .capacity import FIELD, Buffers, end_context, planned_slots
 from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
 from .plan import NoPlan, Plan
+from .seconds import Modelled
 from .shadow import Shadow
 from .shares import SharedPlan, Shares
 from .step import Step
@@ -51,6 +52,8 @@ class Replicas:
         depth: int,
         ranks_per_node: int | None,
         threads: int,
+        cluster: str | None,
+        model: str | Mapping[str, Any] | None,
         options: dict[str, Any],
     ) -> None:
         self._expect_arguments(guest_slots, residency, mode, options)
@@ -78,7 +81,9 @@ class Replicas:
         if named:
             self._residency = residency
             self._depth = depth
-            self._planning = {"policy": policy, "threads": threads, "residency": residency, **options}
+            self.planning = {
+                "policy": policy, "guest_slots": guest_slots, "threads": threads, "residency": residency, **options
+            }  # fmt: skip
             expect_alike(named)
             config = self._layers[0].config
             self.buffers = Buffers.of(config)
@@ -89,16 +94,20 @@ class Replicas:
             self._expect_plannable()
         self._agreement = Agreement(self._device)
         if named and mode == "shadow":
-            self._shadow = Shadow(self, [[layer for _, layer in of_chunk] for of_chunk in layers], config)
+            modelled = Modelled(cluster, model, config, depth) if cluster is not None else None
+            if modelled is not None:
+                nothing = np.zeros((1, len(named), self.num_ranks, self.num_experts), np.int64)
+                modelled.expect_known(self.load_of(nothing))
+            self._shadow = Shadow(self, [[layer for _, layer in of_chunk] for of_chunk in layers], modelled)
         elif named:
             self._prepare([name for name, _ in named])
         if named:
-            self._shares = Shares(self.group, {"guest_slots": guest_slots, **self._planning})
+            self._shares = Shares(self.group, self.planning)
 
     def _expect_plannable(self) -> None:
         """Plans nothing at all: the planner refuses what it would refuse of a step."""
         load = self.load_of(np.zeros((self._in_flight, 1, self.num_ranks, self.num_experts), np.int64))
-        planning: dict[str, Any] = {"guest_slots": self._guest_slots, "in_flight": self._in_flight, **self._planning}
+        planning: dict[str, Any] = {**self.planning, "in_flight": self._in_flight}
         plan = foremoe.start_plan(load, **planning).finish()
         if self.mode == "active":
             expect_executable(plan, self._in_flight)
@@ -273,7 +282,7 @@ class Replicas:
         except Exception as error:
             refused = error
         if self._layers:
-            decides.append(sorted((name, value) for name, value in self._planning.items() if name != "threads"))
+            decides.append(sorted((name, value) for name, value in self.planning.items() if name != "threads"))
             decides += [self._depth, [moe.trained() for moe in self._moes]]
             slots = np.zeros(0) if made is None else made.slot_expert
             others = others_than(decides, slots, self.group, self._device)
@@ -346,6 +355,8 @@ class Replicas:
         nothing is dropped, with experts at home and as planned; infinity where there is none.
         foremoe/copies: experts copied into this rank; in shadow mode, the mean of ranks. foremoe/exposed_seconds: that
         this rank waited for copies (active mode alone). foremoe/planning_seconds: that planning took.
+        foremoe/modelled_seconds_vanilla, modelled_seconds: of forward and backward of the step on the modelled cluster,
+        with experts at home and as planned (shadow mode alone): of this pipeline stage's attention and MoE layers.
         """
         return dict(self._shadow.metrics() if self._shadow is not None else self._metrics)
 

@@ -23,6 +23,7 @@ import foremoe
 from foremoe.torch.groups import group_like
 
 from .metrics import figures
+from .seconds import Modelled
 
 if TYPE_CHECKING:
     from .replicas import Replicas
@@ -34,17 +35,19 @@ _log = logging.getLogger("foremoe")
 class Shadow:
     """Counts and plans beside a model that runs as it is."""
 
-    def __init__(self, replicas: Replicas, chunks: Sequence[Sequence[Any]], config: Any) -> None:
-        """chunks: the MoE layers of each model chunk. Collective."""
+    def __init__(self, replicas: Replicas, chunks: Sequence[Sequence[Any]], modelled: Modelled | None) -> None:
+        """chunks: the MoE layers of each model chunk. modelled: says seconds too. Collective."""
         from megatron.core import parallel_state
 
         self._replicas = replicas
+        self._modelled = modelled
         # This stage's backward of a micro-batch comes after that many forwards of later ones, and its own.
         stages = parallel_state.get_pipeline_model_parallel_world_size()
         self._in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
         self._group = group_like(replicas.group, "gloo", "cpu")
         self._open = False
-        self._of_micro_batch: list[Tensor] = [torch.empty(0)] * len(chunks)  # int32 [layers of chunk, experts]
+        # Of the micro-batch that passes each chunk: int32 [layers of chunk, experts], and its layers.
+        self._rows: list[tuple[Tensor, tuple[Tensor, ...]]] = [(torch.empty(0), ())] * len(chunks)
         self._counted: list[list[Tensor]] = [[] for _ in chunks]  # [chunk][micro-batch], on the host or on their way
         self._hooks = [
             layer.router.register_forward_hook(self._hook(chunk, position, len(layers)))
@@ -62,11 +65,10 @@ class Shadow:
                 return
             routing_map: Tensor = output[1]  # bool [tokens, experts]
             if position == 0:
-                self._of_micro_batch[chunk] = torch.empty(
-                    layers, self._replicas.num_experts, dtype=torch.int32, device=routing_map.device
-                )
-            rows = self._of_micro_batch[chunk]
-            torch.sum(routing_map, 0, dtype=torch.int32, out=rows[position])
+                rows = torch.empty(layers, routing_map.shape[1], dtype=torch.int32, device=routing_map.device)
+                self._rows[chunk] = rows, rows.unbind()
+            rows, of_layers = self._rows[chunk]
+            torch.sum(routing_map, 0, dtype=torch.int32, out=of_layers[position])
             if position == layers - 1:
                 on_host = torch.empty_like(rows, device="cpu", pin_memory=rows.is_cuda)
                 self._counted[chunk].append(on_host.copy_(rows, non_blocking=True))
@@ -118,9 +120,30 @@ class Shadow:
         parts = [torch.empty_like(own) for _ in range(replicas.num_ranks)]
         dist.all_gather(parts, own, group=self._group)
         load = replicas.load_of(np.ascontiguousarray(torch.stack(parts, 2).numpy()))
-        plan = replicas.start_plan(load, in_flight=min(self._in_flight, load.num_micro_steps)).finish()
+        in_flight = min(self._in_flight, load.num_micro_steps)
+        plan = replicas.start_plan(load, in_flight=in_flight).finish()
         copies = foremoe.figures(plan, load)["copies"] / load.num_ranks
-        return {**figures(load, plan, replicas.buffers), "foremoe/copies": float(copies)}
+        return {
+            **figures(load, plan, replicas.buffers),
+            "foremoe/copies": float(copies),
+            **(self._seconds(self._modelled, load, in_flight) if self._modelled is not None else {}),
+        }
+
+    def _seconds(self, modelled: Modelled, load: foremoe.Load, in_flight: int) -> dict[str, float]:
+        """Of the step without balancing and as planned, each modelled by one rank; not a number where that failed."""
+        replicas = self._replicas
+        seconds = torch.zeros(2, dtype=torch.float64)
+        plannings: list[dict[str, Any]] = [{"policy": "vanilla"}, replicas.planning]
+        for i, planning in enumerate(plannings):
+            if replicas.rank == i:
+                try:
+                    seconds[i] = modelled.seconds(load, in_flight=in_flight, **planning)
+                except Exception:  # the other ranks wait
+                    _log.exception("shadow: the seconds of this step were not modelled")
+                    seconds[i] = torch.nan
+        dist.all_reduce(seconds, group=self._group)
+        vanilla, planned = seconds.tolist()
+        return {"foremoe/modelled_seconds_vanilla": vanilla, "foremoe/modelled_seconds": planned}
 
     def metrics(self) -> dict[str, float]:
         """Of the last step that was planned."""

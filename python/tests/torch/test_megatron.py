@@ -18,9 +18,13 @@ pytest.importorskip("megatron.core")
 import torch.distributed as dist  # noqa: E402
 from megatron_on_cpu import OnDevice, counted  # noqa: E402
 from megatron_training import (  # noqa: E402
+    EXPERTS,
+    FFN,
+    HIDDEN,
     LAYERS,
     MICRO_STEPS,
     TOKENS,
+    TOP_K,
     Case,
     batch,
     begin_groups,
@@ -181,8 +185,24 @@ def shadow() -> dict[str, Any]:
         ),
         "counted": [torch.equal(own, counts_of(step, dist.get_rank())) for step, own in enumerate(gathered)],
         "metrics": replicas[0].metrics(),
+        "seconds": modelled_seconds([counts_of(1, r) for r in (first, first + 1)]),
         "rho": float((at_homes.amax(-1) / at_homes.mean(-1)).mean()),
         "hooks": sum(len(layer.router._forward_hooks) for layer in layers),
+    }
+
+
+def modelled_seconds(counts: list[Any]) -> dict[str, float]:
+    """Of forward and backward, by the simulator, of these layers on the cluster that is the default."""
+    load = foremoe.Load.from_array(torch.stack(counts, 2).numpy(), top_k=TOP_K, ranks_per_node=2)
+    model = {
+        "name": "as make_config() has it", "moe_layers": LAYERS, "experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN,
+        "intermediate": FFN, "vocabulary": 1, "heads": 2, "kv_heads": 2, "head_width": HIDDEN // 2,
+    }  # fmt: skip
+    found = foremoe.simulate(
+        load, "vanilla,foremoe", cluster="h100", model=model, bytes_per_parameter=8, keep_activations=True, path="peer"
+    )
+    return {
+        of["policy"]: stage["seconds"] for of in found for stage in of["stages"] if stage["stage"] == "policy_update"
     }
 
 
@@ -372,6 +392,8 @@ def test_shadow_mode_changes_nothing_and_tells_what_counts_tell(found: list[dict
         assert shadow["metrics"]["foremoe/rho_vanilla"] == pytest.approx(shadow["rho"], rel=1e-12)
         assert shadow["metrics"]["foremoe/rho_planned"] < shadow["metrics"]["foremoe/rho_vanilla"]
         assert shadow["metrics"]["foremoe/copies"] > 0
+        assert shadow["metrics"]["foremoe/modelled_seconds_vanilla"] == shadow["seconds"]["vanilla"]
+        assert shadow["metrics"]["foremoe/modelled_seconds"] == shadow["seconds"]["foremoe"]
         assert shadow["hooks"] == 0
 
 

@@ -1,0 +1,67 @@
+"""Seconds that a step would take on a modelled cluster, for shadow mode: by foremoe.evaluate()."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import foremoe
+
+
+class Modelled:
+    """Plans steps and says what they would take: attention, router and MoE layers of a pipeline stage, forward and
+    backward. Dense layers, output head and what crosses pipeline stages are left out; plans do not change them."""
+
+    def __init__(self, cluster: str, model: str | Mapping[str, Any] | None, config: Any, depth: int) -> None:
+        """cluster, model: as foremoe.evaluate() takes them; None: shape_of() of the TransformerConfig, config."""
+        self._config = config
+        self._model = model
+        self._options: dict[str, Any] = {
+            "cluster": cluster,
+            "bytes_per_parameter": config.params_dtype.itemsize,
+            "keep_activations": config.recompute_granularity is None,
+            "prefetch_depth": depth,
+            "path": "peer",
+        }
+
+    def expect_known(self, nothing: foremoe.Load) -> None:
+        """Raises InputError of what seconds() would refuse. nothing: a load without rows, of the layers and experts."""
+        try:
+            self.seconds(nothing, "vanilla")
+        except foremoe.InputError as error:
+            if error.field:
+                raise
+            raise foremoe.InputError(f"cluster: {error}", field="cluster") from error
+
+    def seconds(self, load: foremoe.Load, policy: str, **planning: Any) -> float:
+        """Of the policy update. It plans the load itself. Raises PolicySkipped where there is no plan."""
+        model = shape_of(self._config, load.num_layers) if self._model is None else self._model
+        evaluation = foremoe.evaluate(load, policy, model=model, **planning, **self._options)
+        if evaluation.skipped is not None:
+            raise foremoe.PolicySkipped(policy, evaluation.skipped)
+        (update,) = (stage for stage in evaluation.figures["stages"] if stage["stage"] == "policy_update")
+        return float(update["seconds"])
+
+
+def shape_of(config: Any, layers: int) -> dict[str, Any]:
+    """What foremoe.evaluate() asks of a model, from a TransformerConfig and the number of its MoE layers here.
+
+    A modelled expert has three matrices; one without a gate has two, as if its width were two thirds of it. Shared
+    experts are counted in experts, rounded up.
+    """
+    width = int(config.moe_ffn_hidden_size or config.ffn_hidden_size)
+    shared = int(getattr(config, "moe_shared_expert_intermediate_size", None) or 0)
+    heads = int(config.num_attention_heads)
+    return {
+        "name": "this model",
+        "moe_layers": layers,
+        "experts": int(config.num_moe_experts),
+        "top_k": int(config.moe_router_topk),
+        "shared_experts": -(-shared // width),
+        "hidden": int(config.hidden_size),
+        "intermediate": width if config.gated_linear_unit else max(1, 2 * width // 3),
+        "vocabulary": 1,
+        "heads": heads,
+        "kv_heads": int(config.num_query_groups or heads),
+        "head_width": int(config.kv_channels or config.hidden_size // heads),
+    }
