@@ -189,6 +189,13 @@ nb::object cost_facts(const Evaluated& e) {
   d["memory_bytes"] = cost.cluster().memory.value;
   const LinkSpeed& host = cost.cluster().host;
   d["fetch_seconds"] = host.latency_seconds + static_cast<double>(cost.expert_weights().value) / host.bytes_per_second;
+  d["expert_gradient_bytes"] = cost.expert_gradient().value;
+  for (const auto& [name, link] : {std::pair{"peers", cost.cluster().peers}, {"network", cost.cluster().network}}) {
+    nb::dict speed;
+    speed["bytes_per_second"] = link.bytes_per_second;
+    speed["latency_seconds"] = link.latency_seconds;
+    d[name] = speed;
+  }
   return d;
 }
 
@@ -331,9 +338,11 @@ void bind_evaluation(nb::module_& m) {
       .def_prop_ro(
           "recompute_plan", [](const Evaluated& e) { return e.plan_of(Phase::kRecompute); }, nb::rv_policy::move,
           "Of recompute; the same unless more than one micro-step is in flight.")
-      .def_prop_ro("cost", &cost_facts, nb::sig("def cost(self) -> dict[str, typing.Any] | None"),
-                   "Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, "
-                   "fetch_seconds of one copy from the host, and the options of cost.")
+      .def_prop_ro(
+          "cost", &cost_facts, nb::sig("def cost(self) -> dict[str, typing.Any] | None"),
+          "Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, "
+          "fetch_seconds of one copy from the host, expert_gradient_bytes, bytes_per_second and latency_seconds of a "
+          "rank's links to peers and network, and the options of cost.")
       .def("timeline", &timeline, "micro_steps"_a, "layers"_a,
            nb::sig("def timeline(self, micro_steps: int, layers: int) -> list[dict[str, typing.Any]]"),
            "Spans of the modelled recompute of the first micro-steps and layers, as events of a Chrome trace: pid is "

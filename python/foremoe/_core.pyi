@@ -392,7 +392,7 @@ class Evaluation:
     @property
     def cost(self) -> dict[str, Any] | None:
         """
-        Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, fetch_seconds of one copy from the host, and the options of cost.
+        Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, fetch_seconds of one copy from the host, expert_gradient_bytes, bytes_per_second and latency_seconds of a rank's links to peers and network, and the options of cost.
         """
 
     def timeline(self, micro_steps: int, layers: int) -> list[dict[str, Any]]:

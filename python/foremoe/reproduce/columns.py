@@ -100,28 +100,51 @@ class Measured:
 @dataclass(frozen=True, eq=False)
 class MeasuredGroups(Measured):
     """What one system does in several expert-parallel groups, each planned on its own: a Measured of the group whose
-    recompute is slowest, but for ρ, which is of all ranks. OF_GROUPS lists the columns for which this is meant: the
-    policy update is not among them, since it ends in an all-reduce over the groups, which is not modelled.
+    step is slowest, but for ρ, which is of all ranks. OF_GROUPS lists the columns for which this is meant.
 
-    groups: all, in the order of their ranks.
+    The policy update ends in an all-reduce of the gradients of the experts, of which each group has a copy: a ring over
+    the groups, layer after layer, after the last backward. It is not overlapped.
+
+    groups: all, in the order of their ranks. ranks_per_node: of the whole load; groups in several nodes reduce over the
+    network.
     """
 
     groups: tuple[Measured, ...]
+    ranks_per_node: int
 
     @staticmethod
-    def of(groups: Sequence[Measured]) -> MeasuredGroups:
+    def of(groups: Sequence[Measured], ranks_per_node: int) -> MeasuredGroups:
         modelled = groups[0].evaluation.cost is not None
-        slowest = max(groups, key=lambda group: float(group.recompute["seconds"])) if modelled else groups[0]
-        return MeasuredGroups(slowest.evaluation, slowest.load, slowest.steps, tuple(groups))
+        slowest = max(groups, key=lambda group: float(group.seconds)) if modelled else groups[0]
+        return MeasuredGroups(slowest.evaluation, slowest.load, slowest.steps, tuple(groups), ranks_per_node)
 
     @cached_property
     def figures(self) -> dict[str, Any]:
+        figures = {**self.evaluation.figures, "rho": self._rho()}
+        if self.evaluation.cost is None:
+            return figures
+        seconds = self.all_reduce_seconds
+        recompute, update = figures["stages"]
+        figures["stages"] = [recompute, {**update, "seconds": update["seconds"] + seconds}]
+        figures["step_seconds"] += seconds
+        return figures
+
+    @property
+    def all_reduce_seconds(self) -> float:
+        count = len(self.groups)
+        ranks = self.load.num_ranks
+        link = self.cost["network" if ranks * count > self.ranks_per_node else "peers"]
+        size = self.cost["expert_gradient_bytes"] * self.load.num_experts / ranks  # of a rank's experts in one layer
+        one_layer = 2 * (count - 1) * (size / count / link["bytes_per_second"] + link["latency_seconds"])
+        seconds: float = self.cost["moe_layers"] * one_layer
+        return seconds
+
+    def _rho(self) -> dict[str, float]:
         largest = np.max([group.evaluation.plan.max_load for group in self.groups], axis=0)
         total = np.sum([group.load.array.sum((2, 3)) for group in self.groups], axis=0)  # [micro_steps, layers]
         ranks = sum(group.load.num_ranks for group in self.groups)
         rho = (largest[total > 0] * ranks / total[total > 0]) if (total > 0).any() else np.ones(1)
-        spread = {"mean": float(rho.mean()), "p99": float(np.percentile(rho, 99)), "max": float(rho.max())}
-        return {**self.evaluation.figures, "rho": spread}
+        return {"mean": float(rho.mean()), "p99": float(np.percentile(rho, 99)), "max": float(rho.max())}
 
 
 def _turns(phase: dict[str, Any]) -> float:
@@ -279,9 +302,9 @@ _MODELLED = [
 ]
 # fmt: on
 
-# Columns that are defined for a system of several expert-parallel groups: ρ, and what one forward pass takes.
+# Columns that are defined for a system of several expert-parallel groups: ρ, and times.
 OF_GROUPS = (
-    *("rho_mean", "rho_p99", "rho_max"),
+    *("rho_mean", "rho_p99", "rho_max", "speedup", "step_ms", "update_ms"),
     *("recompute_ms", "forward_ms", "dense_ms", "planning_ms", "dispatch_ms", "experts_ms", "combine_ms"),
 )
 

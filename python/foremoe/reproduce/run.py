@@ -109,7 +109,7 @@ def _measure(
         if not evaluation.figures["ok"]:
             raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
         groups.append(Measured(evaluation, part, on.steps))
-    return groups[0] if system.ep_groups == 1 else MeasuredGroups.of(groups)
+    return groups[0] if system.ep_groups == 1 else MeasuredGroups.of(groups, load.ranks_per_node)
 
 
 def _split(load: Load | None, system: System) -> list[Load | None]:
