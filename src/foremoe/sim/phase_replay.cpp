@@ -173,26 +173,25 @@ class Replayer {
       with_all = std::max(with_all, with_copies);
     }
     if (spans_.wanted()) spans_.experts(t, wait_, experts, now_);
-    const double with_rows = std::max(with_all, rows_back_home(t, layer, experts));
     result_.parts.experts += experts.slowest;
-    result_.parts.exposed_copies += with_copies - experts.slowest + (with_rows - with_all);
+    result_.parts.exposed_copies += with_copies - experts.slowest;
     result_.parts.exposed_gradients += with_all - with_copies;
     result_.computing_seconds += experts.sum;
     result_.ideal_seconds += experts.ideal;
-    pass(with_rows);
+    pass(with_all);
     if (spans_.wanted()) {
       spans_.arrived(t, queues_);
       queues_.forget(t.value);
     }
   }
 
-  // ---- rows that a home passes on to a guest, between dispatch and combine: all at once, so one latency each way ----
+  // ---- rows that a home passes on to a guest after dispatch: all at once, so one latency ----
 
   static Way to_guest(const LayerProfile::PassedOn& rows) {
     return {.path = Path::kPeer, .from = rows.home, .to = rows.guest};
   }
 
-  // A backward with a forward before it takes rows there and back twice.
+  // A backward with a forward before it takes rows there twice.
   Bytes bytes_of(const LayerProfile::PassedOn& rows, TurnId t) const {
     return Bytes{rows.rows * cost_.row().value * cost_.round_trips(problem_.transfers.order[t].pass)};
   }
@@ -202,30 +201,6 @@ class Replayer {
       problem_.links.cross_without_latency(to_guest(rows), bytes_of(rows, t), crossings_);
       for (const auto& crossing : crossings_) queues_.add(crossing.link, t.value, crossing.seconds);
     }
-  }
-
-  // When all are back, from the beginning of the experts on. A guest's rows set out when its rank has computed; each
-  // link takes them in that order.
-  double rows_back_home(TurnId t, const LayerProfile& layer, const LayerProfile::Experts& experts) {
-    returning_ = layer.passed_on;
-    const auto done = [&](const LayerProfile::PassedOn& rows) {
-      return wait_[rows.guest.index()] + experts.seconds[rows.guest.index()];
-    };
-    std::ranges::stable_sort(returning_, {}, done);
-    link_done_.resize(static_cast<std::size_t>(problem_.links.size()));
-    double last = 0;
-    for (const LayerProfile::PassedOn& rows : returning_) {
-      const Way way{.path = Path::kPeer, .from = rows.guest, .to = rows.home};
-      problem_.links.cross_without_latency(way, bytes_of(rows, t), crossings_);
-      for (const ClusterLinks::Crossing& crossing : crossings_) {
-        double& link = link_done_[crossing.link.index()];
-        link = std::max(link, done(rows)) + crossing.seconds;
-        last = std::max(last, link + problem_.links.latency(way));
-        queues_.add(crossing.link, t.value + 1, crossing.seconds);  // others get what they leave of the link
-      }
-    }
-    link_done_.clear();
-    return last;
   }
 
   double pending(const Way& way, TurnId t) {
@@ -274,8 +249,6 @@ class Replayer {
   std::vector<double> wait_;                       // [rank], in the turn at hand
   std::vector<double> seconds_;                    // [rank]
   std::vector<ClusterLinks::Crossing> crossings_;  // of the transfer at hand
-  std::vector<LayerProfile::PassedOn> returning_;  // in the turn at hand
-  std::vector<double> link_done_;                  // [link], likewise
 };
 
 }  // namespace
