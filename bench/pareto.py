@@ -3,11 +3,12 @@
 
     bench/pareto.py [--data DIR] [--foremoe PROGRAM] [--tables A,B] [--points]
 
-Memory: experts that a rank's guest buffers hold over the layers of the model whose few a table shows: layers · G, under `shared` 2 · G. ρ: mean over
-(layer, micro-step). Copies: per layer and event, whole group; moves of homes are copies too. A point beats another when it is no worse
-in all three and better in one. Each system plans with 1 and 2 guest slots (finemoe-random and -symmetric with the (d − 1)·E/R that
-they need, d = 2); ours with residency static, resident and shared, at its default tolerance and at 0. A first table says for each load
-how many points of ours stand, and which of other systems no point of ours equals or beats; `--points` prints all points.
+Memory: experts that a rank's guest buffers hold over the layers of the model whose few a table shows: layers · G, under `shared` G, one
+set: a second one hides copies, of which nothing is said here, and helps nobody who copies after the router. ρ: mean over (layer,
+micro-step). Copies: per layer and event, whole group; moves of homes are copies too. A point beats another when it is no worse in all
+three and better in one. Each system plans with 1 and 2 guest slots (finemoe-random and -symmetric with the (d − 1)·E/R that they need, d
+= 2); ours with residency static, resident and shared, at its default tolerance and at 0. A first table says for each load how many points
+of ours stand, and which of other systems no point of ours equals or beats; `--points` prints all points.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def points_of(compare, name, path):
             for d in compare(path, slots, policy, options):
                 if "skipped" in d or (d["policy"] in ("foremoe", "static") and policy == "all"):
                     continue
-                memory = 0 if d["guest_slots"] == 0 else slots * (2 if d["residency"] == "shared" else layers)
+                memory = 0 if d["guest_slots"] == 0 else slots * (1 if d["residency"] == "shared" else layers)
                 copies = d["copies_per_layer_event"] + d["home_moves"] / (d["layers"] * d["events"])
                 how = " ".join([f"G={slots}", d["residency"], *options[2:]])
                 yield Point(d["policy"], how, memory, d["rho"]["mean"], copies, d["rho"]["max"], d["plan_us_per_layer_micro_step"])
