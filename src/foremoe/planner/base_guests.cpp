@@ -24,18 +24,27 @@ BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal)
       per_guest_(goal == BaseGoal::kFinal ? 0.0F : 1.0F / kCopyWorth),
       now_(problem.num_micro_steps),
       without_(problem.num_micro_steps),
-      trial_(problem.num_micro_steps),
-      best_(problem.num_micro_steps) {}
+      least_level_(problem.num_micro_steps),
+      trial_cost_(problem.num_micro_steps) {}
+
+// A load that it is not worth going below.
+std::int64_t BaseGuests::perfect_level(int m) const {
+  return static_cast<std::int64_t>(static_cast<double>(problem_.lower_bound[m]) * (1 + kPerfect));
+}
+
+// What a largest rank load costs where guests are final.
+float BaseGuests::cost_at(int m, std::int64_t level) const {
+  if (level <= perfect_level(m)) return 0;
+  const float over = static_cast<float>(level - problem_.lower_bound[m]) * problem_.per_mean[m];
+  return over + kSquareWeight * over * over;
+}
 
 // From an assignment of all tokens; `bound` is a lower bound on the level.
 void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, MicroStep& s) {
   s.in_tight.assign(problem_.num_ranks(), 0);
   if (goal_ == BaseGoal::kFinal) {
-    const auto mean = static_cast<double>(problem_.lower_bound[m]);
-    const auto perfect = static_cast<std::int64_t>(mean * (1 + kPerfect));  // not worth going below
-    s.level = assign_tokens(graph, std::max(bound, perfect), s.assignment, search_, &s.tight);
-    const float over = static_cast<float>(s.level - problem_.lower_bound[m]) * problem_.per_mean[m];
-    s.cost = s.level <= perfect ? 0.0F : over + kSquareWeight * over * over;
+    s.level = assign_tokens(graph, std::max(bound, perfect_level(m)), s.assignment, search_, &s.tight);
+    s.cost = cost_at(m, s.level);
     if (s.cost == 0) {
       s.tight.clear();
     } else if (s.tight.empty()) {  // `bound` was attained at once: the set that it comes from is still to be found
@@ -50,6 +59,59 @@ void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, Mic
     if (excess > 0) s.tight.assign(search_.closed_set().begin(), search_.closed_set().end());
   }
   for (const int r : s.tight) s.in_tight[r] = 1;
+}
+
+// Follows the tokens from the ranks in queue_, which reached_ marks, to all ranks that they can reach. Whoever is
+// reached serves all tokens that are there now, under any assignment.
+void BaseGuests::reach(const ReplicaGraph& graph, const Assignment& a) {
+  for (std::size_t head = 0; head < queue_.size(); ++head) {
+    for (const int s : graph.shared_slots(queue_[head])) {
+      if (a.quota[s] == 0) continue;
+      for (int t = graph.first_holder(graph.expert_in(s)); t >= 0; t = graph.next_holder(t)) {
+        const int to = graph.rank_of(t);
+        if (reached_[to]) continue;
+        reached_[to] = 1;
+        queue_.push_back(to);
+      }
+    }
+  }
+}
+
+std::int64_t BaseGuests::density_of_reached(const Assignment& a) const {
+  std::int64_t load = 0;
+  for (const int r : queue_) load += a.rank_load[r];
+  return (load + std::ssize(queue_) - 1) / std::ssize(queue_);
+}
+
+// The cost that solve() would find, from a start that is nearer.
+float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& s) {
+  scratch_ = s.assignment;
+  if (goal_ == BaseGoal::kBeginning) {
+    return static_cast<float>(search_.relieve(graph, s.level, scratch_)) * problem_.per_mean[m];
+  }
+  std::int64_t level = std::max(perfect_level(m), least_level_[m]);
+  while (search_.relieve(graph, level, scratch_) > 0) {
+    // What the busiest rank alone reaches is often denser than all of the closed set.
+    const auto busiest = std::max_element(scratch_.rank_load.begin(), scratch_.rank_load.end());
+    reached_.assign(problem_.num_ranks(), 0);
+    queue_.assign(1, static_cast<int>(busiest - scratch_.rank_load.begin()));
+    reached_[queue_.front()] = 1;
+    reach(graph, scratch_);
+    level = density_of_reached(scratch_);
+  }
+  return cost_at(m, level);
+}
+
+// Where guests are final, a cost that m keeps whatever comes to `rank`.
+float BaseGuests::least_cost(const ReplicaGraph& graph, int m, int rank, const MicroStep& s) {
+  if (goal_ == BaseGoal::kBeginning) return 0;
+  reached_ = s.in_tight;
+  reached_[rank] = 1;
+  queue_.assign(s.tight.begin(), s.tight.end());
+  queue_.push_back(rank);
+  reach(graph, s.assignment);
+  least_level_[m] = density_of_reached(s.assignment);
+  return cost_at(m, least_level_[m]);
 }
 
 // What a copy of the expert in `slot`, a slot inside the closed set, could carry out of it. Shares.
@@ -154,28 +216,39 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
   const int trials = std::min(kTrials, problem_.num_experts);
   std::partial_sort(order_.begin(), order_.begin() + trials, order_.end(),
                     [&](int x, int y) { return score_[x] > score_[y] || (score_[x] == score_[y] && x < y); });
+  least_.assign(micro_steps, -1.0F);
   float best_cost = cost_without;
   int best = -1;
   for (int i = 0; i < trials; ++i) {
     const int e = order_[i];
     if (score_[e] <= 0 || e == old || graph.find(e, rank) >= 0) continue;
-    graph.put(slot, e);
-    float cost = cost_without + per_guest_;
-    changed_.clear();
+    helped_.clear();
+    float bound = cost_without + per_guest_;
     for (int m = 0; m < micro_steps; ++m) {
       const MicroStep& s = state(m);
       if (s.tight.empty() || s.in_tight[rank] || !s.in_tight[problem_.home[e]]) continue;
-      trial_[m] = s;
-      solve(graph, m, goal_ == BaseGoal::kFinal ? problem_.lower_bound[m] : 0, trial_[m]);
-      cost += trial_[m].cost - s.cost;
-      changed_.push_back(m);
+      if (least_[m] < 0) least_[m] = least_cost(graph, m, rank, s);
+      helped_.push_back(m);
+      bound += least_[m] - s.cost;
+    }
+    if (bound >= best_cost) continue;
+    graph.put(slot, e);
+    by_promise_ = helped_;
+    std::sort(by_promise_.begin(), by_promise_.end(),
+              [&](int x, int y) { return state(x).cost - least_[x] > state(y).cost - least_[y]; });
+    for (const int m : by_promise_) {
+      trial_cost_[m] = exact_cost(graph, m, state(m));
+      bound += trial_cost_[m] - least_[m];
+      if (bound >= best_cost) break;
     }
     graph.drop(slot);
+    if (bound >= best_cost) continue;
+    float cost = cost_without + per_guest_;
+    for (const int m : helped_) cost += trial_cost_[m] - state(m).cost;
     if (cost >= best_cost - kLeastGain) continue;
     best_cost = cost;
     best = e;
-    std::swap(best_, trial_);
-    std::swap(best_changed_, changed_);
+    std::swap(best_helped_, helped_);
   }
   if (best_cost >= cost_now + (old >= 0 ? per_guest_ : 0.0F) - kLeastGain) {
     if (old >= 0) graph.put(slot, old);
@@ -186,30 +259,38 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
   }
   if (best >= 0) {
     graph.put(slot, best);
-    for (const int m : best_changed_) std::swap(now_[m], best_[m]);
+    for (const int m : best_helped_) solve(graph, m, goal_ == BaseGoal::kFinal ? problem_.lower_bound[m] : 0, now_[m]);
   }
   return true;
 }
 
-void BaseGuests::choose(ReplicaGraph& graph) {
-  if (problem_.guest_slots == 0 || problem_.num_micro_steps == 0) return;
+void BaseGuests::grow_all(ReplicaGraph& graph) {
+  num_sweeps_ = 0;
+  may_change_ = problem_.guest_slots > 0 && problem_.num_micro_steps > 0;
+  if (!may_change_) return;
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     serve_at_homes(problem_, m, now_[m].assignment);
     solve(graph, m, goal_ == BaseGoal::kFinal ? problem_.lower_bound[m] : 0, now_[m]);
   }
   while (grow(graph)) {
   }
+}
+
+void BaseGuests::sweep(ReplicaGraph& graph) {
   // A rank has no use for more guests than there are experts away from it.
   const int last = std::min(graph.slots_per_rank(), problem_.num_experts);
-  for (int sweep = 0; sweep < kSweeps; ++sweep) {
-    bool changed = false;
-    for (int g = problem_.homes_per_rank(); g < last; ++g) {
-      for (int r = 0; r < problem_.num_ranks(); ++r) {
-        if (revise(graph, graph.first_slot(r) + g)) changed = true;
-      }
+  bool changed = false;
+  for (int g = problem_.homes_per_rank(); g < last; ++g) {
+    for (int r = 0; r < problem_.num_ranks(); ++r) {
+      if (revise(graph, graph.first_slot(r) + g)) changed = true;
     }
-    if (!changed) break;
   }
+  may_change_ = changed && ++num_sweeps_ < kSweeps;
+}
+
+void BaseGuests::choose(ReplicaGraph& graph) {
+  grow_all(graph);
+  while (may_change_) sweep(graph);
 }
 
 // Tokens that a renewed guest must keep on its node beyond what the old one kept, in mean rank loads.

@@ -35,6 +35,15 @@ class BaseGuests {
   // Fills the guest slots of `graph`; guests that are already there are the start.
   void choose(ReplicaGraph& graph);
 
+  // The same in parts: guests are added, then every slot is revised while may_change().
+  void grow_all(ReplicaGraph& graph);
+  void sweep(ReplicaGraph& graph);
+  bool may_change() const { return may_change_; }
+  int num_sweeps() const { return num_sweeps_; }
+
+  // The largest rank load of m with the guests as they are. For BaseGoal::kFinal.
+  std::int64_t level(int m) const { return now_[m].level; }
+
  private:
   struct MicroStep {
     Assignment assignment;
@@ -45,6 +54,12 @@ class BaseGuests {
   };
 
   void solve(const ReplicaGraph& graph, int m, std::int64_t bound, MicroStep& state);
+  std::int64_t perfect_level(int m) const;
+  float cost_at(int m, std::int64_t level) const;
+  void reach(const ReplicaGraph& graph, const Assignment& assignment);
+  std::int64_t density_of_reached(const Assignment& assignment) const;
+  float exact_cost(const ReplicaGraph& graph, int m, const MicroStep& state);
+  float least_cost(const ReplicaGraph& graph, int m, int rank, const MicroStep& state);
   float promise(const MicroStep& state, int m, const ReplicaGraph& graph, int slot) const;
   bool grow(ReplicaGraph& graph);
   bool revise(ReplicaGraph& graph, int slot);
@@ -52,15 +67,22 @@ class BaseGuests {
   const LayerProblem& problem_;
   BaseGoal goal_;
   float per_guest_;  // cost of one guest
+  bool may_change_ = false;
+  int num_sweeps_ = 0;
   AssignmentSearch search_;
   std::vector<MicroStep> now_;      // [micro_step], of the placement as it is
   std::vector<MicroStep> without_;  // [micro_step], with one slot emptied
-  std::vector<MicroStep> trial_;    // [micro_step]
-  std::vector<MicroStep> best_;     // [micro_step]
-  std::vector<int> changed_;        // micro-steps that trial_ holds
-  std::vector<int> best_changed_;   // micro-steps that best_ holds
-  std::vector<float> score_;        // [expert] or [expert][rank]
+  Assignment scratch_;
+  std::vector<float> least_;               // [micro_step], least_cost of the slot's rank, −1 not known yet
+  std::vector<std::int64_t> least_level_;  // [micro_step], the level that this is the cost of, where guests are final
+  std::vector<int> helped_;                // micro-steps that a trial changes
+  std::vector<int> by_promise_;            // the same, most to be gained first
+  std::vector<float> trial_cost_;          // [micro_step]
+  std::vector<int> best_helped_;           // micro-steps that the best trial changes
+  std::vector<float> score_;               // [expert] or [expert][rank]
   std::vector<int> order_;
+  std::vector<char> reached_;  // [rank]
+  std::vector<int> queue_;     // ranks
 };
 
 // Prefer::kLinks: what balance leaves of the guest slots keeps tokens on their node. A replica on a node that has none

@@ -4,11 +4,14 @@
 // slots that hold an expert. It is the graph on which token assignment moves tokens: two ranks are neighbours
 // when they hold the same expert.
 //
-// Slots are numbered rank by rank; rank r owns slots [first_slot(r), first_slot(r + 1)). put is O(1), drop O(holders).
-// Inside the planner ids are plain ints: this is the hottest data of the project and never crosses its border.
+// Slots are numbered rank by rank; rank r owns slots [first_slot(r), first_slot(r + 1)). put and drop are O(slots of a
+// rank + holders). Inside the planner ids are plain ints: this is the hottest data of the project and never crosses its
+// border.
 
+#include <algorithm>
 #include <cassert>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace foremoe::planner {
@@ -25,7 +28,9 @@ class ReplicaGraph {
         rank_(expert_.size()),
         first_holder_(num_experts, -1),
         num_holders_(num_experts, 0),
-        shadow_(num_experts, 0) {
+        shadow_(num_experts, 0),
+        shared_(expert_.size()),
+        num_shared_(num_ranks, 0) {
     for (std::size_t s = 0; s < rank_.size(); ++s) rank_[s] = static_cast<int>(s) / slots_per_rank;
   }
 
@@ -42,6 +47,11 @@ class ReplicaGraph {
   // for (int s = first_holder(e); s >= 0; s = next_holder(s)): the slots that hold e, latest put first.
   int first_holder(int expert) const { return first_holder_[expert]; }
   int next_holder(int slot) const { return next_[slot]; }
+
+  // The slots of a rank whose experts other ranks hold too, ascending: tokens can leave a rank from these alone.
+  std::span<const int> shared_slots(int rank) const {
+    return {shared_.data() + first_slot(rank), static_cast<std::size_t>(num_shared_[rank])};
+  }
 
   // The ranks that hold an expert, as bits, rank modulo 64: exact up to 64 ranks, beyond that never a rank too few.
   std::uint64_t shadow(int expert) const { return shadow_[expert]; }
@@ -63,6 +73,8 @@ class ReplicaGraph {
     first_holder_[expert] = slot;
     ++num_holders_[expert];
     shadow_[expert] |= bit(rank_[slot]);
+    if (num_holders_[expert] == 2) share(next_[slot]);
+    if (num_holders_[expert] >= 2) share(slot);
   }
 
   void drop(int slot) {
@@ -74,9 +86,27 @@ class ReplicaGraph {
     --num_holders_[expert];
     shadow_[expert] = 0;
     for (int s = first_holder_[expert]; s >= 0; s = next_[s]) shadow_[expert] |= bit(rank_[s]);
+    if (num_holders_[expert] >= 1) unshare(slot);
+    if (num_holders_[expert] == 1) unshare(first_holder_[expert]);
   }
 
  private:
+  void share(int slot) {
+    const int rank = rank_[slot];
+    int* const begin = shared_.data() + first_slot(rank);
+    int* at = begin + num_shared_[rank]++;
+    for (; at > begin && at[-1] > slot; --at) *at = at[-1];
+    *at = slot;
+  }
+
+  void unshare(int slot) {
+    const int rank = rank_[slot];
+    int* const begin = shared_.data() + first_slot(rank);
+    int* const end = begin + num_shared_[rank]--;
+    int* const at = std::find(begin, end, slot);
+    std::copy(at + 1, end, at);
+  }
+
   int num_ranks_ = 0;
   int slots_per_rank_ = 0;
   std::vector<int> expert_;            // [slot], −1 when empty
@@ -86,6 +116,8 @@ class ReplicaGraph {
   std::vector<int> first_holder_;      // [expert], −1 when nobody holds it
   std::vector<int> num_holders_;       // [expert]
   std::vector<std::uint64_t> shadow_;  // [expert]
+  std::vector<int> shared_;            // [slot]; from first_slot(rank), num_shared_[rank] slots of that rank
+  std::vector<int> num_shared_;        // [rank]
 };
 
 }  // namespace foremoe::planner

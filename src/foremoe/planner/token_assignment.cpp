@@ -103,9 +103,9 @@ std::int64_t AssignmentSearch::search(const ReplicaGraph& graph, std::int64_t ta
   const std::uint64_t kept = graph.num_ranks() > 64 ? unvisited_shadow_ : 0;
   for (int head = 0; head < num_visited_ && num_visited_ < graph.num_ranks() && excess > 0; ++head) {
     const int from = queue_[head];
-    for (int s = graph.first_slot(from); s < graph.first_slot(from + 1); ++s) {
+    for (const int s : graph.shared_slots(from)) {
       const int e = graph.expert_in(s);
-      if (e < 0 || (graph.shadow(e) & unvisited_shadow_) == 0 || a.quota[s] == 0) continue;
+      if ((graph.shadow(e) & unvisited_shadow_) == 0 || a.quota[s] == 0) continue;
       for (int t = graph.first_holder(e); t >= 0; t = graph.next_holder(t)) {
         const int to = graph.rank_of(t);
         if (visited_[to]) continue;
