@@ -112,6 +112,21 @@ static WantedGuests guests_in(const ReplicaGraph& graph, const LayerProblem& pro
   return wanted;
 }
 
+// Experts that come to a rank, over all events.
+static std::int64_t num_copies(const GuestSlots& guests) {
+  std::int64_t copies = 0;
+  for (std::size_t t = 0; t < guests.extent(0); ++t) {
+    for (std::size_t r = 0; r < guests.extent(1); ++r) {
+      for (const int e : guests.row(t, r)) {
+        if (e < 0) continue;
+        const bool stayed = t > 0 && std::ranges::find(guests.row(t - 1, r), e) != guests.row(t - 1, r).end();
+        copies += stayed ? 0 : 1;
+      }
+    }
+  }
+  return copies;
+}
+
 // The guests of B are final.
 GuestSlots LayerPlanner::place_static(const ReplicaGraph& base) {
   const WantedGuests guests = guests_in(base, problem_, nullptr);
@@ -119,18 +134,72 @@ GuestSlots LayerPlanner::place_static(const ReplicaGraph& base) {
   return pin_guests(problem_, options_, order_, guests);
 }
 
+constexpr int kVariants = 12;  // of a search that static guests may beat
+
+static std::int64_t busiest(const Assignment& a) { return *std::max_element(a.rank_load.begin(), a.rank_load.end()); }
+
+// Where a search may end above what static guests do: every plan of `static` is one of `resident`, whose budgets hold
+// it, and stage T finds the best for it.
+static bool rivals_static(const PlannerOptions& options) {
+  return options.guest_slots > 0 && options.stages.replication && options.stages.tokens && uses_base_guests(options) &&
+         options.prefer == Prefer::kBalance && options.min_tokens_per_guest == 0;
+}
+
 // Each micro-step starts from the guests that the one before left. Guests that serve nobody are wanted only where they
 // may keep tokens on their node.
 GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   Replication replication(problem_, options_);
   Assignment assignment;
+  if (rivals_static(options_)) rival_.emplace(problem_);
   const bool keep_local = options_.prefer == Prefer::kLinks;
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    const ReplicaGraph found = graph;
     balance(m, graph, assignment, replication);
     if (keep_local) renew_local_guests(problem_, m, assignment, graph);
-    wanted_[m] = guests_in(graph, problem_, keep_local ? nullptr : &assignment);
+    wanted_[m] = rival_ && busiest(assignment) > problem_.target[m]
+                     ? catch_up(m, found, graph, assignment, replication)
+                     : guests_in(graph, problem_, keep_local ? nullptr : &assignment);
   }
-  return retain_guests(problem_, options_, order_, wanted_);
+  GuestSlots guests = retain_guests(problem_, options_, order_, wanted_);
+  if (!rival_) return guests;
+  if (rival_->balances_with(num_copies(guests))) guests = place_static(rival_->graph());
+  base_cpu_seconds_ += rival_->cpu_seconds();
+  planning_cpu_seconds_ -= rival_->cpu_seconds();
+  rival_.reset();
+  return guests;
+}
+
+// P came from `found` and ended above the target of m. Where static guests may do better, it tries other ways from
+// there, then from homes and from those guests. What it finds is for m alone: the micro-steps that follow go on from
+// `graph`. Returns the guests that m wants.
+WantedGuests LayerPlanner::catch_up(int m, const ReplicaGraph& found, const ReplicaGraph& graph,
+                                    const Assignment& assignment, Replication& replication) {
+  ReplicaGraph best = graph;
+  Assignment best_quotas = assignment;
+  if (!rival_->may_beat(m, busiest(assignment))) return guests_in(graph, problem_, &assignment);
+  const std::int64_t goal = rival_->is_certain() ? std::max(problem_.target[m], rival_->level(m)) : problem_.target[m];
+  ReplicaGraph other;
+  Assignment quotas;
+  const auto reaches_goal = [&](const ReplicaGraph& start, int variant) {
+    other = start;
+    replication.search_variant(variant, m, other, quotas);
+    if (busiest(quotas) < busiest(best_quotas)) {
+      std::swap(best, other);
+      std::swap(best_quotas, quotas);
+    }
+    return busiest(best_quotas) <= goal;
+  };
+  for (int variant = 1; variant <= kVariants; ++variant) {
+    if (reaches_goal(found, variant)) return guests_in(best, problem_, &best_quotas);
+  }
+  if (rival_->may_beat(m, busiest(best_quotas)) && !reaches_goal(homes_only(problem_), 0) &&
+      rival_->beats(m, busiest(best_quotas)) && !reaches_goal(rival_->graph(), 0) &&
+      busiest(best_quotas) > rival_->level(m)) {
+    best = rival_->graph();
+    serve_at_homes(problem_, m, best_quotas);
+    AssignmentSearch().relieve(best, rival_->level(m), best_quotas);
+  }
+  return guests_in(best, problem_, &best_quotas);
 }
 
 // Nothing stays: each micro-step starts from homes.

@@ -8,12 +8,14 @@
 // Where P runs, L does not: a copy that P makes may serve a whole expert, and P weighs it against splitting. Under
 // `free`, L exchanges experts where guests alone do not reach the target.
 
+#include <optional>
 #include <vector>
 
 #include "foremoe/planner/layer_problem.h"
 #include "foremoe/planner/planner.h"
 #include "foremoe/planner/quotas.h"
 #include "foremoe/planner/retention.h"
+#include "foremoe/planner/static_rival.h"
 
 namespace foremoe::planner {
 
@@ -41,6 +43,8 @@ class LayerPlanner {
   // L or P, one function per residency. The first three return the guests of every event.
   GuestSlots place_static(const ReplicaGraph& base);
   GuestSlots place_resident(ReplicaGraph graph);
+  WantedGuests catch_up(int m, const ReplicaGraph& found, const ReplicaGraph& graph, const Assignment& assignment,
+                        Replication& replication);
   GuestSlots place_shared(const ReplicaGraph& homes);
   void place_freely(ReplicaGraph& graph, StepPlan& plan);
   void balance(int m, ReplicaGraph& graph, Assignment& assignment, Replication& replication);
@@ -56,6 +60,7 @@ class LayerPlanner {
   LayerProblem problem_;
   std::vector<WantedGuests> wanted_;      // [micro_step]
   std::vector<std::vector<char>> rests_;  // [micro_step][expert], relocated: home does not serve; empty: none does
+  std::optional<StaticRival> rival_;      // while place_resident() runs
   double base_cpu_seconds_ = 0;
   double planning_cpu_seconds_ = 0;
 };

@@ -35,6 +35,12 @@ class Replication {
   // quotas of m whose largest load is the target, or as near to it as was found.
   void balance(int m, ReplicaGraph& graph, Assignment& assignment);
 
+  // The same by one search, whose scores are disturbed where `variant` is not 0.
+  void search_variant(int variant, int m, ReplicaGraph& graph, Assignment& assignment) {
+    variant_ = variant;
+    search(m, graph, assignment);
+  }
+
  private:
   struct Outcome {
     std::int64_t level = 0;  // the target, or what it was raised to

@@ -1,0 +1,92 @@
+// Every plan of residency `static` is one of `resident`, so with default budgets `resident` is never worse:
+//   in each micro-step its largest rank load is at most the larger of its target and that of `static`;
+//   where `static` meets its targets throughout a layer, `resident` makes no more copies, or has no larger load either.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "foremoe/core/random.h"
+#include "foremoe/testing/planner_steps.h"
+
+namespace foremoe {
+namespace {
+
+using test::plan_checked;
+using test::Planned;
+
+// The rank load at which micro-step m of the layer counts as balanced, from the load alone.
+std::int64_t target_of(const LoadTable& load, int m) {
+  std::int64_t total = 0;
+  for (int r = 0; r < load.num_ranks(); ++r) {
+    for (const Tokens tokens : load.load.row(m, 0, r)) total += tokens.value;
+  }
+  const std::int64_t ranks = load.num_ranks();
+  const auto tolerated = static_cast<std::int64_t>(
+      std::floor(1.006 * (static_cast<double>(total) / static_cast<double>(ranks))));  // the default tolerance
+  return std::max((total + ranks - 1) / ranks, tolerated);
+}
+
+void expect_no_worse_than_static(const LoadTable& load, int guest_slots) {
+  const Planned resident = plan_checked(load, {.guest_slots = guest_slots});
+  const Planned fixed = plan_checked(load, {.guest_slots = guest_slots, .residency = Residency::kStatic});
+  bool static_meets_targets = true;
+  bool has_larger_load = false;
+  for (int m = 0; m < load.num_micro_steps(); ++m) {
+    const std::int64_t target = target_of(load, m);
+    const std::int64_t its = resident.plan.max_load(m, 0).value;
+    const std::int64_t of_static = fixed.plan.max_load(m, 0).value;
+    EXPECT_LE(its, std::max(target, of_static)) << "micro-step " << m << ", target " << target;
+    static_meets_targets &= of_static <= target;
+    has_larger_load |= its > of_static;
+  }
+  if (static_meets_targets && fixed.figures.copies <= resident.figures.copies) {
+    EXPECT_EQ(resident.figures.copies, fixed.figures.copies);
+    EXPECT_FALSE(has_larger_load);
+  }
+}
+
+struct Ranks {
+  std::vector<int> choices;
+  int steps;
+  int most_homes;  // per rank
+};
+
+void PrintTo(const Ranks& ranks, std::ostream* out) { *out << ranks.choices.front() << " ranks and more"; }
+
+class NeverWorseThanStatic : public testing::TestWithParam<Ranks> {};
+
+INSTANTIATE_TEST_SUITE_P(From, NeverWorseThanStatic,
+                         testing::Values(Ranks{{2, 3, 4, 6, 8}, 120, 16}, Ranks{{12, 16}, 40, 10},
+                                         Ranks{{24, 32, 48, 64}, 12, 4}));
+
+// Popularity, topics, their groups, lengths and sizes at random.
+TEST_P(NeverWorseThanStatic, OnRandomSteps) {
+  const Ranks& of = GetParam();
+  Random random(of.choices.front());
+  constexpr double kSpreads[] = {0.2, 0.4, 0.7, 1.0, 1.5};
+  for (int step = 0; step < of.steps; ++step) {
+    const int ranks = of.choices[random.below(of.choices.size())];
+    const int experts = ranks * static_cast<int>(1 + random.below(of.most_homes));
+    const SynthesisOptions shape{.num_layers = 1,
+                                 .num_experts = experts,
+                                 .top_k = std::min(experts, static_cast<int>(1 + random.below(8))),
+                                 .num_micro_steps = static_cast<int>(1 + random.below(32)),
+                                 .num_ranks = ranks,
+                                 .ranks_per_node = std::min(ranks, 8),
+                                 .tokens_per_rank = 64 << random.below(6),
+                                 .sequences_per_rank = static_cast<int>(1 + random.below(4)),
+                                 .group_size = 1 << random.below(5),
+                                 .seed = static_cast<std::uint64_t>(step)};
+    const GrpoRouting routing{.step_spread = kSpreads[random.below(5)], .group_spread = kSpreads[random.below(5)]};
+    const int guest_slots = static_cast<int>(1 + random.below(random.below(3) == 0 ? 4 : 2));
+    SCOPED_TRACE(testing::Message() << "step " << step << ": " << ranks << " ranks, " << experts << " experts, "
+                                    << shape.num_micro_steps << " micro-steps, G = " << guest_slots);
+    expect_no_worse_than_static(synthesize_load(shape, routing), guest_slots);
+  }
+}
+
+}  // namespace
+}  // namespace foremoe

@@ -1,0 +1,84 @@
+#include "foremoe/planner/static_rival.h"
+
+#include <algorithm>
+
+#include "foremoe/core/timeline.h"
+
+namespace foremoe::planner {
+
+namespace {
+
+// Groups of so few ranks are swept to the end: what is said of them is certain.
+constexpr int kCertainRanks = 16;
+constexpr int kMostSweeps = 3;
+// [sweeps made]: what the sweeps to come may still make of a micro-step's load.
+constexpr double kMayFallTo[kMostSweeps + 1] = {0.93, 0.97, 0.99, 1};
+// [sweeps made]: how far above its target a micro-step may be and still reach it.
+constexpr double kMayExceed[kMostSweeps] = {1.1, 1.05, 1.02};
+// The same at first where a search copies hardly more than there are static guests: micro-steps are then alike.
+constexpr double kMayExceedWhereAlike = 1.3;
+constexpr double kAlike = 1.15;  // copies of a search ÷ static guests
+// Where a search copies this many times what all guest slots hold, micro-steps differ too much for one set of guests.
+constexpr std::int64_t kHopeless = 3;
+
+}  // namespace
+
+void StaticRival::begin() {
+  if (begun_) return;
+  begun_ = true;
+  const double begin = thread_cpu_seconds();
+  chosen_.grow_all(graph_);
+  cpu_seconds_ += thread_cpu_seconds() - begin;
+}
+
+void StaticRival::sweep() {
+  const double begin = thread_cpu_seconds();
+  chosen_.sweep(graph_);
+  cpu_seconds_ += thread_cpu_seconds() - begin;
+}
+
+int StaticRival::num_guests() const {
+  int guests = -problem_.num_experts;
+  for (int s = 0; s < graph_.num_slots(); ++s) guests += graph_.expert_in(s) >= 0 ? 1 : 0;
+  return guests;
+}
+
+bool StaticRival::is_certain() const { return problem_.num_ranks() <= kCertainRanks; }
+
+bool StaticRival::may_beat(int m, std::int64_t level) {
+  if (is_certain()) return beats(m, level);
+  begin();
+  if (!chosen_.may_change()) return chosen_.level(m) < level;
+  return kMayFallTo[chosen_.num_sweeps()] * static_cast<double>(chosen_.level(m)) < static_cast<double>(level);
+}
+
+bool StaticRival::beats(int m, std::int64_t level) {
+  begin();
+  while (chosen_.may_change() && (is_certain() || may_beat(m, level))) sweep();
+  return chosen_.level(m) < level;
+}
+
+double StaticRival::largest_excess() const {
+  double largest = 0;
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    if (chosen_.level(m) == 0) continue;
+    largest = std::max(largest, static_cast<double>(chosen_.level(m)) / static_cast<double>(problem_.target[m]));
+  }
+  return largest;
+}
+
+bool StaticRival::balances_with(std::int64_t copies) {
+  if (!is_certain() && copies > kHopeless * problem_.guest_slots * problem_.num_ranks()) return false;
+  begin();
+  if (num_guests() > copies) return false;  // sweeps take none away
+  const bool alike = static_cast<double>(copies) <= kAlike * num_guests();
+  while (chosen_.may_change()) {
+    const int sweeps = chosen_.num_sweeps();
+    const double most = sweeps == 0 && alike ? kMayExceedWhereAlike : kMayExceed[sweeps];
+    if (!is_certain() && largest_excess() > most) return false;
+    sweep();
+  }
+  return num_guests() <= copies && largest_excess() <= 1;
+}
+
+}  // namespace foremoe::planner
