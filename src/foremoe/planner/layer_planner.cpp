@@ -64,40 +64,50 @@ bool uses_base_guests(const PlannerOptions& options) {
   return options.residency == Residency::kResident && !budgeted;
 }
 
-ReplicaGraph LayerPlanner::place_base(StepPlan& plan) {
+void LayerPlanner::place_homes(StepPlan& plan) {
   if (options_.stages.base && options_.rehome > 0) set_homes(problem_, rehome(problem_, options_.rehome));
   for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
+}
+
+ReplicaGraph LayerPlanner::place_base(bool warm) {
+  const double begin = thread_cpu_seconds();
   ReplicaGraph graph = homes_only(problem_);
   if (uses_base_guests(options_)) {
-    if (request_.previous != nullptr) start_from_previous(graph);
+    if (warm) start_from_previous(graph);
     BaseGuests(problem_, options_.residency == Residency::kStatic ? BaseGoal::kFinal : BaseGoal::kBeginning)
         .choose(graph);
     if (options_.prefer == Prefer::kLinks) add_local_guests(problem_, graph);
   }
+  base_cpu_seconds_ += thread_cpu_seconds() - begin;
+  planning_cpu_seconds_ -= thread_cpu_seconds() - begin;
   return graph;
 }
 
 void LayerPlanner::place(StepPlan& plan) {
   const double begin = thread_cpu_seconds();
-  ReplicaGraph base = place_base(plan);
+  place_homes(plan);
+  base_cpu_seconds_ += thread_cpu_seconds() - begin;
   const double based = thread_cpu_seconds();
-  base_cpu_seconds_ += based - begin;
-
-  switch (options_.residency) {
-    case Residency::kStatic:
-      write_slots(place_static(base), plan);
-      break;
-    case Residency::kResident:
-      write_slots(place_resident(std::move(base)), plan);
-      break;
-    case Residency::kShared:
-      write_slots(place_shared(base), plan);
-      break;
-    case Residency::kFree:
-      place_freely(base, plan);
-      break;
+  if (options_.residency == Residency::kFree) {
+    ReplicaGraph base = place_base(false);
+    place_freely(base, plan);
+  } else {
+    GuestSlots guests = place_guests(place_base(false));
+    if (request_.previous != nullptr && uses_base_guests(options_)) take_warm_start(guests);
+    write_slots(guests, plan);
   }
   planning_cpu_seconds_ += thread_cpu_seconds() - based;
+}
+
+GuestSlots LayerPlanner::place_guests(ReplicaGraph base) {
+  switch (options_.residency) {
+    case Residency::kStatic:
+      return place_static(base);
+    case Residency::kShared:
+      return place_shared(base);
+    default:
+      return place_resident(std::move(base));
+  }
 }
 
 // The guests in `graph` as retention takes them: those that serve a micro-step, or all. Experts ascending.
@@ -200,6 +210,43 @@ WantedGuests LayerPlanner::catch_up(int m, const ReplicaGraph& found, const Repl
     AssignmentSearch().relieve(best, rival_->level(m), best_quotas);
   }
   return guests_in(best, problem_, &best_quotas);
+}
+
+// Plans again from the guests of the former plan and keeps that if it is no worse anywhere, and better somewhere: in
+// copies, or in a micro-step's largest load above its target.
+void LayerPlanner::take_warm_start(GuestSlots& guests) {
+  const std::vector<WantedGuests> cold_wanted = wanted_;
+  const GuestSlots warm = place_guests(place_base(true));
+  const std::int64_t copies = num_copies(warm);
+  bool no_worse = copies <= num_copies(guests);
+  bool better = copies < num_copies(guests);
+  for (int m = 0; m < problem_.num_micro_steps && no_worse; ++m) {
+    const std::int64_t cold_load = std::max(problem_.target[m], least_load(m, guests));
+    const std::int64_t warm_load = std::max(problem_.target[m], least_load(m, warm));
+    no_worse = warm_load <= cold_load;
+    better |= warm_load < cold_load;
+  }
+  if (no_worse && better) {
+    guests = warm;
+  } else {
+    wanted_ = cold_wanted;
+  }
+}
+
+// The least largest rank load of m with the guests that are there in both of its passes.
+std::int64_t LayerPlanner::least_load(int m, const GuestSlots& guests) const {
+  ReplicaGraph graph = homes_only(problem_);
+  for (int r = 0; r < problem_.num_ranks(); ++r) {
+    const auto backward = guests.row(order_.backward[m].index(), r);
+    int slot = graph.first_slot(r) + problem_.homes_per_rank();
+    for (const int e : guests.row(order_.forward[m].index(), r)) {
+      if (e >= 0 && std::ranges::find(backward, e) != backward.end()) graph.put(slot++, e);
+    }
+  }
+  Assignment assignment;
+  serve_at_homes(problem_, m, assignment);
+  AssignmentSearch search;
+  return assign_tokens(graph, problem_.lower_bound[m], assignment, search);
 }
 
 // Nothing stays: each micro-step starts from homes.

@@ -36,16 +36,21 @@ class LayerPlanner {
   double planning_cpu_seconds() const { return planning_cpu_seconds_; }
 
  private:
-  // Stage B: homes, written to the plan, and the guests that the step begins with.
-  ReplicaGraph place_base(StepPlan& plan);
+  // Stage B: homes, written to the plan, and the guests that the step begins with, found from nothing or from those of
+  // the former plan.
+  void place_homes(StepPlan& plan);
+  ReplicaGraph place_base(bool warm);
   void start_from_previous(ReplicaGraph& graph) const;
 
-  // L or P, one function per residency. The first three return the guests of every event.
+  // L or P, one function per residency. All but the last return the guests of every event.
+  GuestSlots place_guests(ReplicaGraph base);
   GuestSlots place_static(const ReplicaGraph& base);
   GuestSlots place_resident(ReplicaGraph graph);
   WantedGuests catch_up(int m, const ReplicaGraph& found, const ReplicaGraph& graph, const Assignment& assignment,
                         Replication& replication);
   GuestSlots place_shared(const ReplicaGraph& homes);
+  void take_warm_start(GuestSlots& guests);
+  std::int64_t least_load(int m, const GuestSlots& guests) const;
   void place_freely(ReplicaGraph& graph, StepPlan& plan);
   void balance(int m, ReplicaGraph& graph, Assignment& assignment, Replication& replication);
 

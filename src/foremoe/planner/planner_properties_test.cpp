@@ -206,6 +206,35 @@ TEST_P(ForEachResidency, BeginsWithWhatAFormerStepHadWhateverItsSlots) {
   }
 }
 
+// Two steps whose popularity drifts. Measured as plans of `resident` are against those of `static`.
+TEST_P(ForEachResidency, IsNeverWorseWithAFormerPlanThanWithout) {
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    const test::StepShape shape{.micro_steps = 5, .layers = 2, .ranks = seed % 2 == 0 ? 4 : 8, .experts = 24};
+    const LoadTable former = bursty_load(shape, seed);
+    const LoadTable drawn_anew = bursty_load(shape, 100 + seed);
+    LoadTable load = former;
+    const auto& change = drawn_anew.load.flat();
+    std::size_t i = 0;
+    for (Tokens& tokens : load.load.flat()) {
+      tokens = Tokens{(tokens.value * (4 - static_cast<std::int64_t>(seed) % 5) +
+                       change[i++].value * (static_cast<std::int64_t>(seed) % 5)) /
+                      4};
+    }
+    const StepPlan previous = plan_checked(former, options(1)).plan;
+    const Planned cold = plan_checked(load, options(1));
+    const Planned warm = plan_checked(load, options(1), {.previous = &previous});
+    EXPECT_LE(warm.figures.copies, cold.figures.copies) << "seed " << seed;
+    for (int m = 0; m < load.num_micro_steps(); ++m) {
+      for (int l = 0; l < load.num_layers(); ++l) {
+        const auto tolerated = static_cast<std::int64_t>(static_cast<double>(cold.plan.lower_bound(m, l).value) *
+                                                         (1 + default_tolerance(GetParam())));
+        EXPECT_LE(warm.plan.max_load(m, l).value, std::max(tolerated, cold.plan.max_load(m, l).value))
+            << "seed " << seed << ", micro-step " << m << ", layer " << l;
+      }
+    }
+  }
+}
+
 // 1 thread, fewer than layers, more than layers.
 class PlanningOnThreads : public testing::TestWithParam<Residency> {};
 
