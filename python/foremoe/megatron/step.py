@@ -144,7 +144,7 @@ class _MovedGuests(torch.autograd.Function):
         sizes = turn.tokens[turn.homes :].tolist()
 
         def moved(of_slots: Tensor) -> Tensor:
-            parts = of_slots.split(sizes)
+            parts = of_slots.split(sizes)  # type: ignore[no-untyped-call]
             return torch.cat([parts[slot] for slot in order if slot >= 0])
 
         rows, probs = (moved(of).detach().requires_grad_() for of in ctx.saved_tensors)
