@@ -243,6 +243,40 @@ class GivenPlan(Run):
             self.assert_right(row)
         self.assertEqual([r["result_digest"] for r in planned], [r["result_digest"] for r in given])
 
+    def test_a_plan_for_other_routes_is_refused_or_homes_serve_what_it_does_not_know(self):
+        step = self.trace()
+        other = self.synthesise("other.trace.safetensors", kind="trace", tokens_per_rank=48, seed=9)
+        loads = []
+        for trace in (step, other):
+            self.succeed("collect", trace, "--out", "load")
+            loads.append(st.read(self.folder / "load")[1]["load"])
+        (_, shape, _), (_, shape_of_other, _) = loads
+        self.assertEqual(shape, shape_of_other)
+        ranks, experts = shape[2:]
+        planned, executed = map(st.values, loads)
+        unknown = 0
+        for layer in range(0, len(planned), ranks * experts):
+            for e in range(experts):
+                a, b = (sum(of[layer + e : layer + ranks * experts : experts]) for of in (planned, executed))
+                unknown += max(0, b - a)
+        self.assertGreater(unknown, 0)
+        for way in (["--guest-slots", 2], ["--guest-slots", 1, "--residency", "shared"], ["--in-flight", 2]):
+            with self.subTest(way):
+                self.succeed("plan", step, *way, "--out", "plan")
+                self.refuse("run", other, "--plan", "plan", saying=["another load"])
+                self.refuse("run", other, "--plan", "plan", "--on-mismatch", "refuse", saying=["another load"])
+                for row in self.run_json(other, "--plan", "plan", "--on-mismatch", "home"):
+                    self.assert_right(row)
+                    self.assertEqual(row["mismatched_rows"], unknown)
+                for row in self.run_json(step, "--plan", "plan", "--on-mismatch", "home"):
+                    self.assert_right(row)
+                    self.assertEqual(row["mismatched_rows"], 0)
+        self.succeed("plan", step, "--residency", "free", "--out", "plan")
+        self.refuse("run", other, "--plan", "plan", "--on-mismatch", "home", saying=["residency free", "no homes"])
+        wide = self.synthesise("wide.trace.safetensors", kind="trace", tokens_per_rank=48, experts=32)
+        self.succeed("plan", step, "--out", "plan")
+        self.refuse("run", wide, "--plan", "plan", "--on-mismatch", "home", saying=["16 experts, the load has 32"])
+
     def test_with_micro_steps_in_flight_it_is_the_policy_updates_alone(self):
         step = self.trace()
         self.succeed("plan", step, "--in-flight", 2, "--out", "plan")

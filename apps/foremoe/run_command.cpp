@@ -203,6 +203,12 @@ Command run_command() {
             text_option(
                 {.name = "plan", .value = "PLAN", .help = "Execute this plan instead of making one", .main = true},
                 a->plan),
+            word_option({.name = "on_mismatch",
+                         .value = "refuse|home",
+                         .help = "With a --plan for other routes than the input's: refuse it, or have homes serve the "
+                                 "rows that it does not know",
+                         .initial = "refuse"},
+                        {"refuse", "home"}, [a](std::size_t i) { a->fit_plan = i == 1; }),
             std::move(phase)},
            model_options(*a),
            execution_options(*a),
@@ -213,6 +219,7 @@ Command run_command() {
                                      "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "previous",
                                      "previous_load"});
         given.refuse_beside("work_ms", {"work_flops"});
+        if (given("on_mismatch") && a->plan.empty()) note("--on-mismatch has no effect without --plan");
         a->given = given;
         return cli::run(*a);
       }};

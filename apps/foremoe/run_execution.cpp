@@ -10,6 +10,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/core/sha256.h"
 #include "foremoe/plan/check_plan.h"
+#include "foremoe/plan/fit_plan.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/runtime/rank_run.h"
@@ -43,7 +44,7 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
   const int layers = options.layers;
   const int micro_steps = options.micro_steps;
   options.layers = options.micro_steps = 0;  // of the plan, not before it: what is executed is its first part
-  const StepPlan plan = read_plan(path);
+  StepPlan plan = read_plan(path);
   const int processes = options.wanted_ranks;
   options = input_as_planned(plan, options);
   if (processes != 0) options.wanted_ranks = processes;
@@ -62,7 +63,21 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
     refuse(path, fmt::format("is a plan for {} in flight, --in-flight asks for {}",
                              counted(plan.in_flight, "micro-step"), in_flight));
   }
-  read_plan_for(step.load, path);  // holds the digest
+  if (arguments.fit_plan) {
+    try {
+      FittedPlan fitted = fit_plan(std::move(plan), step.load);
+      plan = std::move(fitted.plan);
+      input.mismatched = fitted.mismatched;
+      if (fitted.mismatched > 0) {
+        note(fmt::format("{} does not know {} of {}: homes serve them", path, counted(fitted.mismatched, "row"),
+                         step.load.name));
+      }
+    } catch (const InputError& error) {
+      refuse(path, error.problem());
+    }
+  } else {
+    read_plan_for(step.load, path);  // holds the digest
+  }
   step.homes = initial_homes(arguments.given("homes") ? arguments.input.homes : recorded_homes(plan), step.load);
   CheckOptions check = check_options(step);
   check.max_listed = 1;
@@ -241,6 +256,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   const StepPlan& plan = running.plan();
   row.residency = plan.residency;
   row.in_flight = plan.in_flight;
+  row.mismatched = input_->mismatched;
   if (phase == Phase::kPolicyUpdate && !plan.can_train()) {
     row.skipped = kPlacesFreely;
     running.finish();

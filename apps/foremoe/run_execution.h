@@ -23,6 +23,7 @@ struct RunArguments {
   InputOptions input;
   EvaluateOptions evaluate;  // of it planner, path and depth
   std::vector<std::string> policies{"vanilla", "foremoe"};
+  bool fit_plan = false;       // one that was made for another load: rows that it does not know go home
   std::string plan;            // a plan file, executed alone; empty: policies plan
   std::optional<Phase> phase;  // none: both
   Given given;
@@ -51,7 +52,8 @@ struct RunArguments {
 // What is executed, read and held against each other before anything starts.
 struct RunInput {
   StepInput step;
-  std::optional<StepPlan> plan;  // given by the user; of the same part of the input
+  std::optional<StepPlan> plan;            // given by the user; of the same part of the input
+  std::optional<std::int64_t> mismatched;  // rows of the whole input that the plan does not know, where it was fitted
   std::unique_ptr<ReplayRoutes> routes;
   std::vector<std::uint8_t> without_route;  // see rows_without_route()
 };

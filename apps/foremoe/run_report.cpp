@@ -95,6 +95,7 @@ nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings) {
     json["equal_to_reference"] = row.agreement->equal(settings.optimizer.kind);
     json["max_relative_error"] = row.agreement->max_relative_error;  // null when it is infinite
   }
+  if (row.mismatched) json["mismatched_rows"] = *row.mismatched;
   json["rho_planned"] = to_json(row.rho_planned);
   json["rho_computed"] = to_json(row.rho_computed);
   json["critical_path_seconds"] = row.critical_path();

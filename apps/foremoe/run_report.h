@@ -19,7 +19,8 @@ struct RunRow {
 
   Residency residency = Residency::kResident;
   int in_flight = 1;
-  PhaseOutcome outcome;  // result and routes may be gone
+  PhaseOutcome outcome;                    // result and routes may be gone
+  std::optional<std::int64_t> mismatched;  // rows of the whole input that a given plan does not know, where it may
   Spread rho_planned;
   Spread rho_computed;
   GuestMemory predicted;
