@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "foremoe/sim/phase_figures.h"
 #include "foremoe/sim/phase_profile.h"
@@ -70,27 +71,26 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
   return phase;
 }
 
-PathChoice quickest_path(const SimulationInput& input, const SimulationOptions& options, const PhaseProfile& profile) {
-  if (input.plan.residency == Residency::kFree) return PathChoice::kHost;  // peers may not have the weights any more
-  if (options.online.copies_after_router) return PathChoice::kPeer;
+SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options, const PhaseProfile& profile) {
+  if (options.path != PathChoice::kAuto) return simulate_path(input, options, profile);
+  const bool is_free = input.plan.residency == Residency::kFree;  // whose peers may not have the weights any more
+  if (is_free || options.online.copies_after_router) {
+    options.path = is_free ? PathChoice::kHost : PathChoice::kPeer;
+    return simulate_path(input, options, profile);
+  }
   SimulationOptions trial = options;
   trial.timeline = nullptr;
-  PathChoice best = PathChoice::kPeer;
-  double least = 0;
-  for (const PathChoice path : {PathChoice::kPeer, PathChoice::kAuto, PathChoice::kHost}) {
-    trial.path = path;
-    const SimulatedPhase phase = simulate_path(input, trial, profile);
-    if (path == PathChoice::kPeer && phase.parts.exposed_copies + phase.parts.exposed_gradients == 0) return path;
-    if (path == PathChoice::kPeer || phase.seconds < least) {
-      best = path;
-      least = phase.seconds;
+  trial.path = PathChoice::kPeer;
+  SimulatedPhase best = simulate_path(input, trial, profile);
+  if (best.parts.exposed_copies + best.parts.exposed_gradients > 0) {  // else nothing is quicker
+    for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost}) {
+      trial.path = path;
+      SimulatedPhase phase = simulate_path(input, trial, profile);
+      if (phase.seconds < best.seconds) best = std::move(phase);
     }
   }
-  return best;
-}
-
-SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options, const PhaseProfile& profile) {
-  if (options.path == PathChoice::kAuto) options.path = quickest_path(input, options, profile);
+  if (options.timeline == nullptr) return best;
+  options.path = best.path;
   return simulate_path(input, options, profile);
 }
 
