@@ -111,6 +111,24 @@ def test_a_former_step_has_the_same_popularities_and_other_tokens() -> None:
     assert (both.array[:2] == former.array).all() and (both.array[2:] == load.array).all()
 
 
+def test_steps_planned_one_by_one_keep_no_guests_and_have_their_own_figures() -> None:
+    text = changed(HOT_RANK, 'routing = "w2"', "seed = 5\nstep_spread = 1")
+    text = changed(text, "micro_steps = 2", "micro_steps = 6")
+    text = changed(text, '"copies"]', '"copies", "rho_max"]')
+    load = foremoe.synthesize_load(**reproduce.parse_experiment(text, "mine.toml").inputs[0].load)
+    ((_, at_once),) = run(text).cells
+    ((_, each),) = run(changed(text, "micro_steps = 6", "micro_steps = 6\nsteps = 3\nplan_each_step = true")).cells
+    options = {"guest_slots": 4, "tolerance": 0}
+    plans = [
+        foremoe.compare(foremoe.Load.from_array(load.array[m : m + 2], top_k=2), "foremoe", **options)[0]
+        for m in (0, 2, 4)
+    ]
+    assert each.figures[0] == pytest.approx(sum(plan["rho"]["mean"] for plan in plans) / 3)
+    assert each.figures[-2] == pytest.approx(sum(plan["copies"] for plan in plans) / 6)
+    assert each.figures[-1] == max(plan["rho"]["max"] for plan in plans)
+    assert each.figures[-2] > at_once.figures[-2]  # what a step wants is fetched again
+
+
 def test_a_recorded_rollout_is_batched_for_the_ranks_that_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     text = f'{PROSE}columns = ["rho_mean", "hottest"]\n[[input]]\nlabel = "file"\nfile = "{TRACE}"\nranks = 4\n'
     (cell,) = run(text + '[[system]]\nlabel = "none"\npolicy = "vanilla"\n').cells[0]

@@ -187,6 +187,10 @@ class Column:
     of: Callable[[Measured, Measured | None], float]
     origin: Origin = "exact"
 
+    def over_steps(self, figures: Sequence[float]) -> float:
+        """Of an input whose steps are planned one by one: their mean, or their largest where that is what it tells."""
+        return max(figures) if self.name in _LARGEST else math.fsum(figures) / len(figures)
+
 
 def _own(name: str, title: str, digits: int, meaning: str, value: Callable[[Measured], float]) -> Column:
     """A figure of the system alone."""
@@ -308,5 +312,6 @@ OF_GROUPS = (
     *("recompute_ms", "forward_ms", "dense_ms", "planning_ms", "dispatch_ms", "experts_ms", "combine_ms"),
 )
 
+_LARGEST = {"rho_max", "node_link_max", "node_link_of_first", "link_gib"}
 _ORIGINS: Mapping[Origin, list[Column]] = {"exact": _EXACT, "measured here": _MEASURED, "modelled": _MODELLED}
 COLUMNS = {c.name: replace(c, origin=origin) for origin, columns in _ORIGINS.items() for c in columns}

@@ -17,7 +17,8 @@ from .toml_table import Options
 class Input:
     """file: a trace, from the working directory; empty: the load is drawn. load: keywords of collect() or
     synthesize_load(). former_step: systems know the load of a step before this one: same popularity, other tokens.
-    steps: how many steps of equal length the micro-steps are. wrong_percent, missing_percent: of the load's rows, that
+    steps: how many steps of equal length the micro-steps are. plan_each_step: each is planned by itself, as no copy
+    outlives the optimizer's step. wrong_percent, missing_percent: of the load's rows, that
     go elsewhere than recorded, and that are not recorded; None: routes are as recorded.
     cost: keywords of evaluate(): cluster, model, ….
     """
@@ -27,6 +28,7 @@ class Input:
     load: Options
     former_step: bool
     steps: int
+    plan_each_step: bool
     wrong_percent: float | None
     missing_percent: float | None
     cost: Options | None

@@ -38,7 +38,7 @@ _PROSE = ("title", "source", "about", "reading")
 _TABLES_OF_ROOT = {"shape", "input", "every_input", "system", "every_system", "published", "aim"}
 _OF_ROOT = {*_PROSE, "finding", "secondary", "across", "columns", *_TABLES_OF_ROOT}
 _OF_INPUT = (
-    {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps"}
+    {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps", "plan_each_step"}
     | _OTHER_ROUTES
     | _DRAWN
     | _COST
@@ -186,8 +186,11 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tup
         used |= {"cluster", "model", "recompute_activations"} | _COST
     if table.text("file"):
         return used | _BATCHED, "file"
-    if not _BY_STEPS.isdisjoint(columns):
+    by_steps = not _BY_STEPS.isdisjoint(columns)
+    if by_steps or table.truth("plan_each_step"):
         used.add("steps")
+    if not by_steps and not table.truth("former_step") and _OTHER_ROUTES.isdisjoint(table.rest):
+        used.add("plan_each_step")
     routing = table.text("routing") or "grpo"
     table.checked(_core._check_synthesis, {"routing": routing})
     drawn = {key for key in _DRAWN if not _core._unused_of_synthesis({"routing": routing}, {key})}
@@ -224,7 +227,8 @@ def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
         if cluster:
             _expect_fits(table, sizes, model)
     steps = 1 if steps is None else steps
-    return Input(label, file, load, former_step, steps, wrong, missing, cost if cluster else None)
+    each = table.truth("plan_each_step")
+    return Input(label, file, load, former_step, steps, each, wrong, missing, cost if cluster else None)
 
 
 def _read_percent(table: Table, key: str) -> float | None:

@@ -77,17 +77,27 @@ def _cells_of(experiment: Experiment, number: int, threads: int, progress: Calla
     with _naming(experiment.file, f"input[{number}]", f"'{on.label}'"):
         load, former = _load_of(on, threads)
         others = _other_routes(on, load)
-    first: Measured | None = None
+        executed = load if others is None else others.executed
+        loads = _step_by_step(executed, on.steps) if on.plan_each_step else [executed]
+    first: list[Measured] | None = None
     for i, system in enumerate(experiment.systems):
         progress(f"{experiment.name}: {system.label} on {on.label}")
         with _naming(experiment.file, f"system[{i}]", f"'{system.label}' on '{on.label}'"):
-            measured = _measure(system, on, load if others is None else others.executed, former, others, threads)
-            if isinstance(measured, Cell):
-                yield measured
+            measured: list[Measured] = []
+            for step in loads:
+                one = _measure(system, on, step, former, others, threads)
+                if isinstance(one, Cell):
+                    break
+                measured.append(one)
+            if isinstance(one, Cell):
+                yield one
                 continue
         if i == 0:
             first = measured
-        yield Cell(tuple(c.of(measured, first) for c in experiment.columns))
+        beside: list[Measured | None] = [*first] if first else [None] * len(loads)
+        yield Cell(
+            tuple(c.over_steps([c.of(m, f) for m, f in zip(measured, beside, strict=True)]) for c in experiment.columns)
+        )
 
 
 def _measure(
@@ -165,6 +175,13 @@ def _other_routes(on: Input, load: Load) -> OtherRoutes | None:
         return None
     wrong, missing = ((percent or 0) / 100 for percent in (on.wrong_percent, on.missing_percent))
     return other_routes(load, wrong=wrong, missing=missing, seed=on.load.get("seed", 1))
+
+
+def _step_by_step(load: Load, steps: int) -> list[Load]:
+    parts = load.array.reshape(steps, -1, *load.array.shape[1:])
+    return [
+        Load.from_array(part, top_k=load.top_k, ranks_per_node=load.ranks_per_node, name=load.name) for part in parts
+    ]
 
 
 def _judge(result: Result, aim: Aim) -> JudgedAim:
