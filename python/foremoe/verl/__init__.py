@@ -3,8 +3,8 @@
     export VERL_USE_EXTERNAL_MODULES=foremoe.verl VERL_ENGINE_VENDOR=foremoe
 
 That is shadow mode: the actor's update counts routes, and what balancing would give is among verl's metrics, as
-foremoe/rho_vanilla, foremoe/rho_planned and others. Other arguments of foremoe.megatron.attach() come from another
-variable:
+actor/foremoe/rho_vanilla, actor/foremoe/rho_planned and others. Other arguments of foremoe.megatron.attach() come from
+another variable:
 
     export FOREMOE_ATTACH=mode=active,guest_slots=1,residency=static
 

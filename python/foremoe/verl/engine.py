@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from verl.utils import tensordict_utils as tu
 from verl.utils.megatron.router_replay_utils import is_moe_layer, iter_model_routers
 from verl.utils.megatron_utils import unwrap_model
@@ -23,6 +21,7 @@ from foremoe import InputError
 from foremoe.megatron import Plan, Replicas, attach
 from foremoe.megatron.supported import moe_layers
 
+from .ahead import Ahead, Counts, Cut
 from .routes import Place, counts_of, filled, refuse
 
 __all__ = ["Engine", "arguments"]
@@ -59,10 +58,12 @@ class Engine(MegatronEngineWithLMHead):
 
     replicas: Replicas | None = None
     _arguments: dict[str, Any]
+    _ahead: Ahead
 
     def initialize(self) -> None:
         """As verl's own. Raises InputError for configurations that cannot be served."""
         self._arguments = arguments(os.environ.get(_VARIABLE, ""))
+        self._ahead = Ahead()
         if not self.engine_config.forward_only:
             _expect_supported(self.engine_config, self.model_config, self._is_active)
         super().initialize()
@@ -82,7 +83,7 @@ class Engine(MegatronEngineWithLMHead):
 
     @property
     def _is_active(self) -> bool:
-        return bool(self._arguments.get("mode") == "active")
+        return bool(self._arguments["mode"] != "shadow")
 
     @contextlib.contextmanager
     def _step(self, data: Any, forward_only: bool) -> Iterator[None]:
@@ -96,7 +97,7 @@ class Engine(MegatronEngineWithLMHead):
                 yield
             return
         layers = _Layers(self.module, self.tf_config)
-        plan = self._plan(self.replicas, layers, data, "recompute" if forward_only else "policy_update")
+        plan = self._plan(self.replicas, layers, data, forward_only)
         with self.replicas.step(plan), layers.filled():
             yield
 
@@ -109,28 +110,34 @@ class Engine(MegatronEngineWithLMHead):
             refuse("enable_routing_replay", "is False for an update; mode active needs routes that are known before it")
         return False  # the reference model chooses its own experts
 
-    def _plan(self, replicas: Replicas, layers: _Layers, data: Any, phase: str) -> Plan:
+    def _plan(self, replicas: Replicas, layers: _Layers, data: Any, forward_only: bool) -> Plan:
         """Collective. Where one rank refuses its routes, all ranks end here."""
-        refused: InputError | None = None
-        counts = np.zeros((0, 0, 0), np.int64)
         # The sizes of micro-batches are agreed on by all ranks, so this comes before anything that one rank may refuse.
         micro_batches = self._micro_batches(data)
+        counts: Counts = np.zeros((0, 0, 0), np.int64)
+        refused: InputError | None = None
         try:
             counts = layers.counts(data, micro_batches)
         except InputError as error:
             refused = error
-        try:
-            return replicas.plan(counts, phase)
-        except InputError:
-            if refused is not None:
-                raise refused from None
-            raise
+        if replicas._agreement.any(refused is not None):
+            raise refused or InputError("routed_experts: another rank refused its own", field="routed_experts")
+        if not forward_only:
+            return self._ahead.update(replicas, counts, Cut(len(data), _options(data)))
+
+        def count(sequences: range, options: dict[str, Any]) -> Counts:
+            part = tu.index_select_tensor_dict(data.select("input_ids"), list(sequences))
+            tu.assign_non_tensor(part, **options)
+            return layers.counts(data, [[sequences[s] for s in of] for of in self._micro_batches(part)])
+
+        plan = replicas.plan(counts, "recompute")
+        self._ahead.recompute(replicas, len(data), count)
+        return plan
 
     def _micro_batches(self, data: Any) -> list[list[int]]:
         """The sequences of each micro-batch, as verl's own forward_backward_batch will have them. Collective."""
-        tu.assign_non_tensor(data, sp_size=self.engine_config.context_parallel_size)
-        names = data.keys()
-        light = data.select(*(name for name in names if name == "input_ids" or not torch.is_tensor(data.get(name))))
+        light = data.select("input_ids")  # not copied with each micro-batch: all other fields
+        tu.assign_non_tensor(light, **_options(data), sp_size=self.engine_config.context_parallel_size)
         micro_batches, sequences = prepare_micro_batches(
             data=light,
             dp_group=self.get_data_parallel_group(),
@@ -142,6 +149,13 @@ class Engine(MegatronEngineWithLMHead):
             return [list(map(int, of)) for of in sequences]
         ends = np.cumsum([len(of) for of in micro_batches]).tolist()
         return [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _options(data: Any) -> dict[str, Any]:
+    """Those that prepare_micro_batches reads."""
+    names = "use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "force_group_size"
+    given = {name: tu.get_non_tensor_data(data, key=name, default=None) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _expect_supported(engine: Any, model: Any, is_active: bool) -> None:
@@ -181,11 +195,13 @@ class _Layers:
         self._tf_config = tf_config
         self._numbers = [layer.router.layer_number - 1 for layer in found]
         self._routers = [layer.router.router_replay for layer in found]
-        self._first = int(found[0].local_expert_indices[0])
-        self._device = next(found[0].parameters()).device
+        self._first = int(found[0].local_expert_indices[0]) if found else 0
+        self._device = next(module[0].parameters()).device
 
-    def counts(self, data: Any, micro_batches: list[list[int]]) -> npt.NDArray[np.int64]:
+    def counts(self, data: Any, micro_batches: list[list[int]]) -> Counts:
         """int64 [micro_steps, layers, experts]: rows of this rank."""
+        if not self._numbers:  # a pipeline stage of dense layers
+            return np.zeros((len(micro_batches), 0, 0), np.int64)
         if data.get("routed_experts", None) is None:
             refuse("routed_experts", "is missing; set rollout.enable_rollout_routing_replay")
         lengths = data["input_ids"].offsets().diff().tolist()

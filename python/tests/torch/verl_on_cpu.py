@@ -44,12 +44,12 @@ def begin_groups(split: Split) -> None:
     )
 
 
-def draw_batch(split: Split, **more: Any) -> Any:
+def draw_batch(split: Split, seed: int = 0) -> Any:
     """As a worker's: this data-parallel rank's sequences, of which some have no recorded row of their last token."""
     from megatron.core import parallel_state
     from verl.utils import tensordict_utils as tu
 
-    random = torch.Generator().manual_seed(17 + parallel_state.get_data_parallel_rank())
+    random = torch.Generator().manual_seed(100 * seed + parallel_state.get_data_parallel_rank())
     lengths = torch.randint(6, 40, (8,), generator=random).tolist()
     responses = [length // 2 for length in lengths]
     responses[3] = 0
@@ -75,7 +75,7 @@ def draw_batch(split: Split, **more: Any) -> Any:
         }
     )
     sizes = {"max_token_len_per_gpu": 60} if split.dynamic else {"micro_batch_size_per_gpu": 2}
-    tu.assign_non_tensor(batch, enable_routing_replay=True, use_dynamic_bsz=split.dynamic, **sizes, **more)
+    tu.assign_non_tensor(batch, enable_routing_replay=True, use_dynamic_bsz=split.dynamic, **sizes)
     return batch
 
 
@@ -164,20 +164,28 @@ class Losses:
         return loss, {}
 
 
-def run(engine: Any, split: Split, monkeypatch: Any) -> dict[str, Any]:
-    """Old log-probabilities, then two updates: losses, gradients, rows by expert, metrics."""
+def run(engine: Any, split: Split, monkeypatch: Any, steps: list[list[int]]) -> dict[str, Any]:
+    """Steps of old log-probabilities, then an update of each mini-batch, in the order that is given for each step.
+
+    Returns losses, gradients, rows by expert, and the metrics of the last update.
+    """
     import verl.models.mcore
+    from verl.utils import tensordict_utils as tu
 
     losses, watched = Losses(), Watched(engine.module[0])
     monkeypatch.setattr(verl.models.mcore, "get_mcore_engine_forward_fn", lambda _: losses.forward)
-    with torch.no_grad():
-        engine.forward_backward_batch(draw_batch(split), losses, forward_only=True)
-    for _ in range(2):
-        output = engine.forward_backward_batch(draw_batch(split), losses)
+    for i, order in enumerate(steps):
+        batch = draw_batch(split, seed=i)
+        with torch.no_grad():
+            engine.forward_backward_batch(batch.clone(), losses, forward_only=True)
+        size = len(batch) // len(set(order))
+        for part in order:
+            mini_batch = tu.index_select_tensor_dict(batch, list(range(part * size, (part + 1) * size)))
+            output = engine.forward_backward_batch(mini_batch, losses)
     return {
         "losses": losses.of_micro_batches,
         "gradients": {name: gradient(p).clone() for name, p in engine.module[0].named_parameters()},
-        "counts": torch.stack([torch.stack(of) for of in watched.counts]),
+        "counts": torch.cat([torch.stack(of)[None] for of in watched.counts]),
         "metrics": output["metrics"],
         "modules": [name for name, _ in engine.module[0].named_modules()],
         "left": [vars(layer.router.router_replay).get("set_target_indices") for layer in engine.module[0].moe],
