@@ -296,7 +296,7 @@ class Replicas:
                 field="plan",
             )
         if elsewhere:
-            raise foremoe.InputError("plan: another rank refused its own", field="plan")
+            raise foremoe.InputError("plan: another expert-parallel group refused its own", field="plan")
 
     def _executable(self, plan: Plan) -> foremoe.Plan:
         """Raises InputError for what this rank cannot execute."""
