@@ -30,7 +30,7 @@ class UsedFields : public testing::Test {
 
   // The runs that differ from `run` in this field alone.
   std::vector<PlanRun> changed(const PlanRun& run, std::string_view field) const {
-    const std::size_t count = field == "stages" ? 4 : field == "previous" ? 2 : field == "seed" ? 8 : 1;
+    const std::size_t count = field == "stages" ? 4 : field == "previous" ? formers_.size() : field == "seed" ? 8 : 1;
     std::vector<PlanRun> runs(count, run);
     PlannerOptions& o = runs.front().options;
     if (field == "guest_slots") o.guest_slots = 12;
@@ -49,10 +49,7 @@ class UsedFields : public testing::Test {
     if (field == "max_copies_per_source") o.max_copies_per_source = 0;
     if (field == "min_tokens_per_guest") o.min_tokens_per_guest = 400;
     for (std::size_t i = 0; field == "seed" && i < runs.size(); ++i) runs[i].options.seed = 12345 + i;
-    if (field == "previous") {
-      runs[0].previous = &previous_;
-      runs[1].previous = &again_;
-    }
+    for (std::size_t i = 0; field == "previous" && i < runs.size(); ++i) runs[i].previous = &formers_[i];
     if (field == "previous_load") runs.front().previous_load = &former_;
     return runs;
   }
@@ -73,8 +70,11 @@ class UsedFields : public testing::Test {
     for (const int guest_slots : {1, 4, 8}) {
       const PlannerOptions options{.guest_slots = guest_slots};
       if (std::holds_alternative<Skipped>(result_of(policy, {.load = former_, .options = options}))) continue;
-      previous_ = plan_of(policy, {.load = former_, .options = options});
-      again_ = plan_of(policy, {.load = load_, .options = {.guest_slots = guest_slots, .seed = 99}});
+      // Of load_ itself, drawn otherwise: it fits from the first micro-step on; and of other steps.
+      formers_ = {plan_of(policy, {.load = load_, .options = {.guest_slots = guest_slots, .seed = 99}})};
+      for (int step = 0; field == "previous" && step < num_former_steps(policy); ++step) {
+        formers_.push_back(plan_of(policy, {.load = skewed_load(5 + step), .options = options}));
+      }
       for (const Residency residency : {Residency::kResident, Residency::kStatic, Residency::kShared}) {
         for (const Prefer prefer : {Prefer::kBalance, Prefer::kLinks}) {
           const PlanRun run{.load = load_,
@@ -87,6 +87,11 @@ class UsedFields : public testing::Test {
       }
     }
     return false;
+  }
+
+  // A former plan is taken only where it is no worse than none, for `static` once in a hundred steps.
+  static int num_former_steps(std::string_view policy) {
+    return std::ranges::count(find_policy(policy)->uses(), "previous") > 0 ? 100 : 1;
   }
 
   // Four experts to a rank, two nodes, and popularity that changes from micro-step to micro-step.
@@ -106,8 +111,7 @@ class UsedFields : public testing::Test {
 
   const LoadTable load_ = skewed_load(0);
   const LoadTable former_ = skewed_load(5);
-  StepPlan previous_;  // of former_
-  StepPlan again_;     // of load_ itself, drawn otherwise: it fits from the first micro-step on
+  std::vector<StepPlan> formers_;
 };
 
 TEST_F(UsedFields, AreThoseOnWhichPlansDepend) {
@@ -125,9 +129,9 @@ TEST_F(UsedFields, SayWhatBecomesOfAFormerPlanThatIsNotTaken) {
   const Array<RankId, 2> home = contiguous_homes(1, 32, 8);
   const auto note = [&](std::string_view policy, int guest_slots) {
     return find_policy(policy)->note_on_previous(
-        {.load = load_, .home = home, .options = {.guest_slots = guest_slots}, .previous = &previous_});
+        {.load = load_, .home = home, .options = {.guest_slots = guest_slots}, .previous = &formers_.front()});
   };
-  previous_ = plan_of("flexmoe", {.load = former_, .options = {.guest_slots = 4}});
+  formers_ = {plan_of("flexmoe", {.load = former_, .options = {.guest_slots = 4}})};
   EXPECT_EQ(note("flexmoe", 4), "");
   EXPECT_THAT(note("flexmoe", 3), HasSubstr("it has 4 guest slots, not 3"));
   EXPECT_THAT(note("foremoe-review", 4), HasSubstr("by policy flexmoe"));
