@@ -42,13 +42,16 @@ def _refuse(field: str, problem: str, index: str = "") -> NoReturn:
 def recorded_counts(num_experts: int, first: int = 0, end: int | None = None) -> npt.NDArray[np.int64]:
     """int64 [micro_steps, layers, experts]: rows of this rank that each expert gets when slime's lists are replayed.
 
-    first, end: micro-steps of the rollout, all by default. layers: MoE layers of this pipeline stage.
+    first, end: micro-steps of the rollout, all by default. layers: MoE layers of this pipeline stage; where it has
+        none, and so no lists, end must be given.
 
     Raises InputError where the lists do not have these micro-steps, or ids are out of range.
     """
     from slime.utils.routing_replay import RoutingReplay
 
     lists = [replay.top_indices_list for replay in RoutingReplay.all_routing_replays]
+    if not lists and end is not None:
+        return np.zeros((end - first, 0, num_experts), np.int64)
     recorded = sorted({len(of_layer) for of_layer in lists})
     if len(recorded) != 1:
         _refuse("all_routing_replays", f"{len(lists)} layers with {recorded} micro-steps; expected as many in each")
@@ -89,10 +92,15 @@ class Hooks:
         return iter((self.before_log_prob, self.before_training, self.before_train_step))
 
     def before_log_prob(self, args: Any, model: Any, store_prefix: str) -> None:
-        """--custom-megatron-before-log-prob-hook-path. In active mode the actor's log-probabilities are planned."""
+        """--custom-megatron-before-log-prob-hook-path. In active mode the actor's log-probabilities are planned.
+
+        But not in a pipeline: a stage without MoE layers has no lists that tell it the number of micro-batches.
+        """
         self._close()
         if store_prefix or not self._is_active or not _is_actor(model):
             return  # the reference model and the teacher choose their own experts
+        if getattr(args, "pipeline_model_parallel_size", 1) > 1:
+            return
         if os.environ.get("ROUTING_REPLAY_STAGE") == "replay_forward":
             replicas = self._attached(args, model)
             self._open(replicas, replicas.plan(recorded_counts(args.num_experts), phase="recompute"))

@@ -110,6 +110,20 @@ def train(hooks: Any, log: list[Any], model: list[Any], steps: int, args: Any = 
 STEP = ["forward_backward", "end", "finalize {'num_tokens': 1}", "optimizer"]
 
 
+def test_a_pipeline_stage_without_moe_layers_takes_part_in_training_steps_alone(log: list[Any]) -> None:
+    fill([])
+    assert recorded_counts(EXPERTS, 2, 5).shape == (3, 0, EXPERTS)
+    hooks, model = Hooks(mode="active"), model_of(log)
+    in_pipeline = types.SimpleNamespace(**vars(ARGS), pipeline_model_parallel_size=2)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ROUTING_REPLAY_STAGE", "replay_forward")
+        hooks.before_log_prob(in_pipeline, model, "")
+    assert log == []
+    hooks.before_training(in_pipeline, 0, {"num_microbatches": [3, 2]})
+    train(hooks, log, model, 2, in_pipeline)
+    assert [counts.shape for counts in hooks.replicas.plans] == [(3, 0, EXPERTS), (2, 0, EXPERTS)]
+
+
 def test_shadow_mode_needs_one_flag_and_wraps_each_step(log: list[Any]) -> None:
     model = model_of(log)
     finalize = model[0].config.finalize_model_grads_func
