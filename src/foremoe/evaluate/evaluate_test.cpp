@@ -9,6 +9,7 @@
 #include <semaphore>
 
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/own_options.h"
 #include "foremoe/evaluate/running_plan.h"
 #include "foremoe/rollout/synthesis/synthesis.h"
 #include "foremoe/sim/simulation.h"
@@ -223,6 +224,18 @@ TEST_F(Evaluations, OfFewerLayersStandForAllOfTheModel) {
   const Evaluation of_one = evaluate(policy_named("vanilla"), one_layer, {}, context);
   const Evaluation of_two = evaluate(policy_named("vanilla"), input_, {}, context);
   EXPECT_NEAR(of_one.step->step_seconds / of_two.step->step_seconds, 1, 0.25) << "both are of 48 layers";
+}
+
+TEST_F(Evaluations, OfAPolicyWhoseOwnOptionsNobodySetAreOfThePolicyOfThatName) {
+  const PolicyInput input = input_.for_policy({.guest_slots = 2});
+  for (const Policy* const named : all_policies()) {
+    const PolicyResult expected = named->plan(input, pool_);
+    const PolicyResult made = policy_with_options(std::string(named->name())).make()->plan(input, pool_);
+    ASSERT_EQ(made.index(), expected.index()) << named->name();
+    if (std::holds_alternative<Skipped>(expected)) continue;
+    EXPECT_EQ(std::get<PlannedStep>(made).plan.slot_tokens, std::get<PlannedStep>(expected).plan.slot_tokens)
+        << named->name();
+  }
 }
 
 TEST(PolicyNames, ThatAreUnknownAreRefusedWithTheListOfThose) {

@@ -39,7 +39,7 @@ PolicyWithOptions feplb_policy() {
 }
 
 PolicyWithOptions ultraep_policy() {
-  const auto chosen = std::make_shared<UltraEpOptions>();
+  const auto chosen = std::make_shared<UltraEpOptions>(UltraEpOptions{.min_tokens_per_replica = 1});  // as registered
   return {.options = {integer_option({.name = "min_tokens_per_replica", .help = "The fewest tokens of a replica"},
                                      chosen->min_tokens_per_replica, {1, std::int64_t{1} << 40})},
           .make = [chosen]() -> std::shared_ptr<const Policy> { return make_ultraep(*chosen); }};

@@ -20,6 +20,8 @@ constexpr double kMayExceedWhereAlike = 1.3;
 constexpr double kAlike = 1.15;  // copies of a search ÷ static guests
 // Where a search copies this many times what all guest slots hold, micro-steps differ too much for one set of guests.
 constexpr std::int64_t kHopeless = 3;
+// Copies of a search ÷ static guests: where it is less, sweeps cost more than the copies that they would save.
+constexpr double kWorthSweeps = 1.1;
 
 }  // namespace
 
@@ -72,7 +74,8 @@ bool StaticRival::balances_with(std::int64_t copies) {
   begin();
   if (num_guests() > copies) return false;  // sweeps take none away
   const bool alike = static_cast<double>(copies) <= kAlike * num_guests();
-  while (chosen_.may_change()) {
+  const bool worth_sweeps = is_certain() || static_cast<double>(copies) >= kWorthSweeps * num_guests();
+  while (worth_sweeps && chosen_.may_change() && largest_excess() > 1) {
     const int sweeps = chosen_.num_sweeps();
     const double most = sweeps == 0 && alike ? kMayExceedWhereAlike : kMayExceed[sweeps];
     if (!is_certain() && largest_excess() > most) return false;

@@ -8,7 +8,8 @@
 // Method. They are chosen in parts: grown, then swept up to three times, each part lowering the loads by less than the
 // one before. After each part, a micro-step is left alone once the rival's load is so far above that the parts to come
 // are not expected to make up for it: a bet, which no random step lost, in groups of more than kCertainRanks. Smaller
-// ones are swept to the end. A search that reaches its targets with fewer copies than static guests never asks.
+// ones are swept until they reach all targets, or to the end. A search that reaches its targets with fewer copies than
+// static guests never asks, and in large groups guests are not swept to save less than a tenth of the copies.
 
 #include <cstdint>
 
