@@ -191,11 +191,12 @@ int fail(const std::string& command, const std::string& message, bool usage, int
   return code;
 }
 
+int fail_for_stdout(const std::string& command) {
+  return fail(command, "standard output cannot be written", /*usage=*/false);
+}
+
 int finish(const std::string& command, int code) {
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    return fail(command, "standard output cannot be written", /*usage=*/false);
-  }
-  return code;
+  return std::fflush(stdout) != 0 || std::ferror(stdout) != 0 ? fail_for_stdout(command) : code;
 }
 
 // A library names its fields; the user knows them as options.
@@ -265,6 +266,7 @@ int run_command_line(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return fail(name, "not enough memory for an input of this size", usage, kGaveUp);
   } catch (const std::system_error& error) {
+    if (std::ferror(stdout) != 0) return fail_for_stdout(name);  // what fmt throws once the buffer is full
     return fail(name, fmt::format("the system refuses: {}", error.what()), usage, kGaveUp);
   }
 }
