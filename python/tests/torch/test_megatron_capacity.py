@@ -63,7 +63,7 @@ def test_a_plan_tells_its_factor() -> None:
     load = drawn(1)
     future: Future[foremoe.Plan] = Future()
     future.set_result(made := foremoe.plan(load, guest_slots=1))
-    plan = Plan(load, types.SimpleNamespace(finish=future.result), "policy_update", Buffers())  # type: ignore[arg-type]
+    plan = Plan(load, types.SimpleNamespace(finish=future.result), "policy_update", 1, Buffers())  # type: ignore[arg-type]
     # Oracle: of all ranks the one with the most rows, in any layer and micro-step.
     rows = made.slot_tokens.sum(-1)
     assert plan.suggested_rank_capacity_factor() == math.ceil(1000 * int(rows.max()) / (TOKENS * TOP_K)) / 1000
