@@ -14,7 +14,6 @@ constexpr double kPerfect = 3e-4F;     // imbalance that counts as none
 constexpr float kLeastRoom = 0.02F;    // a full rank may still pass tokens on, mean rank loads
 constexpr float kLeastGain = 1e-5F;    // of a change, so that rounding decides nothing
 constexpr int kTrials = 8;             // experts tried in a slot
-constexpr int kSweeps = 3;
 
 }  // namespace
 
@@ -83,6 +82,13 @@ std::int64_t BaseGuests::density_of_reached(const Assignment& a) const {
   return (load + std::ssize(queue_) - 1) / std::ssize(queue_);
 }
 
+// The tokens that must stay above the level. A search begins at the ranks above it, the flow at those with room.
+std::int64_t BaseGuests::relieve(const ReplicaGraph& graph, std::int64_t level, Assignment& a) {
+  const auto above = std::ranges::count_if(a.rank_load, [&](std::int64_t load) { return load > level; });
+  const auto with_room = std::ranges::count_if(a.rank_load, [&](std::int64_t load) { return load < level; });
+  return above > with_room ? flow_.relieve(graph, level, a) : search_.relieve(graph, level, a);
+}
+
 // The cost that solve() would find, from a start that is nearer.
 float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& s) {
   scratch_ = s.assignment;
@@ -90,8 +96,8 @@ float BaseGuests::exact_cost(const ReplicaGraph& graph, int m, const MicroStep& 
     return static_cast<float>(search_.relieve(graph, s.level, scratch_)) * problem_.per_mean[m];
   }
   std::int64_t level = std::max(perfect_level(m), least_level_[m]);
-  while (search_.relieve(graph, level, scratch_) > 0) {
-    // What the busiest rank alone reaches is often denser than all of the closed set.
+  while (relieve(graph, level, scratch_) > 0) {
+    // What the busiest rank alone reaches is often denser than what all ranks above the level do.
     const auto busiest = std::max_element(scratch_.rank_load.begin(), scratch_.rank_load.end());
     reached_.assign(problem_.num_ranks(), 0);
     queue_.assign(1, static_cast<int>(busiest - scratch_.rank_load.begin()));
@@ -285,7 +291,7 @@ void BaseGuests::sweep(ReplicaGraph& graph) {
       if (revise(graph, graph.first_slot(r) + g)) changed = true;
     }
   }
-  may_change_ = changed && ++num_sweeps_ < kSweeps;
+  may_change_ = changed && ++num_sweeps_ < kMostSweeps;
 }
 
 void BaseGuests::choose(ReplicaGraph& graph) {

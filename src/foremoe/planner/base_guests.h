@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "foremoe/planner/excess_flow.h"
 #include "foremoe/planner/layer_problem.h"
 #include "foremoe/planner/token_assignment.h"
 
@@ -35,7 +36,8 @@ class BaseGuests {
   // Fills the guest slots of `graph`; guests that are already there are the start.
   void choose(ReplicaGraph& graph);
 
-  // The same in parts: guests are added, then every slot is revised while may_change().
+  // The same in parts: guests are added, then every slot is revised while may_change(), at most so often.
+  static constexpr int kMostSweeps = 3;
   void grow_all(ReplicaGraph& graph);
   void sweep(ReplicaGraph& graph);
   bool may_change() const { return may_change_; }
@@ -58,6 +60,7 @@ class BaseGuests {
   float cost_at(int m, std::int64_t level) const;
   void reach(const ReplicaGraph& graph, const Assignment& assignment);
   std::int64_t density_of_reached(const Assignment& assignment) const;
+  std::int64_t relieve(const ReplicaGraph& graph, std::int64_t level, Assignment& assignment);
   float exact_cost(const ReplicaGraph& graph, int m, const MicroStep& state);
   float least_cost(const ReplicaGraph& graph, int m, int rank, const MicroStep& state);
   float promise(const MicroStep& state, int m, const ReplicaGraph& graph, int slot) const;
@@ -70,6 +73,7 @@ class BaseGuests {
   bool may_change_ = false;
   int num_sweeps_ = 0;
   AssignmentSearch search_;
+  ExcessFlow flow_;
   std::vector<MicroStep> now_;      // [micro_step], of the placement as it is
   std::vector<MicroStep> without_;  // [micro_step], with one slot emptied
   Assignment scratch_;

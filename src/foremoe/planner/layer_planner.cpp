@@ -79,15 +79,14 @@ ReplicaGraph LayerPlanner::place_base(bool warm) {
     if (options_.prefer == Prefer::kLinks) add_local_guests(problem_, graph);
   }
   base_cpu_seconds_ += thread_cpu_seconds() - begin;
-  planning_cpu_seconds_ -= thread_cpu_seconds() - begin;
   return graph;
 }
 
 void LayerPlanner::place(StepPlan& plan) {
   const double begin = thread_cpu_seconds();
+  const double base_before = base_cpu_seconds_;
   place_homes(plan);
   base_cpu_seconds_ += thread_cpu_seconds() - begin;
-  const double based = thread_cpu_seconds();
   if (options_.residency == Residency::kFree) {
     ReplicaGraph base = place_base(false);
     place_freely(base, plan);
@@ -96,7 +95,7 @@ void LayerPlanner::place(StepPlan& plan) {
     if (request_.previous != nullptr && uses_base_guests(options_)) take_warm_start(guests);
     write_slots(guests, plan);
   }
-  planning_cpu_seconds_ += thread_cpu_seconds() - based;
+  planning_cpu_seconds_ += thread_cpu_seconds() - begin - (base_cpu_seconds_ - base_before);
 }
 
 GuestSlots LayerPlanner::place_guests(ReplicaGraph base) {
@@ -174,7 +173,6 @@ GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   if (!rival_) return guests;
   if (rival_->balances_with(num_copies(guests))) guests = place_static(rival_->graph());
   base_cpu_seconds_ += rival_->cpu_seconds();
-  planning_cpu_seconds_ -= rival_->cpu_seconds();
   rival_.reset();
   return guests;
 }
@@ -217,9 +215,9 @@ WantedGuests LayerPlanner::catch_up(int m, const ReplicaGraph& found, const Repl
 void LayerPlanner::take_warm_start(GuestSlots& guests) {
   const std::vector<WantedGuests> cold_wanted = wanted_;
   const GuestSlots warm = place_guests(place_base(true));
-  const std::int64_t copies = num_copies(warm);
-  bool no_worse = copies <= num_copies(guests);
-  bool better = copies < num_copies(guests);
+  const std::int64_t more_copies = num_copies(warm) - num_copies(guests);
+  bool no_worse = more_copies <= 0;
+  bool better = more_copies < 0;
   for (int m = 0; m < problem_.num_micro_steps && no_worse; ++m) {
     const std::int64_t cold_load = std::max(problem_.target[m], least_load(m, guests));
     const std::int64_t warm_load = std::max(problem_.target[m], least_load(m, warm));

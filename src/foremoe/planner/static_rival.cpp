@@ -10,11 +10,10 @@ namespace {
 
 // Groups of so few ranks are swept to the end: what is said of them is certain.
 constexpr int kCertainRanks = 16;
-constexpr int kMostSweeps = 3;
 // [sweeps made]: what the sweeps to come may still make of a micro-step's load.
-constexpr double kMayFallTo[kMostSweeps + 1] = {0.93, 0.97, 0.99, 1};
+constexpr double kMayFallTo[BaseGuests::kMostSweeps + 1] = {0.93, 0.97, 0.99, 1};
 // [sweeps made]: how far above its target a micro-step may be and still reach it.
-constexpr double kMayExceed[kMostSweeps] = {1.1, 1.05, 1.02};
+constexpr double kMayExceed[BaseGuests::kMostSweeps] = {1.1, 1.05, 1.02};
 // The same at first where a search copies hardly more than there are static guests: micro-steps are then alike.
 constexpr double kMayExceedWhereAlike = 1.3;
 constexpr double kAlike = 1.15;  // copies of a search ÷ static guests
