@@ -29,7 +29,8 @@ def attach(
 
     model_chunks: a module, or a list of them, with or without Megatron's DistributedDataParallel; call it after that.
     guest_slots: copies of experts that a rank has room for in one layer; 0: nothing is copied, but sizes are known.
-    residency: static or resident, as foremoe.plan() takes it. None: resident, but static where mode is static.
+    residency: static, resident or shared, as foremoe.plan() takes it. None: resident, but static where mode is static.
+        Under shared, guests of all layers lie in `depth` sets of guest_slots, and are copied for every pass of a layer.
     mode: active: step() executes plans. static: the same with residency static. shadow: step() counts and plans what
         balancing would give, and changes nothing.
     policy, options: as foremoe.plan() takes them: prefer, tolerance, stages, max_copies_per_rank,

@@ -97,6 +97,10 @@ class MoE:
         flags = {name: {p.requires_grad for p in parameters} for name, parameters in self.own.items()}
         return " ".join(f"{name} {found.pop() if len(found) == 1 else 'mixed'}" for name, found in flags.items())
 
+    def shapes(self) -> dict[str, Any]:
+        """Of one expert's weights, by name: shape and type."""
+        return {name: (parameters[0].shape, parameters[0].dtype) for name, parameters in self.own.items()}
+
     def parameters(self) -> list[torch.nn.Parameter]:
         """This rank's that are trained, by name, then expert."""
         return [p for parameters in self.own.values() for p in parameters if p.requires_grad]
@@ -139,20 +143,17 @@ class GuestExperts:
         self._sums: dict[str, Tensor] = {}  # of gradients, by name [slots, …]
         self.release()
 
-    def point_at(self, buffers: dict[str, Tensor], gradients: torch.dtype | None) -> dict[str, Tensor]:
-        """From now on weights are those of the buffers, by name [slots, …], and gradients are summed in that type; None
-        where there is no backward pass. Returns the sums, by name [slots, …]."""
+    def point_at(self, buffers: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
+        """From now on weights are those of the buffers, by name [slots, …], and gradients are summed in `sums`, by name
+        [slots, …]; those without a sum have none."""
+        self._sums = sums
         for name, parameters in self._parameters.items():
-            trained = gradients is not None and self._own.own[name][0].requires_grad
-            if trained:
-                self._sums[name] = torch.zeros_like(buffers[name], dtype=gradients)
             for slot, parameter in enumerate(parameters):
-                parameter.requires_grad_(trained)
+                parameter.requires_grad_(name in sums)
                 parameter.data = buffers[name][slot]
-                if trained:  # where weight gradients are fused, the kernel adds to it
-                    parameter.main_grad = self._sums[name][slot]  # type: ignore[attr-defined]
+                if name in sums:  # where weight gradients are fused, the kernel adds to it
+                    parameter.main_grad = sums[name][slot]  # type: ignore[attr-defined]
                     parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
-        return self._sums
 
     def release(self) -> None:
         """Lets the memory go."""
@@ -164,14 +165,16 @@ class GuestExperts:
                 parameter.main_grad = None  # type: ignore[attr-defined]
 
     @torch.no_grad()
-    def sum_gradients(self) -> None:
-        """Adds what the backward pass of a micro-batch found, as the hook of DistributedDataParallel does for homes."""
+    def sum_gradients(self) -> dict[str, Tensor]:
+        """Adds what the backward pass of a micro-batch found, as the hook of DistributedDataParallel does for homes.
+        Returns the sums, by name [slots, …]."""
         for name, sums in self._sums.items():
             for slot, parameter in enumerate(self._parameters[name]):
                 if parameter.grad is not None and not parameter.grad_added_to_main_grad:  # type: ignore[attr-defined]
                     sums[slot] += parameter.grad
                 parameter.grad = None
                 parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+        return self._sums
 
     def __call__(self, rows: Tensor, tokens: Tensor, probs: Tensor) -> Tensor:
         """rows: [rows, hidden], those of a slot side by side. tokens: int64 [slots], on the host. probs: [rows]."""

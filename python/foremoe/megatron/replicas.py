@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe.torch.arguments import expect_executable, expect_options
+from foremoe.torch.arguments import RESIDENCIES, expect_executable, expect_options
 from foremoe.torch.groups import group_like
 
 from .agreement import Agreement, checked_counts, others_than
@@ -27,7 +27,6 @@ from .step import Step
 from .supported import expect_alike, expect_supported, moe_layers
 
 MODES = ("active", "shadow")
-RESIDENCIES = ("static", "resident")
 PHASES = ("recompute", "policy_update")
 _log = logging.getLogger("foremoe")
 
@@ -117,9 +116,9 @@ class Replicas:
     def _expect_arguments(guest_slots: int, residency: str, mode: str, options: dict[str, Any]) -> None:
         if mode not in MODES:
             raise foremoe.InputError(f"mode: '{mode}', expected active, static or shadow", field="mode")
-        if residency not in RESIDENCIES and not (mode == "shadow" and residency == "shared"):
+        if residency not in RESIDENCIES:
             raise foremoe.InputError(
-                f"residency: '{residency}', expected {' or '.join(RESIDENCIES)}", field="residency"
+                f"residency: '{residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
             )
         if isinstance(guest_slots, bool) or not isinstance(guest_slots, int) or guest_slots < 0:
             raise foremoe.InputError(
@@ -305,6 +304,12 @@ class Replicas:
             raise foremoe.InputError("plan: is for a model of another shape", field="plan")
         expect_executable(made, plan.in_flight)
         for moe in self._moes:
+            if made.residency == "shared" and moe.shapes() != self._moes[0].shapes():
+                raise foremoe.InputError(
+                    f"residency: shared, but experts of {moe.name} are of other shapes or types than those of "
+                    f"{self._moes[0].name}; expected all alike, since layers lend each other their slots",
+                    field="residency",
+                )
             if "mixed" in moe.trained():
                 raise foremoe.InputError(
                     f"model_chunks: some experts of {moe.name} are frozen and others not; expected all alike",

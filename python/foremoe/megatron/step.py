@@ -8,6 +8,9 @@ a backward pass is the recomputation of a checkpoint: it runs its micro-step's t
 With several micro-steps in flight the forward and the backward of a micro-step are different events of the plan.
 Between them guests may leave and come back; each rank computes the same rows of the same experts in both, but a guest
 may come back into another slot.
+
+Under residency `shared` the guests of all layers lie in the same few buffers, and are fetched for each turn. Between a
+forward and its backward a buffer serves other layers, so what autograd keeps of the guests' weights is where they lie.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import foremoe
+from foremoe.torch.exchange import KeptWeights
 from foremoe.torch.guests import Guests
 from foremoe.torch.turn_cursor import TurnCursor
 
@@ -93,9 +97,20 @@ class LayerTurn:
             return moved
         return self.run_guests_in_place(rows, probs)
 
+    def weights(self) -> dict[str, Tensor]:
+        """Of the guests, where this turn, or its backward pass, finds them: by name [guest slots, …]."""
+        return self._step.engine.weights(self.layer, self.backward if self.ran else self.forward)
+
     def run_guests_in_place(self, rows: Tensor, probs: Tensor) -> Tensor:
         """Rows of the guest slots of this turn."""
-        return self._step.guests[self.layer](rows, self.tokens[self.homes :], probs)
+        step, weights = self._step, self.weights()
+        guests, tokens = step.guests[self.layer], self.tokens[self.homes :]
+        if not step.shares_buffers:
+            return guests(rows, tokens, probs)
+        step.point_guests(self.layer, weights)
+        kept = KeptWeights(weights, self)
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+            return guests(rows, tokens, probs)
 
     def computed(self, rows: int) -> None:
         self._step.computed[self.micro_step, self.layer] = rows
@@ -112,7 +127,9 @@ class LayerTurn:
     def backward_ends(self) -> list[Tensor | None]:
         step, layer = self._step, self.layer
         if step.guests:
-            step.guests[layer].sum_gradients()
+            sums = step.guests[layer].sum_gradients()
+            if step.shares_buffers:  # they go home now, and the next turn's are summed in the same place
+                step.engine.add_gradients(layer, sums)
         step.cursor.end_backward(self)
         if self.micro_step == step.num_micro_steps - 1:
             step.engine.bring_home(layer)
@@ -170,6 +187,10 @@ def _add(parameter: torch.nn.Parameter, gradient: Tensor | None) -> Tensor | Non
     return None
 
 
+def _zeros(like: dict[str, Tensor], names: set[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(of, dtype=dtype) for name, of in like.items() if name in names}
+
+
 class Step:
     """The execution of a plan."""
 
@@ -203,23 +224,36 @@ class Step:
             self.plan, plan.load, rank=rank, phase=plan.phase, expert_bytes=self.moes[0].expert_bytes(), path="peer",
             depth=depth,
         )  # fmt: skip
+        self.shares_buffers = self.plan.residency == "shared"
         gradients = gradient_type(self.moes)
         self.engine = Guests(
             self.moes,  # type: ignore[arg-type]  # what copies need of an ExpertLayer
             self._turns,
             copy_group,
             guest_slots=self.plan.guest_slots,
-            shared=False,
+            shared=self.shares_buffers,
             host=lambda: None,
             gradient_type=gradients,
         )
         self.cursor = TurnCursor(self.engine)
-        for layer, of in enumerate(self.guests):
-            sums = of.point_at(self.engine.weights(layer, 0), gradients if self._backward else None)
-            if sums:
-                self.engine.add_gradients(layer, sums)
+        self._trained = [self.engine.trained(i) if self._backward else set() for i in range(len(self.moes))]
+        # Of guests' gradients: [layer], or one for all layers; by name [guest slots, …].
+        self._sums: list[dict[str, Tensor]] = []
+        for layer in range(len(self.guests)):
+            weights = self.engine.weights(layer, 0)
+            if not self.shares_buffers:
+                self._sums.append(_zeros(weights, self._trained[layer], gradients))
+                self.engine.add_gradients(layer, self._sums[layer])
+                self.point_guests(layer, weights)
+            elif layer == 0:
+                self._sums.append(_zeros(weights, set().union(*self._trained), gradients))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-megatron")
         self._prepared: Future[_Prepared] = self._pool.submit(self._prepare, 0)
+
+    def point_guests(self, layer: int, weights: dict[str, Tensor]) -> None:
+        """From now on the layer's guests have these weights, by name [guest slots, …]."""
+        sums = self._sums[0 if self.shares_buffers else layer]
+        self.guests[layer].point_at(weights, {name: sums[name] for name in self._trained[layer]})
 
     def turn_of(self, layer: int) -> LayerTurn:
         """The turn of the forward of this layer that begins."""
@@ -230,6 +264,11 @@ class Step:
             turn = self._in_flight[0][layer] if self._in_flight else None
             if turn is None or not turn.ran:
                 raise RuntimeError(f"{name}: its forward ran inside a backward pass, but not for the second time")
+            if self.shares_buffers and turn.backward != self.cursor.last + 1:
+                raise RuntimeError(
+                    f"{name}: under residency shared a checkpoint may hold one MoE layer, not several "
+                    "(recompute_num_layers must be 1)"
+                )
             turn = turn.again
         else:
             micro_step = self._next[layer]

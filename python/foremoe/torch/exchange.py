@@ -62,7 +62,7 @@ class GuestRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, layer: ExpertLayer, offsets: Tensor, guests: Any) -> Tensor:
         weights: dict[str, Tensor] = guests.weights()
-        kept = _KeptWeights(weights, guests)
+        kept = KeptWeights(weights, guests)
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             inner = rows.detach().requires_grad_(rows.requires_grad)
             leaves = {
@@ -85,10 +85,11 @@ class GuestRows(torch.autograd.Function):
         return of_rows, None, None, None
 
 
-class _KeptWeights:
+class KeptWeights:
     """Replaces guests' weights among saved tensors by where in them the saved tensor lies."""
 
     def __init__(self, weights: dict[str, Tensor], guests: Any) -> None:
+        """weights: by name [guest slots, …], where they lie now. guests.weights(): where they lie when it is asked."""
         self._guests = guests
         self._of = {
             weight.untyped_storage().data_ptr(): (name, weight.storage_offset()) for name, weight in weights.items()

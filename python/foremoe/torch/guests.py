@@ -176,8 +176,9 @@ class Guests:
     def end(self, turn: int, layer: int) -> None:
         """Sends home the gradients of guests that leave after this turn."""
         self._send_home(turn, layer, self._turns.returning(turn))
-        # What began a micro-step ago has a partner that has long been there.
-        before = turn - 2 * len(self._layers)
+        # What began a micro-step ago has a partner that has long been there. Under `shared` gradients come home in
+        # every turn: they would take as much memory as the sums that they spare.
+        before = turn - (self._turns.depth if self._shared else 2 * len(self._layers))
         while self._returns and self._returns[0][0] < before:
             self._take_first_return()
         while self._sent and self._sent[0][0] < before:

@@ -18,6 +18,8 @@ import megatron_on_cpu  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
+import foremoe.megatron  # noqa: E402
+
 RANKS = 4
 EXPERTS, TOP_K, HIDDEN, FFN, TOKENS, LAYERS, MICRO_STEPS, STEPS = 8, 2, 16, 8, 48, 3, 3, 2
 LEARNING_RATE = 0.05
@@ -276,6 +278,42 @@ def counted_rows() -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MLP, "forward", watched)
         yield rows
+
+
+def under_a_plan(
+    case: Case, options: dict[str, Any], before: Callable[[Any], None] | None = None
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """train() in planned steps, and the metrics of the last. before(model): before attach()."""
+    metrics: dict[str, float] = {}
+
+    def prepare(model: Any) -> Any:
+        if before is not None:
+            before(model)
+        return foremoe.megatron.attach(model, ranks_per_node=2, **options)
+
+    @contextlib.contextmanager
+    def inside(replicas: Any, step: int) -> Iterator[None]:
+        with replicas.step(replicas.plan(counts_of(step, dist.get_rank()))):
+            yield
+        metrics.update(replicas.metrics())
+
+    return train(case, prepare, inside), metrics
+
+
+def count_waits(planned: bool, **options: Any) -> dict[str, int]:
+    """Of one micro-batch, forward and backward, through all layers: tensors would be on the device."""
+    net = make_net(make_config(Case()))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2, **options)
+    plan = replicas.plan(counts_of(0, dist.get_rank())[:1])
+    replay(net, 0, 0)
+    for layer in net.moe:
+        replayed = layer.router.router_replay
+        replayed.set_target_indices(replayed.target_topk_idx.as_subclass(megatron_on_cpu.OnDevice))
+    x = batch(0, 0).detach().as_subclass(megatron_on_cpu.OnDevice).requires_grad_()
+    with replicas.step(plan) if planned else contextlib.nullcontext(), megatron_on_cpu.counted() as counts:
+        y = net(x)
+        y.backward(torch.ones_like(y))
+        return dict(counts)
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:

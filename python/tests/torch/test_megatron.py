@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 import torch.distributed as dist  # noqa: E402
-from megatron_on_cpu import OnDevice, counted  # noqa: E402
 from megatron_training import (  # noqa: E402
     EXPERTS,
     FFN,
@@ -28,6 +27,7 @@ from megatron_training import (  # noqa: E402
     Case,
     batch,
     begin_groups,
+    count_waits,
     counts_of,
     differences,
     is_same,
@@ -124,23 +124,6 @@ def compare(case: Case, options: dict[str, Any], **more: Any) -> dict[str, Any]:
     result: dict[str, Any] = differences(found, expected)
     result |= {"same": planned.same, "detached": planned.detach(), "metrics": planned.metrics}
     return result | {"rows": found["rows"], "rows_planned": planned.rows, "rows_before": expected["rows"]}
-
-
-def count_waits(planned: bool) -> dict[str, int]:
-    """Of one micro-batch, forward and backward, through all layers: tensors would be on the device."""
-    case = Case()
-    net = make_net(make_config(case))
-    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
-    plan = replicas.plan(counts_of(0, dist.get_rank())[:1])
-    replay(net, 0, 0)
-    for layer in net.moe:
-        replayed = layer.router.router_replay
-        replayed.set_target_indices(replayed.target_topk_idx.as_subclass(OnDevice))
-    x = batch(0, 0).detach().as_subclass(OnDevice).requires_grad_()
-    with replicas.step(plan) if planned else contextlib.nullcontext(), counted() as counts:
-        y = net(x)
-        y.backward(torch.ones_like(y))
-        return dict(counts)
 
 
 def shadow() -> dict[str, Any]:

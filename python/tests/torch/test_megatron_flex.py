@@ -5,7 +5,6 @@ One spawn of four processes runs all checks. What is expected is what Megatron-L
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from megatron_training import (  # noqa: E402
     make_net,
     on_all_ranks,
     train,
+    under_a_plan,
 )
 
 import foremoe  # noqa: E402
@@ -65,23 +65,6 @@ class Sharp:
                 if hasattr(module, "token_dispatcher"):
                     module.router.weight.mul_(2000)
                     module.router.register_forward_hook(count)
-
-
-def under_a_plan(case: Case, options: dict[str, Any], before: Any = None) -> tuple[dict[str, Any], dict[str, float]]:
-    metrics: dict[str, float] = {}
-
-    def prepare(model: Any) -> Any:
-        if before is not None:
-            before(model)
-        return foremoe.megatron.attach(model, ranks_per_node=2, **options)
-
-    @contextlib.contextmanager
-    def inside(replicas: Any, step: int) -> Any:
-        with replicas.step(replicas.plan(counts_of(step, dist.get_rank()))):
-            yield
-        metrics.update(replicas.metrics())
-
-    return train(case, prepare, inside), metrics
 
 
 def work(rank: int) -> dict[str, Any]:

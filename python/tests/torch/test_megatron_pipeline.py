@@ -50,6 +50,8 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         {"depth": 1},
     ),
     "sharded": (Case(ep=2, ddp=OVERLAP | {"use_distributed_optimizer": True}), {}),
+    "shared": (Case(ep=2, ddp=OVERLAP), {"residency": "shared", "guest_slots": 2}),
+    "shared, layers recomputed": (Case(ep=2, ddp=OVERLAP, recompute="moe"), {"residency": "shared", "depth": 3}),
     "allgather": (Case(ep=2, dispatcher="allgather", ddp=OVERLAP), {}),
 }
 

@@ -1,0 +1,174 @@
+"""Megatron-LM's MoE layers under plans of residency shared: guests of all layers lie in the same few buffers.
+
+One spawn of four processes runs all checks. What is expected is what Megatron-LM's own layers compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+import torch.distributed as dist  # noqa: E402
+from megatron_training import (  # noqa: E402
+    FFN,
+    HIDDEN,
+    LAYERS,
+    Case,
+    begin_groups,
+    count_waits,
+    counts_of,
+    differences,
+    make_config,
+    make_net,
+    on_all_ranks,
+    train,
+    under_a_plan,
+)
+
+import foremoe  # noqa: E402
+import foremoe.megatron  # noqa: E402
+from foremoe.megatron import experts  # noqa: E402
+from foremoe.megatron import step as steps  # noqa: E402
+from foremoe.torch import guests  # noqa: E402
+
+SHARED = {"residency": "shared"}
+OVERLAP = {"overlap_grad_reduce": True}
+CASES: dict[str, tuple[Case, dict[str, Any]]] = {
+    "EP 4": (Case(), SHARED),
+    "EP 4, two guests, deep": (Case(), SHARED | {"guest_slots": 2, "depth": 3}),
+    "EP 4, one buffer": (Case(), SHARED | {"depth": 1}),
+    "EP 4, a policy of that residency": (Case(), {"policy": "feplb"}),
+    "EP 2 × 2": (Case(ep=2, ddp={}), SHARED),
+    "EP 2 × 2, overlap, layers recomputed": (Case(ep=2, ddp=OVERLAP, recompute="moe"), SHARED),
+    "EP 2 × 2, sharded, overlap": (Case(ep=2, ddp=OVERLAP | {"use_distributed_optimizer": True}), SHARED),
+}
+
+EXPECTED: dict[str, dict[str, Any]] = {}  # of a case
+
+
+def compare(case: Case, options: dict[str, Any]) -> dict[str, Any]:
+    """With bytes: of weights and of sums of gradients in which guests are computed, in one step."""
+    held: dict[int, int] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        run = experts.GuestExperts.__call__
+
+        def watched(self: Any, *args: Any) -> Any:
+            for parameters in self._parameters.values():
+                for of in (tensor for p in parameters for tensor in (p, p.main_grad) if tensor is not None):
+                    held[of.untyped_storage().data_ptr()] = of.untyped_storage().nbytes()
+            return run(self, *args)
+
+        def forget(self: Any) -> None:
+            held.clear()
+
+        patch.setattr(experts.GuestExperts, "__call__", watched)
+        patch.setattr(foremoe.megatron.Replicas, "_expect_usable", forget)  # a step begins
+        found, metrics = under_a_plan(case, options)
+    if repr(case) not in EXPECTED:
+        EXPECTED[repr(case)] = train(case)
+    return differences(found, EXPECTED[repr(case)]) | {"metrics": metrics, "bytes": sum(held.values())}
+
+
+def mutate() -> dict[str, float]:
+    """What goes wrong where buffers are lent without care."""
+
+    def broken(where: Any, name: str, by: Any) -> float:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(where, name, by)
+            found = compare(*CASES["EP 4"])
+            return float(max(found[what] for what in ("loss", "dx", "dw")))
+
+    first: dict[Any, Any] = {}
+
+    def stale(self: Any, expert: int) -> Any:
+        return first.setdefault((id(self), expert), self.parameters[expert].detach().clone())
+
+    def left(self: Any, layer: int, name: str, slot: int) -> Any:
+        return self._gradients[layer, name][slot].clone()
+
+    return {
+        "a stale guest": broken(experts.Stack, "__getitem__", stale),
+        "a backward reads the buffers of its forward": broken(steps.KeptWeights, "pack", lambda _, tensor: tensor),
+        "a slot serves another layer with its gradients": broken(guests.Guests, "_take_gradient", left),
+    }
+
+
+def refused() -> list[str]:
+    """Layers of other shapes, and a checkpoint of several layers."""
+    found = []
+    config = make_config(Case())
+    net = make_net(config)
+    net.moe[1] = make_net(make_config(Case(), moe_ffn_hidden_size=2 * FFN, ffn_hidden_size=2 * FFN), 1).moe[0]
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2, **SHARED)
+    plan = replicas.plan(counts_of(0, dist.get_rank()))
+    try:
+        with replicas.step(plan):
+            pass
+    except foremoe.InputError as error:
+        found.append(str(error))
+    try:
+        under_a_plan(Case(recompute="all"), SHARED)
+    except RuntimeError as error:
+        found.append(str(error))
+    return found
+
+
+def work(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, (case, options) in CASES.items():
+        begin_groups(case.ep)
+        found[name] = compare(case, options)
+    begin_groups(4)
+    found["resident"] = compare(Case(), {})
+    found["waits"] = count_waits(True, **SHARED)
+    found["mutated"] = mutate()
+    found["refused"] = refused()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return on_all_ranks(work)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_are_those_of_megatrons_own_layers(found: list[dict[str, Any]], case: str) -> None:
+    for rank, of in enumerate(found):
+        for what in ("loss", "dx", "dw"):
+            assert of[case][what] <= 1e-12, (rank, what, of[case])
+        metrics = of[case]["metrics"]
+        assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
+        assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
+    assert sum(of[case]["metrics"]["foremoe/copies"] for of in found) > 0
+
+
+def test_copies_are_fetched_at_every_use(found: list[dict[str, Any]]) -> None:
+    copies = {case: sum(of[case]["metrics"]["foremoe/copies"] for of in found) for case in ("EP 4", "resident")}
+    assert copies["EP 4"] > 2 * copies["resident"], copies
+
+
+def test_guests_of_all_layers_have_the_memory_of_a_few_turns(found: list[dict[str, Any]]) -> None:
+    of_one = 3 * HIDDEN * FFN * 8  # weights of an expert, and a sum of its gradients
+    assert max(of["EP 4"]["bytes"] for of in found) == (2 + 1) * of_one
+    assert max(of["EP 4, two guests, deep"]["bytes"] for of in found) == (3 + 1) * 2 * of_one
+    assert max(of["resident"]["bytes"] for of in found) == 2 * LAYERS * of_one
+
+
+def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(found: list[dict[str, Any]]) -> None:
+    assert all(of["waits"] == {} for of in found)
+
+
+def test_each_trap_is_seen(found: list[dict[str, Any]]) -> None:
+    for trap in found[0]["mutated"]:
+        assert max(of["mutated"][trap] for of in found) > 1e-6, (trap, [of["mutated"][trap] for of in found])
+
+
+def test_what_cannot_share_buffers_is_refused(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        shapes, checkpoint = of["refused"]
+        assert shapes.startswith("residency: shared, but experts of moe.1 are of other shapes or types than those of")
+        assert "under residency shared a checkpoint may hold one MoE layer, not several" in checkpoint
