@@ -14,10 +14,20 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 import torch.distributed as dist  # noqa: E402
+from megatron_training import Case  # noqa: E402
 
+# The managers turn probabilities into float32; so the router computes them in it.
+ROUTER = {"moe_router_dtype": "fp32"}
 BACKENDS = ["deepep", "hybridep"]  # of this megatron-core
 CONTEXTS: list[int] = []  # of NCCL-EP: its numbers of experts, one after the other
 _context: dict[str, Any] = {}
+
+
+def with_backend(case: Case, backend: str, **fields: Any) -> Case:
+    config = {**case.config, "moe_flex_dispatcher_backend": backend, **fields}
+    if backend == "ncclep":  # below what Megatron-LM would need without a plan
+        config.setdefault("moe_expert_rank_capacity_factor", 1.2)
+    return Case(case.ep, "flex", case.ddp, case.recompute, config, case.dtype)
 
 
 def _gathered(x: Any, group: Any) -> Any:

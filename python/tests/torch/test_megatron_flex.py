@@ -14,6 +14,7 @@ pytest.importorskip("megatron.core")
 
 import megatron_flex_kernels as kernels  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from megatron_flex_kernels import ROUTER  # noqa: E402
 from megatron_training import (  # noqa: E402
     Case,
     begin_groups,
@@ -30,8 +31,6 @@ import foremoe  # noqa: E402
 import foremoe.megatron  # noqa: E402
 from foremoe.megatron import experts  # noqa: E402
 
-# The managers turn probabilities into float32; so the router computes them in it.
-ROUTER = {"moe_router_dtype": "fp32"}
 OVERLAP = {"overlap_grad_reduce": True}
 CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "EP 4": (Case(config=ROUTER), {}),
@@ -40,13 +39,6 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
         {"guest_slots": 2},
     ),
 }
-
-
-def with_backend(case: Case, backend: str, **fields: Any) -> Case:
-    config = {**case.config, "moe_flex_dispatcher_backend": backend, **fields}
-    if backend == "ncclep":  # below what Megatron-LM would need without a plan
-        config.setdefault("moe_expert_rank_capacity_factor", 1.2)
-    return Case(case.ep, "flex", case.ddp, case.recompute, config, case.dtype)
 
 
 class Sharp:
@@ -74,7 +66,7 @@ def work(rank: int) -> dict[str, Any]:
         begin_groups(case.ep)
         expected = train(case)
         for backend in kernels.BACKENDS:
-            of, metrics = under_a_plan(with_backend(case, backend), options)
+            of, metrics = under_a_plan(kernels.with_backend(case, backend), options)
             found[f"{name}, {backend}"] = differences(of, expected) | {"metrics": metrics}
             kernels.nccl_ep_finalize()
     begin_groups(4)
@@ -82,7 +74,7 @@ def work(rank: int) -> dict[str, Any]:
     expected = train(Case(config=ROUTER), sharp)
     found["zeros"] = sharp.zeros
     for backend in kernels.BACKENDS:
-        of, _ = under_a_plan(with_backend(Case(config=ROUTER), backend), {}, Sharp())
+        of, _ = under_a_plan(kernels.with_backend(Case(config=ROUTER), backend), {}, Sharp())
         found[f"zeros, {backend}"] = differences(of, expected)
     with pytest.MonkeyPatch.context() as patch:
         first: dict[Any, Any] = {}
@@ -92,7 +84,7 @@ def work(rank: int) -> dict[str, Any]:
 
         patch.setattr(experts.Stack, "__getitem__", stale)
         expected = train(Case(config=ROUTER))
-        of, _ = under_a_plan(with_backend(Case(config=ROUTER), "deepep"), {})
+        of, _ = under_a_plan(kernels.with_backend(Case(config=ROUTER), "deepep"), {})
         found["a stale guest"] = differences(of, expected)["loss"]
     found["refused"] = refused()
     found["contexts"] = contexts() if "ncclep" in kernels.BACKENDS else None
@@ -103,7 +95,7 @@ def contexts() -> list[int]:
     """The numbers of experts for which NCCL-EP's contexts are made: before, in and after a step."""
     from megatron_training import batch, replay
 
-    case = with_backend(Case(config=ROUTER), "ncclep", moe_expert_rank_capacity_factor=4.0)
+    case = kernels.with_backend(Case(config=ROUTER), "ncclep", moe_expert_rank_capacity_factor=4.0)
     net = make_net(make_config(case))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2)
     kernels.CONTEXTS.clear()
@@ -124,7 +116,7 @@ def contexts() -> list[int]:
 
 def refused() -> str:
     """A plan for which the configured buffers are too small. 0.16 has no such field."""
-    net = make_net(make_config(with_backend(Case(config=ROUTER), "hybridep")))
+    net = make_net(make_config(kernels.with_backend(Case(config=ROUTER), "hybridep")))
     for layer in net.moe:
         layer.config.moe_expert_rank_capacity_factor = 0.99
     replicas = foremoe.megatron.attach(net, ranks_per_node=2)

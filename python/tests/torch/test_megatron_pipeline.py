@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
+import megatron_flex_kernels as kernels  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron_on_cpu import OnDevice, counted  # noqa: E402
 from megatron_training import (  # noqa: E402
@@ -140,9 +141,14 @@ class Pipeline:
         }
 
 
-def compare(case: Case, options: dict[str, Any], **of_pipeline: Any) -> dict[str, Any]:
-    """Two steps of the same weights: a second one begins where a first has left guests and sums."""
-    expected = Pipeline(case, **of_pipeline).run()
+def compare(
+    case: Case, options: dict[str, Any], without_plan: Case | None = None, **of_pipeline: Any
+) -> dict[str, Any]:
+    """Two steps of the same weights: a second one begins where a first has left guests and sums.
+
+    without_plan: what is expected, if it is not the same case.
+    """
+    expected = Pipeline(without_plan or case, **of_pipeline).run()
     planned = Pipeline(case, **of_pipeline)
     replicas = foremoe.megatron.attach(planned.models, **{"ranks_per_node": 2, **options})
     found: dict[str, Any] = {"worst": 0.0, "differences": []}
@@ -250,6 +256,12 @@ def work(rank: int) -> dict[str, Any]:
     found["mutated"] = mutate()
     begin_groups(2, pipeline_model_parallel_size=STAGES, virtual_pipeline_model_parallel_size=2)
     found["virtual"] = shadow(2)
+    begin_groups(2, pipeline_model_parallel_size=STAGES)
+    kernels.apply()
+    own = Case(ep=2, ddp=OVERLAP, config=kernels.ROUTER)
+    for backend in kernels.BACKENDS:
+        found[backend] = compare(kernels.with_backend(own, backend), {"guest_slots": 2}, own)
+        kernels.nccl_ep_finalize()
     return found
 
 
@@ -270,6 +282,14 @@ def test_every_rank_computes_the_rows_that_were_planned_for_it(found: list[dict[
         metrics = of[case]["metrics"]
         assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
         assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
+
+
+@pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
+def test_flex_dispatchers_compute_what_the_all_to_all_does(found: list[dict[str, Any]], backend: str) -> None:
+    if backend not in found[0]:
+        pytest.skip("this megatron-core has no NCCL-EP")
+    for rank, of in enumerate(found):
+        assert of[backend]["worst"] <= 1e-12, (rank, of[backend]["differences"])
 
 
 def test_stages_plan_for_as_many_micro_steps_as_are_in_flight(found: list[dict[str, Any]]) -> None:
