@@ -17,6 +17,7 @@ That is shadow mode: each step's routes are counted, and the log says what balan
 Active mode knows routes from the lists that slime replays (--use-rollout-routing-replay, --use-routing-replay).
 
 Written from slime's sources of August 2026 (624b824), and tested with stand-ins for them. It was not run with slime.
+miles has the same flags; there the first one serves shadow mode, and active mode is refused (docs/adopting.md).
 """
 
 from __future__ import annotations
@@ -105,9 +106,11 @@ class Hooks:
             replicas = self._attached(args, model)
             self._open(replicas, replicas.plan(recorded_counts(args.num_experts), phase="recompute"))
 
-    def before_training(self, args: Any, rollout_id: int, rollout_data: Any) -> None:
+    def before_training(self, args: Any, rollout_id: int = 0, rollout_data: Any = None) -> None:
         """--rollout-data-postprocess-path: tells how many micro-batches each training step has."""
         self._close()
+        if rollout_data is None:
+            _refuse("rollout_data_postprocess_path", "got args alone, as in miles; mode active needs slime")
         self._num_micro_steps = [int(n) for n in rollout_data["num_microbatches"]]
 
     def before_train_step(

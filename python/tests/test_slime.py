@@ -205,6 +205,8 @@ def test_what_cannot_be_planned_is_refused_by_name(log: list[Any]) -> None:
         recorded_counts(EXPERTS)
     with refused("rollout_data_postprocess_path: should be before_training"):
         Hooks(mode="active").before_train_step(ARGS, 0, 0, model, None, None)
+    with refused("rollout_data_postprocess_path: got args alone, as in miles"):
+        Hooks(mode="active").before_training(ARGS)
     without = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=False)
     with refused("use_routing_replay: is False; mode active"):
         Hooks(mode="active").before_train_step(without, 0, 0, model, None, None)
