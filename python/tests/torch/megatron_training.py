@@ -17,6 +17,7 @@ pytest.importorskip("megatron.core")
 import megatron_on_cpu  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
+from processes import begin_rank  # noqa: E402
 
 import foremoe.megatron  # noqa: E402
 
@@ -367,7 +368,7 @@ def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> N
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     megatron_on_cpu.apply()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    begin_rank(rank, RANKS, folder)
     torch.save(work(rank), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 

@@ -21,6 +21,7 @@ transformers = pytest.importorskip("transformers")
 import matrix  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
+from processes import begin_rank  # noqa: E402
 from training import (  # noqa: E402
     LAYERS,
     Spoil,
@@ -326,7 +327,7 @@ def test_shared_memory_has_no_name_while_it_is_used(found: list[dict[str, Any]])
 
 
 def train_and_fail(rank: int, folder: str, fails: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=matrix.RANKS)
+    begin_rank(rank, matrix.RANKS, folder)
     layer = matrix.Layer()
     ep = ExpertParallel([layer], path="host")
     gradient, weights = torch.ones_like(layer.matrix), layer.matrix.detach().clone()

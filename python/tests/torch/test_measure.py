@@ -23,7 +23,7 @@ SMALL = {
 def found() -> dict:
     options = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "foremoe.torch.measure", "--json", "--native", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of  # noqa: E402
+from processes import begin_rank  # noqa: E402
 
 import foremoe  # noqa: E402
 from foremoe.torch import ExpertParallel  # noqa: E402
@@ -66,7 +67,7 @@ def run_one(ep: Any, layer: Layer, rank: int) -> None:
 
 
 def work(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    begin_rank(rank, RANKS, folder)
     found: dict[str, Any] = {}
     found["no layers"] = refusal(lambda: ExpertParallel([]))
     found["experts"] = refusal(lambda: ExpertParallel([Layer(5)]))
@@ -222,7 +223,7 @@ def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(found: list[di
 
 
 def die(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    begin_rank(rank, RANKS, folder)
     layer = Layer()
     ep = ExpertParallel([layer])
     gradient = torch.ones_like(layer.matrix)

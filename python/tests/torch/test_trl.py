@@ -23,6 +23,7 @@ trl = pytest.importorskip("trl")
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 from grpo import RANKS, STEPS, WORDS, make_model, make_trainer  # noqa: E402
+from processes import begin_rank  # noqa: E402
 
 import foremoe  # noqa: E402
 import foremoe.trl  # noqa: E402
@@ -119,7 +120,7 @@ def work(rank: int, folder: str) -> None:
         MASTER_ADDR="127.0.0.1", MASTER_PORT="0", HF_HUB_OFFLINE="1", ACCELERATE_USE_CPU="true",
     )  # fmt: skip
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    begin_rank(rank, RANKS, folder)
     found: dict[str, Any] = {}
     planned = train_and_resume(found, folder, rank)
     train_with_a_reference(found, folder)

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
+from processes import begin_rank  # noqa: E402
 
 from foremoe.hf import expert_layers  # noqa: E402
 from foremoe.torch import ExpertParallel  # noqa: E402
@@ -343,7 +344,7 @@ def assert_equal_to_eager(found: list[dict[str, Any]], *cases: str) -> None:
 
 def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    begin_rank(rank, RANKS, folder)
     torch.use_deterministic_algorithms(True)
     torch.save(work(rank), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
