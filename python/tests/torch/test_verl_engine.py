@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import re
 import types
 import warnings
 from typing import Any
@@ -25,11 +26,14 @@ from verl_on_cpu import Losses, Split, begin_groups, draw_batch, engine_class, m
 import foremoe  # noqa: E402
 
 
+def section_of_the_document() -> str:
+    document = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
+    return document.read_text().split("\n## verl\n")[1].split("\n## ")[0]
+
+
 def lines_of_the_document() -> list[str]:
     """Those of the shell blocks of its section on verl."""
-    document = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
-    section = document.read_text().split("\n## verl\n")[1].split("\n## ")[0]
-    blocks = section.split("```sh\n")[1:]
+    blocks = section_of_the_document().split("```sh\n")[1:]
     return [line for block in blocks for line in block.split("```")[0].replace("\\\n", " ").splitlines()]
 
 
@@ -192,14 +196,17 @@ def test_the_documents_options_are_verls() -> None:
     import hydra
 
     (options,) = (line.split()[3:] for line in lines_of_the_document() if "verl.trainer" in line)
+    variables = re.findall(r'`"?(\+ray_kwargs[^`"]*)"?`', section_of_the_document())
     spec = importlib.util.find_spec("verl")
     assert spec is not None and spec.origin is not None
     configs = str(pathlib.Path(spec.origin).parent / "trainer" / "config")
     with hydra.initialize_config_dir(configs, version_base=None):
-        config = hydra.compose("ppo_trainer", overrides=options)
+        config = hydra.compose("ppo_trainer", overrides=options + variables)
     actor = config.actor_rollout_ref.actor
     assert (actor.strategy, actor.megatron.router_replay.mode) == ("megatron", "R3")
     assert config.actor_rollout_ref.rollout.enable_rollout_routing_replay
+    of_ray = config.ray_kwargs.ray_init.runtime_env.env_vars
+    assert of_ray == {"VERL_ENGINE_VENDOR": VARIABLES["VERL_ENGINE_VENDOR"], "FOREMOE_ATTACH": ACTIVE}
 
 
 def test_verl_selects_the_engine(of_ranks: list[dict[str, Any]]) -> None:
