@@ -83,7 +83,8 @@ class Aim:
 class Experiment:
     """name: the file's, without folder and ending. argument: what `foremoe reproduce` finds it by. secondary: the
     source tells of the paper, it is not the paper. about: what they did. reading: what we assumed. finding: what came
-    out. across: the table has a row per input and a column per system.
+    out; {input | system | column} stands for a figure of the table. across: the table has a row per input and a column
+    per system.
     """
 
     name: str

@@ -19,6 +19,7 @@ from .. import _core
 from .._errors import InputError
 from .columns import COLUMNS, OF_GROUPS, Column
 from .experiment import Aim, Experiment, Input, Published, System
+from .finding import expect_known_cells
 from .toml_table import Options, Table
 
 FOLDER = pathlib.Path(__file__).with_name("experiments")  # of the installed package: reproduce/*.toml
@@ -86,6 +87,8 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input), read_input)
     if any(s.foresight for s in systems.values()) and not any(i.has_other_routes for i in inputs.values()):
         root.fail("system", "foresight has no effect where no input has wrong_percent or missing_percent")
+    finding = root.text("finding")
+    expect_known_cells(root, finding, columns, inputs, systems)
     of_whom = partial(_of_whom, columns=columns, inputs=inputs, systems=systems)
     return Experiment(
         **prose,
@@ -93,7 +96,7 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
         file=file,
         argument=name if own else file,
         secondary=root.truth("secondary"),
-        finding=root.text("finding"),
+        finding=finding,
         across=root.truth("across"),
         columns=tuple(columns.values()),
         inputs=tuple(inputs.values()),

@@ -7,6 +7,7 @@ from typing import Any
 
 from .columns import ORIGINS, Column
 from .experiment import Aim, Experiment, Published
+from .finding import filled_finding
 from .run import JudgedAim, Result
 from .toml_table import plain
 
@@ -47,7 +48,7 @@ def to_markdown(result: Result) -> str:
         "\n".join(table),
         _unpublished(e) + _origins(e),
         "\n".join(f"- {remark}" for remark in remarks(result)),
-        f"**What came out.** {e.finding}" if e.finding else "",
+        f"**What came out.** {filled_finding(result)}" if e.finding else "",
     ]
     return "".join(f"{part}\n\n" for part in parts if part)
 

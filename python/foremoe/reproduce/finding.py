@@ -1,0 +1,55 @@
+"""Figures within a finding, which therefore follow the table.
+
+`{EP 8 | FEPLB | straggler_less}` in an experiment's `finding` becomes the figure of that input, system and column as
+the table shows it; `{EP 8 | FEPLB | straggler_less | 0}` has no decimals.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+
+from .columns import Column
+from .run import Result
+from .toml_table import Table
+
+_REFERENCE = re.compile(r"\{([^{}]*)\}")
+_FORM = "{input | system | column}, or with | and a number of decimals"
+
+
+def expect_known_cells(
+    root: Table, finding: str, columns: Mapping[str, Column], inputs: Collection[str], systems: Collection[str]
+) -> None:
+    """Raises InputError unless every {…} is a cell of the table, exact or modelled."""
+    for match in _REFERENCE.finditer(finding):
+        parts = _parts(match)
+        if len(parts) not in (3, 4) or not all(digits.isdecimal() for digits in parts[3:]):
+            root.fail("finding", f"'{match[0]}', expected {_FORM}")
+        for what, name, known in zip(("input", "system", "column"), parts[:3], (inputs, systems, columns), strict=True):
+            if name not in known:
+                root.fail("finding", f"'{match[0]}': no {what} '{name}'")
+        if columns[parts[2]].origin == "measured here":
+            root.fail("finding", f"'{match[0]}': {parts[2]} is measured, and differs from run to run")
+    if set("{}") & set(_REFERENCE.sub("", finding)):
+        root.fail("finding", f"a brace without its pair, expected {_FORM}")
+
+
+def filled_finding(result: Result) -> str:
+    """The experiment's finding with its figures; – for those of a system that was skipped."""
+    experiment = result.experiment
+    columns = [column.name for column in experiment.columns]
+    cells = {(on.label, system.label): cell for on, system, cell in result.runs()}
+
+    def figure(match: re.Match[str]) -> str:
+        on, system, name, *digits = _parts(match)
+        cell, column = cells[on, system], columns.index(name)
+        if cell.skipped or math.isnan(cell.figures[column]):
+            return "–"
+        return f"{cell.figures[column]:.{digits[0] if digits else experiment.columns[column].digits}f}"
+
+    return _REFERENCE.sub(figure, experiment.finding)
+
+
+def _parts(match: re.Match[str]) -> list[str]:
+    return [part.strip() for part in match[1].split("|")]
