@@ -15,8 +15,8 @@
 //
 // As a plan. A relocated expert has a new home, with its optimizer state, as in pre-training: home moves, residency
 // `static`, no guest slots, and the policy update runs on it. The relocation begins with the given homes; a run that
-// hands on a plan's homes (`homes`) continues from the step before. The review relocates every 50 steps; here every
-// step does, and pays for the moves.
+// hands on a plan's homes (`homes`) continues from the step before. The review names no period (of pre-training
+// it says "every T steps (e.g., T = 50)", §2.2); here every step relocates, and pays for the moves.
 //
 // Cost. O(E²/R) per exchange.
 

@@ -17,8 +17,8 @@
 // former step's micro-steps where that is given, and is placed by it; without it nothing is known: the first
 // micro-step's loads begin the average, and homes serve alone until the first replacement. So this policy alone never
 // looks ahead. Inferred: the review (as FlexMoE, LAER-MoE and others do) averages over steps of pre-training, places
-// every 50 and gives no α; a plan is of one step, whose micro-steps take their part here, and its 8 micro-steps per
-// step are our period.
+// every T-th (50, for example) and gives no α; a plan is of one step, whose micro-steps take their part here, and its
+// 8 micro-steps per step are our period.
 //
 // A rank has E/R + G slots, so that there are E + R·G replicas. As in the reference, replicas are placed hierarchically
 // (groups to nodes, replicas inside nodes) when the router's expert groups divide by the nodes, else globally. Load

@@ -10,11 +10,11 @@
 //   leave (a rank's links to peers, network and host, the switch's uplink, the host's memory); a copy begins when its
 //   slot is free (the schedule's `opens`), or after its layer's router where the policy works online. Experts wait for
 //   what is not there: that wait is exposed. Where a policy has a rank compute its own experts first, rows are
-//   exchanged with homes; planning and copies begin after dispatch, homes pass guests' rows on and get them back before
-//   combine, and guests alone wait. A guest's gradient goes home when it leaves its slot, over the same links; what is
-//   still on its way at the phase's end is exposed. Before a phase the arenas are filled, at the end the optimizer
-//   runs. A plan of fewer layers than the model stands for all of them: each of its layers for moe_layers ÷ layers, in
-//   seconds and in bytes. What a micro-step runs besides its MoE layers comes with the first.
+//   exchanged with homes; planning and copies begin after dispatch, homes pass guests' rows on, and guests alone wait
+//   for them; their results' way back is not charged. A guest's gradient goes home when it leaves its slot, over the
+//   same links; what is still on its way at the phase's end is exposed. Before a phase the arenas are filled, at the
+//   end the optimizer runs. A plan of fewer layers than the model stands for all of them: each of its layers for
+//   moe_layers ÷ layers, in seconds and in bytes. What a micro-step runs besides its MoE layers comes with the first.
 // Method. Time advances from part to part; within a part each link drains its queue at a constant rate, so that
 //   the work is O(turns · ranks + copies), whatever the bandwidths.
 // Guarantees. Deterministic: equal inputs, equal bytes. No wall clock. Every row that is sent is received, every byte
