@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import pathlib
 import tomllib
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -259,3 +261,10 @@ def test_groups_that_cannot_be_are_refused_with_system_and_input() -> None:
     ) as raised:
         run(changed(GROUPS, "[2, 4]", "[3]"))
     assert raised.value.field == "system[1].ep_groups"
+
+
+def test_planning_time_of_every_system_has_what_it_does_once_per_step() -> None:
+    times = SimpleNamespace(base_cpu_seconds=2e-3, planning_cpu_seconds=1e-3)
+    evaluation = SimpleNamespace(plan=SimpleNamespace(times=times), figures={"layers": 3, "micro_steps": 5})
+    measured = reproduce.columns.Measured(cast(Any, evaluation), cast(Any, None), 1)
+    assert COLUMNS["plan_us"].of(measured, None) == pytest.approx(200)
