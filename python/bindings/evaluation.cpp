@@ -168,7 +168,27 @@ Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const 
   e.input = load.input;
   fill(e, keywords, threads, [&](const EvaluationContext& context) {
     Evaluation made =
-        evaluate_plan(*e.policy, with_quotas(step, std::move(quotas), load.table()), *e.input, e.options, context);
+        evaluate_plan(*e.policy, {with_quotas(step, std::move(quotas), load.table())}, *e.input, e.options, context);
+    made.times = plan.times;
+    return made;
+  });
+  return e;
+}
+
+// A plan that is there, and recompute's or null.
+Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& keywords, const Plan* recompute_plan,
+                         const nb::object& homes, int threads) {
+  const auto whole = [](const Plan& one, const char* argument) -> const StepPlan& {
+    if (!one.layers.is_all()) throw InputError({.field = argument}, "is a part of a plan: join the parts before");
+    return finished(one);
+  };
+  PlansOfStep plans{.policy_update = whole(plan, "plan")};
+  if (recompute_plan != nullptr) plans.recompute = whole(*recompute_plan, "recompute_plan");
+  Evaluated e;
+  e.policy = policy_with_options(plans.policy_update.policy).make();
+  e.input = input_of(load, {homes, nullptr, nullptr});
+  fill(e, keywords, threads, [&](const EvaluationContext& context) {
+    Evaluation made = evaluate_plan(*e.policy, std::move(plans), *e.input, e.options, context);
     made.times = plan.times;
     return made;
   });
@@ -355,6 +375,8 @@ void bind_evaluation(nb::module_& m) {
       },
       "load"_a, "policy"_a, "options"_a, "own"_a = nb::dict(), "homes"_a.none() = nb::none(),
       "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
+  m.def("_evaluate_plan", &evaluated_plan, "plan"_a, "load"_a, "options"_a, "recompute_plan"_a.none(), "homes"_a.none(),
+        "threads"_a);
   m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a, "threads"_a = 0);
 
   const auto evaluates = [&m](const char* name, bool simulates) {

@@ -410,6 +410,9 @@ def _evaluate(
     previous_load: Load | None = None,
     threads: int = 0,
 ) -> Evaluation: ...
+def _evaluate_plan(
+    plan: Plan, load: Load, options: dict[str, Any], recompute_plan: Plan | None, homes: object | None, threads: int
+) -> Evaluation: ...
 def _evaluate_quotas(
     plan: Plan,
     slot_tokens: Annotated[NDArray[Any], dict(writable=False)],

@@ -529,6 +529,81 @@ def evaluate(
     return result
 
 
+def evaluate_plan(
+    plan: Plan,
+    load: Load,
+    *,
+    recompute_plan: Plan | None = None,
+    cluster: str | None = None,
+    model: str | Mapping[str, Any] | None = None,
+    sequence_tokens: int = 4096,
+    keep_activations: bool = False,
+    bytes_per_parameter: int = 2,
+    optimizer_shards: int = 1,
+    separate_uplinks: bool = False,
+    rollout_seconds: float = 0.0,
+    rollout_tail_seconds: float = 0.0,
+    memory_budget: float | None = None,
+    prefetch_depth: int = 2,
+    path: Literal["auto", "host", "peer"] = "auto",
+    align: int = 128,
+    homes: Homes = None,
+    threads: int = 0,
+) -> Evaluation:
+    """As evaluate(), of a plan that is there: nothing is planned.
+
+    plan: Of the policy update; all of it. Its policy says what is done online.
+    load: What the plan serves.
+    recompute_plan: Of recompute, with one micro-step in flight. None: the same as plan; with a cluster, plan must have
+        one in flight then.
+    cluster: Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large
+        as the cluster's unless ranks_per_node says otherwise.
+    model: Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json.
+        Or a dict of its shape: name, moe_layers, experts, top_k, shared_experts, hidden, intermediate, vocabulary,
+        heads, kv_heads, head_width.
+    sequence_tokens: Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216.
+    keep_activations: Keep all activations for the backward pass (default: keep layer inputs, recompute the rest).
+    bytes_per_parameter: Size of a weight and of a row's element: 2 for bf16, 4 for float32. 1 … 8.
+    optimizer_shards: Data-parallel ranks that share one expert's optimizer state. 1 … 65536.
+    separate_uplinks: Model host copies and network traffic on separate PCIe uplinks (default: shared).
+    rollout_seconds: Duration of the step's rollout, for the speedup of the whole RL step. 0 … 1e+09.
+    rollout_tail_seconds: How long the rollout's last sequences leave the planner to place experts. What placement takes
+        beyond that, measured here, is charged beside the modelled step. 0 … 1e+09.
+    memory_budget: Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and residency auto stays
+        within it. None: none. above 0, at most 1e+09.
+    prefetch_depth: How many turns (one layer of one pass of one micro-step) ahead copies may begin. 1 … 65536.
+    path: Source of copies. host: the node's cache of experts in host memory. peer: the rank that owns the expert. auto:
+        whichever path is less busy.
+    align: Tokens: rho_padded rounds each replica up to a multiple of it.
+    homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
+    threads: 0: as many as processors. The result does not depend on it.
+
+    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
+    """
+    expect(Plan, plan=plan)
+    expect(Load, load=load)
+    expect(Plan | None, recompute_plan=recompute_plan)
+    expect(Integral, threads=threads)
+    options = {
+        "cluster": cluster,
+        "model": dict(model) if isinstance(model, Mapping) else model,
+        "sequence_tokens": sequence_tokens,
+        "keep_activations": keep_activations,
+        "bytes_per_parameter": bytes_per_parameter,
+        "optimizer_shards": optimizer_shards,
+        "separate_uplinks": separate_uplinks,
+        "rollout_seconds": rollout_seconds,
+        "rollout_tail_seconds": rollout_tail_seconds,
+        "memory_budget": memory_budget,
+        "prefetch_depth": prefetch_depth,
+        "path": path,
+        "align": align,
+    }
+    result: Evaluation = _core._evaluate_plan(plan, load, options, recompute_plan, homes, threads)
+    _remark(_core._unused_options(load, [plan.policy], options, _given(evaluate_plan, options)))
+    return result
+
+
 def collect(
     trace: Trace,
     *,

@@ -50,6 +50,39 @@ def test_recompute_has_a_plan_of_its_own_where_micro_steps_are_in_flight(load):
     assert np.array_equal(alone.plan.slot_tokens, alone.recompute_plan.slot_tokens)
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("policy", ["foremoe", "feplb", "vanilla"])
+def test_a_plan_that_is_there_is_worth_what_it_is_when_it_is_made(load, policy, in_flight):
+    made = foremoe.evaluate(load, policy, guest_slots=2, in_flight=in_flight, path="peer", **ON)
+    recompute = made.recompute_plan if in_flight > 1 else None
+    found = foremoe.evaluate_plan(made.plan, load, recompute_plan=recompute, path="peer", **ON)
+    placed = ("placement", "placed_step_seconds", "placed_speedup")  # its planning was measured
+    assert found.figures.keys() == made.figures.keys()
+    assert {k: v for k, v in found.figures.items() if k not in placed} == {
+        k: v for k, v in made.figures.items() if k not in placed
+    }
+    assert found.policy == policy and found.cost == made.cost
+    plain = foremoe.evaluate_plan(made.plan, load).figures  # without a cluster recompute is not looked at
+    assert plain["rho"] == made.figures["rho"] and "stages" not in plain
+
+
+def test_a_plan_that_cannot_be_evaluated_is_named(load):
+    plan, ahead = foremoe.plan(load), foremoe.plan(load, in_flight=2)
+    part = foremoe.plan(load, layers=range(1))
+    for plans, field, words in [
+        ({"plan": ahead}, "recompute_plan", "is missing, and the plan has 2 micro-steps in flight"),
+        ({"plan": plan, "recompute_plan": ahead}, "recompute_plan", "has 2 micro-steps in flight, expected 1"),
+        ({"plan": part}, "plan", "is a part of a plan"),
+        ({"plan": ahead, "recompute_plan": part}, "recompute_plan", "is a part of a plan"),
+    ]:
+        with pytest.raises(foremoe.InputError, match=words) as error:
+            foremoe.evaluate_plan(**plans, load=load, **ON)
+        assert error.value.field == field
+    other = foremoe.synthesize_load(shape="Mixtral-8x7B", layers=2, micro_steps=4, ranks=4, tokens_per_rank=512, seed=4)
+    of = foremoe.evaluate_plan(plan, other, **ON).figures
+    assert not of["ok"] and "stages" not in of
+
+
 def test_a_model_can_be_told_key_by_key(load):
     named, told = (foremoe.evaluate(load, cluster="h100", model=model) for model in ("Mixtral-8x7B", MIXTRAL))
     assert told.cost["model"] == "by keys"

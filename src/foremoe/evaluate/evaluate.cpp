@@ -51,8 +51,10 @@ class Evaluator {
     return e;
   }
 
-  Evaluation of(StepPlan plan) {
-    Evaluation e{.policy = std::string(policy_.name()), .plan = std::move(plan)};
+  Evaluation of(PlansOfStep plans) {
+    Evaluation e{.policy = std::string(policy_.name()),
+                 .plan = std::move(plans.policy_update),
+                 .recompute_plan = std::move(plans.recompute)};
     e.threads = static_cast<int>(context_.pool.num_threads());
     measure(e);
     check(e);
@@ -280,14 +282,20 @@ StepPlan with_quotas(StepPlan plan, Array<Tokens, 4> slot_tokens, const LoadTabl
   return plan;
 }
 
-Evaluation evaluate_plan(const Policy& policy, StepPlan plan, const StepInput& input, const EvaluateOptions& options,
-                         const EvaluationContext& context) {
-  if (plan.in_flight != 1) {
-    throw InputError({.field = "plan"}, fmt::format("has {} micro-steps in flight, expected 1", plan.in_flight));
-  }
+Evaluation evaluate_plan(const Policy& policy, PlansOfStep plans, const StepInput& input,
+                         const EvaluateOptions& options, const EvaluationContext& context) {
   EvaluationContext used = context;
   if (!options.simulate) used.cost = nullptr;
-  return Evaluator(policy, input, options, std::move(used)).of(std::move(plan));
+  const int in_flight = plans.policy_update.in_flight;
+  if (used.cost != nullptr && in_flight != 1 && !plans.recompute) {
+    throw InputError({.field = "recompute_plan"},
+                     fmt::format("is missing, and the plan has {} micro-steps in flight", in_flight));
+  }
+  if (plans.recompute && plans.recompute->in_flight != 1) {
+    throw InputError({.field = "recompute_plan"},
+                     fmt::format("has {} micro-steps in flight, expected 1", plans.recompute->in_flight));
+  }
+  return Evaluator(policy, input, options, std::move(used)).of(std::move(plans));
 }
 
 std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, const StepInput& input,

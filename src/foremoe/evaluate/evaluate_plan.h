@@ -1,7 +1,9 @@
 #pragma once
 
-// What a plan is worth on a load that it was not made for: plans are made of recorded routes, and a router may take
-// others.
+// What a plan is worth that is there already: one that a trainer executes, or one on a load that it was not made for,
+// since plans are made of recorded routes and a router may take others.
+
+#include <optional>
 
 #include "foremoe/evaluate/evaluate.h"
 
@@ -11,9 +13,16 @@ namespace foremoe {
 // InputError, field `slot_tokens`, for another shape.
 StepPlan with_quotas(StepPlan plan, Array<Tokens, 4> slot_tokens, const LoadTable& load);
 
-// As evaluate() does, of a plan that is there. `policy` says what is done online. Throws InputError, field `plan`, of
-// more than one micro-step in flight.
-Evaluation evaluate_plan(const Policy& policy, StepPlan plan, const StepInput& input, const EvaluateOptions& options,
-                         const EvaluationContext& context);
+// Of the policy update; recompute's where that has one of its own, as it must have for a step to be simulated where the
+// policy update has more than one micro-step in flight.
+struct PlansOfStep {
+  StepPlan policy_update;
+  std::optional<StepPlan> recompute = {};
+};
+
+// As evaluate() does, of plans that are there. `policy` says what is done online. Throws InputError, field
+// `recompute_plan`, where it is missing, or has more than one micro-step in flight.
+Evaluation evaluate_plan(const Policy& policy, PlansOfStep plans, const StepInput& input,
+                         const EvaluateOptions& options, const EvaluationContext& context);
 
 }  // namespace foremoe
