@@ -8,6 +8,8 @@ another variable:
 
     export FOREMOE_ATTACH=mode=active,guest_slots=1,residency=static
 
+Values are numbers, null (None: `cluster=null`), true and false; anything else is a string.
+
 verl imports this module in each of its processes while verl itself is being imported. So nothing is imported here:
 the engine is registered when verl.workers.engine has been imported.
 """

@@ -27,10 +27,13 @@ from .routes import Place, counts_of, filled, refuse
 __all__ = ["Engine", "arguments"]
 
 _VARIABLE = "FOREMOE_ATTACH"
+_WORDS = {"null": None, "true": True, "false": False}  # as in JSON
 
 
 def arguments(text: str) -> dict[str, Any]:
     """Arguments of foremoe.megatron.attach() from "name=value,name=value"; mode is "shadow" unless it is given.
+
+    Values are numbers, null (None), true and false; anything else is a string.
 
     Raises InputError for another form.
     """
@@ -39,11 +42,13 @@ def arguments(text: str) -> dict[str, Any]:
         name, equals, value = (part.strip() for part in item.partition("="))
         if not (name.isidentifier() and equals and value) or name == "model_chunks":
             refuse(_VARIABLE, f"has {item!r}; expected name=value, and commas between them")
-        found[name] = _number(value)
+        found[name] = _value(value)
     return found
 
 
-def _number(text: str) -> int | float | str:
+def _value(text: str) -> int | float | str | None:
+    if text in _WORDS:
+        return _WORDS[text]
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)

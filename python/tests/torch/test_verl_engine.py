@@ -262,6 +262,17 @@ def test_shadow_mode_leaves_the_rows_that_verl_does_not_replay(of_ranks: list[di
         assert any(not torch.equal(active["counts"], shadow["counts"]) for active, shadow in cases)
 
 
+def test_arguments_of_attach_are_numbers_words_and_null() -> None:
+    from foremoe.verl.engine import arguments
+
+    given = arguments("cluster=null, residency=static,guest_slots=2,tolerance=.5,model=true,policy=None")
+    assert given == {
+        "mode": "shadow", "cluster": None, "residency": "static", "guest_slots": 2, "tolerance": 0.5, "model": True,
+        "policy": "None",
+    }  # fmt: skip
+    assert type(given["guest_slots"]) is int
+
+
 def test_what_cannot_be_planned_is_refused_by_name_on_all_ranks(of_ranks: list[dict[str, Any]]) -> None:
     own, *others = (dict(found["refused"]) for found in of_ranks)
     for mode in ("active", "shadow"):
