@@ -359,7 +359,8 @@ class Replicas:
         foremoe/rank_capacity_factor_vanilla, rank_capacity_factor: the least moe_expert_rank_capacity_factor with which
         nothing is dropped, with experts at home and as planned; infinity where there is none.
         foremoe/copies: experts copied into this rank; in shadow mode, the mean of ranks. foremoe/exposed_seconds: that
-        this rank waited for copies (active mode alone). foremoe/planning_seconds: that planning took.
+        this rank waited for copies (active mode alone); on CUDA, that its stream stood still for them, by events which
+        are read when the step has ended (written for, never run). foremoe/planning_seconds: that planning took.
         foremoe/modelled_seconds_vanilla, modelled_seconds: of forward and backward of the step on the modelled cluster,
         with experts at home and as planned (shadow mode alone): of this pipeline stage's attention and MoE layers.
         """

@@ -8,7 +8,6 @@ the same order (RankTurns): so nobody announces anything. Copies by the host pat
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from .exchange import start_point_to_point
 from .host_path import HostPath
 from .layers import ExpertLayer
 from .sharded import local, version_of
+from .waits import Waits
 
 
 class Guests:
@@ -60,7 +60,8 @@ class Guests:
         self._buffers = self._allocate()
         self._gradients: dict[tuple[int, str], Tensor] = {}
         self._peer_copies = 0
-        self._exposed_seconds = 0.0
+        device = next((w.device for of in self._buffers for w in of.values()), torch.device("cpu"))
+        self._waits = Waits(device)
         self._host = host()
 
     def _allocate(self) -> list[dict[str, Tensor]]:
@@ -85,8 +86,8 @@ class Guests:
 
     @property
     def exposed_seconds(self) -> float:
-        """That this rank waited for copies, and for experts in its node's arena."""
-        return self._exposed_seconds + (self._host.exposed_seconds if self._host is not None else 0.0)
+        """That this rank waited for copies, and for experts in its node's arena; see Waits."""
+        return self._waits.seconds + (self._host.exposed_seconds if self._host is not None else 0.0)
 
     def agree(self, micro_step: int) -> set[int]:
         """Layers that must run without guests in this micro-step, on all ranks. Collective, before its first layer."""
@@ -157,13 +158,13 @@ class Guests:
 
     def wait(self, turn: int) -> None:
         """Until the copies that this turn reads are there."""
-        works = self._arriving.pop(turn, [])
-        begin = time.perf_counter()
-        for work in works:
-            work.wait()
-        from_host = self._host.wait(turn) if self._host is not None else 0
-        if works or from_host:
-            self._exposed_seconds += time.perf_counter() - begin
+        waits = [work.wait for work in self._arriving.pop(turn, [])]
+        if self._host is not None:
+            waits += self._host.waits(turn)
+        if waits:
+            with self._waits.one():
+                for wait in waits:
+                    wait()
 
     def add_gradients(self, layer: int, gradients: dict[str, Tensor]) -> None:
         for name, gradient in gradients.items():

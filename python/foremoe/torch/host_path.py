@@ -100,13 +100,11 @@ class HostPath:
                 wait_on.append(copy)
         self._open = wait_on
 
-    def wait(self, turn: int) -> int:
-        """Until the copies that this turn reads, and those of turns before it, are there; how many there were."""
-        started = [wait for arrives, wait in self._started if arrives <= turn]
-        for wait in started:
-            wait()
+    def waits(self, turn: int) -> list[Callable[[], None]]:
+        """Each waits until a copy is there that this turn reads, or a turn before it. Called once."""
+        due = [wait for arrives, wait in self._started if arrives <= turn]
         self._started = [(arrives, wait) for arrives, wait in self._started if arrives > turn]
-        return len(started)
+        return due
 
     def close(self, complete: bool) -> None:
         """complete: after all copies that have started; else as soon as can be."""

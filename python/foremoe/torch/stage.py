@@ -255,10 +255,10 @@ class Stage:
         that were computed because they have no route, or another (those of other ranks from drain(), or the end of a
         recompute phase, on).
         copies: experts copied into this rank; host_copies: those of them that came by the host path. exposed_seconds:
-        that it waited for them. fallbacks: layers of micro-steps that ran at homes, not as planned, because a rank
-        lacked a guest; the same on all ranks. mismatch: share of tokens with a route whose router would have chosen
-        other experts, or under on_mismatch="home" did. mismatched, under "home" alone: [micro_steps][layers], rows
-        (tokens at one of their experts) that went home because their expert was not recorded; of all ranks from
-        drain() on.
+        that it waited for them; on CUDA, that its stream did, by events, which was never run. fallbacks: layers of
+        micro-steps that ran at homes, not as planned, because a rank lacked a guest; the same on all ranks. mismatch:
+        share of tokens with a route whose router would have chosen other experts, or under on_mismatch="home" did.
+        mismatched, under "home" alone: [micro_steps][layers], rows (tokens at one of their experts) that went home
+        because their expert was not recorded; of all ranks from drain() on.
         """
         return figures_of(self)

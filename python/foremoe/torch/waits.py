@@ -1,0 +1,42 @@
+"""How long a rank waited for copies."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+
+
+class Waits:
+    """Sums waits. Where the device is CUDA the host only tells the stream to wait: events before and after it say for
+    how long it stood still, and are read later. Written for, never run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._of_host = 0.0
+        self._of_stream: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Inside the host waits, or tells the current stream to."""
+        if self._device.type != "cuda":
+            begin = time.perf_counter()
+            yield
+            self._of_host += time.perf_counter() - begin
+            return
+        stream = torch.cuda.current_stream(self._device)
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record(stream)
+        yield
+        after.record(stream)
+        self._of_stream.append((before, after))
+
+    @property
+    def seconds(self) -> float:
+        """On CUDA it waits until the stream is through with them: call it when the step has ended."""
+        if self._of_stream:
+            self._of_stream[-1][1].synchronize()
+        of_stream: float = sum(before.elapsed_time(after) for before, after in self._of_stream)
+        return self._of_host + of_stream / 1e3
