@@ -105,6 +105,7 @@ def test_what_all_have_in_common_holds_for_those_that_can_use_it() -> None:
             "column 'straggler' is of one",
         ),
         ('"straggler"]', '"speedup"]', "input[0].cluster", "is missing: column 'speedup' needs cluster and model"),
+        ('"straggler"]', '"placement_s"]', "input[0].cluster", "is missing: column 'placement_s' needs cluster"),
         ('label = "ours"', 'label = "none"', "system[1].label", "'none' twice"),
         ('label = "{layers} layers"', 'label = "layers"', "input[1].label", "'layers' twice"),
         ('title = "A hot rank"', "title = ", "", "line 2"),

@@ -7,7 +7,7 @@ measured here is time on the machine that runs this.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import _core
 from .._core import Evaluation, Load
+from .gap import Gap, gap_of
 
 Origin = Literal["exact", "modelled", "measured here"]
 ORIGINS: tuple[Origin, ...] = ("exact", "modelled", "measured here")
@@ -101,6 +102,9 @@ class Measured:
     def overhead(self) -> float:
         """Seconds that copying and planning add to the step."""
         return _overhead(self.recompute["parts"]) + _overhead(self.update["parts"])
+
+    def gap(self, first: Measured) -> Gap:
+        return gap_of(self.figures, first.figures, self.evaluation.plan, self.load)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +196,7 @@ class Column:
     is_relative: bool
     of: Callable[[Measured, Measured | None], float]
     origin: Origin = "exact"
+    needs_model: bool = False  # and a cluster
 
     def over_steps(self, figures: Sequence[float]) -> float:
         """Of an input whose steps are planned one by one: their mean, or their largest where that is what it tells."""
@@ -259,12 +264,18 @@ _MEASURED = [
     _own("plan_us", "planning, µs", 0, "CPU time of all planning of the step ÷ (layers × micro-steps)",
          lambda m: 1e6 * m.planning_cpu_seconds / max(1, m.figures["layers"] * m.figures["micro_steps"])),
     _own("plan_seconds", "planning, s", 3, "of the whole step, wall clock", lambda m: m.figures["plan_seconds"]),
+]
+_MEASURED_OF_MODEL = [
     _own("placement_s", "placement, s", 2, "planning before the first micro-step, all layers, CPU time ÷ threads",
          lambda m: m.placement["seconds"]),
     _own("exposed_placement_s", "after the rollout, s", 2, "what of placement the rollout's tail does not hide",
          lambda m: m.placement["exposed_seconds"]),
     _versus_first("placed_speedup", "speedup, placed", 3, "with what of placement the rollout's tail does not hide",
          lambda m, first: ratio(first.placement["step_seconds"], m.placement["step_seconds"])),
+    _versus_first("gap_planning_ms", "+ planning", 1, "on the critical path, and placement that no rollout hides",
+         lambda m, first: 1e3 * m.gap(first).planning),
+    _own("placed_step_ms", "= step, placed, ms", 1, "the step with what of placement the rollout's tail does not hide",
+         lambda m: 1e3 * m.placement["step_seconds"]),
     _own("of_free_placed", "of opt, placed, %", 1, "of opt, with what of placement the rollout's tail does not hide",
          lambda m: ratio(100 * (m.seconds - m.overhead), m.placement["step_seconds"])),
 ]
@@ -287,6 +298,22 @@ _MODELLED = [
     _versus_first("rl_speedup", "RL step speedup", 3, "with the rollout, which takes as long whoever plans",
          lambda m, first: ratio(first.figures["rl_step_seconds"], m.figures["rl_step_seconds"])),
     _own("step_ms", "step, ms", 1, "recompute and policy update", lambda m: 1e3 * m.seconds),
+    _versus_first("gap_ideal_ms", "ideal, ms", 1,
+         "every rank has the mean load and the first system's mean traffic, and nothing is copied; the columns with + "
+         "add up from there to the step with placement",
+         lambda m, first: 1e3 * m.gap(first).ideal),
+    _versus_first("gap_whole_tokens_ms", "+ whole tokens", 1, "a rank with the mean, rounded up to a token",
+         lambda m, first: 1e3 * m.gap(first).whole_tokens),
+    _versus_first("gap_slots_ms", "+ slots", 1, "tokens that the plan leaves on the busiest rank beyond that",
+         lambda m, first: 1e3 * m.gap(first).slots),
+    _versus_first("gap_replicas_ms", "+ replicas", 1,
+         "what else the slowest rank's experts take: replicas read weights of their own and fill tiles in part",
+         lambda m, first: 1e3 * m.gap(first).replicas),
+    _versus_first("gap_copies_ms", "+ copies", 1, "exposed copies and gradients, arenas filled, homes moved",
+         lambda m, first: 1e3 * m.gap(first).copies),
+    _versus_first("gap_exchange_ms", "+ exchange", 1,
+         "beyond that of ideal; negative where the plan sends less than the first system's",
+         lambda m, first: 1e3 * m.gap(first).exchange),
     _own("recompute_ms", "recompute, ms", 1, "stage time", lambda m: 1e3 * m.recompute["seconds"]),
     _own("update_ms", "policy update, ms", 1, "stage time", lambda m: 1e3 * m.update["seconds"]),
     _own("exposed_ms", "exposed, ms", 2, "of both stages, waited for copies and gradients",
@@ -319,5 +346,12 @@ OF_GROUPS = (
 )
 
 _LARGEST = {"rho_max", "node_link_max", "node_link_of_first", "link_gib"}
-_ORIGINS: Mapping[Origin, list[Column]] = {"exact": _EXACT, "measured here": _MEASURED, "modelled": _MODELLED}
-COLUMNS = {c.name: replace(c, origin=origin) for origin, columns in _ORIGINS.items() for c in columns}
+_BY_ORIGIN: Sequence[tuple[list[Column], Origin, bool]] = (
+    (_EXACT, "exact", False),
+    (_MEASURED, "measured here", False),
+    (_MEASURED_OF_MODEL, "measured here", True),
+    (_MODELLED, "modelled", True),
+)
+COLUMNS = {
+    c.name: replace(c, origin=origin, needs_model=model) for columns, origin, model in _BY_ORIGIN for c in columns
+}

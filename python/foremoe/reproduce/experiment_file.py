@@ -77,7 +77,7 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     prose: dict[str, Any] = {key: root.required(key) for key in _PROSE}
     name = pathlib.Path(file).stem
     columns, shape = _read_columns(root), _read_shape(root)
-    modelled = next((f"column '{c.name}'" for c in columns.values() if c.origin == "modelled"), "")
+    modelled = next((f"column '{c.name}'" for c in columns.values() if c.needs_model), "")
     used_by_system = partial(_used_by_system, modelled=bool(modelled))
     read_system = partial(_read_system, columns=columns)
     systems = _by_label(root.multiplied_out("system", _OF_SYSTEM, used_by_system), read_system)

@@ -109,7 +109,7 @@ def _finite(figure: float) -> float | None:
 
 
 def _shown(column: Column, figure: float) -> str:
-    return _NONE if math.isnan(figure) else f"{figure:.{column.digits}f}"
+    return _NONE if math.isnan(figure) else f"{round(figure, column.digits) + 0.0:.{column.digits}f}"  # never −0
 
 
 def _shown_published(p: Published) -> str:

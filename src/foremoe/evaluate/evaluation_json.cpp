@@ -42,6 +42,8 @@ Json phase_json(const SimulatedPhase& phase) {
           {"path", to_string(phase.path)},
           {"seconds", phase.seconds},
           {"ideal_seconds", phase.ideal_seconds},
+          {"ideal_exchange_seconds", phase.ideal_exchange_seconds},
+          {"mean_expert_seconds", phase.mean_expert_seconds},
           {"utilisation", phase.utilisation},
           {"parts", parts_json(phase.parts)},
           {"peak_tokens", phase.peak_tokens.value},

@@ -124,6 +124,7 @@ class Replayer {
     spans_.exchange(turn, layer.exchange, now_);
     part += layer.exchange;
     result_.ideal_seconds += layer.ideal_exchange;
+    result_.ideal_exchange_seconds += layer.ideal_exchange;
     queues_.pass(now_, layer.exchange, [&](LinkId link) {
       return layer.exchange > 0 ? std::max(0.0, 1 - row_seconds(link, layer, sweep) / layer.exchange) : 1.0;
     });
@@ -177,6 +178,7 @@ class Replayer {
     result_.parts.exposed_copies += with_copies - experts.slowest;
     result_.parts.exposed_gradients += with_all - with_copies;
     result_.computing_seconds += experts.sum;
+    result_.mean_expert_seconds += experts.sum / num_ranks_;
     result_.ideal_seconds += experts.ideal;
     pass(with_all);
     if (spans_.wanted()) {

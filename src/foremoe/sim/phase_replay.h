@@ -23,6 +23,8 @@ struct ReplayProblem {
 struct Replay {
   PhaseSeconds parts;                 // of the plan's layers, without arena and optimizer
   double ideal_seconds = 0;           // likewise
+  double ideal_exchange_seconds = 0;  // of them
+  double mean_expert_seconds = 0;     // of parts.experts, what the mean rank computes
   double computing_seconds = 0;       // Σ over ranks
   std::vector<Bytes> copy_bytes;      // [link]
   std::vector<Bytes> gradient_bytes;  // [link]

@@ -56,6 +56,8 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
   if (options.phase == Phase::kPolicyUpdate) phase.parts.optimizer = input.cost.optimizer(home_experts(input));
   phase.seconds = phase.parts.sum();
   phase.ideal_seconds = replay.ideal_seconds * problem.layer_scale + phase.parts.optimizer;
+  phase.ideal_exchange_seconds = replay.ideal_exchange_seconds * problem.layer_scale;
+  phase.mean_expert_seconds = replay.mean_expert_seconds * problem.layer_scale;
   const double ranks = input.plan.num_ranks();
   if (phase.seconds > 0) {
     phase.utilisation =

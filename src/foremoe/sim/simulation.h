@@ -112,8 +112,10 @@ struct SimulatedPhase {
   double seconds = 0;
   PhaseSeconds parts;
   double ideal_seconds = 0;  // the same phase with every rank at the mean load of every turn, and nothing copied
-  double utilisation = 0;    // Σ over ranks of time computing ÷ (ranks · seconds)
-  Tokens peak_tokens;        // the most assignments that any rank computes in any turn
+  double ideal_exchange_seconds = 0;  // of those, dispatch and combine
+  double mean_expert_seconds = 0;     // of parts.experts, what the mean rank computes: the rest is imbalance
+  double utilisation = 0;             // Σ over ranks of time computing ÷ (ranks · seconds)
+  Tokens peak_tokens;                 // the most assignments that any rank computes in any turn
   RankMemory memory;
   std::vector<LinkTraffic> traffic;
   Array<Bytes, 2> between_nodes;  // [from][to], rows and copies

@@ -57,6 +57,8 @@ TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPart) {
   EXPECT_EQ(phase.peak_tokens, Tokens{90});
   // At the mean: 70 rows in 0.7 s; rows sent and received are (40 + 30) / 2 = 35 either way, 0.0875 s.
   EXPECT_NEAR(phase.ideal_seconds, phase.parts.dense + 0.7 + 2 * 0.0875, kNear);
+  EXPECT_NEAR(phase.mean_expert_seconds, 0.7, kNear);
+  EXPECT_NEAR(phase.ideal_exchange_seconds, 2 * 0.0875, kNear);
 }
 
 TEST(SimulationTest, APolicyUpdateGoesThereAndBackAndEndsWithTheOptimizer) {
@@ -76,6 +78,8 @@ TEST(SimulationTest, APolicyUpdateGoesThereAndBackAndEndsWithTheOptimizer) {
   EXPECT_NEAR(phase.parts.combine, 0.3, kNear);
   // A backward multiplies twice as much and first computes the forward anew: 0.9 + 3 · 0.9 s.
   EXPECT_NEAR(phase.parts.experts, 3.6, kNear);
+  EXPECT_NEAR(phase.mean_expert_seconds, 2.8, kNear);
+  EXPECT_NEAR(phase.ideal_exchange_seconds, 6 * 0.0875, kNear);
   EXPECT_NEAR(phase.parts.optimizer, cost.optimizer(1), kNear);
   EXPECT_NEAR(phase.seconds, phase.parts.sum(), kNear);
 }
