@@ -167,6 +167,19 @@ def test_a_rollouts_tail_hides_placement() -> None:
     assert ours.figures[2::2] == pytest.approx(ours.figures[3::2])
 
 
+def test_stragglers_in_time_follow_those_in_tokens_and_exchanges_the_busiest_rank() -> None:
+    columns = '"gemm_straggler_ms", "gemm_straggler_less", "experts_ms", "exchange_more", "dispatch_ms", "buffers_mib"'
+    text = changed(MODELLED, '"step_ms", "speedup", "ideal_speedup", "of_free"', f'{columns}, "rho_mean"')
+    text = changed(text, "tokens_per_rank = 1024", 'tokens_per_rank = 8192\nrouting = "w2"')
+    none, ours = run(changed(text, "seed = 3\n", "")).cells[0]
+    rho = none.figures[6]  # of a hot rank, the same in every micro-step: all but 1 / ρ of its time is straggling
+    assert rho > 2 and none.figures[0] == pytest.approx((1 - 1 / rho) * none.figures[2], rel=0.02)
+    assert (none.figures[1], none.figures[3], none.figures[5]) == (0, 0, 0)
+    assert ours.figures[1] == pytest.approx(100 * (1 - ours.figures[0] / none.figures[0]))
+    assert ours.figures[3] == pytest.approx(100 * (ours.figures[4] / none.figures[4] - 1)) and ours.figures[3] < -20
+    assert ours.figures[5] == 48 * 2 * 9  # two experts of 9 MiB in each layer
+
+
 def test_every_column_has_a_figure() -> None:
     names = ", ".join(f'"{name}"' for name in COLUMNS)
     text = changed(MODELLED, '["step_ms", "speedup", "ideal_speedup", "of_free"]', f"[{names}]")

@@ -106,6 +106,15 @@ class Measured:
     def gap(self, first: Measured) -> Gap:
         return gap_of(self.figures, first.figures, self.evaluation.plan, self.load)
 
+    @property
+    def exchange_seconds(self) -> float:
+        return float(sum(stage["parts"][part] for stage in self.figures["stages"] for part in ("dispatch", "combine")))
+
+    @property
+    def gemm_straggler_ms(self) -> float:
+        seconds: float = self.recompute["parts"]["experts"] - self.recompute["mean_expert_seconds"]
+        return self.turn_ms(seconds)
+
 
 @dataclass(frozen=True, eq=False)
 class MeasuredGroups(Measured):
@@ -327,9 +336,18 @@ _MODELLED = [
          lambda m: m.part_ms("planning")),
     _own("dispatch_ms", "dispatch, ms", 3, "of a layer's forward", lambda m: m.part_ms("dispatch")),
     _own("experts_ms", "experts, ms", 3, "of a layer's forward", lambda m: m.part_ms("experts")),
+    _own("gemm_straggler_ms", "GEMM straggler, ms", 3,
+         "seconds that the slowest rank's experts take above the mean rank's, in a layer's forward",
+         lambda m: m.gemm_straggler_ms),
+    _versus_first("gemm_straggler_less", "GEMM straggler, % less", 1, "than the first system's",
+         lambda m, first: _percent_less(first.gemm_straggler_ms, m.gemm_straggler_ms)),
     _own("combine_ms", "combine, ms", 3, "of a layer's forward", lambda m: m.part_ms("combine")),
     _own("transfer_ms", "transfer, ms", 3, "of a layer: copies into the rank that receives most, over the host's link",
          lambda m: 1e3 * m.pairs["busiest_receiver"] * m.cost["fetch_seconds"]),
+    _versus_first("exchange_more", "exchange, % more", 1, "seconds of dispatch and combine above the first system's",
+         lambda m, first: -_percent_less(first.exchange_seconds, m.exchange_seconds)),
+    _own("buffers_mib", "buffers, MiB", 0, "weights of guests of the rank that holds most",
+         lambda m: m.recompute["memory"]["guest_weights"] / (1 << 20)),
     _own("guest_gib", "guests, GiB", 3, "weights and gradients of the guests of the rank that holds most",
          lambda m: _gib(_guest_bytes(m.update["memory"]))),
     _own("link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
