@@ -180,6 +180,15 @@ def test_stragglers_in_time_follow_those_in_tokens_and_exchanges_the_busiest_ran
     assert ours.figures[5] == 48 * 2 * 9  # two experts of 9 MiB in each layer
 
 
+def test_planning_is_told_of_all_the_models_layers_and_a_copy_by_the_hosts_link() -> None:
+    columns = '"plan_us", "plan_micro_step_ms", "plan_step_ms", "fetch_ms"'
+    _, ours = run(changed(MODELLED, '"step_ms", "speedup", "ideal_speedup", "of_free"', columns)).cells[0]
+    microseconds, micro_step, step, fetch = ours.figures
+    assert micro_step == pytest.approx(48 * microseconds / 1000) and step == pytest.approx(4 * micro_step)
+    host = H100["host"]  # an expert has 3 · 2048 · 768 weights of two bytes
+    assert fetch == pytest.approx(1e3 * (host["latency_seconds"] + 3 * 2048 * 768 * 2 / host["bytes_per_second"]))
+
+
 def test_every_column_has_a_figure() -> None:
     names = ", ".join(f'"{name}"' for name in COLUMNS)
     text = changed(MODELLED, '["step_ms", "speedup", "ideal_speedup", "of_free"]', f"[{names}]")

@@ -107,6 +107,10 @@ class Measured:
         return gap_of(self.figures, first.figures, self.evaluation.plan, self.load)
 
     @property
+    def plan_micro_step_ms(self) -> float:
+        return float(1e-3 * self.figures["plan_us_per_layer_micro_step"] * self.cost["moe_layers"])
+
+    @property
     def exchange_seconds(self) -> float:
         return float(sum(stage["parts"][part] for stage in self.figures["stages"] for part in ("dispatch", "combine")))
 
@@ -275,6 +279,10 @@ _MEASURED = [
     _own("plan_seconds", "planning, s", 3, "of the whole step, wall clock", lambda m: m.figures["plan_seconds"]),
 ]
 _MEASURED_OF_MODEL = [
+    _own("plan_micro_step_ms", "planning, ms a micro-step", 2,
+         "CPU time of all the model's layers, without what is done once per step", lambda m: m.plan_micro_step_ms),
+    _own("plan_step_ms", "planning, ms a step", 1, "the same of all micro-steps",
+         lambda m: m.plan_micro_step_ms * m.figures["micro_steps"]),
     _own("placement_s", "placement, s", 2, "planning before the first micro-step, all layers, CPU time ÷ threads",
          lambda m: m.placement["seconds"]),
     _own("exposed_placement_s", "after the rollout, s", 2, "what of placement the rollout's tail does not hide",
@@ -348,6 +356,7 @@ _MODELLED = [
          lambda m, first: -_percent_less(first.exchange_seconds, m.exchange_seconds)),
     _own("buffers_mib", "buffers, MiB", 0, "weights of guests of the rank that holds most",
          lambda m: m.recompute["memory"]["guest_weights"] / (1 << 20)),
+    _own("fetch_ms", "copy from the host, ms", 3, "of one expert's weights", lambda m: 1e3 * m.cost["fetch_seconds"]),
     _own("guest_gib", "guests, GiB", 3, "weights and gradients of the guests of the rank that holds most",
          lambda m: _gib(_guest_bytes(m.update["memory"]))),
     _own("link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
