@@ -129,8 +129,9 @@ int run(const CollectArguments& arguments, const Given& given) {
   fmt::print("{}: {}\n{} tokens in {} sequences; {} rows without a route\n", arguments.out, describe(load),
              trace.num_tokens, trace.num_sequences(), missing);
   if (arguments.follow) {
-    fmt::print("{} files, counted in {:.3f} s while the rollout ran; batched and summed in {:.3f} s after it\n",
-               timeline["files"].size(), timeline["seconds_counting"].get<double>(),
+    fmt::print("{}, counted in {:.3f} s while the rollout ran; batched and summed in {:.3f} s after it\n",
+               counted(static_cast<std::int64_t>(timeline["files"].size()), "file"),
+               timeline["seconds_counting"].get<double>(),
                timeline["seconds_batching"].get<double>() + timeline["seconds_summing"].get<double>());
   }
   return kOk;

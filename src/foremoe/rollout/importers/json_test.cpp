@@ -116,6 +116,9 @@ TEST(JsonImport, MalformedResponsesNameThePlace) {
   EXPECT_THAT(error_of("{\"routed_experts\": \"AAAA\"}"), HasSubstr("give its `layers` and `top_k`"));
   EXPECT_THAT(error_of("{\"routed_experts\": [[[1, 2]]]}\n{\"x\": 1"),
               HasSubstr("in: line 2: is not JSON: parse error"));
+  EXPECT_EQ(error_of("{\"routed_experts\": \"" + std::string(100000, 'A')),
+            "in: is not JSON: parse error at line 1, column 100021: syntax error while parsing value - invalid string: "
+            "missing closing quote");
   EXPECT_THAT(error_of("[1]"), HasSubstr("in: [0]: should be an object"));
 }
 

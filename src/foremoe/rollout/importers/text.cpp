@@ -13,6 +13,7 @@ using nlohmann::json;
 namespace {
 
 constexpr int kMaxDepth = 64;  // of JSON
+constexpr std::size_t kLongestMessage = 200;
 
 constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -73,10 +74,12 @@ json parse_json(std::string_view text, const Where& where) {
   try {
     return json::parse(text, bound_depth);
   } catch (const json::exception& e) {
-    const std::string_view what = e.what();  // "[json.exception.parse_error.101] parse error at …"
+    std::string_view what = e.what();  // "[json.exception.parse_error.101] parse error at …; last read: '…'"
     const auto begin = what.find("] ");
-    throw InputError(where,
-                     fmt::format("is not JSON: {}", begin == std::string_view::npos ? what : what.substr(begin + 2)));
+    if (begin != std::string_view::npos) what.remove_prefix(begin + 2);
+    // What was read last may be megabytes of base64 that were cut off.
+    if (what.size() > kLongestMessage) what = what.substr(0, what.find("; last read: "));
+    throw InputError(where, fmt::format("is not JSON: {}", what));
   }
 }
 
