@@ -105,6 +105,8 @@ def test_what_all_have_in_common_holds_for_those_that_can_use_it() -> None:
             "column 'straggler' is of one",
         ),
         ('"straggler"]', '"speedup"]', "input[0].cluster", "is missing: column 'speedup' needs cluster and model"),
+        ("ranks = 4", "ranks = 4\ndraws = 0", "every_input.draws", "0, expected 1"),
+        ('label = "{layers} layers"', 'label = "x"\nfile = "f"\ndraws = 2', "input[0].draws", "has no effect"),
         ('"straggler"]', '"placement_s"]', "input[0].cluster", "is missing: column 'placement_s' needs cluster"),
         ('label = "ours"', 'label = "none"', "system[1].label", "'none' twice"),
         ('label = "{layers} layers"', 'label = "layers"', "input[1].label", "'layers' twice"),

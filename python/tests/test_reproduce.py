@@ -113,6 +113,25 @@ def test_a_former_step_has_the_same_popularities_and_other_tokens() -> None:
     assert (both.array[:2] == former.array).all() and (both.array[2:] == load.array).all()
 
 
+def test_several_draws_give_the_mean_of_each_figure_and_how_far_they_are_apart() -> None:
+    text = changed(HOT_RANK, 'routing = "w2"', "seed = 5\nstep_spread = 1\ndraws = 3")
+    text = changed(text, "at_most = 250", "at_most = 1000")
+    result = run(text)
+    single = [run(changed(text, "seed = 5", f"seed = {seed}").replace("draws = 3\n", "")) for seed in (5, 6, 7)]
+    for system in (0, 1):
+        cell = result.cells[0][system]
+        figures = np.array([one.cells[0][system].figures for one in single])
+        assert cell.figures == pytest.approx(figures.mean(0))
+        assert cell.spread == pytest.approx(np.sqrt(((figures - figures.mean(0)) ** 2).sum(0) / 2))
+        assert single[0].cells[0][system].spread == ()
+    assert result.cells[0][0].spread[1] > 1
+    assert result.judged()[1].worst == result.cells[0][0].figures[1]
+    straggler, apart = result.cells[0][0].figures[1], result.cells[0][0].spread[1]
+    assert f"| {straggler:.0f} ± {apart:.0f} |" in reproduce.to_markdown(result)
+    (row, _) = reproduce.to_json(result)["rows"]
+    assert (row["draws"], row["straggler"], row["spread"]["straggler"]) == (3, straggler, apart)
+
+
 def test_steps_planned_one_by_one_keep_no_guests_and_have_their_own_figures() -> None:
     text = changed(HOT_RANK, 'routing = "w2"', "seed = 5\nstep_spread = 1")
     text = changed(text, "micro_steps = 2", "micro_steps = 6")

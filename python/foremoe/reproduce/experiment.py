@@ -21,6 +21,7 @@ class Input:
     outlives the optimizer's step. wrong_percent, missing_percent: of the load's rows, that
     go elsewhere than recorded, and that are not recorded; None: routes are as recorded.
     cost: keywords of evaluate(): cluster, model, ….
+    draws: how often the load is drawn, with one seed after another; figures are means over the draws.
     """
 
     label: str
@@ -32,6 +33,7 @@ class Input:
     wrong_percent: float | None
     missing_percent: float | None
     cost: Options | None
+    draws: int = 1
 
     @property
     def has_other_routes(self) -> bool:

@@ -39,7 +39,7 @@ _PROSE = ("title", "source", "about", "reading")
 _TABLES_OF_ROOT = {"shape", "input", "every_input", "system", "every_system", "published", "aim"}
 _OF_ROOT = {*_PROSE, "finding", "secondary", "across", "columns", *_TABLES_OF_ROOT}
 _OF_INPUT = (
-    {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps", "plan_each_step"}
+    {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps", "plan_each_step", "draws"}
     | _OTHER_ROUTES
     | _DRAWN
     | _COST
@@ -197,7 +197,7 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tup
     routing = table.text("routing") or "grpo"
     table.checked(_core._check_synthesis, {"routing": routing})
     drawn = {key for key in _DRAWN if not _core._unused_of_synthesis({"routing": routing}, {key})}
-    return used | drawn | {"model", "former_step"}, f"routing {routing}"
+    return used | drawn | {"model", "former_step", "draws"}, f"routing {routing}"
 
 
 def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
@@ -215,7 +215,10 @@ def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
         cost["keep_activations"] = not table.truth("recompute_activations", default=True)
         cost |= table.options(_COST)
         table.checked(_core._check_evaluation, cost)
-    former_step, steps = table.truth("former_step"), table.take("steps", "an integer", int)
+    former_step = table.truth("former_step")
+    steps, draws = (table.take(key, "an integer", int) for key in ("steps", "draws"))
+    if draws is not None and not 1 <= draws <= 1000:
+        table.fail("draws", f"{draws}, expected 1 … 1000")
     wrong, missing = (_read_percent(table, key) for key in ("wrong_percent", "missing_percent"))
     load = table.options(_BATCHED if file else _DRAWN)
     if model and not file:
@@ -231,7 +234,7 @@ def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
             _expect_fits(table, sizes, model)
     steps = 1 if steps is None else steps
     each = table.truth("plan_each_step")
-    return Input(label, file, load, former_step, steps, each, wrong, missing, cost if cluster else None)
+    return Input(label, file, load, former_step, steps, each, wrong, missing, cost if cluster else None, draws or 1)
 
 
 def _read_percent(table: Table, key: str) -> float | None:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,10 +22,15 @@ from .other_routes import OtherRoutes, executed_quotas, other_routes
 
 @dataclass(frozen=True)
 class Cell:
-    """figures: [column], NaN where there is none. skipped: why there are no figures; empty where there are."""
+    """figures: [column], NaN where there is none. skipped: why there are no figures; empty where there are.
+
+    spread: [column], standard deviation of the figures of an input's draws, of which `figures` are the means; empty
+    where there is one draw.
+    """
 
     figures: tuple[float, ...] = ()
     skipped: str = ""
+    spread: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,32 @@ def run_experiment(
     progress: told before each system is run on each input. An input whose file is not here is skipped, and so is a
     system that is not defined for an input. Raises InputError for what cannot be, also when a plan is wrong.
     """
-    inputs = range(len(experiment.inputs))
-    return Result(experiment, tuple(tuple(_cells_of(experiment, i, threads, progress)) for i in inputs))
+
+    def cells(number: int, on: Input) -> tuple[Cell, ...]:
+        draws = [_cells_of(experiment, number, draw, threads, progress) for draw in _draws_of(on)]
+        return tuple(map(_mean_cell, zip(*draws, strict=True)))
+
+    return Result(experiment, tuple(cells(number, on) for number, on in enumerate(experiment.inputs)))
 
 
-def _cells_of(experiment: Experiment, number: int, threads: int, progress: Callable[[str], object]) -> Iterator[Cell]:
-    on = experiment.inputs[number]
+def _draws_of(on: Input) -> Iterator[Input]:
+    first = on.load.get("seed", 1)
+    for seed in range(first, first + on.draws):
+        yield on if seed == first else replace(on, load={**on.load, "seed": seed})
+
+
+def _mean_cell(draws: tuple[Cell, ...]) -> Cell:
+    if len(draws) == 1:
+        return draws[0]
+    if skipped := next((cell for cell in draws if cell.skipped), None):
+        return skipped
+    figures = np.array([cell.figures for cell in draws])
+    return Cell(tuple(map(float, figures.mean(0))), spread=tuple(map(float, figures.std(0, ddof=1))))
+
+
+def _cells_of(
+    experiment: Experiment, number: int, on: Input, threads: int, progress: Callable[[str], object]
+) -> Iterator[Cell]:
     if on.file and not os.path.exists(on.file):
         yield from [Cell(skipped=f"no file {on.file} here")] * len(experiment.systems)
         return

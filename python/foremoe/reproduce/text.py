@@ -8,7 +8,7 @@ from typing import Any
 from .columns import ORIGINS, Column
 from .experiment import Aim, Experiment, Published
 from .finding import filled_finding
-from .run import JudgedAim, Result
+from .run import Cell, JudgedAim, Result
 from .toml_table import plain
 
 Rows = list[list[str]]
@@ -60,7 +60,9 @@ def to_json(result: Result) -> dict[str, Any]:
     for on, system, cell in result.runs():
         figures = {c.name: _finite(f) for c, f in zip(e.columns, cell.figures, strict=False)}
         skipped = {"skipped": cell.skipped} if cell.skipped else {}
-        rows.append({"input": on.label, "system": system.label, **skipped, **figures})
+        spread = {c.name: _finite(s) for c, s in zip(e.columns, cell.spread, strict=False)}
+        drawn = {"draws": on.draws, "spread": spread} if spread else {}
+        rows.append({"input": on.label, "system": system.label, **skipped, **figures, **drawn})
     return {
         "name": e.name,
         "title": e.title,
@@ -112,6 +114,13 @@ def _shown(column: Column, figure: float) -> str:
     return _NONE if math.isnan(figure) else f"{round(figure, column.digits) + 0.0:.{column.digits}f}"  # never −0
 
 
+def _shown_figures(e: Experiment, cell: Cell) -> list[str]:
+    """With how far the draws are apart, where there are several."""
+    figures = [_shown(column, figure) for column, figure in zip(e.columns, cell.figures, strict=False)]
+    spread = [f" ± {_shown(column, s)}" for column, s in zip(e.columns, cell.spread, strict=False)]
+    return [figure + s for figure, s in zip(figures, spread or [""] * len(figures), strict=True)]
+
+
 def _shown_published(p: Published) -> str:
     """As many digits as were published."""
     text = plain(p.value)
@@ -144,8 +153,8 @@ def _long_table(result: Result) -> Rows:
         if cell.skipped:
             row.append(f"skipped: {cell.skipped}")
             continue
-        for column, figure in zip(e.columns, cell.figures, strict=True):
-            row.append(_shown(column, figure))
+        for column, figure in zip(e.columns, _shown_figures(e, cell), strict=True):
+            row.append(figure)
             if column in beside:
                 row.append(_published_at(e, on.label, system.label, column) or _NONE)
     return rows
@@ -160,9 +169,9 @@ def _wide_table(result: Result) -> Rows:
         rows.append(row)
         for system, cell in zip(e.systems, cells, strict=True):
             figures = []
-            for column, figure in zip(e.columns, cell.figures, strict=False):
+            for column, figure in zip(e.columns, _shown_figures(e, cell), strict=False):
                 published = _published_at(e, on.label, system.label, column)
-                figures.append(_shown(column, figure) + (f" [{published}]" if published else ""))
+                figures.append(figure + (f" [{published}]" if published else ""))
             row.append("skipped" if cell.skipped else " / ".join(figures))
     return rows
 
