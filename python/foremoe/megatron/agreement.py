@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe.torch.groups import group_like
 
 _REFUSES, _LEFT = 1, 2
 
@@ -23,22 +23,10 @@ _REFUSES, _LEFT = 1, 2
 class Agreement:
     """Words between all ranks. A rank that gives up leaves its word without waiting."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Collective. device: of the model's parameters."""
-        from megatron.core import parallel_state
-
-        # What reaches all ranks of the one group, and then all of the other, has reached all. Replicas have a group of
-        # their own, since DistributedDataParallel may use Megatron's when a rank leaves. Between pipeline stages it is
-        # Megatron's, which nobody else uses inside a step. It can be none of its own: torch names a group that its own
-        # ranks make by the number of groups that they are in, and stages are in different numbers of groups.
-        replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        stages = parallel_state.get_model_parallel_group()
-        self._own = group_like(replicas, "gloo", "cpu") if dist.get_world_size(replicas) > 1 else None
-        self._groups: list[tuple[Any, torch.device]] = []
-        if self._own is not None:
-            self._groups.append((self._own, torch.device("cpu")))
-        if dist.get_world_size(stages) > 1:
-            self._groups.append((stages, device))
+    def __init__(self, groups: Sequence[Any]) -> None:
+        """groups: of gloo, so that nothing here waits for a device. What reaches all ranks of the first, and then all
+        of the second, has reached all."""
+        self._groups = list(groups)
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank. Collective. Raises RuntimeError where a rank has left."""
@@ -51,8 +39,7 @@ class Agreement:
 
     def _most(self, word: int, micro_steps: int) -> list[int]:
         found = torch.tensor([word, micro_steps, -micro_steps])
-        for group, device in self._groups:
-            found = found.to(device)
+        for group in self._groups:
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
         most: list[int] = found.tolist()
         if most[0] == _LEFT:
@@ -61,14 +48,9 @@ class Agreement:
 
     def leave(self) -> None:
         """Tells all ranks that this one has given up. Waits for nobody, and nothing can be agreed upon afterwards."""
-        for group, device in self._groups:
-            with contextlib.suppress(RuntimeError):  # the others, or the device, may be gone
-                word = torch.tensor([_LEFT, 0, 0], device=device)
-                dist.all_reduce(word, dist.ReduceOp.MAX, group=group, async_op=True)
-
-    def close(self) -> None:
-        if self._own is not None:
-            dist.destroy_process_group(self._own)
+        for group in self._groups:
+            with contextlib.suppress(RuntimeError):  # the others may be gone
+                dist.all_reduce(torch.tensor([_LEFT, 0, 0]), dist.ReduceOp.MAX, group=group, async_op=True)
 
 
 def others_than(decides: Any, table: np.ndarray[Any, Any], group: Any, device: torch.device) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import foremoe
+from foremoe.torch.groups import refused_together
 
 from .replicas import Replicas
 from .supported import expect_version
@@ -25,7 +26,9 @@ def attach(
     model: str | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Replicas:
-    """Prepares a model of Megatron-LM for planned steps. Collective. The model stays as it is outside of step().
+    """Prepares a model of Megatron-LM for planned steps. The model stays as it is outside of step().
+
+    Collective over all ranks of the default process group, those of dense pipeline stages too.
 
     model_chunks: a module, or a list of them, with or without Megatron's DistributedDataParallel; call it after that.
     guest_slots: copies of experts that a rank has room for in one layer; 0: nothing is copied, but sizes are known.
@@ -42,26 +45,30 @@ def attach(
         foremoe.evaluate() takes them. model None: as the configuration says. cluster None: seconds are not modelled.
 
     Raises ImportError for another version of megatron-core, and InputError that names the argument, or the field of the
-    configuration that cannot be served and what it must be.
+    configuration that cannot be served and what it must be. Where one rank refuses, all ranks raise, and no process
+    group is made.
     """
-    expect_version()
-    if mode == "static":
-        if residency not in (None, "static"):
-            raise foremoe.InputError(
-                f"residency: '{residency}', but mode='static' stands for residency='static'; expected none",
-                field="residency",
-            )
-        mode, residency = "active", "static"
-    return Replicas(
-        list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks],
-        guest_slots=guest_slots,
-        residency="resident" if residency is None else residency,
-        mode=mode,
-        policy=policy,
-        depth=depth,
-        ranks_per_node=ranks_per_node,
-        threads=threads,
-        cluster=cluster,
-        model=model,
-        options=options,
-    )
+    with refused_together():
+        expect_version()
+        if mode == "static":
+            if residency not in (None, "static"):
+                raise foremoe.InputError(
+                    f"residency: '{residency}', but mode='static' stands for residency='static'; expected none",
+                    field="residency",
+                )
+            mode, residency = "active", "static"
+        replicas = Replicas(
+            list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks],
+            guest_slots=guest_slots,
+            residency="resident" if residency is None else residency,
+            mode=mode,
+            policy=policy,
+            depth=depth,
+            ranks_per_node=ranks_per_node,
+            threads=threads,
+            cluster=cluster,
+            model=model,
+            options=options,
+        )
+    replicas.make_groups()
+    return replicas

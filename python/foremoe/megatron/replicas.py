@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe.torch.arguments import RESIDENCIES, expect_executable, expect_options
-from foremoe.torch.groups import group_like
+from foremoe.torch.arguments import expect_executable
+from foremoe.torch.groups import make_groups
 
 from .agreement import Agreement, checked_counts, others_than
 from .capacity import FIELD, Buffers, end_context, planned_slots
@@ -24,9 +24,8 @@ from .seconds import Modelled
 from .shadow import Shadow
 from .shares import SharedPlan, Shares
 from .step import Step
-from .supported import expect_alike, expect_supported, moe_layers
+from .supported import expect_alike, expect_arguments, expect_supported, moe_layers
 
-MODES = ("active", "shadow")
 PHASES = ("recompute", "policy_update")
 _log = logging.getLogger("foremoe")
 
@@ -55,7 +54,7 @@ class Replicas:
         model: str | Mapping[str, Any] | None,
         options: dict[str, Any],
     ) -> None:
-        self._expect_arguments(guest_slots, residency, mode, options)
+        expect_arguments(guest_slots, residency, mode, options)
         from megatron.core import parallel_state
 
         layers = [moe_layers(chunk) for chunk in model_chunks]
@@ -91,17 +90,39 @@ class Replicas:
             self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
             self._ranks_per_node = ranks_per_node or min(8, self.num_ranks)
             self._expect_plannable()
-        self._agreement = Agreement(self._device)
-        if named and mode == "shadow":
-            modelled = Modelled(cluster, model, config, depth) if cluster is not None else None
-            if modelled is not None:
-                nothing = np.zeros((1, len(named), self.num_ranks, self.num_experts), np.int64)
-                modelled.expect_known(self.load_of(nothing))
-            self._shadow = Shadow(self, [[layer for _, layer in of_chunk] for of_chunk in layers], modelled)
-        elif named:
+        self._modelled: Modelled | None = None
+        self._of_chunks = [[layer for _, layer in of_chunk] for of_chunk in layers]
+        if named and mode == "active":
             self._prepare([name for name, _ in named])
-        if named:
-            self._shares = Shares(self.group, self.planning)
+        elif named and cluster is not None:
+            self._modelled = Modelled(cluster, model, config, depth)
+            nothing = np.zeros((1, len(named), self.num_ranks, self.num_experts), np.int64)
+            self._modelled.expect_known(self.load_of(nothing))
+
+    def make_groups(self) -> None:
+        """Process groups, and what talks over them. Collective over the default group, once, before all else."""
+        from megatron.core import parallel_state
+
+        # Agreements have groups of their own, since a rank that leaves waits for nobody. Those of replicas and those of
+        # pipeline and tensor parallel ranks reach all ranks with fewer connections than one group of all would have.
+        replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        stages = parallel_state.get_model_parallel_group()
+        wanted = [(group, "gloo") for group in (replicas, stages) if dist.get_world_size(group) > 1]
+        agree = len(wanted)
+        if self._layers:
+            wanted.append((self.group, "gloo"))
+            # Copies overlap with the exchange of rows.
+            wanted.append((self.group, "gloo" if self.mode == "shadow" else dist.get_backend(self.group)))
+        self._made_groups = make_groups(wanted, self._device)
+        self._agreement = Agreement(self._made_groups[:agree])
+        if not self._layers:
+            return
+        of_shares, beside = self._made_groups[agree:]
+        self._shares = Shares(of_shares, self.planning)
+        if self.mode == "shadow":
+            self._shadow = Shadow(self, self._of_chunks, self._modelled, beside)
+        else:
+            self._copy_group = beside
 
     def _expect_plannable(self) -> None:
         """Plans nothing at all: the planner refuses what it would refuse of a step."""
@@ -111,20 +132,6 @@ class Replicas:
         if self.mode == "active":
             expect_executable(plan, self._in_flight)
             foremoe.RankTurns(plan, load, rank=0, path="peer", depth=self._depth)
-
-    @staticmethod
-    def _expect_arguments(guest_slots: int, residency: str, mode: str, options: dict[str, Any]) -> None:
-        if mode not in MODES:
-            raise foremoe.InputError(f"mode: '{mode}', expected active, static or shadow", field="mode")
-        if residency not in RESIDENCIES:
-            raise foremoe.InputError(
-                f"residency: '{residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
-            )
-        if isinstance(guest_slots, bool) or not isinstance(guest_slots, int) or guest_slots < 0:
-            raise foremoe.InputError(
-                f"guest_slots: {guest_slots!r}, expected an integer from 0 on", field="guest_slots"
-            )
-        expect_options(options)
 
     def _prepare(self, names: list[str]) -> None:
         """Guests and planned dispatchers of all layers."""
@@ -148,8 +155,6 @@ class Replicas:
                 "of gradients of a few steps with those of mode='shadow'",
                 config.moe_flex_dispatcher_backend,
             )
-        # Copies overlap with the exchange of rows.
-        self._copy_group = group_like(self.group, dist.get_backend(self.group), self._device)
 
     def _expect_usable(self) -> None:
         if self._detached:
@@ -328,6 +333,9 @@ class Replicas:
     def _explain(self, step: Step, error: BaseException) -> None:
         """Names the layer whose routes were not those of the plan, which may be why an exchange failed."""
         with contextlib.suppress(RuntimeError):  # the device may be what failed
+            # An exchange that nobody joins keeps the device from ever coming to what was counted.
+            if self._device.type == "cuda" and not torch.cuda.current_stream(self._device).query():
+                return
             places = torch.nonzero(step.others).tolist()
             if places:
                 error.add_note(_other_rows(places, self._moes))
@@ -374,12 +382,10 @@ class Replicas:
             raise RuntimeError("a step is running")
         if self._shadow is not None:
             self._shadow.close()
-        if not self._failed:  # after a failure something may be on its way
-            self._agreement.close()
-            if self._moes:
-                dist.destroy_process_group(self._copy_group)
         if self._layers:
             self._shares.close(self._failed)
+        while self._made_groups and not self._failed:  # after a failure something may be on its way
+            dist.destroy_process_group(self._made_groups.pop())
         self._guests, self._dispatchers, self._moes = [], [], []
         self._detached = True
 

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe.torch.groups import group_like
 
 from .metrics import figures
 from .seconds import Modelled
@@ -35,8 +34,10 @@ _log = logging.getLogger("foremoe")
 class Shadow:
     """Counts and plans beside a model that runs as it is."""
 
-    def __init__(self, replicas: Replicas, chunks: Sequence[Sequence[Any]], modelled: Modelled | None) -> None:
-        """chunks: the MoE layers of each model chunk. modelled: says seconds too. Collective."""
+    def __init__(
+        self, replicas: Replicas, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any
+    ) -> None:
+        """chunks: the MoE layers of each model chunk. modelled: says seconds too. group: of gloo, those of replicas."""
         from megatron.core import parallel_state
 
         self._replicas = replicas
@@ -44,7 +45,7 @@ class Shadow:
         # This stage's backward of a micro-batch comes after that many forwards of later ones, and its own.
         stages = parallel_state.get_pipeline_model_parallel_world_size()
         self._in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
-        self._group = group_like(replicas.group, "gloo", "cpu")
+        self._group = group
         self._open = False
         # Of the micro-batch that passes each chunk: int32 [layers of chunk, experts], and its layers.
         self._rows: list[tuple[Tensor, tuple[Tensor, ...]]] = [(torch.empty(0), ())] * len(chunks)
@@ -154,7 +155,6 @@ class Shadow:
         for hook in self._hooks:
             hook.remove()
         self._pool.shutdown(wait=True)
-        dist.destroy_process_group(self._group)
 
 
 def _stacked(counted: list[list[Tensor]]) -> Tensor:

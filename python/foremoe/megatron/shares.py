@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe import _core
-from foremoe.torch.groups import group_like
 
 # That plan a layer without knowing the others.
 POLICIES = ("foremoe", "static", "vanilla")
@@ -43,9 +42,10 @@ class Shares:
     """Begins plans that the ranks of a group make together, one after the other, each on a thread of its own."""
 
     def __init__(self, group: Any, planning: dict[str, Any]) -> None:
-        """planning: arguments of foremoe.start_plan(), policy among them. Collective."""
+        """group: of gloo, which nobody else uses at the same time. planning: arguments of foremoe.start_plan(), policy
+        among them. Collective."""
         self._planning = planning
-        self._group = group_like(group, "gloo", "cpu")
+        self._group = group
         self._rank, self._num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-shares")
         decides = repr(sorted((name, value) for name, value in planning.items() if name != "threads"))
@@ -86,5 +86,3 @@ class Shares:
     def close(self, failed: bool = False) -> None:
         """Ends it when all plans that were begun are made. failed: at once, since other ranks may be gone."""
         self._pool.shutdown(wait=not failed, cancel_futures=failed)
-        if not failed:
-            dist.destroy_process_group(self._group)

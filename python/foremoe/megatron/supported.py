@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import foremoe
+from foremoe.torch.arguments import RESIDENCIES, expect_options
 
 FIRST, LAST = (0, 16), (0, 19)
+MODES = ("active", "shadow")
 DISPATCHERS = ("allgather", "alltoall", "flex")
 FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # run with stand-ins for their kernels, never on a GPU
 
@@ -64,6 +66,19 @@ def _spelled(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
+def expect_arguments(guest_slots: int, residency: str, mode: str, options: dict[str, Any]) -> None:
+    """Raises InputError that names an argument of attach()."""
+    if mode not in MODES:
+        raise foremoe.InputError(f"mode: '{mode}', expected active, static or shadow", field="mode")
+    if residency not in RESIDENCIES:
+        raise foremoe.InputError(
+            f"residency: '{residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
+        )
+    if isinstance(guest_slots, bool) or not isinstance(guest_slots, int) or guest_slots < 0:
+        raise foremoe.InputError(f"guest_slots: {guest_slots!r}, expected an integer from 0 on", field="guest_slots")
+    expect_options(options)
+
+
 def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
     """(name, layer) of the MoE layers of a model chunk, in its order, wrapped as it is."""
     from megatron.core.transformer.moe.moe_layer import MoELayer
@@ -76,11 +91,8 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
 
     stages: of the pipeline; where there are several, this one may have no MoE layer.
     """
-    if not layers:
-        if mode == "active" and stages == 1:
-            raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
-        # What the other stages refuse, this one refuses too: they would wait for it.
-        layers = [(f"model_chunks[{i}]", chunk) for i, chunk in enumerate(chunks) if hasattr(chunk, "config")]
+    if not layers and mode == "active" and stages == 1:
+        raise foremoe.InputError("model_chunks: have no MoELayer", field="model_chunks")
     for name, layer in layers:
         _expect_config(layer.config, name, mode)
         if mode == "active":

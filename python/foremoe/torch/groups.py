@@ -1,38 +1,102 @@
-"""Process groups beside those of the model."""
+"""Process groups beside those of the model. All ranks of the default group make them together.
+
+torch asks for that. Where init_process_group(device_id=…) has made the default group's NCCL communicator, a new group
+splits it, and all of its ranks must take part, also those outside the new group. And ranks name a new group by how many
+they have made before.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+import foremoe
 
-def group_like(group: Any, backend: str, device: torch.device | str) -> Any:
-    """Another group of the same ranks. Collective over them alone.
+_SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group leaves the default NCCL communicator alone
 
-    Raises RuntimeError, on all of them, where ranks would wait for each other forever.
+
+@contextlib.contextmanager
+def refused_together() -> Iterator[None]:
+    """What one rank raises inside, all ranks raise where it ends. Collective over the default group; inside is not.
+
+    A rank that raised nothing itself raises InputError, which names the first rank that did, and its words.
     """
-    ranks = dist.get_process_group_ranks(group)
-    _expect_same_name(ranks, group)
-    made: Any = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
-    dist.all_reduce(torch.zeros(1, device=device), group=made)  # the first operation must be one of all ranks
-    return made
+    own: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        own = error
+    said: list[Any] = []
+    if dist.is_initialized():
+        said = [None] * dist.get_world_size()
+        dist.all_gather_object(said, None if own is None else (str(own) or repr(own), getattr(own, "field", "")))
+    if own is not None:
+        raise own
+    for rank, of in enumerate(said):
+        if of is not None:
+            raise foremoe.InputError(f"rank {rank} refused: {of[0]}", field=of[1])
 
 
-def _expect_same_name(ranks: list[int], group: Any) -> None:
-    """torch names a group that its own ranks alone make by these, and by how many groups the process made before. Where
-    that differs, the ranks of a group wait for each other under different names."""
-    name_of: Any = getattr(distributed_c10d, "_hash_ranks_to_str", None)
-    if name_of is None:
-        return
-    names: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(names, name_of(ranks), group=group)
-    others = [rank for rank, name in zip(ranks, names, strict=True) if name != names[0]]
+def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = "cpu") -> list[Any]:
+    """Another group of the same ranks for each (group, backend). Collective over the default group.
+
+    wanted: alike on all ranks of a group, in one order; other ranks may want others, or none. device: on which groups
+        that are not of gloo communicate.
+
+    Raises RuntimeError, on all ranks and before any group is made, where ranks would wait for each other forever.
+    """
+    own: list[tuple[tuple[int, ...], str, int]] = []  # ranks, backend, which of those that are alike
+    for group, backend in wanted:
+        ranks = tuple(dist.get_process_group_ranks(group))
+        own.append((ranks, backend, sum(of[:2] == (ranks, backend) for of in own)))
+    of_all: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, (distributed_c10d.get_pg_count(), own))
+    made: dict[Any, Any] = {of: None for _, of_rank in of_all for of in of_rank}  # in the same order on all ranks
+    _expect_alike([num_made for num_made, _ in of_all])
+    _expect_makeable(made, [set(of_rank) for _, of_rank in of_all])
+    for of in made:
+        made[of] = dist.new_group(list(of[0]), backend=of[1])
+    for of in own:  # the first operation of a group must be one that all of its ranks take part in
+        dist.all_reduce(torch.zeros(1, device="cpu" if of[1] == "gloo" else device), group=made[of])
+    return [made[of] for of in own]
+
+
+def stand_by() -> None:
+    """For a rank in no expert-parallel group: takes part where the others make an ExpertParallel. Collective."""
+    with refused_together():
+        pass
+    make_groups([])
+
+
+def _expect_alike(num_made: list[int]) -> None:
+    """num_made: groups, by which each rank's torch names the next one."""
+    others = [rank for rank, of in enumerate(num_made) if of != num_made[0]]
     if others:
         raise RuntimeError(
-            f"ranks {others} have made other process groups before than rank {ranks[0]}, so that torch would wait "
-            "forever for another group of them; expected ranks of a group to make as many groups each, such as by "
-            "dist.new_group() on all ranks"
+            f"ranks {others} have made other process groups before than rank 0, so that torch would wait forever for "
+            "another one; expected all ranks to make as many groups each, such as by dist.new_group() on all ranks"
         )
+
+
+def _expect_makeable(groups: Iterable[Any], of_all: list[set[Any]]) -> None:
+    """groups: (ranks, backend, …); of_all: those that each rank wants."""
+    splits = tuple(map(int, torch.__version__.split(".")[:2])) < _SPARES_NCCL
+    is_bound = getattr(dist.group.WORLD, "bound_device_id", None) is not None
+    for group in groups:
+        ranks, backend = group[:2]
+        missing = [rank for rank in ranks if group not in of_all[rank]]
+        if missing:
+            raise RuntimeError(
+                f"ranks {missing} do not make the {backend} group of ranks {list(ranks)} that others make; expected "
+                "the same arguments on all ranks of a group"
+            )
+        if splits and is_bound and backend == "gloo" and len(ranks) < len(of_all):
+            raise RuntimeError(
+                f"torch {torch.__version__} would wait forever for a gloo group, since the default group was made by "
+                "init_process_group(device_id=…); leave device_id out, or use torch 2.15"
+            )

@@ -20,7 +20,7 @@ import foremoe
 from .arguments import expect_arguments, expect_executable, expect_layers, mark_spread, unmark_spread
 from .dispatch import dispatch_to
 from .exchange import AllToAll
-from .groups import group_like
+from .groups import make_groups, refused_together
 from .layers import ExpertLayer
 from .routes import gather_routes
 from .sharded import is_dtensor, local, local_weights, sharded_over_ranks
@@ -43,6 +43,9 @@ def _squared_norm(parameters: list[torch.nn.Parameter], device: torch.device) ->
 class ExpertParallel:
     """Leaves each rank its own experts of every layer, plans phases, and executes them.
 
+    Collective over all ranks of the default process group: where several groups make one each, they do it at the same
+    time, and a rank in none of them calls foremoe.torch.groups.stand_by(). What follows is of the group alone.
+
     Make it before the optimizer: it replaces the experts' parameters by this rank's, E/R of each layer, ascending.
     Experts that are DTensors, and so lie on their ranks already, stay as they are.
 
@@ -58,7 +61,8 @@ class ExpertParallel:
     copy_group: a second group of the same ranks, for copies; None: one is made.
     options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
-    Raises InputError that names the argument, and PolicySkipped where the policy is not defined for this group.
+    Raises InputError that names the argument, and PolicySkipped where the policy is not defined for this group. Where
+    one rank refuses, all ranks raise.
     """
 
     def __init__(
@@ -90,26 +94,27 @@ class ExpertParallel:
         self.ranks_per_node = ranks_per_node if ranks_per_node is not None else min(8, self.num_ranks)
         self.threads = threads
         self._options = options
-        expect_arguments(self, options)
-        expect_layers(self.layers, self.group)
-        self._sharded = is_dtensor(next(iter(self.layers[0].weights().values())))  # by a framework, before
-        self.num_experts = self.layers[0].num_experts
-        self.own = self.num_experts // self.num_ranks
-        weights = self.layers[0].weights().values()
-        self.device = next(iter(weights)).device
-        self.expert_bytes = sum(w.numel() // self.num_experts * w.element_size() for w in weights)
-        self._expect_plannable()
+        with refused_together():
+            expect_arguments(self, options)
+            expect_layers(self.layers, self.group)
+            weights = self.layers[0].weights().values()
+            self._sharded = is_dtensor(next(iter(weights)))  # by a framework, before
+            self.num_experts = self.layers[0].num_experts
+            self.own = self.num_experts // self.num_ranks
+            self.device = next(iter(weights)).device
+            self.expert_bytes = sum(w.numel() // self.num_experts * w.element_size() for w in weights)
+            self._expect_plannable()
+        wanted = [(self.group, dist.get_backend(self.group))] if copy_group is None else []
+        if path != "peer":
+            wanted.append((self.group, "gloo"))
+        self._made_groups = make_groups(wanted, self.device)
         # Copies overlap with the exchange of rows on a group of their own.
-        self.copy_group = copy_group
-        self.cpu_group: Any = None  # on which ranks agree about copies by the host path
-        self._made_groups: list[Any] = []
-        if copy_group is None:
-            self.copy_group = self._make_group(dist.get_backend(self.group), self.device)
-        else:
+        self.copy_group = self._made_groups[0] if copy_group is None else copy_group
+        if copy_group is not None:
             # The first operation of a group must be one that all ranks take part in.
             dist.all_reduce(torch.zeros(1, device=self.device), group=copy_group)
-        if path != "peer":
-            self.cpu_group = self._make_group("gloo", "cpu")
+        # On which ranks agree about copies by the host path.
+        self.cpu_group: Any = self._made_groups[-1] if path != "peer" else None
         self.num_stages = 0  # entered
         self._model: Any = None  # whose other parameters are trained too
         self._averages = False  # drain() does it
@@ -118,10 +123,6 @@ class ExpertParallel:
         self.failed = False  # a stage did, with copies on their way
         self._stage: Stage | None = None
         self._shard()
-
-    def _make_group(self, backend: str, device: torch.device | str) -> Any:
-        self._made_groups.append(group_like(self.group, backend, device))
-        return self._made_groups[-1]
 
     def _expect_plannable(self) -> None:
         """Plans nothing at all: the planner refuses what it would refuse of a stage."""

@@ -5,6 +5,10 @@ One spawn of four processes runs all checks, in two groups whose ranks are neith
 
 from __future__ import annotations
 
+import contextlib
+import re
+import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +29,8 @@ from training import (  # noqa: E402
 )
 
 import foremoe  # noqa: E402
-from foremoe.torch.groups import group_like  # noqa: E402
+from foremoe.torch import groups as groups_module  # noqa: E402
+from foremoe.torch.groups import make_groups, stand_by  # noqa: E402
 
 GROUPS = ((0, 2), (1, 3))
 
@@ -52,21 +57,60 @@ def join_another(group: Any) -> str:
     return "nothing"
 
 
-def after_another_group(group: Any) -> list[str]:
-    """What group_like() says where one rank has made a group more than the others, and where all have again."""
+def said(of: Callable[[], Any]) -> str:
+    before = len(distributed_c10d._world.pg_names)
+    try:
+        of()
+    except (RuntimeError, foremoe.InputError) as error:
+        assert len(distributed_c10d._world.pg_names) == before, "a refused group was made"
+        return str(error)
+    return "nothing"
+
+
+def make_one(group: Any) -> None:
+    for made in make_groups([(group, "gloo")]):
+        dist.destroy_process_group(made)
+
+
+def after_another_group(group: Any) -> list[Any]:
+    """What make_groups() says where one rank has made a group more than the others, and where all have again; and how
+    many torch has counted before. Not all versions count these."""
     own = dist.get_rank()
-    is_first = dist.get_process_group_ranks(group)[0] == own
-    said = []
-    for makes_one in (is_first, not is_first):
+    found: list[Any] = []
+    for makes_one in (own == 0, own != 0):
         if makes_one:
             dist.new_group([own], use_local_synchronization=True)
-        try:
-            dist.destroy_process_group(group_like(group, "gloo", "cpu"))
-        except RuntimeError as error:
-            said.append(str(error))
-        else:
-            said.append("nothing")
-    return said
+        found += [distributed_c10d.get_pg_count(), said(lambda: make_one(group))]
+    return found
+
+
+def made_together(group: Any) -> list[Any]:
+    """What this rank asks torch for where each rank wants groups of its own, and the ranks that it then has."""
+    own = dist.new_group
+
+    def watched(*ranks: Any, **options: Any) -> Any:
+        asked.append((ranks, options))
+        return own(*ranks, **options)
+
+    asked: list[Any] = []
+    wanted = [(group, "gloo"), (group, "gloo"), (dist.group.WORLD, "gloo")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", watched)
+        made = make_groups(wanted if dist.get_rank() % 2 else wanted[:1] + wanted[2:])
+    of = [dist.get_process_group_ranks(group) for group in made]
+    for group in made:
+        dist.destroy_process_group(group)
+    return [asked, of]
+
+
+def alone(of: int, group: Any) -> float:
+    """One group trains, the ranks of the other are in none."""
+    if of == 1:
+        stand_by()
+        return 0.0
+    return float(
+        run_step(GROUPS[of].index(dist.get_rank()), torch.float64, group=group, ranks_per_node=1)["difference"]
+    )
 
 
 def work(rank: int) -> dict[str, Any]:
@@ -91,6 +135,11 @@ def work(rank: int) -> dict[str, Any]:
     found["evaluation"] = evaluate(groups[of], of)
     found["groups left"] = len(distributed_c10d._world.pg_names) - before
     found["after another group"] = after_another_group(groups[of])
+    found["made together"] = made_together(groups[of])
+    found["alone"] = alone(of, groups[of])
+    model = make_model(torch.float32)
+    found["one refuses"] = said(lambda: spread(model, groups[of], depth=0 if rank == 1 else 2))
+    found["one makes none"] = said(lambda: make_groups([] if rank == 2 else [(groups[of], "gloo")]))
     return found
 
 
@@ -131,6 +180,50 @@ def test_detached_experts_leave_no_groups(found: list[dict[str, Any]]) -> None:
 
 def test_ranks_that_made_other_groups_before_are_told_so(found: list[dict[str, Any]]) -> None:
     for of in found:
-        refused, made = of["after another group"]
-        assert "have made other process groups before" in refused
+        _, refused, _, made = of["after another group"]
+        told = "ranks [1, 2, 3] have made other process groups before than rank 0"
+        assert refused.startswith(told if len({of["after another group"][0] for of in found}) > 1 else "nothing")
         assert made == "nothing"
+
+
+def test_all_ranks_ask_torch_for_the_groups_of_all_in_one_order(found: list[dict[str, Any]]) -> None:
+    """Where a new group splits the NCCL communicator, every rank of the default group must do so."""
+    once = [([0, 2],), ([0, 1, 2, 3],), ([1, 3],), ([1, 3],)]
+    for rank, of in enumerate(found):
+        asked, own = of["made together"]
+        assert asked == [(ranks, {"backend": "gloo"}) for ranks in once]
+        group = list(GROUPS[of["group"]])
+        assert own == [group, *([group] if rank % 2 else []), [0, 1, 2, 3]]
+
+
+def test_ranks_of_no_group_stand_by(found: list[dict[str, Any]]) -> None:
+    assert max(of["alone"] for of in found) <= 1e-12
+
+
+def test_all_ranks_refuse_what_one_refuses_and_make_no_group(found: list[dict[str, Any]]) -> None:
+    own = found[1]["one refuses"]
+    assert own.startswith("depth: 0")
+    assert [of["one refuses"] for of in found] == [own if r == 1 else f"rank 1 refused: {own}" for r in range(RANKS)]
+    for of in found:
+        assert of["one makes none"].startswith("ranks [2] do not make the gloo group of ranks [0, 2]")
+
+
+@pytest.mark.parametrize(
+    ("version", "bound", "backend", "waits"),
+    [
+        ("2.14.1+cu130", 0, "gloo", True),
+        ("2.15.0", 0, "gloo", False),
+        ("2.9.1", None, "gloo", False),
+        ("2.9.1", 0, "nccl", False),
+    ],
+)
+def test_a_torch_that_would_wait_forever_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, version: str, bound: int | None, backend: str, waits: bool
+) -> None:
+    """Before 2.15 ranks outside a gloo group split the default NCCL communicator, and its members do not."""
+    world = types.SimpleNamespace(bound_device_id=bound if bound is None else torch.device("cuda", bound))
+    monkeypatch.setattr(groups_module.dist, "group", types.SimpleNamespace(WORLD=world))
+    monkeypatch.setattr(torch, "__version__", version)
+    refused = pytest.raises(RuntimeError, match=re.escape("init_process_group(device_id=…); leave device_id out"))
+    with refused if waits else contextlib.nullcontext():
+        groups_module._expect_makeable([((0,), backend, 0)], [{((0,), backend, 0)}, set()])

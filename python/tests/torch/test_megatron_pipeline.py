@@ -218,6 +218,20 @@ def shadow(chunks: int) -> dict[str, Any]:
     }
 
 
+def refuse_on_one_stage() -> list[str]:
+    """What both stages say of a policy that only the one with MoE layers can refuse; then of what words go over."""
+    pipeline = Pipeline(Case(ep=2, ddp=OVERLAP), dense_stage=0)
+    found = []
+    try:
+        foremoe.megatron.attach(pipeline.models, policy="eplb")
+    except foremoe.InputError as error:
+        found.append(str(error))
+    replicas = foremoe.megatron.attach(pipeline.models)
+    found += [dist.get_backend(group) for group in replicas._agreement._groups]
+    replicas.detach()
+    return found
+
+
 def mutate() -> dict[str, float]:
     """What goes wrong where several micro-steps in flight are not heeded."""
     two = CASES["two guests"]
@@ -251,6 +265,7 @@ def work(rank: int) -> dict[str, Any]:
     begin_groups(2, pipeline_model_parallel_size=STAGES)
     found: dict[str, Any] = {name: compare(case, options) for name, (case, options) in CASES.items()}
     found["dense"] = [compare(Case(ep=2, ddp=OVERLAP), {}, dense_stage=stage) for stage in range(STAGES)]
+    found["refused"] = refuse_on_one_stage()
     found["waits"] = count_waits()
     found["shadow"] = shadow(1)
     found["mutated"] = mutate()
@@ -315,6 +330,16 @@ def test_a_stage_of_dense_layers_takes_part(found: list[dict[str, Any]]) -> None
         for stage, dense in enumerate(of["dense"]):
             assert dense["worst"] <= 1e-12, (rank, stage, dense)
             assert (dense["metrics"] == {}) == (rank // 2 == stage)
+
+
+def test_a_stage_of_dense_layers_refuses_what_another_stage_does(found: list[dict[str, Any]]) -> None:
+    own = "policy: eplb made a plan of residency free"
+    for rank, of in enumerate(found):
+        assert of["refused"][0].startswith(own if rank >= 2 else f"rank 2 refused: {own}"), (rank, of["refused"])
+
+
+def test_agreements_wait_for_no_device(found: list[dict[str, Any]]) -> None:
+    assert all(of["refused"][1:] == ["gloo", "gloo"] for of in found)
 
 
 @pytest.mark.parametrize("which", ["shadow", "virtual"])

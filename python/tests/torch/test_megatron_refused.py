@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import types
 from typing import Any
 
 import pytest
@@ -28,9 +29,11 @@ from megatron_training import (  # noqa: E402
     on_all_ranks,
     replay,
 )
+from torch.distributed import distributed_c10d  # noqa: E402
 
 import foremoe  # noqa: E402
 import foremoe.megatron  # noqa: E402
+from foremoe.megatron.replicas import Replicas  # noqa: E402
 
 REFUSED = {
     "virtual_pipeline_model_parallel_size": 2,
@@ -131,7 +134,11 @@ def refusals() -> dict[str, str]:
     adapted = make_net(make_config(case))
     for expert in adapted.moe[0].experts.local_experts:
         expert.linear_fc1.adapter = torch.nn.Parameter(torch.zeros(2))
+    before = len(distributed_c10d._world.pg_names)
     found["adapters"] = refusal(attach, adapted)
+    found["depth of a rank"] = refusal(attach, _with(net), depth=0 if dist.get_rank() == 1 else 2)
+    found["adapters of a rank"] = refusal(attach, adapted if dist.get_rank() == 3 else _with(net))
+    found["groups left"] = str(len(distributed_c10d._world.pg_names) - before)
     found["a trainer's functions"] = refusal(attach, net_of_a_trainer(case))
     deeper = attach(_with(net), depth=1 + dist.get_rank() % 2)
     planned_deeper = deeper.plan(good)
@@ -329,6 +336,24 @@ def test_all_ranks_refuse_what_one_refuses(found: list[dict[str, Any]]) -> None:
     assert refused[1] == "counts: counts[1, 2, 3]: -1 rows, expected 0 or more"
     assert all(refused[rank] == "counts: counts: another rank refused its own" for rank in (0, 2, 3))
     assert all("between 2 and 3 on all ranks" in of["refused"]["micro-steps"] for of in found)
+
+
+def test_all_ranks_refuse_a_model_that_one_refuses_and_make_no_group(found: list[dict[str, Any]]) -> None:
+    for what, rank in (("depth of a rank", 1), ("adapters of a rank", 3)):
+        field, own = found[rank]["refused"][what].split(": ", 1)
+        for r, of in enumerate(found):
+            assert of["refused"][what] == f"{field}: {own if r == rank else f'rank {rank} refused: {own}'}"
+    assert all(of["refused"]["groups left"] == "0" for of in found)
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_an_error_is_explained_only_where_that_waits_for_no_device(monkeypatch: pytest.MonkeyPatch, idle: bool) -> None:
+    replicas: Any = object.__new__(Replicas)
+    replicas._device, replicas._moes = torch.device("cuda"), [types.SimpleNamespace(name="moe.0")]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(query=lambda: idle))
+    error = RuntimeError("an exchange failed")
+    replicas._explain(types.SimpleNamespace(others=torch.ones(1, 1, dtype=torch.bool)), error)
+    assert len(getattr(error, "__notes__", [])) == int(idle)
 
 
 @pytest.mark.parametrize(
