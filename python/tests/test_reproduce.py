@@ -203,7 +203,7 @@ def test_planning_is_told_of_all_the_models_layers_and_a_copy_by_the_hosts_link(
     columns = '"plan_us", "plan_micro_step_ms", "plan_step_ms", "fetch_ms"'
     _, ours = run(changed(MODELLED, '"step_ms", "speedup", "ideal_speedup", "of_free"', columns)).cells[0]
     microseconds, micro_step, step, fetch = ours.figures
-    assert micro_step == pytest.approx(48 * microseconds / 1000) and step == pytest.approx(4 * micro_step)
+    assert step == pytest.approx(4 * 48 * microseconds / 1000) and step > 4 * micro_step > 0
     host = H100["host"]  # an expert has 3 · 2048 · 768 weights of two bytes
     assert fetch == pytest.approx(1e3 * (host["latency_seconds"] + 3 * 2048 * 768 * 2 / host["bytes_per_second"]))
 
