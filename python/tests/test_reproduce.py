@@ -14,7 +14,7 @@ from experiments import HOT_RANK, MODELLED, PROSE, TRACE, changed, run
 
 import foremoe
 from foremoe import reproduce
-from foremoe.reproduce.columns import COLUMNS
+from foremoe.reproduce.columns import COLUMNS, Measured
 from foremoe.reproduce.text import aligned
 
 
@@ -111,6 +111,17 @@ def test_a_former_step_has_the_same_popularities_and_other_tokens() -> None:
     assert (load.array != former.array).any()
     both = foremoe.synthesize_load(**{**experiment.inputs[0].load, "micro_steps": 4})
     assert (both.array[:2] == former.array).all() and (both.array[2:] == load.array).all()
+
+
+def test_a_forecast_errs_by_the_tokens_that_go_elsewhere_than_the_step_before_told() -> None:
+    array = np.zeros((4, 1, 2, 4), np.int64)  # two steps of two micro-steps
+    array[:, 0, 1] = [[6, 2, 0, 0], [2, 6, 0, 0], [4, 2, 2, 0], [0, 0, 0, 3]]
+    load = foremoe.Load.from_array(array, top_k=1)
+    evaluation = foremoe._core._evaluate(load, "vanilla", {}, {})
+    # The first step has halves of both. Of 8 tokens 2 go elsewhere then, and of 3 all: a quarter, and 1.
+    column = COLUMNS["forecast_error"]
+    assert column.of(Measured(evaluation, load, 2), None) == pytest.approx(100 * (0.25 + 1) / 2)
+    assert math.isnan(column.of(Measured(evaluation, load, 1), None))
 
 
 def test_several_draws_give_the_mean_of_each_figure_and_how_far_they_are_apart() -> None:
@@ -307,5 +318,5 @@ def test_groups_that_cannot_be_are_refused_with_system_and_input() -> None:
 def test_planning_time_of_every_system_has_what_it_does_once_per_step() -> None:
     times = SimpleNamespace(base_cpu_seconds=2e-3, planning_cpu_seconds=1e-3)
     evaluation = SimpleNamespace(plan=SimpleNamespace(times=times), figures={"layers": 3, "micro_steps": 5})
-    measured = reproduce.columns.Measured(cast(Any, evaluation), cast(Any, None), 1)
+    measured = Measured(cast(Any, evaluation), cast(Any, None), 1)
     assert COLUMNS["plan_us"].of(measured, None) == pytest.approx(200)

@@ -56,6 +56,19 @@ class Measured:
     def stability(self) -> dict[str, Any]:
         return _core._load_stability(self.load, self.steps)
 
+    @cached_property
+    def forecast_error(self) -> float:
+        """Share of tokens, mean over micro-steps and layers from the second step on; NaN of one step."""
+        counts = self.load.array.sum(2).astype(float)  # [micro_steps, layers, experts]
+        steps = counts.reshape(self.steps, -1, *counts.shape[1:])
+        before = steps[:-1].sum(1, keepdims=True)
+        total, total_before = (of.sum(-1, keepdims=True) for of in (steps[1:], before))
+        known = (total > 0) & (total_before > 0)
+        if not known.any():
+            return math.nan
+        error = np.abs(steps[1:] / np.maximum(total, 1) - before / np.maximum(total_before, 1)).sum(-1) / 2
+        return float(error[known[..., 0]].mean())
+
     @property
     def planning_cpu_seconds(self) -> float:
         """Measured: of every micro-step and of what is done once per step, summed over threads."""
@@ -272,6 +285,9 @@ _EXACT = [
          lambda m: 100 * m.stability["step_change"]),
     _own("micro_step_change", "change of micro-step, %", 1, "the same from micro-step to micro-step",
          lambda m: 100 * m.stability["micro_step_change"]),
+    _own("forecast_error", "error of forecast, %", 1,
+         "share of a micro-step's tokens that go to other experts than the mean of the step before tells",
+         lambda m: 100 * m.forecast_error),
 ]
 _MEASURED = [
     _own("plan_us", "planning, µs", 0, "CPU time of all planning of the step ÷ (layers × micro-steps)",

@@ -33,7 +33,7 @@ _COST = (_TABLES["cost"] - {"cluster", "model", "keep_activations"}) | {
 }
 _PLANNED = _TABLES["planning"] | {"path"}
 _OTHER_ROUTES = {"wrong_percent", "missing_percent"}
-_BY_STEPS = {"hottest", "step_change", "micro_step_change"}  # columns that tell steps apart
+_BY_STEPS = {"hottest", "step_change", "micro_step_change", "forecast_error"}  # columns that tell steps apart
 
 _PROSE = ("title", "source", "about", "reading")
 _TABLES_OF_ROOT = {"shape", "input", "every_input", "system", "every_system", "published", "aim"}
