@@ -18,6 +18,7 @@ import torch.distributed as dist
 import foremoe
 
 _REFUSES, _LEFT = 1, 2
+MOST_ROWS = 2**31 - 1  # of a rank for an expert
 
 
 class Agreement:
@@ -76,10 +77,10 @@ def checked_counts(counts: Any, layers: int, experts: int) -> np.ndarray[Any, np
         raise foremoe.InputError(f"counts: is {array.dtype} {list(array.shape)}; expected {expected}", field="counts")
     if not len(array):
         raise foremoe.InputError("counts: has no micro-step", field="counts")
-    negative = np.argwhere(array < 0)
-    if len(negative):
-        place = negative[0].tolist()
+    wrong = np.argwhere((array < 0) | (array > MOST_ROWS))
+    if len(wrong):
+        place = wrong[0].tolist()
         raise foremoe.InputError(
-            f"counts{place}: {array[tuple(place)]} rows, expected 0 or more", field="counts", index=str(place)
+            f"counts{place}: {array[tuple(place)]} rows, expected 0 to {MOST_ROWS}", field="counts", index=str(place)
         )
     return array.astype(np.int64)

@@ -54,7 +54,9 @@ class Replicas:
         model: str | Mapping[str, Any] | None,
         options: dict[str, Any],
     ) -> None:
-        expect_arguments(guest_slots, residency, mode, options)
+        nodes = 1 if ranks_per_node is None else ranks_per_node
+        numbers = {"guest_slots": (guest_slots, 0), "depth": (depth, 1), "ranks_per_node": (nodes, 1)}
+        expect_arguments(model_chunks, residency, mode, options, numbers)
         from megatron.core import parallel_state
 
         layers = [moe_layers(chunk) for chunk in model_chunks]
@@ -129,6 +131,7 @@ class Replicas:
         load = self.load_of(np.zeros((self._in_flight, 1, self.num_ranks, self.num_experts), np.int64))
         planning: dict[str, Any] = {**self.planning, "in_flight": self._in_flight}
         plan = foremoe.start_plan(load, **planning).finish()
+        self._guest_slots = plan.guest_slots  # none of vanilla
         if self.mode == "active":
             expect_executable(plan, self._in_flight)
             foremoe.RankTurns(plan, load, rank=0, path="peer", depth=self._depth)
@@ -159,6 +162,8 @@ class Replicas:
     def _expect_usable(self) -> None:
         if self._detached:
             raise RuntimeError("detached from the model")
+        if self._running:
+            raise RuntimeError("a step is running: plan() and step() of another belong before or after it")
         if self._failed:
             raise RuntimeError("a step failed: what it sent may still be on its way; attach anew with other groups")
 
@@ -223,8 +228,6 @@ class Replicas:
             with self._shadow.step() if self._shadow is not None else contextlib.nullcontext():
                 yield
             return
-        if self._running:
-            raise RuntimeError("another step is running")
         self._expect_same(plan)
         self._failed = self._running = True  # failed until it has ended as planned
         step: Step | None = None
@@ -305,8 +308,10 @@ class Replicas:
     def _executable(self, plan: Plan) -> foremoe.Plan:
         """Raises InputError for what this rank cannot execute."""
         made = plan.begin()
-        if (made.num_layers, made.num_experts, made.num_ranks) != (len(self._layers), self.num_experts, self.num_ranks):
-            raise foremoe.InputError("plan: is for a model of another shape", field="plan")
+        shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots
+        own = len(self._layers), self.num_experts, self.num_ranks, self._guest_slots
+        if shape != own:
+            raise foremoe.InputError(f"plan: has {shape} layers, experts, ranks, guest slots; not {own}", field="plan")
         expect_executable(made, plan.in_flight)
         for moe in self._moes:
             if made.residency == "shared" and moe.shapes() != self._moes[0].shapes():

@@ -79,6 +79,7 @@ class Shadow:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Counts what runs inside; then plans in the background, unless it ends by an error on any rank."""
+        self._expect_closed()
         self._counted = [[] for _ in self._counted]
         self._open, complete = True, False
         try:
@@ -146,12 +147,17 @@ class Shadow:
         vanilla, planned = seconds.tolist()
         return {"foremoe/modelled_seconds_vanilla": vanilla, "foremoe/modelled_seconds": planned}
 
+    def _expect_closed(self) -> None:
+        if self._open:
+            raise RuntimeError("a step is running")
+
     def metrics(self) -> dict[str, float]:
         """Of the last step that was planned."""
         return self._metrics
 
     def close(self) -> None:
         """Removes the hooks, after all steps have been planned."""
+        self._expect_closed()
         for hook in self._hooks:
             hook.remove()
         self._pool.shutdown(wait=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _OUT_OF_ORDER = (
     "ran out of order; a planned step runs the micro-batches of a stage in the order of Megatron-LM's schedule without "
-    "virtual stages"
+    "virtual stages, and of the phase recompute forwards alone"
 )
 
 

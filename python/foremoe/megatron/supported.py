@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 import foremoe
 from foremoe.torch.arguments import RESIDENCIES, expect_options
 
@@ -66,16 +68,28 @@ def _spelled(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def expect_arguments(guest_slots: int, residency: str, mode: str, options: dict[str, Any]) -> None:
-    """Raises InputError that names an argument of attach()."""
+def expect_arguments(
+    chunks: Sequence[Any], residency: str, mode: str, options: dict[str, Any], numbers: dict[str, tuple[Any, int]]
+) -> None:
+    """Raises InputError that names an argument of attach(). numbers: by name, with the least that each may be."""
+    if not chunks:
+        raise foremoe.InputError("model_chunks: there is none", field="model_chunks")
+    for i, chunk in enumerate(chunks):
+        if not isinstance(chunk, torch.nn.Module):
+            raise foremoe.InputError(
+                f"model_chunks[{i}]: is a {type(chunk).__name__}; expected a module",
+                field="model_chunks",
+                index=f"[{i}]",
+            )
     if mode not in MODES:
         raise foremoe.InputError(f"mode: '{mode}', expected active, static or shadow", field="mode")
     if residency not in RESIDENCIES:
         raise foremoe.InputError(
             f"residency: '{residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
         )
-    if isinstance(guest_slots, bool) or not isinstance(guest_slots, int) or guest_slots < 0:
-        raise foremoe.InputError(f"guest_slots: {guest_slots!r}, expected an integer from 0 on", field="guest_slots")
+    for name, (value, least) in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise foremoe.InputError(f"{name}: {value!r}, expected an integer from {least} on", field=name)
     expect_options(options)
 
 

@@ -53,6 +53,7 @@ CASES = {
     "alltoall, EP 4": (Case(), {}),
     "alltoall, EP 4, static": (Case(), {"residency": "static"}),
     "alltoall, EP 4, no guests": (Case(), {"guest_slots": 0}),
+    "alltoall, EP 4, no guests of vanilla": (Case(), {"policy": "vanilla"}),
     "alltoall, EP 4, two guests, deep": (Case(), {"guest_slots": 2, "depth": 5}),
     "allgather, EP 4": (Case(dispatcher="allgather"), {}),
     "allgather, EP 2 × 2, overlap": (Case(ep=2, dispatcher="allgather", ddp=OVERLAP), {}),

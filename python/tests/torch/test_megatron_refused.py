@@ -91,6 +91,9 @@ def refusals() -> dict[str, str]:
         "mode static": refusal(attach, net, residency="resident", mode="static"),
         "residency": refusal(attach, net, residency="free"),
         "guest_slots": refusal(attach, net, guest_slots=-1),
+        "ranks_per_node": refusal(attach, net, ranks_per_node=0),
+        "no chunk": refusal(attach, [], mode="shadow"),
+        "no module": refusal(attach, [net, "net"]),
         "cluster": refusal(attach, net, mode="shadow", cluster="z80"),
         "model": refusal(attach, net, mode="shadow", model="Mixtral-8x7B", cluster="h200"),
         "model of other experts": refusal(attach, net, mode="shadow", model="Qwen3-30B-A3B"),
@@ -123,6 +126,8 @@ def refusals() -> dict[str, str]:
     other = attach(make_net(make_config(case), layers=2))
     few = other.plan(good[:, :2])
     found["plan of another shape"] = refusal(lambda: replicas.step(few).__enter__())
+    of_two = attach(_with(net), guest_slots=2).plan(good)
+    found["plan of other guest slots"] = refusal(lambda: replicas.step(of_two).__enter__())
     mixed = attach(_with(net), seed=dist.get_rank(), guest_slots=1 + dist.get_rank() // 3)
     different = mixed.plan(good)
     found["plans of ranks"] = refusal(lambda: mixed.step(different).__enter__())
@@ -188,6 +193,29 @@ def frozen() -> bool:
     return len(gradients[0]) == len(gradients[1]) > 0 and all(
         torch.allclose(a, b, rtol=1e-11, atol=1e-12) for a, b in zip(*gradients, strict=True)
     )
+
+
+def inside_a_step() -> list[str]:
+    """What plan(), step() and a backward pass say in a step in which they do not belong."""
+    said = []
+    acts: list[Any] = [lambda of, y: replicas.plan(of), lambda of, y: replicas.step(of).__enter__()]
+    for act in (*acts, lambda of, y: y.sum().backward()):
+        begin_groups(4)
+        net = make_net(make_config(Case()))
+        replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+        plan = replicas.plan(counts_of(0, dist.get_rank()), phase="recompute")
+        with pytest.raises(RuntimeError) as raised, replicas.step(plan):
+            replay(net, 0, 0)
+            act(plan, net(batch(0, 0)))
+        said.append(str(raised.value))
+    shadow = foremoe.megatron.attach(net, mode="shadow")
+    with shadow.step():
+        for act in (shadow.step().__enter__, shadow.detach):
+            with pytest.raises(RuntimeError) as raised:
+                act()
+            said.append(str(raised.value))
+    shadow.detach()
+    return said
 
 
 def stage_of_dense_layers() -> dict[str, float]:
@@ -267,6 +295,7 @@ def work(rank: int) -> dict[str, Any]:
         "refused": refusals(),
         "failed": failures(),
         "frozen": frozen(),
+        "inside": inside_a_step(),
         "dense": stage_of_dense_layers(),
         "left": [left((0, 1), 1), left((2,), MICRO_STEPS)],
     }
@@ -290,7 +319,10 @@ def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[di
         ("mode", "mode: mode: 'loud', expected active, static or shadow"),
         ("mode static", "residency: residency: 'resident', but mode='static' stands for residency='static'"),
         ("residency", "residency: residency: 'free', expected one of static, resident, shared"),
-        ("guest_slots", "guest_slots: guest_slots: -1"),
+        ("guest_slots", "guest_slots: guest_slots: -1, expected an integer from 0 on"),
+        ("ranks_per_node", "ranks_per_node: ranks_per_node: 0, expected an integer from 1 on"),
+        ("no chunk", "model_chunks: model_chunks: there is none"),
+        ("no module", "model_chunks: model_chunks[1]: is a str; expected a module"),
         ("cluster", "cluster: "),
         ("model", "nothing"),
         ("model of other experts", "model: "),
@@ -314,7 +346,11 @@ def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[di
         ("counts of no micro-step", "counts: counts: has no micro-step"),
         ("phase", "phase: phase: 'rollout'"),
         ("no plan", "plan: plan: is NoneType"),
-        ("plan of another shape", "plan: plan: is for a model of another shape"),
+        (
+            "plan of another shape",
+            "plan: plan: has (2, 8, 4, 1) layers, experts, ranks, guest slots; not (3, 8, 4, 1)",
+        ),
+        ("plan of other guest slots", "plan: plan: has (3, 8, 4, 2) layers, "),
         ("plans of ranks", "plan: plan: ranks "),
         ("some experts frozen", "model_chunks: model_chunks: some experts of moe.1 are frozen and others not"),
         ("adapters", "model_chunks: model_chunks: the experts of moe.0 have other parameters"),
@@ -323,7 +359,7 @@ def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[di
         ("policy", "policy: policy: eplb made a plan of residency free"),
         ("no such policy", "policy: policy: 'best', expected one of"),
         ("value of an option", "tolerance: tolerance"),
-        ("depth", "depth: depth"),
+        ("depth", "depth: depth: 0, expected an integer from 1 on"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(found: list[dict[str, Any]], what: str, words: str) -> None:
@@ -333,7 +369,7 @@ def test_bad_arguments_are_refused_by_name(found: list[dict[str, Any]], what: st
 
 def test_all_ranks_refuse_what_one_refuses(found: list[dict[str, Any]]) -> None:
     refused = [of["refused"]["negative counts"] for of in found]
-    assert refused[1] == "counts: counts[1, 2, 3]: -1 rows, expected 0 or more"
+    assert refused[1] == "counts: counts[1, 2, 3]: -1 rows, expected 0 to 2147483647"
     assert all(refused[rank] == "counts: counts: another rank refused its own" for rank in (0, 2, 3))
     assert all("between 2 and 3 on all ranks" in of["refused"]["micro-steps"] for of in found)
 
@@ -386,6 +422,13 @@ def test_an_error_in_one_expert_parallel_group_ends_the_steps_of_the_others(foun
 
 def test_a_frozen_layer_has_its_turns(found: list[dict[str, Any]]) -> None:
     assert all(of["frozen"] for of in found)
+
+
+def test_what_does_not_belong_in_a_step_is_named(found: list[dict[str, Any]]) -> None:
+    running = "a step is running: plan() and step() of another belong before or after it"
+    for of in found:
+        assert [of["inside"][i] for i in (0, 1, 3, 4)] == [running, running, *2 * ["a step is running"]]
+        assert of["inside"][2].endswith(", and of the phase recompute forwards alone")
 
 
 def test_shadow_mode_serves_a_pipeline_stage_of_dense_layers(found: list[dict[str, Any]]) -> None:
