@@ -10,9 +10,11 @@
 #include "command.h"
 #include "console.h"
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/step_input.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/rollout/load_statistics.h"
 #include "foremoe/rollout/rollout_follower.h"
 #include "foremoe/rollout/trace_file.h"
 
@@ -85,8 +87,8 @@ Counted count_folder(const CollectArguments& arguments, ThreadPool& pool) {
   for (const auto& [name, file] : follower.files()) {
     counting += file.counted - file.seen;
     files.push_back({{"name", name},
-                     {"sequences", file.sequences},
-                     {"tokens", file.tokens},
+                     {"sequences", file.header.num_sequences()},
+                     {"tokens", file.header.num_tokens},
                      {"seen", file.seen},
                      {"counted", file.counted}});
   }
@@ -104,24 +106,15 @@ int run(const CollectArguments& arguments, const Given& given) {
   ThreadPool pool(static_cast<std::size_t>(arguments.threads));
   const auto [trace, batching, load, timeline] =
       arguments.follow ? count_folder(arguments, pool) : count_file(arguments, pool);
-  std::int64_t assignments = 0;
-  for (const Tokens tokens : load.load.flat()) assignments += tokens.value;
+  const std::int64_t assignments = num_assignments(load);
   const std::int64_t missing = trace.num_tokens * trace.num_layers - assignments / trace.top_k;
 
   write_load(load, arguments.out, {{"origin", fmt::format("collected from {}", trace.name)}});
   if (arguments.json) {
-    nlohmann::ordered_json json{{"out", arguments.out},
-                                {"sequences", trace.num_sequences()},
-                                {"tokens", trace.num_tokens},
-                                {"micro_steps", load.num_micro_steps()},
-                                {"layers", load.num_layers()},
-                                {"ranks", load.num_ranks()},
-                                {"ranks_per_node", load.ranks_per_node},
-                                {"experts", load.num_experts()},
-                                {"top_k", load.top_k},
-                                {"recorded_batching", batching.recorded},
-                                {"assignments", assignments},
-                                {"rows_missing", missing}};
+    nlohmann::ordered_json json{
+        {"out", arguments.out}, {"sequences", trace.num_sequences()}, {"tokens", trace.num_tokens}};
+    json.update(shape_json(load));
+    json.update({{"recorded_batching", batching.recorded}, {"assignments", assignments}, {"rows_missing", missing}});
     json.update(timeline);
     fmt::print("{}\n", json.dump(2));
     return kOk;

@@ -13,6 +13,7 @@
 #include "console.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/safetensors.h"
+#include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/step_input.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/step_plan.h"
@@ -109,9 +110,7 @@ Json describe_trace(const RoutingTrace& trace) {
 
 // Of the routes behind a load, with ids as narrow as they can be.
 std::int64_t route_bytes(const LoadTable& load) {
-  std::int64_t assignments = 0;
-  for (const Tokens tokens : load.load.flat()) assignments += tokens.value;
-  return assignments * static_cast<std::int64_t>(size_of(narrowest_route_type(load.num_experts())));
+  return num_assignments(load) * static_cast<std::int64_t>(size_of(narrowest_route_type(load.num_experts())));
 }
 
 void print_route_bytes(const Json& json) {
@@ -180,12 +179,7 @@ Json inspect_rollout(const Safetensors& file, bool is_trace, const InspectArgume
   const Array<double, 2> ratios = imbalance_ratios(load, homes);  // [micro_step][layer]
 
   std::vector<std::vector<double>> rho(layers.size());  // [layer][micro_step]
-  json["micro_steps"] = load.num_micro_steps();
-  json["layers"] = load.num_layers();
-  json["ranks"] = load.num_ranks();
-  json["ranks_per_node"] = load.ranks_per_node;
-  json["experts"] = load.num_experts();
-  json["top_k"] = load.top_k;
+  json.update(shape_json(load));
   if (!is_trace) json["route_bytes"] = route_bytes(load);
   json["load_digest"] = load_digest(load);
   json["layer_statistics"] = Json::array();

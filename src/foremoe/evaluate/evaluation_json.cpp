@@ -92,4 +92,9 @@ Json to_json(const Evaluation& e, bool checked) {
   return json;
 }
 
+Json shape_json(const LoadTable& load) {
+  return {{"micro_steps", load.num_micro_steps()}, {"layers", load.num_layers()},   {"ranks", load.num_ranks()},
+          {"ranks_per_node", load.ranks_per_node}, {"experts", load.num_experts()}, {"top_k", load.top_k}};
+}
+
 }  // namespace foremoe

@@ -12,4 +12,7 @@ namespace foremoe {
 // with `checked`; and, of a simulated step, its figures.
 nlohmann::ordered_json to_json(const Evaluation& evaluation, bool checked);
 
+// {micro_steps, layers, ranks, ranks_per_node, experts, top_k}.
+nlohmann::ordered_json shape_json(const LoadTable& load);
+
 }  // namespace foremoe

@@ -94,6 +94,12 @@ LayerStatistics statistics(const LoadTable& table, LayerId layer, std::span<cons
 
 }  // namespace
 
+std::int64_t num_assignments(const LoadTable& table) {
+  std::int64_t sum = 0;
+  for (const Tokens tokens : table.load.flat()) sum += tokens.value;
+  return sum;
+}
+
 LoadViolation load_violation(std::span<const std::int64_t> expert_loads) {
   if (expert_loads.empty() || sum(expert_loads) == 0) return {};
   const double average = mean(expert_loads);

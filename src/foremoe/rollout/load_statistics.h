@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -13,6 +14,9 @@
 #include "foremoe/rollout/load_table.h"
 
 namespace foremoe {
+
+// Of all micro-steps, layers, ranks and experts together: tokens, each as often as it chose an expert.
+std::int64_t num_assignments(const LoadTable& table);
 
 // verl's violations over the experts of a layer, with d = load ÷ mean − 1: how far the busiest expert is above the
 // mean, the idlest below it (−1: never chosen), and the mean distance. All 0 without load.

@@ -36,6 +36,8 @@ LoadTable taking_turns() {
   return table;
 }
 
+TEST(NumAssignments, IsTheSumOfAllTokens) { EXPECT_EQ(num_assignments(taking_turns()), 4 * 2 * 50); }
+
 Array<RankId, 2> one_expert_per_rank() {
   Array<RankId, 2> home({1, 2});
   home(0, 1) = RankId{1};

@@ -59,16 +59,20 @@ bool RolloutFollower::poll(ThreadPool& pool) {
     if (!files_.contains(name)) count(name, pool);
   }
   if (num_sequences_ == 0) return found.ended;
-  if (next_ == num_sequences_) return true;
-  if (next_ > num_sequences_ || found.ended) {
+  if (num_counted() == num_sequences_) return true;
+  if (num_counted() > num_sequences_ || found.ended) {
     throw InputError({.file = folder_}, fmt::format("{} {} sequences, expected {}", found.ended ? "ended with" : "has",
-                                                    next_, num_sequences_));
+                                                    num_counted(), num_sequences_));
   }
   return false;
 }
 
+std::int64_t RolloutFollower::num_counted() const {
+  return collector_ ? static_cast<std::int64_t>(collector_->num_sequences()) : 0;
+}
+
 void RolloutFollower::count(const std::string& name, ThreadPool& pool) {
-  File file{.seen = seconds()};
+  const double seen = seconds();
   const RoutingTrace trace = read_trace((std::filesystem::path(folder_) / name).string());
   if (collector_) {
     expect_like_the_first(trace);
@@ -77,29 +81,25 @@ void RolloutFollower::count(const std::string& name, ThreadPool& pool) {
         RolloutCollector::Shape{.num_layers = trace.num_layers, .top_k = trace.top_k, .num_experts = trace.num_experts},
         folder_);
   }
-  file.sequences = trace.num_sequences();
-  file.tokens = trace.num_tokens;
+  const auto first = static_cast<int>(num_counted());
   const std::size_t token = shape_of(trace).token_bytes();
   try {
-    pool.for_each_index(static_cast<std::size_t>(file.sequences), [&](std::size_t s, std::size_t) {
+    pool.for_each_index(static_cast<std::size_t>(trace.num_sequences()), [&](std::size_t s, std::size_t) {
       const std::span<const std::byte> routes(
           trace.routes + static_cast<std::size_t>(trace.cu_seqlens[s]) * token,
           static_cast<std::size_t>(trace.sequence_length(static_cast<int>(s))) * token);
-      collector_->add(next_ + static_cast<int>(s), trace.type, routes);
+      collector_->add(first + static_cast<int>(s), trace.type, routes);
     });
   } catch (const InputError&) {
     check_routes(trace);  // throws for the first malformed row, and names the file
     throw;
   }
-  counted_.emplace(name, Counted{.header = without_routes(trace), .first = next_});
-  next_ += file.sequences;
-  file.counted = seconds();
-  files_.emplace(name, file);
+  files_.emplace(name, File{.header = without_routes(trace), .first = first, .seen = seen, .counted = seconds()});
 }
 
 void RolloutFollower::expect_like_the_first(const RoutingTrace& trace) const {
-  const std::string& name = counted_.begin()->first;
-  const RoutingTrace& first = counted_.begin()->second.header;
+  const std::string& name = files_.begin()->first;
+  const RoutingTrace& first = files_.begin()->second.header;
   const auto expect = [&](const char* field, int here, int there) {
     if (here == there) return;
     throw InputError({.file = trace.name, .field = field}, fmt::format("is {} here, and {} in {}", here, there, name));
@@ -113,14 +113,14 @@ void RolloutFollower::expect_like_the_first(const RoutingTrace& trace) const {
 }
 
 RoutingTrace RolloutFollower::sequences() const {
-  if (counted_.empty()) throw InputError({.file = folder_}, fmt::format("has no file *{}", kEnding));
-  RoutingTrace all = counted_.begin()->second.header;
+  if (files_.empty()) throw InputError({.file = folder_}, fmt::format("has no file *{}", kEnding));
+  RoutingTrace all = files_.begin()->second.header;
   all.name = folder_;
   all.num_tokens = 0;
   all.cu_seqlens = {0};
   all.prompt_lengths = all.group_ids = all.micro_step = all.rank = {};
   bool recorded = true;
-  for (const auto& [name, counted] : counted_) {
+  for (const auto& [name, counted] : files_) {
     const RoutingTrace& file = counted.header;
     for (int s = 0; s < file.num_sequences(); ++s) {
       all.cu_seqlens.push_back(all.cu_seqlens.back() + file.sequence_length(s));
@@ -129,7 +129,7 @@ RoutingTrace RolloutFollower::sequences() const {
     if (recorded && (file.ranks != all.ranks || file.ranks_per_node != all.ranks_per_node)) {
       throw InputError({.file = file.name, .field = "ranks"},
                        fmt::format("is {} in nodes of {} here, and {} in nodes of {} in {}", file.ranks,
-                                   file.ranks_per_node, all.ranks, all.ranks_per_node, counted_.begin()->first));
+                                   file.ranks_per_node, all.ranks, all.ranks_per_node, files_.begin()->first));
     }
     all.micro_step.insert(all.micro_step.end(), file.micro_step.begin(), file.micro_step.end());
     all.rank.insert(all.rank.end(), file.rank.begin(), file.rank.end());
@@ -145,9 +145,9 @@ RoutingTrace RolloutFollower::sequences() const {
 LoadTable RolloutFollower::to_load_table(const Batching& batching) const {
   Batching as_counted = batching;  // in the order in which sequences were counted
   std::size_t s = 0;
-  for (const auto& [name, counted] : counted_) {
-    const std::size_t end = s + static_cast<std::size_t>(counted.header.num_sequences());
-    for (auto number = static_cast<std::size_t>(counted.first); s < end; ++s, ++number) {
+  for (const auto& [name, file] : files_) {
+    const std::size_t end = s + static_cast<std::size_t>(file.header.num_sequences());
+    for (auto number = static_cast<std::size_t>(file.first); s < end; ++s, ++number) {
       as_counted.micro_step[number] = batching.micro_step[s];
       as_counted.rank[number] = batching.rank[s];
     }

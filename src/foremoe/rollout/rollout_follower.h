@@ -33,10 +33,10 @@ class RolloutFollower {
   bool poll(ThreadPool& pool);
 
   struct File {
-    int sequences = 0;
-    std::int64_t tokens = 0;
-    double seen = 0;     // seconds since the follower was made
-    double counted = 0;  // seconds since the follower was made
+    RoutingTrace header;  // without routes
+    int first = 0;        // number of its first sequence in the collector
+    double seen = 0;      // seconds since the follower was made
+    double counted = 0;   // seconds since the follower was made
   };
   const std::map<std::string, File>& files() const { return files_; }  // by name
   double seconds() const;                                              // since it was made
@@ -49,10 +49,7 @@ class RolloutFollower {
   LoadTable to_load_table(const Batching& batching) const;
 
  private:
-  struct Counted {
-    RoutingTrace header;  // without routes
-    int first = 0;        // number of its first sequence in the collector
-  };
+  std::int64_t num_counted() const;  // sequences
   void count(const std::string& name, ThreadPool& pool);
   void expect_like_the_first(const RoutingTrace& trace) const;
 
@@ -60,9 +57,7 @@ class RolloutFollower {
   std::int64_t num_sequences_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::optional<RolloutCollector> collector_;  // once the first file has told the shape
-  std::map<std::string, Counted> counted_;     // by name
-  std::map<std::string, File> files_;
-  int next_ = 0;  // number of the next sequence in the collector
+  std::map<std::string, File> files_;          // by name
 };
 
 }  // namespace foremoe

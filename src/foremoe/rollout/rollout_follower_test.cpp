@@ -91,7 +91,7 @@ TEST_F(RolloutFollowerTest, CountsWhatOneFileOfAllSequencesWouldHaveInWhateverOr
     const RoutingTrace sequences = follower.sequences();
     EXPECT_EQ(sequences.cu_seqlens, whole.cu_seqlens);
     EXPECT_EQ(follower.to_load_table(make_batching(sequences, options)).load, expected.load);
-    EXPECT_EQ(follower.files().at("c.safetensors").tokens, 72);
+    EXPECT_EQ(follower.files().at("c.safetensors").header.num_tokens, 72);
   }
 }
 
