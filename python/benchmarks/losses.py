@@ -109,10 +109,9 @@ def work(rank: int, arguments: argparse.Namespace, folder: str) -> None:
             cells = [losses["unbalanced"], losses["balanced"], *apart.values()]
             print(f"| {step + 1} | {cells[0]:.9f} | {cells[1]:.9f} | {cells[2]:.1e} | {cells[3]:.1e} |", flush=True)
     if rank == 0:
-        print(
-            f"\nlargest relative difference of losses in {arguments.steps} steps: balanced {largest['balanced']:.1e}, "
-        )
-        print(f"reversed {largest['reversed']:.1e}; equal bit for bit: {equal} of {arguments.steps}; ")
+        told = " and ".join(f"{difference:.1e} ({name})" for name, difference in largest.items())
+        print(f"\nlargest relative difference from unbalanced in {arguments.steps} steps: {told}")
+        print(f"balanced is equal bit for bit in {equal} steps")
         print(f"ρ mean: unbalanced {rho['unbalanced']:.3f}, balanced {rho['balanced']:.3f}")
     dist.destroy_process_group()
 
