@@ -41,6 +41,7 @@ class Trainer:
         self.model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES))
         self.eager = copy.deepcopy(self.model).eval()  # unsharded: its routes are recorded
         options: dict[str, Any] = {} if policy == "vanilla" else {"guest_slots": 1}
+        self.eager.set_experts_implementation("eager")  # torch's grouped products know no float64
         self.ep = ExpertParallel(expert_layers(self.model), policy=policy, **options)
         self.ep.wrap(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
