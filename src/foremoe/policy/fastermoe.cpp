@@ -19,7 +19,9 @@ class FasterMoe final : public Policy {
   }
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
   // It asks the gate's counts of this very micro-step. How long the decision takes is not published.
-  OnlineWork online() const override { return {.copies_after_router = true}; }
+  OnlineWork online() const override {
+    return {.copies_after_router = true, .own_experts_first = true, .keeps_guests = true, .fanout = Fanout::kBroadcast};
+  }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const auto shadow = [this](const LayerLoad& of, std::vector<Share>& shares) {

@@ -21,6 +21,9 @@
 // Inferred. The code sums counts so that what is sorted are experts, whatever their rank: a rank's other experts do not
 // enter its model. So here.
 //
+// In the simulator (cuda/fastermoe/smart_schedule.h, fmoe/fastermoe/schedule.py): shadows are broadcast after dispatch
+// beside own experts, kept for the backward, and their gradients reduced.
+//
 // No counterpart in a plan: a shadow on a rank that has no token for it (broadcast by FasterMoE, no guest here),
 // pipelined exchange and computation ("smart schedule"), topology-aware gating, which changes the model.
 

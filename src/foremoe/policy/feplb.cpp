@@ -96,7 +96,10 @@ class Feplb final : public Policy {
   }
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
   OnlineWork online() const override {
-    return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds, .own_experts_first = true};
+    return {.copies_after_router = true,
+            .planning_seconds = kPublishedPlanningSeconds,
+            .own_experts_first = true,
+            .plans_after_dispatch = true};
   }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

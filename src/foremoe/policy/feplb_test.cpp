@@ -149,6 +149,7 @@ TEST(Feplb, PlansEveryTimeTheSameForAnyNumberOfThreads) {
 TEST(Feplb, CopiesAfterTheRouterWhileItsOwnExpertsCompute) {
   EXPECT_TRUE(make_feplb()->online().copies_after_router);
   EXPECT_TRUE(make_feplb()->online().own_experts_first);
+  EXPECT_TRUE(make_feplb()->online().plans_after_dispatch);
   EXPECT_EQ(make_feplb()->online().planning_seconds, 50e-6);
 }
 

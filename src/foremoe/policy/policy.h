@@ -32,14 +32,26 @@ struct Skipped {
 
 using PolicyResult = std::variant<PlannedStep, Skipped>;
 
+// How the peer copies of one expert for one turn reach their ranks.
+enum class Fanout : std::uint8_t {
+  kFromHome,   // the home sends each of them, and receives each gradient
+  kBroadcast,  // in a ring: the home sends one, every rank passes it on; gradients come back that way, added up
+  kRelays,     // UltraEP: of many copies the home sends some, whose ranks pass them on; gradients as kFromHome
+};
+
 // What a system does between a layer's router and its experts where it runs as published, for the simulator to charge.
 // Nothing for one that plans before the phase begins.
 struct OnlineWork {
   // Its copies begin when the router of their layer and micro-step has run, and come from peers.
   bool copies_after_router = false;
   double planning_seconds = 0;  // per layer and micro-step, before dispatch; the file says who published it
-  // Dispatch goes to homes. While a rank computes its own experts, weights and rows of guests follow; then its guests.
+  // Copies begin after dispatch. A rank computes its own experts meanwhile, then its guests.
   bool own_experts_first = false;
+  // With own_experts_first: planning begins after dispatch too, which goes to homes; they pass on the rows of guests.
+  bool plans_after_dispatch = false;
+  // Under `shared`: where activations are kept, guests are kept with them, from a micro-step's forward to its backward.
+  bool keeps_guests = false;
+  Fanout fanout = Fanout::kFromHome;
 };
 
 class Policy {

@@ -137,7 +137,7 @@ class UltraEp final : public Policy {
   }
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
   OnlineWork online() const override {
-    return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds};
+    return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds, .fanout = Fanout::kRelays};
   }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

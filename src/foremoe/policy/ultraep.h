@@ -23,7 +23,7 @@
 //
 // As a plan. Tokens go to replicas by route_tokens, not in the proportions of its reroute kernel. One scale-up domain
 // is the whole group, as in its EP64 on one rack-scale node; inside_nodes searches every node for itself, as it would
-// run where NVLink ends at the node. Its copies' relay trees are paths, not plan.
+// run where NVLink ends at the node. Its copies' relay trees are paths, not plan: sim/copy_sources.h.
 //
 // The minimum of 1,024 tokens is its default, for 65,536 tokens per rank and more. Micro-steps here can be far smaller,
 // where it leaves most of the imbalance: `ultraep` is registered without one, and `ultraep-minimum` with it.

@@ -12,7 +12,8 @@ std::int64_t round_trips(const ReplayProblem& phase) {
   return cost.round_trips(Pass::kForward) + (updates ? cost.round_trips(Pass::kBackward) : 0);
 }
 
-// What rows take one way they or their gradients take back, so both directions carry the same.
+// What rows take one way they or their gradients take back, so both directions carry the same. Those that homes pass on
+// only go there, as in the replay.
 std::vector<Bytes> bytes_of_rows(const ReplayProblem& phase) {
   const ClusterLinks& links = phase.links;
   std::vector<Bytes> bytes(static_cast<std::size_t>(links.size()));
@@ -32,10 +33,12 @@ std::vector<Bytes> bytes_of_rows(const ReplayProblem& phase) {
     }
     for (const LayerProfile::PassedOn& rows : layer.passed_on) {
       const bool near = links.topology().same_node(rows.home, rows.guest);
-      for (const RankId rank : {rows.home, rows.guest}) {
-        carry(near ? LinkKind::kPeers : LinkKind::kNetwork, rank.index(), rows.rows);
-        if (!near && links.shares_uplink()) carry(LinkKind::kHost, rank.index(), rows.rows);
-      }
+      const auto pass_on = [&](LinkKind kind) {
+        bytes[links.of_rank(kind, LinkSide::kOut, rows.home).index()] += Bytes{rows.rows * per_row};
+        bytes[links.of_rank(kind, LinkSide::kIn, rows.guest).index()] += Bytes{rows.rows * per_row};
+      };
+      pass_on(near ? LinkKind::kPeers : LinkKind::kNetwork);
+      if (!near && links.shares_uplink()) pass_on(LinkKind::kHost);
     }
   }
   return bytes;
@@ -115,12 +118,20 @@ std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem) {
 Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem) {
   const ReplayProblem& phase = problem.phase;
   Array<Bytes, 2> bytes = problem.replay.copies_between;
+  const std::int64_t per_row = phase.input.cost.row().value * round_trips(phase);
   const auto& rows = phase.profile.rows_between;
+  const Topology& topology = phase.links.topology();
+  for (const LayerProfile& layer : phase.profile.layers) {
+    for (const LayerProfile::PassedOn& passed : layer.passed_on) {
+      const NodeId from = topology.node_of(passed.home);
+      const NodeId to = topology.node_of(passed.guest);
+      if (from != to) bytes(from, to) += Bytes{passed.rows * per_row};
+    }
+  }
   for (std::size_t from = 0; from < bytes.extent(0); ++from) {
     for (std::size_t to = 0; to < bytes.extent(1); ++to) {
       const std::int64_t both_ways = rows.empty() ? 0 : rows(from, to) + rows(to, from);
-      bytes(from, to) +=
-          problem.arena.between_nodes(from, to) + Bytes{both_ways * round_trips(phase) * phase.input.cost.row().value};
+      bytes(from, to) += problem.arena.between_nodes(from, to) + Bytes{both_ways * per_row};
       bytes(from, to) = scaled(bytes(from, to), phase.layer_scale);
     }
   }
@@ -134,7 +145,9 @@ RankMemory rank_memory(const ReplayProblem& problem) {
   if (problem.transfers.num_copies > 0) {
     const bool shared = plan.residency == Residency::kShared;
     const std::int64_t all_layers = std::int64_t{plan.guest_slots} * cost.model().moe_layers;
-    const std::int64_t weights = shared ? std::int64_t{plan.guest_slots} * problem.transfers.depth : all_layers;
+    const std::int64_t weights = problem.transfers.guests_stay ? all_layers * plan.in_flight
+                                 : shared ? std::int64_t{plan.guest_slots} * problem.transfers.depth
+                                          : all_layers;
     const std::int64_t gradients = shared ? plan.guest_slots : all_layers;
     memory.guest_weights = Bytes{weights * cost.expert_weights().value};
     if (problem.options.phase == Phase::kPolicyUpdate) {

@@ -73,10 +73,10 @@ double kernels(const CostModel& cost, Pass direction) {
 
 class Profiler {
  public:
-  Profiler(const SimulationInput& input, Phase phase, bool own_experts_first, ThreadPool& pool)
+  Profiler(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool)
       : input_(input),
         phase_(phase),
-        own_experts_first_(own_experts_first),
+        online_(online),
         pool_(pool),
         event_(event_of_micro_step(input.plan)),
         kernels_forward_(kernels(input.cost, Pass::kForward)),
@@ -109,7 +109,7 @@ class Profiler {
     std::vector<Tokens> guests;  // of own_experts_first
     std::vector<Tokens> of_expert;
     Array<std::int64_t, 2> between;     // [from][to] node, of all that this thread has counted
-    Array<ExpertId, 2> home_expert;     // [rank][expert of the rank], of own_experts_first
+    Array<ExpertId, 2> home_expert;     // [rank][expert of the rank], of plans_after_dispatch
     Array<Tokens, 2> home_tokens;       // the same shape
     std::vector<std::size_t> num_home;  // [rank]
   };
@@ -120,7 +120,7 @@ class Profiler {
     const StepPlan& plan = input_.plan;
     const LayerQuotas quotas = layer_quotas(plan, event_[m.index()], l);
     const RoutingProblem problem{.load = load.load[of_load][l],
-                                 .quotas = own_experts_first_ ? quotas_of_homes(l, quotas, scratch) : quotas,
+                                 .quotas = online_.plans_after_dispatch ? quotas_of_homes(l, quotas, scratch) : quotas,
                                  .topology = {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}};
     if (tokens_) {
       const TokenDispatchProblem tokens{
@@ -130,7 +130,7 @@ class Profiler {
       count_rows(problem, scratch.workspace, scratch.rows);
     }
     LayerProfile& layer = result_.layers[m.index() * static_cast<std::size_t>(plan.num_layers()) + l.index()];
-    if (own_experts_first_) pass_on(l, quotas, problem.topology, scratch, layer);
+    if (online_.plans_after_dispatch) pass_on(l, quotas, layer);
     add(scratch);
     layer.rows = scratch.rows.ranks;
     for (const RankRows& rows : layer.rows) layer.exchange = std::max(layer.exchange, input_.cost.exchange(rows));
@@ -164,8 +164,7 @@ class Profiler {
     return {.slot_expert = scratch.home_expert, .slot_tokens = scratch.home_tokens};
   }
 
-  void pass_on(LayerId l, const LayerQuotas& quotas, const Topology& topology, Scratch& scratch,
-               LayerProfile& layer) const {
+  void pass_on(LayerId l, const LayerQuotas& quotas, LayerProfile& layer) const {
     for (std::size_t r = 0; r < quotas.slot_tokens.extent(0); ++r) {
       for (std::size_t s = 0; s < quotas.slot_tokens.extent(1); ++s) {
         const std::int64_t rows = quotas.slot_tokens(r, s).value;
@@ -173,9 +172,6 @@ class Profiler {
         const RankId home = input_.plan.home(l, quotas.slot_expert(r, s));
         if (home == RankId{r}) continue;
         layer.passed_on.push_back({.home = home, .guest = RankId{r}, .rows = rows});
-        const NodeId from = topology.node_of(home);
-        const NodeId to = topology.node_of(RankId{r});
-        if (from != to) scratch.rows.between_nodes(from, to) += rows;
       }
     }
   }
@@ -205,7 +201,7 @@ class Profiler {
                     LayerProfile::Experts& experts) {
     const std::size_t ranks = quotas.slot_tokens.extent(0);
     experts.seconds.resize(ranks);
-    if (own_experts_first_) experts.own_first.resize(ranks);
+    if (online_.own_experts_first) experts.own_first.resize(ranks);
     scratch.of_expert.assign(static_cast<std::size_t>(input_.plan.num_experts()), Tokens{});
     for (std::size_t r = 0; r < ranks; ++r) {
       scratch.replicas.clear();
@@ -214,12 +210,12 @@ class Profiler {
         const Tokens quota = quotas.slot_tokens(r, s);
         if (quota == Tokens{0}) continue;
         const ExpertId expert = quotas.slot_expert(r, s);
-        const bool apart = own_experts_first_ && input_.plan.home(l, expert) != RankId{r};
+        const bool apart = online_.own_experts_first && input_.plan.home(l, expert) != RankId{r};
         (apart ? scratch.guests : scratch.replicas).push_back(quota);
         scratch.of_expert[expert.index()] += quota;
       }
       experts.seconds[r] = input_.cost.experts(scratch.replicas, direction);
-      if (own_experts_first_) {
+      if (online_.own_experts_first) {
         experts.own_first[r] = experts.seconds[r];
         experts.seconds[r] += input_.cost.experts(scratch.guests, direction);
       }
@@ -249,7 +245,7 @@ class Profiler {
 
   const SimulationInput& input_;
   Phase phase_;
-  bool own_experts_first_;
+  const OnlineWork& online_;
   ThreadPool& pool_;
   std::optional<SourceTokens> tokens_;
   std::vector<EventId> event_;  // [micro_step]
@@ -261,9 +257,9 @@ class Profiler {
 
 }  // namespace
 
-PhaseProfile profile_phase(const SimulationInput& input, Phase phase, bool own_experts_first, ThreadPool& pool) {
+PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool) {
   expect_fit(input);
-  return Profiler(input, phase, own_experts_first, pool).profile();
+  return Profiler(input, phase, online, pool).profile();
 }
 
 }  // namespace foremoe

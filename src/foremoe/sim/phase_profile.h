@@ -34,7 +34,8 @@ struct LayerProfile {
     RankId guest;
     std::int64_t rows = 0;
   };
-  // Rows that reach a guest by way of its expert's home, where own experts come first. `rows` has them as the home's.
+  // Rows that reach a guest by way of its expert's home, where plans are made after dispatch. `rows` has them as the
+  // home's.
   std::vector<PassedOn> passed_on;
   double ideal_exchange = 0;  // of a rank with the mean of the rows
   Tokens most_tokens;         // of a rank
@@ -45,16 +46,16 @@ struct PhaseProfile {
   Array<Tokens, 2> most_rows;           // [micro_step][rank]: assignments computed, of the layer with most
   Array<Tokens, 2> total_rows;          // [micro_step][rank]: over layers
   std::vector<LayerProfile> layers;     // [micro_step][layer]
-  Array<std::int64_t, 2> rows_between;  // [from][to] node, one dispatch of each (micro-step, layer)
+  Array<std::int64_t, 2> rows_between;  // [from][to] node, one dispatch of each (micro-step, layer), without passed_on
 
   const LayerProfile& of(MicroStepId m, LayerId l, int num_layers) const {
     return layers[m.index() * static_cast<std::size_t>(num_layers) + l.index()];
   }
 };
 
-// With own_experts_first a rank's own experts and its guests are products apart, otherwise one, and rows are exchanged
-// with homes, which pass on what guests serve: the plan is made after the dispatch. Throws InputError when plan, load
-// and model do not fit each other.
-PhaseProfile profile_phase(const SimulationInput& input, Phase phase, bool own_experts_first, ThreadPool& pool);
+// With own_experts_first a rank's own experts and its guests are products apart, otherwise one. With
+// plans_after_dispatch rows are exchanged with homes, which pass on what guests serve. Throws InputError when plan,
+// load and model do not fit each other.
+PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool);
 
 }  // namespace foremoe

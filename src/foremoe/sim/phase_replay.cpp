@@ -112,7 +112,7 @@ class Replayer {
 
   void plan_online(const Turn& turn) {
     const double seconds = problem_.options.online.planning_seconds;
-    if (seconds <= 0 || problem_.options.online.own_experts_first) return;
+    if (seconds <= 0 || problem_.options.online.plans_after_dispatch) return;
     spans_.planning(turn, seconds, now_);
     result_.parts.planning += seconds;
     pass(seconds);
@@ -214,9 +214,11 @@ class Replayer {
     return seconds;
   }
 
-  // What is copied after dispatch is planned first.
+  // What is planned after dispatch is copied after that.
   double still_takes(const Transfer& transfer, TurnId t) {
-    const double planning = transfer.moment == Moment::kDispatched ? problem_.options.online.planning_seconds : 0;
+    const OnlineWork& online = problem_.options.online;
+    const bool planned_now = online.plans_after_dispatch && transfer.moment == Moment::kDispatched;
+    const double planning = planned_now ? online.planning_seconds : 0;
     return pending(transfer.way, t) + planning;
   }
 

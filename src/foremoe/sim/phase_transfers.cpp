@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "foremoe/core/error.h"
+#include "foremoe/sim/copy_sources.h"
 #include "foremoe/transfer/copy_paths.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
@@ -126,6 +127,12 @@ int depth_of(const StepPlan& plan, const SimulationOptions& options) {
   return options.online.copies_after_router && plan.residency == Residency::kShared ? 1 : options.depth;
 }
 
+// A forward that is computed anew fetches its guests anew.
+bool guests_stay(const SimulationInput& input, const SimulationOptions& options) {
+  return options.online.keeps_guests && options.phase == Phase::kPolicyUpdate &&
+         input.plan.residency == Residency::kShared && !input.cost.options().recompute_activations;
+}
+
 TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptions& options) {
   const StepPlan& plan = input.plan;
   const ExpertLayout layout = layout_of(input.cost);
@@ -165,8 +172,8 @@ Transfer transfer_of(const ScheduledCopy& copy, const TransferSchedule& schedule
 // What guests leave, lease by lease in the order in which leases begin.
 class Returns {
  public:
-  Returns(const StepPlan& plan, const TransferSchedule& schedule)
-      : plan_(plan), schedule_(schedule), turns_(schedule.order) {
+  Returns(const StepPlan& plan, const TransferSchedule& schedule, Fanout fanout)
+      : plan_(plan), schedule_(schedule), fanout_(fanout), turns_(schedule.order) {
     const int places = plan.residency == Residency::kShared ? plan.guest_slots : schedule.buffers_per_rank;
     last_.assign(static_cast<std::size_t>(plan.num_ranks()) * static_cast<std::size_t>(places), kNone);
     places_ = static_cast<std::size_t>(places);
@@ -179,7 +186,8 @@ class Returns {
     std::size_t& last = last_[copy.rank.index() * places_ + place(copy)];
     if (last != kNone) transfers[last].deadline = *begins;
     last = transfers.size();
-    transfers.push_back({.way = {.path = Path::kPeer, .from = copy.rank, .to = plan_.home(copy.layer, copy.expert)},
+    const RankId to = fanout_ == Fanout::kBroadcast ? copy.source : plan_.home(copy.layer, copy.expert);
+    transfers.push_back({.way = {.path = Path::kPeer, .from = copy.rank, .to = to},
                          .expert = copy.expert,
                          .begins = copy.closes,
                          .moment = Moment::kExpertsDone,
@@ -216,6 +224,7 @@ class Returns {
 
   const StepPlan& plan_;
   const TransferSchedule& schedule_;
+  Fanout fanout_;
   LayerTurns turns_;
   std::vector<std::size_t> last_;  // [rank][place], into transfers; kNone: nobody was there
   std::size_t places_ = 0;
@@ -262,15 +271,18 @@ std::span<const std::size_t> PhaseTransfers::due(TurnId t) const {
 
 PhaseTransfers make_phase_transfers(const SimulationInput& input, const SimulationOptions& options) {
   TransferSchedule schedule = schedule_of(input, options);
+  choose_sources(options.online.fanout, input.plan.num_ranks(), schedule.copies);
   PhaseTransfers phase;
   phase.depth = schedule.depth;
-  phase.num_copies = static_cast<std::int64_t>(schedule.copies.size());
+  phase.guests_stay = guests_stay(input, options);
   phase.transfers.reserve(schedule.copies.size());
   for (const ScheduledCopy& copy : schedule.copies) {
+    if (phase.guests_stay && schedule.order[copy.arrives].pass == Pass::kBackward) continue;
     phase.transfers.push_back(transfer_of(copy, schedule, options.online));
   }
+  phase.num_copies = static_cast<std::int64_t>(phase.transfers.size());
   if (options.phase == Phase::kPolicyUpdate) {
-    Returns returns(input.plan, schedule);
+    Returns returns(input.plan, schedule, options.online.fanout);
     for (const ScheduledCopy& copy : schedule.copies) returns.add(copy, phase.transfers);
   }
   phase.arena = std::move(schedule.arena);

@@ -5,11 +5,12 @@
 // Copies. They are those that the engine executes (transfer/transfer_schedule.h) and may begin when the engine would
 //   begin them: when their buffer is free, at most `depth` turns ahead. Where a policy works online, a copy for a
 //   forward turn begins when that turn's router has run, or, where own experts come first, its dispatch; it comes from
-//   peers unless the caller chooses a path. Under `shared` such a policy has one set of buffers, so that a copy for a
-//   backward turn begins with its turn. A plan of residency `free` is forward-only; for the policy
-//   update its leases are stretched over the backward turns of the same micro-steps, and homes are not copied back, for
-//   the optimizer writes them anew.
-// Gradients. A guest that has served a backward turn sends its gradient home after the last turn of its lease. It must
+//   peers unless the caller chooses a path, each by the policy's `fanout`. Under `shared` such a policy has one set of
+//   buffers, so that a copy for a backward turn begins with its turn; where it keeps guests, there is none. A plan of
+//   residency `free` is forward-only; for the policy update its leases are stretched over the backward turns of the
+//   same micro-steps, and homes are not copied back, for the optimizer writes them anew.
+// Gradients. A guest that has served a backward turn sends its gradient home after the last turn of its lease, or to
+//   the rank that its weights came from where gradients are added up on the way (copy_sources.h). It must
 //   be gone when another guest begins to accumulate in that place; else by the end of the phase. Under `shared` the
 //   places of all layers are the same.
 // Complexity. O(turns · ranks · slots).
@@ -45,6 +46,7 @@ struct PhaseTransfers {
   std::vector<std::size_t> first_due;           // [turns + 2], into by_deadline
   std::vector<std::vector<ArenaExpert>> arena;  // [node]
   std::int64_t num_copies = 0;
+  bool guests_stay = false;  // under `shared`, from a micro-step's forward to its backward
 
   std::span<const Transfer> beginning(TurnId t, Moment moment) const;
   std::span<const std::size_t> due(TurnId t) const;

@@ -152,7 +152,7 @@ std::span<const PhasePart> phase_parts() {
 
 SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options) {
   Pool pool(options);
-  return simulate(input, options, profile_phase(input, options.phase, options.online.own_experts_first, *pool));
+  return simulate(input, options, profile_phase(input, options.phase, options.online, *pool));
 }
 
 SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
@@ -163,15 +163,14 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
 
   phase.timeline_begins += result.home_move_seconds;
   const bool once = same_profile(step);  // what the policy update asks of ranks and links includes the recompute's
-  const bool own_first = phase.online.own_experts_first;
   PhaseProfile profile =
-      profile_phase(step.recompute, once ? Phase::kPolicyUpdate : Phase::kRecompute, own_first, *pool);
+      profile_phase(step.recompute, once ? Phase::kPolicyUpdate : Phase::kRecompute, phase.online, *pool);
   phase.phase = Phase::kRecompute;
   phase.placement_stays = once;
   result.recompute = simulate(step.recompute, phase, profile);
 
   phase.timeline_begins += result.recompute.seconds / layer_scale(step.recompute);  // of the plan's layers
-  if (!once) profile = profile_phase(step.policy_update, Phase::kPolicyUpdate, own_first, *pool);
+  if (!once) profile = profile_phase(step.policy_update, Phase::kPolicyUpdate, phase.online, *pool);
   phase.phase = Phase::kPolicyUpdate;
   result.policy_update = simulate(step.policy_update, phase, profile);
 
@@ -182,10 +181,14 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
     result.peak_tokens_per_rank = std::max(result.peak_tokens_per_rank, part->peak_tokens);
     result.memory_bytes_per_rank = std::max(result.memory_bytes_per_rank, part->memory.sum());
   }
-  result.exposed_placement_seconds = std::max(0.0, options.placement_seconds - options.rollout_tail_seconds);
-  result.placed_step_seconds = result.step_seconds + result.exposed_placement_seconds;
+  charge_placement(options.placement_seconds, options.rollout_tail_seconds, result);
   result.rl_step_seconds = result.step_seconds + options.rollout_seconds;
   return result;
+}
+
+void charge_placement(double placement_seconds, double rollout_tail_seconds, SimulatedStep& step) {
+  step.exposed_placement_seconds = std::max(0.0, placement_seconds - rollout_tail_seconds);
+  step.placed_step_seconds = step.step_seconds + step.exposed_placement_seconds;
 }
 
 Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_tokens_per_rank) {

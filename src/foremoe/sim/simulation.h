@@ -9,12 +9,13 @@
 //   each as long as its slowest rank. Beside them copies flow, by deadline, over links that have what the exchanges
 //   leave (a rank's links to peers, network and host, the switch's uplink, the host's memory); a copy begins when its
 //   slot is free (the schedule's `opens`), or after its layer's router where the policy works online. Experts wait for
-//   what is not there: that wait is exposed. Where a policy has a rank compute its own experts first, rows are
-//   exchanged with homes; planning and copies begin after dispatch, homes pass guests' rows on, and guests alone wait
-//   for them; their results' way back is not charged. A guest's gradient goes home when it leaves its slot, over the
-//   same links; what is still on its way at the phase's end is exposed. Before a phase the arenas are filled, at the
-//   end the optimizer runs. A plan of fewer layers than the model stands for all of them: each of its layers for
-//   moe_layers ÷ layers, in seconds and in bytes. What a micro-step runs besides its MoE layers comes with the first.
+//   what is not there: that wait is exposed. Where a policy has a rank compute its own experts first, copies begin
+//   after dispatch, and guests alone wait. Where it plans after dispatch too, rows are exchanged with homes, which pass
+//   on those of guests; how their results come back is not told by anybody, and not modelled. A guest's gradient goes
+//   home when it leaves its slot, over the same links; what is still on its way at the phase's end is exposed. Before a
+//   phase the arenas are filled, at the end the optimizer runs. A plan of fewer layers than the model stands for all of
+//   them: each of its layers for moe_layers ÷ layers, in seconds and in bytes. What a micro-step runs besides its MoE
+//   layers comes with the first.
 // Method. Time advances from part to part; within a part each link drains its queue at a constant rate, so that
 //   the work is O(turns · ranks + copies), whatever the bandwidths.
 // Guarantees. Deterministic: equal inputs, equal bytes. No wall clock. Every row that is sent is received, every byte
@@ -158,6 +159,9 @@ struct SimulatedStep {
 };
 
 SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options);
+
+// What placement adds to a step: what the rollout's tail does not hide. simulate_step() does it.
+void charge_placement(double placement_seconds, double rollout_tail_seconds, SimulatedStep& step);
 
 // The most tokens that a rank's micro-step may have in the mean for the rank that holds most to stay within `budget`,
 // the plan's imbalance kept: state and guests stay, activations grow with the tokens. 0 when state alone exceeds it.

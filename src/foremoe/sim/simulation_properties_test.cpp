@@ -136,8 +136,12 @@ TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
     const CostModel cost(busy_cluster(), round_model(c.load.num_layers(), c.load.num_experts()), round_options());
     const SimulationInput input{.load = c.load, .plan = c.plan, .cost = cost};
     for (const Phase phase : phases_of(c)) {
-      for (const bool own_experts_first : {false, true}) {
-        SimulationOptions options{.phase = phase, .online = {.own_experts_first = own_experts_first}};
+      constexpr OnlineWork kWays[] = {{},
+                                      {.own_experts_first = true, .plans_after_dispatch = true},
+                                      {.own_experts_first = true, .keeps_guests = true, .fanout = Fanout::kBroadcast},
+                                      {.fanout = Fanout::kRelays}};
+      for (const OnlineWork& online : kWays) {
+        SimulationOptions options{.phase = phase, .online = online};
         expect_that_bytes_arrive(input, options);
         options.path = PathChoice::kHost;
         expect_that_bytes_arrive(input, options);
@@ -148,7 +152,8 @@ TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
 
 // Who plans between dispatch and combine cannot have either follow the plan.
 TEST(SimulationPropertiesTest, AnExchangeBeforeThePlanIsThatOfHomes) {
-  constexpr OnlineWork kAfterDispatch{.copies_after_router = true, .planning_seconds = 1e-4, .own_experts_first = true};
+  constexpr OnlineWork kAfterDispatch{
+      .copies_after_router = true, .planning_seconds = 1e-4, .own_experts_first = true, .plans_after_dispatch = true};
   int shrunk = 0;  // dispatches of plans made before
   for_random_cases([&](const Case& c) {
     const Case homes{.load = c.load, .plan = sim_test::homes_plan(c.load, 0, Residency::kStatic, c.plan.in_flight)};
@@ -208,9 +213,11 @@ void expect_copies_before_experts(const nlohmann::json& trace) {
 }
 
 TEST(SimulationPropertiesTest, NothingIsComputedBeforeItsCopiesHaveArrived) {
-  const OnlineWork ways[] = {{},
-                             {.copies_after_router = true, .planning_seconds = 1e-4},
-                             {.copies_after_router = true, .planning_seconds = 1e-4, .own_experts_first = true}};
+  const OnlineWork ways[] = {
+      {},
+      {.copies_after_router = true, .planning_seconds = 1e-4},
+      {.copies_after_router = true, .own_experts_first = true, .fanout = Fanout::kBroadcast},
+      {.copies_after_router = true, .planning_seconds = 1e-4, .own_experts_first = true, .plans_after_dispatch = true}};
   for_random_cases([&](const Case& c) {
     for (const OnlineWork& online : ways) {
       // Others have guests that serve nothing in a turn, for which no experts wait.

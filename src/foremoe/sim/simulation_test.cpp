@@ -142,9 +142,11 @@ TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyCom
   // not told, so nobody waits for it.
   const double one_way = 30 * 20.0 / 8000;
   const auto exposed = [&](double planning_seconds) {
-    const SimulationOptions online{
-        .path = PathChoice::kPeer,
-        .online = {.copies_after_router = true, .planning_seconds = planning_seconds, .own_experts_first = true}};
+    const SimulationOptions online{.path = PathChoice::kPeer,
+                                   .online = {.copies_after_router = true,
+                                              .planning_seconds = planning_seconds,
+                                              .own_experts_first = true,
+                                              .plans_after_dispatch = true}};
     const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, online);
     EXPECT_EQ(phase.parts.planning, 0);
     EXPECT_NEAR(phase.parts.experts, 0.5 + 0.5, kNear);
@@ -158,8 +160,7 @@ TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyCom
 TEST(SimulationTest, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
-  const SimulationOptions after_dispatch{.path = PathChoice::kPeer,
-                                         .online = {.copies_after_router = true, .own_experts_first = true}};
+  const SimulationOptions after_dispatch{.path = PathChoice::kPeer, .online = make_feplb()->online()};
   const StepPlan homes = homes_plan(step.load, 0);
   for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
     const SimulatedPhase unbalanced = Simulated{step.load, homes, cost}.phase(kind);
@@ -167,10 +168,9 @@ TEST(SimulationTest, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem) 
     EXPECT_GT(unbalanced.parts.dispatch, 0);
     EXPECT_EQ(phase.parts.dispatch, unbalanced.parts.dispatch);
     EXPECT_EQ(phase.parts.combine, unbalanced.parts.combine);
-    // 30 rows of 20 bytes go on to rank 0 and come back, beside those of the exchange; thrice where a backward begins
-    // with a forward.
+    // 30 rows of 20 bytes go on to rank 0, beside those of the exchange; thrice where a backward begins with a forward.
     const std::int64_t trips = kind == Phase::kRecompute ? 1 : 3;
-    EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, trips * 2 * 30 * 20);
+    EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, trips * 30 * 20);
   }
   // With a plan that is made before, rank 0 keeps its rows.
   EXPECT_EQ((Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute).parts.dispatch), 0);

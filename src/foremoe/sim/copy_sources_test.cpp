@@ -1,0 +1,172 @@
+#include "foremoe/sim/copy_sources.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "foremoe/policy/fastermoe.h"
+#include "foremoe/policy/ultraep.h"
+#include "foremoe/sim/simulation.h"
+#include "foremoe/testing/simulated_plans.h"
+
+namespace foremoe {
+namespace {
+
+using sim_test::homes_plan;
+using sim_test::one_layer;
+using sim_test::round_cluster;
+using sim_test::round_model;
+using sim_test::round_options;
+
+// `ranks` ranks on one node with an expert each. All tokens choose expert 0, at home on rank 0: 50 of each rank, which
+// serves its own, the others with a guest.
+struct OneForAll {
+  LoadTable load;
+  StepPlan plan;
+  CostModel cost;
+
+  explicit OneForAll(int ranks, const CostOptions& options = round_options())
+      : load(load_of(ranks)),
+        plan(homes_plan(load, 1, Residency::kShared)),
+        cost(round_cluster(ranks), round_model(1, ranks), options) {
+    for (int t = 0; t < plan.num_events(); ++t) {
+      plan.slot_tokens(t, 0, 0, 0) = Tokens{50};
+      for (int r = 1; r < ranks; ++r) {
+        plan.slot_expert(t, 0, r, 1) = ExpertId{0};
+        plan.slot_tokens(t, 0, r, 1) = Tokens{50};
+      }
+    }
+  }
+
+  static LoadTable load_of(int ranks) {
+    std::vector<int> tokens(static_cast<std::size_t>(ranks), 0);
+    tokens[0] = 50;
+    return one_layer({std::vector(static_cast<std::size_t>(ranks), tokens)}, ranks);
+  }
+
+  SimulatedPhase phase(Phase phase, const OnlineWork& online) const {
+    return simulate_phase({.load = load, .plan = plan, .cost = cost}, {.phase = phase, .online = online});
+  }
+};
+
+constexpr int kRanks = 10;
+constexpr std::int64_t kWeights = 600;         // bytes
+constexpr std::int64_t kGradient = 1200;       // the same
+constexpr double kLinkSeconds = 600.0 / 8000;  // of the weights
+constexpr double kNear = 1e-9;
+
+OnlineWork after_router(Fanout fanout) { return {.copies_after_router = true, .fanout = fanout}; }
+
+std::int64_t sent_by_busiest(const SimulatedPhase& phase) {
+  EXPECT_EQ(phase.traffic[0].link, "peers");
+  return phase.traffic[0].busiest.value;
+}
+
+// Nine guests: from home it sends nine; in a ring every rank but the last sends one; with ⌊√9⌋ relays the home sends
+// three, and each relay passes on to two of the six others.
+TEST(CopySourcesTest, AnExpertCrossesEveryLinkAsOftenAsItsSystemSendsIt) {
+  const OneForAll step(kRanks);
+  for (const auto& [fanout, most] :
+       {std::pair(Fanout::kFromHome, 9), std::pair(Fanout::kBroadcast, 1), std::pair(Fanout::kRelays, 3)}) {
+    const SimulatedPhase phase = step.phase(Phase::kRecompute, after_router(fanout));
+    EXPECT_EQ(phase.copies, 9);
+    EXPECT_EQ(phase.traffic[0].copies, Bytes{kWeights * 9}) << "each of nine ranks receives it once";
+    EXPECT_EQ(phase.traffic[0].rows, Bytes{0}) << "every rank serves its own";
+    EXPECT_EQ(sent_by_busiest(phase), most * kWeights);
+    EXPECT_NEAR(phase.parts.exposed_copies, most * kLinkSeconds, kNear);
+  }
+}
+
+// Five guests are too few for relays.
+TEST(CopySourcesTest, RelaysServeExpertsWithManyCopies) {
+  const OneForAll five(6);
+  const OneForAll six(7);
+  const OnlineWork relays = after_router(Fanout::kRelays);
+  EXPECT_NEAR(five.phase(Phase::kRecompute, relays).parts.exposed_copies, 5 * kLinkSeconds, kNear);
+  EXPECT_NEAR(six.phase(Phase::kRecompute, relays).parts.exposed_copies, 2 * kLinkSeconds, kNear);  // two, and two each
+}
+
+// One backward turn sends nine gradients home: from home all nine cross the home's link, in a ring each link carries
+// one, and relays serve weights alone.
+TEST(CopySourcesTest, GradientsAreAddedUpOnTheWayInARingAlone) {
+  const OneForAll step(kRanks);
+  for (const auto& [fanout, most] :
+       {std::pair(Fanout::kFromHome, 9), std::pair(Fanout::kBroadcast, 1), std::pair(Fanout::kRelays, 9)}) {
+    const SimulatedPhase phase = step.phase(Phase::kPolicyUpdate, after_router(fanout));
+    EXPECT_EQ(phase.copies, 18) << "for the forward and for the backward";
+    EXPECT_EQ(phase.traffic[0].gradients, Bytes{kGradient * 9});
+    const Tokens own{50};
+    const double hidden = step.cost.dense(own, Pass::kBackward) + step.cost.other_layers(own, Pass::kBackward);
+    EXPECT_NEAR(phase.parts.exposed_gradients, std::max(0.0, most * 2 * kLinkSeconds - hidden), kNear);
+  }
+}
+
+TEST(CopySourcesTest, RelaysAreThoseThatSendLeast) {
+  // Rank 0 sends expert 0 to six ranks, by two of them; rank 1, a relay of expert 0, sends expert 1 to six by others.
+  std::vector<ScheduledCopy> copies;
+  for (const int expert : {0, 1}) {
+    for (int r = 0; r < 7; ++r) {
+      if (r == expert) continue;
+      copies.push_back({.rank = RankId{r}, .expert = ExpertId{expert}, .path = Path::kPeer, .source = RankId{expert}});
+    }
+  }
+  choose_sources(Fanout::kRelays, 7, copies);
+  const auto sources_of = [&](int expert) {
+    std::vector<int> sources;
+    for (const ScheduledCopy& copy : copies) {
+      if (copy.expert == ExpertId{expert}) sources.push_back(copy.source.value);
+    }
+    return sources;
+  };
+  // To ranks 1 … 6: relays are 1 and 2, the others come from them in turn. Then 0, 1 and 2 have sent two each.
+  EXPECT_EQ(sources_of(0), (std::vector{0, 0, 1, 2, 1, 2}));
+  // To ranks 0, 2 … 6: relays are 3 and 4.
+  EXPECT_EQ(sources_of(1), (std::vector{3, 4, 1, 1, 3, 4}));
+}
+
+TEST(CopySourcesTest, ARingBeginsBehindTheHome) {
+  std::vector<ScheduledCopy> copies;
+  for (const int r : {0, 1, 3}) {
+    copies.push_back({.rank = RankId{r}, .expert = ExpertId{9}, .path = Path::kPeer, .source = RankId{2}});
+  }
+  copies[1].path = Path::kHost;  // its weights come from the arena
+  choose_sources(Fanout::kBroadcast, 4, copies);
+  EXPECT_EQ(copies[2].source, RankId{2});
+  EXPECT_EQ(copies[0].source, RankId{3});
+  EXPECT_EQ(copies[1].source, RankId{2});
+}
+
+// FasterMoE as its code has it: dispatch by the plan, then the broadcast beside own experts, then shadows, which stay
+// for the backward unless the forward is computed anew.
+TEST(CopySourcesTest, FasterMoeKeepsItsShadowsWithItsActivations) {
+  CostOptions keeping = round_options();
+  keeping.recompute_activations = false;
+  const OnlineWork fastermoe = make_fastermoe()->online();
+  for (const auto& [options, copies] : {std::pair(keeping, 9), std::pair(round_options(), 18)}) {
+    const OneForAll step(kRanks, options);
+    const SimulatedPhase phase = step.phase(Phase::kPolicyUpdate, fastermoe);
+    EXPECT_EQ(phase.copies, copies);
+    EXPECT_EQ(phase.traffic[0].copies, Bytes{kWeights * copies});
+    EXPECT_EQ(phase.traffic[0].gradients, Bytes{kGradient * 9});
+    EXPECT_EQ(phase.memory.guest_weights, Bytes{kWeights});
+    // Only rank 0 has experts of its own to compute: the others wait for the broadcast.
+    EXPECT_GE(phase.parts.exposed_copies, kLinkSeconds - kNear);
+  }
+  // All layers' shadows stay, where one set of buffers would do for who fetches them anew.
+  const OneForAll step(kRanks, keeping);
+  const CostModel three_layers(step.cost.cluster(), round_model(3, kRanks), keeping);
+  const SimulationInput input{.load = step.load, .plan = step.plan, .cost = three_layers};
+  const auto weights = [&](const OnlineWork& online) {
+    return simulate_phase(input, {.phase = Phase::kPolicyUpdate, .online = online}).memory.guest_weights;
+  };
+  EXPECT_EQ(weights(fastermoe), Bytes{kWeights * 3});
+  EXPECT_EQ(weights(make_ultraep()->online()), Bytes{kWeights});
+}
+
+TEST(CopySourcesTest, WhoKnowsItsPlanBeforeDispatchSendsRowsByIt) {
+  const OneForAll step(kRanks);
+  EXPECT_EQ(step.phase(Phase::kRecompute, make_fastermoe()->online()).parts.dispatch, 0);
+}
+
+}  // namespace
+}  // namespace foremoe
