@@ -75,7 +75,8 @@ class CostModel {
 
   // How many copies over the host path, and from peers, one rank can receive while one layer's forward of a balanced
   // micro-step with so many tokens of each rank (not assignments) computes: what a planner may spend and still hide.
-  // All ranks receive at once, so each has its share of what a node shares; exchanges of rows keep their links.
+  // All ranks receive at once, so each has its share of what a node shares; exchanges of rows keep their links. A rank
+  // sends to peers as many as it receives from them, for its link is as fast either way.
   struct HiddenCopies {
     int from_host = 0;
     int from_peers = 0;

@@ -37,9 +37,10 @@ class Evaluator {
     Evaluation e{.policy = std::string(policy_.name())};
     if (!plan(options_.planner, e)) return e;
     if (e.plan.in_flight > 1 && context_.cost != nullptr) {
-      std::optional<StepPlan> recompute = plan_recompute(options_.planner.residency, e.skipped);
+      std::optional<Placed> recompute = plan_recompute(options_.planner.residency, e.skipped);
       if (!recompute) return e;
-      e.recompute_plan = std::move(recompute);
+      e.recompute_plan = std::move(recompute->step.plan);
+      e.placement_seconds += recompute->seconds;
     }
     check(e);
     if (e.check.ok()) simulate(e);
@@ -67,8 +68,12 @@ class Evaluator {
       trials.push_back(trial_of(one));
       tried.push_back(std::move(one));
     }
-    Evaluation best = std::move(tried[choose_residency(trials, options_.memory_budget()).trial]);
+    Evaluation best = tried[choose_residency(trials, options_.memory_budget()).trial];
+    for (const Evaluation& one : tried) {  // all are planned before one is chosen
+      if (one.plan.residency != best.plan.residency) best.placement_seconds += one.placement_seconds;
+    }
     try_free_recompute(best);
+    if (best.step) charge_placement(best.placement_seconds, options_.rollout_tail_seconds, *best.step);
     if (best.step && context_.timeline != nullptr) simulate(best);
     return best;
   }
@@ -135,46 +140,74 @@ class Evaluator {
     return context;
   }
 
+  // A plan, and the CPU time ÷ threads that it takes, for all layers of the model, until its phase can begin.
+  struct Placed {
+    PlannedStep step;
+    double seconds = 0;
+  };
+
   bool plan(const PlannerOptions& planner, Evaluation& e) {
     progress("planning with");
-    PolicyInput policy_input = input_.for_policy(planner);
-    const std::clock_t begin = std::clock();
-    policy_input.on_micro_step = [&](const StepPlan&, MicroStepId m) {
-      if (m == MicroStepId{0}) e.placement_seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-    };
-    PolicyResult result = input_.plan(policy_, policy_input, context_.pool);
-    if (auto* skipped = std::get_if<Skipped>(&result)) {
-      e.skipped = std::move(skipped->reason);
-      return false;
-    }
-    auto& planned = std::get<PlannedStep>(result);
-    e.plan = std::move(planned.plan);
-    e.times = planned.times;
+    std::optional<Placed> placed = place(planner, e.skipped);
+    if (!placed) return false;
+    e.plan = std::move(placed->step.plan);
+    e.times = placed->step.times;
+    e.placement_seconds = placed->seconds;
     e.threads = static_cast<int>(context_.pool.num_threads());
-    if (context_.cost != nullptr && e.plan.num_layers() > 0) {  // a layer of the input stands for as many of the model
-      e.placement_seconds *= static_cast<double>(context_.cost->model().moe_layers) / e.plan.num_layers() / e.threads;
-    }
     measure(e);
     return true;
   }
 
-  std::optional<StepPlan> plan_recompute(Residency residency, std::string& why_not) const {
+  std::optional<Placed> plan_recompute(Residency residency, std::string& why_not) const {
     PlannerOptions planner = options_.planner;
     planner.in_flight = 1;
     planner.residency = residency;
-    PolicyResult result = input_.plan(policy_, input_.for_policy(planner), context_.pool);
-    if (auto* const planned = std::get_if<PlannedStep>(&result)) return std::move(planned->plan);
-    why_not = std::get<Skipped>(result).reason;
-    return std::nullopt;
+    return place(planner, why_not);
+  }
+
+  std::optional<Placed> place(const PlannerOptions& planner, std::string& why_not) const {
+    double seconds = 0;
+    PolicyInput policy_input = input_.for_policy(planner);
+    const std::clock_t begin = std::clock();
+    bool streams = false;
+    policy_input.on_micro_step = [&](const StepPlan& plan, MicroStepId m) {
+      streams = true;
+      // Under `shared` what is copied depends on quotas: all must be known before the first turn.
+      if (m > MicroStepId{0} && plan.residency != Residency::kShared) return;
+      seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    };
+    PolicyResult result = input_.plan(policy_, policy_input, context_.pool);
+    if (auto* const skipped = std::get_if<Skipped>(&result)) {
+      why_not = std::move(skipped->reason);
+      return std::nullopt;
+    }
+    Placed placed{.step = std::move(std::get<PlannedStep>(result))};
+    if (!streams) seconds = seconds_before_first_micro_step(placed.step);
+    const StepPlan& plan = placed.step.plan;
+    placed.seconds = seconds / static_cast<double>(context_.pool.num_threads());
+    if (context_.cost != nullptr && plan.num_layers() > 0) {  // a layer of the input stands for as many of the model
+      placed.seconds *= static_cast<double>(context_.cost->model().moe_layers) / plan.num_layers();
+    }
+    return placed;
+  }
+
+  // CPU time of what a policy does once per step from all its micro-steps, and of planning one of them, where it is a
+  // step's own routes that it plans by: a former step's are known long before.
+  double seconds_before_first_micro_step(const PlannedStep& step) const {
+    const bool by_former =
+        input_.previous_load && std::ranges::find(policy_.uses(), "previous_load") != policy_.uses().end();
+    if (step.times.base_cpu_seconds <= 0 || by_former) return 0;
+    return step.times.base_cpu_seconds + step.times.planning_cpu_seconds / std::max(1, step.plan.num_micro_steps());
   }
 
   // Recompute needs no homes that stay, so it may also place freely.
   void try_free_recompute(Evaluation& best) const {
     std::string why_not;
-    std::optional<StepPlan> plan = plan_recompute(Residency::kFree, why_not);
-    if (!plan) return;
+    std::optional<Placed> free = plan_recompute(Residency::kFree, why_not);
+    if (!free) return;
+    best.placement_seconds += free->seconds;
     Evaluation other = best;
-    other.recompute_plan = std::move(plan);
+    other.recompute_plan = std::move(free->step.plan);
     check(other);
     if (!other.check.ok()) {
       best = std::move(other);
@@ -249,7 +282,15 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
     throw InputError({.field = "max_copies_per_rank"}, "hidden needs `cluster` and `model`");
   }
   const auto hidden = cost->hidden_copies(mean_tokens_per_rank(load));
-  planner.max_copies_per_rank = hidden.from_host + (load.topology().num_nodes() == 1 ? hidden.from_peers : 0);
+  if (load.topology().num_nodes() > 1) {
+    planner.max_copies_per_rank = hidden.from_host;  // an arena serves them, whose experts no home sends meanwhile
+    return planner;
+  }
+  planner.max_copies_per_rank = hidden.from_host + hidden.from_peers;
+  // The link of a home can be the busiest: it sends to peers what the arena does not serve.
+  if (*planner.max_copies_per_rank < load.num_ranks() * planner.guest_slots) {  // else it is no limit
+    planner.max_copies_per_source = std::min(planner.max_copies_per_source, *planner.max_copies_per_rank);
+  }
   return planner;
 }
 

@@ -69,7 +69,8 @@ struct Evaluation {
   std::optional<StepPlan> recompute_plan;  // where the policy update has more than one micro-step in flight
   PlanTimes times;
   // Measured: CPU time from the beginning of planning until the first micro-step can begin ÷ threads, of all the
-  // model's layers; 0 of a policy that does not plan micro-step by micro-step ahead of the phase.
+  // model's layers and of all plans that are made to choose one; 0 of a policy that does not plan a step by its own
+  // routes, ahead.
   double placement_seconds = 0;
   int threads = 1;
   PlanFigures figures;
@@ -106,7 +107,8 @@ double speedup(double before_seconds, double after_seconds);
 CheckOptions check_options(const StepInput& input, const PlanFigures* reported = nullptr, int align = 128);
 
 // The planner's options with hidden_copies made a number: the copies that a rank receives while one layer of a mean
-// micro-step computes, from its host and, on a single node, from peers too. Throws InputError without a cost model.
+// micro-step computes, from its host and, on a single node, from peers too; there no home sends more either. Throws
+// InputError without a cost model.
 PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& load, const CostModel* cost);
 
 // Throws InputError, field `policy`, that lists the names there are. In a list "all" is every system.

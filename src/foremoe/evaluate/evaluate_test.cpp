@@ -53,18 +53,20 @@ class Broken final : public Policy {
   bool skips_;
 };
 
-// Plans as vanilla does, and works until it hands out the first micro-step, and then again.
+// Plans as foremoe does, and works until it hands out the first micro-step, and then again.
 class Slow final : public Policy {
  public:
   std::string_view name() const override { return "slow"; }
   std::string_view summary() const override { return "sleeps"; }
   std::span<const std::string_view> uses() const override { return {}; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    PolicyResult result = find_policy("vanilla")->plan({.load = input.load, .home = input.home}, pool);
+    PolicyResult result =
+        find_policy("foremoe")->plan({.load = input.load, .home = input.home, .options = input.options}, pool);
+    const StepPlan& plan = std::get<PlannedStep>(result).plan;
     work(0.03);
-    input.on_micro_step(std::get<PlannedStep>(result).plan, MicroStepId{0});
+    input.on_micro_step(plan, MicroStepId{0});
     work(0.3);
-    input.on_micro_step(std::get<PlannedStep>(result).plan, MicroStepId{1});
+    input.on_micro_step(plan, MicroStepId{1});
     return result;
   }
 
@@ -74,6 +76,22 @@ class Slow final : public Policy {
     while (std::clock() < end) {
     }
   }
+};
+
+// Plans as vanilla does, and says that it worked 2 s for the whole step and 4 s for its micro-steps.
+class Once final : public Policy {
+ public:
+  std::string_view name() const override { return "once"; }
+  std::string_view summary() const override { return "plans ahead"; }
+  std::span<const std::string_view> uses() const override { return kUses; }
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    PolicyResult result = find_policy("vanilla")->plan({.load = input.load, .home = input.home}, pool);
+    std::get<PlannedStep>(result).times = {.base_cpu_seconds = 2, .planning_cpu_seconds = 4};
+    return result;
+  }
+
+ private:
+  static constexpr std::string_view kUses[] = {"previous_load"};
 };
 
 class Evaluations : public testing::Test {
@@ -123,6 +141,65 @@ TEST_F(Evaluations, MeasureWhatMustBePlannedBeforeTheFirstMicroStep) {
   EXPECT_GT(foremoe.placement_seconds, 0);
   EXPECT_EQ(evaluate(policy_named("feplb"), input_, {}, {.pool = pool_, .cost = &cost_}).placement_seconds, 0)
       << "works online";
+}
+
+TEST_F(Evaluations, MeasureAllThatIsPlannedBeforeTheFirstMicroStep) {
+  const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
+  const auto placement = [&](const EvaluateOptions& options) {
+    const Evaluation e = evaluate(Slow(), input_, options, {.pool = pool_, .cost = &cost_});
+    if (!e.step) {
+      ADD_FAILURE() << e.skipped << (e.check.ok() ? "" : e.check.violations.front().message);
+      return 0.0;
+    }
+    EXPECT_EQ(e.step->exposed_placement_seconds, e.placement_seconds);
+    EXPECT_EQ(e.step->placed_step_seconds, e.step->step_seconds + e.placement_seconds);
+    return e.placement_seconds / layers;
+  };
+  EXPECT_GE(placement({.planner = {.residency = Residency::kShared}}), 0.33) << "quotas say what is copied";
+  EXPECT_GE(placement({.planner = {.in_flight = 2}}), 2 * 0.03) << "recompute has a plan of its own";
+  EXPECT_GE(placement({.choose_residency = true}), 0.33 + 3 * 0.03) << "shared, static, resident and free";
+}
+
+TEST_F(Evaluations, ChargeWhoeverPlansAStepByItsOwnRoutesAhead) {
+  const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
+  const auto placement = [&](const Policy& policy) {
+    const PlannerOptions planner{.guest_slots = 2};
+    return evaluate(policy, input_, {.planner = planner}, {.pool = pool_, .cost = &cost_}).placement_seconds;
+  };
+  EXPECT_EQ(placement(Once()), (2 + 4.0 / input_.load.num_micro_steps()) * layers);
+  input_.load.ranks_per_node = 4;
+  cost_ = cost_of(input_.load);
+  for (const char* name : {"relibra", "foremoe-review", "foremoe-review-bpo", "eplb", "ema"}) {
+    EXPECT_GT(placement(policy_named(name)), 0) << name;
+  }
+  for (const char* name : {"ultraep", "flexmoe", "smartmoe", "foremoe-review-mda", "eplb-oracle"}) {
+    EXPECT_EQ(placement(policy_named(name)), 0) << name;
+  }
+  input_.previous_load = input_.load;
+  EXPECT_EQ(placement(Once()), 0) << "was planned before the step";
+}
+
+TEST_F(Evaluations, HideNoMoreCopiesThanTheBusierEndOfALinkCarries) {
+  const EvaluateOptions options{.planner = {.guest_slots = 2}, .hidden_copies = true};
+  Cluster slow = find_cluster("h100");
+  slow.ranks_per_node = input_.load.ranks_per_node;
+  slow.host.bytes_per_second = 1;
+  slow.peers = {.bytes_per_second = 100e9, .latency_seconds = 0};
+  const auto planner = [&] { return planner_options(options, input_.load, &cost_); };
+  cost_ = {slow, *find_model_shape("Qwen3-30B-A3B"), {}};
+  const int hidden = cost_.hidden_copies(Tokens{512}).from_peers;
+  ASSERT_GT(hidden, 0);
+  ASSERT_LT(hidden, 8 * 2) << "eight ranks with two guests each may all want experts of one home";
+  EXPECT_EQ(planner().max_copies_per_rank, hidden);
+  EXPECT_EQ(planner().max_copies_per_source, hidden);
+
+  slow.peers.bytes_per_second = 100e12;
+  cost_ = {slow, *find_model_shape("Qwen3-30B-A3B"), {}};
+  EXPECT_EQ(planner().max_copies_per_source, kNoLimit) << "its link carries all that there can be";
+
+  input_.load.ranks_per_node = 4;
+  EXPECT_EQ(planner().max_copies_per_rank, 0) << "between nodes the host path alone hides copies";
+  EXPECT_EQ(planner().max_copies_per_source, kNoLimit);
 }
 
 TEST_F(Evaluations, AreNotSimulatedWhereThereIsNoCluster) {

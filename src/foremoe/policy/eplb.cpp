@@ -10,6 +10,7 @@
 #include <queue>
 #include <vector>
 
+#include "foremoe/core/timeline.h"
 #include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
@@ -209,7 +210,15 @@ class Eplb : public Policy {
     if (is_even && input.options.guest_slots >= 0) {  // else plan_freely has the word for it
       if (auto reason = obstacle(shape, options_.mode, input.load.topology())) return Skipped{*std::move(reason)};
     }
-    return plan_freely({.name = name_, .split = split_, .place = place(input, shape)}, input, pool);
+    std::vector<double> once(input.load.load.extent(1));
+    const Place place_layer = place(input, shape);
+    const Place timed = [&](LayerId layer, ArrayView<const std::int64_t, 2> load) {
+      const double begin = thread_cpu_seconds();
+      Array<ExpertId, 3> slots = place_layer(layer, load);
+      if (slots.extent(0) == 1) once[layer.index()] = thread_cpu_seconds() - begin;
+      return slots;
+    };
+    return plan_freely({.name = name_, .split = split_, .place = timed, .once_cpu_seconds = once}, input, pool);
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <cassert>
 #include <utility>
 
+#include "foremoe/core/timeline.h"
 #include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
@@ -43,10 +44,11 @@ class ForeMoeReview final : public Policy {
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     std::vector<Layer> layers(input.load.load.extent(1));
-    FreePolicy policy{.name = name(), .place = {}};
+    std::vector<double> base_seconds(layers.size());
+    FreePolicy policy{.name = name(), .place = {}, .once_cpu_seconds = base_seconds};
     policy.place = [&](LayerId l, ArrayView<const std::int64_t, 2> load) {
       Layer& layer = layers[l.index()];
-      layer = plan_layer(input, l, load);
+      layer = plan_layer(input, l, load, base_seconds[l.index()]);
       return placements(layer, shape_of(input));
     };
     policy.own_split = [&](LayerId l) {
@@ -66,7 +68,10 @@ class ForeMoeReview final : public Policy {
     return {.num_ranks = num_ranks, .slots_per_rank = input.load.num_experts() / num_ranks + input.options.guest_slots};
   }
 
-  Layer plan_layer(const PolicyInput& input, LayerId l, ArrayView<const std::int64_t, 2> load) const {
+  // base_seconds: set to the CPU time of what is done once per step.
+  Layer plan_layer(const PolicyInput& input, LayerId l, ArrayView<const std::int64_t, 2> load,
+                   double& base_seconds) const {
+    const double begin = thread_cpu_seconds();
     const review::BaseShape shape = shape_of(input);
     std::vector<int> host;
     if (const StepPlan* former = former_plan(input, name()); options_.base && former != nullptr) {
@@ -81,6 +86,7 @@ class ForeMoeReview final : public Policy {
       layer.base.replica.assign(host.size(), -1);
       layer.base.host = std::move(host);
     }
+    base_seconds = options_.base ? thread_cpu_seconds() - begin : 0;
     layer.moves.resize(load.extent(0));
     for (std::size_t m = 0; options_.adjust && m < load.extent(0); ++m) {
       std::vector<Move> moves = review::adjust(layer.base, load.row(m), shape, options_.moves);

@@ -142,8 +142,13 @@ class FreeLayer {
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool) {
   if (auto reason = skipped(policy, input)) return *std::move(reason);
   check_policy_input(input);
-  return plan_layers(empty_plan(policy.name, policy.residency, input), pool,
-                     [&](LayerId l, StepPlan& plan) { FreeLayer(policy, input, l).plan_into(plan); });
+  PlannedStep step = plan_layers(empty_plan(policy.name, policy.residency, input), pool,
+                                 [&](LayerId l, StepPlan& plan) { FreeLayer(policy, input, l).plan_into(plan); });
+  for (const double seconds : policy.once_cpu_seconds) {
+    step.times.base_cpu_seconds += seconds;
+    step.times.planning_cpu_seconds -= seconds;
+  }
+  return step;
 }
 
 }  // namespace foremoe

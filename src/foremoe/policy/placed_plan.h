@@ -86,10 +86,13 @@ struct FreePolicy {
   std::function<SplitTokens(LayerId layer)> own_split = {};
   // kFree, or kResident: then there is one placement for the whole step, with every expert at its home.
   Residency residency = Residency::kFree;
+  // [layer], where place() says what of its CPU time is spent once per step, for it looks at all of its micro-steps.
+  std::span<const double> once_cpu_seconds = {};
 };
 
 // Skipped when residency is free and there are backward events (an expert away from its home has no backward pass), or
 // when homes and guest slots are not equally many on every rank. All of the planning counts as planning_cpu_seconds.
+// but for for what place() does once per step.
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool);
 
 // Shares. The plan is of residency `shared`: guests are fetched anew at every use.
