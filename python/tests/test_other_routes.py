@@ -12,7 +12,7 @@ import foremoe
 from foremoe import _core, reproduce
 from foremoe.reproduce.other_routes import OtherRoutes, executed_quotas, other_routes
 
-EXPERIMENT = (
+HEAD = (
     PROSE
     + """
 columns = ["rho_mean", "step_ms", "exposed_ms"]
@@ -24,7 +24,9 @@ ranks = 8
 layers = 1
 micro_steps = 4
 tokens_per_rank = 512
-
+"""
+)
+OTHER_ROUTES = """
 [[input]]
 label = "{wrong_percent} % wrong"
 wrong_percent = [0, 10]
@@ -32,7 +34,8 @@ wrong_percent = [0, 10]
 [[input]]
 label = "{missing_percent} % missing"
 missing_percent = [0, 10, 100]
-
+"""
+SYSTEMS = """
 [[system]]
 label = "vanilla"
 policy = "vanilla"
@@ -51,7 +54,7 @@ label = "static, ahead"
 policy = "static"
 foresight = true
 """
-)
+EXPERIMENT = HEAD + OTHER_ROUTES + SYSTEMS
 
 
 def load_of(**options: Any) -> foremoe.Load:
@@ -110,6 +113,29 @@ def test_quotas_of_another_shape_or_for_another_load_are_seen() -> None:
     with pytest.raises(foremoe.InputError, match=r"slot_tokens: are not \[events, layers, ranks, slots\]"):
         _core._evaluate_quotas(plan, plan.slot_tokens[:1].copy(), load, {})
     assert not _core._evaluate_quotas(plan, plan.slot_tokens + 1, load, {}).figures["ok"]
+
+
+def test_whoever_plans_gathers_counts_and_placement_is_paid() -> None:
+    columns = 'columns = ["step_ms", "recompute_ms", "dispatch_ms", "placed_speedup", "placement_s", "speedup"]'
+    head = HEAD.replace('columns = ["rho_mean", "step_ms", "exposed_ms"]', columns)
+    as_recorded = '[[input]]\nlabel = "as recorded"\n' + SYSTEMS.replace("foresight = true", "")
+    other, known = (
+        reproduce.run_experiment(reproduce.parse_experiment(head + rest, "mine.toml")).cells[0]
+        for rest in (OTHER_ROUTES + SYSTEMS, as_recorded)
+    )
+    # Seven ranks' counts of 128 experts in 4 bytes, over 370 GB/s, after 20 µs; 4 micro-steps of 48 layers.
+    once = 1e3 * (20e-6 + 7 * 128 * 4 / 370e9)
+    for with_gather, without in zip(other, known, strict=True):
+        step, recompute, dispatch = (a - b for a, b in zip(with_gather.figures[:3], without.figures[:3], strict=True))
+        assert step == pytest.approx(2 * 4 * 48 * once)
+        assert recompute == pytest.approx(4 * 48 * once)
+        assert dispatch == pytest.approx(once)
+    vanilla, _, _, planned_ahead = other
+    _, _, _, placed_speedup, placement, speedup = planned_ahead.figures
+    assert placement > 0
+    step_seconds = planned_ahead.figures[0] / 1e3
+    assert placed_speedup == pytest.approx(speedup * step_seconds / (step_seconds + placement))
+    assert vanilla.figures[3:] == (1, 0, 1)
 
 
 def test_figures_are_those_of_what_is_executed() -> None:

@@ -183,6 +183,51 @@ class MeasuredGroups(Measured):
         return {"mean": float(rho.mean()), "p99": float(np.percentile(rho, 99)), "max": float(rho.max())}
 
 
+_COUNT_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredOnOtherRoutes(Measured):
+    """What one system does where routes may be other than recorded. Then no plan tells how many rows come, so whoever
+    plans, ranks gather all ranks' counts by expert between router and dispatch: in every forward of every layer. That
+    is part of `dispatch`, and of the ideal step too.
+
+    planned: by which the plan was made; it has the time of placement.
+    """
+
+    planned: Evaluation
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        figures = dict(self.evaluation.figures)
+        if self.evaluation.cost is None:
+            return figures
+        seconds = self.gather_seconds
+        figures["stages"] = [
+            {
+                **stage,
+                "seconds": stage["seconds"] + seconds,
+                "parts": {**stage["parts"], "dispatch": stage["parts"]["dispatch"] + seconds},
+            }
+            for stage in figures["stages"]
+        ]
+        for step in ("step_seconds", "ideal_step_seconds", "rl_step_seconds"):
+            figures[step] += 2 * seconds
+        placement = self.planned.figures["placement"]
+        figures["placement"] = {**placement, "step_seconds": figures["step_seconds"] + placement["exposed_seconds"]}
+        return figures
+
+    @property
+    def gather_seconds(self) -> float:
+        """Of a stage. A rank receives the counts of all others."""
+        ranks = self.load.num_ranks
+        link = self.cost["network" if ranks > self.load.ranks_per_node else "peers"]
+        received = (ranks - 1) * self.load.num_experts * _COUNT_BYTES
+        forwards = self.load.num_micro_steps * self.cost["moe_layers"]
+        seconds: float = forwards * (link["latency_seconds"] + received / link["bytes_per_second"])
+        return seconds
+
+
 def _turns(phase: dict[str, Any]) -> float:
     seconds: float = phase["seconds"] - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
     return seconds

@@ -15,7 +15,7 @@ from .._core import Load
 from .._errors import InputError
 from ..files import read_trace
 from ..planning import synthesize_load
-from .columns import Measured, MeasuredGroups, ratio
+from .columns import Measured, MeasuredGroups, MeasuredOnOtherRoutes, ratio
 from .experiment import Aim, Experiment, Input, System
 from .other_routes import OtherRoutes, executed_quotas, other_routes
 
@@ -135,7 +135,8 @@ def _measure(
         assert part is not None
         own, foreseen = dict(system.own), others if system.foresight else None
         planned = part if foreseen is None else foreseen.recorded
-        evaluation = _core._evaluate(planned, system.policy, options, own, previous_load=part_before, threads=threads)
+        made = _core._evaluate(planned, system.policy, options, own, previous_load=part_before, threads=threads)
+        evaluation = made
         if evaluation.skipped:
             return Cell(skipped=evaluation.skipped)
         if foreseen is not None:
@@ -143,7 +144,8 @@ def _measure(
             evaluation = _core._evaluate_quotas(evaluation.plan, quotas, part, options, threads)
         if not evaluation.figures["ok"]:
             raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
-        groups.append(Measured(evaluation, part, on.steps))
+        measured = (evaluation, part, on.steps)
+        groups.append(Measured(*measured) if others is None else MeasuredOnOtherRoutes(*measured, made))
     return groups[0] if system.ep_groups == 1 else MeasuredGroups.of(groups, load.ranks_per_node)
 
 
