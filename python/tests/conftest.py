@@ -1,8 +1,11 @@
-"""Small inputs that all tests share."""
+"""Small inputs that all tests share, and what some of those in torch/ need."""
 
 from __future__ import annotations
 
+import importlib
 import pathlib
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +13,15 @@ import pytest
 
 import foremoe
 
+# By the beginning of a file's name: its tests are skipped where one of these is not installed.
+NEEDS = {
+    "test_megatron_capacity": ["torch"],
+    "test_megatron": ["torch", "megatron.core"],
+    "test_verl_engine": ["torch", "megatron.core", "verl"],
+    "test_verl_routes": ["torch"],
+    "test_mismatch": ["torch", "transformers"],
+    "test_unrouted": ["torch", "transformers"],
+}
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data"
 
 
@@ -41,3 +53,24 @@ def load() -> foremoe.Load:
 @pytest.fixture
 def data() -> pathlib.Path:
     return DATA
+
+
+class _Needing(pytest.Module):
+    def collect(self) -> Iterable[Any]:
+        for name in next((needs for begin, needs in NEEDS.items() if self.path.name.startswith(begin)), []):
+            pytest.importorskip(name)
+        return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path: pathlib.Path, parent: Any) -> pytest.Module:
+    made: pytest.Module = _Needing.from_parent(parent, path=module_path)
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What work(rank) of the test's module returns on each rank: one spawn of processes for all of its tests."""
+    is_megatrons = request.module.__name__.startswith("test_megatron")
+    helpers = importlib.import_module("megatron_training" if is_megatrons else "training")
+    of_ranks: list[dict[str, Any]] = helpers.on_all_ranks(request.module.work)
+    return of_ranks

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
-
-import torch.distributed as dist  # noqa: E402
-from megatron_training import Case  # noqa: E402
+import torch
+import torch.distributed as dist
+from megatron_training import Case
 
 # The managers turn probabilities into float32; so the router computes them in it.
 ROUTER = {"moe_router_dtype": "fp32"}

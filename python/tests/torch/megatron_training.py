@@ -9,17 +9,15 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import megatron_on_cpu
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from processes import begin_rank
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
-
-import megatron_on_cpu  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
-from processes import begin_rank  # noqa: E402
-
-import foremoe.megatron  # noqa: E402
+import foremoe
+import foremoe.megatron
 
 RANKS = 4
 EXPERTS, TOP_K, HIDDEN, FFN, TOKENS, LAYERS, MICRO_STEPS, STEPS = 8, 2, 16, 8, 48, 3, 3, 2
@@ -236,32 +234,20 @@ def train(
     return found
 
 
-def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[dict[str, Any], list[float]]:
-    """Three steps of Megatron-LM's own Adam, clipped: weights by name, and norms of gradients."""
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-
-    config = make_config(case)
-    net = make_net(config)
-    model = wrap(case, config, net)
-    sharded = bool((case.ddp or {}).get("use_distributed_optimizer"))
-    options = OptimizerConfig(
-        optimizer="adam", lr=0.01, clip_grad=0.5, params_dtype=case.dtype, use_distributed_optimizer=sharded
-    )
-    norms = []
-    with megatron_on_cpu.types_of_cuda():
-        optimizer = get_megatron_optimizer(options, [model])
-        replicas = attach(model) if attach is not None else None
-        for step in range(3):
-            model.zero_grad_buffer()
-            optimizer.zero_grad()
-            planned = replicas.plan(counts_of(step, dist.get_rank())) if replicas is not None else None
-            with replicas.step(planned) if replicas is not None else contextlib.nullcontext():
-                run_step(case, model, net, step)
-            model.finish_grad_sync()
-            norms.append(float(optimizer.step()[1]))
-    if case.ddp is not None and case.ddp.get("overlap_param_gather"):
-        model.start_param_sync(force_sync=True)
-    return {name: p.detach().clone() for name, p in net.named_parameters()}, norms
+def modelled_seconds(counts: Sequence[Any], in_flight: int = 1) -> dict[str, float]:
+    """Of forward and backward, by the simulator, of these layers on the default cluster. counts: of each rank."""
+    load = foremoe.Load.from_array(torch.stack(list(counts), 2).numpy(), top_k=TOP_K, ranks_per_node=2)
+    model = {
+        "name": "as make_config() has it", "moe_layers": load.num_layers, "experts": EXPERTS, "top_k": TOP_K,
+        "hidden": HIDDEN, "intermediate": FFN, "vocabulary": 1, "heads": 2, "kv_heads": 2, "head_width": HIDDEN // 2,
+    }  # fmt: skip
+    found = foremoe.simulate(
+        load, "vanilla,foremoe", cluster="h100", model=model, bytes_per_parameter=8, keep_activations=True, path="peer",
+        in_flight=in_flight,
+    )  # fmt: skip
+    return {
+        of["policy"]: stage["seconds"] for of in found for stage in of["stages"] if stage["stage"] == "policy_update"
+    }
 
 
 @contextlib.contextmanager

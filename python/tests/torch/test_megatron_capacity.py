@@ -9,8 +9,6 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
 import foremoe
 from foremoe.megatron import Plan
 from foremoe.megatron.capacity import Buffers, home_slots, planned_slots

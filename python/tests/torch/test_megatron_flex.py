@@ -7,29 +7,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import megatron_flex_kernels as kernels
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
-
-import megatron_flex_kernels as kernels  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from megatron_flex_kernels import ROUTER  # noqa: E402
-from megatron_training import (  # noqa: E402
+import torch
+import torch.distributed as dist
+from megatron_flex_kernels import ROUTER
+from megatron_training import (
     Case,
     begin_groups,
     counts_of,
     differences,
     make_config,
     make_net,
-    on_all_ranks,
     train,
     under_a_plan,
 )
 
-import foremoe  # noqa: E402
-import foremoe.megatron  # noqa: E402
-from foremoe.megatron import experts  # noqa: E402
+import foremoe
+import foremoe.megatron
+from foremoe.megatron import experts
 
 OVERLAP = {"overlap_grad_reduce": True}
 CASES: dict[str, tuple[Case, dict[str, Any]]] = {
@@ -126,11 +122,6 @@ def refused() -> str:
             return "nothing"
     except foremoe.InputError as error:
         return f"{error.field}: {error}"
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
 
 
 @pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])

@@ -8,15 +8,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import megatron_flex_kernels as kernels
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
-
-import megatron_flex_kernels as kernels  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from megatron_on_cpu import OnDevice, counted  # noqa: E402
-from megatron_training import (  # noqa: E402
+import torch
+import torch.distributed as dist
+from megatron_on_cpu import OnDevice, counted
+from megatron_training import (
     EXPERTS,
     TOKENS,
     Case,
@@ -26,15 +23,14 @@ from megatron_training import (  # noqa: E402
     differences,
     make_config,
     make_net,
-    on_all_ranks,
     replay,
     wrap,
 )
 
-import foremoe  # noqa: E402
-import foremoe.megatron  # noqa: E402
-from foremoe.megatron import step as steps  # noqa: E402
-from foremoe.torch import guests, turn_cursor  # noqa: E402
+import foremoe
+import foremoe.megatron
+from foremoe.megatron import step as steps
+from foremoe.torch import guests, turn_cursor
 
 STAGES, LAYERS_OF_STAGE, MICRO_STEPS = 2, 2, 8
 STEP = 13  # of its routes
@@ -207,8 +203,8 @@ def shadow(chunks: int) -> dict[str, Any]:
     found = pipeline.run(replicas.step())
     replicas.detach()
     first = dist.get_rank() // 2 * 2
-    of_group = sum(counts_of(STEP, r, pipeline.layers, MICRO_STEPS) for r in (first, first + 1))
-    at_homes = of_group.view(MICRO_STEPS, -1, 2, EXPERTS // 2).sum(-1).double()
+    of_ranks = [counts_of(STEP, r, pipeline.layers, MICRO_STEPS) for r in (first, first + 1)]
+    at_homes = sum(of_ranks).view(MICRO_STEPS, -1, 2, EXPERTS // 2).sum(-1).double()
     return {
         "equal": found["losses"] == expected["losses"]
         and all(torch.equal(a, b) for a, b in zip(found["inputs"], expected["inputs"], strict=True))
@@ -278,11 +274,6 @@ def work(rank: int) -> dict[str, Any]:
         found[backend] = compare(kernels.with_backend(own, backend), {"guest_slots": 2}, own)
         kernels.nccl_ep_finalize()
     return found
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
 
 
 @pytest.mark.parametrize("case", CASES)

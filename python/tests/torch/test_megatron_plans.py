@@ -16,18 +16,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
-
-import torch.distributed as dist  # noqa: E402
-from megatron_training import (  # noqa: E402
+import torch
+import torch.distributed as dist
+from megatron_training import (
     EXPERTS,
     LAYERS,
     MICRO_STEPS,
     RANKS,
     STEPS,
-    TOKENS,
     Case,
     batch,
     begin_groups,
@@ -35,18 +31,17 @@ from megatron_training import (  # noqa: E402
     differences,
     make_config,
     make_net,
-    on_all_ranks,
     replay,
     routes_of,
     run_step,
     train,
 )
 
-import foremoe  # noqa: E402
-import foremoe.megatron  # noqa: E402
-import foremoe.slime  # noqa: E402
-from foremoe.megatron import shares as shares_module  # noqa: E402
-from foremoe.megatron.shares import Shares  # noqa: E402
+import foremoe
+import foremoe.megatron
+import foremoe.slime
+from foremoe.megatron import shares as shares_module
+from foremoe.megatron.shares import Shares
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
 PLANNED = [
@@ -250,65 +245,11 @@ def slime(rank: int) -> dict[str, Any]:
     return found
 
 
-def in_shadow() -> dict[str, Any]:
-    """The wrap that docs/adopting.md has for a trainer's training step, around Megatron-LM's own schedule, by the line
-    for each trainer."""
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    document = DOCS.read_text()
-    (snippet,) = [code for code in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "def in_shadow" in code]
-    names = {"get_forward_backward_func": get_forward_backward_func}
-    names["megatron_forward_backward"] = get_forward_backward_func()
-    exec(snippet, names)
-    lines = re.findall(r"`((\w+) = in_shadow\([^`]*)`", document)
-
-    def run(forward_backward: Any) -> dict[str, Any]:
-        net = make_net(make_config(Case(ep=2)))
-        inputs: list[Any] = []
-
-        def forward_step(data: Any, of: Any) -> Any:
-            replay(net, 0, m := next(data))
-            inputs.append(batch(0, m))
-            return of(inputs[-1]), lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
-
-        for forward_only in (True, False):
-            losses = forward_backward(
-                forward_step_func=forward_step,
-                data_iterator=iter(range(MICRO_STEPS)),
-                model=[net],
-                num_microbatches=MICRO_STEPS,
-                seq_length=TOKENS,
-                micro_batch_size=1,
-                forward_only=forward_only,
-            )
-        return {
-            "losses": [float(of["loss"]) for of in losses],
-            "inputs": [x.grad for x in inputs[MICRO_STEPS:]],
-            "weights": [{name: p.grad for name, p in net.named_parameters()}],
-        }
-
-    expected = run(get_forward_backward_func())
-    first = dist.get_rank() // 2 * 2
-    at_homes = sum(counts_of(0, r) for r in (first, first + 1)).view(MICRO_STEPS, LAYERS, 2, -1).sum(-1).double()
-    found: dict[str, Any] = {"rho": float((at_homes.amax(-1) / at_homes.mean(-1)).mean())}
-    for line, name in lines:
-        exec(line, names)
-        differs = differences(run(names[name]), expected)
-        (replicas,) = names[name].attached
-        replicas.detach()
-        found[name] = {**differs, "metrics": replicas.metrics()}
-    return found
-
-
 def work(rank: int) -> dict[str, Any]:
     found = {"shares": share()}
     begin_groups(2)
-    return found | {"step": fail_in_a_step(), "slime": slime(rank), "wrap": in_shadow()}
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
+    found |= {"step": fail_in_a_step()}
+    return found | {"slime": slime(rank)}
 
 
 def test_shares_join_to_the_plan_that_a_rank_makes_alone(found: list[dict[str, Any]]) -> None:
@@ -365,12 +306,3 @@ def test_the_documented_flag_is_shadow_mode_and_changes_nothing(found: list[dict
         assert shadow["finalized"] == list(range(STEPS))
         assert 1 <= shadow["last"]["foremoe/rho_planned"] < shadow["last"]["foremoe/rho_vanilla"]
         assert "foremoe/rho_computed" not in shadow["last"]
-
-
-@pytest.mark.parametrize("name", ["megatron_forward_backward", "in_step"])
-def test_the_documented_wrap_counts_training_steps_and_changes_nothing(found: list[dict[str, Any]], name: str) -> None:
-    for of in found:
-        wrap, rho = of["wrap"][name], of["wrap"]["rho"]
-        assert wrap["loss"] == wrap["dx"] == wrap["dw"] == 0
-        assert wrap["metrics"]["foremoe/rho_vanilla"] == pytest.approx(rho, rel=1e-12)
-        assert wrap["metrics"]["foremoe/rho_planned"] < rho

@@ -8,12 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
-
-import torch.distributed as dist  # noqa: E402
-from megatron_training import (  # noqa: E402
+import torch.distributed as dist
+from megatron_training import (
     FFN,
     HIDDEN,
     LAYERS,
@@ -24,16 +20,15 @@ from megatron_training import (  # noqa: E402
     differences,
     make_config,
     make_net,
-    on_all_ranks,
     train,
     under_a_plan,
 )
 
-import foremoe  # noqa: E402
-import foremoe.megatron  # noqa: E402
-from foremoe.megatron import experts  # noqa: E402
-from foremoe.megatron import step as steps  # noqa: E402
-from foremoe.torch import guests  # noqa: E402
+import foremoe
+import foremoe.megatron
+from foremoe.megatron import experts
+from foremoe.megatron import step as steps
+from foremoe.torch import guests
 
 SHARED = {"residency": "shared"}
 OVERLAP = {"overlap_grad_reduce": True}
@@ -128,11 +123,6 @@ def work(rank: int) -> dict[str, Any]:
     found["mutated"] = mutate()
     found["refused"] = refused()
     return found
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
 
 
 @pytest.mark.parametrize("case", CASES)

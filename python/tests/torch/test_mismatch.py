@@ -9,46 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from training import assert_equal_to_eager, draw_routes, recompute, run_step, steps_of
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from training import (  # noqa: E402
-    assert_equal_to_eager,
-    draw_batches,
-    draw_routes,
-    make_model,
-    on_all_ranks,
-    run_step,
-    spread,
-    steps_of,
-    wrong_routes,
-)
-
-import foremoe  # noqa: E402
-from foremoe.torch.dispatch import chosen_slots, planned_slots  # noqa: E402
-
-
-def recompute(rank: int) -> dict[str, Any]:
-    """Forwards alone under a plan against those with every row at its home."""
-    batches = draw_batches(rank, 3, 8)
-    routes = wrong_routes(torch.float64, batches, draw_routes(rank, 3, 8), 0.2, rank)
-    model = make_model(torch.float64)
-    ep = spread(model, ranks_per_node=2)
-    worst = 0.0
-    stage = ep.plan(routes, phase="recompute", unrouted="home", on_mismatch="home")
-    with torch.no_grad(), stage:
-        for m, batch in enumerate(batches):
-            with stage.micro_step(m):
-                with ep.unplanned():
-                    expected = model(batch).logits
-                found = model(batch).logits
-            worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
-    return {"worst": worst, "mismatched": stage.figures()["mismatched"]}
+import foremoe
+from foremoe.torch.dispatch import chosen_slots, planned_slots
 
 
 def work(rank: int) -> dict[str, Any]:
     f64 = torch.float64
+    worst, figures = recompute(rank, draw_routes, wrong=0.2, unrouted="home")
     return {
         "as recorded": run_step(rank, f64, wrong=0.0),
         "some": run_step(rank, f64, wrong=0.1),
@@ -59,13 +29,8 @@ def work(rank: int) -> dict[str, Any]:
         "host, home": run_step(rank, f64, seed=4, path="host", unrouted="home", wrong=0.2),
         "checkpointing": run_step(rank, f64, seed=1, checkpointing=True, wrong=0.1),
         "whole checkpoint, float32": run_step(rank, torch.float32, seed=1, checkpointing="whole", wrong=0.1),
-        "recompute": recompute(rank),
+        "recompute": {"worst": worst, "mismatched": figures["mismatched"]},
     }
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
 
 
 def test_losses_and_gradients_are_those_of_one_eager_process(found: list[dict[str, Any]]) -> None:

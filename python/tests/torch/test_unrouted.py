@@ -8,37 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from training import (  # noqa: E402
-    assert_equal_to_eager,
-    draw_batches,
-    draw_partial_routes,
-    make_model,
-    on_all_ranks,
-    run_step,
-    spread,
-    steps_of,
-)
-
-
-def recompute(rank: int) -> dict[str, Any]:
-    """Forwards alone under a plan against those with every row at its home, with the same replay."""
-    model = make_model(torch.float64)
-    ep = spread(model, ranks_per_node=2)
-    worst = 0.0
-    stage = ep.plan(draw_partial_routes(rank, 3, 8), phase="recompute", unrouted="home")
-    with torch.no_grad(), stage:
-        for m, batch in enumerate(draw_batches(rank, 3, 8)):
-            with stage.micro_step(m):
-                with ep.unplanned():
-                    expected = model(batch).logits
-                found = model(batch).logits
-            worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
-    figures = stage.figures()
-    return {"worst": worst, **{name: figures[name]["mean"] for name in ("rho_planned", "rho_computed")}}
+import torch
+from training import assert_equal_to_eager, draw_partial_routes, recompute, run_step, steps_of
 
 
 def work(rank: int) -> dict[str, Any]:
@@ -53,13 +24,9 @@ def work(rank: int) -> dict[str, Any]:
     found["float64, host"] = run_step(rank, f64, seed=4, path="host", unrouted="home")
     for wrapper in ("ddp", "fsdp2"):
         found[f"float64, {wrapper}"] = run_step(rank, f64, seed=5, wrapper=wrapper, checkpointing=True, unrouted="home")
-    found["recompute"] = recompute(rank)
+    worst, figures = recompute(rank, draw_partial_routes, unrouted="home")
+    found["recompute"] = {"worst": worst, **{name: figures[name]["mean"] for name in ("rho_planned", "rho_computed")}}
     return found
-
-
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return on_all_ranks(work)
 
 
 def test_losses_and_gradients_are_those_of_one_eager_process(found: list[dict[str, Any]]) -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import foremoe  # noqa: E402
-from foremoe.verl.routes import Place, counts_of, filled, local_tokens, replayed_tokens  # noqa: E402
+import foremoe
+from foremoe.verl.routes import Place, counts_of, filled, local_tokens, replayed_tokens
 
 EXPERTS, TOP_K, RECORDED = 10, 3, 4
 LENGTHS, RESPONSES = [7, 1, 13, 24, 5], [3, 0, 12, 0, 5]

@@ -350,6 +350,27 @@ def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> N
     dist.destroy_process_group()
 
 
+def recompute(rank: int, draw: Callable[[int, int, int], Any], wrong: float | None = None, **options: Any) -> Any:
+    """Forwards alone under a plan against those with every row at its home, with the same replay: the worst difference,
+    and the stage's figures. draw: routes of a rank, of so many micro-steps, by a seed. wrong: as run_step() takes it.
+    options: of ExpertParallel.plan()."""
+    batches, routes = draw_batches(rank, 3, 8), draw(rank, 3, 8)
+    if wrong is not None:
+        routes, options = wrong_routes(torch.float64, batches, routes, wrong, rank), {**options, "on_mismatch": "home"}
+    model = make_model(torch.float64)
+    ep = spread(model, ranks_per_node=2)
+    worst = 0.0
+    stage = ep.plan(routes, phase="recompute", **options)
+    with torch.no_grad(), stage:
+        for m, batch in enumerate(batches):
+            with stage.micro_step(m):
+                with ep.unplanned():
+                    expected = model(batch).logits
+                found = model(batch).logits
+            worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
+    return worst, stage.figures()
+
+
 def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
     """What work(rank) returns, of each rank, in a process each."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

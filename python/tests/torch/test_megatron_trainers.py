@@ -1,0 +1,203 @@
+"""Planned steps in what trainers have around them: Megatron-LM's own schedule and optimizers, and the document's code.
+
+One spawn of four processes runs all checks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import megatron_on_cpu
+import pytest
+import torch
+import torch.distributed as dist
+from megatron_training import (
+    LAYERS,
+    MICRO_STEPS,
+    TOKENS,
+    Case,
+    batch,
+    begin_groups,
+    counts_of,
+    differences,
+    make_config,
+    make_net,
+    replay,
+    run_step,
+    wrap,
+)
+
+import foremoe.megatron
+
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
+OVERLAP = {"overlap_grad_reduce": True}
+SHARDED = {"use_distributed_optimizer": True}
+OPTIMIZED = [
+    Case(ep=2, dtype=torch.float32, config={"moe_router_dtype": "fp32"}, ddp=ddp)
+    for ddp in (OVERLAP, SHARDED, SHARDED | OVERLAP | {"overlap_param_gather": True})
+]
+
+
+def documented() -> dict[str, float]:
+    """The snippet of docs/adopting.md, with Megatron-LM's own schedule, against that schedule without it."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    snippet = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[0]
+    case = Case(ep=2, ddp=OVERLAP)
+
+    def run(planned: bool) -> dict[str, Any]:
+        model = wrap(case, config := make_config(case), net := make_net(config))
+        config.no_sync_func = model.no_sync
+        config.finalize_model_grads_func = lambda models, *_, **__: [m.finish_grad_sync() for m in models]
+        model.zero_grad_buffer()
+        inputs: list[Any] = []
+
+        def forward_step(data: Any, of: Any) -> Any:
+            replay(net, 0, m := next(data))
+            inputs.append(batch(0, m))
+            return of(inputs[-1]), lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
+
+        names: dict[str, Any] = {
+            "model": [model],
+            "counts": counts_of(0, dist.get_rank()),
+            "forward_backward_func": get_forward_backward_func(),
+            "forward_step": forward_step,
+            "data_iterator": iter(range(MICRO_STEPS)),
+            "seq_length": TOKENS,
+            "micro_batch_size": 1,
+        }
+        code = snippet
+        if not planned:
+            code = (
+                "metrics = {}\nif True:"
+                + snippet[snippet.index("with replicas") :].split(":", 1)[1].split("metrics =")[0]
+            )
+        exec(code, names)
+        return {
+            "losses": [float(of["loss"]) for of in names["losses"]],
+            "inputs": [x.grad for x in inputs],
+            "weights": [{name: p.main_grad for name, p in net.named_parameters()}],
+            "metrics": names["metrics"],
+        }
+
+    expected, found = run(False), run(True)
+    return differences(found, expected) | {"rho": found["metrics"]["foremoe/rho_computed"]}
+
+
+def in_shadow() -> dict[str, Any]:
+    """The wrap that docs/adopting.md has for a trainer's training step, around Megatron-LM's own schedule, by the line
+    for each trainer."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    document = DOCS.read_text()
+    (snippet,) = [code for code in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "def in_shadow" in code]
+    names = {"get_forward_backward_func": get_forward_backward_func}
+    names["megatron_forward_backward"] = get_forward_backward_func()
+    exec(snippet, names)
+    lines = re.findall(r"`((\w+) = in_shadow\([^`]*)`", document)
+
+    def run(forward_backward: Any) -> dict[str, Any]:
+        net = make_net(make_config(Case(ep=2)))
+        inputs: list[Any] = []
+
+        def forward_step(data: Any, of: Any) -> Any:
+            replay(net, 0, m := next(data))
+            inputs.append(batch(0, m))
+            return of(inputs[-1]), lambda y: ((loss := y.square().mean()), {"loss": loss.detach().clone()})
+
+        for forward_only in (True, False):
+            losses = forward_backward(
+                forward_step_func=forward_step,
+                data_iterator=iter(range(MICRO_STEPS)),
+                model=[net],
+                num_microbatches=MICRO_STEPS,
+                seq_length=TOKENS,
+                micro_batch_size=1,
+                forward_only=forward_only,
+            )
+        return {
+            "losses": [float(of["loss"]) for of in losses],
+            "inputs": [x.grad for x in inputs[MICRO_STEPS:]],
+            "weights": [{name: p.grad for name, p in net.named_parameters()}],
+        }
+
+    expected = run(get_forward_backward_func())
+    first = dist.get_rank() // 2 * 2
+    at_homes = sum(counts_of(0, r) for r in (first, first + 1)).view(MICRO_STEPS, LAYERS, 2, -1).sum(-1).double()
+    found: dict[str, Any] = {"rho": float((at_homes.amax(-1) / at_homes.mean(-1)).mean())}
+    for line, name in lines:
+        exec(line, names)
+        differs = differences(run(names[name]), expected)
+        (replicas,) = names[name].attached
+        replicas.detach()
+        found[name] = {**differs, "metrics": replicas.metrics()}
+    return found
+
+
+def optimize(case: Case, attach: Callable[[Any], Any] | None = None) -> tuple[dict[str, Any], list[float]]:
+    """Three steps of Megatron-LM's own Adam, clipped: weights by name, and norms of gradients."""
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    config = make_config(case)
+    net = make_net(config)
+    model = wrap(case, config, net)
+    sharded = bool((case.ddp or {}).get("use_distributed_optimizer"))
+    options = OptimizerConfig(
+        optimizer="adam", lr=0.01, clip_grad=0.5, params_dtype=case.dtype, use_distributed_optimizer=sharded
+    )
+    norms = []
+    with megatron_on_cpu.types_of_cuda():
+        optimizer = get_megatron_optimizer(options, [model])
+        replicas = attach(model) if attach is not None else None
+        for step in range(3):
+            model.zero_grad_buffer()
+            optimizer.zero_grad()
+            planned = replicas.plan(counts_of(step, dist.get_rank())) if replicas is not None else None
+            with replicas.step(planned) if replicas is not None else contextlib.nullcontext():
+                run_step(case, model, net, step)
+            model.finish_grad_sync()
+            norms.append(float(optimizer.step()[1]))
+    if case.ddp is not None and case.ddp.get("overlap_param_gather"):
+        model.start_param_sync(force_sync=True)
+    return {name: p.detach().clone() for name, p in net.named_parameters()}, norms
+
+
+def optimized(case: Case) -> dict[str, Any]:
+    expected, norms = optimize(case)
+    found, norms_found = optimize(case, lambda model: foremoe.megatron.attach(model, ranks_per_node=2))
+    return {
+        "weights": max(float((found[name] - of).abs().max() / of.abs().max()) for name, of in expected.items()),
+        "norms": [norms_found, norms],
+    }
+
+
+def work(rank: int) -> dict[str, Any]:
+    begin_groups(2)
+    return {"documented": documented(), "wrap": in_shadow(), "optimized": [optimized(case) for case in OPTIMIZED]}
+
+
+def test_the_documented_snippet_runs_with_megatrons_own_schedule(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert max(of["documented"][what] for what in ("loss", "dx", "dw")) <= 1e-12, of["documented"]
+        assert of["documented"]["rho"] < 1.05
+
+
+@pytest.mark.parametrize("name", ["megatron_forward_backward", "in_step"])
+def test_the_documented_wrap_counts_training_steps_and_changes_nothing(found: list[dict[str, Any]], name: str) -> None:
+    for of in found:
+        wrap, rho = of["wrap"][name], of["wrap"]["rho"]
+        assert wrap["loss"] == wrap["dx"] == wrap["dw"] == 0
+        assert wrap["metrics"]["foremoe/rho_vanilla"] == pytest.approx(rho, rel=1e-12)
+        assert wrap["metrics"]["foremoe/rho_planned"] < rho
+
+
+def test_steps_of_megatrons_optimizers_give_the_same_weights(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        for case in of["optimized"]:
+            assert case["weights"] <= 1e-6, case
+            assert case["norms"][0] == pytest.approx(case["norms"][1], rel=1e-6)
+            assert min(case["norms"][1]) > 0.1
