@@ -104,7 +104,7 @@ class Hooks:
             return
         if os.environ.get("ROUTING_REPLAY_STAGE") == "replay_forward":
             replicas = self._attached(args, model)
-            self._open(replicas, replicas.plan(recorded_counts(args.num_experts), phase="recompute"))
+            self._open(replicas, replicas.plan(lambda: recorded_counts(args.num_experts), "recompute"))
 
     def before_training(self, args: Any, rollout_id: int = 0, rollout_data: Any = None) -> None:
         """--rollout-data-postprocess-path: tells how many micro-batches each training step has."""
@@ -125,8 +125,7 @@ class Hooks:
         replicas = self._attached(args, model)
         plan = None
         if self._is_active:
-            first, end = self._micro_steps_of(step_id)
-            plan = replicas.plan(recorded_counts(args.num_experts, first, end))
+            plan = replicas.plan(lambda: recorded_counts(args.num_experts, *self._micro_steps_of(step_id)))
         config = get_model_config(model[0])
         finalize = config.finalize_model_grads_func
 

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,9 +36,9 @@ class Replicas:
         self.log = log
         self.plans: list[np.ndarray] = []
 
-    def plan(self, counts: np.ndarray, phase: str = "policy_update") -> str:
-        self.plans.append(counts)
-        self.log.append(f"plan {phase} {len(counts)}")
+    def plan(self, counts: Callable[[], np.ndarray], phase: str = "policy_update") -> str:
+        self.plans.append(counts())
+        self.log.append(f"plan {phase} {len(self.plans[-1])}")
         return f"{phase} {len(self.plans) - 1}"
 
     @contextlib.contextmanager

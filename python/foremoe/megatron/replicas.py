@@ -167,24 +167,33 @@ class Replicas:
         if self._failed:
             raise RuntimeError("a step failed: what it sent may still be on its way; attach anew with other groups")
 
-    def plan(self, counts: Any, phase: str = "policy_update") -> Plan:
+    def plan(self, counts: Any, phase: str = "policy_update", begun: Plan | None = None) -> Plan:
         """Plans a phase, in the background. Collective over all ranks that train the model.
 
         counts: integers [micro_steps, layers, experts], numpy or torch: how many of this rank's rows each expert will
             get, in each micro-step and MoE layer of this pipeline stage. All rows that the router routes count, padding
             too. All ranks have the same number of micro-steps. A stage without MoE layers has none here either.
+            Or a function without arguments that returns them. Where what makes the counts may fail on one rank alone,
+            let it be this function: what it raises is raised here, and no other rank waits.
         phase: policy_update, with forward and backward; recompute, forwards alone.
+        begun: on all ranks or on none, what an earlier call returned. It is returned again where it was made for this
+            phase and, on all ranks, for these counts.
 
-        Raises InputError, on all ranks, where the counts or phase of any rank cannot be.
+        Raises InputError where the counts or phase of any rank cannot be: on that rank what is wrong, or what the
+        function raised, and on all others that another rank refused.
         """
         self._expect_usable()
-        refused: foremoe.InputError | None = None
+        refused: Exception | None = None
         own = np.zeros((0, 0, 0), np.int64)
+        is_other = False
         try:
             if phase not in PHASES:
                 raise foremoe.InputError(f"phase: '{phase}', expected {' or '.join(PHASES)}", field="phase")
-            own = checked_counts(counts, len(self._layers), self.num_experts if self._layers else 0)
-        except foremoe.InputError as error:
+            made = counts() if callable(counts) else counts
+            own = checked_counts(made, len(self._layers), self.num_experts if self._layers else 0)
+            if begun is not None and self._layers:
+                is_other = phase != begun.phase or not np.array_equal(own, begun.load.array[:, :, self.rank])
+        except Exception as error:
             refused = error
         any_refused, least, most = self._agreement.micro_steps(len(own), refused is not None)
         if refused is not None:
@@ -196,6 +205,8 @@ class Replicas:
                 f"counts: has {len(own)} micro-steps here, between {least} and {most} on all ranks; expected as many",
                 field="counts",
             )
+        if begun is not None and not self._agreement.any(is_other):
+            return begun
         if not self._layers:
             return NoPlan()
         in_flight = min(self._in_flight, most) if phase == "policy_update" else 1

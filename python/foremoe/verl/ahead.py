@@ -9,7 +9,7 @@ rows turn out to be others, as where mini-batches are shuffled, is planned when 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,36 +38,37 @@ class Ahead:
         self._updates = 0  # since old log-probabilities were computed
         self._of_a_step = 0  # updates of the step before
         self._expected: deque[Counts] = deque()
-        self._begun: tuple[Counts, Plan] | None = None
+        self._begun: Plan | None = None
 
-    def recompute(self, replicas: Replicas, sequences: int, count: Callable[[range, dict[str, Any]], Counts]) -> None:
-        """A step begins. Collective. count: rows of a mini-batch of these sequences, for these options."""
+    def recompute(
+        self, replicas: Replicas, sequences: int, count: Callable[[Sequence[range], dict[str, Any]], list[Counts]]
+    ) -> None:
+        """A step begins. Collective. count: rows of mini-batches of these sequences, for these options."""
         self._of_a_step, self._updates = self._updates or self._of_a_step, 0
         self._expected.clear()
         self._begun = None
-        if self._cut is None or self._is_wrong or sequences < self._cut.sequences:
+        cut, updates = self._cut, self._of_a_step
+        if cut is None or self._is_wrong or sequences < cut.sequences:
             return
-        size = self._cut.sequences
-        ranges = [range(begin, begin + size) for begin in range(0, sequences - size + 1, size)]
-        counts = [count(of, self._cut.options) for of in ranges[: self._of_a_step]]
-        self._expected.extend(counts[i % len(counts)] for i in range(self._of_a_step))  # epochs
-        self._begin(replicas)
+        size = cut.sequences
+        parts = [range(begin, begin + size) for begin in range(0, sequences - size + 1, size)][:updates]
 
-    def update(self, replicas: Replicas, counts: Counts, cut: Cut) -> Plan:
-        """The plan of the update that has come. Collective."""
+        def first() -> Counts:
+            counts = count(parts, cut.options)
+            self._expected.extend(counts[i % len(counts)] for i in range(updates))  # epochs
+            return self._expected.popleft()
+
+        self._begun = replicas.plan(first)
+
+    def update(self, replicas: Replicas, count: Callable[[], Counts], cut: Cut) -> Plan:
+        """The plan of the update that has come. Collective. count: its rows."""
         self._cut = cut
         self._updates += 1
         begun, self._begun = self._begun, None
-        if begun is None:
-            return replicas.plan(counts)
-        if replicas._agreement.any(not np.array_equal(begun[0], counts)):
-            self._is_wrong = True
+        plan = replicas.plan(count, begun=begun)
+        if plan is not begun:
+            self._is_wrong |= begun is not None
             self._expected.clear()
-            return replicas.plan(counts)
-        self._begin(replicas)
-        return begun[1]
-
-    def _begin(self, replicas: Replicas) -> None:
-        if self._expected:
-            counts = self._expected.popleft()
-            self._begun = counts, replicas.plan(counts)
+        elif self._expected:
+            self._begun = replicas.plan(self._expected.popleft())
+        return plan

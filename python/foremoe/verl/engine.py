@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from verl.utils.megatron_utils import unwrap_model
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 from verl.workers.engine.utils import prepare_micro_batches
 
-from foremoe import InputError
 from foremoe.megatron import Plan, Replicas, attach
 from foremoe.megatron.supported import moe_layers
 
@@ -117,26 +116,25 @@ class Engine(MegatronEngineWithLMHead):
 
     def _plan(self, replicas: Replicas, layers: _Layers, data: Any, forward_only: bool) -> Plan:
         """Collective. Where one rank refuses its routes, all ranks end here."""
-        # The sizes of micro-batches are agreed on by all ranks, so this comes before anything that one rank may refuse.
-        micro_batches = self._micro_batches(data)
-        counts: Counts = np.zeros((0, 0, 0), np.int64)
-        refused: InputError | None = None
-        try:
-            counts = layers.counts(data, micro_batches)
-        except InputError as error:
-            refused = error
-        if replicas._agreement.any(refused is not None):
-            raise refused or InputError("routed_experts: another rank refused its own", field="routed_experts")
+
+        def counts() -> Counts:
+            # All ranks agree on the number of micro-batches, so this comes before anything that one may refuse.
+            micro_batches = self._micro_batches(data)
+            layers.expect_replayed()
+            return layers.counts(data, micro_batches)
+
+        def counts_of_parts(parts: Sequence[range], options: dict[str, Any]) -> list[Counts]:
+            micro_batches = []  # of all parts, before anything that one rank may refuse
+            for sequences in parts:
+                part = tu.index_select_tensor_dict(data.select("input_ids"), list(sequences))
+                tu.assign_non_tensor(part, **options)
+                micro_batches.append([[sequences[s] for s in of] for of in self._micro_batches(part)])
+            return [layers.counts(data, of) for of in micro_batches]
+
         if not forward_only:
             return self._ahead.update(replicas, counts, Cut(len(data), _options(data)))
-
-        def count(sequences: range, options: dict[str, Any]) -> Counts:
-            part = tu.index_select_tensor_dict(data.select("input_ids"), list(sequences))
-            tu.assign_non_tensor(part, **options)
-            return layers.counts(data, [[sequences[s] for s in of] for of in self._micro_batches(part)])
-
         plan = replicas.plan(counts, "recompute")
-        self._ahead.recompute(replicas, len(data), count)
+        self._ahead.recompute(replicas, len(data), counts_of_parts)
         return plan
 
     def _micro_batches(self, data: Any) -> list[list[int]]:
@@ -187,21 +185,26 @@ class _Layers:
     """The MoE layers of a model, and the routers that verl replays."""
 
     def __init__(self, module: Any, tf_config: Any) -> None:
-        if getattr(tf_config, "experimental_attention_variant", None) == "dsv4_hybrid":
-            refuse("experimental_attention_variant", "is 'dsv4_hybrid', whose rows are split otherwise over ranks")
-        if getattr(tf_config, "moe_router_enable_expert_bias", False) and tf_config.moe_router_bias_update_rate:
-            rate = tf_config.moe_router_bias_update_rate
-            refuse("moe_router_bias_update_rate", f"is {rate}; expected 0, since rows that are not replayed count too")
         found = [layer for chunk in module for _, layer in moe_layers(chunk)]
-        routers = dict(iter_model_routers([unwrap_model(chunk) for chunk in module]))
-        for layer in found:
-            if routers.get(layer.router.layer_number) is not layer.router.router_replay:
-                refuse("router_replay", "is not in force", f" of layer {layer.router.layer_number}")
+        self._module = module
         self._tf_config = tf_config
         self._numbers = [layer.router.layer_number - 1 for layer in found]
         self._routers = [layer.router.router_replay for layer in found]
         self._first = int(found[0].local_expert_indices[0]) if found else 0
         self._device = next(module[0].parameters()).device
+
+    def expect_replayed(self) -> None:
+        """Raises InputError where rows of a router would not be those that are replayed."""
+        config = self._tf_config
+        if getattr(config, "experimental_attention_variant", None) == "dsv4_hybrid":
+            refuse("experimental_attention_variant", "is 'dsv4_hybrid', whose rows are split otherwise over ranks")
+        if getattr(config, "moe_router_enable_expert_bias", False) and config.moe_router_bias_update_rate:
+            rate = config.moe_router_bias_update_rate
+            refuse("moe_router_bias_update_rate", f"is {rate}; expected 0, since rows that are not replayed count too")
+        in_force = dict(iter_model_routers([unwrap_model(chunk) for chunk in self._module]))
+        for number, router in zip(self._numbers, self._routers, strict=True):
+            if router is None or in_force.get(number + 1) is not router:
+                refuse("router_replay", "is not in force", f" of layer {number + 1}")
 
     def counts(self, data: Any, micro_batches: list[list[int]]) -> Counts:
         """int64 [micro_steps, layers, experts]: rows of this rank."""

@@ -153,6 +153,33 @@ def fail_in_a_step() -> dict[str, Any]:
     return found
 
 
+def by_function() -> dict[str, Any]:
+    """Counts that are made where the ranks plan together, and plans that were begun before."""
+    case = Case(ep=2)
+    net = make_net(make_config(case))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    rank = dist.get_rank()
+    counts = counts_of(0, rank)
+
+    def read() -> Any:
+        if rank == 2:
+            raise KeyError("routed_experts")
+        return counts
+
+    found: dict[str, Any] = {"raised": raised(lambda: replicas.plan(read))}
+    begun = replicas.plan(lambda: counts)
+    found["again"] = {
+        "same": replicas.plan(lambda: counts.numpy(), begun=begun) is begun,
+        "others on one rank": replicas.plan(counts_of(int(rank == 3), rank), begun=begun) is begun,
+        "fewer micro-steps": replicas.plan(counts[:2], begun=begun) is begun,
+        "another phase": replicas.plan(counts, "recompute", begun=begun) is begun,
+    }
+    with replicas.step(begun):
+        run_step(case, net, net, 0)
+    replicas.detach()
+    return found
+
+
 ARGS = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=True, offload_train=False)
 
 
@@ -231,6 +258,12 @@ def slime(rank: int) -> dict[str, Any]:
             metrics.append(hooks.replicas.metrics())
 
         got = train(case, prepare, inside, after)
+        if mode == "active":
+            from slime.utils.routing_replay import RoutingReplay
+
+            if rank == 2:
+                RoutingReplay.all_routing_replays[1].top_indices_list.pop()
+            found["refused"] = raised(lambda hook=hook: hook(ARGS, 0, 1, [types.SimpleNamespace()], None, None))
         hooks.replicas.detach()
         found[mode] = differences(got, expected) | {
             "finalized": finalized,
@@ -248,7 +281,7 @@ def slime(rank: int) -> dict[str, Any]:
 def work(rank: int) -> dict[str, Any]:
     found = {"shares": share()}
     begin_groups(2)
-    found |= {"step": fail_in_a_step()}
+    found |= {"step": fail_in_a_step(), "function": by_function()}
     return found | {"slime": slime(rank)}
 
 
@@ -281,6 +314,19 @@ def test_a_share_that_fails_ends_the_step_of_all_groups_and_the_next_one_runs(fo
     own = "RuntimeError: rank 1 could not plan its layers: ValueError('no plan')"
     assert [of["step"]["raised"] for of in found] == [other, other, own, own]
     assert all(1 <= of["step"]["then"] < 1.1 for of in found)
+
+
+def test_what_a_function_of_counts_raises_on_one_rank_is_refused_on_all(found: list[dict[str, Any]]) -> None:
+    other, own = "InputError: counts: another rank refused its own", "KeyError: 'routed_experts'"
+    assert [of["function"]["raised"] for of in found] == [other, other, own, other]
+    own = f"InputError: all_routing_replays: {LAYERS} layers with [{STEPS * MICRO_STEPS - 1}, {STEPS * MICRO_STEPS}]"
+    assert [of["slime"]["refused"].startswith(own) for of in found] == [False, False, True, False]
+    assert {found[rank]["slime"]["refused"] for rank in (0, 1, 3)} == {other}
+
+
+def test_a_plan_that_was_begun_is_that_of_the_same_counts_and_phase_on_all_ranks(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert [what for what, is_again in of["function"]["again"].items() if is_again] == ["same"]
 
 
 def test_slimes_hooks_train_as_planned(found: list[dict[str, Any]]) -> None:

@@ -13,17 +13,12 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from megatron_training import EXPERTS, LAYERS, on_all_ranks
+from verl_on_cpu import Losses, Split, begin_groups, draw_batch, engine_class, make_engine, run
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("needs verl", allow_module_level=True)
-
-import torch.distributed as dist  # noqa: E402
-from megatron_training import EXPERTS, LAYERS, on_all_ranks  # noqa: E402
-from verl_on_cpu import Losses, Split, begin_groups, draw_batch, engine_class, make_engine, run  # noqa: E402
-
-import foremoe  # noqa: E402
+import foremoe
 
 
 def section_of_the_document() -> str:
@@ -64,12 +59,13 @@ def check_cases(monkeypatch: Any) -> dict[str, Any]:
     events: list[str] = []
     own_plan, own_step = foremoe.megatron.Replicas.plan, foremoe.megatron.Replicas.step
 
-    def plan(self: Any, counts: Any, phase: str = "policy_update") -> Any:
-        made = own_plan(self, counts, phase)
-        plans.append((phase, torch.as_tensor(counts)))
-        events.append(f"plan {len(plans) - 1}")
-        numbers[id(made)] = len(plans) - 1
-        kept.append(made)
+    def plan(self: Any, *args: Any, **more: Any) -> Any:
+        made = own_plan(self, *args, **more)
+        if id(made) not in numbers:
+            numbers[id(made)] = len(plans)
+            events.append(f"plan {len(plans)}")
+            plans.append((made.phase, torch.tensor(made.load.array[:, :, self.rank])))
+            kept.append(made)
         return made
 
     def step(self: Any, made: Any = None) -> Any:
@@ -85,8 +81,8 @@ def check_cases(monkeypatch: Any) -> dict[str, Any]:
         with monkeypatch.context() as patch:
             expected = run(make_engine(MegatronEngineWithLMHead, split), split, patch, steps)
             for options in (ACTIVE, ""):
-                plans.clear()
-                events.clear()
+                for of_run in (plans, events, numbers):
+                    of_run.clear()
                 patch.setenv("FOREMOE_ATTACH", options)
                 engine = make_engine(engine_class(), split)
                 patch.setattr(MegatronEngineWithLMHead, "initialize", lambda self: None)
@@ -112,7 +108,7 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
         try:
             work()
             said[name] = "nothing"
-        except (foremoe.InputError, ImportError) as error:
+        except (foremoe.InputError, ImportError, KeyError) as error:
             said[name] = f"{type(error).__name__}: {error}"
 
     monkeypatch.setattr(MegatronEngineWithLMHead, "initialize", lambda self: None)
@@ -138,7 +134,11 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
         try_to(text, make_engine(engine_class(), split).initialize)
 
     def step(
-        spoil: Any = lambda batch: None, options: str = ACTIVE, forward_only: bool = False, **of_config: Any
+        spoil: Any = lambda batch: None,
+        options: str = ACTIVE,
+        forward_only: bool = False,
+        router: Any = lambda layer: None,
+        **of_config: Any,
     ) -> Any:
         def work() -> None:
             monkeypatch.setenv("FOREMOE_ATTACH", options)
@@ -146,6 +146,8 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
             engine.initialize()
             for name, value in of_config.items():
                 setattr(engine.tf_config, name, value)
+            for layer in engine.module[0].moe:
+                router(layer.router)
             batch = draw_batch(split)
             spoil(batch)
             losses = Losses()
@@ -160,9 +162,19 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
         if dist.get_rank() == 2:
             batch["routed_experts"].unbind()[5][1, 2, 0] = EXPERTS
 
+    def lose_on_one_rank(batch: Any) -> None:
+        if dist.get_rank() == 2:
+            del batch["response_mask"]
+
+    def replay_nothing_on_one_rank(router: Any) -> None:
+        if dist.get_rank() == 2:
+            router.router_replay = None
+
     try_to("no replay", step(lambda batch: tu.assign_non_tensor(batch, enable_routing_replay=False)))
     try_to("no routes", step(lambda batch: batch.pop("routed_experts")))
     try_to("spoilt on one rank", step(spoil_on_one_rank))
+    try_to("lost on one rank", step(lose_on_one_rank))
+    try_to("no replay on one rank", step(router=replay_nothing_on_one_rank))
     try_to("unknown argument", step(options="mode=active,guests=1"))
     try_to("bias", step(moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0.001))
     try_to("split", step(experimental_attention_variant="dsv4_hybrid"))
@@ -301,9 +313,14 @@ def test_what_cannot_be_planned_is_refused_by_name_on_all_ranks(of_ranks: list[d
         assert own[name].startswith(f"InputError: {said}"), own[name]
     assert own["reference"] == "nothing"
     assert own["planned"] == "False"
-    spoilt = [found["refused"]["spoilt on one rank"] for found in of_ranks]
-    assert spoilt[2] == "InputError: routed_experts[5]: has ids from 0 to 8; expected 0 to 7"
-    assert {spoilt[rank] for rank in (0, 1, 3)} == {"InputError: routed_experts: another rank refused its own"}
-    own.pop("spoilt on one rank")
+    for name, said in {
+        "spoilt on one rank": "InputError: routed_experts[5]: has ids from 0 to 8; expected 0 to 7",
+        "lost on one rank": 'KeyError: \'key "response_mask" not found',
+        "no replay on one rank": "InputError: router_replay of layer 2: is not in force",
+    }.items():
+        spoilt = [found["refused"][name] for found in of_ranks]
+        assert spoilt[2].startswith(said), spoilt[2]
+        assert {spoilt[rank] for rank in (0, 1, 3)} == {"InputError: counts: another rank refused its own"}
+        own.pop(name)
     for other in others:
         assert {name: other[name] for name in own} == own
