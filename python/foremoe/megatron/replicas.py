@@ -22,7 +22,7 @@ from .metrics import figures
 from .plan import NoPlan, Plan
 from .seconds import Modelled
 from .shadow import Shadow
-from .shares import SharedPlan, Shares
+from .shares import Shares, gathered_counts
 from .step import Step
 from .supported import expect_alike, expect_arguments, expect_supported, moe_layers
 
@@ -63,7 +63,7 @@ class Replicas:
         named = [found for of_chunk in layers for found in of_chunk]
         # This stage's backward of a micro-batch comes after that many forwards, its own among them.
         stages = parallel_state.get_pipeline_model_parallel_world_size()
-        self._in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
+        self.in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
         expect_supported(model_chunks, named, mode, stages)
         self.mode = mode
         self._chunks = list(model_chunks)
@@ -91,15 +91,14 @@ class Replicas:
             self.group = self._layers[0].ep_group
             self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
             self._ranks_per_node = ranks_per_node or min(8, self.num_ranks)
-            self._expect_plannable()
+            nothing = self._expect_plannable(len(named))
         self._modelled: Modelled | None = None
         self._of_chunks = [[layer for _, layer in of_chunk] for of_chunk in layers]
         if named and mode == "active":
             self._prepare([name for name, _ in named])
         elif named and cluster is not None:
-            self._modelled = Modelled(cluster, model, config, depth)
-            nothing = np.zeros((1, len(named), self.num_ranks, self.num_experts), np.int64)
-            self._modelled.expect_known(self.load_of(nothing))
+            self._modelled = Modelled(cluster, model, config, depth, threads)
+            self._modelled.expect_known(*nothing)
 
     def make_groups(self) -> None:
         """Process groups, and what talks over them. Collective over the default group, once, before all else."""
@@ -126,15 +125,16 @@ class Replicas:
         else:
             self._copy_group = beside
 
-    def _expect_plannable(self) -> None:
+    def _expect_plannable(self, layers: int) -> tuple[foremoe.Plan, foremoe.Load]:
         """Plans nothing at all: the planner refuses what it would refuse of a step."""
-        load = self.load_of(np.zeros((self._in_flight, 1, self.num_ranks, self.num_experts), np.int64))
-        planning: dict[str, Any] = {**self.planning, "in_flight": self._in_flight}
+        load = self.load_of(np.zeros((self.in_flight, layers, self.num_ranks, self.num_experts), np.int64))
+        planning: dict[str, Any] = {**self.planning, "in_flight": self.in_flight}
         plan = foremoe.start_plan(load, **planning).finish()
         self._guest_slots = plan.guest_slots  # none of vanilla
         if self.mode == "active":
-            expect_executable(plan, self._in_flight)
+            expect_executable(plan, self.in_flight)
             foremoe.RankTurns(plan, load, rank=0, path="peer", depth=self._depth)
+        return plan, load
 
     def _prepare(self, names: list[str]) -> None:
         """Guests and planned dispatchers of all layers."""
@@ -209,20 +209,13 @@ class Replicas:
             return begun
         if not self._layers:
             return NoPlan()
-        in_flight = min(self._in_flight, most) if phase == "policy_update" else 1
-        mine = torch.from_numpy(own).to(self._device)
-        parts = [torch.empty_like(mine) for _ in range(self.num_ranks)]
-        dist.all_gather(parts, mine, group=self.group)
-        load = self.load_of(np.ascontiguousarray(torch.stack(parts, 2).cpu().numpy()))
-        return Plan(load, self.start_plan(load, in_flight=in_flight), phase, in_flight, self.buffers)
+        in_flight = min(self.in_flight, most) if phase == "policy_update" else 1
+        load = self.load_of(gathered_counts(torch.from_numpy(own).to(self._device), self.group))
+        return Plan(load, self._shares.start_plan(load, in_flight=in_flight), phase, in_flight, self.buffers)
 
     def load_of(self, counts: np.ndarray[Any, np.dtype[np.int64]]) -> foremoe.Load:
         """counts: int64 [micro_steps, layers, ranks, experts]."""
         return foremoe.Load.from_array(counts, top_k=self._top_k, ranks_per_node=self._ranks_per_node, name="counts")
-
-    def start_plan(self, load: foremoe.Load, **more: Any) -> foremoe.RunningPlan | SharedPlan:
-        """Collective over the expert-parallel group, whose ranks plan some of the layers each."""
-        return self._shares.start_plan(load, **more)
 
     @contextlib.contextmanager
     def step(self, plan: Plan | None = None) -> Iterator[None]:

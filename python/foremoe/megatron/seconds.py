@@ -1,4 +1,4 @@
-"""Seconds that a step would take on a modelled cluster, for shadow mode: by foremoe.evaluate()."""
+"""Seconds that a step would take on a modelled cluster, for shadow mode: by foremoe.evaluate_plan()."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import foremoe
 
 
 class Modelled:
-    """Plans steps and says what they would take: attention, router and MoE layers of a pipeline stage, forward and
-    backward. Dense layers, output head and what crosses pipeline stages are left out; plans do not change them."""
+    """Says what planned steps would take: attention, router and MoE layers of a pipeline stage, forward and backward.
+    Dense layers, output head and what crosses pipeline stages are left out; plans do not change them."""
 
-    def __init__(self, cluster: str, model: str | Mapping[str, Any] | None, config: Any, depth: int) -> None:
+    def __init__(
+        self, cluster: str, model: str | Mapping[str, Any] | None, config: Any, depth: int, threads: int
+    ) -> None:
         """cluster, model: as foremoe.evaluate() takes them; None: shape_of() of the TransformerConfig, config."""
         self._config = config
         self._model = model
@@ -22,24 +24,27 @@ class Modelled:
             "keep_activations": config.recompute_granularity is None,
             "prefetch_depth": depth,
             "path": "peer",
+            "threads": threads,
         }
 
-    def expect_known(self, nothing: foremoe.Load) -> None:
+    def expect_known(self, plan: foremoe.Plan, nothing: foremoe.Load) -> None:
         """Raises InputError of what seconds() would refuse. nothing: a load without rows, of the layers and experts."""
         try:
-            self.seconds(nothing, "vanilla")
+            self.seconds(plan, nothing)
         except foremoe.InputError as error:
             if error.field:
                 raise
             raise foremoe.InputError(f"cluster: {error}", field="cluster") from error
 
-    def seconds(self, load: foremoe.Load, policy: str, **planning: Any) -> float:
-        """Of the policy update. It plans the load itself. Raises PolicySkipped where there is no plan."""
+    def seconds(self, plan: foremoe.Plan, load: foremoe.Load) -> float:
+        """Of the policy update."""
         model = shape_of(self._config, load.num_layers) if self._model is None else self._model
-        evaluation = foremoe.evaluate(load, policy, model=model, **planning, **self._options)
-        if evaluation.skipped is not None:
-            raise foremoe.PolicySkipped(policy, evaluation.skipped)
-        (update,) = (stage for stage in evaluation.figures["stages"] if stage["stage"] == "policy_update")
+        # Any plan serves: its seconds are not read.
+        recompute = foremoe.start_plan(load, "vanilla").finish() if plan.in_flight > 1 else None
+        of = foremoe.evaluate_plan(plan, load, recompute_plan=recompute, model=model, **self._options).figures
+        if not of["ok"]:
+            raise RuntimeError(f"the plan is wrong: {of['violations'][0]['message']}")
+        (update,) = (stage for stage in of["stages"] if stage["stage"] == "policy_update")
         return float(update["seconds"])
 
 

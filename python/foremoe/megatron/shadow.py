@@ -2,7 +2,8 @@
 
 A hook on each router counts on the device how many rows chose each expert. When a micro-batch has passed the last MoE
 layer of a model chunk, its counts begin their way to the host; nobody waits for them. After the step a thread gathers
-the counts [micro_steps, layers, experts] of all ranks, once, over a gloo group of its own, and plans.
+the counts [micro_steps, layers, experts] of all ranks, once, and plans. It has a gloo group of its own, since
+Replicas.plan() may plan at any time too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,6 +23,7 @@ import foremoe
 
 from .metrics import figures
 from .seconds import Modelled
+from .shares import Shares, gathered_counts
 
 if TYPE_CHECKING:
     from .replicas import Replicas
@@ -38,14 +39,10 @@ class Shadow:
         self, replicas: Replicas, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any
     ) -> None:
         """chunks: the MoE layers of each model chunk. modelled: says seconds too. group: of gloo, those of replicas."""
-        from megatron.core import parallel_state
-
         self._replicas = replicas
         self._modelled = modelled
-        # This stage's backward of a micro-batch comes after that many forwards of later ones, and its own.
-        stages = parallel_state.get_pipeline_model_parallel_world_size()
-        self._in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
         self._group = group
+        self._shares = Shares(group, replicas.planning)
         self._open = False
         # Of the micro-batch that passes each chunk: int32 [layers of chunk, experts], and its layers.
         self._rows: list[tuple[Tensor, tuple[Tensor, ...]]] = [(torch.empty(0), ())] * len(chunks)
@@ -119,30 +116,28 @@ class Shadow:
                 "micro-batches, layers and experts of the ranks' steps, 0 after an error or where chunks of a rank had "
                 f"different numbers of micro-batches: {[shape.tolist() for shape in shapes]}"
             )
-        parts = [torch.empty_like(own) for _ in range(replicas.num_ranks)]
-        dist.all_gather(parts, own, group=self._group)
-        load = replicas.load_of(np.ascontiguousarray(torch.stack(parts, 2).numpy()))
-        in_flight = min(self._in_flight, load.num_micro_steps)
-        plan = replicas.start_plan(load, in_flight=in_flight).finish()
+        load = replicas.load_of(gathered_counts(own, self._group))
+        in_flight = min(replicas.in_flight, load.num_micro_steps)
+        plan = self._shares.start_plan(load, in_flight=in_flight).finish()
         copies = foremoe.figures(plan, load)["copies"] / load.num_ranks
         return {
             **figures(load, plan, replicas.buffers),
             "foremoe/copies": float(copies),
-            **(self._seconds(self._modelled, load, in_flight) if self._modelled is not None else {}),
+            **(self._seconds(self._modelled, load, plan) if self._modelled is not None else {}),
         }
 
-    def _seconds(self, modelled: Modelled, load: foremoe.Load, in_flight: int) -> dict[str, float]:
+    def _seconds(self, modelled: Modelled, load: foremoe.Load, plan: foremoe.Plan) -> dict[str, float]:
         """Of the step without balancing and as planned, each modelled by one rank; not a number where that failed."""
         replicas = self._replicas
         seconds = torch.zeros(2, dtype=torch.float64)
-        plannings: list[dict[str, Any]] = [{"policy": "vanilla"}, replicas.planning]
-        for i, planning in enumerate(plannings):
-            if replicas.rank == i:
-                try:
-                    seconds[i] = modelled.seconds(load, in_flight=in_flight, **planning)
-                except Exception:  # the other ranks wait
-                    _log.exception("shadow: the seconds of this step were not modelled")
-                    seconds[i] = torch.nan
+        if replicas.rank < 2:
+            try:
+                if replicas.rank == 0:
+                    plan = foremoe.start_plan(load, "vanilla", in_flight=plan.in_flight).finish()
+                seconds[replicas.rank] = modelled.seconds(plan, load)
+            except Exception:  # the other ranks wait
+                _log.exception("shadow: the seconds of this step were not modelled")
+                seconds[replicas.rank] = torch.nan
         dist.all_reduce(seconds, group=self._group)
         vanilla, planned = seconds.tolist()
         return {"foremoe/modelled_seconds_vanilla": vanilla, "foremoe/modelled_seconds": planned}
@@ -161,6 +156,7 @@ class Shadow:
         for hook in self._hooks:
             hook.remove()
         self._pool.shutdown(wait=True)
+        self._shares.close()
 
 
 def _stacked(counted: list[list[Tensor]]) -> Tensor:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 import torch.distributed as dist
 
 import foremoe
@@ -15,6 +18,14 @@ from foremoe import _core
 
 # That plan a layer without knowing the others.
 POLICIES = ("foremoe", "static", "vanilla")
+
+
+def gathered_counts(own: torch.Tensor, group: Any) -> npt.NDArray[np.int64]:
+    """int64 [micro_steps, layers, ranks, experts]. Collective. own: int64 [micro_steps, layers, experts], of as many of
+    each on all ranks."""
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, own, group=group)
+    return np.ascontiguousarray(torch.stack(parts, 2).cpu().numpy())
 
 
 class SharedPlan:
@@ -55,7 +66,8 @@ class Shares:
         self._can_share = planning["policy"] in POLICIES and len(set(of_ranks)) == 1
 
     def start_plan(self, load: foremoe.Load, **more: Any) -> foremoe.RunningPlan | SharedPlan:
-        """more: further arguments of foremoe.start_plan(). Collective, with the same load, which it does not check."""
+        """more: further arguments of foremoe.start_plan(). Collective, with the same load, which it does not check, and
+        on all ranks in the same order."""
         planning = self._planning | more
         if not self._can_share:
             return foremoe.start_plan(load, **planning)

@@ -23,6 +23,7 @@ from megatron_training import (
     differences,
     make_config,
     make_net,
+    modelled_seconds,
     replay,
     wrap,
 )
@@ -211,6 +212,7 @@ def shadow(chunks: int) -> dict[str, Any]:
         and all(torch.equal(of, expected["weights"][0][name]) for name, of in found["weights"][0].items()),
         "rho": float((at_homes.amax(-1) / at_homes.mean(-1)).mean()),
         "metrics": replicas.metrics(),
+        "seconds": modelled_seconds(of_ranks, STAGES - dist.get_rank() // 2),
     }
 
 
@@ -339,6 +341,8 @@ def test_shadow_mode_counts_in_pipelines(found: list[dict[str, Any]], which: str
         assert of[which]["equal"]
         assert of[which]["metrics"]["foremoe/rho_vanilla"] == pytest.approx(of[which]["rho"], rel=1e-12)
         assert of[which]["metrics"]["foremoe/rho_planned"] < of[which]["metrics"]["foremoe/rho_vanilla"]
+        assert of[which]["metrics"]["foremoe/modelled_seconds_vanilla"] == of[which]["seconds"]["vanilla"]
+        assert of[which]["metrics"]["foremoe/modelled_seconds"] == of[which]["seconds"]["foremoe"]
 
 
 def test_each_trap_is_seen(found: list[dict[str, Any]]) -> None:

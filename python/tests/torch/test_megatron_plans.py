@@ -11,6 +11,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,7 @@ import foremoe
 import foremoe.megatron
 import foremoe.slime
 from foremoe.megatron import shares as shares_module
+from foremoe.megatron.metrics import figures
 from foremoe.megatron.shares import Shares
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
@@ -180,6 +182,35 @@ def by_function() -> dict[str, Any]:
     return found
 
 
+def plan_in_shadow() -> dict[str, Any]:
+    """The main thread plans while a step is planned in the background: first on even ranks, last on odd ones."""
+    case = Case(ep=2)
+    net = make_net(make_config(case))
+    replicas = foremoe.megatron.attach(net, mode="shadow", ranks_per_node=2, cluster=None)
+    own, has_begun = Shares.start_plan, threading.Event()
+
+    def start_plan(self: Any, load: Any, **more: Any) -> Any:
+        is_first = (threading.current_thread() is threading.main_thread()) == (dist.get_rank() % 2 == 0)
+        if not is_first:
+            has_begun.wait()
+        made = own(self, load, **more)
+        if is_first:
+            has_begun.set()
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shares, "start_plan", start_plan)
+        with replicas.step():
+            run_step(case, net, net, 0)
+        plan = replicas.plan(counts_of(1, dist.get_rank()))
+        made = plan.finish()
+        replicas.detach()
+    return {
+        "same": saved(made) == saved(foremoe.plan(plan.load, guest_slots=1)),
+        "rho": [of["foremoe/rho_vanilla"] for of in (replicas.metrics(), figures(plan.load, made, replicas.buffers))],
+    }
+
+
 ARGS = types.SimpleNamespace(num_experts=EXPERTS, use_routing_replay=True, offload_train=False)
 
 
@@ -281,7 +312,7 @@ def slime(rank: int) -> dict[str, Any]:
 def work(rank: int) -> dict[str, Any]:
     found = {"shares": share()}
     begin_groups(2)
-    found |= {"step": fail_in_a_step(), "function": by_function()}
+    found |= {"step": fail_in_a_step(), "function": by_function(), "shadow": plan_in_shadow()}
     return found | {"slime": slime(rank)}
 
 
@@ -327,6 +358,14 @@ def test_what_a_function_of_counts_raises_on_one_rank_is_refused_on_all(found: l
 def test_a_plan_that_was_begun_is_that_of_the_same_counts_and_phase_on_all_ranks(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert [what for what, is_again in of["function"]["again"].items() if is_again] == ["same"]
+
+
+def test_plans_that_are_made_in_shadow_mode_do_not_meet_those_of_its_steps(found: list[dict[str, Any]]) -> None:
+    for first, of in ((rank // 2 * 2, of) for rank, of in enumerate(found)):
+        assert of["shadow"]["same"]
+        for step, rho in enumerate(of["shadow"]["rho"]):
+            at_homes = sum(counts_of(step, r) for r in (first, first + 1)).view(MICRO_STEPS, LAYERS, 2, -1).sum(-1)
+            assert rho == pytest.approx(float((at_homes.amax(-1) / at_homes.double().mean(-1)).mean()), rel=1e-12)
 
 
 def test_slimes_hooks_train_as_planned(found: list[dict[str, Any]]) -> None:
