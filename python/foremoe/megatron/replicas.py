@@ -244,6 +244,7 @@ class Replicas:
                 )  # fmt: skip
             with self._dispatching(step):
                 yield
+            wrong = self._end(step)
         except BaseException as error:
             self._agreement.leave()
             if step is not None:
@@ -252,7 +253,8 @@ class Replicas:
             raise
         finally:
             self._running = False
-        self._end(step)
+        if wrong:
+            raise RuntimeError(f"{wrong}: do not use its gradients")
         self._failed = False
         if step is not None and plan is not None:
             self._metrics = figures(plan.load, plan.finish(), self.buffers) | step.metrics()
@@ -349,24 +351,21 @@ class Replicas:
             if places:
                 error.add_note(_other_rows(places, self._moes))
 
-    def _end(self, step: Step | None) -> None:
-        """Raises RuntimeError, on all ranks, where the step of one was not the plan's. Collective."""
+    def _end(self, step: Step | None) -> str:
+        """What was not as planned on any rank; every rank hears of it. Collective."""
         complete = step is None or step.is_complete()
-        all_complete = False
-        try:
-            all_complete = not self._agreement.any(not complete)
-        finally:
+        if self._agreement.any(not complete):
             if step is not None:
-                step.close(all_complete)
-        if not all_complete:
+                step.close(False)
             which = "the step" if not complete else "the step of another rank"
-            raise RuntimeError(f"{which} was left before the last micro-step of its plan: do not use its gradients")
+            return f"{which} was left before the last micro-step of its plan"
         places = step.other_rows(self.group) if step is not None else []
         failed = self._agreement.any(bool(places))
+        if step is not None:
+            step.close(True)  # when no rank waits for this one any more: it may fail
         if places:
-            raise RuntimeError(_other_rows(places, self._moes) + ": do not use its gradients")
-        if failed:
-            raise RuntimeError("rows in another expert-parallel group were not those of its plan: do not use gradients")
+            return _other_rows(places, self._moes)
+        return "rows in another expert-parallel group were not those of its plan" if failed else ""
 
     def metrics(self) -> dict[str, float]:
         """Of the last step that ended, or in shadow mode was evaluated; for a logger of metrics. Empty before.

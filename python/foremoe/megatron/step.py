@@ -57,7 +57,7 @@ class LayerTurn:
         self.forward = turn.index
         self.backward = backward
         self.ran = turn.index == backward  # forward; what a checkpoint computes again reads the slots of the backward
-        self.again = self
+        self._again: LayerTurn | None = None
         self.guest_order: list[int] | None = None
         self.send = turn.send.tolist()
         self.recv = turn.recv.tolist()
@@ -66,16 +66,21 @@ class LayerTurn:
         self.homes = step.homes
         self.home_rows = int(turn.slot_offsets[self.homes])
 
+    @property
+    def again(self) -> LayerTurn:
+        """As a checkpoint computes it again."""
+        return self._again or self
+
     def computed_again(self, turn: foremoe.RankTurn, guests: list[int], guests_before: list[int]) -> LayerTurn:
         """The layer as a checkpoint computes it again, and its backward pass, where the plan moves guests in between.
 
         turn: backward. guests, guests_before: experts in this rank's guest slots then and in the forward, −1 where a
         slot has no rows.
         """
-        self.again = LayerTurn(self._step, turn, self.backward)
+        self._again = LayerTurn(self._step, turn, self.backward)
         if guests != guests_before:
             self.guest_order = [guests_before.index(expert) if expert >= 0 else -1 for expert in guests]
-        return self.again
+        return self._again
 
     def to_slots(self, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Each row goes to the slot that the plan gives it. Does not wait for the device."""
@@ -209,7 +214,7 @@ class Step:
         self.num_micro_steps = plan.load.num_micro_steps
         self.plan = plan.begin()
         self.homes = self.plan.num_slots - self.plan.guest_slots
-        self._planned = plan
+        self._planned: Plan | None = plan
         self._rank = rank
         self._device = device
         self._open = True
@@ -248,7 +253,7 @@ class Step:
             elif layer == 0:
                 self._sums.append(_zeros(weights, set().union(*self._trained), gradients))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-megatron")
-        self._prepared: Future[_Prepared] = self._pool.submit(self._prepare, 0)
+        self._prepared: Future[_Prepared] | None = self._pool.submit(self._prepare, 0)
 
     def point_guests(self, layer: int, weights: dict[str, Tensor]) -> None:
         """From now on the layer's guests have these weights, by name [guest slots, …]."""
@@ -275,6 +280,7 @@ class Step:
             if micro_step == self.num_micro_steps:
                 raise RuntimeError(f"{name}: ran once more than the {micro_step} micro-steps of the plan")
             if layer == 0:
+                assert self._prepared is not None
                 self._begin(self._prepared.result())
                 if micro_step + 1 < self.num_micro_steps:
                     self._prepared = self._pool.submit(self._prepare, micro_step + 1)
@@ -298,7 +304,9 @@ class Step:
 
     def _prepare(self, micro_step: int) -> _Prepared:
         """In the background, while the micro-step before runs."""
-        self._planned.wait_for(micro_step)
+        planned = self._planned
+        assert planned is not None
+        planned.wait_for(micro_step)
         turns: list[LayerTurn] = []
         of_tables: list[LayerTurn] = []
         tables = []
@@ -315,7 +323,7 @@ class Step:
                     of_rank = (experts[self._rank, self.homes :].tolist() for experts in (then, before))
                     of_tables.append(turn.computed_again(backward, *of_rank))
                     tables.append(self._table_of(backward))
-        rows = self._planned.load.array[micro_step, :, self._rank].astype(np.int32)
+        rows = planned.load.array[micro_step, :, self._rank].astype(np.int32)
         return _Prepared(turns, of_tables, self._pinned(np.stack(tables)), self._pinned(rows))
 
     def _served(self, turn: foremoe.RankTurn) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -372,6 +380,10 @@ class Step:
             self.engine.abandon()
         for of in self.guests:
             of.release()
+        # Turns refer to this step: with them its tensors would live until garbage is collected.
+        self._in_flight.clear()
+        self._sums.clear()
+        self._prepared = self._planned = None
 
 
 class _Prepared:

@@ -5,13 +5,17 @@ One spawn of four processes runs all checks.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from megatron_training import MICRO_STEPS, Case, batch, begin_groups, counts_of, make_config, make_net, replay
 
 import foremoe.megatron
+from foremoe.megatron.step import Step
 
 
 def failures() -> dict[str, str]:
@@ -76,10 +80,67 @@ def left(ranks: tuple[int, ...], micro_steps: int) -> str:
     return "nothing"
 
 
+def fail_to_end() -> dict[str, Any]:
+    """The end of a step fails on one rank, after all have said that theirs was complete."""
+    begin_groups(2)
+    net = make_net(make_config(Case(ep=2)))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    closed: list[bool] = []
+    own = Step.close
+
+    def close(self: Any, complete: bool) -> None:
+        closed.append(complete)
+        own(self, complete)
+        if complete and dist.get_rank() == 2:
+            raise ValueError("a copy was lost")
+
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Step, "close", close)
+        plan = replicas.plan(counts_of(0, dist.get_rank()))
+        for work in (lambda: run_planned(replicas, net, plan), lambda: replicas.plan(counts_of(0, dist.get_rank()))):
+            try:
+                work()
+                said.append("nothing")
+            except (ValueError, RuntimeError) as error:
+                said.append(str(error))
+    return {"closed": closed, "said": said}
+
+
+def run_planned(replicas: Any, net: Any, plan: Any) -> Any:
+    """Returns a weak reference to the step."""
+    trains = plan.phase == "policy_update"
+    with replicas.step(plan), torch.set_grad_enabled(trains):
+        step = weakref.ref(net.moe[0].token_dispatcher.step)
+        for m in range(MICRO_STEPS):
+            replay(net, 0, m)
+            y = net(batch(0, m))
+            if trains:
+                y.sum().backward()
+    return step
+
+
+def let_go() -> list[Any]:
+    """Of each phase what is left of its step, without the garbage collector."""
+    begin_groups(4)
+    net = make_net(make_config(Case()))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
+    gc.disable()
+    steps = [
+        run_planned(replicas, net, replicas.plan(counts_of(0, dist.get_rank()), phase))
+        for phase in ("policy_update", "recompute")
+    ]
+    left = [step() is None for step in steps]
+    gc.enable()
+    return left
+
+
 def work(rank: int) -> dict[str, Any]:
     return {
         "failed": failures(),
         "left": [left((0, 1), 1), left((2,), MICRO_STEPS)],
+        "end": fail_to_end(),
+        "gone": let_go(),
     }
 
 
@@ -109,3 +170,17 @@ def test_an_error_in_one_expert_parallel_group_ends_the_steps_of_the_others(foun
         for rank, of in enumerate(found):
             own = "the loss is not finite" if rank in ranks else "another rank left its step by an error"
             assert of["left"][which].startswith(own), (which, rank, of["left"][which])
+
+
+def test_an_error_at_the_end_of_a_step_ends_it_as_one_inside_and_the_other_ranks_hear_of_it(
+    found: list[dict[str, Any]],
+) -> None:
+    own, *others = [found[rank]["end"] for rank in (2, 0, 1, 3)]
+    assert own["closed"] == [True, False] and own["said"][0] == "a copy was lost" and "attach anew" in own["said"][1]
+    for of in others:
+        assert of["closed"] == [True] and of["said"][0] == "nothing"
+        assert of["said"][1].startswith("another rank left its step by an error")
+
+
+def test_a_step_that_has_ended_leaves_nothing_to_the_garbage_collector(found: list[dict[str, Any]]) -> None:
+    assert [of["gone"] for of in found] == [[True, True]] * len(found)
