@@ -303,6 +303,24 @@ def count_waits(planned: bool, **options: Any) -> dict[str, int]:
         return dict(counts)
 
 
+def forward_only(**options: Any) -> dict[str, Any]:
+    """Old log-probabilities: a phase without backward, and evaluation beside it."""
+    net = make_net(make_config(Case()))
+    replicas = foremoe.megatron.attach(net, ranks_per_node=2, **options)
+    plan = replicas.plan(counts_of(0, dist.get_rank()), phase="recompute")
+    worst = 0.0
+    with torch.no_grad():
+        expected = []
+        for m in range(MICRO_STEPS):
+            replay(net, 0, m)
+            expected.append(net(batch(0, m)))
+        with replicas.step(plan):
+            for m in range(MICRO_STEPS):
+                replay(net, 0, m)
+                worst = max(worst, float((net(batch(0, m)) - expected[m]).abs().max()))
+    return {"worst": worst, "metrics": replicas.metrics()}
+
+
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
     """Largest |a − b| ÷ largest |b|, of losses, gradients of inputs and gradients of weights."""
 

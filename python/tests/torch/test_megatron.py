@@ -21,6 +21,7 @@ from megatron_training import (
     count_waits,
     counts_of,
     differences,
+    forward_only,
     is_same,
     make_config,
     make_net,
@@ -191,24 +192,6 @@ def mutate() -> dict[str, Any]:
         patch.setattr(experts.Stack, "__getitem__", stale)
         found["a stale guest"] = compare(case, {})["loss"]
     return found
-
-
-def forward_only() -> dict[str, Any]:
-    """Old log-probabilities: a phase without backward, and evaluation beside it."""
-    net = make_net(make_config(Case()))
-    replicas = foremoe.megatron.attach(net, ranks_per_node=2)
-    plan = replicas.plan(counts_of(0, dist.get_rank()), phase="recompute")
-    worst = 0.0
-    with torch.no_grad():
-        expected = []
-        for m in range(MICRO_STEPS):
-            replay(net, 0, m)
-            expected.append(net(batch(0, m)))
-        with replicas.step(plan):
-            for m in range(MICRO_STEPS):
-                replay(net, 0, m)
-                worst = max(worst, float((net(batch(0, m)) - expected[m]).abs().max()))
-    return {"worst": worst, "metrics": replicas.metrics()}
 
 
 def work(rank: int) -> dict[str, Any]:

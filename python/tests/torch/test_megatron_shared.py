@@ -18,6 +18,7 @@ from megatron_training import (
     count_waits,
     counts_of,
     differences,
+    forward_only,
     make_config,
     make_net,
     train,
@@ -120,6 +121,7 @@ def work(rank: int) -> dict[str, Any]:
     begin_groups(4)
     found["resident"] = compare(Case(), {})
     found["waits"] = count_waits(True, **SHARED)
+    found["forward only"] = forward_only(**SHARED)
     found["mutated"] = mutate()
     found["refused"] = refused()
     return found
@@ -150,6 +152,10 @@ def test_guests_of_all_layers_have_the_memory_of_a_few_turns(found: list[dict[st
 
 def test_a_planned_layer_exchanges_no_counts_and_waits_for_nothing(found: list[dict[str, Any]]) -> None:
     assert all(of["waits"] == {} for of in found)
+
+
+def test_old_log_probabilities_are_computed_under_a_plan(found: list[dict[str, Any]]) -> None:
+    assert all(of["forward only"]["worst"] <= 1e-12 for of in found)
 
 
 def test_each_trap_is_seen(found: list[dict[str, Any]]) -> None:
