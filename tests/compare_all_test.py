@@ -25,6 +25,14 @@ class CompareAll(CommandTest):
         planned = {system["policy"] for system in compared if "skipped" not in system}
         self.assertLessEqual({"vanilla", "eplb", "laer", "llep", "moonep", "echo", "foremoe"}, planned)
 
+    def test_options_of_one_policy_change_it_alone(self):
+        load = self.synthesise()
+        arguments = ("compare", load, "--guest-slots", 1, "--policy", "eplb,eplb-ema")
+        plain = self.json_of(*arguments)
+        chosen = self.json_of(*arguments, "--policy-option", "period=1", "--policy-option", "alpha=1")
+        self.assertEqual(plain[0]["rho"], chosen[0]["rho"])
+        self.assertNotEqual(plain[1]["rho"], chosen[1]["rho"])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -45,6 +45,19 @@ class WrongUsage(CommandTest):
                 self.refuse("plan", step, "--out", "plan.safetensors", option, value, saying=[option])
         self.refuse("compare", step, "--policy", "vanilla,magic", saying=["--policy", "magic", "vanilla"])
 
+    def test_options_of_one_policy_that_cannot_be(self):
+        step = self.synthesise()
+        for policy, given, why in (
+            ("eplb-ema", "alpha", "--policy-option: alpha: expected NAME=VALUE"),
+            ("eplb-ema", "alpha=2", "--policy-option: alpha: 2 is not above 0, at most 1"),
+            ("eplb-ema", "threshold=2", "--policy-option: threshold: policy eplb-ema has alpha, period"),
+            ("foremoe", "alpha=1", "--policy-option: alpha: policy foremoe has no options of its own"),
+            ("finemoe", "solver=highs", "--policy-option: solver: 'highs', expected lp or exact"),
+        ):
+            with self.subTest(given, policy=policy):
+                for command in ("plan", "compare"):
+                    self.refuse(command, step, "--policy", policy, "--policy-option", given, saying=[why])
+
     def test_a_number_is_one_that_can_be_counted_and_what_it_may_be_is_said_briefly(self):
         on = ("--cluster", "h100", "--model", "qwen3-30b-a3b")
         for command in ("simulate", "plan"):

@@ -73,7 +73,8 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 }
 
 int run(PlanningArguments arguments, const Given& given) {
-  const std::vector<const Policy*> policies = policies_named(arguments.policies);
+  const auto owned = policies_of(arguments.policies, arguments);
+  const std::vector<const Policy*> policies = pointers_to(owned);
   PlanningSession session(arguments, /*simulates=*/false);
   note_unused(given, policies, session.input, arguments.evaluate.planner);
   arguments.evaluate.simulate = false;
@@ -101,7 +102,7 @@ Command compare_command() {
   return {.name = "compare",
           .summary = "Plan with several policies, check each plan, and show their figures side by side",
           .examples = std::string(kExamples),
-          .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies(), columns_text("")),
+          .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies_and_their_options(), columns_text("")),
           .options = joined({planning_options(*a, /*residency_auto=*/false),
                              {policies_option(a->policies),
                               json_option(a->json, "Print an array of objects as plan --json prints")}}),

@@ -73,7 +73,8 @@ int run(PlanArguments arguments, const Given& given) {
   if (options.memory_budget_gigabytes > 0 && !options.choose_residency) {
     throw InputError({.field = "memory_budget"}, "serves --residency auto alone");
   }
-  const Policy& policy = policy_named(arguments.policy);
+  const std::shared_ptr<const Policy> owned = policies_of({arguments.policy}, arguments).front();
+  const Policy& policy = *owned;
   expect_output(arguments.out, files_of(arguments));
   PlanningSession session(arguments, /*simulates=*/false);
   const LoadTable& load = session.input.load;
@@ -111,7 +112,7 @@ Command plan_command() {
   return {.name = "plan",
           .summary = "Plan where copies of experts sit and which tokens they serve, in every layer of every micro-step",
           .examples = std::string(kExamples),
-          .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies(), kMeaning),
+          .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies_and_their_options(), kMeaning),
           .options = joined(
               {planning_options(*a, /*residency_auto=*/true),
                std::move(budget),

@@ -6,6 +6,7 @@
 
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/own_options.h"
 
 namespace foremoe::cli {
 
@@ -17,7 +18,32 @@ std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) 
                  options_of(a.input),
                  std::move(planning),
                  options_of(a.cost),
+                 {values_option({.name = "policy_option",
+                                 .value = "NAME=VALUE",
+                                 .help = "Option that one policy alone has, as listed at the end of --help-all; may be "
+                                         "given several times"},
+                                a.policy_options)},
                  {align_option(a.evaluate.align), threads_option(a.threads)}});
+}
+
+std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<std::string>& names,
+                                                       const PlanningArguments& a) {
+  const std::vector<const Policy*> named = policies_named(names);
+  std::vector<std::shared_ptr<const Policy>> policies;
+  try {
+    for (const PolicyWithOptions& with : policies_with_options(named, a.policy_options)) {
+      policies.push_back(with.make());
+    }
+  } catch (const InputError& error) {
+    throw InputError({.field = "policy_option"}, fmt::format("{}: {}", error.where().field, error.problem()));
+  }
+  return policies;
+}
+
+std::vector<const Policy*> pointers_to(const std::vector<std::shared_ptr<const Policy>>& policies) {
+  std::vector<const Policy*> pointers;
+  for (const auto& policy : policies) pointers.push_back(policy.get());
+  return pointers;
 }
 
 std::vector<std::string> files_of(const InputOptions& input) {
@@ -131,6 +157,11 @@ std::string list_of_policies() {
     list += fmt::format("  {:<{}}  {}\n", policy->name(), width, policy->summary());
   }
   return list;
+}
+
+std::string list_of_policies_and_their_options() {
+  return fmt::format("{}\nOptions that one policy alone has (--policy-option NAME=VALUE):\n{}", list_of_policies(),
+                     list_of_own_options());
 }
 
 }  // namespace foremoe::cli

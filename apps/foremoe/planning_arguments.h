@@ -2,6 +2,7 @@
 
 // What `plan`, `compare` and `simulate` have in common: an input, how to plan, and on what to model time.
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,12 +19,18 @@ struct PlanningArguments {
   EvaluateOptions evaluate;
   CostRequest cost;
   std::vector<std::string> policies{"all"};
-  int threads = 0;  // 0: as many as processors
+  std::vector<std::string> policy_options;  // "NAME=VALUE"
+  int threads = 0;                          // 0: as many as processors
   bool json = false;
 };
 
 // INPUT, batching, planning, and the cluster and model. Residency `auto` is there where a command simulates.
 std::vector<Option> planning_options(PlanningArguments& arguments, bool residency_auto);
+
+// The policies of these names with the options that the arguments set for them.
+std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<std::string>& names,
+                                                       const PlanningArguments& arguments);
+std::vector<const Policy*> pointers_to(const std::vector<std::shared_ptr<const Policy>>& policies);
 
 // Every file that the arguments name, for expect_output().
 std::vector<std::string> files_of(const InputOptions& input);
@@ -50,6 +57,9 @@ void note_unused(const Given& given, const std::vector<const Policy*>& policies,
 
 // Throws InputError where one policy alone was asked for a residency that its plan does not have.
 void expect_residency(const Given& given, const EvaluateOptions& options, const std::vector<Evaluation>& evaluations);
+
+// What `meaning` says of policies where --policy-option is there.
+std::string list_of_policies_and_their_options();
 
 // "1 guest slot per rank and layer, residency resident, 1 micro-step in flight".
 std::string describe(const EvaluateOptions& options);

@@ -124,7 +124,8 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 
 int run(SimulateArguments arguments, const Given& given) {
   expect_output(arguments.timeline, files_of(arguments), "timeline");
-  const std::vector<const Policy*> policies = policies_named(arguments.policies);
+  const auto owned = policies_of(arguments.policies, arguments);
+  const std::vector<const Policy*> policies = pointers_to(owned);
   PlanningSession session(arguments, /*simulates=*/true);
   note_unused(given, policies, session.input, arguments.evaluate.planner);
   Timeline timeline;
@@ -163,7 +164,7 @@ Command simulate_command() {
           .summary = "Predict what a step takes on a cluster, and what each policy would gain there",
           .examples = std::string(kExamples),
           .meaning = fmt::format("{}Columns:\n{}{}{}{}\nPolicies:\n{}", kMeaning, kOfResidency, kColumns, kOfRollout,
-                                 kOfBudget, list_of_policies()),
+                                 kOfBudget, list_of_policies_and_their_options()),
           .options = joined({std::move(planning),
                              simulation_options_of(a->evaluate),
                              {text_option({.name = "timeline",

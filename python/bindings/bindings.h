@@ -143,6 +143,11 @@ struct Former {
 };
 const StepPlan* whole_plan_of(const Plan* plan);  // null: none; throws InputError for a part of a plan
 // The load's own input where nothing else was given, else a copy with what was.
+// The policies with the options that they alone have; each takes those that it has. Throws InputError for one that none
+// has.
+std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<const Policy*>& policies,
+                                                            const nb::dict& own);
+
 std::shared_ptr<const StepInput> input_of(const Load& load, const Former& former);
 
 // Throws PolicySkipped.

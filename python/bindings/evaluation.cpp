@@ -66,17 +66,20 @@ std::optional<CostModel> cost_of(const CostRequest& request, const LoadTable& lo
 }
 
 nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, const nb::dict& keywords,
-                       const Former& former, int threads, bool simulates) {
+                       const nb::dict& own, const Former& former, int threads, bool simulates) {
   EvaluateOptions options{.simulate = simulates};
   CostRequest cost_request;
   set_options(keywords, options, cost_request);
-  const std::vector<const Policy*> policies = [&] {
+  const std::vector<const Policy*> named = [&] {
     try {
       return policies_named(names);
     } catch (const InputError& error) {
       throw InputError({.field = "policies"}, error.problem());
     }
   }();
+  const std::vector<std::shared_ptr<const Policy>> owned = with_own_options(named, own);
+  std::vector<const Policy*> policies;
+  for (const auto& policy : owned) policies.push_back(policy.get());
   const std::shared_ptr<const StepInput> input = input_of(load, former);
   std::string json;
   ThreadPool pool(threads_of(threads));
@@ -115,21 +118,6 @@ struct Evaluated {
   }
 };
 
-// A policy with options that it alone has.
-PolicyWithOptions policy_of(const std::string& name, const nb::dict& own) {
-  PolicyWithOptions with = policy_with_options(name);
-  std::vector<std::string> known;
-  for (const Option& option : with.options) known.push_back(option.name);
-  for (const auto& [key, value] : own) {
-    const std::string option = nb::cast<std::string>(key);
-    if (std::ranges::find(known, option) != known.end()) continue;
-    throw InputError({.field = option}, known.empty() ? fmt::format("policy {} has no options of its own", name)
-                                                      : fmt::format("policy {} has {}", name, fmt::join(known, ", ")));
-  }
-  python::set_options(with.options, own);
-  return with;
-}
-
 // `evaluate`: of an Evaluated whose evaluation and figures are not there yet.
 void fill(Evaluated& e, const nb::dict& keywords, int threads,
           const std::function<Evaluation(const EvaluationContext&)>& evaluate) {
@@ -149,7 +137,7 @@ void fill(Evaluated& e, const nb::dict& keywords, int threads,
 Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const nb::dict& own,
                     const Former& former, int threads) {
   Evaluated e;
-  e.policy = policy_of(name, own).make();
+  e.policy = with_own_options({&policy_named(name)}, own).front();
   e.input = input_of(load, former);
   fill(e, keywords, threads,
        [&](const EvaluationContext& context) { return evaluate(*e.policy, *e.input, e.options, context); });
@@ -210,6 +198,9 @@ nb::object cost_facts(const Evaluated& e) {
   const LinkSpeed& host = cost.cluster().host;
   d["fetch_seconds"] = host.latency_seconds + static_cast<double>(cost.expert_weights().value) / host.bytes_per_second;
   d["expert_gradient_bytes"] = cost.expert_gradient().value;
+  d["expert_state_bytes"] = static_cast<double>(cost.expert_weights().value) +
+                            static_cast<double>(cost.model().expert_parameters()) *
+                                cost.options().optimizer_bytes_per_parameter / cost.options().optimizer_shards;
   for (const auto& [name, link] : {std::pair{"peers", cost.cluster().peers}, {"network", cost.cluster().network}}) {
     nb::dict speed;
     speed["bytes_per_second"] = link.bytes_per_second;
@@ -361,7 +352,8 @@ void bind_evaluation(nb::module_& m) {
       .def_prop_ro(
           "cost", &cost_facts, nb::sig("def cost(self) -> dict[str, typing.Any] | None"),
           "Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, "
-          "fetch_seconds of one copy from the host, expert_gradient_bytes, bytes_per_second and latency_seconds of a "
+          "fetch_seconds of one copy from the host, expert_gradient_bytes, expert_state_bytes (weights and optimizer "
+          "shard of one), bytes_per_second and latency_seconds of a "
           "rank's links to peers and network, and the options of cost.")
       .def("timeline", &timeline, "micro_steps"_a, "layers"_a,
            nb::sig("def timeline(self, micro_steps: int, layers: int) -> list[dict[str, typing.Any]]"),
@@ -383,10 +375,11 @@ void bind_evaluation(nb::module_& m) {
     m.def(
         name,
         [simulates](const Load& load, const std::vector<std::string>& policies, const nb::dict& options,
-                    const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
-          return evaluations_of(load, policies, options, {homes, previous, previous_load}, threads, simulates);
+                    const nb::dict& own, const nb::object& homes, const Plan* previous, const Load* previous_load,
+                    int threads) {
+          return evaluations_of(load, policies, options, own, {homes, previous, previous_load}, threads, simulates);
         },
-        "load"_a, "policies"_a, "options"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
+        "load"_a, "policies"_a, "options"_a, "own"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
         "threads"_a);
   };
   evaluates("_compare", false);
@@ -410,8 +403,9 @@ void bind_evaluation(nb::module_& m) {
   m.def(
       "_own_options",
       [](const std::string& policy, const nb::dict& own) {
+        (void)with_own_options({&policy_named(policy)}, own);  // throws where one of them cannot be
         std::vector<std::string> names;
-        for (const Option& option : policy_of(policy, own).options) names.push_back(option.name);
+        for (const Option& option : policy_with_options(policy).options) names.push_back(option.name);
         return names;
       },
       "policy"_a, "own"_a = nb::dict());

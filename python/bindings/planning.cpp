@@ -6,9 +6,24 @@
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/own_options.h"
 #include "foremoe/evaluate/running_plan.h"
 
 namespace foremoe::python {
+
+std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<const Policy*>& policies,
+                                                            const nb::dict& own) {
+  std::vector<PolicyWithOptions> with = policies_with_options(policies, {});
+  for (const auto& [key, value] : own) {
+    nb::dict one;
+    one[key] = value;
+    for (Option& option : own_options_named(with, nb::cast<std::string>(key))) set_options({option}, one);
+  }
+  std::vector<std::shared_ptr<const Policy>> made;
+  for (const PolicyWithOptions& policy : with) made.push_back(policy.make());
+  return made;
+}
+
 namespace {
 
 // The planner's own options: no cluster is at hand, so nothing that needs one.
@@ -60,13 +75,15 @@ LoadTable take_layers(const LoadTable& load, const LayerRange& range) {
 struct Request {
   std::string policy;
   const nb::dict& options;
+  const nb::dict& own;
   Former former;
   int threads;
 };
 
 Plan plan(const Load& load, const Request& with, const nb::object& layers,
           const std::optional<nb::callable>& on_micro_step) {
-  const Policy& policy = policy_named(with.policy);
+  const std::shared_ptr<const Policy> owned = with_own_options({&policy_named(with.policy)}, with.own).front();
+  const Policy& policy = *owned;
   const LayerRange range = layers_of(layers, load.table(), policy);
   const Array<RankId, 2> homes = homes_of(with.former.homes, load);
   std::optional<LoadTable> part;
@@ -106,9 +123,11 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
 class BackgroundPlan {
  public:
   BackgroundPlan(const Load& load, const Request& with)
-      : policy_(policy_named(with.policy)), pool_(threads_of(with.threads)), input_(input_of(load, with.former)) {
+      : policy_(with_own_options({&policy_named(with.policy)}, with.own).front()),
+        pool_(threads_of(with.threads)),
+        input_(input_of(load, with.former)) {
     running_.emplace(
-        RunningPlan::Request{.policy = policy_, .input = *input_, .options = planner_options_of(with.options)}, pool_);
+        RunningPlan::Request{.policy = *policy_, .input = *input_, .options = planner_options_of(with.options)}, pool_);
   }
   ~BackgroundPlan() {
     pool_.cancel();
@@ -122,7 +141,7 @@ class BackgroundPlan {
   void begin() {
     std::optional<std::string> skipped;
     run_interruptibly(pool_, [&] { skipped = running_->wait_to_begin(); });
-    if (skipped) raise_skipped(policy_, *skipped);
+    if (skipped) raise_skipped(*policy_, *skipped);
   }
   const StepPlan& step() const { return running_->plan(); }
   int num_micro_steps() const { return input_->load.num_micro_steps(); }
@@ -138,7 +157,7 @@ class BackgroundPlan {
   }
 
  private:
-  const Policy& policy_;
+  std::shared_ptr<const Policy> policy_;
   ThreadPool pool_;
   std::shared_ptr<const StepInput> input_;
   std::atomic<int> planned_ = 0;        // micro-steps that were waited for
@@ -169,11 +188,11 @@ void bind_planning(nb::module_& m) {
       "_plan",
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::object& homes,
          const Plan* previous, const Load* previous_load, const nb::object& layers, int threads,
-         const std::optional<nb::callable>& on_micro_step) {
-        return plan(load, {policy, options, {homes, previous, previous_load}, threads}, layers, on_micro_step);
+         const std::optional<nb::callable>& on_micro_step, const nb::dict& own) {
+        return plan(load, {policy, options, own, {homes, previous, previous_load}, threads}, layers, on_micro_step);
       },
       "load"_a, "policy"_a, "options"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
-      "layers"_a.none(), "threads"_a, "on_micro_step"_a.none());
+      "layers"_a.none(), "threads"_a, "on_micro_step"_a.none(), "own"_a = nb::dict());
 
   nb::class_<BackgroundPlan>(m, "RunningPlan",
                              R"(A plan that is made in the background; foremoe.start_plan() begins it.
@@ -194,12 +213,13 @@ any more. The quotas of a micro-step are final when wait_for() has returned; do 
           "Waits until all of it is final, and returns the plan.");
   m.def(
       "_start_plan",
-      [](const Load& load, const std::string& policy, const nb::dict& options, const nb::object& homes,
-         const Plan* previous, const Load* previous_load, int threads) {
-        return std::make_shared<BackgroundPlan>(load,
-                                                Request{policy, options, {homes, previous, previous_load}, threads});
+      [](const Load& load, const std::string& policy, const nb::dict& options, const nb::dict& own,
+         const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
+        return std::make_shared<BackgroundPlan>(
+            load, Request{policy, options, own, {homes, previous, previous_load}, threads});
       },
-      "load"_a, "policy"_a, "options"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(), "threads"_a);
+      "load"_a, "policy"_a, "options"_a, "own"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
+      "threads"_a);
 }
 
 }  // namespace foremoe::python

@@ -331,6 +331,7 @@ def _plan(
     layers: object | None,
     threads: int,
     on_micro_step: Callable[[int], object] | None,
+    own: dict[str, Any] = {},
 ) -> Plan: ...
 
 class RunningPlan:
@@ -358,6 +359,7 @@ def _start_plan(
     load: Load,
     policy: str,
     options: dict[str, Any],
+    own: dict[str, Any],
     homes: object | None,
     previous: Plan | None,
     previous_load: Load | None,
@@ -392,7 +394,7 @@ class Evaluation:
     @property
     def cost(self) -> dict[str, Any] | None:
         """
-        Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, fetch_seconds of one copy from the host, expert_gradient_bytes, bytes_per_second and latency_seconds of a rank's links to peers and network, and the options of cost.
+        Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, fetch_seconds of one copy from the host, expert_gradient_bytes, expert_state_bytes (weights and optimizer shard of one), bytes_per_second and latency_seconds of a rank's links to peers and network, and the options of cost.
         """
 
     def timeline(self, micro_steps: int, layers: int) -> list[dict[str, Any]]:
@@ -424,6 +426,7 @@ def _compare(
     load: Load,
     policies: Sequence[str],
     options: dict[str, Any],
+    own: dict[str, Any],
     homes: object | None,
     previous: Plan | None,
     previous_load: Load | None,
@@ -433,6 +436,7 @@ def _simulate(
     load: Load,
     policies: Sequence[str],
     options: dict[str, Any],
+    own: dict[str, Any],
     homes: object | None,
     previous: Plan | None,
     previous_load: Load | None,

@@ -60,6 +60,7 @@ def plan(
     max_copies_per_source: int | Literal["none"] = "none",
     min_tokens_per_guest: int = 0,
     seed: int = 0,
+    policy_options: Mapping[str, float | str] | None = None,
     homes: Homes = None,
     previous: Plan | None = None,
     previous_load: Load | None = None,
@@ -89,6 +90,8 @@ def plan(
     min_tokens_per_guest: A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact. 0 …
         2147483647.
     seed: Random seed. The same seed gives the same plan. 0 … 18446744073709551615.
+    policy_options: Options that one policy alone has, such as dyn of feplb, for those that have it; InputError lists
+        them.
     homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
     previous: Plan of the former step, for a warm start.
     previous_load: Load of the former step, for policies that predict.
@@ -101,6 +104,7 @@ def plan(
     """
     expect(Load, load=load)
     expect(str, policy=policy)
+    expect(Mapping | None, policy_options=policy_options)
     expect(Plan | None, previous=previous)
     expect(Load | None, previous_load=previous_load)
     expect(Integral, threads=threads)
@@ -118,7 +122,18 @@ def plan(
         "min_tokens_per_guest": min_tokens_per_guest,
         "seed": seed,
     }
-    result: Plan = _core._plan(load, policy, options, homes, previous, previous_load, layers, threads, on_micro_step)
+    result: Plan = _core._plan(
+        load,
+        policy,
+        options,
+        homes,
+        previous,
+        previous_load,
+        layers,
+        threads,
+        on_micro_step,
+        dict(policy_options or {}),
+    )
     _remark(_core._unused_options(load, [policy], options, _given(plan, options), previous))
     return result
 
@@ -138,6 +153,7 @@ def start_plan(
     max_copies_per_source: int | Literal["none"] = "none",
     min_tokens_per_guest: int = 0,
     seed: int = 0,
+    policy_options: Mapping[str, float | str] | None = None,
     homes: Homes = None,
     previous: Plan | None = None,
     previous_load: Load | None = None,
@@ -164,6 +180,8 @@ def start_plan(
     min_tokens_per_guest: A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact. 0 …
         2147483647.
     seed: Random seed. The same seed gives the same plan. 0 … 18446744073709551615.
+    policy_options: Options that one policy alone has, such as dyn of feplb, for those that have it; InputError lists
+        them.
     homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
     previous: Plan of the former step, for a warm start.
     previous_load: Load of the former step, for policies that predict.
@@ -173,6 +191,7 @@ def start_plan(
     """
     expect(Load, load=load)
     expect(str, policy=policy)
+    expect(Mapping | None, policy_options=policy_options)
     expect(Plan | None, previous=previous)
     expect(Load | None, previous_load=previous_load)
     expect(Integral, threads=threads)
@@ -189,7 +208,7 @@ def start_plan(
         "min_tokens_per_guest": min_tokens_per_guest,
         "seed": seed,
     }
-    return _core._start_plan(load, policy, options, homes, previous, previous_load, threads)
+    return _core._start_plan(load, policy, options, dict(policy_options or {}), homes, previous, previous_load, threads)
 
 
 def compare(
@@ -215,6 +234,7 @@ def compare(
     optimizer_shards: int = 1,
     separate_uplinks: bool = False,
     align: int = 128,
+    policy_options: Mapping[str, float | str] | None = None,
     homes: Homes = None,
     previous: Plan | None = None,
     previous_load: Load | None = None,
@@ -252,6 +272,8 @@ def compare(
     optimizer_shards: Data-parallel ranks that share one expert's optimizer state. 1 … 65536.
     separate_uplinks: Model host copies and network traffic on separate PCIe uplinks (default: shared).
     align: Tokens: rho_padded rounds each replica up to a multiple of it.
+    policy_options: Options that one policy alone has, such as dyn of feplb, for those that have it; InputError lists
+        them.
     homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
     previous: Plan of the former step, for a warm start.
     previous_load: Load of the former step, for policies that predict.
@@ -260,6 +282,7 @@ def compare(
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
     expect(Load, load=load)
+    expect(Mapping | None, policy_options=policy_options)
     expect(Plan | None, previous=previous)
     expect(Load | None, previous_load=previous_load)
     expect(Integral, threads=threads)
@@ -285,7 +308,9 @@ def compare(
         "align": align,
     }
     names = _listed(policies)
-    result: list[dict[str, Any]] = _core._compare(load, names, options, homes, previous, previous_load, threads)
+    result: list[dict[str, Any]] = _core._compare(
+        load, names, options, dict(policy_options or {}), homes, previous, previous_load, threads
+    )
     _remark(_core._unused_options(load, names, options, _given(compare, options), previous))
     return result
 
@@ -318,6 +343,7 @@ def simulate(
     prefetch_depth: int = 2,
     path: Literal["auto", "host", "peer"] = "auto",
     align: int = 128,
+    policy_options: Mapping[str, float | str] | None = None,
     homes: Homes = None,
     previous: Plan | None = None,
     previous_load: Load | None = None,
@@ -364,6 +390,8 @@ def simulate(
     path: Source of copies. host: the node's cache of experts in host memory. peer: the rank that owns the expert. auto:
         whichever path is less busy.
     align: Tokens: rho_padded rounds each replica up to a multiple of it.
+    policy_options: Options that one policy alone has, such as dyn of feplb, for those that have it; InputError lists
+        them.
     homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
     previous: Plan of the former step, for a warm start.
     previous_load: Load of the former step, for policies that predict.
@@ -372,6 +400,7 @@ def simulate(
     Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
     expect(Load, load=load)
+    expect(Mapping | None, policy_options=policy_options)
     expect(Plan | None, previous=previous)
     expect(Load | None, previous_load=previous_load)
     expect(Integral, threads=threads)
@@ -402,7 +431,9 @@ def simulate(
         "align": align,
     }
     names = _listed(policies)
-    result: list[dict[str, Any]] = _core._simulate(load, names, options, homes, previous, previous_load, threads)
+    result: list[dict[str, Any]] = _core._simulate(
+        load, names, options, dict(policy_options or {}), homes, previous, previous_load, threads
+    )
     _remark(_core._unused_options(load, names, options, _given(simulate, options), previous))
     return result
 
@@ -435,7 +466,7 @@ def evaluate(
     prefetch_depth: int = 2,
     path: Literal["auto", "host", "peer"] = "auto",
     align: int = 128,
-    policy_options: Mapping[str, float] | None = None,
+    policy_options: Mapping[str, float | str] | None = None,
     homes: Homes = None,
     previous: Plan | None = None,
     previous_load: Load | None = None,
@@ -482,7 +513,8 @@ def evaluate(
     path: Source of copies. host: the node's cache of experts in host memory. peer: the rank that owns the expert. auto:
         whichever path is less busy.
     align: Tokens: rho_padded rounds each replica up to a multiple of it.
-    policy_options: Options that this policy alone has, such as dyn of feplb; InputError lists them.
+    policy_options: Options that one policy alone has, such as dyn of feplb, for those that have it; InputError lists
+        them.
     homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
     previous: Plan of the former step, for a warm start.
     previous_load: Load of the former step, for policies that predict.

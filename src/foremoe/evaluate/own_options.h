@@ -1,7 +1,7 @@
 #pragma once
 
 // Options that one policy alone has: FEPLB's number of dynamic experts, UltraEP's smallest replica, FineMoE's weights
-// of LP 4.
+// of LP 4, the review's ε.
 //
 //   PolicyWithOptions feplb = policy_with_options("feplb");
 //   option_named(feplb.options, "dyn").set("2");
@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,5 +25,16 @@ struct PolicyWithOptions {
 
 // Throws InputError, field `policy`, when there is no such policy.
 PolicyWithOptions policy_with_options(const std::string& name);
+
+// The option of that name of each policy that has it. Throws InputError that lists what they have when none has.
+std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policies, const std::string& name);
+
+// Policies with their options set by texts "name=value", each for all of them that have it. Throws InputError for an
+// option that none of them has, and for a value that cannot be.
+std::vector<PolicyWithOptions> policies_with_options(const std::vector<const Policy*>& policies,
+                                                     const std::vector<std::string>& assignments);
+
+// Lines for a help text: policy, option, range, meaning, default.
+std::string list_of_own_options();
 
 }  // namespace foremoe

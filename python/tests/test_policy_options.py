@@ -1,0 +1,83 @@
+"""Options that one policy alone has: each changes what it plans, and one that cannot be is named."""
+
+import numpy as np
+import pytest
+
+import foremoe
+
+
+@pytest.fixture(scope="module")
+def drifting():
+    """Popularity is drawn anew now and then."""
+    return foremoe.synthesize_load(
+        routing="zipf", skew=1.0, permute_probability=0.2, ranks=8, experts=32, top_k=2, layers=2, micro_steps=12,
+        tokens_per_rank=512,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("policy", "beside", "option"),
+    [
+        ("finemoe", {"interval": 1}, {"threshold": 1e6}),
+        ("finemoe", {}, {"interval": 1}),
+        ("finemoe", {"interval": 4}, {"window": 1}),
+        ("finemoe", {"interval": 2}, {"samples": 1}),
+        ("eplb-ema", {}, {"alpha": 1}),
+        ("eplb-ema", {}, {"period": 1}),
+        ("foremoe-review", {}, {"base_epsilon": 0}),
+        ("foremoe-review-bpo", {}, {"base_epsilon": 0}),
+        ("foremoe-review-mda", {}, {"epsilon": 2}),
+        ("foremoe-review-mda", {}, {"overshoot": 0.1}),
+        ("foremoe-review-mda", {}, {"try_smaller": 1}),
+        ("foremoe-review-mda", {}, {"rounds": 1}),
+    ],
+)
+def test_each_option_of_one_policy_changes_its_plan(drifting, policy, beside, option):
+    default, other = (
+        foremoe.plan(drifting, policy, guest_slots=1, policy_options=options) for options in (beside, beside | option)
+    )
+    assert not np.array_equal(default.slot_tokens, other.slot_tokens)
+    assert foremoe.check(other, drifting) == []
+
+
+def test_finemoe_by_our_assignment_has_the_same_largest_loads(drifting):
+    by_lp, exact = (
+        foremoe.plan(drifting, "finemoe-symmetric", guest_slots=4, policy_options={"solver": solver})
+        for solver in ("lp", "exact")
+    )
+    assert np.array_equal(by_lp.max_load, exact.max_load)
+
+
+def test_of_several_policies_each_takes_the_options_that_it_has(drifting):
+    by_name = {"policies": ["vanilla", "eplb-ema", "foremoe-review-mda"], "guest_slots": 4}
+    plain = foremoe.compare(drifting, **by_name)
+    chosen = foremoe.compare(drifting, **by_name, policy_options={"period": 1})
+    same = [a["rho"] == b["rho"] and a["copies"] == b["copies"] for a, b in zip(plain, chosen, strict=True)]
+    assert same == [True, False, True]
+    simulated = foremoe.simulate(
+        foremoe.synthesize_load(experts=8, top_k=2, layers=2, micro_steps=4, tokens_per_rank=64),
+        policies=["eplb-ema"],
+        cluster="h100",
+        model="Mixtral-8x7B",
+        policy_options={"period": 1},
+    )
+    assert simulated[0]["policy"] == "eplb-ema"
+
+
+@pytest.mark.parametrize(
+    ("policies", "options", "field", "words"),
+    [
+        (["vanilla", "eplb-ema"], {"dyn": 1}, "dyn", "policies vanilla, eplb-ema have alpha, period"),
+        (["vanilla", "static"], {"dyn": 1}, "dyn", "policies vanilla, static have no options of their own"),
+        (["finemoe-random"], {"threshold": 1.1}, "threshold", "policy finemoe-random has solver, alpha_ranks"),
+        (["finemoe"], {"threshold": 0.5}, "threshold", "0.5"),
+        (["finemoe"], {"samples": 0}, "samples", "0"),
+        (["finemoe"], {"solver": "highs"}, "solver", "expected lp or exact"),
+        (["finemoe"], {"solver": "exact", "alpha_ranks": 1}, "solver", "exact is of LP 1"),
+        (["eplb-ema"], {"alpha": 0}, "alpha", "0"),
+    ],
+)
+def test_options_of_one_policy_that_cannot_be_are_named(drifting, policies, options, field, words):
+    with pytest.raises(foremoe.InputError, match=words) as error:
+        foremoe.compare(drifting, policies=policies, guest_slots=4, policy_options=options)
+    assert error.value.field == field
