@@ -17,6 +17,7 @@ import numpy as np
 from .. import _core
 from .._core import Evaluation, Load
 from .gap import Gap, gap_of
+from .migration import migration_seconds
 
 Origin = Literal["exact", "modelled", "measured here"]
 ORIGINS: tuple[Origin, ...] = ("exact", "modelled", "measured here")
@@ -111,6 +112,10 @@ class Measured:
         """Measured seconds of placement, and the modelled step with what of them is not hidden."""
         return self.figures["placement"]
 
+    def migration_seconds(self, first: Measured) -> float:
+        """Between steps: from the last placement of the first system to the first one of this system."""
+        return migration_seconds(first.evaluation.plan, self.evaluation.plan, self.cost)
+
     @property
     def overhead(self) -> float:
         """Seconds that copying and planning add to the step."""
@@ -131,101 +136,6 @@ class Measured:
     def gemm_straggler_ms(self) -> float:
         seconds: float = self.recompute["parts"]["experts"] - self.recompute["mean_expert_seconds"]
         return self.turn_ms(seconds)
-
-
-@dataclass(frozen=True, eq=False)
-class MeasuredGroups(Measured):
-    """What one system does in several expert-parallel groups, each planned on its own: a Measured of the group whose
-    step is slowest, but for ρ, which is of all ranks. OF_GROUPS lists the columns for which this is meant.
-
-    The policy update ends in an all-reduce of the gradients of the experts, of which each group has a copy: a ring over
-    the groups, layer after layer, after the last backward. It is not overlapped.
-
-    groups: all, in the order of their ranks. ranks_per_node: of the whole load; groups in several nodes reduce over the
-    network.
-    """
-
-    groups: tuple[Measured, ...]
-    ranks_per_node: int
-
-    @staticmethod
-    def of(groups: Sequence[Measured], ranks_per_node: int) -> MeasuredGroups:
-        modelled = groups[0].evaluation.cost is not None
-        slowest = max(groups, key=lambda group: float(group.seconds)) if modelled else groups[0]
-        return MeasuredGroups(slowest.evaluation, slowest.load, slowest.steps, tuple(groups), ranks_per_node)
-
-    @cached_property
-    def figures(self) -> dict[str, Any]:
-        figures = {**self.evaluation.figures, "rho": self._rho()}
-        if self.evaluation.cost is None:
-            return figures
-        seconds = self.all_reduce_seconds
-        recompute, update = figures["stages"]
-        figures["stages"] = [recompute, {**update, "seconds": update["seconds"] + seconds}]
-        figures["step_seconds"] += seconds
-        return figures
-
-    @property
-    def all_reduce_seconds(self) -> float:
-        count = len(self.groups)
-        ranks = self.load.num_ranks
-        link = self.cost["network" if ranks * count > self.ranks_per_node else "peers"]
-        size = self.cost["expert_gradient_bytes"] * self.load.num_experts / ranks  # of a rank's experts in one layer
-        one_layer = 2 * (count - 1) * (size / count / link["bytes_per_second"] + link["latency_seconds"])
-        seconds: float = self.cost["moe_layers"] * one_layer
-        return seconds
-
-    def _rho(self) -> dict[str, float]:
-        largest = np.max([group.evaluation.plan.max_load for group in self.groups], axis=0)
-        total = np.sum([group.load.array.sum((2, 3)) for group in self.groups], axis=0)  # [micro_steps, layers]
-        ranks = sum(group.load.num_ranks for group in self.groups)
-        rho = (largest[total > 0] * ranks / total[total > 0]) if (total > 0).any() else np.ones(1)
-        return {"mean": float(rho.mean()), "p99": float(np.percentile(rho, 99)), "max": float(rho.max())}
-
-
-_COUNT_BYTES = 4
-
-
-@dataclass(frozen=True, eq=False)
-class MeasuredOnOtherRoutes(Measured):
-    """What one system does where routes may be other than recorded. Then no plan tells how many rows come, so whoever
-    plans, ranks gather all ranks' counts by expert between router and dispatch: in every forward of every layer. That
-    is part of `dispatch`, and of the ideal step too.
-
-    planned: by which the plan was made; it has the time of placement.
-    """
-
-    planned: Evaluation
-
-    @cached_property
-    def figures(self) -> dict[str, Any]:
-        figures = dict(self.evaluation.figures)
-        if self.evaluation.cost is None:
-            return figures
-        seconds = self.gather_seconds
-        figures["stages"] = [
-            {
-                **stage,
-                "seconds": stage["seconds"] + seconds,
-                "parts": {**stage["parts"], "dispatch": stage["parts"]["dispatch"] + seconds},
-            }
-            for stage in figures["stages"]
-        ]
-        for step in ("step_seconds", "ideal_step_seconds", "rl_step_seconds"):
-            figures[step] += 2 * seconds
-        placement = self.planned.figures["placement"]
-        figures["placement"] = {**placement, "step_seconds": figures["step_seconds"] + placement["exposed_seconds"]}
-        return figures
-
-    @property
-    def gather_seconds(self) -> float:
-        """Of a stage. A rank receives the counts of all others."""
-        ranks = self.load.num_ranks
-        link = self.cost["network" if ranks > self.load.ranks_per_node else "peers"]
-        received = (ranks - 1) * self.load.num_experts * _COUNT_BYTES
-        forwards = self.load.num_micro_steps * self.cost["moe_layers"]
-        seconds: float = forwards * (link["latency_seconds"] + received / link["bytes_per_second"])
-        return seconds
 
 
 def _turns(phase: dict[str, Any]) -> float:
@@ -361,6 +271,9 @@ _MODELLED = [
     _versus_first("speedup", "speedup", 3,
          "step time of the first system ÷ this one's; a step is recompute and policy update",
          lambda m, first: ratio(first.seconds, m.seconds)),
+    _versus_first("update_speedup", "training speedup", 3,
+         "time of the policy update (forward and backward) of the first system ÷ this one's",
+         lambda m, first: ratio(first.update["seconds"], m.update["seconds"])),
     _versus_first("ideal_speedup", "ideal speedup", 3,
          "were every rank at the mean load and mean traffic of this system, and nothing copied",
          lambda m, first: ratio(first.seconds, m.figures["ideal_step_seconds"])),
@@ -401,7 +314,8 @@ _MODELLED = [
          lambda m: m.turn_ms(_turns(m.update)) - m.forward_ms),
     _own("dense_ms", "attention, ms", 3, "attention, norms, router and shared experts of a layer's forward",
          lambda m: m.part_ms("dense")),
-    _own("planning_ms", "planning, ms", 3, "on the critical path of a layer's forward, as published",
+    _own("planning_ms", "planning, ms", 3,
+         "on the critical path of a layer's forward: as published, or by the number of slots",
          lambda m: m.part_ms("planning")),
     _own("dispatch_ms", "dispatch, ms", 3, "of a layer's forward", lambda m: m.part_ms("dispatch")),
     _own("experts_ms", "experts, ms", 3, "of a layer's forward", lambda m: m.part_ms("experts")),
@@ -418,6 +332,13 @@ _MODELLED = [
     _own("buffers_mib", "buffers, MiB", 0, "weights of guests of the rank that holds most",
          lambda m: m.recompute["memory"]["guest_weights"] / (1 << 20)),
     _own("fetch_ms", "copy from the host, ms", 3, "of one expert's weights", lambda m: 1e3 * m.cost["fetch_seconds"]),
+    _versus_first("migration_ms", "migration, ms", 1,
+         "weights and optimizer states moved from the first system's placement to this one's, on one node, all layers",
+         lambda m, first: 1e3 * m.migration_seconds(first)),
+    _versus_first("migration_of_50", "of 50 steps, %", 2, "migration ÷ 50 policy updates of this system",
+         lambda m, first: 2 * ratio(m.migration_seconds(first), m.update["seconds"])),
+    _versus_first("migration_pays", "pays after, steps", 2, "migration ÷ what it saves of a policy update; inf: never",
+         lambda m, first: ratio(m.migration_seconds(first), max(0.0, first.update["seconds"] - m.update["seconds"]))),
     _own("guest_gib", "guests, GiB", 3, "weights and gradients of the guests of the rank that holds most",
          lambda m: _gib(_guest_bytes(m.update["memory"]))),
     _own("link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
@@ -427,10 +348,11 @@ _MODELLED = [
 ]
 # fmt: on
 
-# Columns that are defined for a system of several expert-parallel groups: ρ, and times.
+# Columns that are defined for a system of several expert-parallel groups, or with padded rows: ρ, and times.
 OF_GROUPS = (
-    *("rho_mean", "rho_p99", "rho_max", "speedup", "step_ms", "update_ms"),
+    *("rho_mean", "rho_p99", "rho_max", "speedup", "update_speedup", "step_ms", "update_ms"),
     *("recompute_ms", "forward_ms", "dense_ms", "planning_ms", "dispatch_ms", "experts_ms", "combine_ms"),
+    *("migration_ms", "migration_of_50", "migration_pays"),
 )
 
 _LARGEST = {"rho_max", "node_link_max", "node_link_of_first", "link_gib"}

@@ -20,7 +20,7 @@ class Input:
     steps: how many steps of equal length the micro-steps are. plan_each_step: each is planned by itself, as no copy
     outlives the optimizer's step. wrong_percent, missing_percent: of the load's rows, that
     go elsewhere than recorded, and that are not recorded; None: routes are as recorded.
-    cost: keywords of evaluate(): cluster, model, ….
+    cost: keywords of evaluate(): cluster, model, …. planned: guest_slots of systems that do not set their own.
     draws: how often the load is drawn, with one seed after another; figures are means over the draws.
     """
 
@@ -33,6 +33,7 @@ class Input:
     wrong_percent: float | None
     missing_percent: float | None
     cost: Options | None
+    planned: Options
     draws: int = 1
 
     @property
@@ -44,15 +45,19 @@ class Input:
 class System:
     """foresight: it plans what was recorded, not what is executed. options: keywords of evaluate(). own: options that
     this policy alone has. ep_groups: how many expert-parallel groups of consecutive ranks the input's ranks are; each
-    has all experts and is planned on its own.
+    has all experts and is planned on its own. padded: each source sends each expert as many rows as the largest such
+    cell of the group has, in that layer and micro-step. in_place: replicas keep their weights and optimizer state, see
+    MeasuredInPlace.
     """
 
     label: str
     policy: str
     foresight: bool
     options: Options
-    own: Mapping[str, float]
+    own: Mapping[str, float | str]
     ep_groups: int = 1
+    padded: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,13 @@ _TABLES_OF_ROOT = {"shape", "input", "every_input", "system", "every_system", "p
 _OF_ROOT = {*_PROSE, "finding", "secondary", "across", "columns", *_TABLES_OF_ROOT}
 _OF_INPUT = (
     {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps", "plan_each_step", "draws"}
+    | {"guest_slots"}
     | _OTHER_ROUTES
     | _DRAWN
     | _COST
 )
-_OF_SYSTEM = {"label", "policy", "foresight", "ep_groups"} | _PLANNED.union(*map(_core._own_options, _core.policies()))
+_ARRANGED = {"ep_groups", "padded", "in_place"}  # with columns of OF_GROUPS alone
+_OF_SYSTEM = {"label", "policy", "foresight"} | _ARRANGED | _PLANNED.union(*map(_core._own_options, _core.policies()))
 
 Labelled = TypeVar("Labelled", Input, System)
 
@@ -76,14 +78,14 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     root.expect_known(_OF_ROOT)
     prose: dict[str, Any] = {key: root.required(key) for key in _PROSE}
     name = pathlib.Path(file).stem
-    columns, shape = _read_columns(root), _read_shape(root)
+    columns, shapes = _read_columns(root), _read_shapes(root)
     modelled = next((f"column '{c.name}'" for c in columns.values() if c.needs_model), "")
     used_by_system = partial(_used_by_system, modelled=bool(modelled))
     read_system = partial(_read_system, columns=columns)
     systems = _by_label(root.multiplied_out("system", _OF_SYSTEM, used_by_system), read_system)
     modelled = modelled or next((f"system '{s.label}'" for s in systems.values() if _plans_by_time(s.options)), "")
     used_by_input = partial(_used_by_input, columns=columns, modelled=modelled)
-    read_input = partial(_read_input, shape=shape, modelled=modelled)
+    read_input = partial(_read_input, shapes=shapes, modelled=modelled)
     inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input), read_input)
     if any(s.foresight for s in systems.values()) and not any(i.has_other_routes for i in inputs.values()):
         root.fail("system", "foresight has no effect where no input has wrong_percent or missing_percent")
@@ -138,19 +140,22 @@ def _read_columns(root: Table) -> dict[str, Column]:
     return columns
 
 
-def _read_shape(root: Table) -> dict[str, Any]:
-    """[shape]: a model that is none of the presets."""
-    table = root.table("shape")
-    if not table.rest:
-        return table.rest
-    shape = dict(table.rest)
-    table.required("name")
-    try:
-        _core._check_evaluation({"model": shape})
-    except InputError as error:
-        key = error.index.strip("[']")  # model['hidden']
-        (table if key else root).fail(key or "shape", error.problem)
-    return shape
+def _read_shapes(root: Table) -> dict[str, dict[str, Any]]:
+    """[shape], or [[shape]]: models that are none of the presets, by their names."""
+    several = isinstance(root.rest.get("shape"), list)
+    shapes: dict[str, dict[str, Any]] = {}
+    for table in root.tables("shape") if several else [root.table("shape")]:
+        if not (shape := dict(table.rest)):
+            continue
+        if (name := table.required("name")) in shapes:
+            table.fail("name", f"'{name}' twice")
+        try:
+            _core._check_evaluation({"model": shape})
+        except InputError as error:
+            key = error.index.strip("[']")  # model['hidden']
+            (table if key else root).fail(key or "shape", error.problem)
+        shapes[name] = shape
+    return shapes
 
 
 def _plans_by_time(options: Options) -> bool:
@@ -161,7 +166,7 @@ def _plans_by_time(options: Options) -> bool:
 def _used_by_system(table: Table, modelled: bool) -> tuple[set[str], str]:
     policy = table.required("policy")
     own = table.checked(_core._own_options, policy)
-    used = {"label", "policy", "foresight", "ep_groups", *own, *_core._policy_uses(policy)}
+    used = {"label", "policy", "foresight", *_ARRANGED, *own, *_core._policy_uses(policy)}
     if modelled or _plans_by_time(table.rest):
         used.add("path")
     return used, f"policy {policy}"
@@ -170,21 +175,26 @@ def _used_by_system(table: Table, modelled: bool) -> tuple[set[str], str]:
 def _read_system(table: Table, columns: Collection[str]) -> System:
     label, policy, options = table.required("label"), table.required("policy"), table.options(_PLANNED)
     foresight, ep_groups = table.truth("foresight"), table.take("ep_groups", "an integer", int)
+    padded, in_place = table.truth("padded"), table.truth("in_place")
     if ep_groups is not None and ep_groups < 1:
         table.fail("ep_groups", f"{ep_groups}, expected 1 or more")
-    if (ep_groups or 1) > 1:
+    if (ep_groups or 1) > 1 or padded or in_place:
+        key, value = ("padded", "true") if padded else ("in_place", "true") if in_place else ("ep_groups", ep_groups)
         if foresight:
-            table.fail("foresight", f"cannot be used beside ep_groups {ep_groups}")
+            table.fail("foresight", f"cannot be used beside {key} {value}")
+        if padded and in_place:
+            table.fail("padded", "cannot be used beside in_place true")
         if other := next((name for name in columns if name not in OF_GROUPS), ""):
-            of_several = ", ".join(OF_GROUPS)
-            table.fail("ep_groups", f"{ep_groups}, but column '{other}' is of one group; of several are {of_several}")
+            table.fail(key, f"{value}, but column '{other}' is of one plan; of such systems are {', '.join(OF_GROUPS)}")
     table.checked(_core._check_evaluation, options)
     table.checked(partial(_core._own_options, policy), table.rest)
-    return System(label, policy, foresight, options, own=table.rest, ep_groups=ep_groups or 1)
+    return System(
+        label, policy, foresight, options, own=table.rest, ep_groups=ep_groups or 1, padded=padded, in_place=in_place
+    )
 
 
 def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tuple[set[str], str]:
-    used = {"label", "file"} | _OTHER_ROUTES
+    used = {"label", "file", "guest_slots"} | _OTHER_ROUTES
     if modelled:
         used |= {"cluster", "model", "recompute_activations"} | _COST
     if table.text("file"):
@@ -200,7 +210,7 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tup
     return used | drawn | {"model", "former_step", "draws"}, f"routing {routing}"
 
 
-def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
+def _read_input(table: Table, shapes: Mapping[str, dict[str, Any]], modelled: str) -> Input:
     label, file, cluster, name = table.required("label"), *map(table.text, ("file", "cluster", "model"))
     cost: dict[str, Any] = {"cluster": cluster} if cluster else {}
     if modelled and not cluster:
@@ -209,7 +219,7 @@ def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
     if cluster and not name:
         table.fail("model", "is missing beside cluster")
     if name:
-        cost["model"] = shape if shape.get("name") == name else name
+        cost["model"] = shapes.get(name, name)
     model = table.checked(_core._check_evaluation, cost)
     if cluster:
         cost["keep_activations"] = not table.truth("recompute_activations", default=True)
@@ -219,6 +229,8 @@ def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
     steps, draws = (table.take(key, "an integer", int) for key in ("steps", "draws"))
     if draws is not None and not 1 <= draws <= 1000:
         table.fail("draws", f"{draws}, expected 1 … 1000")
+    planned = table.options({"guest_slots"})
+    table.checked(_core._check_evaluation, planned)
     wrong, missing = (_read_percent(table, key) for key in ("wrong_percent", "missing_percent"))
     load = table.options(_BATCHED if file else _DRAWN)
     if model and not file:
@@ -234,7 +246,8 @@ def _read_input(table: Table, shape: dict[str, Any], modelled: str) -> Input:
             _expect_fits(table, sizes, model)
     steps = 1 if steps is None else steps
     each = table.truth("plan_each_step")
-    return Input(label, file, load, former_step, steps, each, wrong, missing, cost if cluster else None, draws or 1)
+    model_and_cluster = cost if cluster else None
+    return Input(label, file, load, former_step, steps, each, wrong, missing, model_and_cluster, planned, draws or 1)
 
 
 def _read_percent(table: Table, key: str) -> float | None:

@@ -15,7 +15,8 @@ from .._core import Load
 from .._errors import InputError
 from ..files import read_trace
 from ..planning import synthesize_load
-from .columns import Measured, MeasuredGroups, MeasuredOnOtherRoutes, ratio
+from .arranged import MeasuredGroups, MeasuredInPlace, MeasuredOnOtherRoutes, MeasuredPadded
+from .columns import Measured, ratio
 from .experiment import Aim, Experiment, Input, System
 from .other_routes import OtherRoutes, executed_quotas, other_routes
 
@@ -129,12 +130,18 @@ def _measure(
     system: System, on: Input, load: Load, former: Load | None, others: OtherRoutes | None, threads: int
 ) -> Measured | Cell:
     """On the load that is executed. A cell where the system is not defined for the input."""
-    options = {**system.options, **(on.cost or {})}
-    groups = []
+    options = {**on.planned, **system.options, **(on.cost or {})}
+    if others is not None and (system.padded or system.in_place):
+        raise InputError(
+            "cannot be where routes are not those recorded", field="padded" if system.padded else "in_place"
+        )
+    groups: list[Measured] = []
     for part, part_before in zip(_split(load, system), _split(former, system), strict=True):
         assert part is not None
         own, foreseen = dict(system.own), others if system.foresight else None
         planned = part if foreseen is None else foreseen.recorded
+        if system.padded:
+            planned = _padded(part)
         made = _core._evaluate(planned, system.policy, options, own, previous_load=part_before, threads=threads)
         evaluation = made
         if evaluation.skipped:
@@ -145,8 +152,22 @@ def _measure(
         if not evaluation.figures["ok"]:
             raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
         measured = (evaluation, part, on.steps)
-        groups.append(Measured(*measured) if others is None else MeasuredOnOtherRoutes(*measured, made))
-    return groups[0] if system.ep_groups == 1 else MeasuredGroups.of(groups, load.ranks_per_node)
+        if others is not None:
+            groups.append(MeasuredOnOtherRoutes(*measured, made))
+        elif system.padded:
+            unpadded = _core._evaluate(part, system.policy, options, own, previous_load=part_before, threads=threads)
+            groups.append(MeasuredPadded(*measured, unpadded))
+        else:
+            groups.append((MeasuredInPlace if system.in_place else Measured)(*measured))
+    one = system.ep_groups == 1 and not system.padded
+    return groups[0] if one else MeasuredGroups.of(groups, load.ranks_per_node)
+
+
+def _padded(load: Load) -> Load:
+    """Each cell [micro_step, layer, rank, expert] as large as the largest of its layer and micro-step."""
+    largest = load.array.max((2, 3), keepdims=True)
+    array = np.ascontiguousarray(np.broadcast_to(largest, load.array.shape))
+    return Load.from_array(array, top_k=load.top_k, ranks_per_node=load.ranks_per_node, name=load.name)
 
 
 def _split(load: Load | None, system: System) -> list[Load | None]:

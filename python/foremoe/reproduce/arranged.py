@@ -1,0 +1,160 @@
+"""Figures of systems that run otherwise than one plan says: `ep_groups`, `in_place`, `padded`, on other routes.
+
+OF_GROUPS in columns.py lists the columns for which they are meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .._core import Evaluation
+from .columns import Measured
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredGroups(Measured):
+    """What one system does in several expert-parallel groups, each planned on its own: a Measured of the group whose
+    step is slowest, but for ρ, which is of all ranks.
+
+    The policy update ends in an all-reduce of the gradients of the experts, of which each group has a copy.
+
+    groups: all, in the order of their ranks. ranks_per_node: of the whole load; groups in several nodes reduce over the
+    network.
+    """
+
+    groups: tuple[Measured, ...]
+    slowest: Measured
+    ranks_per_node: int
+
+    @staticmethod
+    def of(groups: Sequence[Measured], ranks_per_node: int) -> MeasuredGroups:
+        modelled = groups[0].evaluation.cost is not None
+        slowest = max(groups, key=lambda group: float(group.seconds)) if modelled else groups[0]
+        return MeasuredGroups(slowest.evaluation, slowest.load, slowest.steps, tuple(groups), slowest, ranks_per_node)
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        figures = {**self.slowest.figures, "rho": self._rho()}
+        if self.evaluation.cost is None:
+            return figures
+        count = len(self.groups)
+        experts = self.load.num_experts / self.load.num_ranks
+        link = "network" if self.load.num_ranks * count > self.ranks_per_node else "peers"
+        seconds = _all_reduce_seconds(self.cost, count, experts, link)
+        return _with_stages(figures, figures["stages"][0]["seconds"], figures["stages"][1]["seconds"] + seconds)
+
+    def _rho(self) -> dict[str, float]:
+        largest = np.max([group.evaluation.plan.max_load for group in self.groups], axis=0)
+        total = np.sum([group.load.array.sum((2, 3)) for group in self.groups], axis=0)  # [micro_steps, layers]
+        ranks = sum(group.load.num_ranks for group in self.groups)
+        rho = (largest[total > 0] * ranks / total[total > 0]) if (total > 0).any() else np.ones(1)
+        return {"mean": float(rho.mean()), "p99": float(np.percentile(rho, 99)), "max": float(rho.max())}
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredInPlace(Measured):
+    """What one system does where each replica of an expert keeps its own weights and optimizer state, as in training
+    with expert data parallelism: nothing is fetched within a step, and gradients do not go home. The policy update ends
+    in an all-reduce of the replicas' gradients, as of MeasuredGroups. Moving replicas between steps is not in it.
+    """
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        figures = self.evaluation.figures
+        if self.evaluation.cost is None:
+            return figures
+        placed = self.evaluation.plan.slot_expert[0] >= 0  # [layers, ranks, slots]
+        replicas = float(placed.sum()) / (self.load.num_layers * self.load.num_experts)
+        slots = float(placed.sum()) / (self.load.num_layers * self.load.num_ranks)
+        link = "network" if self.load.num_ranks > self.load.ranks_per_node else "peers"
+        reduced = (0.0, _all_reduce_seconds(self.cost, replicas, slots, link))
+        nothing = {"arena_refresh": 0.0, "exposed_copies": 0.0, "exposed_gradients": 0.0}
+        stages = [{**stage, "parts": {**stage["parts"], **nothing}} for stage in figures["stages"]]
+        seconds = [sum(stage["parts"].values()) + more for stage, more in zip(stages, reduced, strict=True)]
+        return _with_stages({**figures, "stages": stages}, *seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredPadded(Measured):
+    """What one system does with padded rows: `evaluation` is of those, `load` is what was padded, and tokens pass all
+    that is not experts once, as in `unpadded`.
+    """
+
+    unpadded: Evaluation
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        figures = self.evaluation.figures
+        if self.evaluation.cost is None:
+            return figures
+        stages = [
+            {**stage, "parts": {**stage["parts"], "dense": real["parts"]["dense"]}}
+            for stage, real in zip(figures["stages"], self.unpadded.figures["stages"], strict=True)
+        ]
+        return _with_stages({**figures, "stages": stages}, *(sum(stage["parts"].values()) for stage in stages))
+
+
+_COUNT_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredOnOtherRoutes(Measured):
+    """What one system does where routes may be other than recorded. Then no plan tells how many rows come, so whoever
+    plans, ranks gather all ranks' counts by expert between router and dispatch: in every forward of every layer. That
+    is part of `dispatch`, and of the ideal step too.
+
+    planned: by which the plan was made; it has the time of placement.
+    """
+
+    planned: Evaluation
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        figures = dict(self.evaluation.figures)
+        if self.evaluation.cost is None:
+            return figures
+        seconds = self.gather_seconds
+        figures["stages"] = [
+            {
+                **stage,
+                "seconds": stage["seconds"] + seconds,
+                "parts": {**stage["parts"], "dispatch": stage["parts"]["dispatch"] + seconds},
+            }
+            for stage in figures["stages"]
+        ]
+        for step in ("step_seconds", "ideal_step_seconds", "rl_step_seconds"):
+            figures[step] += 2 * seconds
+        placement = self.planned.figures["placement"]
+        figures["placement"] = {**placement, "step_seconds": figures["step_seconds"] + placement["exposed_seconds"]}
+        return figures
+
+    @property
+    def gather_seconds(self) -> float:
+        """Of a stage. A rank receives the counts of all others."""
+        ranks = self.load.num_ranks
+        link = self.cost["network" if ranks > self.load.ranks_per_node else "peers"]
+        received = (ranks - 1) * self.load.num_experts * _COUNT_BYTES
+        forwards = self.load.num_micro_steps * self.cost["moe_layers"]
+        seconds: float = forwards * (link["latency_seconds"] + received / link["bytes_per_second"])
+        return seconds
+
+
+def _all_reduce_seconds(cost: Mapping[str, Any], copies: float, experts: float, link: str) -> float:
+    """A ring over the copies of each expert, layer after layer, not overlapped. experts: of a rank in one layer."""
+    size, speed = cost["expert_gradient_bytes"] * experts, cost[link]
+    one_layer = 2 * (copies - 1) * (size / copies / speed["bytes_per_second"] + speed["latency_seconds"])
+    seconds: float = cost["moe_layers"] * one_layer
+    return seconds
+
+
+def _with_stages(figures: Mapping[str, Any], recompute: float, update: float) -> dict[str, Any]:
+    """The figures with other seconds of the two stages."""
+    before, after = figures["stages"]
+    more = recompute + update - before["seconds"] - after["seconds"]
+    stages = [{**before, "seconds": recompute}, {**after, "seconds": update}]
+    return {**figures, "stages": stages, "step_seconds": figures["step_seconds"] + more}
