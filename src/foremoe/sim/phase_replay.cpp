@@ -46,7 +46,7 @@ class Replayer {
     const Turn& turn = problem_.transfers.order[t];
     const LayerProfile& layer = problem_.profile.of(turn.micro_step, turn.layer, num_layers_);
     dense(turn);
-    plan_online(turn);
+    plan_online(turn, layer);
     begin(t, Moment::kRouter);
     exchange(turn, layer, Sweep::kDispatch, result_.parts.dispatch);
     begin(t, Moment::kDispatched);
@@ -110,9 +110,15 @@ class Replayer {
     pass(slowest);
   }
 
-  void plan_online(const Turn& turn) {
-    const double seconds = problem_.options.online.planning_seconds;
-    if (seconds <= 0 || problem_.options.online.plans_after_dispatch) return;
+  // Counts what the exchange of unplanned rows does not hide, and the latency that a second exchange has of its own.
+  void plan_online(const Turn& turn, const LayerProfile& layer) {
+    const OnlineWork& online = problem_.options.online;
+    double seconds = std::max(0.0, online.planning_seconds - online.dispatched_unplanned * layer.exchange);
+    if (online.dispatched_unplanned > 0 && online.dispatched_unplanned < 1) {
+      seconds +=
+          cost_.exchange({.sent_to_peers = 1, .sent_to_nodes = problem_.links.topology().num_nodes() > 1 ? 1 : 0});
+    }
+    if (seconds <= 0 || online.plans_after_dispatch) return;
     spans_.planning(turn, seconds, now_);
     result_.parts.planning += seconds;
     pass(seconds);

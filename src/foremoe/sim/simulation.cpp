@@ -74,6 +74,8 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
 }
 
 SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options, const PhaseProfile& profile) {
+  options.online.planning_seconds +=
+      options.online.planning_seconds_per_slot * input.plan.num_ranks() * input.plan.num_slots();
   if (options.path != PathChoice::kAuto) return simulate_path(input, options, profile);
   const bool is_free = input.plan.residency == Residency::kFree;  // whose peers may not have the weights any more
   if (is_free || options.online.copies_after_router) {

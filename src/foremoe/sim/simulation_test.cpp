@@ -61,6 +61,23 @@ TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPart) {
   EXPECT_NEAR(phase.ideal_exchange_seconds, 2 * 0.0875, kNear);
 }
 
+TEST(SimulationTest, PlanningTakesATimeForEachSlotThatTheExchangeOfUnplannedRowsHides) {
+  const LoadTable load = lopsided();
+  const StepPlan plan = homes_plan(load, 2);  // three slots on each of two ranks
+  const auto parts = [&](double unplanned) {
+    return Simulated{load, plan, round_cost(1, 2)}
+        .phase(Phase::kRecompute, {.online = {.planning_seconds = 0.01,
+                                              .planning_seconds_per_slot = 0.02,
+                                              .dispatched_unplanned = unplanned}})
+        .parts;
+  };
+  EXPECT_NEAR(parts(0).planning, 0.01 + 6 * 0.02, kNear);
+  // Half of a dispatch of 0.1 s. The other half has the latency of an exchange of its own, here that of one row.
+  EXPECT_NEAR(parts(0.5).planning, 0.13 - 0.05 + 20.0 / 8000, kNear);
+  EXPECT_NEAR(parts(1).planning, 0.13 - 0.1, kNear) << "one exchange";
+  EXPECT_NEAR(parts(0.5).dispatch, 0.1, kNear);
+}
+
 TEST(SimulationTest, APolicyUpdateGoesThereAndBackAndEndsWithTheOptimizer) {
   const LoadTable load = lopsided();
   const StepPlan plan = homes_plan(load, 0);
