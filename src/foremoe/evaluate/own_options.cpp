@@ -83,16 +83,16 @@ PolicyWithOptions finemoe_policy(std::unique_ptr<Policy> (*make)(const FineMoeOp
                                      o.num_samples, {1, 1 << 20}));
   }
   return {.options = std::move(options), .make = [chosen, make]() -> std::shared_ptr<const Policy> {
-            FineMoeOptions options = chosen->options;
-            if (chosen->exact) options.scheduler.solver = finemoe::Solver::kExact;
+            FineMoeOptions with = chosen->options;
+            if (chosen->exact) with.scheduler.solver = finemoe::Solver::kExact;
             if (chosen->alpha_ranks || chosen->alpha_nodes) {
               if (chosen->exact)
                 throw InputError({.field = "solver"}, "exact is of LP 1, which has no alpha_… weights");
-              options.scheduler.solver = finemoe::Solver::kCommunicationAware;
-              options.scheduler.weights = {.ranks = chosen->alpha_ranks.value_or(0),
-                                           .nodes = chosen->alpha_nodes.value_or(0)};
+              with.scheduler.solver = finemoe::Solver::kCommunicationAware;
+              with.scheduler.weights = {.ranks = chosen->alpha_ranks.value_or(0),
+                                        .nodes = chosen->alpha_nodes.value_or(0)};
             }
-            return make(options);
+            return make(with);
           }};
 }
 
@@ -132,9 +132,9 @@ PolicyWithOptions review_policy(bool base, bool adjust) {
         integer_option({.name = "rounds", .help = "Rounds of MDA, the first included"}, moves.rounds, {1, 1 << 20}));
   }
   return {.options = std::move(options), .make = [chosen]() -> std::shared_ptr<const Policy> {
-            ForeMoeReviewOptions options = chosen->options;
-            options.moves.try_smaller = chosen->try_smaller != 0;
-            return make_foremoe_review(options);
+            ForeMoeReviewOptions with = chosen->options;
+            with.moves.try_smaller = chosen->try_smaller != 0;
+            return make_foremoe_review(with);
           }};
 }
 

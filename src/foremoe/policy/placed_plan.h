@@ -91,8 +91,8 @@ struct FreePolicy {
 };
 
 // Skipped when residency is free and there are backward events (an expert away from its home has no backward pass), or
-// when homes and guest slots are not equally many on every rank. All of the planning counts as planning_cpu_seconds.
-// but for for what place() does once per step.
+// when homes and guest slots are not equally many on every rank. All of the planning counts as planning_cpu_seconds,
+// but what place() does once per step.
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool);
 
 // Shares. The plan is of residency `shared`: guests are fetched anew at every use.

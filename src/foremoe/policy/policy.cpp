@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <utility>
 
 #include "foremoe/policy/echo.h"
 #include "foremoe/policy/ema.h"
@@ -84,6 +85,7 @@ class Vanilla final : public Policy {
     options.residency = Residency::kStatic;
     options.stages = {.base = false, .relocation = false, .replication = false, .tokens = false};
     PlannedStep step = plan_step({.load = input.load, .home = input.home, .options = options}, pool);
+    step.times.planning_cpu_seconds += std::exchange(step.times.base_cpu_seconds, 0);  // no step waits for homes
     step.plan.policy = name();
     return step;
   }
