@@ -140,6 +140,11 @@ class LayerTurn:
             step.engine.bring_home(layer)
         if layer == 0:
             step.backward_ran(self.micro_step)
+        if step.shares_buffers and step.has_main_grads:
+            # Kept until its layer's next backward pass, it would take as much memory as sums of all layers.
+            for other, moe in enumerate(step.moes):
+                for (home, name), gradient in step.engine.take_home(other).items():
+                    _add(moe.own[name][home], gradient)
         arrived = step.engine.take_home(layer)
         return [
             _add(parameter, arrived.get((home, name)))
@@ -192,10 +197,6 @@ def _add(parameter: torch.nn.Parameter, gradient: Tensor | None) -> Tensor | Non
     return None
 
 
-def _zeros(like: dict[str, Tensor], names: set[str], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(of, dtype=dtype) for name, of in like.items() if name in names}
-
-
 class Step:
     """The execution of a plan."""
 
@@ -230,6 +231,7 @@ class Step:
             depth=depth,
         )  # fmt: skip
         self.shares_buffers = self.plan.residency == "shared"
+        self.has_main_grads = all(hasattr(p, "main_grad") for moe in self.moes for p in moe.parameters())
         gradients = gradient_type(self.moes)
         self.engine = Guests(
             self.moes,  # type: ignore[arg-type]  # what copies need of an ExpertLayer
@@ -242,16 +244,15 @@ class Step:
         )
         self.cursor = TurnCursor(self.engine)
         self._trained = [self.engine.trained(i) if self._backward else set() for i in range(len(self.moes))]
-        # Of guests' gradients: [layer], or one for all layers; by name [guest slots, …].
-        self._sums: list[dict[str, Tensor]] = []
+        self._sums: list[dict[str, Tensor]] = []  # of guests' gradients: [layer], or one for all; by name [slots, …]
         for layer in range(len(self.guests)):
             weights = self.engine.weights(layer, 0)
+            names = set().union(*self._trained) if self.shares_buffers else self._trained[layer]
+            if layer == 0 or not self.shares_buffers:
+                self._sums.append({name: torch.zeros_like(weights[name], dtype=gradients) for name in sorted(names)})
             if not self.shares_buffers:
-                self._sums.append(_zeros(weights, self._trained[layer], gradients))
                 self.engine.add_gradients(layer, self._sums[layer])
                 self.point_guests(layer, weights)
-            elif layer == 0:
-                self._sums.append(_zeros(weights, set().union(*self._trained), gradients))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-megatron")
         self._prepared: Future[_Prepared] | None = self._pool.submit(self._prepare, 0)
 
@@ -270,10 +271,8 @@ class Step:
             if turn is None or not turn.ran:
                 raise RuntimeError(f"{name}: its forward ran inside a backward pass, but not for the second time")
             if self.shares_buffers and turn.backward != self.cursor.last + 1:
-                raise RuntimeError(
-                    f"{name}: under residency shared a checkpoint may hold one MoE layer, not several "
-                    "(recompute_num_layers must be 1)"
-                )
+                what = "under residency shared a checkpoint may hold one MoE layer, not several: recompute_num_layers=1"
+                raise RuntimeError(f"{name}: {what}")
             turn = turn.again
         else:
             micro_step = self._next[layer]

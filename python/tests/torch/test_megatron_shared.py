@@ -47,8 +47,10 @@ EXPECTED: dict[str, dict[str, Any]] = {}  # of a case
 
 
 def compare(case: Case, options: dict[str, Any]) -> dict[str, Any]:
-    """With bytes: of weights and of sums of gradients in which guests are computed, in one step."""
+    """With bytes: of weights and of sums of gradients in which guests are computed, in one step. And waiting: at most
+    so many gradients have come home and are not added, when a layer's backward has ended."""
     held: dict[int, int] = {}
+    waiting = [0]
     with pytest.MonkeyPatch.context() as patch:
         run = experts.GuestExperts.__call__
 
@@ -61,12 +63,22 @@ def compare(case: Case, options: dict[str, Any]) -> dict[str, Any]:
         def forget(self: Any) -> None:
             held.clear()
 
+        end = steps.LayerTurn.backward_ends
+
+        def count(self: Any) -> Any:
+            result = end(self)
+            waiting.append(sum(map(len, self._step.engine._home)))
+            return result
+
+        patch.setattr(steps.LayerTurn, "backward_ends", count)
         patch.setattr(experts.GuestExperts, "__call__", watched)
         patch.setattr(foremoe.megatron.Replicas, "_expect_usable", forget)  # a step begins
         found, metrics = under_a_plan(case, options)
     if repr(case) not in EXPECTED:
         EXPECTED[repr(case)] = train(case)
-    return differences(found, EXPECTED[repr(case)]) | {"metrics": metrics, "bytes": sum(held.values())}
+    return differences(found, EXPECTED[repr(case)]) | {
+        "metrics": metrics, "bytes": sum(held.values()), "waiting": max(waiting)
+    }  # fmt: skip
 
 
 def mutate() -> dict[str, float]:
@@ -147,6 +159,7 @@ def test_guests_of_all_layers_have_the_memory_of_a_few_turns(found: list[dict[st
     of_one = 3 * HIDDEN * FFN * 8  # weights of an expert, and a sum of its gradients
     assert max(of["EP 4"]["bytes"] for of in found) == (2 + 1) * of_one
     assert max(of["EP 4, two guests, deep"]["bytes"] for of in found) == (3 + 1) * 2 * of_one
+    assert max(of["EP 2 × 2"]["waiting"] for of in found) == 0 < max(of["EP 4"]["waiting"] for of in found)
     assert max(of["resident"]["bytes"] for of in found) == 2 * LAYERS * of_one
 
 
