@@ -46,7 +46,8 @@ def filled_finding(result: Result) -> str:
         cell, column = cells[on, system], columns.index(name)
         if cell.skipped or math.isnan(cell.figures[column]):
             return "–"
-        return f"{cell.figures[column]:.{digits[0] if digits else experiment.columns[column].digits}f}"
+        decimals = int(digits[0]) if digits else experiment.columns[column].digits
+        return f"{round(cell.figures[column], decimals) + 0.0:.{decimals}f}"  # never −0
 
     return _REFERENCE.sub(figure, experiment.finding)
 
