@@ -1,6 +1,10 @@
-"""What Replicas.plan() returns."""
+"""What Replicas.plan() returns, and what a rank reads in it: which of its rows go to each slot."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 import foremoe
 
@@ -59,3 +63,19 @@ class NoPlan(Plan):
 
     def finish(self) -> foremoe.Plan:
         return self.begin()
+
+
+def slot_table(turn: foremoe.RankTurn, slot_expert: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, Any]:
+    """Which of this rank's rows go to each slot: its expert, and from which to before which of the expert's rows here.
+
+    slot_expert: int32 [ranks, slots]. Returns int32 [3, ranks · slots]; an empty slot gets no rows of expert 0.
+    """
+    table = np.zeros((3, *slot_expert.shape), np.int32)
+    table[0] = np.maximum(slot_expert, 0)
+    before = 0, 0  # expert, its rows that earlier blocks took
+    for expert, rank, rows in turn.blocks:
+        begin = before[1] if before[0] == expert else 0
+        slot = int((slot_expert[rank] == expert).argmax())
+        table[1:, rank, slot] = begin, begin + rows
+        before = expert, begin + rows
+    return table.reshape(3, -1)

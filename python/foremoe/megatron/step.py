@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +33,7 @@ from foremoe.torch.turn_cursor import TurnCursor
 
 from .experts import GuestExperts, MoE, gradient_type
 from .metrics import named_spread
-
-if TYPE_CHECKING:
-    from .plan import Plan
+from .plan import Plan, slot_table
 
 _OUT_OF_ORDER = (
     "ran out of order; a planned step runs the micro-batches of a stage in the order of Megatron-LM's schedule without "
@@ -46,7 +44,7 @@ _OUT_OF_ORDER = (
 class LayerTurn:
     """One layer of one micro-step."""
 
-    table: Tensor  # int32 [3, slots of all ranks], see _table(); on the device
+    table: Tensor  # int32 [3, slots of all ranks], see slot_table(); on the device
     planned: Tensor  # int32 [experts], rows of this rank; on the device
 
     def __init__(self, step: Step, turn: foremoe.RankTurn, backward: int) -> None:
@@ -331,7 +329,7 @@ class Step:
         return np.where(self.plan.slot_tokens[place] > 0, self.plan.slot_expert[place], -1)
 
     def _table_of(self, turn: foremoe.RankTurn) -> np.ndarray[Any, Any]:
-        return _table(turn, self.plan.slot_expert[turn.event, turn.layer])
+        return slot_table(turn, self.plan.slot_expert[turn.event, turn.layer])
 
     def _pinned(self, array: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -393,19 +391,3 @@ class _Prepared:
         self.of_tables = of_tables  # all turns, with those of recomputations that differ
         self.tables = tables  # int32 [of_tables, 3, slots of all ranks], on the host
         self.rows = rows  # int32 [layers, experts], of this rank; on the host
-
-
-def _table(turn: foremoe.RankTurn, slot_expert: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, Any]:
-    """Which of this rank's rows go to each slot: its expert, and from which to before which of the expert's rows here.
-
-    slot_expert: int32 [ranks, slots]. Returns int32 [3, ranks · slots]; an empty slot gets no rows of expert 0.
-    """
-    table = np.zeros((3, *slot_expert.shape), np.int32)
-    table[0] = np.maximum(slot_expert, 0)
-    before = 0, 0  # expert, its rows that earlier blocks took
-    for expert, rank, rows in turn.blocks:
-        begin = before[1] if before[0] == expert else 0
-        slot = int((slot_expert[rank] == expert).argmax())
-        table[1:, rank, slot] = begin, begin + rows
-        before = expert, begin + rows
-    return table.reshape(3, -1)

@@ -16,7 +16,6 @@ from megatron_training import (
     LAYERS,
     MICRO_STEPS,
     Case,
-    batch,
     begin_groups,
     count_waits,
     counts_of,
@@ -26,7 +25,6 @@ from megatron_training import (
     make_config,
     make_net,
     modelled_seconds,
-    replay,
     state,
     train,
 )
