@@ -161,7 +161,7 @@ def test_without_plotly_the_command_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
     assert main([*given, "--out", "page.html"]) == 2
-    said = "foremoe report: plotly is not installed: pip install 'foremoe[report]'\n"
+    said = "foremoe report: plotly is not installed: pip install 'plotly>=6'\n"
     assert capsys.readouterr().err == said
 
 

@@ -7,7 +7,7 @@
     report = write_report(load, "page.html", cluster="h100", policies="vanilla,eplb,foremoe")
     print(report.after.speedup)
 
-Needs plotly: pip install 'foremoe[report]'. `foremoe report` is the same as a command.
+Needs plotly: pip install '.[report]', or 'plotly>=6'. `foremoe report` is the same as a command.
 """
 
 from __future__ import annotations

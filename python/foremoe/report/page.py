@@ -163,7 +163,7 @@ def plotly_script() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ImportError("plotly is not installed: pip install 'foremoe[report]'") from error
+        raise ImportError("plotly is not installed: pip install 'plotly>=6'") from error
     script: str = get_plotlyjs()
     return script
 
