@@ -23,6 +23,10 @@ from .layers import ExpertLayer
 from .sharded import local, version_of
 from .waits import Waits
 
+# Of steps that failed on this rank. Others wait for what it sent until their own step ends, and torch stops what nobody
+# refers to.
+_under_way: list[Any] = []
+
 
 class Guests:
     """The guests of all layers on this rank, between the first turn and the last."""
@@ -268,6 +272,7 @@ class Guests:
         self._gradients.clear()
 
     def abandon(self) -> None:
-        """Stops what runs in the background, after a failure."""
+        """Stops what runs in the background, after a failure. What is on its way stays so until the process ends."""
+        _under_way.append((self._sent, self._returns, self._arriving, self._buffers))
         if self._host is not None:
             self._host.close(complete=False)

@@ -6,6 +6,7 @@ One spawn of four processes runs all checks.
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -16,6 +17,7 @@ from megatron_training import MICRO_STEPS, Case, batch, begin_groups, counts_of,
 
 import foremoe.megatron
 from foremoe.megatron.step import Step
+from foremoe.torch.guests import Guests
 
 
 def failures() -> dict[str, str]:
@@ -59,25 +61,44 @@ def failures() -> dict[str, str]:
 
 
 def left(ranks: tuple[int, ...], micro_steps: int) -> str:
-    """These ranks leave the step by an error of the trainer's own, after so many micro-batches; it is caught."""
+    """These ranks leave the step by an error of the trainer's own, after so many micro-batches; it is caught. The others
+    ask late for the gradients that they sent, and nothing of their step is left by then."""
+    own = Guests.bring_home
+
+    def bring_home_late(self: Any, layer: int) -> None:
+        time.sleep(0.5)
+        own(self, layer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() not in ranks:
+            patch.setattr(Guests, "bring_home", bring_home_late)
+        return left_by(ranks, micro_steps)
+
+
+def left_by(ranks: tuple[int, ...], micro_steps: int) -> str:
     begin_groups(2)
     net = make_net(make_config(Case(ep=2)))
     replicas = foremoe.megatron.attach(net, ranks_per_node=2)
     plan = replicas.plan(counts_of(0, dist.get_rank()))
+    y = None
     try:
         with replicas.step(plan):
             for m in range(MICRO_STEPS):
                 if dist.get_rank() in ranks and m == micro_steps:
                     raise ValueError("the loss is not finite")
                 replay(net, 0, m)
-                net(batch(0, m)).sum().backward()
+                y = net(batch(0, m))
+                y.sum().backward()
             if dist.get_rank() in ranks:
                 raise ValueError("the loss is not finite")
+        said = "nothing"
     except (ValueError, RuntimeError) as error:
         with pytest.raises(RuntimeError, match="attach anew"):
             replicas.plan(counts_of(0, dist.get_rank()))
-        return str(error)
-    return "nothing"
+        said = str(error)
+    del replicas, plan, net, y
+    gc.collect()
+    return said
 
 
 def fail_to_end() -> dict[str, Any]:
