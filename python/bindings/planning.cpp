@@ -15,6 +15,7 @@ std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<co
                                                             const nb::dict& own) {
   std::vector<PolicyWithOptions> with = policies_with_options(policies, {});
   for (const auto& [key, value] : own) {
+    if (!nb::isinstance<nb::str>(key)) throw InputError({.field = "policy_options"}, "has a key that is no string");
     nb::dict one;
     one[key] = value;
     for (Option& option : own_options_named(with, nb::cast<std::string>(key))) set_options({option}, one);

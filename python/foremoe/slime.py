@@ -109,6 +109,8 @@ class Hooks:
     def before_training(self, args: Any, rollout_id: int = 0, rollout_data: Any = None) -> None:
         """--rollout-data-postprocess-path: tells how many micro-batches each training step has."""
         self._close()
+        if not self._is_active:
+            return
         if rollout_data is None:
             _refuse("rollout_data_postprocess_path", "got args alone, as in miles; mode active needs slime")
         self._num_micro_steps = [int(n) for n in rollout_data["num_microbatches"]]

@@ -40,6 +40,8 @@ class Agreement:
         return word == _REFUSES, -least, most
 
     def _most(self, word: int, micro_steps: int) -> list[int]:
+        if self._is_over:
+            raise RuntimeError("a rank left a step by an error: attach anew with other groups")
         found = torch.tensor([word, micro_steps, -micro_steps])
         for group in self._groups:
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)

@@ -38,17 +38,22 @@ def attach(
         balancing would give, and changes nothing.
     policy, options: as foremoe.plan() takes them: prefer, tolerance, stages, max_copies_per_rank,
         max_copies_per_source, min_tokens_per_guest, seed.
-    depth: turns (a layer of a pass) ahead of which copies start.
+    depth: turns (a layer of a pass) ahead of which copies start; under shared one less, so that 1 hides none.
     ranks_per_node: of the expert-parallel group, that share a fast interconnect; None: 8, or all if fewer.
     threads: of each rank, for planning its share of the layers.
     cluster, model: on which modelled cluster, with which model, shadow mode says the seconds of a step, as
         foremoe.evaluate() takes them. model None: as the configuration says. cluster None: seconds are not modelled.
 
     Raises ImportError for another version of megatron-core, and InputError that names the argument, or the field of the
-    configuration that cannot be served and what it must be. Where one rank refuses, all ranks raise, and no process
-    group is made.
+    configuration that cannot be served and what it must be. Where one rank refuses, or ranks have other arguments than
+    each other (threads may differ), all ranks raise, and no process group is made. Raises RuntimeError, on all ranks,
+    where torch could not make the groups.
     """
-    with refused_together():
+    arguments = {
+        "guest_slots": guest_slots, "residency": residency, "mode": mode, "policy": policy, "depth": depth,
+        "ranks_per_node": ranks_per_node, "cluster": cluster, "model": model, **options,
+    }  # fmt: skip
+    with refused_together(arguments):
         expect_version()
         if mode == "static":
             if residency not in (None, "static"):

@@ -104,6 +104,11 @@ class _Planned:
     moe: MoE
     index: int  # of the layer
 
+    def forget(self) -> None:
+        """Lets the step go, and what an error inside a layer may have left of it."""
+        for name in ("step", "_turn", "_of_guests"):
+            self.__dict__.pop(name, None)
+
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> Any:
         turn = self._turn = self.step.turn_of(self.index)
         if torch.is_grad_enabled():

@@ -276,7 +276,7 @@ class Replicas:
             for layer, dispatcher in zip(self._layers, own, strict=True):
                 layer.token_dispatcher = dispatcher
             for dispatcher in self._dispatchers:
-                del dispatcher.step
+                dispatcher.forget()
             if self._guest_slots:
                 end_context([*own, *self._dispatchers])
 

@@ -36,7 +36,7 @@ class Waits:
     @property
     def seconds(self) -> float:
         """On CUDA it waits until the stream is through with them: call it when the step has ended."""
-        if self._of_stream:
-            self._of_stream[-1][1].synchronize()
+        for _, after in self._of_stream:  # on whichever streams
+            after.synchronize()
         of_stream: float = sum(before.elapsed_time(after) for before, after in self._of_stream)
         return self._of_host + of_stream / 1e3

@@ -124,9 +124,11 @@ def refusals() -> dict[str, str]:
     found["plan of another shape"] = refusal(lambda: replicas.step(few).__enter__())
     of_two = attach(_with(net), guest_slots=2).plan(good)
     found["plan of other guest slots"] = refusal(lambda: replicas.step(of_two).__enter__())
-    mixed = attach(_with(net), seed=dist.get_rank(), guest_slots=1 + dist.get_rank() // 3)
-    different = mixed.plan(good)
-    found["plans of ranks"] = refusal(lambda: mixed.step(different).__enter__())
+    different = [replicas.plan(good), replicas.plan(good.flip(0))][dist.get_rank() // 3]
+    found["plans of ranks"] = refusal(lambda: replicas.step(different).__enter__())
+    found["seeds of ranks"] = refusal(attach, _with(net), seed=dist.get_rank() // 2)
+    found["modes of ranks"] = refusal(attach, _with(net), mode=("shadow", "active")[dist.get_rank() // 3])
+    found["option of a rank"] = refusal(attach, _with(net), **({"tolerance": 0.1} if dist.get_rank() == 3 else {}))
     some = make_net(make_config(case))
     some.moe[1].experts.local_experts[0].requires_grad_(False)
     partly = attach(some)
@@ -141,9 +143,7 @@ def refusals() -> dict[str, str]:
     found["adapters of a rank"] = refusal(attach, adapted if dist.get_rank() == 3 else _with(net))
     found["groups left"] = str(len(distributed_c10d._world.pg_names) - before)
     found["a trainer's functions"] = refusal(attach, net_of_a_trainer(case))
-    deeper = attach(_with(net), depth=1 + dist.get_rank() % 2)
-    planned_deeper = deeper.plan(good)
-    found["depths of ranks"] = refusal(lambda: deeper.step(planned_deeper).__enter__())
+    found["depths of ranks"] = refusal(attach, _with(net), depth=1 + dist.get_rank() % 2)
     found["policy"] = refusal(attach, _with(net), policy="eplb")
     found["no such policy"] = refusal(attach, _with(net), policy="best")
     found["value of an option"] = refusal(attach, _with(net), tolerance=2.0)
@@ -282,7 +282,10 @@ def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[di
         ("some experts frozen", "model_chunks: model_chunks: some experts of moe.1 are frozen and others not"),
         ("adapters", "model_chunks: model_chunks: the experts of moe.0 have other parameters"),
         ("a trainer's functions", "nothing"),
-        ("depths of ranks", "plan: plan: ranks "),
+        ("depths of ranks", "depth: depth: 1 on rank 0, 2 on rank 1; expected the same on all ranks"),
+        ("seeds of ranks", "seed: seed: 0 on rank 0, 1 on rank 2; expected"),
+        ("modes of ranks", "mode: mode: 'shadow' on rank 0, 'active' on rank 3; expected"),
+        ("option of a rank", "tolerance: tolerance: not given on rank 0, 0.1 on rank 3; expected"),
         ("policy", "policy: policy: eplb made a plan of residency free"),
         ("no such policy", "policy: policy: 'best', expected one of"),
         ("value of an option", "tolerance: tolerance"),
