@@ -40,6 +40,7 @@ class WrongUsage(CommandTest):
             ("--stages", "BB"), ("--prefer", "both"), ("--tolerance", "-0.1"), ("--tolerance", "nan"),
             ("--max-copies-per-rank", "-1"), ("--max-copies-per-source", "many"), ("--min-tokens-per-guest", "-1"),
             ("--seed", "x"), ("--threads", "0"), ("--align", "0"), ("--policy", "magic"),
+            ("--policy", "all"),
         ):  # fmt: skip
             with self.subTest(option=option, value=value):
                 self.refuse("plan", step, "--out", "plan.safetensors", option, value, saying=[option])

@@ -73,7 +73,7 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 }
 
 int run(PlanningArguments arguments, const Given& given) {
-  const auto owned = policies_of(arguments.policies, arguments);
+  const auto owned = policies_of(policies_named(arguments.policies), arguments);
   const std::vector<const Policy*> policies = pointers_to(owned);
   PlanningSession session(arguments, /*simulates=*/false);
   note_unused(given, policies, session.input, arguments.evaluate.planner);

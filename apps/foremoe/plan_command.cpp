@@ -73,7 +73,7 @@ int run(PlanArguments arguments, const Given& given) {
   if (options.memory_budget_gigabytes > 0 && !options.choose_residency) {
     throw InputError({.field = "memory_budget"}, "serves --residency auto alone");
   }
-  const std::shared_ptr<const Policy> owned = policies_of({arguments.policy}, arguments).front();
+  const std::shared_ptr<const Policy> owned = policies_of({&policy_named(arguments.policy)}, arguments).front();
   const Policy& policy = *owned;
   expect_output(arguments.out, files_of(arguments));
   PlanningSession session(arguments, /*simulates=*/false);

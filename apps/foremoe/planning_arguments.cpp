@@ -26,9 +26,8 @@ std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) 
                  {align_option(a.evaluate.align), threads_option(a.threads)}});
 }
 
-std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<std::string>& names,
+std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<const Policy*>& named,
                                                        const PlanningArguments& a) {
-  const std::vector<const Policy*> named = policies_named(names);
   std::vector<std::shared_ptr<const Policy>> policies;
   try {
     for (const PolicyWithOptions& with : policies_with_options(named, a.policy_options)) {

@@ -27,8 +27,8 @@ struct PlanningArguments {
 // INPUT, batching, planning, and the cluster and model. Residency `auto` is there where a command simulates.
 std::vector<Option> planning_options(PlanningArguments& arguments, bool residency_auto);
 
-// The policies of these names with the options that the arguments set for them.
-std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<std::string>& names,
+// These policies with the options that the arguments set for them.
+std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<const Policy*>& named,
                                                        const PlanningArguments& arguments);
 std::vector<const Policy*> pointers_to(const std::vector<std::shared_ptr<const Policy>>& policies);
 

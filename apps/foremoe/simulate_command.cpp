@@ -124,7 +124,7 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 
 int run(SimulateArguments arguments, const Given& given) {
   expect_output(arguments.timeline, files_of(arguments), "timeline");
-  const auto owned = policies_of(arguments.policies, arguments);
+  const auto owned = policies_of(policies_named(arguments.policies), arguments);
   const std::vector<const Policy*> policies = pointers_to(owned);
   PlanningSession session(arguments, /*simulates=*/true);
   note_unused(given, policies, session.input, arguments.evaluate.planner);
