@@ -146,13 +146,13 @@ Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& k
 
 // A plan with other quotas, on the load that they serve.
 Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const Load& load, const nb::dict& keywords,
-                           int threads) {
+                           const nb::dict& own, int threads) {
   const StepPlan& step = finished(plan);
   const auto* const tokens = data_of<std::int64_t>(slot_tokens, "slot_tokens", "events, layers, ranks, slots", 4);
   Array<Tokens, 4> quotas({slot_tokens.shape(0), slot_tokens.shape(1), slot_tokens.shape(2), slot_tokens.shape(3)});
   for (std::size_t i = 0; i < quotas.flat().size(); ++i) quotas.flat()[i] = Tokens{tokens[i]};
   Evaluated e;
-  e.policy = policy_with_options(step.policy).make();
+  e.policy = with_own_options({&policy_named(step.policy)}, own).front();
   e.input = load.input;
   fill(e, keywords, threads, [&](const EvaluationContext& context) {
     Evaluation made =
@@ -164,8 +164,8 @@ Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const 
 }
 
 // A plan that is there, and recompute's or null.
-Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& keywords, const Plan* recompute_plan,
-                         const nb::object& homes, int threads) {
+Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& keywords, const nb::dict& own,
+                         const Plan* recompute_plan, const nb::object& homes, int threads) {
   const auto whole = [](const Plan& one, const char* argument) -> const StepPlan& {
     if (!one.layers.is_all()) throw InputError({.field = argument}, "is a part of a plan: join the parts before");
     return finished(one);
@@ -173,7 +173,7 @@ Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& key
   PlansOfStep plans{.policy_update = whole(plan, "plan")};
   if (recompute_plan != nullptr) plans.recompute = whole(*recompute_plan, "recompute_plan");
   Evaluated e;
-  e.policy = policy_with_options(plans.policy_update.policy).make();
+  e.policy = with_own_options({&policy_named(plans.policy_update.policy)}, own).front();
   e.input = input_of(load, {homes, nullptr, nullptr});
   fill(e, keywords, threads, [&](const EvaluationContext& context) {
     Evaluation made = evaluate_plan(*e.policy, std::move(plans), *e.input, e.options, context);
@@ -367,9 +367,10 @@ void bind_evaluation(nb::module_& m) {
       },
       "load"_a, "policy"_a, "options"_a, "own"_a = nb::dict(), "homes"_a.none() = nb::none(),
       "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
-  m.def("_evaluate_plan", &evaluated_plan, "plan"_a, "load"_a, "options"_a, "recompute_plan"_a.none(), "homes"_a.none(),
-        "threads"_a);
-  m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a, "threads"_a = 0);
+  m.def("_evaluate_plan", &evaluated_plan, "plan"_a, "load"_a, "options"_a, "own"_a, "recompute_plan"_a.none(),
+        "homes"_a.none(), "threads"_a);
+  m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a, "own"_a = nb::dict(),
+        "threads"_a = 0);
 
   const auto evaluates = [&m](const char* name, bool simulates) {
     m.def(

@@ -413,13 +413,20 @@ def _evaluate(
     threads: int = 0,
 ) -> Evaluation: ...
 def _evaluate_plan(
-    plan: Plan, load: Load, options: dict[str, Any], recompute_plan: Plan | None, homes: object | None, threads: int
+    plan: Plan,
+    load: Load,
+    options: dict[str, Any],
+    own: dict[str, Any],
+    recompute_plan: Plan | None,
+    homes: object | None,
+    threads: int,
 ) -> Evaluation: ...
 def _evaluate_quotas(
     plan: Plan,
     slot_tokens: Annotated[NDArray[Any], dict(writable=False)],
     load: Load,
     options: dict[str, Any],
+    own: dict[str, Any] = {},
     threads: int = 0,
 ) -> Evaluation: ...
 def _compare(

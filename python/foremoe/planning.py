@@ -579,12 +579,13 @@ def evaluate_plan(
     prefetch_depth: int = 2,
     path: Literal["auto", "host", "peer"] = "auto",
     align: int = 128,
+    policy_options: Mapping[str, float | str] | None = None,
     homes: Homes = None,
     threads: int = 0,
 ) -> Evaluation:
     """As evaluate(), of a plan that is there: nothing is planned.
 
-    plan: Of the policy update; all of it. Its policy says what is done online.
+    plan: Of the policy update; all of it. Its policy, with policy_options, says what is done online.
     load: What the plan serves.
     recompute_plan: Of recompute, with one micro-step in flight. None: the same as plan; with a cluster, plan must have
         one in flight then.
@@ -607,6 +608,8 @@ def evaluate_plan(
     path: Source of copies. host: the node's cache of experts in host memory. peer: the rank that owns the expert. auto:
         whichever path is less busy.
     align: Tokens: rho_padded rounds each replica up to a multiple of it.
+    policy_options: Options that one policy alone has, such as dyn of feplb, for those that have it; InputError lists
+        them.
     homes: Before planning: None for contiguous ones, int32 [layers, experts], or a plan's.
     threads: 0: as many as processors. The result does not depend on it.
 
@@ -615,6 +618,7 @@ def evaluate_plan(
     expect(Plan, plan=plan)
     expect(Load, load=load)
     expect(Plan | None, recompute_plan=recompute_plan)
+    expect(Mapping | None, policy_options=policy_options)
     expect(Integral, threads=threads)
     options = {
         "cluster": cluster,
@@ -631,7 +635,9 @@ def evaluate_plan(
         "path": path,
         "align": align,
     }
-    result: Evaluation = _core._evaluate_plan(plan, load, options, recompute_plan, homes, threads)
+    result: Evaluation = _core._evaluate_plan(
+        plan, load, options, dict(policy_options or {}), recompute_plan, homes, threads
+    )
     _remark(_core._unused_options(load, [plan.policy], options, _given(evaluate_plan, options)))
     return result
 

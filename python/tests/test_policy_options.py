@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import foremoe
+from foremoe import _core
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +82,21 @@ def test_options_of_one_policy_that_cannot_be_are_named(drifting, policies, opti
     with pytest.raises(foremoe.InputError, match=words) as error:
         foremoe.compare(drifting, policies=policies, guest_slots=4, policy_options=options)
     assert error.value.field == field
+
+
+def test_a_plan_is_charged_by_the_options_that_it_was_made_with():
+    load = foremoe.synthesize_load(experts=8, top_k=2, layers=2, micro_steps=4, tokens_per_rank=64)
+    on = {"cluster": "h100", "model": "Mixtral-8x7B"}
+    seconds = []
+    for options in ({}, {"solver": "exact"}):
+        made = foremoe.evaluate(load, "finemoe", guest_slots=1, policy_options=options, **on)
+        seconds.append(made.figures["step_seconds"])
+        assert (
+            foremoe.evaluate_plan(made.plan, load, policy_options=options, **on).figures["step_seconds"] == seconds[-1]
+        )
+        same = _core._evaluate_quotas(made.plan, made.plan.slot_tokens, load, on, options)
+        assert same.figures["step_seconds"] == seconds[-1]
+    assert seconds[1] < seconds[0], "an LP takes longer"
+    with pytest.raises(foremoe.InputError, match="policy finemoe has solver") as error:
+        foremoe.evaluate_plan(made.plan, load, policy_options={"dyn": 1})
+    assert error.value.field == "dyn"

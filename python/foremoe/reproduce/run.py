@@ -148,7 +148,7 @@ def _measure(
             return Cell(skipped=evaluation.skipped)
         if foreseen is not None:
             quotas = executed_quotas(evaluation.plan, foreseen, seed=on.load.get("seed", 1))
-            evaluation = _core._evaluate_quotas(evaluation.plan, quotas, part, options, threads)
+            evaluation = _core._evaluate_quotas(evaluation.plan, quotas, part, options, own, threads)
         if not evaluation.figures["ok"]:
             raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
         measured = (evaluation, part, on.steps)
