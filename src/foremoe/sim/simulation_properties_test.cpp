@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -131,9 +132,32 @@ void expect_that_bytes_arrive(const SimulationInput& input, SimulationOptions op
   EXPECT_EQ((network.rows + network.copies + network.gradients).value, between);
 }
 
+// Else no guests are kept.
+CostModel cost_with_kept_activations(const LoadTable& load) {
+  CostOptions options = round_options();
+  options.recompute_activations = false;
+  return {busy_cluster(), round_model(load.num_layers(), load.num_experts()), options};
+}
+
+// Nearly all tokens choose expert 0, of which all eight ranks then have a replica.
+Case hot_expert() {
+  Random random(13);
+  ThreadPool pool(1);
+  Case c{.load = random_load({.ranks = 8, .experts = 16}, random)};
+  for (int m = 0; m < c.load.num_micro_steps(); ++m) {
+    for (int l = 0; l < c.load.num_layers(); ++l) {
+      for (int r = 0; r < c.load.num_ranks(); ++r) c.load.load(m, l, r, 0) += Tokens{900};
+    }
+  }
+  const auto homes = contiguous_homes(c.load.num_layers(), c.load.num_experts(), c.load.num_ranks());
+  const PlannerOptions options{.guest_slots = 1, .residency = Residency::kShared};
+  c.plan = plan_step({.load = c.load, .home = homes, .options = options}, pool).plan;
+  return c;
+}
+
 TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
-  for_random_cases([](const Case& c) {
-    const CostModel cost(busy_cluster(), round_model(c.load.num_layers(), c.load.num_experts()), round_options());
+  const auto expect_of_all_ways = [](const Case& c) {
+    const CostModel cost = cost_with_kept_activations(c.load);
     const SimulationInput input{.load = c.load, .plan = c.plan, .cost = cost};
     for (const Phase phase : phases_of(c)) {
       constexpr OnlineWork kWays[] = {{},
@@ -147,7 +171,22 @@ TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
         expect_that_bytes_arrive(input, options);
       }
     }
-  });
+  };
+  for_random_cases(expect_of_all_ways);
+  const Case hot = hot_expert();
+  expect_of_all_ways(hot);
+
+  const auto copies = [&](OnlineWork online, bool from_home) {
+    online.copies_after_router = true;
+    const CostModel cost = cost_with_kept_activations(hot.load);
+    const auto all = make_phase_transfers({.load = hot.load, .plan = hot.plan, .cost = cost},
+                                          {.phase = Phase::kPolicyUpdate, .path = PathChoice::kPeer, .online = online});
+    return std::ranges::count_if(all.transfers, [&](const Transfer& t) {
+      return !t.gradient && (!from_home || t.way.from == hot.plan.home(0, t.expert));
+    });
+  };
+  EXPECT_LT(copies({.fanout = Fanout::kRelays}, true), copies({}, true)) << "no relay has anything to pass on";
+  EXPECT_LT(copies({.keeps_guests = true}, false), copies({}, false)) << "no guest is kept";
 }
 
 // Who plans between dispatch and combine cannot have either follow the plan.
