@@ -215,7 +215,7 @@ class Eplb : public Policy {
     const Place timed = [&](LayerId layer, ArrayView<const std::int64_t, 2> load) {
       const double begin = thread_cpu_seconds();
       Array<ExpertId, 3> slots = place_layer(layer, load);
-      if (slots.extent(0) == 1) once[layer.index()] = thread_cpu_seconds() - begin;
+      if (places_once()) once[layer.index()] = thread_cpu_seconds() - begin;
       return slots;
     };
     return plan_freely({.name = name_, .split = split_, .place = timed, .once_cpu_seconds = once}, input, pool);
@@ -223,6 +223,7 @@ class Eplb : public Policy {
 
  private:
   virtual Place place(const PolicyInput& input, const EplbShape& shape) const = 0;
+  virtual bool places_once() const { return false; }  // per step, by all of its micro-steps
 
   std::string_view name_;
   std::string_view summary_;
@@ -235,6 +236,8 @@ class EplbOfStep final : public Eplb {
   using Eplb::Eplb;
 
  private:
+  bool places_once() const override { return true; }
+
   // By sums over micro-steps, which EPLB takes for means: it does not ask for the unit.
   Place place(const PolicyInput& input, const EplbShape& shape) const override {
     return [former = former_load(input), shape](LayerId layer, ArrayView<const std::int64_t, 2> load) {

@@ -179,6 +179,9 @@ TEST(Eplb, TellsWhatItPlacesOncePerStepApart) {
   const PlannedStep step = std::get<PlannedStep>(result_of("eplb", {.load = load}));
   EXPECT_GT(step.times.base_cpu_seconds, 0);
   EXPECT_GT(step.times.planning_cpu_seconds, 0);
+  const LoadTable one = test::random_load({.micro_steps = 1}, 1);
+  EXPECT_EQ(std::get<PlannedStep>(result_of("eplb-oracle", {.load = one})).times.base_cpu_seconds, 0)
+      << "places in every micro-step";
 }
 
 // Reference figures of the load tables that come with the project: one guest slot, three digits.
