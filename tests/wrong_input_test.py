@@ -58,6 +58,8 @@ class WrongUsage(CommandTest):
             with self.subTest(given, policy=policy):
                 for command in ("plan", "compare"):
                     self.refuse(command, step, "--policy", policy, "--policy-option", given, saying=[why])
+        several = [f"--policy-option={given}" for given in ("solver=exact", "alpha_ranks=1", "foo=1")]
+        self.refuse("plan", step, "--policy", "finemoe", *several, saying=["--policy-option: foo: policy finemoe has"])
 
     def test_a_number_is_one_that_can_be_counted_and_what_it_may_be_is_said_briefly(self):
         on = ("--cluster", "h100", "--model", "qwen3-30b-a3b")

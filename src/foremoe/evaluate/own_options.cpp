@@ -138,10 +138,8 @@ PolicyWithOptions review_policy(bool base, bool adjust) {
           }};
 }
 
-}  // namespace
-
-PolicyWithOptions policy_with_options(const std::string& name) {
-  const Policy* const plain = &policy_named(name);
+PolicyWithOptions unnamed(const Policy& policy) {
+  const std::string_view name = policy.name();
   if (name == "feplb") return feplb_policy();
   if (name == "ultraep") return ultraep_policy();
   if (name == "finemoe") return finemoe_policy(make_finemoe, true);
@@ -151,9 +149,17 @@ PolicyWithOptions policy_with_options(const std::string& name) {
   if (name == "foremoe-review") return review_policy(true, true);
   if (name == "foremoe-review-bpo") return review_policy(true, false);
   if (name == "foremoe-review-mda") return review_policy(false, true);
-  return {.options = {}, .make = [plain]() -> std::shared_ptr<const Policy> {
+  return {.options = {}, .make = [plain = &policy]() -> std::shared_ptr<const Policy> {
             return {plain, [](const Policy*) {}};  // lives as long as the program
           }};
+}
+
+}  // namespace
+
+PolicyWithOptions policy_with_options(const std::string& name) {
+  PolicyWithOptions policy = unnamed(policy_named(name));
+  policy.name = name;
+  return policy;
 }
 
 std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policies, const std::string& name) {
@@ -166,8 +172,8 @@ std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policie
     }
   }
   if (!found.empty()) return found;
-  std::vector<std::string_view> who;
-  for (const PolicyWithOptions& policy : policies) who.push_back(policy.make()->name());
+  std::vector<std::string> who;
+  for (const PolicyWithOptions& policy : policies) who.push_back(policy.name);
   const std::string whose = fmt::format("{} {}", who.size() == 1 ? "policy" : "policies", fmt::join(who, ", "));
   const bool one = who.size() == 1;
   throw InputError({.field = name},

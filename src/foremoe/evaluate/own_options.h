@@ -19,6 +19,7 @@
 namespace foremoe {
 
 struct PolicyWithOptions {
+  std::string name = {};                                // of the policy
   std::vector<Option> options;                          // none for most policies
   std::function<std::shared_ptr<const Policy>()> make;  // as the options were set
 };
