@@ -61,8 +61,8 @@ def failures() -> dict[str, str]:
 
 
 def left(ranks: tuple[int, ...], micro_steps: int) -> str:
-    """These ranks leave the step by an error of the trainer's own, after so many micro-batches; it is caught. Others ask
-    late for the gradients that they sent, and nothing of their step is left by then."""
+    """These ranks leave the step by an error of the trainer's own, after so many micro-batches; it is caught. Others
+    ask late for the gradients that they sent, and nothing of their step is left by then."""
     own = Guests.bring_home
 
     def bring_home_late(self: Any, layer: int) -> None:
