@@ -68,10 +68,10 @@ class Evaluator {
       trials.push_back(trial_of(one));
       tried.push_back(std::move(one));
     }
-    Evaluation best = tried[choose_residency(trials, options_.memory_budget()).trial];
-    for (const Evaluation& one : tried) {  // all are planned before one is chosen
-      if (one.plan.residency != best.plan.residency) best.placement_seconds += one.placement_seconds;
-    }
+    double placement_seconds = 0;  // all are planned before one is chosen
+    for (const Evaluation& one : tried) placement_seconds += one.placement_seconds;
+    Evaluation best = std::move(tried[choose_residency(trials, options_.memory_budget()).trial]);
+    best.placement_seconds = placement_seconds;
     try_free_recompute(best);
     if (best.step) charge_placement(best.placement_seconds, options_.rollout_tail_seconds, *best.step);
     if (best.step && context_.timeline != nullptr) simulate(best);
@@ -192,7 +192,8 @@ class Evaluator {
   }
 
   // CPU time of what a policy does once per step from all its micro-steps, and of planning one of them, where it is a
-  // step's own routes that it plans by: a former step's are known long before.
+  // step's own routes that it plans by: a former step's are known long before. Who measures nothing of the kind is not
+  // charged; docs/simulation.md lists whom that spares.
   double seconds_before_first_micro_step(const PlannedStep& step) const {
     const bool by_former =
         input_.previous_load && std::ranges::find(policy_.uses(), "previous_load") != policy_.uses().end();

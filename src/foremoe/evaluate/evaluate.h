@@ -70,7 +70,7 @@ struct Evaluation {
   PlanTimes times;
   // Measured: CPU time from the beginning of planning until the first micro-step can begin ÷ threads, of all the
   // model's layers and of all plans that are made to choose one; 0 of a policy that does not plan a step by its own
-  // routes, ahead.
+  // routes, ahead, or does nothing once per step (docs/simulation.md lists those).
   double placement_seconds = 0;
   int threads = 1;
   PlanFigures figures;

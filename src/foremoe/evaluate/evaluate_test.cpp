@@ -78,14 +78,15 @@ class Slow final : public Policy {
   }
 };
 
-// Plans as vanilla does, and says that it worked 2 s for the whole step and 4 s for its micro-steps.
+// Plans as foremoe does, and says that it worked 2 s for the whole step and 4 s for its micro-steps.
 class Once final : public Policy {
  public:
   std::string_view name() const override { return "once"; }
   std::string_view summary() const override { return "plans ahead"; }
   std::span<const std::string_view> uses() const override { return kUses; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    PolicyResult result = find_policy("vanilla")->plan({.load = input.load, .home = input.home}, pool);
+    PolicyResult result =
+        find_policy("foremoe")->plan({.load = input.load, .home = input.home, .options = input.options}, pool);
     std::get<PlannedStep>(result).times = {.base_cpu_seconds = 2, .planning_cpu_seconds = 4};
     return result;
   }
@@ -145,8 +146,8 @@ TEST_F(Evaluations, MeasureWhatMustBePlannedBeforeTheFirstMicroStep) {
 
 TEST_F(Evaluations, MeasureAllThatIsPlannedBeforeTheFirstMicroStep) {
   const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
-  const auto placement = [&](const EvaluateOptions& options) {
-    const Evaluation e = evaluate(Slow(), input_, options, {.pool = pool_, .cost = &cost_});
+  const auto placement = [&](const Policy& policy, const EvaluateOptions& options) {
+    const Evaluation e = evaluate(policy, input_, options, {.pool = pool_, .cost = &cost_});
     if (!e.step) {
       ADD_FAILURE() << e.skipped << (e.check.ok() ? "" : e.check.violations.front().message);
       return 0.0;
@@ -155,9 +156,11 @@ TEST_F(Evaluations, MeasureAllThatIsPlannedBeforeTheFirstMicroStep) {
     EXPECT_EQ(e.step->placed_step_seconds, e.step->step_seconds + e.placement_seconds);
     return e.placement_seconds / layers;
   };
-  EXPECT_GE(placement({.planner = {.residency = Residency::kShared}}), 0.33) << "quotas say what is copied";
-  EXPECT_GE(placement({.planner = {.in_flight = 2}}), 2 * 0.03) << "recompute has a plan of its own";
-  EXPECT_GE(placement({.choose_residency = true}), 0.33 + 3 * 0.03) << "shared, static, resident and free";
+  EXPECT_GE(placement(Slow(), {.planner = {.residency = Residency::kShared}}), 0.33) << "quotas say what is copied";
+  const double one = 2 + 4.0 / input_.load.num_micro_steps();
+  EXPECT_DOUBLE_EQ(placement(Once(), {}), one);
+  EXPECT_DOUBLE_EQ(placement(Once(), {.planner = {.in_flight = 2}}), 2 * one) << "recompute has a plan of its own";
+  EXPECT_DOUBLE_EQ(placement(Once(), {.choose_residency = true}), 4 * one) << "shared, static, resident and free";
 }
 
 TEST_F(Evaluations, ChargeWhoeverPlansAStepByItsOwnRoutesAhead) {

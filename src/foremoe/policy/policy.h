@@ -44,11 +44,11 @@ enum class Fanout : std::uint8_t {
 struct OnlineWork {
   // Its copies begin when the router of their layer and micro-step has run, and come from peers.
   bool copies_after_router = false;
-  double planning_seconds = 0;           // per layer and micro-step, before dispatch; the file says who published it
+  double planning_seconds = 0;           // per layer and micro-step, between router and experts; source in the file
   double planning_seconds_per_slot = 0;  // besides, for every home and guest slot of the group; the file has its source
   // Part of the dispatch that needs no plan, in an exchange of its own while planning runs.
   double dispatched_unplanned = 0;
-  // Copies begin after dispatch. A rank computes its own experts meanwhile, then its guests.
+  // After dispatch a rank computes its own experts, then its guests. With copies_after_router copies begin beside them.
   bool own_experts_first = false;
   // With own_experts_first: planning begins after dispatch too, which goes to homes; they pass on the rows of guests.
   bool plans_after_dispatch = false;

@@ -113,12 +113,13 @@ class Replayer {
   // Counts what the exchange of unplanned rows does not hide, and the latency that a second exchange has of its own.
   void plan_online(const Turn& turn, const LayerProfile& layer) {
     const OnlineWork& online = problem_.options.online;
+    if (online.plans_after_dispatch) return;
     double seconds = std::max(0.0, online.planning_seconds - online.dispatched_unplanned * layer.exchange);
     if (online.dispatched_unplanned > 0 && online.dispatched_unplanned < 1) {
       seconds +=
           cost_.exchange({.sent_to_peers = 1, .sent_to_nodes = problem_.links.topology().num_nodes() > 1 ? 1 : 0});
     }
-    if (seconds <= 0 || online.plans_after_dispatch) return;
+    if (seconds <= 0) return;
     spans_.planning(turn, seconds, now_);
     result_.parts.planning += seconds;
     pass(seconds);

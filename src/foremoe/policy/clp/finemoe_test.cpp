@@ -139,6 +139,11 @@ TEST(FineMoe, PlansWithPipelining) {
   };
   EXPECT_LT(rho(0.5), rho(0.0));
   EXPECT_LE(rho(1.0), rho(0.5));
+  const auto online = [](double fraction) {
+    return make_finemoe({.scheduler = {.scheduled_fraction = fraction}})->online().planning_seconds_per_slot;
+  };
+  EXPECT_GT(online(0.5), 0);
+  EXPECT_EQ(online(0), 0) << "nothing is scheduled";
 }
 
 TEST(FineMoe, PredictsByTheFormerStepWhereItsLoadIsGivenAndGoesOnFromItsPlan) {
