@@ -127,7 +127,9 @@ def test_a_forecast_errs_by_the_tokens_that_go_elsewhere_than_the_step_before_to
 def test_several_draws_give_the_mean_of_each_figure_and_how_far_they_are_apart() -> None:
     text = changed(HOT_RANK, 'routing = "w2"', "seed = 5\nstep_spread = 1\ndraws = 3")
     text = changed(text, "at_most = 250", "at_most = 1000")
-    result = run(text)
+    told: list[str] = []
+    result = reproduce.run_experiment(reproduce.parse_experiment(text, "mine.toml"), progress=told.append)
+    assert [what.rsplit(", ", 1)[1] for what in told] == [f"seed {seed}" for seed in (5, 5, 6, 6, 7, 7)]
     single = [run(changed(text, "seed = 5", f"seed = {seed}").replace("draws = 3\n", "")) for seed in (5, 6, 7)]
     for system in (0, 1):
         cell = result.cells[0][system]

@@ -73,7 +73,7 @@ def run_experiment(
     """
 
     def cells(number: int, on: Input) -> tuple[Cell, ...]:
-        draws = [_cells_of(experiment, number, draw, threads, progress) for draw in _draws_of(on)]
+        draws = [tuple(_cells_of(experiment, number, draw, threads, progress)) for draw in _draws_of(on)]
         return tuple(map(_mean_cell, zip(*draws, strict=True)))
 
     return Result(experiment, tuple(cells(number, on) for number, on in enumerate(experiment.inputs)))
@@ -82,7 +82,7 @@ def run_experiment(
 def _draws_of(on: Input) -> Iterator[Input]:
     first = on.load.get("seed", 1)
     for seed in range(first, first + on.draws):
-        yield on if seed == first else replace(on, load={**on.load, "seed": seed})
+        yield on if on.draws == 1 else replace(on, load={**on.load, "seed": seed})
 
 
 def _mean_cell(draws: tuple[Cell, ...]) -> Cell:
@@ -107,7 +107,8 @@ def _cells_of(
         loads = _step_by_step(executed, on.steps) if on.plan_each_step else [executed]
     first: list[Measured] | None = None
     for i, system in enumerate(experiment.systems):
-        progress(f"{experiment.name}: {system.label} on {on.label}")
+        seed = f", seed {on.load['seed']}" if on.draws > 1 else ""
+        progress(f"{experiment.name}: {system.label} on {on.label}{seed}")
         with _naming(experiment.file, f"system[{i}]", f"'{system.label}' on '{on.label}'"):
             measured: list[Measured] = []
             for step in loads:
