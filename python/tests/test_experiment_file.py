@@ -131,6 +131,11 @@ def test_what_is_wrong_is_named_with_file_key_and_index(old: str, new: str, fiel
         ({'model = "Qwen3-30B-A3B"': "sequence_tokens = 0"}, "model", "is missing beside cluster"),
         ({'cluster = "h100"': "", "Qwen3-30B-A3B": "tinier"}, "cluster", "is missing: column 'step_ms' needs"),
         ({"ranks = 8": "sequence_tokens = 0", "layers = 2": "layers = 49"}, "sequence_tokens", "0 is not in 1"),
+        (
+            {'"step_ms"': '"gap_ideal_ms"', "ranks = 8": "ranks = 8\nwrong_percent = 1"},
+            "wrong_percent",
+            "'gap_ideal_ms'",
+        ),
         ({"layers = 2": "layers = 49"}, "layers", "49, but Qwen3-30B-A3B has 48 MoE layers"),
         ({"ranks = 8": "ranks = 8\nexperts = 16"}, "experts", "16, but Qwen3-30B-A3B has 128"),
         ({"ranks = 8": "ranks = 8\ntop_k = 2"}, "top_k", "2, but Qwen3-30B-A3B has 8"),

@@ -1,6 +1,6 @@
 """Figures of systems that run otherwise than one plan says: `ep_groups`, `in_place`, `padded`, on other routes.
 
-OF_GROUPS in columns.py lists the columns for which they are meant.
+OF_GROUPS in columns.py lists the columns for which the first three are meant; on other routes only gap_… cannot be.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     systems = _by_label(root.multiplied_out("system", _OF_SYSTEM, used_by_system), read_system)
     modelled = modelled or next((f"system '{s.label}'" for s in systems.values() if _plans_by_time(s.options)), "")
     used_by_input = partial(_used_by_input, columns=columns, modelled=modelled)
-    read_input = partial(_read_input, shapes=shapes, modelled=modelled)
+    read_input = partial(_read_input, shapes=shapes, columns=columns, modelled=modelled)
     inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input), read_input)
     if any(s.foresight for s in systems.values()) and not any(i.has_other_routes for i in inputs.values()):
         root.fail("system", "foresight has no effect where no input has wrong_percent or missing_percent")
@@ -210,7 +210,7 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tup
     return used | drawn | {"model", "former_step", "draws"}, f"routing {routing}"
 
 
-def _read_input(table: Table, shapes: Mapping[str, dict[str, Any]], modelled: str) -> Input:
+def _read_input(table: Table, shapes: Mapping[str, dict[str, Any]], columns: Collection[str], modelled: str) -> Input:
     label, file, cluster, name = table.required("label"), *map(table.text, ("file", "cluster", "model"))
     cost: dict[str, Any] = {"cluster": cluster} if cluster else {}
     if modelled and not cluster:
@@ -231,6 +231,9 @@ def _read_input(table: Table, shapes: Mapping[str, dict[str, Any]], modelled: st
         table.fail("draws", f"{draws}, expected 1 … 1000")
     planned = table.options({"guest_slots"})
     table.checked(_core._check_evaluation, planned)
+    gap = next((name for name in columns if name.startswith("gap_")), "")
+    if gap and (key := next(iter(_OTHER_ROUTES & table.rest.keys()), "")):
+        table.fail(key, f"column '{gap}' is of a plan on the routes by which it was made")
     wrong, missing = (_read_percent(table, key) for key in ("wrong_percent", "missing_percent"))
     load = table.options(_BATCHED if file else _DRAWN)
     if model and not file:

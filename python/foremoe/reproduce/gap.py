@@ -12,7 +12,7 @@ from .._core import Load, Plan
 
 @dataclass(frozen=True)
 class Gap:
-    """Seconds. All of them are those of the step with placement.
+    """Seconds. Their sum is the step with placement.
 
     ideal: every rank computes, sends and receives what the mean rank of the first system does, and nothing is copied.
     whole_tokens: the mean is no whole number of tokens, so that one rank has more. slots: tokens that the plan leaves
