@@ -28,6 +28,11 @@ def ratio(of: float, to: float) -> float:
     return of / to if to else of * math.inf
 
 
+def fixed(figure: float, decimals: int) -> str:
+    """As tables show it: never −0, and – for NaN."""
+    return "–" if math.isnan(figure) else f"{round(figure, decimals) + 0.0:.{decimals}f}"
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """What one system does on one input. What takes long to compute is computed when a column asks for it.

@@ -6,11 +6,10 @@ the table shows it; `{EP 8 | FEPLB | straggler_less | 0}` has no decimals.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 
-from .columns import Column
+from .columns import Column, fixed
 from .run import Result
 from .toml_table import Table
 
@@ -44,10 +43,10 @@ def filled_finding(result: Result) -> str:
     def figure(match: re.Match[str]) -> str:
         on, system, name, *digits = _parts(match)
         cell, column = cells[on, system], columns.index(name)
-        if cell.skipped or math.isnan(cell.figures[column]):
+        if cell.skipped:
             return "–"
         decimals = int(digits[0]) if digits else experiment.columns[column].digits
-        return f"{round(cell.figures[column], decimals) + 0.0:.{decimals}f}"  # never −0
+        return fixed(cell.figures[column], decimals)
 
     return _REFERENCE.sub(figure, experiment.finding)
 

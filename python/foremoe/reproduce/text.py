@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .columns import ORIGINS, Column
+from .columns import ORIGINS, Column, fixed
 from .experiment import Aim, Experiment, Published
 from .finding import filled_finding
 from .run import Cell, JudgedAim, Result
@@ -111,7 +111,7 @@ def _finite(figure: float) -> float | None:
 
 
 def _shown(column: Column, figure: float) -> str:
-    return _NONE if math.isnan(figure) else f"{round(figure, column.digits) + 0.0:.{column.digits}f}"  # never −0
+    return fixed(figure, column.digits)
 
 
 def _shown_figures(e: Experiment, cell: Cell) -> list[str]:
