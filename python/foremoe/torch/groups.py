@@ -7,7 +7,10 @@ they have made before.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +63,7 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
 
     Raises RuntimeError, on all ranks and before any group is made, where ranks would wait for each other forever.
     """
+    _end_after_gloo()
     own: list[tuple[tuple[int, ...], str, int]] = []  # ranks, backend, which of those that are alike
     for group, backend in wanted:
         ranks = tuple(dist.get_process_group_ranks(group))
@@ -74,6 +78,17 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
     for of in own:  # the first operation of a group must be one that all of its ranks take part in
         dist.all_reduce(torch.zeros(1, device="cpu" if of[1] == "gloo" else device), group=made[of])
     return [made[of] for of in own]
+
+
+@functools.cache
+def _end_after_gloo() -> None:
+    """From now on, this process ends only when gloo's threads have let go of the tensors that they sent.
+
+    For that they take the interpreter's lock. Where the interpreter has begun to end, this aborts a process that has
+    done all of its work (pytorch/pytorch#179291), unless its groups are gone by then. But a model that is spread, or
+    inside of DistributedDataParallel, refers to its groups.
+    """
+    atexit.register(time.sleep, 0.2)  # without the lock: threads wait for nothing else, and need microseconds
 
 
 def stand_by() -> None:

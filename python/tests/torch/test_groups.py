@@ -5,8 +5,11 @@ One spawn of four processes runs all checks, in two groups whose ranks are neith
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import re
+import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -206,6 +209,30 @@ def test_all_ranks_refuse_what_one_refuses_and_make_no_group(found: list[dict[st
     assert [of["one refuses"] for of in found] == [own if r == 1 else f"rank 1 refused: {own}" for r in range(RANKS)]
     for of in found:
         assert of["one makes none"].startswith("ranks [2] do not make the gloo group of ranks [0, 2]")
+
+
+kept: list[Any] = []
+
+
+def end_at_once(rank: int) -> dict[str, Any]:
+    """Like a script whose last word is an exchange, and whose model still refers to its group."""
+    kept.append(dist.group.WORLD)
+    make_groups([])
+
+    def last_word() -> None:
+        sys.setswitchinterval(30)  # so gloo's thread, which wants to let go of the tensors, is not let in below
+        kept[0].barrier().wait()
+        kept[0].alltoall_base(torch.empty(RANKS, 1), torch.ones(RANKS, 1), [], [])
+        since = time.monotonic()
+        while time.monotonic() < since + 1:
+            pass
+
+    atexit.register(last_word)
+    return {}
+
+
+def test_a_rank_whose_last_word_is_an_exchange_ends_well() -> None:
+    assert on_all_ranks(end_at_once) == [{}] * RANKS
 
 
 @pytest.mark.parametrize(
