@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
 #include <exception>
 #include <stdexcept>
 #include <utility>
 
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluate_plan.h"
+#include "foremoe/evaluate/measured_plan.h"
 #include "foremoe/rollout/load_statistics.h"
 #include "foremoe/sim/simulation.h"
 
@@ -37,10 +37,10 @@ class Evaluator {
     Evaluation e{.policy = std::string(policy_.name())};
     if (!plan(options_.planner, e)) return e;
     if (e.plan.in_flight > 1 && context_.cost != nullptr) {
-      std::optional<Placed> recompute = plan_recompute(options_.planner.residency, e.skipped);
+      std::optional<MeasuredPlan> recompute = plan_recompute(options_.planner.residency, e.skipped);
       if (!recompute) return e;
       e.recompute_plan = std::move(recompute->step.plan);
-      e.placement_seconds += recompute->seconds;
+      e.placement_seconds += recompute->placement_seconds;
     }
     check(e);
     if (e.check.ok()) simulate(e);
@@ -140,73 +140,31 @@ class Evaluator {
     return context;
   }
 
-  // A plan, and the CPU time ÷ threads that it takes, for all layers of the model, until its phase can begin.
-  struct Placed {
-    PlannedStep step;
-    double seconds = 0;
-  };
-
   bool plan(const PlannerOptions& planner, Evaluation& e) {
     progress("planning with");
-    std::optional<Placed> placed = place(planner, e.skipped);
-    if (!placed) return false;
-    e.plan = std::move(placed->step.plan);
-    e.times = placed->step.times;
-    e.placement_seconds = placed->seconds;
+    std::optional<MeasuredPlan> measured = plan_measured(policy_, input_, planner, context_, e.skipped);
+    if (!measured) return false;
+    e.plan = std::move(measured->step.plan);
+    e.times = measured->step.times;
+    e.placement_seconds = measured->placement_seconds;
     e.threads = static_cast<int>(context_.pool.num_threads());
     measure(e);
     return true;
   }
 
-  std::optional<Placed> plan_recompute(Residency residency, std::string& why_not) const {
+  std::optional<MeasuredPlan> plan_recompute(Residency residency, std::string& why_not) const {
     PlannerOptions planner = options_.planner;
     planner.in_flight = 1;
     planner.residency = residency;
-    return place(planner, why_not);
-  }
-
-  std::optional<Placed> place(const PlannerOptions& planner, std::string& why_not) const {
-    double seconds = 0;
-    PolicyInput policy_input = input_.for_policy(planner);
-    const std::clock_t begin = std::clock();
-    bool streams = false;
-    policy_input.on_micro_step = [&](const StepPlan& plan, MicroStepId m) {
-      streams = true;
-      // Under `shared` what is copied depends on quotas: all must be known before the first turn.
-      if (m > MicroStepId{0} && plan.residency != Residency::kShared) return;
-      seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-    };
-    PolicyResult result = input_.plan(policy_, policy_input, context_.pool);
-    if (auto* const skipped = std::get_if<Skipped>(&result)) {
-      why_not = std::move(skipped->reason);
-      return std::nullopt;
-    }
-    Placed placed{.step = std::move(std::get<PlannedStep>(result))};
-    if (!streams) seconds = seconds_before_first_micro_step(placed.step);
-    const StepPlan& plan = placed.step.plan;
-    placed.seconds = seconds / static_cast<double>(context_.pool.num_threads());
-    if (context_.cost != nullptr && plan.num_layers() > 0) {  // a layer of the input stands for as many of the model
-      placed.seconds *= static_cast<double>(context_.cost->model().moe_layers) / plan.num_layers();
-    }
-    return placed;
-  }
-
-  // CPU time of what a policy does once per step from all its micro-steps, and of planning one of them, where it is a
-  // step's own routes that it plans by: a former step's are known long before. Who measures nothing of the kind is not
-  // charged; docs/simulation.md lists whom that spares.
-  double seconds_before_first_micro_step(const PlannedStep& step) const {
-    const bool by_former =
-        input_.previous_load && std::ranges::find(policy_.uses(), "previous_load") != policy_.uses().end();
-    if (step.times.base_cpu_seconds <= 0 || by_former) return 0;
-    return step.times.base_cpu_seconds + step.times.planning_cpu_seconds / std::max(1, step.plan.num_micro_steps());
+    return plan_measured(policy_, input_, planner, context_, why_not);
   }
 
   // Recompute needs no homes that stay, so it may also place freely.
   void try_free_recompute(Evaluation& best) const {
     std::string why_not;
-    std::optional<Placed> free = plan_recompute(Residency::kFree, why_not);
+    std::optional<MeasuredPlan> free = plan_recompute(Residency::kFree, why_not);
     if (!free) return;
-    best.placement_seconds += free->seconds;
+    best.placement_seconds += free->placement_seconds;
     Evaluation other = best;
     other.recompute_plan = std::move(free->step.plan);
     check(other);

@@ -69,8 +69,7 @@ struct Evaluation {
   std::optional<StepPlan> recompute_plan;  // where the policy update has more than one micro-step in flight
   PlanTimes times;
   // Measured: CPU time from the beginning of planning until the first micro-step can begin ÷ threads, of all the
-  // model's layers and of all plans that are made to choose one; 0 of a policy that does not plan a step by its own
-  // routes, ahead, or does nothing once per step (docs/simulation.md lists those).
+  // model's layers and of all plans that are made to choose one; 0 of a policy that does not plan ahead.
   double placement_seconds = 0;
   int threads = 1;
   PlanFigures figures;
@@ -84,8 +83,9 @@ struct Evaluation {
 
   bool planned() const { return skipped.empty(); }
   const StepPlan& plan_of(Phase phase) const;
-  double us_per_layer_micro_step() const;  // CPU time of planning but stage B, µs
-  double fraction_of_ideal() const;        // of a simulated step
+  // CPU time of planning one layer of one micro-step, without what is done once per step, µs.
+  double us_per_layer_micro_step() const;
+  double fraction_of_ideal() const;  // of a simulated step
 };
 
 // Throws InputError for options that cannot be, and for a cost model that does not fit.

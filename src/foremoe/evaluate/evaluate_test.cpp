@@ -5,35 +5,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <ctime>
 #include <semaphore>
 
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/own_options.h"
 #include "foremoe/evaluate/running_plan.h"
-#include "foremoe/rollout/synthesis/synthesis.h"
 #include "foremoe/sim/simulation.h"
+#include "foremoe/testing/evaluated_step.h"
 
 namespace foremoe {
 namespace {
 
 using testing::HasSubstr;
-
-StepInput small_step(int layers = 2) {
-  return make_step_input(synthesize_load({.num_layers = layers,
-                                          .num_experts = 128,
-                                          .top_k = 8,
-                                          .num_micro_steps = 4,
-                                          .num_ranks = 8,
-                                          .tokens_per_rank = 512},
-                                         GrpoRouting{}));
-}
-
-CostModel cost_of(const LoadTable& load) {
-  Cluster cluster = find_cluster("h100");
-  cluster.ranks_per_node = load.ranks_per_node;
-  return {cluster, *find_model_shape("Qwen3-30B-A3B"), {}};
-}
 
 // Plans as vanilla does, then breaks what is asked for.
 class Broken final : public Policy {
@@ -53,54 +36,7 @@ class Broken final : public Policy {
   bool skips_;
 };
 
-// Plans as foremoe does, and works until it hands out the first micro-step, and then again.
-class Slow final : public Policy {
- public:
-  std::string_view name() const override { return "slow"; }
-  std::string_view summary() const override { return "sleeps"; }
-  std::span<const std::string_view> uses() const override { return {}; }
-  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    PolicyResult result =
-        find_policy("foremoe")->plan({.load = input.load, .home = input.home, .options = input.options}, pool);
-    const StepPlan& plan = std::get<PlannedStep>(result).plan;
-    work(0.03);
-    input.on_micro_step(plan, MicroStepId{0});
-    work(0.3);
-    input.on_micro_step(plan, MicroStepId{1});
-    return result;
-  }
-
- private:
-  static void work(double cpu_seconds) {
-    const std::clock_t end = std::clock() + static_cast<std::clock_t>(cpu_seconds * CLOCKS_PER_SEC);
-    while (std::clock() < end) {
-    }
-  }
-};
-
-// Plans as foremoe does, and says that it worked 2 s for the whole step and 4 s for its micro-steps.
-class Once final : public Policy {
- public:
-  std::string_view name() const override { return "once"; }
-  std::string_view summary() const override { return "plans ahead"; }
-  std::span<const std::string_view> uses() const override { return kUses; }
-  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    PolicyResult result =
-        find_policy("foremoe")->plan({.load = input.load, .home = input.home, .options = input.options}, pool);
-    std::get<PlannedStep>(result).times = {.base_cpu_seconds = 2, .planning_cpu_seconds = 4};
-    return result;
-  }
-
- private:
-  static constexpr std::string_view kUses[] = {"previous_load"};
-};
-
-class Evaluations : public testing::Test {
- protected:
-  ThreadPool pool_{1};
-  StepInput input_ = small_step();
-  CostModel cost_ = cost_of(input_.load);
-};
+using Evaluations = test::EvaluatedStep;
 
 TEST_F(Evaluations, AreWhatPlannerCheckFiguresAndSimulatorSayOneByOne) {
   const Policy& policy = policy_named("foremoe");
@@ -124,62 +60,6 @@ TEST_F(Evaluations, AreWhatPlannerCheckFiguresAndSimulatorSayOneByOne) {
   ASSERT_TRUE(e.step);
   EXPECT_EQ(e.step->step_seconds, step.step_seconds);
   EXPECT_EQ(e.step->memory_bytes_per_rank, step.memory_bytes_per_rank);
-}
-
-TEST_F(Evaluations, MeasureWhatMustBePlannedBeforeTheFirstMicroStep) {
-  const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
-  const auto placement = [&](double tail) {
-    const Evaluation e = evaluate(Slow(), input_, {.rollout_tail_seconds = tail}, {.pool = pool_, .cost = &cost_});
-    EXPECT_GE(e.placement_seconds, 0.03 * layers);
-    EXPECT_LT(e.placement_seconds, 0.3 * layers) << "what follows the first micro-step is hidden";
-    EXPECT_EQ(e.step->placed_step_seconds, e.step->step_seconds + e.step->exposed_placement_seconds);
-    return std::pair(e.placement_seconds, e.step->exposed_placement_seconds);
-  };
-  const auto [all, exposed] = placement(0);
-  EXPECT_EQ(exposed, all);
-  EXPECT_EQ(placement(1e6).second, 0);
-  const Evaluation foremoe = evaluate(policy_named("foremoe"), input_, {}, {.pool = pool_, .cost = &cost_});
-  EXPECT_GT(foremoe.placement_seconds, 0);
-  EXPECT_EQ(evaluate(policy_named("feplb"), input_, {}, {.pool = pool_, .cost = &cost_}).placement_seconds, 0)
-      << "works online";
-}
-
-TEST_F(Evaluations, MeasureAllThatIsPlannedBeforeTheFirstMicroStep) {
-  const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
-  const auto placement = [&](const Policy& policy, const EvaluateOptions& options) {
-    const Evaluation e = evaluate(policy, input_, options, {.pool = pool_, .cost = &cost_});
-    if (!e.step) {
-      ADD_FAILURE() << e.skipped << (e.check.ok() ? "" : e.check.violations.front().message);
-      return 0.0;
-    }
-    EXPECT_EQ(e.step->exposed_placement_seconds, e.placement_seconds);
-    EXPECT_EQ(e.step->placed_step_seconds, e.step->step_seconds + e.placement_seconds);
-    return e.placement_seconds / layers;
-  };
-  EXPECT_GE(placement(Slow(), {.planner = {.residency = Residency::kShared}}), 0.33) << "quotas say what is copied";
-  const double one = 2 + 4.0 / input_.load.num_micro_steps();
-  EXPECT_DOUBLE_EQ(placement(Once(), {}), one);
-  EXPECT_DOUBLE_EQ(placement(Once(), {.planner = {.in_flight = 2}}), 2 * one) << "recompute has a plan of its own";
-  EXPECT_DOUBLE_EQ(placement(Once(), {.choose_residency = true}), 4 * one) << "shared, static, resident and free";
-}
-
-TEST_F(Evaluations, ChargeWhoeverPlansAStepByItsOwnRoutesAhead) {
-  const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
-  const auto placement = [&](const Policy& policy) {
-    const PlannerOptions planner{.guest_slots = 2};
-    return evaluate(policy, input_, {.planner = planner}, {.pool = pool_, .cost = &cost_}).placement_seconds;
-  };
-  EXPECT_EQ(placement(Once()), (2 + 4.0 / input_.load.num_micro_steps()) * layers);
-  input_.load.ranks_per_node = 4;
-  cost_ = cost_of(input_.load);
-  for (const char* name : {"relibra", "foremoe-review", "foremoe-review-bpo", "eplb", "ema"}) {
-    EXPECT_GT(placement(policy_named(name)), 0) << name;
-  }
-  for (const char* name : {"ultraep", "flexmoe", "smartmoe", "foremoe-review-mda", "eplb-oracle"}) {
-    EXPECT_EQ(placement(policy_named(name)), 0) << name;
-  }
-  input_.previous_load = input_.load;
-  EXPECT_EQ(placement(Once()), 0) << "was planned before the step";
 }
 
 TEST_F(Evaluations, HideNoMoreCopiesThanTheBusierEndOfALinkCarries) {

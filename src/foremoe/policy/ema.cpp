@@ -27,6 +27,7 @@ class Ema final : public Policy {
     return "experts relocated greedily once per step, by a moving average of the steps before";
   }
   std::span<const std::string_view> uses() const override { return kUses; }
+  bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable& load = input.load;

@@ -10,7 +10,6 @@
 #include <queue>
 #include <vector>
 
-#include "foremoe/core/timeline.h"
 #include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
@@ -210,20 +209,11 @@ class Eplb : public Policy {
     if (is_even && input.options.guest_slots >= 0) {  // else plan_freely has the word for it
       if (auto reason = obstacle(shape, options_.mode, input.load.topology())) return Skipped{*std::move(reason)};
     }
-    std::vector<double> once(input.load.load.extent(1));
-    const Place place_layer = place(input, shape);
-    const Place timed = [&](LayerId layer, ArrayView<const std::int64_t, 2> load) {
-      const double begin = thread_cpu_seconds();
-      Array<ExpertId, 3> slots = place_layer(layer, load);
-      if (places_once()) once[layer.index()] = thread_cpu_seconds() - begin;
-      return slots;
-    };
-    return plan_freely({.name = name_, .split = split_, .place = timed, .once_cpu_seconds = once}, input, pool);
+    return plan_freely({.name = name_, .split = split_, .place = place(input, shape)}, input, pool);
   }
 
  private:
   virtual Place place(const PolicyInput& input, const EplbShape& shape) const = 0;
-  virtual bool places_once() const { return false; }  // per step, by all of its micro-steps
 
   std::string_view name_;
   std::string_view summary_;
@@ -234,10 +224,9 @@ class Eplb : public Policy {
 class EplbOfStep final : public Eplb {
  public:
   using Eplb::Eplb;
+  bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 
  private:
-  bool places_once() const override { return true; }
-
   // By sums over micro-steps, which EPLB takes for means: it does not ask for the unit.
   Place place(const PolicyInput& input, const EplbShape& shape) const override {
     return [former = former_load(input), shape](LayerId layer, ArrayView<const std::int64_t, 2> load) {
@@ -250,6 +239,7 @@ class EplbOracle final : public Eplb {
  public:
   using Eplb::Eplb;
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
 
  private:
   Place place(const PolicyInput&, const EplbShape& shape) const override {

@@ -49,6 +49,9 @@ class FineMoe final : public Policy {
                                                            "previous_load"};
     return std::span(kUses).first(placing_ == Placing::kSymmetric ? 2 : placing_ == Placing::kRandom ? 3 : 5);
   }
+  bool plans_ahead(const PolicyInput& input) const override {
+    return placing_ == Placing::kAdaptive && input.previous_load == nullptr;
+  }
   std::string note_on_previous(const PolicyInput& input) const override {
     return placing_ == Placing::kAdaptive ? note_on_former_plan(input, name_) : Policy::note_on_previous(input);
   }

@@ -44,6 +44,7 @@ class FlexMoe final : public Policy {
     return "FlexMoE: a few replicas move to the hottest experts in every micro-step, by the one before; equal split";
   }
   std::span<const std::string_view> uses() const override { return kUses; }
+  bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
   std::string note_on_previous(const PolicyInput& input) const override { return note_on_former_plan(input, name()); }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

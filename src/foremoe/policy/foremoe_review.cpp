@@ -38,6 +38,7 @@ class ForeMoeReview final : public Policy {
                          : "ForeMoE by its review, from homes, experts moved in every micro-step";
   }
   std::span<const std::string_view> uses() const override { return std::span(kUses).first(options_.base ? 3 : 2); }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
   std::string note_on_previous(const PolicyInput& input) const override {
     return options_.base ? note_on_former_plan(input, name()) : Policy::note_on_previous(input);
   }

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <optional>
 
+#include "foremoe/core/timeline.h"
+
 namespace foremoe {
 
 namespace {
@@ -35,8 +37,11 @@ class FreeLayer {
         parts_({input.load.load.extent(2), input.load.load.extent(3)}),
         own_split_(policy.own_split ? policy.own_split(layer) : SplitTokens{}) {}
 
-  void plan_into(StepPlan& plan) {
+  // Returns the CPU time of what is done once per step.
+  double plan_into(StepPlan& plan) {
+    const double begin = thread_cpu_seconds();
     const Array<ExpertId, 3> placements = policy_.place(layer_, load_);
+    const double placing = placements.extent(0) < load_.extent(0) ? thread_cpu_seconds() - begin : 0;
     assert(placements.extent(0) == 1 || placements.extent(0) == load_.extent(0));
     assert(policy_.residency == Residency::kFree || placements.extent(0) == 1);
     std::vector<int> forward(load_.extent(0));  // [micro_step], event; as in the order, which has it before a backward
@@ -58,6 +63,7 @@ class FreeLayer {
       assign(m, graph);
       write_tokens(t, graph, plan);
     }
+    return policy_.once_cpu_seconds.empty() ? placing : policy_.once_cpu_seconds[layer_.index()];
   }
 
  private:
@@ -142,12 +148,12 @@ class FreeLayer {
 PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, ThreadPool& pool) {
   if (auto reason = skipped(policy, input)) return *std::move(reason);
   check_policy_input(input);
-  PlannedStep step = plan_layers(empty_plan(policy.name, policy.residency, input), pool,
-                                 [&](LayerId l, StepPlan& plan) { FreeLayer(policy, input, l).plan_into(plan); });
-  for (const double seconds : policy.once_cpu_seconds) {
-    step.times.base_cpu_seconds += seconds;
-    step.times.planning_cpu_seconds -= seconds;
-  }
+  std::vector<double> once(input.load.load.extent(1));  // [layer]
+  PlannedStep step =
+      plan_layers(empty_plan(policy.name, policy.residency, input), pool,
+                  [&](LayerId l, StepPlan& plan) { once[l.index()] = FreeLayer(policy, input, l).plan_into(plan); });
+  step.times.base_cpu_seconds = std::accumulate(once.begin(), once.end(), 0.0);
+  step.times.planning_cpu_seconds -= step.times.base_cpu_seconds;
   return step;
 }
 

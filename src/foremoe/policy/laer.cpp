@@ -214,6 +214,9 @@ class Laer final : public Policy {
   std::span<const std::string_view> uses() const override {
     return std::span(kUsesSlotsAndHistory).first(options_.history > 0 ? 3 : 2);
   }
+  bool plans_ahead(const PolicyInput& input) const override {
+    return options_.history == 0 || input.previous_load == nullptr;
+  }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* former = former_load(input);

@@ -86,7 +86,8 @@ struct FreePolicy {
   std::function<SplitTokens(LayerId layer)> own_split = {};
   // kFree, or kResident: then there is one placement for the whole step, with every expert at its home.
   Residency residency = Residency::kFree;
-  // [layer], where place() says what of its CPU time is spent once per step, for it looks at all of its micro-steps.
+  // [layer], set by place(): what of its CPU time is spent once per step. Empty: all of it where one placement serves
+  // several micro-steps, else none.
   std::span<const double> once_cpu_seconds = {};
 };
 

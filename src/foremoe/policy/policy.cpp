@@ -38,6 +38,7 @@ class ForeMoe final : public Policy {
   std::span<const std::string_view> uses() const override {
     return std::span(kUses).first(residency_ ? kUses.size() - 2 : kUses.size());
   }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
   std::string note_on_previous(const PolicyInput& input) const override {
     return input.previous == nullptr ? "" : foremoe::note_on_previous(*input.previous, options_of(input));
   }
@@ -85,7 +86,6 @@ class Vanilla final : public Policy {
     options.residency = Residency::kStatic;
     options.stages = {.base = false, .relocation = false, .replication = false, .tokens = false};
     PlannedStep step = plan_step({.load = input.load, .home = input.home, .options = options}, pool);
-    step.times.planning_cpu_seconds += std::exchange(step.times.base_cpu_seconds, 0);  // no step waits for homes
     step.plan.policy = name();
     return step;
   }

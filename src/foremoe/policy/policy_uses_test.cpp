@@ -1,4 +1,5 @@
-// Policy::uses() held to behaviour: a plan depends on the fields that it lists and on no other.
+// Policy::uses() held to behaviour: a plan depends on the fields that it lists and on no other. plans_ahead() too: a
+// plan that depends on the step's own routes before they are computed is made ahead.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -89,6 +90,20 @@ class UsedFields : public testing::Test {
     return false;
   }
 
+  // Whether what the ranks hold in the first micro-step depends on the loads of micro-steps first, …, end − 1.
+  bool first_micro_step_depends_on(int first, int end, std::string_view policy, const PlanRun& run) const {
+    LoadTable other = run.load;
+    for (int m = first; m < end; ++m) {
+      for (int r = 0; r < other.num_ranks(); ++r) std::ranges::reverse(other.load.row(m, 0, r));
+    }
+    const auto held = [&](const LoadTable& load) {
+      const StepPlan plan = plan_of(policy, {.load = load, .options = run.options, .previous_load = run.previous_load});
+      const auto slots = plan.slot_expert.view()[0].flat();
+      return std::pair(plan.home, std::vector(slots.begin(), slots.end()));
+    };
+    return held(run.load) != held(other);
+  }
+
   // A former plan is taken only where it is no worse than none, for `static` once in a hundred steps.
   static int num_former_steps(std::string_view policy) {
     return std::ranges::count(find_policy(policy)->uses(), "previous") > 0 ? 100 : 1;
@@ -121,6 +136,28 @@ TEST_F(UsedFields, AreThoseOnWhichPlansDepend) {
     for (const std::string_view field : uses) EXPECT_EQ(std::ranges::count(kFields, field), 1) << field;
     for (const std::string_view field : kFields) {
       EXPECT_EQ(matters(policy, field), std::ranges::count(uses, field) > 0) << policy << " and " << field;
+    }
+  }
+}
+
+TEST_F(UsedFields, AreTheStepsOwnRoutesAheadOfThemWhereAPolicySaysSo) {
+  const Array<RankId, 2> home = contiguous_homes(1, 16, 8);
+  for (const Policy* const policy : all_policies()) {
+    const OnlineWork online = policy->online();
+    const bool follows_router =
+        online.copies_after_router || online.planning_seconds > 0 || online.planning_seconds_per_slot > 0;
+    for (const LoadTable* const former : {static_cast<const LoadTable*>(nullptr), &former_}) {
+      bool needs_later = false;
+      bool needs_own = false;
+      for (const int guest_slots : {1, 4}) {
+        const PlanRun run{.load = load_, .options = {.guest_slots = guest_slots}, .previous_load = former};
+        if (std::holds_alternative<Skipped>(result_of(policy->name(), run))) continue;
+        needs_own |= first_micro_step_depends_on(0, 1, policy->name(), run);
+        needs_later |= first_micro_step_depends_on(1, load_.num_micro_steps(), policy->name(), run);
+      }
+      const bool expected = needs_later || (needs_own && !follows_router);
+      EXPECT_EQ(policy->plans_ahead({.load = load_, .home = home, .options = {}, .previous_load = former}), expected)
+          << policy->name() << (former != nullptr ? " with a former step" : "");
     }
   }
 }

@@ -60,6 +60,7 @@ class Relibra final : public Policy {
     return "ReLibra: homes annealed across nodes once per step, greedy replicas inside them in every micro-step";
   }
   std::span<const std::string_view> uses() const override { return kUses; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     FetchedPolicy policy{.name = name(), .of_layer = [](LayerId) {

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <numeric>
 
+#include "foremoe/core/timeline.h"
 #include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
@@ -47,24 +48,31 @@ class SmartMoe final : public Policy {
     return "SmartMoE: experts permuted now and then by recent loads, without replicas";
   }
   std::span<const std::string_view> uses() const override { return kUsesSlotsAndHistory; }
+  bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* const former = former_load(input);
+    const int num_ranks = input.load.num_ranks();
+    std::vector<double> once(input.load.load.extent(1));  // [layer]
     const auto place = [&](LayerId layer, ArrayView<const std::int64_t, 2> load) {
+      const double begin = thread_cpu_seconds();
       RankOf home;
       for (const RankId r : input.home.row(layer)) home.push_back(r.value);
       const Array<std::int64_t, 2> history = former ? layer_load(*former, layer) : Array<std::int64_t, 2>();
-      return slots_of(choose(load, former ? history.view() : load, home, input.load.num_ranks()), input);
+      const ArrayView<const std::int64_t, 2> long_term = former ? history.view() : load;
+      const std::vector<RankOf> candidates = make_pool(long_term, home, num_ranks, options_.pool_parts);
+      RankOf first = best_of(candidates, sum_over_micro_steps(long_term), num_ranks);
+      once[layer.index()] = thread_cpu_seconds() - begin;
+      return slots_of(choose(load, candidates, std::move(first), num_ranks), input);
     };
-    return plan_freely({.name = name(), .place = place}, input, pool);
+    return plan_freely({.name = name(), .place = place, .once_cpu_seconds = once}, input, pool);
   }
 
  private:
   // [micro_step]
-  std::vector<RankOf> choose(ArrayView<const std::int64_t, 2> load, ArrayView<const std::int64_t, 2> long_term,
-                             const RankOf& home, int num_ranks) const {
-    const std::vector<RankOf> pool = make_pool(long_term, home, num_ranks, options_.pool_parts);
-    std::vector<RankOf> chosen = {best_of(pool, sum_over_micro_steps(long_term), num_ranks)};
+  std::vector<RankOf> choose(ArrayView<const std::int64_t, 2> load, const std::vector<RankOf>& pool, RankOf first,
+                             int num_ranks) const {
+    std::vector<RankOf> chosen = {std::move(first)};
     const auto period = static_cast<std::size_t>(options_.period);
     for (std::size_t m = 1; m < load.extent(0); ++m) {
       RankOf current = chosen.back();
