@@ -26,7 +26,7 @@ constexpr std::string_view kMeaning =
 long as it could. mean, p99 and max are over all (layer, micro-step) pairs with load. A copy moves one expert's weights
 into one guest slot. An event is a pass (forward or backward) of a micro-step; with one in flight it is both together.
 "foremoe verify" proves a plan right. In --json, tokens are token–expert assignments, plan_seconds is wall time, and
-plan_us_per_layer_micro_step is CPU time in µs without stage B.
+plan_us_per_layer_micro_step is CPU time in µs, without what is done once per step.
 )";
 
 struct PlanArguments : PlanningArguments {
@@ -62,8 +62,9 @@ void print(const Evaluation& e, const LoadTable& load, const std::string& out) {
                                 f.node_link_rows->max));
     }
   }
-  facts.add("planning", fmt::format("{:.3f} s on {}; {:.1f} µs of CPU per layer and micro-step", e.times.wall_seconds,
-                                    counted(e.threads, "thread"), e.us_per_layer_micro_step()));
+  facts.add("planning", fmt::format("{:.3f} s on {}; {:.1f} µs of CPU per layer and micro-step, {:.3f} s once per step",
+                                    e.times.wall_seconds, counted(e.threads, "thread"), e.us_per_layer_micro_step(),
+                                    e.times.base_cpu_seconds));
   if (!out.empty()) facts.add("written", out);
   fmt::print("{}", facts.to_string());
 }

@@ -218,8 +218,9 @@ nb::any figures(const Plan& plan, const Load& load, const RoutingTrace* trace, i
 void bind_plan(nb::module_& m) {
   nb::class_<PlanTimes>(m, "PlanTimes", "How long planning took, seconds.")
       .def_ro("wall_seconds", &PlanTimes::wall_seconds)
-      .def_ro("base_cpu_seconds", &PlanTimes::base_cpu_seconds, "Stage B, summed over threads.")
-      .def_ro("planning_cpu_seconds", &PlanTimes::planning_cpu_seconds, "All but stage B, summed over threads.")
+      .def_ro("base_cpu_seconds", &PlanTimes::base_cpu_seconds,
+              "What is done once per step (ours: stage B), summed over threads.")
+      .def_ro("planning_cpu_seconds", &PlanTimes::planning_cpu_seconds, "Everything else, summed over threads.")
       .def("__repr__", [](const PlanTimes& t) { return fmt::format("<foremoe.PlanTimes: {:.4f} s>", t.wall_seconds); });
 
   nb::class_<Plan>(m, "Plan", "What every slot holds and how many tokens it serves, at every event of every layer.")

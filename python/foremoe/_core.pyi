@@ -226,11 +226,11 @@ class PlanTimes:
     def wall_seconds(self) -> float: ...
     @property
     def base_cpu_seconds(self) -> float:
-        """Stage B, summed over threads."""
+        """What is done once per step (ours: stage B), summed over threads."""
 
     @property
     def planning_cpu_seconds(self) -> float:
-        """All but stage B, summed over threads."""
+        """Everything else, summed over threads."""
 
     def __repr__(self) -> str: ...
 

@@ -213,7 +213,7 @@ def test_stragglers_in_time_follow_those_in_tokens_and_exchanges_the_busiest_ran
 
 
 def test_planning_is_told_of_all_the_models_layers_and_a_copy_by_the_hosts_link() -> None:
-    columns = '"plan_us", "plan_micro_step_ms", "plan_step_ms", "fetch_ms"'
+    columns = '"all_plan_us", "plan_micro_step_ms", "plan_step_ms", "fetch_ms"'
     _, ours = run(changed(MODELLED, '"step_ms", "speedup", "ideal_speedup", "of_free"', columns)).cells[0]
     microseconds, micro_step, step, fetch = ours.figures
     assert step == pytest.approx(4 * 48 * microseconds / 1000) and step > 4 * micro_step > 0
@@ -321,4 +321,4 @@ def test_planning_time_of_every_system_has_what_it_does_once_per_step() -> None:
     times = SimpleNamespace(base_cpu_seconds=2e-3, planning_cpu_seconds=1e-3)
     evaluation = SimpleNamespace(plan=SimpleNamespace(times=times), figures={"layers": 3, "micro_steps": 5})
     measured = Measured(cast(Any, evaluation), cast(Any, None), 1)
-    assert COLUMNS["plan_us"].of(measured, None) == pytest.approx(200)
+    assert COLUMNS["all_plan_us"].of(measured, None) == pytest.approx(200)

@@ -47,7 +47,7 @@ def foremoe_reproduce(*arguments: str, folder: pathlib.Path) -> subprocess.Compl
 
 
 def test_the_command_prints_tables_sections_and_json(tmp_path: pathlib.Path) -> None:
-    text = changed(HOT_RANK, '"copies"]', '"copies", "plan_us"]')
+    text = changed(HOT_RANK, '"copies"]', '"copies", "all_plan_us"]')
     (tmp_path / "mine.toml").write_text(changed(text, "at_most = 250", "at_most = 300"))
 
     def succeed(*arguments: str) -> str:
@@ -57,7 +57,7 @@ def test_the_command_prints_tables_sections_and_json(tmp_path: pathlib.Path) -> 
 
     result = json.loads(succeed("mine.toml", "--json"))
     assert list(result) == ["name", "title", "source", "secondary", "columns", "rows", "published", "aims"]
-    assert result["columns"]["plan_us"] == "measured here"
+    assert result["columns"]["all_plan_us"] == "measured here"
     assert (result["rows"][0]["system"], result["rows"][0]["rho_mean"]) == ("none", 2.5)
     assert [aim["met"] for aim in result["aims"]] == [True, True, True]
     assert "mine: A hot rank\nnowhere\n\n  input  system  ρ mean  published" in succeed("mine.toml", "--threads", "1")

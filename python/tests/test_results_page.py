@@ -13,13 +13,13 @@ from experiments import HOT_RANK, ROOT, changed, run
 import foremoe
 from foremoe import reproduce
 
-MEASURED = {"planning, µs"}
+MEASURED = {"all planning, µs"}
 LONG = """\
 ## one: Title
 
 About it.
 
-| input | system | ρ mean | published | planning, µs |
+| input | system | ρ mean | published | all planning, µs |
 |---|---|---|---|---|
 | EP 2 | before | 1.5000 | 1.4 | 12 |
 | EP 2 | ours | 1.0000 | – | 34 |
@@ -28,7 +28,7 @@ About it.
 - Aim: ρ mean of ours ≤ 1: met, it is 1.0000
 """
 WIDE = """\
-| ρ mean / planning, µs | before | ours |
+| ρ mean / all planning, µs | before | ours |
 |---|---|---|
 | EP 2 | 1.5000 / 12 | 1.0000 [1.1] / 34 |
 | EP 4 | 1.6000 / 13 | skipped |
@@ -112,10 +112,10 @@ def test_a_finding_that_names_no_exact_or_modelled_cell_is_refused() -> None:
         ("{w3 | none | rho_mean}", "'{w3 | none | rho_mean}': no input 'w3'"),
         ("{w2 | nobody | rho_mean}", "no system 'nobody'"),
         ("{w2 | none | rho_p99}", "no column 'rho_p99'"),
-        ("{w2 | none | plan_us}", "plan_us is measured"),
+        ("{w2 | none | all_plan_us}", "all_plan_us is measured"),
         ("{w2 | none | rho_mean", "a brace without its pair"),
     ):
         text = changed(HOT_RANK, 'finding = "Finding."', f'finding = "{told}"')
         with pytest.raises(foremoe.InputError) as caught:
-            reproduce.parse_experiment(changed(text, '"copies"]', '"copies", "plan_us"]'), "mine.toml")
+            reproduce.parse_experiment(changed(text, '"copies"]', '"copies", "all_plan_us"]'), "mine.toml")
         assert problem in str(caught.value) and caught.value.field == "finding", told

@@ -52,7 +52,7 @@ class PolicyResult:
     rho: npt.NDArray[np.float64]  # of every (layer, micro-step) with load
     copies_per_layer_event: float
     home_moves: int
-    plan_us: float | None  # CPU time per layer and micro-step, measured; None where the page leaves it out
+    plan_us: float | None  # as the JSON key has it, measured; None where the page leaves it out
     recompute: PhaseTime
     policy_update: PhaseTime
     step_seconds: float

@@ -61,7 +61,8 @@ def policies_section(report: Report) -> Section:
         "and largest micro-batch: in tokens."
     )
     if "planning" not in left_out:
-        note += " Planning: CPU time of one layer of one micro-step, measured: another run changes it."
+        note += " Planning: CPU time of one layer of one micro-step, without what is done once per step; measured, so "
+        note += "another run changes it."
     if not all(p.can_train for p in report.planned):
         note += f" free*: {CANNOT_TRAIN}"
     return Section("policies", "Policies side by side", table_html(table) + paragraph(note, "note"), wide=True)

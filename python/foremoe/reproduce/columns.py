@@ -250,7 +250,8 @@ _EXACT = [
          lambda m: 100 * m.forecast_error),
 ]
 _MEASURED = [
-    _own("plan_us", "planning, µs", 0, "CPU time of all planning of the step ÷ (layers × micro-steps)",
+    _own("all_plan_us", "all planning, µs", 0,
+         "CPU time of all planning, also what is done once per step, ÷ (layers × micro-steps)",
          lambda m: 1e6 * m.planning_cpu_seconds / max(1, m.figures["layers"] * m.figures["micro_steps"])),
     _own("plan_seconds", "planning, s", 3, "of the whole step, wall clock", lambda m: m.figures["plan_seconds"]),
 ]

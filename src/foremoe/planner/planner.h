@@ -23,8 +23,8 @@ namespace foremoe {
 
 struct PlanTimes {
   double wall_seconds = 0;
-  double base_cpu_seconds = 0;      // stage B, summed over threads
-  double planning_cpu_seconds = 0;  // everything but stage B, summed over threads
+  double base_cpu_seconds = 0;      // what is done once per step: stage B. Summed over threads
+  double planning_cpu_seconds = 0;  // everything else, summed over threads
 };
 
 struct PlanRequest {
