@@ -14,7 +14,8 @@ from experiments import HOT_RANK, MODELLED, PROSE, TRACE, changed, run
 
 import foremoe
 from foremoe import reproduce
-from foremoe.reproduce.columns import COLUMNS, Measured
+from foremoe.reproduce.columns import COLUMNS
+from foremoe.reproduce.measured import Measured
 from foremoe.reproduce.text import aligned
 
 

@@ -1,6 +1,7 @@
 """Figures of systems that run otherwise than one plan says: `ep_groups`, `in_place`, `padded`, on other routes.
 
-OF_GROUPS in columns.py lists the columns for which the first three are meant; on other routes only gap_… cannot be.
+OF_GROUPS in columns.py lists the columns for which the first three are meant. Other routes have all columns but those
+that need a plan on its own routes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._core import Evaluation
-from .columns import Measured
+from .measured import Measured
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,15 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
-
-from .. import _core
-from .._core import Evaluation, Load
-from .gap import Gap, gap_of
-from .migration import migration_seconds
+from .gap import Gap
+from .measured import Measured
 
 Origin = Literal["exact", "modelled", "measured here"]
 ORIGINS: tuple[Origin, ...] = ("exact", "modelled", "measured here")
@@ -31,125 +26,6 @@ def ratio(of: float, to: float) -> float:
 def fixed(figure: float, decimals: int) -> str:
     """As tables show it: never −0, and – for NaN."""
     return "–" if math.isnan(figure) else f"{round(figure, decimals) + 0.0:.{decimals}f}"
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """What one system does on one input. What takes long to compute is computed when a column asks for it.
-
-    steps: how many steps of equal length the load's micro-steps are.
-    """
-
-    evaluation: Evaluation
-    load: Load
-    steps: int
-
-    @cached_property
-    def figures(self) -> dict[str, Any]:
-        return self.evaluation.figures
-
-    @cached_property
-    def pairs(self) -> dict[str, Any]:
-        """Over the (layer, micro-step) pairs with load."""
-        return _core._pair_figures(self.evaluation.plan, self.load, False)
-
-    @cached_property
-    def sent(self) -> dict[str, Any]:
-        """The same, also what is sent: of which source's tokens go to which replica."""
-        return _core._pair_figures(self.evaluation.plan, self.load, True)
-
-    @cached_property
-    def stability(self) -> dict[str, Any]:
-        return _core._load_stability(self.load, self.steps)
-
-    @cached_property
-    def forecast_error(self) -> float:
-        """Share of tokens, mean over micro-steps and layers from the second step on; NaN of one step."""
-        counts = self.load.array.sum(2).astype(float)  # [micro_steps, layers, experts]
-        steps = counts.reshape(self.steps, -1, *counts.shape[1:])
-        before = steps[:-1].sum(1, keepdims=True)
-        total, total_before = (of.sum(-1, keepdims=True) for of in (steps[1:], before))
-        known = (total > 0) & (total_before > 0)
-        if not known.any():
-            return math.nan
-        error = np.abs(steps[1:] / np.maximum(total, 1) - before / np.maximum(total_before, 1)).sum(-1) / 2
-        return float(error[known[..., 0]].mean())
-
-    @property
-    def planning_cpu_seconds(self) -> float:
-        """Measured: of every micro-step and of what is done once per step, summed over threads."""
-        times = self.evaluation.plan.times
-        return times.base_cpu_seconds + times.planning_cpu_seconds
-
-    @property
-    def recompute(self) -> Any:
-        return self.figures["stages"][0]
-
-    @property
-    def update(self) -> Any:
-        return self.figures["stages"][1]
-
-    @property
-    def cost(self) -> dict[str, Any]:
-        """Of the modelled cluster and model."""
-        assert self.evaluation.cost is not None
-        return self.evaluation.cost
-
-    def turn_ms(self, seconds: float) -> float:
-        """Milliseconds of one layer and micro-step. A simulated phase has all layers of the model."""
-        pairs: float = max(1.0, float(self.figures["layers"]) * self.figures["micro_steps"])
-        layers_per_layer = float(self.cost["moe_layers"]) / self.load.num_layers
-        return 1e3 * seconds / (pairs * layers_per_layer)
-
-    def part_ms(self, part: str) -> float:
-        return self.turn_ms(float(self.recompute["parts"][part]))
-
-    @property
-    def forward_ms(self) -> float:
-        return self.turn_ms(_turns(self.recompute))
-
-    @property
-    def seconds(self) -> Any:
-        return self.figures["step_seconds"]
-
-    @property
-    def placement(self) -> Any:
-        """Measured seconds of placement, and the modelled step with what of them is not hidden."""
-        return self.figures["placement"]
-
-    def migration_seconds(self, first: Measured) -> float:
-        """Between steps: from the last placement of the first system to the first one of this system."""
-        return migration_seconds(first.evaluation.plan, self.evaluation.plan, self.cost)
-
-    @property
-    def overhead(self) -> float:
-        """Seconds that copying and planning add to the step."""
-        return _overhead(self.recompute["parts"]) + _overhead(self.update["parts"])
-
-    def gap(self, first: Measured) -> Gap:
-        return gap_of(self.figures, first.figures, self.evaluation.plan, self.load)
-
-    @property
-    def plan_micro_step_ms(self) -> float:
-        return float(1e-3 * self.figures["plan_us_per_layer_micro_step"] * self.cost["moe_layers"])
-
-    @property
-    def exchange_seconds(self) -> float:
-        return float(sum(stage["parts"][part] for stage in self.figures["stages"] for part in ("dispatch", "combine")))
-
-    @property
-    def gemm_straggler_ms(self) -> float:
-        seconds: float = self.recompute["parts"]["experts"] - self.recompute["mean_expert_seconds"]
-        return self.turn_ms(seconds)
-
-
-def _turns(phase: dict[str, Any]) -> float:
-    seconds: float = phase["seconds"] - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
-    return seconds
-
-
-def _overhead(parts: dict[str, float]) -> float:
-    return parts["arena_refresh"] + parts["planning"] + parts["exposed_copies"] + parts["exposed_gradients"]
 
 
 def _busiest_link(phase: dict[str, Any]) -> int:
@@ -183,6 +59,7 @@ class Column:
     of: Callable[[Measured, Measured | None], float]
     origin: Origin = "exact"
     needs_model: bool = False  # and a cluster
+    needs_own_routes: bool = False  # a plan on the routes by which it was made
 
     def over_steps(self, figures: Sequence[float]) -> float:
         """Of an input whose steps are planned one by one: their mean, or their largest where that is what it tells."""
@@ -199,6 +76,12 @@ def _versus_first(
 ) -> Column:
     """A figure that compares with the first system."""
     return Column(name, title, digits, meaning, True, lambda m, first: float(value(m, first)) if first else math.nan)
+
+
+def _of_gap(name: str, title: str, meaning: str, part: Callable[[Gap], float]) -> Column:
+    """Milliseconds of what lies between this system's step and the first one's ideal."""
+    column = _versus_first(name, title, 1, meaning, lambda m, first: 1e3 * part(m.gap(first)))
+    return replace(column, needs_own_routes=True)
 
 
 # fmt: off
@@ -266,8 +149,8 @@ _MEASURED_OF_MODEL = [
          lambda m: m.placement["exposed_seconds"]),
     _versus_first("placed_speedup", "speedup, placed", 3, "with what of placement the rollout's tail does not hide",
          lambda m, first: ratio(first.placement["step_seconds"], m.placement["step_seconds"])),
-    _versus_first("gap_planning_ms", "+ planning", 1, "on the critical path, and placement that no rollout hides",
-         lambda m, first: 1e3 * m.gap(first).planning),
+    _of_gap("gap_planning_ms", "+ planning", "on the critical path, and placement that no rollout hides",
+         lambda gap: gap.planning),
     _own("placed_step_ms", "= step, placed, ms", 1, "the step with what of placement the rollout's tail does not hide",
          lambda m: 1e3 * m.placement["step_seconds"]),
     _own("of_free_placed", "of opt, placed, %", 1, "of opt, with what of placement the rollout's tail does not hide",
@@ -295,29 +178,28 @@ _MODELLED = [
     _versus_first("rl_speedup", "RL step speedup", 3, "with the rollout, which takes as long whoever plans",
          lambda m, first: ratio(first.figures["rl_step_seconds"], m.figures["rl_step_seconds"])),
     _own("step_ms", "step, ms", 1, "recompute and policy update", lambda m: 1e3 * m.seconds),
-    _versus_first("gap_ideal_ms", "ideal, ms", 1,
+    _of_gap("gap_ideal_ms", "ideal, ms",
          "every rank has the mean load and the first system's mean traffic, and nothing is copied; the columns with + "
          "add up from there to the step with placement",
-         lambda m, first: 1e3 * m.gap(first).ideal),
-    _versus_first("gap_whole_tokens_ms", "+ whole tokens", 1, "a rank with the mean, rounded up to a token",
-         lambda m, first: 1e3 * m.gap(first).whole_tokens),
-    _versus_first("gap_slots_ms", "+ slots", 1, "tokens that the plan leaves on the busiest rank beyond that",
-         lambda m, first: 1e3 * m.gap(first).slots),
-    _versus_first("gap_replicas_ms", "+ replicas", 1,
+         lambda gap: gap.ideal),
+    _of_gap("gap_whole_tokens_ms", "+ whole tokens", "a rank with the mean, rounded up to a token",
+         lambda gap: gap.whole_tokens),
+    _of_gap("gap_slots_ms", "+ slots", "tokens that the plan leaves on the busiest rank beyond that",
+         lambda gap: gap.slots),
+    _of_gap("gap_replicas_ms", "+ replicas",
          "what else the slowest rank's experts take: replicas read weights of their own and fill tiles in part",
-         lambda m, first: 1e3 * m.gap(first).replicas),
-    _versus_first("gap_copies_ms", "+ copies", 1, "exposed copies and gradients, arenas filled, homes moved",
-         lambda m, first: 1e3 * m.gap(first).copies),
-    _versus_first("gap_exchange_ms", "+ exchange", 1,
+         lambda gap: gap.replicas),
+    _of_gap("gap_copies_ms", "+ copies", "exposed copies and gradients, arenas filled, homes moved",
+         lambda gap: gap.copies),
+    _of_gap("gap_exchange_ms", "+ exchange",
          "beyond that of ideal; negative where the plan sends less than the first system's",
-         lambda m, first: 1e3 * m.gap(first).exchange),
+         lambda gap: gap.exchange),
     _own("recompute_ms", "recompute, ms", 1, "stage time", lambda m: 1e3 * m.recompute["seconds"]),
     _own("update_ms", "policy update, ms", 1, "stage time", lambda m: 1e3 * m.update["seconds"]),
     _own("exposed_ms", "exposed, ms", 2, "of both stages, waited for copies and gradients",
          lambda m: 1e3 * m.figures["exposed_copy_seconds"]),
     _own("forward_ms", "forward, ms", 3, "of a layer and micro-step", lambda m: m.forward_ms),
-    _own("backward_ms", "backward, ms", 3, "of a layer and micro-step",
-         lambda m: m.turn_ms(_turns(m.update)) - m.forward_ms),
+    _own("backward_ms", "backward, ms", 3, "of a layer and micro-step", lambda m: m.backward_ms),
     _own("dense_ms", "attention, ms", 3, "attention, norms, router and shared experts of a layer's forward",
          lambda m: m.part_ms("dense")),
     _own("planning_ms", "planning, ms", 3,

@@ -210,7 +210,9 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tup
     return used | drawn | {"model", "former_step", "draws"}, f"routing {routing}"
 
 
-def _read_input(table: Table, shapes: Mapping[str, dict[str, Any]], columns: Collection[str], modelled: str) -> Input:
+def _read_input(
+    table: Table, shapes: Mapping[str, dict[str, Any]], columns: Mapping[str, Column], modelled: str
+) -> Input:
     label, file, cluster, name = table.required("label"), *map(table.text, ("file", "cluster", "model"))
     cost: dict[str, Any] = {"cluster": cluster} if cluster else {}
     if modelled and not cluster:
@@ -231,9 +233,9 @@ def _read_input(table: Table, shapes: Mapping[str, dict[str, Any]], columns: Col
         table.fail("draws", f"{draws}, expected 1 … 1000")
     planned = table.options({"guest_slots"})
     table.checked(_core._check_evaluation, planned)
-    gap = next((name for name in columns if name.startswith("gap_")), "")
-    if gap and (key := next(iter(_OTHER_ROUTES & table.rest.keys()), "")):
-        table.fail(key, f"column '{gap}' is of a plan on the routes by which it was made")
+    own_routes = next((name for name, column in columns.items() if column.needs_own_routes), "")
+    if own_routes and (key := next(iter(_OTHER_ROUTES & table.rest.keys()), "")):
+        table.fail(key, f"column '{own_routes}' is of a plan on the routes by which it was made")
     wrong, missing = (_read_percent(table, key) for key in ("wrong_percent", "missing_percent"))
     load = table.options(_BATCHED if file else _DRAWN)
     if model and not file:

@@ -16,8 +16,9 @@ from .._errors import InputError
 from ..files import read_trace
 from ..planning import synthesize_load
 from .arranged import MeasuredGroups, MeasuredInPlace, MeasuredOnOtherRoutes, MeasuredPadded
-from .columns import Measured, ratio
+from .columns import ratio
 from .experiment import Aim, Experiment, Input, System
+from .measured import Measured
 from .other_routes import OtherRoutes, executed_quotas, other_routes
 
 
