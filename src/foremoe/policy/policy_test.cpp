@@ -174,14 +174,18 @@ TEST(Eplb, RefusesAFormerStepOfAnotherModel) {
   }
 }
 
-TEST(Eplb, TellsWhatItPlacesOncePerStepApart) {
+TEST(PlacedPlan, TellsWhatIsDoneOncePerStepApart) {
   const LoadTable load = test::random_load({}, 1);
-  const PlannedStep step = std::get<PlannedStep>(result_of("eplb", {.load = load}));
-  EXPECT_GT(step.times.base_cpu_seconds, 0);
-  EXPECT_GT(step.times.planning_cpu_seconds, 0);
-  const LoadTable one = test::random_load({.micro_steps = 1}, 1);
-  EXPECT_EQ(std::get<PlannedStep>(result_of("eplb-oracle", {.load = one})).times.base_cpu_seconds, 0)
-      << "places in every micro-step";
+  for (const char* const policy : {"eplb", "lplb", "smartmoe", "foremoe-review"}) {
+    const PlannedStep step = std::get<PlannedStep>(result_of(policy, {.load = load, .options = {.guest_slots = 1}}));
+    EXPECT_GT(step.times.base_cpu_seconds, 0) << policy;
+    EXPECT_GT(step.times.planning_cpu_seconds, 0) << policy;
+  }
+  for (const int micro_steps : {1, 3}) {
+    const LoadTable some = test::random_load({.micro_steps = micro_steps}, 1);
+    EXPECT_EQ(std::get<PlannedStep>(result_of("eplb-oracle", {.load = some})).times.base_cpu_seconds, 0)
+        << "places in every micro-step";
+  }
 }
 
 // Reference figures of the load tables that come with the project: one guest slot, three digits.
