@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import foremoe
 from foremoe.torch.groups import refused_together
 
+from .arguments import Arguments
 from .replicas import Replicas
 from .supported import expect_version
 
@@ -49,31 +49,13 @@ def attach(
     each other (threads may differ), all ranks raise, and no process group is made. Raises RuntimeError, on all ranks,
     where torch could not make the groups.
     """
-    arguments = {
-        "guest_slots": guest_slots, "residency": residency, "mode": mode, "policy": policy, "depth": depth,
-        "ranks_per_node": ranks_per_node, "cluster": cluster, "model": model, **options,
-    }  # fmt: skip
-    with refused_together(arguments):
+    arguments = Arguments(
+        guest_slots=guest_slots, residency=residency, mode=mode, policy=policy, depth=depth,
+        ranks_per_node=ranks_per_node, threads=threads, cluster=cluster, model=model, options=options,
+    )  # fmt: skip
+    with refused_together(arguments.compared()):
         expect_version()
-        if mode == "static":
-            if residency not in (None, "static"):
-                raise foremoe.InputError(
-                    f"residency: '{residency}', but mode='static' stands for residency='static'; expected none",
-                    field="residency",
-                )
-            mode, residency = "active", "static"
-        replicas = Replicas(
-            list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks],
-            guest_slots=guest_slots,
-            residency="resident" if residency is None else residency,
-            mode=mode,
-            policy=policy,
-            depth=depth,
-            ranks_per_node=ranks_per_node,
-            threads=threads,
-            cluster=cluster,
-            model=model,
-            options=options,
-        )
+        chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
+        replicas = Replicas(chunks, arguments.executed())
     replicas.make_groups()
     return replicas

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from foremoe.torch.arguments import expect_executable
 from foremoe.torch.groups import make_groups
 
 from .agreement import Agreement, checked_counts, others_than
+from .arguments import Arguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
 from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
@@ -24,7 +25,7 @@ from .seconds import Modelled
 from .shadow import Shadow
 from .shares import Shares, gathered_counts
 from .step import Step
-from .supported import expect_alike, expect_arguments, expect_supported, moe_layers
+from .supported import expect_alike, expect_supported, moe_layers
 
 PHASES = ("recompute", "policy_update")
 _log = logging.getLogger("foremoe")
@@ -39,24 +40,9 @@ class Replicas:
     replicas.metrics()
     """
 
-    def __init__(
-        self,
-        model_chunks: Sequence[torch.nn.Module],
-        *,
-        guest_slots: int,
-        residency: str,
-        mode: str,
-        policy: str,
-        depth: int,
-        ranks_per_node: int | None,
-        threads: int,
-        cluster: str | None,
-        model: str | Mapping[str, Any] | None,
-        options: dict[str, Any],
-    ) -> None:
-        nodes = 1 if ranks_per_node is None else ranks_per_node
-        numbers = {"guest_slots": (guest_slots, 0), "depth": (depth, 1), "ranks_per_node": (nodes, 1)}
-        expect_arguments(model_chunks, residency, mode, options, numbers)
+    def __init__(self, model_chunks: Sequence[torch.nn.Module], arguments: Arguments) -> None:
+        """arguments: executed()."""
+        expect_chunks(model_chunks)
         from megatron.core import parallel_state
 
         layers = [moe_layers(chunk) for chunk in model_chunks]
@@ -64,8 +50,8 @@ class Replicas:
         # This stage's backward of a micro-batch comes after that many forwards, its own among them.
         stages = parallel_state.get_pipeline_model_parallel_world_size()
         self.in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
-        expect_supported(model_chunks, named, mode, stages)
-        self.mode = mode
+        self.mode = arguments.mode
+        expect_supported(model_chunks, named, self.mode, stages)
         self._chunks = list(model_chunks)
         self._layers = [layer for _, layer in named]
         self._device = next(p for chunk in model_chunks for p in chunk.parameters()).device
@@ -76,28 +62,25 @@ class Replicas:
         self._shadow: Shadow | None = None
         self._moes: list[MoE] = []
         self._guests: list[GuestExperts] = []
-        self._guest_slots = guest_slots
+        self._guest_slots = arguments.guest_slots
         self._dispatchers: list[Any] = []
         if named:
-            self._residency = residency
-            self._depth = depth
-            self.planning = {
-                "policy": policy, "guest_slots": guest_slots, "threads": threads, "residency": residency, **options
-            }  # fmt: skip
+            self._depth = arguments.depth
+            self.planning = arguments.planning()
             expect_alike(named)
             config = self._layers[0].config
             self.buffers = Buffers.of(config)
             self.num_experts, self._top_k = int(config.num_moe_experts), int(config.moe_router_topk)
             self.group = self._layers[0].ep_group
             self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-            self._ranks_per_node = ranks_per_node or min(8, self.num_ranks)
+            self._ranks_per_node = arguments.ranks_per_node or min(8, self.num_ranks)
             nothing = self._expect_plannable(len(named))
         self._modelled: Modelled | None = None
         self._of_chunks = [[layer for _, layer in of_chunk] for of_chunk in layers]
-        if named and mode == "active":
+        if named and self.mode == "active":
             self._prepare([name for name, _ in named])
-        elif named and cluster is not None:
-            self._modelled = Modelled(cluster, model, config, depth, threads)
+        elif named and arguments.cluster is not None:
+            self._modelled = Modelled(arguments.cluster, arguments.model, config, arguments.depth, arguments.threads)
             self._modelled.expect_known(*nothing)
 
     def make_groups(self) -> None:
@@ -295,8 +278,7 @@ class Replicas:
         except Exception as error:
             refused = error
         if self._layers:
-            decides.append(sorted((name, value) for name, value in self.planning.items() if name != "threads"))
-            decides += [self._depth, [moe.trained() for moe in self._moes]]
+            decides.append([moe.trained() for moe in self._moes])
             slots = np.zeros(0) if made is None else made.slot_expert
             others = others_than(decides, slots, self.group, self._device)
         elsewhere = self._agreement.any(refused is not None or bool(others))
@@ -304,7 +286,7 @@ class Replicas:
             raise refused
         if others:
             raise foremoe.InputError(
-                f"plan: ranks {others} of the expert-parallel group have another one, or other arguments of attach(); "
+                f"plan: ranks {others} of the expert-parallel group have another one, or other frozen weights; "
                 "expected the same of every rank",
                 field="plan",
             )

@@ -54,16 +54,12 @@ class Shares:
 
     def __init__(self, group: Any, planning: dict[str, Any]) -> None:
         """group: of gloo, which nobody else uses at the same time. planning: arguments of foremoe.start_plan(), policy
-        among them. Collective."""
+        among them; the same on all ranks, but for threads."""
         self._planning = planning
         self._group = group
         self._rank, self._num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-shares")
-        decides = repr(sorted((name, value) for name, value in planning.items() if name != "threads"))
-        of_ranks: list[Any] = [None] * self._num_ranks
-        dist.all_gather_object(of_ranks, decides, group=self._group)
-        # Where ranks differ each plans for itself, and step() says that they do.
-        self._can_share = planning["policy"] in POLICIES and len(set(of_ranks)) == 1
+        self._can_share = planning["policy"] in POLICIES
 
     def start_plan(self, load: foremoe.Load, **more: Any) -> foremoe.RunningPlan | SharedPlan:
         """more: further arguments of foremoe.start_plan(). Collective, with the same load, which it does not check, and

@@ -8,13 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 import foremoe
-from foremoe.torch.arguments import RESIDENCIES, expect_options
 
 FIRST, LAST = (0, 16), (0, 19)
-MODES = ("active", "shadow")
 DISPATCHERS = ("allgather", "alltoall", "flex")
 FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # run with stand-ins for their kernels, never on a GPU
 
@@ -66,31 +62,6 @@ def expect_version() -> None:
 
 def _spelled(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
-
-
-def expect_arguments(
-    chunks: Sequence[Any], residency: str, mode: str, options: dict[str, Any], numbers: dict[str, tuple[Any, int]]
-) -> None:
-    """Raises InputError that names an argument of attach(). numbers: by name, with the least that each may be."""
-    if not chunks:
-        raise foremoe.InputError("model_chunks: there is none", field="model_chunks")
-    for i, chunk in enumerate(chunks):
-        if not isinstance(chunk, torch.nn.Module):
-            raise foremoe.InputError(
-                f"model_chunks[{i}]: is a {type(chunk).__name__}; expected a module",
-                field="model_chunks",
-                index=f"[{i}]",
-            )
-    if mode not in MODES:
-        raise foremoe.InputError(f"mode: '{mode}', expected active, static or shadow", field="mode")
-    if residency not in RESIDENCIES:
-        raise foremoe.InputError(
-            f"residency: '{residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
-        )
-    for name, (value, least) in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise foremoe.InputError(f"{name}: {value!r}, expected an integer from {least} on", field=name)
-    expect_options(options)
 
 
 def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
