@@ -28,7 +28,12 @@ class Agreement:
         """groups: of gloo, so that nothing here waits for a device. What reaches all ranks of the first, and then all
         of the second, has reached all."""
         self._groups = list(groups)
-        self._is_over = False  # a rank has left
+        self.is_over = False  # a rank has left, as far as this one has heard
+
+    def expect_open(self) -> None:
+        """Raises RuntimeError where a rank has left."""
+        if self.is_over:
+            raise RuntimeError("a step failed: what it sent may still be on its way; attach anew with other groups")
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank. Collective. Raises RuntimeError where a rank has left."""
@@ -40,23 +45,22 @@ class Agreement:
         return word == _REFUSES, -least, most
 
     def _most(self, word: int, micro_steps: int) -> list[int]:
-        if self._is_over:
-            raise RuntimeError("a rank left a step by an error: attach anew with other groups")
+        self.expect_open()
         found = torch.tensor([word, micro_steps, -micro_steps])
         for group in self._groups:
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
         most: list[int] = found.tolist()
         if most[0] == _LEFT:
-            self._is_over = True
+            self.is_over = True
             raise RuntimeError("another rank left its step by an error: do not use the step's gradients")
         return most
 
     def leave(self) -> None:
         """Tells all ranks that this one has given up, unless another had, which they all know. Waits for nobody, and
         nothing can be agreed upon afterwards."""
-        if self._is_over:
+        if self.is_over:
             return
-        self._is_over = True
+        self.is_over = True
         for group in self._groups:
             with contextlib.suppress(RuntimeError):  # the others may be gone
                 dist.all_reduce(torch.tensor([_LEFT, 0, 0]), dist.ReduceOp.MAX, group=group, async_op=True)

@@ -57,7 +57,6 @@ class Replicas:
         self._device = next(p for chunk in model_chunks for p in chunk.parameters()).device
         self._metrics: dict[str, float] = {}
         self._running = False
-        self._failed = False
         self._detached = False
         self._shadow: Shadow | None = None
         self._moes: list[MoE] = []
@@ -147,8 +146,7 @@ class Replicas:
             raise RuntimeError("detached from the model")
         if self._running:
             raise RuntimeError("a step is running: plan() and step() of another belong before or after it")
-        if self._failed:
-            raise RuntimeError("a step failed: what it sent may still be on its way; attach anew with other groups")
+        self._agreement.expect_open()
 
     def plan(self, counts: Any, phase: str = "policy_update", begun: Plan | None = None) -> Plan:
         """Plans a phase, in the background. Collective over all ranks that train the model.
@@ -216,7 +214,7 @@ class Replicas:
                 yield
             return
         self._expect_same(plan)
-        self._failed = self._running = True  # failed until it has ended as planned
+        self._running = True
         step: Step | None = None
         try:
             if plan is not None and self._layers:
@@ -237,8 +235,8 @@ class Replicas:
         finally:
             self._running = False
         if wrong:
+            self._agreement.leave()
             raise RuntimeError(f"{wrong}: do not use its gradients")
-        self._failed = False
         if step is not None and plan is not None:
             self._metrics = figures(plan.load, plan.finish(), self.buffers) | step.metrics()
             if self.rank == 0:
@@ -373,8 +371,8 @@ class Replicas:
         if self._shadow is not None:
             self._shadow.close()
         if self._layers:
-            self._shares.close(self._failed)
-        while self._made_groups and not self._failed:  # after a failure something may be on its way
+            self._shares.close(self._agreement.is_over)
+        while self._made_groups and not self._agreement.is_over:  # after a failure something may be on its way
             dist.destroy_process_group(self._made_groups.pop())
         self._guests, self._dispatchers, self._moes = [], [], []
         self._detached = True

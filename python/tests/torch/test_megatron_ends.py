@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from megatron_training import MICRO_STEPS, Case, batch, begin_groups, counts_of, make_config, make_net, replay
+from torch.distributed import distributed_c10d
 
 import foremoe.megatron
 from foremoe.megatron.step import Step
@@ -125,7 +126,9 @@ def fail_to_end() -> dict[str, Any]:
                 said.append("nothing")
             except (ValueError, RuntimeError) as error:
                 said.append(str(error))
-    return {"closed": closed, "said": said}
+    groups = len(distributed_c10d._world.pg_names)
+    replicas.detach()
+    return {"closed": closed, "said": said, "groups": len(distributed_c10d._world.pg_names) - groups}
 
 
 def run_planned(replicas: Any, net: Any, plan: Any) -> Any:
@@ -201,6 +204,7 @@ def test_an_error_at_the_end_of_a_step_ends_it_as_one_inside_and_the_other_ranks
     for of in others:
         assert of["closed"] == [True] and of["said"][0] == "nothing"
         assert of["said"][1].startswith("another rank left its step by an error")
+    assert [of["end"]["groups"] for of in found] == [0] * len(found)  # something may be on its way in them
 
 
 def test_a_step_that_has_ended_leaves_nothing_to_the_garbage_collector(found: list[dict[str, Any]]) -> None:
