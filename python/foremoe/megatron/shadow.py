@@ -108,15 +108,7 @@ class Shadow:
 
     def _planned(self, counted: list[list[Tensor]]) -> dict[str, float]:
         replicas = self._replicas
-        own = _stacked(counted)
-        shapes = [torch.zeros(3, dtype=torch.int64) for _ in range(replicas.num_ranks)]
-        dist.all_gather(shapes, torch.tensor(own.shape), group=self._group)
-        if own.numel() == 0 or any(not torch.equal(shape, shapes[0]) for shape in shapes):
-            raise RuntimeError(
-                "micro-batches, layers and experts of the ranks' steps, 0 after an error or where chunks of a rank had "
-                f"different numbers of micro-batches: {[shape.tolist() for shape in shapes]}"
-            )
-        load = replicas.load_of(gathered_counts(own, self._group))
+        load = replicas.load_of(gathered_counts(_stacked(counted), self._group))
         in_flight = min(replicas.in_flight, load.num_micro_steps)
         plan = self._shares.start_plan(load, in_flight=in_flight).finish()
         copies = foremoe.figures(plan, load)["copies"] / load.num_ranks
@@ -160,7 +152,7 @@ class Shadow:
 
 
 def _stacked(counted: list[list[Tensor]]) -> Tensor:
-    """int64 [micro_steps, layers, experts]; empty where nothing was counted, or not alike in all chunks."""
+    """int64 [micro_steps, layers, experts]; empty after an error, or where chunks had unlike numbers of them."""
     of_chunks = [of_chunk for of_chunk in counted if of_chunk]
     if not of_chunks or len({len(of_chunk) for of_chunk in of_chunks}) > 1:
         return torch.zeros(0, 0, 0, dtype=torch.int64)

@@ -21,11 +21,24 @@ POLICIES = ("foremoe", "static", "vanilla")
 
 
 def gathered_counts(own: torch.Tensor, group: Any) -> npt.NDArray[np.int64]:
-    """int64 [micro_steps, layers, ranks, experts]. Collective. own: int64 [micro_steps, layers, experts], of as many of
-    each on all ranks."""
+    """int64 [micro_steps, layers, ranks, experts]. Collective. own: int64 [micro_steps, layers, experts].
+
+    Raises InputError, on all ranks of the group, unless all have as many of each, and some.
+    """
+    shapes = _gathered(torch.tensor(own.shape, device=own.device), group).tolist()
+    if 0 in shapes[0] or any(shape != shapes[0] for shape in shapes):
+        raise foremoe.InputError(
+            f"counts: of the ranks are {shapes}, micro-steps, layers and experts; expected the same of all, and some",
+            field="counts",
+        )
+    return np.ascontiguousarray(_gathered(own, group, 2).cpu().numpy())
+
+
+def _gathered(own: torch.Tensor, group: Any, dim: int = 0) -> torch.Tensor:
+    """Those of all ranks, along a new dimension."""
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, own, group=group)
-    return np.ascontiguousarray(torch.stack(parts, 2).cpu().numpy())
+    return torch.stack(parts, dim)
 
 
 class SharedPlan:

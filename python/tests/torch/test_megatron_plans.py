@@ -43,7 +43,7 @@ import foremoe.megatron
 import foremoe.slime
 from foremoe.megatron import shares as shares_module
 from foremoe.megatron.metrics import figures
-from foremoe.megatron.shares import Shares
+from foremoe.megatron.shares import Shares, gathered_counts
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
 PLANNED = [
@@ -121,6 +121,8 @@ def share() -> dict[str, Any]:
     with watched(fail):
         failing = shares.start_plan(load)
         found["a rank fails"] = [raised(failing.begin), raised(lambda: failing.wait_for(0)), raised(failing.finish)]
+    own = torch.zeros(2 + dist.get_rank() // 3, 6, 16, dtype=torch.int64)
+    found["counts"] = [raised(lambda own=of: gathered_counts(own, group)) for of in (own, own[:, :, :0])]
     found["then"] = saved(shares.start_plan(load).finish()) == saved(foremoe.plan(load))
     found["no such micro-step"] = raised(lambda: shares.start_plan(load).wait_for(4))
     few = draw(2)
@@ -331,6 +333,11 @@ def test_what_one_rank_raises_is_raised_on_all(found: list[dict[str, Any]]) -> N
         failed = "RuntimeError: rank 2 could not plan its layers: MemoryError('no room')"
         assert of["shares"]["a rank fails"] == [failed] * 3
         assert of["shares"]["then"]
+        unlike, empty = of["shares"]["counts"]
+        assert unlike.startswith(
+            "InputError: counts: of the ranks are [[2, 6, 16], [2, 6, 16], [2, 6, 16], [3, 6, 16]]"
+        )
+        assert empty.startswith("InputError: counts: of the ranks are [[2, 6, 0], [2, 6, 0], [2, 6, 0], [3, 6, 0]]")
         assert of["shares"]["no such micro-step"] == "InputError: micro_step: 4 is none of 0 … 3"
         assert of["shares"]["wrong option"].startswith("InputError: guest_slots")
 
