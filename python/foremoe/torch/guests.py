@@ -24,7 +24,8 @@ from .sharded import local, version_of
 from .waits import Waits
 
 # Of steps that failed on this rank. Others wait for what it sent until their own step ends, and torch stops what nobody
-# refers to.
+# refers to. What it receives is kept for the same reason: where a receive is stopped, gloo reads nothing more of that
+# peer, not even that it is ready for what this rank sends, and both wait until a timeout.
 _under_way: list[Any] = []
 
 
