@@ -48,6 +48,8 @@ class Ahead:
         self._expected.clear()
         self._begun = None
         cut, updates = self._cut, self._of_a_step
+        # All ranks decide alike: verl gives each as many sequences, and cuts mini-batches of as many. It asserts
+        # both (chunk_tensordict, make_iterator). All else counts collective calls, or is what these returned.
         if cut is None or self._is_wrong or sequences < cut.sequences:
             return
         size = cut.sequences

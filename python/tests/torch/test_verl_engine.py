@@ -267,6 +267,17 @@ def test_updates_are_planned_while_what_comes_before_them_runs(of_ranks: list[di
         assert rank["cases"]["EP 4, shadow"]["events"] == 10 * ["run None"]
 
 
+def test_verl_gives_all_ranks_as_many_sequences_or_ends() -> None:
+    """foremoe.verl.ahead relies on it."""
+    from verl.utils import tensordict_utils as tu
+
+    of_all_ranks = tu.get_tensordict({"input_ids": torch.zeros(7, 2)})
+    with pytest.raises(AssertionError, match="divisible by chunks"):
+        tu.chunk_tensordict(of_all_ranks, 2)
+    with pytest.raises(AssertionError, match="7 % 2"):
+        tu.make_iterator(of_all_ranks, mini_batch_size=2, epochs=1, seed=1)
+
+
 def test_shadow_mode_leaves_the_rows_that_verl_does_not_replay(of_ranks: list[dict[str, Any]]) -> None:
     for name in CASES:
         cases = [(rank["cases"][f"{name}, {ACTIVE}"], rank["cases"][f"{name}, shadow"]) for rank in of_ranks]
