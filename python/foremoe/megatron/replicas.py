@@ -18,6 +18,7 @@ from foremoe.torch.groups import make_groups
 from .agreement import Agreement, checked_counts, others_than
 from .arguments import Arguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
+from .ending import end, explain
 from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
 from .plan import NoPlan, Plan
@@ -225,11 +226,11 @@ class Replicas:
                 )  # fmt: skip
             with self._dispatching(step):
                 yield
-            wrong = self._end(step)
+            wrong = end(step, self._agreement)
         except BaseException as error:
             self._agreement.leave()
             if step is not None:
-                self._explain(step, error)
+                explain(step, error)
                 step.close(False)
             raise
         finally:
@@ -321,32 +322,6 @@ class Replicas:
             )
         return made
 
-    def _explain(self, step: Step, error: BaseException) -> None:
-        """Names the layer whose routes were not those of the plan, which may be why an exchange failed."""
-        with contextlib.suppress(RuntimeError):  # the device may be what failed
-            # An exchange that nobody joins keeps the device from ever coming to what was counted.
-            if self._device.type == "cuda" and not torch.cuda.current_stream(self._device).query():
-                return
-            places = torch.nonzero(step.others).tolist()
-            if places:
-                error.add_note(_other_rows(places, self._moes))
-
-    def _end(self, step: Step | None) -> str:
-        """What was not as planned on any rank; every rank hears of it. Collective."""
-        complete = step is None or step.is_complete()
-        if self._agreement.any(not complete):
-            if step is not None:
-                step.close(False)
-            which = "the step" if not complete else "the step of another rank"
-            return f"{which} was left before the last micro-step of its plan"
-        places = step.other_rows(self.group) if step is not None else []
-        failed = self._agreement.any(bool(places))
-        if step is not None:
-            step.close(True)  # when no rank waits for this one any more: it may fail
-        if places:
-            return _other_rows(places, self._moes)
-        return "rows in another expert-parallel group were not those of its plan" if failed else ""
-
     def metrics(self) -> dict[str, float]:
         """Of the last step that ended, or in shadow mode was evaluated; for a logger of metrics. Empty before.
 
@@ -376,11 +351,3 @@ class Replicas:
             dist.destroy_process_group(self._made_groups.pop())
         self._guests, self._dispatchers, self._moes = [], [], []
         self._detached = True
-
-
-def _other_rows(places: list[list[int]], moes: Sequence[MoE]) -> str:
-    micro_step, layer = places[0]
-    return (
-        f"the rows of {moes[layer].name} in micro-step {micro_step} were not those that counts told plan() "
-        f"({len(places)} such places)"
-    )

@@ -347,14 +347,14 @@ class Step:
     def is_complete(self) -> bool:
         return self.cursor.last + 1 == len(self._turns)
 
-    def other_rows(self, group: Any) -> list[list[int]]:
-        """(micro-step, layer) where rows of any rank of the group were not those of the plan. Collective, once.
+    def other_rows(self) -> list[list[int]]:
+        """(micro-step, layer) where rows of any rank of the plan were not those of it. Collective, once.
 
         metrics() is known from then on.
         """
         own = torch.stack([torch.from_numpy(self.computed).to(self._device), self.others.long()])
         parts = [torch.empty_like(own) for _ in range(self.plan.num_ranks)]
-        dist.all_gather(parts, own, group=group)
+        dist.all_gather(parts, own, group=self.moes[0].layer.ep_group)
         computed, others = torch.stack(parts, -1).cpu().unbind()
         self._of_ranks = computed.numpy()
         places: list[list[int]] = torch.nonzero(others.any(-1)).tolist()

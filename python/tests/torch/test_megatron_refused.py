@@ -29,7 +29,7 @@ from torch.distributed import distributed_c10d
 
 import foremoe
 import foremoe.megatron
-from foremoe.megatron.replicas import Replicas
+from foremoe.megatron.ending import explain
 
 REFUSED = {
     "virtual_pipeline_model_parallel_size": 2,
@@ -314,11 +314,14 @@ def test_all_ranks_refuse_a_model_that_one_refuses_and_make_no_group(found: list
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_an_error_is_explained_only_where_that_waits_for_no_device(monkeypatch: pytest.MonkeyPatch, idle: bool) -> None:
-    replicas: Any = object.__new__(Replicas)
-    replicas._device, replicas._moes = torch.device("cuda"), [types.SimpleNamespace(name="moe.0")]
+    class OnCuda(torch.Tensor):
+        device = torch.device("cuda")
+
+    others = torch.ones(1, 1, dtype=torch.bool).as_subclass(OnCuda)
+    step: Any = types.SimpleNamespace(others=others, moes=[types.SimpleNamespace(name="moe.0")])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(query=lambda: idle))
     error = RuntimeError("an exchange failed")
-    replicas._explain(types.SimpleNamespace(others=torch.ones(1, 1, dtype=torch.bool)), error)
+    explain(step, error)
     assert len(getattr(error, "__notes__", [])) == int(idle)
 
 
