@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from megatron_training import (
     FFN,
@@ -98,11 +99,51 @@ def mutate() -> dict[str, float]:
     def left(self: Any, layer: int, name: str, slot: int) -> Any:
         return self._gradients[layer, name][slot].clone()
 
+    pack = steps.KeptWeights.pack
+
+    def keep(self: Any, tensor: Any) -> Any:
+        pack(self, tensor)
+        return tensor
+
     return {
         "a stale guest": broken(experts.Stack, "__getitem__", stale),
-        "a backward reads the buffers of its forward": broken(steps.KeptWeights, "pack", lambda _, tensor: tensor),
+        "a backward reads the buffers of its forward": broken(steps.KeptWeights, "pack", keep),
         "a slot serves another layer with its gradients": broken(guests.Guests, "_take_gradient", left),
     }
+
+
+class Hides(torch.autograd.Function):
+    """rows @ weight.T, whose weight autograd does not see."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, weight: Any) -> Any:
+        ctx.rows, ctx.weight = rows, weight
+        return rows @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] @ ctx.weight, grads[0].T @ ctx.rows
+
+
+def hidden() -> dict[str, Any]:
+    """Experts that keep their weights where nobody sees it: what is said of that, and what goes wrong."""
+    from megatron.core.tensor_parallel import layers
+
+    said: set[str] = set()
+    own = steps.KeptWeights.expect_met
+
+    def expect_met(self: Any, *args: Any) -> None:
+        try:
+            own(self, *args)
+        except RuntimeError as error:  # on a rank with guests alone: the others would wait
+            said.add(str(error))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps.KeptWeights, "expect_met", expect_met)
+        multiply = "linear_with_grad_accumulation_and_async_allreduce"
+        patch.setattr(layers, multiply, lambda input, weight, **_: Hides.apply(input, weight))
+        found = compare(*CASES["EP 4"])
+    return {"said": sorted(said), "wrong": max(found[what] for what in ("dx", "dw"))}
 
 
 def refused() -> list[str]:
@@ -135,6 +176,7 @@ def work(rank: int) -> dict[str, Any]:
     found["waits"] = count_waits(True, **SHARED)
     found["forward only"] = forward_only(**SHARED)
     found["mutated"] = mutate()
+    found["hidden"] = hidden()
     found["refused"] = refused()
     return found
 
@@ -174,6 +216,17 @@ def test_old_log_probabilities_are_computed_under_a_plan(found: list[dict[str, A
 def test_each_trap_is_seen(found: list[dict[str, Any]]) -> None:
     for trap in found[0]["mutated"]:
         assert max(of["mutated"][trap] for of in found) > 1e-6, (trap, [of["mutated"][trap] for of in found])
+
+
+def test_experts_that_hide_their_weights_are_refused(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["hidden"]["wrong"] > 1e-6
+        assert of["hidden"]["said"] == [
+            f"moe.{i}: autograd saved no tensor of the weights linear_fc1.weight, linear_fc2.weight; expected its "
+            "experts to keep them by save_for_backward(), since under residency shared other ones lie there in the "
+            "backward"
+            for i in range(LAYERS)
+        ]
 
 
 def test_what_cannot_share_buffers_is_refused(found: list[dict[str, Any]]) -> None:
