@@ -26,7 +26,7 @@ from .seconds import Modelled
 from .shadow import Shadow
 from .shares import Shares, gathered_counts
 from .step import Step
-from .supported import expect_alike, expect_supported, moe_layers
+from .supported import expect_alike, expect_lendable, expect_supported, moe_layers
 
 PHASES = ("recompute", "policy_update")
 _log = logging.getLogger("foremoe")
@@ -113,7 +113,7 @@ class Replicas:
         load = self.load_of(np.zeros((self.in_flight, layers, self.num_ranks, self.num_experts), np.int64))
         planning: dict[str, Any] = {**self.planning, "in_flight": self.in_flight}
         plan = foremoe.start_plan(load, **planning).finish()
-        self._guest_slots = plan.guest_slots  # none of vanilla
+        self._guest_slots, self._residency = plan.guest_slots, plan.residency  # the policy's, if it has its own
         if self.mode == "active":
             expect_executable(plan, self.in_flight)
             foremoe.RankTurns(plan, load, rank=0, path="peer", depth=self._depth)
@@ -132,6 +132,8 @@ class Replicas:
                 field="model_chunks",
             )
         self._moes = [MoE(layer, name) for layer, name in zip(self._layers, names, strict=True)]
+        if self._residency == "shared":
+            expect_lendable(self._chunks, self._moes)
         self._guests = [GuestExperts(moe, self._guest_slots, groups) for moe in self._moes if self._guest_slots]
         self._dispatchers = [planned_dispatcher(moe, i, self._guest_slots, groups) for i, moe in enumerate(self._moes)]
         config = self._layers[0].config
@@ -295,18 +297,13 @@ class Replicas:
     def _executable(self, plan: Plan) -> foremoe.Plan:
         """Raises InputError for what this rank cannot execute."""
         made = plan.begin()
-        shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots
-        own = len(self._layers), self.num_experts, self.num_ranks, self._guest_slots
+        shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots, made.residency
+        own = len(self._layers), self.num_experts, self.num_ranks, self._guest_slots, self._residency
         if shape != own:
-            raise foremoe.InputError(f"plan: has {shape} layers, experts, ranks, guest slots; not {own}", field="plan")
+            what = "layers, experts, ranks, guest slots and residency"
+            raise foremoe.InputError(f"plan: has {shape} {what}; not {own}", field="plan")
         expect_executable(made, plan.in_flight)
         for moe in self._moes:
-            if made.residency == "shared" and moe.shapes() != self._moes[0].shapes():
-                raise foremoe.InputError(
-                    f"residency: shared, but experts of {moe.name} are of other shapes or types than those of "
-                    f"{self._moes[0].name}; expected all alike, since layers lend each other their slots",
-                    field="residency",
-                )
             if "mixed" in moe.trained():
                 raise foremoe.InputError(
                     f"model_chunks: some experts of {moe.name} are frozen and others not; expected all alike",

@@ -10,6 +10,8 @@ from typing import Any
 
 import foremoe
 
+from .experts import MoE
+
 FIRST, LAST = (0, 16), (0, 19)
 DISPATCHERS = ("allgather", "alltoall", "flex")
 FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # run with stand-ins for their kernels, never on a GPU
@@ -137,3 +139,28 @@ def expect_alike(layers: list[tuple[str, Any]]) -> None:
             "expert_model_parallel_size: 1; expected 2 or more, since copies go from rank to rank",
             field="expert_model_parallel_size",
         )
+
+
+def expect_lendable(chunks: Sequence[Any], moes: Sequence[MoE]) -> None:
+    """Raises InputError where layers cannot lend each other the slots of their guests, as under residency shared."""
+    from megatron.core.transformer.transformer_block import TransformerBlock
+
+    for moe in moes:
+        if moe.shapes() != moes[0].shapes():
+            raise foremoe.InputError(
+                f"residency: shared, but experts of {moe.name} are of other shapes or types than those of "
+                f"{moes[0].name}; expected all alike, since layers lend each other their slots",
+                field="residency",
+            )
+    for block in (module for chunk in chunks for module in chunk.modules() if isinstance(module, TransformerBlock)):
+        config = block.config
+        if (config.recompute_granularity, config.recompute_method) != ("full", "uniform"):
+            continue  # of single layers, or of parts of them
+        for begin in range(0, len(block.layers), config.recompute_num_layers):
+            checkpointed = block.layers[begin : begin + config.recompute_num_layers]
+            if len(moe_layers(checkpointed)) > 1:
+                raise foremoe.InputError(
+                    f"recompute_num_layers: {config.recompute_num_layers}, so that a checkpoint holds several MoE "
+                    "layers; expected 1 under residency shared",
+                    field="recompute_num_layers",
+                )

@@ -124,6 +124,8 @@ def refusals() -> dict[str, str]:
     found["plan of another shape"] = refusal(lambda: replicas.step(few).__enter__())
     of_two = attach(_with(net), guest_slots=2).plan(good)
     found["plan of other guest slots"] = refusal(lambda: replicas.step(of_two).__enter__())
+    of_shared = attach(_with(net), residency="shared").plan(good)
+    found["plan of another residency"] = refusal(lambda: replicas.step(of_shared).__enter__())
     different = [replicas.plan(good), replicas.plan(good.flip(0))][dist.get_rank() // 3]
     found["plans of ranks"] = refusal(lambda: replicas.step(different).__enter__())
     found["seeds of ranks"] = refusal(attach, _with(net), seed=dist.get_rank() // 2)
@@ -275,9 +277,10 @@ def test_configurations_that_cannot_be_served_are_refused_by_name(found: list[di
         ("no plan", "plan: plan: is NoneType"),
         (
             "plan of another shape",
-            "plan: plan: has (2, 8, 4, 1) layers, experts, ranks, guest slots; not (3, 8, 4, 1)",
+            "plan: plan: has (2, 8, 4, 1, 'resident') layers, experts, ranks, guest slots and residency; not (3, 8, ",
         ),
-        ("plan of other guest slots", "plan: plan: has (3, 8, 4, 2) layers, "),
+        ("plan of other guest slots", "plan: plan: has (3, 8, 4, 2, 'resident') layers, "),
+        ("plan of another residency", "plan: plan: has (3, 8, 4, 1, 'shared') layers, "),
         ("plans of ranks", "plan: plan: ranks "),
         ("some experts frozen", "model_chunks: model_chunks: some experts of moe.1 are frozen and others not"),
         ("adapters", "model_chunks: model_chunks: the experts of moe.0 have other parameters"),

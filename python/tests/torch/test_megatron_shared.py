@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from megatron_training import (
+    EXPERTS,
     FFN,
     HIDDEN,
     LAYERS,
     Case,
     begin_groups,
     count_waits,
-    counts_of,
     differences,
     forward_only,
     make_config,
@@ -152,17 +151,41 @@ def refused() -> list[str]:
     config = make_config(Case())
     net = make_net(config)
     net.moe[1] = make_net(make_config(Case(), moe_ffn_hidden_size=2 * FFN, ffn_hidden_size=2 * FFN), 1).moe[0]
-    replicas = foremoe.megatron.attach(net, ranks_per_node=2, **SHARED)
-    plan = replicas.plan(counts_of(0, dist.get_rank()))
-    try:
-        with replicas.step(plan):
-            pass
-    except foremoe.InputError as error:
-        found.append(str(error))
+    with pytest.raises(foremoe.InputError) as raised:
+        foremoe.megatron.attach(net, ranks_per_node=2, **SHARED)
+    found.append(str(raised.value))
     try:
         under_a_plan(Case(recompute="all"), SHARED)
     except RuntimeError as error:
         found.append(str(error))
+    return found
+
+
+def checkpointed() -> dict[str, str]:
+    """What attach() says of Megatron-LM's own blocks of four layers, by how they are recomputed."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
+
+    found = {}
+    sparse, dense = (
+        get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False) for experts in (EXPERTS, None)
+    )
+    for name, method, layers, specs in (
+        ("one by one", "uniform", 1, [sparse] * 4),
+        ("some one by one", "block", 2, [sparse] * 4),
+        ("by two", "uniform", 2, [dense, sparse, sparse, sparse]),
+        ("by two of which one is dense", "uniform", 2, [dense, sparse, sparse, dense]),
+    ):
+        config = make_config(
+            Case(), num_layers=4, recompute_granularity="full", recompute_method=method, recompute_num_layers=layers
+        )
+        block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=specs))
+        try:
+            foremoe.megatron.attach(block, ranks_per_node=2, **SHARED).detach()
+            found[name] = "nothing"
+        except foremoe.InputError as error:
+            found[name] = str(error)
+        foremoe.megatron.attach(block, ranks_per_node=2).detach()
     return found
 
 
@@ -178,6 +201,7 @@ def work(rank: int) -> dict[str, Any]:
     found["mutated"] = mutate()
     found["hidden"] = hidden()
     found["refused"] = refused()
+    found["checkpointed"] = checkpointed()
     return found
 
 
@@ -234,3 +258,16 @@ def test_what_cannot_share_buffers_is_refused(found: list[dict[str, Any]]) -> No
         shapes, checkpoint = of["refused"]
         assert shapes.startswith("residency: shared, but experts of moe.1 are of other shapes or types than those of")
         assert "under residency shared a checkpoint may hold one MoE layer, not several" in checkpoint
+
+
+def test_checkpoints_of_several_moe_layers_are_refused_when_that_is_configured(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        several = (
+            "recompute_num_layers: 2, so that a checkpoint holds several MoE layers; expected 1 under residency shared"
+        )
+        assert of["checkpointed"] == {
+            "one by one": "nothing",
+            "some one by one": "nothing",
+            "by two": several,
+            "by two of which one is dense": "nothing",
+        }
