@@ -142,18 +142,19 @@ struct Former {
   const Load* previous_load;
 };
 const StepPlan* whole_plan_of(const Plan* plan);  // null: none; throws InputError for a part of a plan
-// The load's own input where nothing else was given, else a copy with what was.
 // The policies with the options that they alone have; each takes those that it has. Throws InputError for one that none
 // has.
 std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<const Policy*>& policies,
                                                             const nb::dict& own);
 
+// The load's own input where nothing else was given, else a copy with what was.
 std::shared_ptr<const StepInput> input_of(const Load& load, const Former& former);
 
 // Throws PolicySkipped.
 [[noreturn]] void raise_skipped(const Policy& policy, const std::string& reason);
 
 void bind_evaluation(nb::module_& m);
+void bind_evaluated_plan(nb::module_& m);
 void bind_rollout(nb::module_& m);
 void bind_collector(nb::module_& m);
 void bind_inputs(nb::module_& m);

@@ -4,18 +4,13 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <span>
 
-#include "bindings.h"
+#include "evaluation.h"
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
-#include "foremoe/evaluate/cost_request.h"
-#include "foremoe/evaluate/evaluate_plan.h"
 #include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/memory_remarks.h"
-#include "foremoe/evaluate/own_options.h"
 #include "foremoe/evaluate/pair_figures.h"
 
 namespace foremoe::python {
@@ -48,6 +43,13 @@ ModelShape shape_of(const nb::dict& keys) {
   return shape;
 }
 
+std::optional<CostModel> cost_of(const CostRequest& request, const LoadTable& load, bool simulates) {
+  if (simulates) return find_cost_model(request, load);
+  return find_cost_model_if_asked(request, load);
+}
+
+}  // namespace
+
 void set_options(const nb::dict& keywords, EvaluateOptions& evaluate, CostRequest& cost) {
   nb::dict rest;
   for (const auto& [key, value] : keywords) {
@@ -60,10 +62,31 @@ void set_options(const nb::dict& keywords, EvaluateOptions& evaluate, CostReques
   python::set_options(options_of(evaluate, cost), rest);
 }
 
-std::optional<CostModel> cost_of(const CostRequest& request, const LoadTable& load, bool simulates) {
-  if (simulates) return find_cost_model(request, load);
-  return find_cost_model_if_asked(request, load);
+Plan Evaluated::plan_of(Phase phase) const {
+  if (!evaluation->planned()) raise_skipped(*policy, evaluation->skipped);
+  const StepPlan& plan = evaluation->plan_of(phase);
+  const int layers = plan.num_layers();
+  return {.step = std::shared_ptr<const StepPlan>(evaluation, &plan),
+          .layers = {0, layers, layers},
+          .times = evaluation->times};
 }
+
+void fill(Evaluated& e, const nb::dict& keywords, int threads,
+          const std::function<Evaluation(const EvaluationContext&)>& evaluate) {
+  CostRequest cost_request;
+  set_options(keywords, e.options, cost_request);
+  ThreadPool pool(threads_of(threads));
+  run_interruptibly(pool, [&] {
+    e.cost = cost_of(cost_request, e.input->load, /*simulates=*/!cost_request.cluster.empty());
+    e.evaluation = std::make_shared<const Evaluation>(evaluate({.pool = pool, .cost = e.cost ? &*e.cost : nullptr}));
+    nlohmann::ordered_json json = to_json(*e.evaluation, /*checked=*/true);
+    json.erase("speedup_over_vanilla");
+    json.erase("rl_step_speedup");
+    e.figures = json.dump();
+  });
+}
+
+namespace {
 
 nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, const nb::dict& keywords,
                        const nb::dict& own, const Former& former, int threads, bool simulates) {
@@ -99,41 +122,6 @@ nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, 
   return parse_json(json);
 }
 
-// One policy's evaluation, with what it rests on.
-struct Evaluated {
-  std::shared_ptr<const Policy> policy;
-  std::shared_ptr<const StepInput> input;
-  EvaluateOptions options;
-  std::optional<CostModel> cost;
-  std::shared_ptr<const Evaluation> evaluation;
-  std::string figures;  // JSON, without what compares with other policies
-
-  Plan plan_of(Phase phase) const {
-    if (!evaluation->planned()) raise_skipped(*policy, evaluation->skipped);
-    const StepPlan& plan = evaluation->plan_of(phase);
-    const int layers = plan.num_layers();
-    return {.step = std::shared_ptr<const StepPlan>(evaluation, &plan),
-            .layers = {0, layers, layers},
-            .times = evaluation->times};
-  }
-};
-
-// `evaluate`: of an Evaluated whose evaluation and figures are not there yet.
-void fill(Evaluated& e, const nb::dict& keywords, int threads,
-          const std::function<Evaluation(const EvaluationContext&)>& evaluate) {
-  CostRequest cost_request;
-  set_options(keywords, e.options, cost_request);
-  ThreadPool pool(threads_of(threads));
-  run_interruptibly(pool, [&] {
-    e.cost = cost_of(cost_request, e.input->load, /*simulates=*/!cost_request.cluster.empty());
-    e.evaluation = std::make_shared<const Evaluation>(evaluate({.pool = pool, .cost = e.cost ? &*e.cost : nullptr}));
-    nlohmann::ordered_json json = to_json(*e.evaluation, /*checked=*/true);
-    json.erase("speedup_over_vanilla");
-    json.erase("rl_step_speedup");
-    e.figures = json.dump();
-  });
-}
-
 Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const nb::dict& own,
                     const Former& former, int threads) {
   Evaluated e;
@@ -141,45 +129,6 @@ Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& k
   e.input = input_of(load, former);
   fill(e, keywords, threads,
        [&](const EvaluationContext& context) { return evaluate(*e.policy, *e.input, e.options, context); });
-  return e;
-}
-
-// A plan with other quotas, on the load that they serve.
-Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const Load& load, const nb::dict& keywords,
-                           const nb::dict& own, int threads) {
-  const StepPlan& step = finished(plan);
-  const auto* const tokens = data_of<std::int64_t>(slot_tokens, "slot_tokens", "events, layers, ranks, slots", 4);
-  Array<Tokens, 4> quotas({slot_tokens.shape(0), slot_tokens.shape(1), slot_tokens.shape(2), slot_tokens.shape(3)});
-  for (std::size_t i = 0; i < quotas.flat().size(); ++i) quotas.flat()[i] = Tokens{tokens[i]};
-  Evaluated e;
-  e.policy = with_own_options({&policy_named(step.policy)}, own).front();
-  e.input = load.input;
-  fill(e, keywords, threads, [&](const EvaluationContext& context) {
-    Evaluation made =
-        evaluate_plan(*e.policy, {with_quotas(step, std::move(quotas), load.table())}, *e.input, e.options, context);
-    made.times = plan.times;
-    return made;
-  });
-  return e;
-}
-
-// A plan that is there, and recompute's or null.
-Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& keywords, const nb::dict& own,
-                         const Plan* recompute_plan, const nb::object& homes, int threads) {
-  const auto whole = [](const Plan& one, const char* argument) -> const StepPlan& {
-    if (!one.layers.is_all()) throw InputError({.field = argument}, "is a part of a plan: join the parts before");
-    return finished(one);
-  };
-  PlansOfStep plans{.policy_update = whole(plan, "plan")};
-  if (recompute_plan != nullptr) plans.recompute = whole(*recompute_plan, "recompute_plan");
-  Evaluated e;
-  e.policy = with_own_options({&policy_named(plans.policy_update.policy)}, own).front();
-  e.input = input_of(load, {homes, nullptr, nullptr});
-  fill(e, keywords, threads, [&](const EvaluationContext& context) {
-    Evaluation made = evaluate_plan(*e.policy, std::move(plans), *e.input, e.options, context);
-    made.times = plan.times;
-    return made;
-  });
   return e;
 }
 
@@ -285,47 +234,6 @@ std::vector<std::string> memory_remarks_of(const Evaluated& e,
   return memory_remarks(needed, *e.cost, e.options.memory_budget());
 }
 
-// What evaluate() finds of its keywords before it has a load: whether each can be, and the model's sizes.
-nb::object check_evaluation(const nb::dict& keywords) {
-  EvaluateOptions options;
-  CostRequest cost;
-  set_options(keywords, options, cost);
-  try {
-    if (!cost.cluster.empty()) (void)find_cluster(cost.cluster);
-  } catch (const InputError& error) {
-    throw InputError({.field = "cluster"}, error.what());
-  }
-  if (!cost.shape && cost.model.empty()) return nb::none();
-  const ModelShape model = cost.shape ? *cost.shape : model_named(cost.model);
-  nb::dict d;
-  d["name"] = model.name;
-  d["moe_layers"] = model.moe_layers;
-  d["experts"] = model.experts;
-  d["top_k"] = model.top_k;
-  return d;
-}
-
-// Remarks on the options of these names, which were given and do nothing: for this load, by these policies, without a
-// cluster; and on the former plan.
-std::vector<std::string> unused_options(const Load& load, const std::vector<std::string>& names,
-                                        const nb::dict& keywords, const std::set<std::string, std::less<>>& given,
-                                        const Plan* previous) {
-  EvaluateOptions evaluate;
-  CostRequest cost;
-  set_options(keywords, evaluate, cost);
-  PolicyInput asked = load.input->for_policy(evaluate.planner);
-  if (previous != nullptr) asked.previous = whole_plan_of(previous);
-  std::vector<std::string> remarks = remarks_on_unused(*load.input, policies_named(names), asked, given);
-  if (!cost.cluster.empty()) return remarks;
-  for (const std::vector<Option>& table : {simulation_options_of(evaluate), options_of(cost)}) {
-    for (const Option& option : table) {
-      if (given.contains(option.name))
-        remarks.push_back(fmt::format("`{}` has no effect without a cluster", option.name));
-    }
-  }
-  return remarks;
-}
-
 }  // namespace
 
 void bind_evaluation(nb::module_& m) {
@@ -367,11 +275,6 @@ void bind_evaluation(nb::module_& m) {
       },
       "load"_a, "policy"_a, "options"_a, "own"_a = nb::dict(), "homes"_a.none() = nb::none(),
       "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
-  m.def("_evaluate_plan", &evaluated_plan, "plan"_a, "load"_a, "options"_a, "own"_a, "recompute_plan"_a.none(),
-        "homes"_a.none(), "threads"_a);
-  m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a, "own"_a = nb::dict(),
-        "threads"_a = 0);
-
   const auto evaluates = [&m](const char* name, bool simulates) {
     m.def(
         name,
@@ -389,41 +292,6 @@ void bind_evaluation(nb::module_& m) {
   m.def("_pair_figures", &pairs_of, "plan"_a, "load"_a, "routed"_a);
   m.def("_load_stability", &stability_of, "load"_a, "steps"_a);
   m.def("_memory_remarks", &memory_remarks_of, "evaluation"_a, "bytes_of"_a);
-  m.def("_unused_options", &unused_options, "load"_a, "policies"_a, "options"_a, "given"_a,
-        "previous"_a.none() = nb::none());
-  m.def("_policies_named", [](const std::vector<std::string>& names) {
-    std::vector<std::string> all;
-    for (const Policy* policy : policies_named(names)) all.emplace_back(policy->name());
-    return all;
-  });
-  m.def("_policy_uses", [](const std::string& policy) {
-    const std::span<const std::string_view> uses = policy_named(policy).uses();
-    return std::vector<std::string>(uses.begin(), uses.end());
-  });
-  m.def("_ranks_per_node", [](const std::string& cluster) { return find_cluster(cluster).ranks_per_node; });
-  m.def(
-      "_own_options",
-      [](const std::string& policy, const nb::dict& own) {
-        (void)with_own_options({&policy_named(policy)}, own);  // throws where one of them cannot be
-        std::vector<std::string> names;
-        for (const Option& option : policy_with_options(policy).options) names.push_back(option.name);
-        return names;
-      },
-      "policy"_a, "own"_a = nb::dict());
-  m.def(
-      "policies",
-      [] {
-        nb::dict names;
-        for (const Policy* policy : all_policies()) {
-          names[nb::cast(std::string(policy->name()))] = std::string(policy->summary());
-        }
-        return names;
-      },
-      nb::sig("def policies() -> dict[str, str]"), "Every policy by name, with what it does in one line.");
-  m.def("clusters", &cluster_names, "Names of the clusters that simulate() knows.");
-  m.def("models", &model_names, "Names of the models that simulate() knows.");
-  m.def("_check_evaluation", &check_evaluation, "options"_a,
-        nb::sig("def _check_evaluation(options: dict[str, typing.Any]) -> dict[str, typing.Any] | None"));
 }
 
 }  // namespace foremoe::python

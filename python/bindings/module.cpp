@@ -37,10 +37,11 @@ NB_MODULE(_core, m) {
   foremoe::python::bind_rollout(m);
   foremoe::python::bind_collector(m);
   foremoe::python::bind_inputs(m);
-  foremoe::python::bind_options(m);
   foremoe::python::bind_plan(m);
   foremoe::python::bind_planning(m);
   foremoe::python::bind_evaluation(m);
+  foremoe::python::bind_evaluated_plan(m);
+  foremoe::python::bind_options(m);
   foremoe::python::bind_turns(m);
   foremoe::python::bind_arena(m);
 }

@@ -1,7 +1,16 @@
-// The tables of options, from which keywords and command lines are made.
+// Keywords before anything is planned: the tables of options from which they are made, what they name, which of them
+// cannot be or do nothing.
 
-#include "bindings.h"
-#include "foremoe/evaluate/cost_request.h"
+#include <fmt/format.h>
+
+#include <set>
+#include <span>
+
+#include "evaluation.h"
+#include "foremoe/cluster/cluster.h"
+#include "foremoe/cluster/model_shape.h"
+#include "foremoe/core/error.h"
+#include "foremoe/evaluate/own_options.h"
 #include "foremoe/rollout/importers/importer.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
 
@@ -47,8 +56,86 @@ nb::dict option_tables() {
   return result;
 }
 
+// What evaluate() finds of its keywords before it has a load: whether each can be, and the model's sizes.
+nb::object check_evaluation(const nb::dict& keywords) {
+  EvaluateOptions options;
+  CostRequest cost;
+  set_options(keywords, options, cost);
+  try {
+    if (!cost.cluster.empty()) (void)find_cluster(cost.cluster);
+  } catch (const InputError& error) {
+    throw InputError({.field = "cluster"}, error.what());
+  }
+  if (!cost.shape && cost.model.empty()) return nb::none();
+  const ModelShape model = cost.shape ? *cost.shape : model_named(cost.model);
+  nb::dict d;
+  d["name"] = model.name;
+  d["moe_layers"] = model.moe_layers;
+  d["experts"] = model.experts;
+  d["top_k"] = model.top_k;
+  return d;
+}
+
+// Remarks on the options of these names, which were given and do nothing: for this load, by these policies, without a
+// cluster; and on the former plan.
+std::vector<std::string> unused_options(const Load& load, const std::vector<std::string>& names,
+                                        const nb::dict& keywords, const std::set<std::string, std::less<>>& given,
+                                        const Plan* previous) {
+  EvaluateOptions evaluate;
+  CostRequest cost;
+  set_options(keywords, evaluate, cost);
+  PolicyInput asked = load.input->for_policy(evaluate.planner);
+  if (previous != nullptr) asked.previous = whole_plan_of(previous);
+  std::vector<std::string> remarks = remarks_on_unused(*load.input, policies_named(names), asked, given);
+  if (!cost.cluster.empty()) return remarks;
+  for (const std::vector<Option>& table : {simulation_options_of(evaluate), options_of(cost)}) {
+    for (const Option& option : table) {
+      if (given.contains(option.name))
+        remarks.push_back(fmt::format("`{}` has no effect without a cluster", option.name));
+    }
+  }
+  return remarks;
+}
+
 }  // namespace
 
-void bind_options(nb::module_& m) { m.def("_option_tables", &option_tables); }
+void bind_options(nb::module_& m) {
+  m.def("_option_tables", &option_tables);
+  m.def("_unused_options", &unused_options, "load"_a, "policies"_a, "options"_a, "given"_a,
+        "previous"_a.none() = nb::none());
+  m.def("_policies_named", [](const std::vector<std::string>& names) {
+    std::vector<std::string> all;
+    for (const Policy* policy : policies_named(names)) all.emplace_back(policy->name());
+    return all;
+  });
+  m.def("_policy_uses", [](const std::string& policy) {
+    const std::span<const std::string_view> uses = policy_named(policy).uses();
+    return std::vector<std::string>(uses.begin(), uses.end());
+  });
+  m.def("_ranks_per_node", [](const std::string& cluster) { return find_cluster(cluster).ranks_per_node; });
+  m.def(
+      "_own_options",
+      [](const std::string& policy, const nb::dict& own) {
+        (void)with_own_options({&policy_named(policy)}, own);  // throws where one of them cannot be
+        std::vector<std::string> names;
+        for (const Option& option : policy_with_options(policy).options) names.push_back(option.name);
+        return names;
+      },
+      "policy"_a, "own"_a = nb::dict());
+  m.def(
+      "policies",
+      [] {
+        nb::dict names;
+        for (const Policy* policy : all_policies()) {
+          names[nb::cast(std::string(policy->name()))] = std::string(policy->summary());
+        }
+        return names;
+      },
+      nb::sig("def policies() -> dict[str, str]"), "Every policy by name, with what it does in one line.");
+  m.def("clusters", &cluster_names, "Names of the clusters that simulate() knows.");
+  m.def("models", &model_names, "Names of the models that simulate() knows.");
+  m.def("_check_evaluation", &check_evaluation, "options"_a,
+        nb::sig("def _check_evaluation(options: dict[str, typing.Any]) -> dict[str, typing.Any] | None"));
+}
 
 }  // namespace foremoe::python

@@ -217,7 +217,6 @@ def _check_synthesis(options: dict[str, Any]) -> dict[str, int]: ...
 def _unused_of_synthesis(options: dict[str, Any], given: Set[str]) -> list[str]: ...
 def _synthesize_load(arg: dict[str, Any], /) -> Load: ...
 def _synthesize_trace(arg: dict[str, Any], /) -> Trace: ...
-def _option_tables() -> dict[str, Any]: ...
 
 class PlanTimes:
     """How long planning took, seconds."""
@@ -412,23 +411,6 @@ def _evaluate(
     previous_load: Load | None = None,
     threads: int = 0,
 ) -> Evaluation: ...
-def _evaluate_plan(
-    plan: Plan,
-    load: Load,
-    options: dict[str, Any],
-    own: dict[str, Any],
-    recompute_plan: Plan | None,
-    homes: object | None,
-    threads: int,
-) -> Evaluation: ...
-def _evaluate_quotas(
-    plan: Plan,
-    slot_tokens: Annotated[NDArray[Any], dict(writable=False)],
-    load: Load,
-    options: dict[str, Any],
-    own: dict[str, Any] = {},
-    threads: int = 0,
-) -> Evaluation: ...
 def _compare(
     load: Load,
     policies: Sequence[str],
@@ -452,6 +434,24 @@ def _simulate(
 def _pair_figures(plan: Plan, load: Load, routed: bool) -> dict[str, Any]: ...
 def _load_stability(load: Load, steps: int) -> dict[str, Any]: ...
 def _memory_remarks(evaluation: Evaluation, bytes_of: Sequence[tuple[str, int]]) -> list[str]: ...
+def _evaluate_plan(
+    plan: Plan,
+    load: Load,
+    options: dict[str, Any],
+    own: dict[str, Any],
+    recompute_plan: Plan | None,
+    homes: object | None,
+    threads: int,
+) -> Evaluation: ...
+def _evaluate_quotas(
+    plan: Plan,
+    slot_tokens: Annotated[NDArray[Any], dict(writable=False)],
+    load: Load,
+    options: dict[str, Any],
+    own: dict[str, Any] = {},
+    threads: int = 0,
+) -> Evaluation: ...
+def _option_tables() -> dict[str, Any]: ...
 def _unused_options(
     load: Load, policies: Sequence[str], options: dict[str, Any], given: Set[str], previous: Plan | None = None
 ) -> list[str]: ...

@@ -1,0 +1,60 @@
+// Plans that are there already: what they are worth on a load, with their quotas or with others.
+
+#include <utility>
+
+#include "evaluation.h"
+#include "foremoe/core/error.h"
+#include "foremoe/evaluate/evaluate_plan.h"
+
+namespace foremoe::python {
+namespace {
+
+// A plan with other quotas, on the load that they serve.
+Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const Load& load, const nb::dict& keywords,
+                           const nb::dict& own, int threads) {
+  const StepPlan& step = finished(plan);
+  const auto* const tokens = data_of<std::int64_t>(slot_tokens, "slot_tokens", "events, layers, ranks, slots", 4);
+  Array<Tokens, 4> quotas({slot_tokens.shape(0), slot_tokens.shape(1), slot_tokens.shape(2), slot_tokens.shape(3)});
+  for (std::size_t i = 0; i < quotas.flat().size(); ++i) quotas.flat()[i] = Tokens{tokens[i]};
+  Evaluated e;
+  e.policy = with_own_options({&policy_named(step.policy)}, own).front();
+  e.input = load.input;
+  fill(e, keywords, threads, [&](const EvaluationContext& context) {
+    Evaluation made =
+        evaluate_plan(*e.policy, {with_quotas(step, std::move(quotas), load.table())}, *e.input, e.options, context);
+    made.times = plan.times;
+    return made;
+  });
+  return e;
+}
+
+// A plan that is there, and recompute's or null.
+Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& keywords, const nb::dict& own,
+                         const Plan* recompute_plan, const nb::object& homes, int threads) {
+  const auto whole = [](const Plan& one, const char* argument) -> const StepPlan& {
+    if (!one.layers.is_all()) throw InputError({.field = argument}, "is a part of a plan: join the parts before");
+    return finished(one);
+  };
+  PlansOfStep plans{.policy_update = whole(plan, "plan")};
+  if (recompute_plan != nullptr) plans.recompute = whole(*recompute_plan, "recompute_plan");
+  Evaluated e;
+  e.policy = with_own_options({&policy_named(plans.policy_update.policy)}, own).front();
+  e.input = input_of(load, {homes, nullptr, nullptr});
+  fill(e, keywords, threads, [&](const EvaluationContext& context) {
+    Evaluation made = evaluate_plan(*e.policy, std::move(plans), *e.input, e.options, context);
+    made.times = plan.times;
+    return made;
+  });
+  return e;
+}
+
+}  // namespace
+
+void bind_evaluated_plan(nb::module_& m) {
+  m.def("_evaluate_plan", &evaluated_plan, "plan"_a, "load"_a, "options"_a, "own"_a, "recompute_plan"_a.none(),
+        "homes"_a.none(), "threads"_a);
+  m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a, "own"_a = nb::dict(),
+        "threads"_a = 0);
+}
+
+}  // namespace foremoe::python
