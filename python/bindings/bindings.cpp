@@ -196,6 +196,12 @@ std::shared_ptr<const StepInput> input_of(const Load& load, const Former& former
   return input;
 }
 
+Phase phase_named(const std::string& name) {
+  if (name == to_string(Phase::kRecompute)) return Phase::kRecompute;
+  if (name == to_string(Phase::kPolicyUpdate)) return Phase::kPolicyUpdate;
+  throw InputError({.field = "phase"}, fmt::format("'{}', expected recompute or policy_update", name));
+}
+
 void raise_skipped(const Policy& policy, const std::string& reason) {
   const nb::object type = nb::module_::import_("foremoe._errors").attr("PolicySkipped");
   const nb::object error = type(std::string(policy.name()), reason);

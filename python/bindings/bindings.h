@@ -150,6 +150,8 @@ std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<co
 // The load's own input where nothing else was given, else a copy with what was.
 std::shared_ptr<const StepInput> input_of(const Load& load, const Former& former);
 
+Phase phase_named(const std::string& name);  // throws InputError, field `phase`
+
 // Throws PolicySkipped.
 [[noreturn]] void raise_skipped(const Policy& policy, const std::string& reason);
 

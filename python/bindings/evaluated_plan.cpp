@@ -1,5 +1,7 @@
 // Plans that are there already: what they are worth on a load, with their quotas or with others.
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "evaluation.h"
@@ -28,9 +30,10 @@ Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const 
   return e;
 }
 
-// A plan that is there, and recompute's or null.
+// A plan that is there, and recompute's or null; or a plan of one phase, which is simulated alone.
 Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& keywords, const nb::dict& own,
-                         const Plan* recompute_plan, const nb::object& homes, int threads) {
+                         const Plan* recompute_plan, const std::optional<std::string>& phase, const nb::object& homes,
+                         int threads) {
   const auto whole = [](const Plan& one, const char* argument) -> const StepPlan& {
     if (!one.layers.is_all()) throw InputError({.field = argument}, "is a part of a plan: join the parts before");
     return finished(one);
@@ -38,6 +41,10 @@ Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& key
   PlansOfStep plans{.policy_update = whole(plan, "plan")};
   if (recompute_plan != nullptr) plans.recompute = whole(*recompute_plan, "recompute_plan");
   Evaluated e;
+  if (phase) e.phase = phase_named(*phase);
+  if (phase && recompute_plan != nullptr) {
+    throw InputError({.field = "recompute_plan"}, fmt::format("is given, and {} of `plan` alone is simulated", *phase));
+  }
   e.policy = with_own_options({&policy_named(plans.policy_update.policy)}, own).front();
   e.input = input_of(load, {homes, nullptr, nullptr});
   fill(e, keywords, threads, [&](const EvaluationContext& context) {
@@ -52,7 +59,7 @@ Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& key
 
 void bind_evaluated_plan(nb::module_& m) {
   m.def("_evaluate_plan", &evaluated_plan, "plan"_a, "load"_a, "options"_a, "own"_a, "recompute_plan"_a.none(),
-        "homes"_a.none(), "threads"_a);
+        "phase"_a.none(), "homes"_a.none(), "threads"_a);
   m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a, "own"_a = nb::dict(),
         "threads"_a = 0);
 }

@@ -71,10 +71,28 @@ Plan Evaluated::plan_of(Phase phase) const {
           .times = evaluation->times};
 }
 
+namespace {
+
+// `plan` and `load` are those of the evaluation, or their first micro-steps and layers.
+SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTable& load, SimulationOptions options) {
+  options.path = e.options.path;
+  options.depth = e.options.depth;
+  options.online = e.policy->online();
+  return simulate_phase({.load = load,
+                         .plan = plan,
+                         .cost = *e.cost,
+                         .trace = e.input->trace_or_null(),
+                         .batching = e.input->batching_or_null()},
+                        options);
+}
+
+}  // namespace
+
 void fill(Evaluated& e, const nb::dict& keywords, int threads,
           const std::function<Evaluation(const EvaluationContext&)>& evaluate) {
   CostRequest cost_request;
   set_options(keywords, e.options, cost_request);
+  e.options.simulate = !e.phase;
   ThreadPool pool(threads_of(threads));
   run_interruptibly(pool, [&] {
     e.cost = cost_of(cost_request, e.input->load, /*simulates=*/!cost_request.cluster.empty());
@@ -82,6 +100,11 @@ void fill(Evaluated& e, const nb::dict& keywords, int threads,
     nlohmann::ordered_json json = to_json(*e.evaluation, /*checked=*/true);
     json.erase("speedup_over_vanilla");
     json.erase("rl_step_speedup");
+    if (e.phase && e.cost && e.evaluation->check.ok()) {
+      const SimulatedPhase alone =
+          simulate(e, e.evaluation->plan, e.input->load, {.phase = *e.phase, .placement_stays = true, .pool = &pool});
+      json["stages"] = nlohmann::ordered_json::array({to_json(alone)});
+    }
     e.figures = json.dump();
   });
 }
@@ -174,17 +197,7 @@ nb::any timeline(const Evaluated& e, int micro_steps, int layers) {
     const StepPlan plan = take_first(e.evaluation->plan_of(Phase::kRecompute), part);
     ThreadPool pool(1);
     Timeline spans;
-    (void)simulate_phase({.load = part,
-                          .plan = plan,
-                          .cost = *e.cost,
-                          .trace = e.input->trace_or_null(),
-                          .batching = e.input->batching_or_null()},
-                         {.phase = Phase::kRecompute,
-                          .path = e.options.path,
-                          .depth = e.options.depth,
-                          .online = e.policy->online(),
-                          .pool = &pool,
-                          .timeline = &spans});
+    (void)simulate(e, plan, part, {.phase = Phase::kRecompute, .pool = &pool, .timeline = &spans});
     json = spans.to_json();
   }
   return nb::cast<nb::any>(parse_json(json)["traceEvents"]);

@@ -17,6 +17,7 @@ struct Evaluated {
   std::shared_ptr<const Policy> policy;
   std::shared_ptr<const StepInput> input;
   EvaluateOptions options;
+  std::optional<Phase> phase;  // that alone is simulated; none: a step
   std::optional<CostModel> cost;
   std::shared_ptr<const Evaluation> evaluation;
   std::string figures;  // JSON, without what compares with other policies
@@ -28,7 +29,8 @@ struct Evaluated {
 // be.
 void set_options(const nb::dict& keywords, EvaluateOptions& evaluate, CostRequest& cost);
 
-// Fills in options, cost, evaluation and figures: `evaluate` makes the evaluation of what the caller has filled in.
+// Fills in the options that keywords set, cost, evaluation and figures: `evaluate` makes the evaluation of what the
+// caller has filled in.
 void fill(Evaluated& e, const nb::dict& keywords, int threads,
           const std::function<Evaluation(const EvaluationContext&)>& evaluate);
 

@@ -77,7 +77,7 @@ nb::object check_evaluation(const nb::dict& keywords) {
 }
 
 // Remarks on the options of these names, which were given and do nothing: for this load, by these policies, without a
-// cluster; and on the former plan.
+// cluster, where one phase alone is simulated; and on the former plan.
 std::vector<std::string> unused_options(const Load& load, const std::vector<std::string>& names,
                                         const nb::dict& keywords, const std::set<std::string, std::less<>>& given,
                                         const Plan* previous) {
@@ -87,7 +87,14 @@ std::vector<std::string> unused_options(const Load& load, const std::vector<std:
   PolicyInput asked = load.input->for_policy(evaluate.planner);
   if (previous != nullptr) asked.previous = whole_plan_of(previous);
   std::vector<std::string> remarks = remarks_on_unused(*load.input, policies_named(names), asked, given);
-  if (!cost.cluster.empty()) return remarks;
+  if (!cost.cluster.empty()) {
+    for (const char* const of_step : {"rollout_seconds", "memory_budget"}) {
+      if (given.contains("phase") && given.contains(of_step))
+        remarks.push_back(fmt::format("`{}` has no effect on one `phase` of a step", of_step));
+    }
+    return remarks;
+  }
+  if (given.contains("phase")) remarks.emplace_back("`phase` has no effect without a cluster");
   for (const std::vector<Option>& table : {simulation_options_of(evaluate), options_of(cost)}) {
     for (const Option& option : table) {
       if (given.contains(option.name))

@@ -34,12 +34,6 @@ Pass pass_named(const std::string& name) {
   throw InputError({.field = "pass"}, fmt::format("'{}', expected forward or backward", name));
 }
 
-Phase phase_named(const std::string& name) {
-  if (name == to_string(Phase::kRecompute)) return Phase::kRecompute;
-  if (name == to_string(Phase::kPolicyUpdate)) return Phase::kPolicyUpdate;
-  throw InputError({.field = "phase"}, fmt::format("'{}', expected recompute or policy_update", name));
-}
-
 PathChoice path_named(const std::string& name) {
   if (name == "auto") return PathChoice::kAuto;
   if (name == "host") return PathChoice::kHost;

@@ -440,6 +440,7 @@ def _evaluate_plan(
     options: dict[str, Any],
     own: dict[str, Any],
     recompute_plan: Plan | None,
+    phase: str | None,
     homes: object | None,
     threads: int,
 ) -> Evaluation: ...

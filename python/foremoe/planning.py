@@ -566,6 +566,7 @@ def evaluate_plan(
     load: Load,
     *,
     recompute_plan: Plan | None = None,
+    phase: Literal["recompute", "policy_update"] | None = None,
     cluster: str | None = None,
     model: str | Mapping[str, Any] | None = None,
     sequence_tokens: int = 4096,
@@ -574,7 +575,6 @@ def evaluate_plan(
     optimizer_shards: int = 1,
     separate_uplinks: bool = False,
     rollout_seconds: float = 0.0,
-    rollout_tail_seconds: float = 0.0,
     memory_budget: float | None = None,
     prefetch_depth: int = 2,
     path: Literal["auto", "host", "peer"] = "auto",
@@ -585,10 +585,15 @@ def evaluate_plan(
 ) -> Evaluation:
     """As evaluate(), of a plan that is there: nothing is planned.
 
-    plan: Of the policy update; all of it. Its policy, with policy_options, says what is done online.
+    plan: Of the policy update, unless phase says otherwise; all of it. Its policy, with policy_options, says what is
+        done online.
     load: What the plan serves.
     recompute_plan: Of recompute, with one micro-step in flight. None: the same as plan; with a cluster, plan must have
         one in flight then.
+    phase: What is simulated. None: a step, which is recompute and then the policy update. Otherwise this phase of plan
+        alone: figures has one entry in stages, as a step has it (of residency free, a step in which plan serves both
+        phases), and none of the whole step's (step_seconds, …). recompute_plan must be None then, and recompute wants
+        one micro-step in flight.
     cluster: Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large
         as the cluster's unless ranks_per_node says otherwise.
     model: Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json.
@@ -600,8 +605,6 @@ def evaluate_plan(
     optimizer_shards: Data-parallel ranks that share one expert's optimizer state. 1 … 65536.
     separate_uplinks: Model host copies and network traffic on separate PCIe uplinks (default: shared).
     rollout_seconds: Duration of the step's rollout, for the speedup of the whole RL step. 0 … 1e+09.
-    rollout_tail_seconds: How long the rollout's last sequences leave the planner to place experts. What placement takes
-        beyond that, measured here, is charged beside the modelled step. 0 … 1e+09.
     memory_budget: Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and residency auto stays
         within it. None: none. above 0, at most 1e+09.
     prefetch_depth: How many turns (one layer of one pass of one micro-step) ahead copies may begin. 1 … 65536.
@@ -618,6 +621,7 @@ def evaluate_plan(
     expect(Plan, plan=plan)
     expect(Load, load=load)
     expect(Plan | None, recompute_plan=recompute_plan)
+    expect(str | None, phase=phase)
     expect(Mapping | None, policy_options=policy_options)
     expect(Integral, threads=threads)
     options = {
@@ -629,16 +633,16 @@ def evaluate_plan(
         "optimizer_shards": optimizer_shards,
         "separate_uplinks": separate_uplinks,
         "rollout_seconds": rollout_seconds,
-        "rollout_tail_seconds": rollout_tail_seconds,
         "memory_budget": memory_budget,
         "prefetch_depth": prefetch_depth,
         "path": path,
         "align": align,
     }
     result: Evaluation = _core._evaluate_plan(
-        plan, load, options, dict(policy_options or {}), recompute_plan, homes, threads
+        plan, load, options, dict(policy_options or {}), recompute_plan, phase, homes, threads
     )
-    _remark(_core._unused_options(load, [plan.policy], options, _given(evaluate_plan, options)))
+    given = _given(evaluate_plan, {**options, "phase": phase})
+    _remark(_core._unused_options(load, [plan.policy], options, given))
     return result
 
 

@@ -12,6 +12,11 @@ from conftest import draw_load
 
 import foremoe
 
+TINY = {
+    "name": "tiny", "moe_layers": 2, "experts": 16, "top_k": 1, "hidden": 64, "intermediate": 32, "vocabulary": 9,
+    "heads": 1, "head_width": 64,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("options", "field"),
@@ -126,6 +131,16 @@ def test_keywords_without_effect_are_said(load: foremoe.Load, caplog: pytest.Log
         (lambda: foremoe.plan(load, in_flight=9), "in_flight 9: there are only 3 micro-steps"),
         (lambda: foremoe.plan(load, residency="shared", previous=foremoe.plan(load)), "the former plan has no effect"),
         (lambda: foremoe.evaluate(load, path="host"), "path has no effect without a cluster"),
+        (
+            lambda: foremoe.evaluate_plan(foremoe.plan(load), load, phase="recompute"),
+            "phase has no effect without a cluster",
+        ),
+        (
+            lambda: foremoe.evaluate_plan(
+                foremoe.plan(load), load, phase="recompute", rollout_seconds=9, cluster="h100", model=TINY
+            ),
+            "rollout_seconds has no effect on one phase of a step",
+        ),
         (lambda: foremoe.compare(load, "vanilla", stages="B"), "stages has no effect: policy vanilla does not"),
         (
             lambda: foremoe.synthesize_load(skew=1.2, layers=1, micro_steps=1),

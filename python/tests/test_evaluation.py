@@ -66,6 +66,31 @@ def test_a_plan_that_is_there_is_worth_what_it_is_when_it_is_made(load, policy, 
     assert plain["rho"] == made.figures["rho"] and "stages" not in plain
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("foremoe", {}),
+        ("foremoe", {"residency": "shared", "path": "host"}),
+        ("foremoe", {"residency": "static", "keep_activations": True}),
+        ("feplb", {"policy_options": {"dyn": 2}}),
+        ("eplb", {"rollout_seconds": 9}),  # places freely, with one micro-step in flight alone
+    ],
+)
+def test_a_phase_alone_takes_what_it_takes_in_a_step(load, policy, options, in_flight):
+    made = foremoe.evaluate(load, policy, guest_slots=2, in_flight=in_flight, **options, **ON)
+    if made.skipped:
+        assert (policy, in_flight) == ("eplb", 2)
+        return
+    options.pop("residency", None)
+    for plan, of_step in zip((made.recompute_plan, made.plan), made.figures["stages"], strict=True):
+        alone = foremoe.evaluate_plan(plan, load, phase=of_step["stage"], **options, **ON)
+        assert alone.figures["stages"] == [of_step]
+        assert not {key for key in alone.figures if key.endswith("step_seconds")} and "placement" not in alone.figures
+        with pytest.raises(foremoe.InputError, match="no simulated step"):
+            alone.timeline(1, 1)
+
+
 def test_a_plan_that_cannot_be_evaluated_is_named(load):
     plan, ahead = foremoe.plan(load), foremoe.plan(load, in_flight=2)
     part = foremoe.plan(load, layers=range(1))
@@ -74,12 +99,21 @@ def test_a_plan_that_cannot_be_evaluated_is_named(load):
         ({"plan": plan, "recompute_plan": ahead}, "recompute_plan", "has 2 micro-steps in flight, expected 1"),
         ({"plan": part}, "plan", "is a part of a plan"),
         ({"plan": ahead, "recompute_plan": part}, "recompute_plan", "is a part of a plan"),
+        (
+            {"plan": ahead, "recompute_plan": plan, "phase": "policy_update"},
+            "recompute_plan",
+            "is given, and policy_up",
+        ),
+        ({"plan": ahead, "phase": "recompute"}, "event_pass", "cannot serve recompute"),
+        ({"plan": plan, "phase": "forward"}, "phase", "expected recompute or policy_update"),
     ]:
         with pytest.raises(foremoe.InputError, match=words) as error:
             foremoe.evaluate_plan(**plans, load=load, **ON)
         assert error.value.field == field
     other = foremoe.synthesize_load(shape="Mixtral-8x7B", layers=2, micro_steps=4, ranks=4, tokens_per_rank=512, seed=4)
     of = foremoe.evaluate_plan(plan, other, **ON).figures
+    assert not of["ok"] and "stages" not in of
+    of = foremoe.evaluate_plan(plan, other, phase="policy_update", **ON).figures
     assert not of["ok"] and "stages" not in of
 
 

@@ -39,12 +39,10 @@ class Modelled:
     def seconds(self, plan: foremoe.Plan, load: foremoe.Load) -> float:
         """Of the policy update."""
         model = shape_of(self._config, load.num_layers) if self._model is None else self._model
-        # Any plan serves: its seconds are not read.
-        recompute = foremoe.start_plan(load, "vanilla").finish() if plan.in_flight > 1 else None
-        of = foremoe.evaluate_plan(plan, load, recompute_plan=recompute, model=model, **self._options).figures
+        of = foremoe.evaluate_plan(plan, load, phase="policy_update", model=model, **self._options).figures
         if not of["ok"]:
             raise RuntimeError(f"the plan is wrong: {of['violations'][0]['message']}")
-        (update,) = (stage for stage in of["stages"] if stage["stage"] == "policy_update")
+        (update,) = of["stages"]
         return float(update["seconds"])
 
 

@@ -22,7 +22,30 @@ Json memory_json(const RankMemory& memory) {
           {"activations", memory.activations.value}};
 }
 
-Json phase_json(const SimulatedPhase& phase) {
+void add_step(const Evaluation& e, Json& json) {
+  const SimulatedStep& step = *e.step;
+  json["step_seconds"] = step.step_seconds;
+  json["speedup_over_vanilla"] = e.speedup_over_vanilla;
+  json["ideal_step_seconds"] = step.ideal_step_seconds;
+  json["fraction_of_ideal"] = e.fraction_of_ideal();
+  json["exposed_copy_seconds"] = step.exposed_copy_seconds;
+  json["home_move_seconds"] = step.home_move_seconds;
+  json["peak_tokens_per_rank"] = step.peak_tokens_per_rank.value;
+  json["memory_bytes_per_rank"] = step.memory_bytes_per_rank.value;
+  json["placement"] = {{"seconds", e.placement_seconds},
+                       {"exposed_seconds", step.exposed_placement_seconds},
+                       {"step_seconds", step.placed_step_seconds},
+                       {"speedup_over_vanilla", e.placed_speedup}};
+  json["rl_step_seconds"] = step.rl_step_seconds;
+  json["rl_step_speedup"] = e.rl_step_speedup;
+  if (e.largest_micro_batch_tokens) json["largest_micro_batch_tokens"] = e.largest_micro_batch_tokens->value;
+  json["recompute_residency"] = to_string(e.plan_of(Phase::kRecompute).residency);
+  json["stages"] = Json::array({to_json(step.recompute), to_json(step.policy_update)});
+}
+
+}  // namespace
+
+Json to_json(const SimulatedPhase& phase) {
   Json traffic = Json::array();
   for (const LinkTraffic& link : phase.traffic) {
     traffic.push_back({{"link", link.link},
@@ -53,29 +76,6 @@ Json phase_json(const SimulatedPhase& phase) {
           {"traffic", std::move(traffic)},
           {"between_nodes", std::move(between)}};
 }
-
-void add_step(const Evaluation& e, Json& json) {
-  const SimulatedStep& step = *e.step;
-  json["step_seconds"] = step.step_seconds;
-  json["speedup_over_vanilla"] = e.speedup_over_vanilla;
-  json["ideal_step_seconds"] = step.ideal_step_seconds;
-  json["fraction_of_ideal"] = e.fraction_of_ideal();
-  json["exposed_copy_seconds"] = step.exposed_copy_seconds;
-  json["home_move_seconds"] = step.home_move_seconds;
-  json["peak_tokens_per_rank"] = step.peak_tokens_per_rank.value;
-  json["memory_bytes_per_rank"] = step.memory_bytes_per_rank.value;
-  json["placement"] = {{"seconds", e.placement_seconds},
-                       {"exposed_seconds", step.exposed_placement_seconds},
-                       {"step_seconds", step.placed_step_seconds},
-                       {"speedup_over_vanilla", e.placed_speedup}};
-  json["rl_step_seconds"] = step.rl_step_seconds;
-  json["rl_step_speedup"] = e.rl_step_speedup;
-  if (e.largest_micro_batch_tokens) json["largest_micro_batch_tokens"] = e.largest_micro_batch_tokens->value;
-  json["recompute_residency"] = to_string(e.plan_of(Phase::kRecompute).residency);
-  json["stages"] = Json::array({phase_json(step.recompute), phase_json(step.policy_update)});
-}
-
-}  // namespace
 
 Json to_json(const Evaluation& e, bool checked) {
   if (!e.planned()) return {{"policy", e.policy}, {"skipped", e.skipped}};

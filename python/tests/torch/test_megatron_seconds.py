@@ -1,0 +1,41 @@
+"""The seconds that shadow mode says a step would take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from megatron_training import EXPERTS, TOP_K, Case, make_config
+
+import foremoe
+from foremoe import _core
+from foremoe.megatron.seconds import Modelled, shape_of
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_seconds_are_those_of_a_steps_policy_update_and_nothing_is_planned_for_them(
+    monkeypatch: pytest.MonkeyPatch, in_flight: int
+) -> None:
+    config = make_config(Case())
+    load = foremoe.synthesize_load(layers=2, experts=EXPERTS, top_k=TOP_K, micro_steps=4, ranks=4, tokens_per_rank=64)
+    plan = foremoe.plan(load, guest_slots=2, in_flight=in_flight)
+    step = foremoe.evaluate_plan(
+        plan, load, recompute_plan=foremoe.plan(load, "vanilla") if in_flight > 1 else None,
+        cluster="h100", model=shape_of(config, load.num_layers), bytes_per_parameter=8, keep_activations=True,
+        path="peer", prefetch_depth=3,
+    )  # fmt: skip
+
+    planned = []
+    for name in ("_plan", "_start_plan", "_evaluate"):
+        own = getattr(_core, name)
+
+        def counting(*given: Any, name: str = name, own: Any = own, **more: Any) -> Any:
+            planned.append(name)
+            return own(*given, **more)
+
+        monkeypatch.setattr(_core, name, counting)
+    seconds = Modelled("h100", None, config, depth=3, threads=1).seconds(plan, load)
+    assert planned == []
+    assert seconds == step.figures["stages"][1]["seconds"]
+    foremoe.start_plan(load, "vanilla").finish()
+    assert planned == ["_start_plan"]
