@@ -31,19 +31,11 @@ from ._core import (
     policies,
 )
 from ._errors import InputError, PolicySkipped
+from .comparison import compare, simulate
+from .evaluation import evaluate, evaluate_plan
 from .files import Violation, check, figures, read_load, read_plan, read_trace
-from .planning import (
-    collect,
-    compare,
-    evaluate,
-    evaluate_plan,
-    import_files,
-    plan,
-    simulate,
-    start_plan,
-    synthesize_load,
-    synthesize_trace,
-)
+from .loads import collect, import_files, synthesize_load, synthesize_trace
+from .planning import plan, start_plan
 
 __all__ = [
     "Collector",

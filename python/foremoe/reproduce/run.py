@@ -14,7 +14,7 @@ from .. import _core
 from .._core import Load
 from .._errors import InputError
 from ..files import read_trace
-from ..planning import synthesize_load
+from ..loads import synthesize_load
 from .arranged import MeasuredGroups, MeasuredInPlace, MeasuredOnOtherRoutes, MeasuredPadded
 from .columns import ratio
 from .experiment import Aim, Experiment, Input, System
