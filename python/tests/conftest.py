@@ -13,14 +13,16 @@ import pytest
 
 import foremoe
 
-# By the beginning of a file's name: its tests are skipped where one of these is not installed.
+# What the tests of a file in torch/ need, by the beginning of its name; the first that fits. They are skipped where one
+# of these is not installed, or is older. Without torch the tests' own folder can be imported by its name: torch.nn not.
 NEEDS = {
-    "test_megatron_capacity": ["torch"],
-    "test_megatron": ["torch", "megatron.core"],
-    "test_verl_engine": ["torch", "megatron.core", "verl"],
-    "test_verl_routes": ["torch"],
-    "test_mismatch": ["torch", "transformers"],
-    "test_unrouted": ["torch", "transformers"],
+    "test_megatron_capacity": ["torch.nn"],
+    "test_megatron": ["torch.nn", "megatron.core"],
+    "test_verl_engine": ["torch.nn", "megatron.core", "verl"],
+    "test_verl_routes": ["torch.nn"],
+    "test_trl": ["torch.nn", "transformers", "trl"],
+    "test_native": ["torch.nn", "transformers>=5.23"],
+    "test_": ["torch.nn", "transformers"],
 }
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data"
 
@@ -57,13 +59,15 @@ def data() -> pathlib.Path:
 
 class _Needing(pytest.Module):
     def collect(self) -> Iterable[Any]:
-        for name in next((needs for begin, needs in NEEDS.items() if self.path.name.startswith(begin)), []):
-            pytest.importorskip(name)
+        for need in next(needs for begin, needs in NEEDS.items() if self.path.name.startswith(begin)):
+            name, _, least = need.partition(">=")
+            pytest.importorskip(name, least or None)
         return super().collect()
 
 
 def pytest_pycollect_makemodule(module_path: pathlib.Path, parent: Any) -> pytest.Module:
-    made: pytest.Module = _Needing.from_parent(parent, path=module_path)
+    kind = _Needing if module_path.parent.name == "torch" else pytest.Module
+    made: pytest.Module = kind.from_parent(parent, path=module_path)
     return made
 
 

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
 COUNTED = (
     "all_to_all_single", "all_to_all_single_autograd", "all_gather", "all_gather_object", "all_reduce", "barrier",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-trl = pytest.importorskip("trl")
+import torch
+import transformers
+import trl
 
 RANKS, STEPS, WORDS = 2, 5, 64
 SIZES: dict[str, Any] = {

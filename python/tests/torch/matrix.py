@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from foremoe.torch import grouped_linear  # noqa: E402
+from foremoe.torch import grouped_linear
 
 RANKS, EXPERTS, TOP_K, HIDDEN = 2, 4, 1, 8
 

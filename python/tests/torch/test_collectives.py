@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from counting import Counter  # noqa: E402
-from training import (  # noqa: E402
+import torch
+from counting import Counter
+from training import (
     LAYERS,
     draw_all_routes,
     draw_batches,
@@ -20,8 +17,8 @@ from training import (  # noqa: E402
     spread,
 )
 
-from foremoe.hf import _EXECUTE  # noqa: E402
-from foremoe.torch import arena, dispatch, exchange, guests, host_path, parallel  # noqa: E402
+from foremoe.hf import _EXECUTE
+from foremoe.torch import arena, dispatch, exchange, guests, host_path, parallel
 
 
 def lacking_in(layer: int | None, rank: int) -> list[Any]:

@@ -15,13 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-import torch.distributed as dist  # noqa: E402
-from torch.distributed import distributed_c10d  # noqa: E402
-from training import (  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from training import (
     RANKS,
     assert_equal_to_eager,
     make_model,
@@ -31,9 +28,9 @@ from training import (  # noqa: E402
     steps_of,
 )
 
-import foremoe  # noqa: E402
-from foremoe.torch import groups as groups_module  # noqa: E402
-from foremoe.torch.groups import make_groups, stand_by  # noqa: E402
+import foremoe
+from foremoe.torch import groups as groups_module
+from foremoe.torch.groups import make_groups, stand_by
 
 GROUPS = ((0, 2), (1, 3))
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-import foremoe  # noqa: E402
-from foremoe.hf import expert_layers, record  # noqa: E402
+import foremoe
+from foremoe.hf import expert_layers, record
 
 EXPERTS, TOP_K = 16, 4
 BASE = {

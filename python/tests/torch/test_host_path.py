@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import matrix
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-import matrix  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
-from processes import begin_rank  # noqa: E402
-from training import (  # noqa: E402
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from processes import begin_rank
+from training import (
     LAYERS,
     Spoil,
     assert_equal_to_eager,
@@ -35,11 +32,11 @@ from training import (  # noqa: E402
     spread,
 )
 
-import foremoe  # noqa: E402
-from foremoe._core import HostArena  # noqa: E402
-from foremoe.torch import ExpertParallel, arena  # noqa: E402
-from foremoe.torch.arena import NodeArena  # noqa: E402
-from foremoe.torch.host_path import HostPath  # noqa: E402
+import foremoe
+from foremoe._core import HostArena
+from foremoe.torch import ExpertParallel, arena
+from foremoe.torch.arena import NodeArena
+from foremoe.torch.host_path import HostPath
 
 LONG = 60.0  # seconds, far above a stage's host_timeout: who waited for it in full would find nothing missing
 EXPERT_BYTES = [64, 6]

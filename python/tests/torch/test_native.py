@@ -11,14 +11,12 @@ import tempfile
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5.23")
-
-import torch.distributed as dist  # noqa: E402
-import transformers.distributed.expert_parallel as native  # noqa: E402
-from counting import Counter  # noqa: E402
-from training import (  # noqa: E402
+import torch
+import torch.distributed as dist
+import transformers
+import transformers.distributed.expert_parallel as native
+from counting import Counter
+from training import (
     EXPERTS,
     LAYERS,
     RANKS,
@@ -33,12 +31,12 @@ from training import (  # noqa: E402
     spread,
     worst_difference,
 )
-from transformers.distributed import DistributedConfig  # noqa: E402
+from transformers.distributed import DistributedConfig
 
-import foremoe  # noqa: E402
-import foremoe.hf  # noqa: E402
-from foremoe.hf import expert_layers, record  # noqa: E402
-from foremoe.torch import ExpertParallel, dispatch, exchange, guests, parallel  # noqa: E402
+import foremoe
+import foremoe.hf
+from foremoe.hf import expert_layers, record
+from foremoe.torch import ExpertParallel, dispatch, exchange, guests, parallel
 
 
 def load(folder: str, dtype: Any, **config: Any) -> Any:

@@ -8,16 +8,14 @@ import time
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of
+from processes import begin_rank
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
-from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of  # noqa: E402
-from processes import begin_rank  # noqa: E402
-
-import foremoe  # noqa: E402
-from foremoe.torch import ExpertParallel  # noqa: E402
+import foremoe
+from foremoe.torch import ExpertParallel
 
 # An argument of ExpertParallel, a value that it cannot have, and what is said when it is made.
 REFUSED: list[tuple[str, Any, str]] = [

@@ -9,13 +9,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from training import on_all_ranks, run_step
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from training import on_all_ranks, run_step  # noqa: E402
-
-from foremoe.torch.guests import Guests  # noqa: E402
+from foremoe.torch.guests import Guests
 
 
 @contextlib.contextmanager

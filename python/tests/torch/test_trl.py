@@ -15,19 +15,17 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import transformers
+import trl
+from grpo import RANKS, STEPS, WORDS, make_model, make_trainer
+from processes import begin_rank
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-trl = pytest.importorskip("trl")
-
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
-from grpo import RANKS, STEPS, WORDS, make_model, make_trainer  # noqa: E402
-from processes import begin_rank  # noqa: E402
-
-import foremoe  # noqa: E402
-import foremoe.trl  # noqa: E402
-from foremoe.hf import expert_layers  # noqa: E402
+import foremoe
+import foremoe.trl
+from foremoe.hf import expert_layers
 
 LOGGED = ("loss", "grad_norm", "reward", "entropy")
 

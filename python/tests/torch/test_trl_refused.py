@@ -6,15 +6,13 @@ import importlib
 from typing import Any
 
 import pytest
+import torch
+import transformers
+import trl
+from grpo import WORDS, even, make_arguments, make_model, make_trainer
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-trl = pytest.importorskip("trl")
-
-from grpo import WORDS, even, make_arguments, make_model, make_trainer  # noqa: E402
-
-import foremoe  # noqa: E402
-import foremoe.trl  # noqa: E402
+import foremoe
+import foremoe.trl
 
 
 @pytest.mark.parametrize(

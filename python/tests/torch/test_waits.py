@@ -7,10 +7,9 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from foremoe.torch.waits import Waits  # noqa: E402
+from foremoe.torch.waits import Waits
 
 
 def test_on_a_cpu_it_is_what_the_host_waited(monkeypatch: pytest.MonkeyPatch) -> None:

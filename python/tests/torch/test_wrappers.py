@@ -8,11 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from training import (  # noqa: E402
+import torch
+from training import (
     RANKS,
     assert_equal_to_eager,
     draw_batches,

@@ -9,17 +9,14 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import transformers
+from processes import begin_rank
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
-from processes import begin_rank  # noqa: E402
-
-from foremoe.hf import expert_layers  # noqa: E402
-from foremoe.torch import ExpertParallel  # noqa: E402
+from foremoe.hf import expert_layers
+from foremoe.torch import ExpertParallel
 
 RANKS = 4
 EXPERTS = 16
