@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+from typing import Any
 
 from foremoe import reproduce
 
@@ -113,30 +115,24 @@ at_most = 0.4
 """
 )
 
-MODELLED = (
-    PROSE
-    + """
-columns = ["step_ms", "speedup", "ideal_speedup", "of_free"]
 
-[[input]]
-label = "grpo"
-model = "Qwen3-30B-A3B"
-cluster = "h100"
-layers = 2
-micro_steps = 4
-ranks = 8
-tokens_per_rank = 1024
-seed = 3
+def modelled(columns: list[str], systems: dict[str, dict[str, Any]], **of_input: Any) -> str:
+    """An experiment of a modelled cluster. systems: keys of each, by label. of_input: other keys of its."""
+    on = {
+        "label": "grpo", "model": "Qwen3-30B-A3B", "cluster": "h100", "layers": 2, "micro_steps": 4, "ranks": 8,
+        "tokens_per_rank": 1024, "seed": 3, **of_input,
+    }  # fmt: skip
+    tables = [("input", on), *(("system", {"label": label, **keys}) for label, keys in systems.items())]
+    written = "".join(
+        f"\n[[{name}]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+        for name, keys in tables
+    )
+    return f"{PROSE}columns = {json.dumps(columns)}\n{written}"
 
-[[system]]
-label = "none"
-policy = "vanilla"
 
-[[system]]
-label = "ours"
-policy = "foremoe"
-guest_slots = 2
-"""
+MODELLED = modelled(
+    ["step_ms", "speedup", "ideal_speedup", "of_free"],
+    {"none": {"policy": "vanilla"}, "ours": {"policy": "foremoe", "guest_slots": 2}},
 )
 
 SHAPE = """

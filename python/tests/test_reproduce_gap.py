@@ -6,69 +6,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments import PROSE, run
+from experiments import modelled, run
 
 import foremoe
 from foremoe import reproduce
 from foremoe.reproduce.gap import Gap, gap_of
 
 # Every part of the gap to the ideal, of systems that have it.
-GAP = (
-    PROSE
-    + """
-columns = [
-    "gap_ideal_ms", "gap_whole_tokens_ms", "gap_slots_ms", "gap_replicas_ms", "gap_copies_ms", "gap_exchange_ms",
-    "gap_planning_ms", "placed_step_ms", "step_ms",
-]
-
-[[input]]
-label = "grpo"
-model = "Qwen3-30B-A3B"
-cluster = "h100"
-layers = 2
-micro_steps = 4
-ranks = 16
-tokens_per_rank = 1000
-seed = 3
-former_step = true
-
-[every_system]
-guest_slots = 2
-
-[[system]]
-label = "none"
-policy = "vanilla"
-
-[[system]]
-label = "ours"
-policy = "foremoe"
-
-[[system]]
-label = "from the host"
-policy = "foremoe"
-path = "host"
-
-[[system]]
-label = "EMA"
-policy = "ema"
-
-[[system]]
-label = "free"
-policy = "eplb"
-
-[[system]]
-label = "FEPLB"
-policy = "feplb"
-
-[[system]]
-label = "FasterMoE"
-policy = "fastermoe"
-
-[[system]]
-label = "UltraEP"
-policy = "ultraep"
-"""
-)
+GAP = modelled(
+    [
+        "gap_ideal_ms", "gap_whole_tokens_ms", "gap_slots_ms", "gap_replicas_ms", "gap_copies_ms", "gap_exchange_ms",
+        "gap_planning_ms", "placed_step_ms", "step_ms",
+    ],
+    {
+        "none": {"policy": "vanilla"},
+        "ours": {"policy": "foremoe"},
+        "from the host": {"policy": "foremoe", "path": "host"},
+        "EMA": {"policy": "ema"},
+        "free": {"policy": "eplb"},
+        "FEPLB": {"policy": "feplb"},
+        "FasterMoE": {"policy": "fastermoe"},
+        "UltraEP": {"policy": "ultraep"},
+    },
+    ranks=16, tokens_per_rank=1000, former_step=True, guest_slots=2,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
