@@ -335,6 +335,13 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, fl
     }
 
 
+def expect_equal(found: Sequence[dict[str, Any]], case: str) -> None:
+    """Of differences() by case and rank: losses and gradients are equal to the rounding of float64."""
+    for rank, of in enumerate(found):
+        for what in ("loss", "dx", "dw"):
+            assert of[case][what] <= 1e-12, (rank, what, of[case])
+
+
 def state(net: Any) -> dict[str, Any]:
     """What a checkpoint, an optimizer and a sync of weights see: names in order, with values."""
     sharded = {}

@@ -17,6 +17,7 @@ from megatron_training import (
     begin_groups,
     counts_of,
     differences,
+    expect_equal,
     make_config,
     make_net,
     train,
@@ -131,10 +132,9 @@ def test_losses_and_gradients_are_those_of_megatrons_all_to_all(
 ) -> None:
     if backend not in found[0]["backends"]:
         pytest.skip("this megatron-core has no NCCL-EP")
-    for rank, of in enumerate(found):
+    expect_equal(found, f"{case}, {backend}")
+    for of in found:
         one = of[f"{case}, {backend}"]
-        for what in ("loss", "dx", "dw"):
-            assert one[what] <= 1e-12, (rank, what, one)
         assert one["metrics"]["foremoe/rho_computed"] == pytest.approx(one["metrics"]["foremoe/rho_planned"], rel=1e-12)
         assert one["metrics"]["foremoe/rho_planned"] < one["metrics"]["foremoe/rho_vanilla"]
 

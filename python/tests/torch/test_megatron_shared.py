@@ -18,6 +18,7 @@ from megatron_training import (
     begin_groups,
     count_waits,
     differences,
+    expect_equal,
     forward_only,
     make_config,
     make_net,
@@ -207,9 +208,8 @@ def work(rank: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_those_of_megatrons_own_layers(found: list[dict[str, Any]], case: str) -> None:
-    for rank, of in enumerate(found):
-        for what in ("loss", "dx", "dw"):
-            assert of[case][what] <= 1e-12, (rank, what, of[case])
+    expect_equal(found, case)
+    for of in found:
         metrics = of[case]["metrics"]
         assert metrics["foremoe/rho_computed"] == pytest.approx(metrics["foremoe/rho_planned"], rel=1e-12)
         assert metrics["foremoe/rho_planned"] < metrics["foremoe/rho_vanilla"]
