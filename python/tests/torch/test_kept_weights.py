@@ -6,15 +6,14 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from foremoe.torch.exchange import GuestRows  # noqa: E402
+from foremoe.torch.exchange import GuestRows
 
 ROWS, WIDTH = 5, 4
 
 
-class Saves(torch.autograd.Function):  # type: ignore[misc]
+class Saves(torch.autograd.Function):
     """rows @ weight, as autograd's own."""
 
     @staticmethod
