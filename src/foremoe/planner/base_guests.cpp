@@ -223,7 +223,8 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
   std::partial_sort(order_.begin(), order_.begin() + trials, order_.end(),
                     [&](int x, int y) { return score_[x] > score_[y] || (score_[x] == score_[y] && x < y); });
   least_.assign(micro_steps, -1.0F);
-  float best_cost = cost_without;
+  const float cost_to_beat = cost_now + (old >= 0 ? per_guest_ : 0.0F);
+  float best_cost = std::min(cost_without, cost_to_beat);
   int best = -1;
   for (int i = 0; i < trials; ++i) {
     const int e = order_[i];
@@ -256,7 +257,7 @@ bool BaseGuests::revise(ReplicaGraph& graph, int slot) {
     best = e;
     std::swap(best_helped_, helped_);
   }
-  if (best_cost >= cost_now + (old >= 0 ? per_guest_ : 0.0F) - kLeastGain) {
+  if (best_cost >= cost_to_beat - kLeastGain) {
     if (old >= 0) graph.put(slot, old);
     return false;
   }
@@ -282,13 +283,24 @@ void BaseGuests::grow_all(ReplicaGraph& graph) {
   }
 }
 
-void BaseGuests::sweep(ReplicaGraph& graph) {
+double BaseGuests::largest_excess() const {
+  double largest = 0;
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    if (now_[m].level == 0) continue;
+    largest = std::max(largest, static_cast<double>(now_[m].level) / static_cast<double>(problem_.target[m]));
+  }
+  return largest;
+}
+
+void BaseGuests::sweep(ReplicaGraph& graph, SweepEnd end) {
   // A rank has no use for more guests than there are experts away from it.
   const int last = std::min(graph.slots_per_rank(), problem_.num_experts);
   bool changed = false;
   for (int g = problem_.homes_per_rank(); g < last; ++g) {
     for (int r = 0; r < problem_.num_ranks(); ++r) {
-      if (revise(graph, graph.first_slot(r) + g)) changed = true;
+      if (!revise(graph, graph.first_slot(r) + g)) continue;
+      changed = true;
+      if (end == SweepEnd::kAtTargets && largest_excess() <= 1) return;
     }
   }
   may_change_ = changed && ++num_sweeps_ < kMostSweeps;

@@ -159,7 +159,7 @@ static bool rivals_static(const PlannerOptions& options) {
 GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   Replication replication(problem_, options_);
   Assignment assignment;
-  if (rivals_static(options_)) rival_.emplace(problem_);
+  if (rivals_static(options_)) rival_.emplace(problem_, graph);
   const bool keep_local = options_.prefer == Prefer::kLinks;
   for (int m = 0; m < problem_.num_micro_steps; ++m) {
     const ReplicaGraph found = graph;

@@ -1,7 +1,5 @@
 #include "foremoe/planner/static_rival.h"
 
-#include <algorithm>
-
 #include "foremoe/core/timeline.h"
 
 namespace foremoe::planner {
@@ -22,7 +20,19 @@ constexpr std::int64_t kHopeless = 3;
 // Copies of a search ÷ static guests: where it is less, sweeps cost more than the copies that they would save.
 constexpr double kWorthSweeps = 1.1;
 
+int num_guests(const LayerProblem& problem, const ReplicaGraph& graph) {
+  int guests = -problem.num_experts;
+  for (int s = 0; s < graph.num_slots(); ++s) guests += graph.expert_in(s) >= 0 ? 1 : 0;
+  return guests;
+}
+
 }  // namespace
+
+StaticRival::StaticRival(const LayerProblem& problem, const ReplicaGraph& beginning)
+    : problem_(problem),
+      num_begun_with_(num_guests(problem, beginning)),
+      chosen_(problem, BaseGoal::kFinal),
+      graph_(homes_only(problem)) {}
 
 void StaticRival::begin() {
   if (begun_) return;
@@ -32,16 +42,10 @@ void StaticRival::begin() {
   cpu_seconds_ += thread_cpu_seconds() - begin;
 }
 
-void StaticRival::sweep() {
+void StaticRival::sweep(SweepEnd end) {
   const double begin = thread_cpu_seconds();
-  chosen_.sweep(graph_);
+  chosen_.sweep(graph_, end);
   cpu_seconds_ += thread_cpu_seconds() - begin;
-}
-
-int StaticRival::num_guests() const {
-  int guests = -problem_.num_experts;
-  for (int s = 0; s < graph_.num_slots(); ++s) guests += graph_.expert_in(s) >= 0 ? 1 : 0;
-  return guests;
 }
 
 bool StaticRival::is_certain() const { return problem_.num_ranks() <= kCertainRanks; }
@@ -55,32 +59,27 @@ bool StaticRival::may_beat(int m, std::int64_t level) {
 
 bool StaticRival::beats(int m, std::int64_t level) {
   begin();
-  while (chosen_.may_change() && (is_certain() || may_beat(m, level))) sweep();
+  while (chosen_.may_change() && (is_certain() || may_beat(m, level))) sweep(SweepEnd::kAtLastSlot);
   return chosen_.level(m) < level;
 }
 
-double StaticRival::largest_excess() const {
-  double largest = 0;
-  for (int m = 0; m < problem_.num_micro_steps; ++m) {
-    if (chosen_.level(m) == 0) continue;
-    largest = std::max(largest, static_cast<double>(chosen_.level(m)) / static_cast<double>(problem_.target[m]));
-  }
-  return largest;
-}
-
 bool StaticRival::balances_with(std::int64_t copies) {
+  const auto is_worth = [&](int guests) {
+    return is_certain() || static_cast<double>(copies) >= kWorthSweeps * guests;
+  };
   if (!is_certain() && copies > kHopeless * problem_.guest_slots * problem_.num_ranks()) return false;
+  if (!is_worth(num_begun_with_)) return false;
   begin();
-  if (num_guests() > copies) return false;  // sweeps take none away
-  const bool alike = static_cast<double>(copies) <= kAlike * num_guests();
-  const bool worth_sweeps = is_certain() || static_cast<double>(copies) >= kWorthSweeps * num_guests();
-  while (worth_sweeps && chosen_.may_change() && largest_excess() > 1) {
+  const int guests = num_guests(problem_, graph_);
+  if (guests > copies) return false;  // sweeps take none away
+  const bool alike = static_cast<double>(copies) <= kAlike * guests;
+  while (is_worth(guests) && chosen_.may_change() && chosen_.largest_excess() > 1) {
     const int sweeps = chosen_.num_sweeps();
     const double most = sweeps == 0 && alike ? kMayExceedWhereAlike : kMayExceed[sweeps];
-    if (!is_certain() && largest_excess() > most) return false;
-    sweep();
+    if (!is_certain() && chosen_.largest_excess() > most) return false;
+    sweep(is_certain() ? SweepEnd::kAtLastSlot : SweepEnd::kAtTargets);
   }
-  return num_guests() <= copies && largest_excess() <= 1;
+  return chosen_.largest_excess() <= 1;
 }
 
 }  // namespace foremoe::planner

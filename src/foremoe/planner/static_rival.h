@@ -9,7 +9,9 @@
 // one before. After each part, a micro-step is left alone once the rival's load is so far above that the parts to come
 // are not expected to make up for it: a bet, which no random step lost, in groups of more than kCertainRanks. Smaller
 // ones are swept until they reach all targets, or to the end. A search that reaches its targets with fewer copies than
-// static guests never asks, and in large groups guests are not swept to save less than a tenth of the copies.
+// static guests never asks, and in large groups guests are not swept to save less than a tenth of the copies. Stage B
+// has weighed guests against copies before: static guests that meet all targets are not expected to be fewer than those
+// that the search began with, so in large groups they are not even grown to save less than a tenth of these.
 
 #include <cstdint>
 
@@ -19,8 +21,8 @@ namespace foremoe::planner {
 
 class StaticRival {
  public:
-  explicit StaticRival(const LayerProblem& problem)
-      : problem_(problem), chosen_(problem, BaseGoal::kFinal), graph_(homes_only(problem)) {}
+  // `beginning` is what the search begins with.
+  StaticRival(const LayerProblem& problem, const ReplicaGraph& beginning);
 
   // Whether static guests may bring m below a largest rank load of `level`, which is above its target.
   bool may_beat(int m, std::int64_t level);
@@ -42,11 +44,10 @@ class StaticRival {
 
  private:
   void begin();
-  void sweep();
-  int num_guests() const;
-  double largest_excess() const;  // rank load ÷ target, the largest over micro-steps
+  void sweep(SweepEnd end);
 
   const LayerProblem& problem_;
+  int num_begun_with_;  // guests of the search's beginning
   BaseGuests chosen_;
   ReplicaGraph graph_;
   bool begun_ = false;
