@@ -283,24 +283,13 @@ void BaseGuests::grow_all(ReplicaGraph& graph) {
   }
 }
 
-double BaseGuests::largest_excess() const {
-  double largest = 0;
-  for (int m = 0; m < problem_.num_micro_steps; ++m) {
-    if (now_[m].level == 0) continue;
-    largest = std::max(largest, static_cast<double>(now_[m].level) / static_cast<double>(problem_.target[m]));
-  }
-  return largest;
-}
-
-void BaseGuests::sweep(ReplicaGraph& graph, SweepEnd end) {
+void BaseGuests::sweep(ReplicaGraph& graph) {
   // A rank has no use for more guests than there are experts away from it.
   const int last = std::min(graph.slots_per_rank(), problem_.num_experts);
   bool changed = false;
   for (int g = problem_.homes_per_rank(); g < last; ++g) {
     for (int r = 0; r < problem_.num_ranks(); ++r) {
-      if (!revise(graph, graph.first_slot(r) + g)) continue;
-      changed = true;
-      if (end == SweepEnd::kAtTargets && largest_excess() <= 1) return;
+      if (revise(graph, graph.first_slot(r) + g)) changed = true;
     }
   }
   may_change_ = changed && ++num_sweeps_ < kMostSweeps;

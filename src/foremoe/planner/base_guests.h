@@ -29,11 +29,6 @@ enum class BaseGoal : std::uint8_t {
   kBeginning,  // guests may be replaced: tokens above the target, weighed against copies
 };
 
-enum class SweepEnd : std::uint8_t {
-  kAtLastSlot,
-  kAtTargets,  // or as soon as all rank loads are at their targets
-};
-
 class BaseGuests {
  public:
   BaseGuests(const LayerProblem& problem, BaseGoal goal);
@@ -44,12 +39,9 @@ class BaseGuests {
   // The same in parts: guests are added, then every slot is revised while may_change(), at most so often.
   static constexpr int kMostSweeps = 3;
   void grow_all(ReplicaGraph& graph);
-  void sweep(ReplicaGraph& graph, SweepEnd end = SweepEnd::kAtLastSlot);
+  void sweep(ReplicaGraph& graph);
   bool may_change() const { return may_change_; }
   int num_sweeps() const { return num_sweeps_; }
-
-  // Rank load ÷ target, the largest over micro-steps, with the guests as they are. For BaseGoal::kFinal.
-  double largest_excess() const;
 
   // The largest rank load of m with the guests as they are. For BaseGoal::kFinal.
   std::int64_t level(int m) const { return now_[m].level; }

@@ -1,5 +1,7 @@
 #include "foremoe/planner/static_rival.h"
 
+#include <algorithm>
+
 #include "foremoe/core/timeline.h"
 
 namespace foremoe::planner {
@@ -42,9 +44,9 @@ void StaticRival::begin() {
   cpu_seconds_ += thread_cpu_seconds() - begin;
 }
 
-void StaticRival::sweep(SweepEnd end) {
+void StaticRival::sweep() {
   const double begin = thread_cpu_seconds();
-  chosen_.sweep(graph_, end);
+  chosen_.sweep(graph_);
   cpu_seconds_ += thread_cpu_seconds() - begin;
 }
 
@@ -59,8 +61,17 @@ bool StaticRival::may_beat(int m, std::int64_t level) {
 
 bool StaticRival::beats(int m, std::int64_t level) {
   begin();
-  while (chosen_.may_change() && (is_certain() || may_beat(m, level))) sweep(SweepEnd::kAtLastSlot);
+  while (chosen_.may_change() && (is_certain() || may_beat(m, level))) sweep();
   return chosen_.level(m) < level;
+}
+
+double StaticRival::largest_excess() const {
+  double largest = 0;
+  for (int m = 0; m < problem_.num_micro_steps; ++m) {
+    if (chosen_.level(m) == 0) continue;
+    largest = std::max(largest, static_cast<double>(chosen_.level(m)) / static_cast<double>(problem_.target[m]));
+  }
+  return largest;
 }
 
 bool StaticRival::balances_with(std::int64_t copies) {
@@ -73,13 +84,13 @@ bool StaticRival::balances_with(std::int64_t copies) {
   const int guests = num_guests(problem_, graph_);
   if (guests > copies) return false;  // sweeps take none away
   const bool alike = static_cast<double>(copies) <= kAlike * guests;
-  while (is_worth(guests) && chosen_.may_change() && chosen_.largest_excess() > 1) {
+  while (is_worth(guests) && chosen_.may_change() && largest_excess() > 1) {
     const int sweeps = chosen_.num_sweeps();
     const double most = sweeps == 0 && alike ? kMayExceedWhereAlike : kMayExceed[sweeps];
-    if (!is_certain() && chosen_.largest_excess() > most) return false;
-    sweep(is_certain() ? SweepEnd::kAtLastSlot : SweepEnd::kAtTargets);
+    if (!is_certain() && largest_excess() > most) return false;
+    sweep();
   }
-  return chosen_.largest_excess() <= 1;
+  return largest_excess() <= 1;
 }
 
 }  // namespace foremoe::planner

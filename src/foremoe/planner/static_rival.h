@@ -44,7 +44,8 @@ class StaticRival {
 
  private:
   void begin();
-  void sweep(SweepEnd end);
+  void sweep();
+  double largest_excess() const;  // rank load ÷ target, the largest over micro-steps
 
   const LayerProblem& problem_;
   int num_begun_with_;  // guests of the search's beginning
