@@ -25,6 +25,7 @@ class Broken final : public Policy {
   std::string_view name() const override { return "broken"; }
   std::string_view summary() const override { return "wrong on purpose"; }
   std::span<const std::string_view> uses() const override { return {}; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     if (skips_) return Skipped{"not today"};
     PolicyResult result = find_policy("vanilla")->plan(input, pool);

@@ -77,6 +77,7 @@ class Echo final : public Policy {
     return "ECHO: what exceeds the mean packed into one spare slot of every other rank";
   }
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

@@ -18,6 +18,7 @@ class FasterMoe final : public Policy {
     return "FasterMoE: the most loaded experts on every rank while its model of the time says so";
   }
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   // It asks the gate's counts of this very micro-step. How long the decision takes is not published.
   OnlineWork online() const override {
     return {.copies_after_router = true, .own_experts_first = true, .keeps_guests = true, .fanout = Fanout::kBroadcast};

@@ -111,6 +111,7 @@ class Llep final : public Policy {
     return "LLEP: homes filled to the mean, the rest spilled to the least loaded ranks";
   }
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

@@ -68,6 +68,7 @@ class Moonep final : public Policy {
     return "MoonEP: every rank filled to its share by copies of experts of one other rank";
   }
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

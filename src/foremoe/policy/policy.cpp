@@ -78,6 +78,7 @@ class Vanilla final : public Policy {
   std::string_view name() const override { return "vanilla"; }
   std::string_view summary() const override { return "no balancing: every expert is served at its home"; }
   std::span<const std::string_view> uses() const override { return kUses; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     PlannerOptions options;

@@ -69,7 +69,7 @@ class Policy {
   virtual std::span<const std::string_view> uses() const = 0;
   // Whether the step is planned ahead, from its own recorded routes: then it waits for what is planned before its first
   // micro-step. Not where a plan follows former routes, or the router, or no routes at all.
-  virtual bool plans_ahead(const PolicyInput& /*input*/) const { return false; }
+  virtual bool plans_ahead(const PolicyInput& input) const = 0;
   // What becomes of `input.previous` where it is not taken as it is, in a sentence for the user; empty when there is
   // nothing to say.
   virtual std::string note_on_previous(const PolicyInput& input) const;

@@ -136,6 +136,7 @@ class UltraEp final : public Policy {
                : "UltraEP: after every router, a search for the least load that exported quotas can reach";
   }
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override {
     return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds, .fanout = Fanout::kRelays};
   }
