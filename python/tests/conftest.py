@@ -22,6 +22,9 @@ NEEDS = {
     "test_verl_routes": ["torch.nn"],
     "test_trl": ["torch.nn", "transformers", "trl"],
     "test_native": ["torch.nn", "transformers>=5.23"],
+    "test_kept_weights": ["torch.nn"],
+    "test_parallel": ["torch.nn"],
+    "test_waits": ["torch.nn"],
     "test_": ["torch.nn", "transformers"],
 }
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data"

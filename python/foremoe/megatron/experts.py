@@ -11,13 +11,14 @@ checkpoints and weight sync never see it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import foremoe
+from foremoe.torch.lent import try_lending
 
 SEQUENTIAL, GROUPED = "SequentialMLP", "TEGroupedMLP"
 _OF_A_TRAINER = (
@@ -154,6 +155,29 @@ class GuestExperts:
                 if name in sums:  # where weight gradients are fused, the kernel adds to it
                     parameter.main_grad = sums[name][slot]  # type: ignore[attr-defined]
                     parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+
+    def try_lending(self) -> None:
+        """Raises InputError unless other guests may lie in their place between forward and backward. Tries it, on a row
+        of each slot."""
+        slots = len(next(iter(self._parameters.values())))
+        weights = {name: of[0].detach().expand(slots, *of[0].shape) for name, of in self._own.own.items()}
+
+        def run(buffers: dict[str, Tensor]) -> Callable[[], list[Tensor]]:
+            sums = {name: torch.zeros_like(buffers[name]) for name, of in self._own.own.items() if of[0].requires_grad}
+            self.point_at(buffers, sums)
+            of = next(iter(buffers.values()))
+            rows = of.new_ones(slots, self._own.hidden_size).requires_grad_()
+            out = self(rows, torch.ones(slots, dtype=torch.int64), of.new_ones(slots))
+
+            def backward() -> list[Tensor]:
+                torch.autograd.backward(out.sum())
+                assert rows.grad is not None
+                return [rows.grad, *self.sum_gradients().values()]
+
+            return backward
+
+        try_lending(self._own.name, weights, run)
+        self.release()
 
     def release(self) -> None:
         """Lets the memory go."""

@@ -135,6 +135,9 @@ class Replicas:
         if self._residency == "shared":
             expect_lendable(self._chunks, self._moes)
         self._guests = [GuestExperts(moe, self._guest_slots, groups) for moe in self._moes if self._guest_slots]
+        if self._residency == "shared":
+            for guests in self._guests:
+                guests.try_lending()
         self._dispatchers = [planned_dispatcher(moe, i, self._guest_slots, groups) for i, moe in enumerate(self._moes)]
         config = self._layers[0].config
         if config.moe_token_dispatcher_type == "flex" and dist.get_rank() == 0:

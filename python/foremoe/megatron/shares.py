@@ -28,7 +28,8 @@ def gathered_counts(own: torch.Tensor, group: Any) -> npt.NDArray[np.int64]:
     shapes = _gathered(torch.tensor(own.shape, device=own.device), group).tolist()
     if 0 in shapes[0] or any(shape != shapes[0] for shape in shapes):
         raise foremoe.InputError(
-            f"counts: of the ranks are {shapes}, micro-steps, layers and experts; expected the same of all, and some",
+            f"counts: of the ranks are {shapes}, micro-steps, layers and experts, 0 where a step failed or chunks "
+            "had unlike numbers of micro-batches; expected the same of all, and some",
             field="counts",
         )
     return np.ascontiguousarray(_gathered(own, group, 2).cpu().numpy())

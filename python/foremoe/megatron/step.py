@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import foremoe
-from foremoe.torch.exchange import KeptWeights
 from foremoe.torch.guests import Guests
+from foremoe.torch.lent import KeptWeights
 from foremoe.torch.turn_cursor import TurnCursor
 
 from .experts import GuestExperts, MoE, gradient_type
@@ -113,9 +113,7 @@ class LayerTurn:
         step.point_guests(self.layer, weights)
         kept = KeptWeights(weights, self)
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
-            out = guests(rows, tokens, probs)
-            kept.expect_met(out, rows, step.trained[self.layer], step.moes[self.layer].name)
-            return out
+            return guests(rows, tokens, probs)
 
     def computed(self, rows: int) -> None:
         self._step.computed[self.micro_step, self.layer] = rows
@@ -243,11 +241,11 @@ class Step:
             gradient_type=gradients,
         )
         self.cursor = TurnCursor(self.engine)
-        self.trained = [self.engine.trained(i) if self._backward else set() for i in range(len(self.moes))]
+        self._trained = [self.engine.trained(i) if self._backward else set() for i in range(len(self.moes))]
         self._sums: list[dict[str, Tensor]] = []  # of guests' gradients: [layer], or one for all; by name [slots, …]
         for layer in range(len(self.guests)):
             weights = self.engine.weights(layer, 0)
-            names = set().union(*self.trained) if self.shares_buffers else self.trained[layer]
+            names = set().union(*self._trained) if self.shares_buffers else self._trained[layer]
             if layer == 0 or not self.shares_buffers:
                 self._sums.append({name: torch.zeros_like(weights[name], dtype=gradients) for name in sorted(names)})
             if not self.shares_buffers:
@@ -259,7 +257,7 @@ class Step:
     def point_guests(self, layer: int, weights: dict[str, Tensor]) -> None:
         """From now on the layer's guests have these weights, by name [guest slots, …]."""
         sums = self._sums[0 if self.shares_buffers else layer]
-        self.guests[layer].point_at(weights, {name: sums[name] for name in self.trained[layer]})
+        self.guests[layer].point_at(weights, {name: sums[name] for name in self._trained[layer]})
 
     def turn_of(self, layer: int) -> LayerTurn:
         """The turn of the forward of this layer that begins."""

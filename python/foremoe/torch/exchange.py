@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .layers import ExpertLayer
+from .lent import KeptWeights
 
 
 class AllToAll(torch.autograd.Function):
@@ -69,8 +70,6 @@ class GuestRows(torch.autograd.Function):
                 name: weight.detach().requires_grad_(name in guests.trained()) for name, weight in weights.items()
             }
             out = layer.forward_rows(inner, offsets, leaves)
-            if guests.are_lent:
-                kept.expect_met(out, inner, guests.trained(), layer.name)
         ctx.of = inner, leaves, out, guests
         return out.detach()
 
@@ -85,67 +84,3 @@ class GuestRows(torch.autograd.Function):
         guests.add_gradients(dict(zip(trained, found, strict=True)))
         ctx.of = None
         return of_rows, None, None, None
-
-
-class KeptWeights:
-    """Replaces guests' weights among saved tensors by where in them the saved tensor lies."""
-
-    def __init__(self, weights: dict[str, Tensor], guests: Any) -> None:
-        """weights: by name [guest slots, …], where they lie now. guests.weights(): where they lie when it is asked."""
-        self._guests = guests
-        self._matrices = {name for name, weight in weights.items() if weight.dim() > 2}
-        self._met: set[str] = set()
-        self._of = {
-            weight.untyped_storage().data_ptr(): (name, weight.storage_offset()) for name, weight in weights.items()
-        }
-
-    def pack(self, tensor: Tensor) -> Any:
-        found = self._of.get(tensor.untyped_storage().data_ptr())
-        if found is None:
-            return tensor
-        name, begin = found
-        self._met.add(name)
-        return name, tensor.size(), tensor.stride(), tensor.storage_offset() - begin
-
-    def unpack(self, packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        name, size, stride, offset = packed
-        weight = self._guests.weights()[name]
-        return weight.as_strided(size, stride, weight.storage_offset() + offset)  # type: ignore[no-any-return]
-
-    def expect_met(self, out: Tensor, rows: Tensor, trained: set[str], layer: str) -> None:
-        """Raises RuntimeError where `out` was computed from `rows` by a function that keeps a matrix of trained weights
-        elsewhere than among its saved tensors: its backward would read another expert, when the buffer is lent.
-
-        A vector may be added, whose backward needs no value. Where a matrix was converted, what is kept is the copy.
-        """
-        if not (torch.is_grad_enabled() and rows.requires_grad):
-            return
-        missing = (trained & self._matrices) - self._met
-        if missing:
-            missing -= self._copied(out, rows)
-        if missing:
-            raise RuntimeError(
-                f"{layer}: autograd saved no tensor of the weights {', '.join(sorted(missing))}; expected its experts "
-                "to keep them by save_for_backward(), since under residency shared other ones lie there in the backward"
-            )
-
-    def _copied(self, out: Tensor, rows: Tensor) -> set[str]:
-        """The weights that were converted to another type, between rows and out."""
-        found: set[str] = set()
-        nodes: list[Any] = [out.grad_fn]
-        seen = {None, rows.grad_fn}
-        while nodes:
-            node = nodes.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            nodes += [before for before, _ in node.next_functions]
-            if node.name() == "ToCopyBackward0":
-                while len(node.next_functions) == 1 and node.next_functions[0][0] is not None:  # through views
-                    node = node.next_functions[0][0]
-                leaf = getattr(node, "variable", None)
-                if leaf is not None:
-                    found.add(self._of.get(leaf.untyped_storage().data_ptr(), ("", 0))[0])
-        return found

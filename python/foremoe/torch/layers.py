@@ -35,8 +35,8 @@ class ExpertLayer(Protocol):
         rows: [rows, hidden], those of an expert side by side. offsets: int32 [experts], where the rows of each end.
         weights: by name, [experts, …]. Returns [rows, hidden].
 
-        Under residency shared an autograd Function in it must keep weights by save_for_backward(), or it is refused:
-        another expert's lie there in the backward.
+        Under residency shared its autograd Functions keep weights by save_for_backward(), since other experts' lie
+        there in the backward pass. ExpertParallel tries it on one row, and refuses others.
         """
 
     def execute_by(self, execute: Execute | None) -> None:

@@ -47,11 +47,6 @@ class TurnGuests:
     def weights(self) -> dict[str, Tensor]:
         return self._stage.guests.weights(self._of.layer, self.turn)
 
-    @property
-    def are_lent(self) -> bool:
-        """Whether other experts may lie in their buffers between forward and backward."""
-        return self._stage.plan.residency == "shared"
-
     def trained(self) -> set[str]:
         return self._stage.guests.trained(self._of.layer)
 

@@ -22,6 +22,7 @@ from .dispatch import dispatch_to
 from .exchange import AllToAll
 from .groups import make_groups, refused_together
 from .layers import ExpertLayer
+from .lent import try_lending_layer
 from .routes import gather_routes
 from .sharded import is_dtensor, local, local_weights, sharded_over_ranks
 from .stage import Stage
@@ -104,6 +105,9 @@ class ExpertParallel:
             self.device = next(iter(weights)).device
             self.expert_bytes = sum(w.numel() // self.num_experts * w.element_size() for w in weights)
             self._expect_plannable()
+            if residency == "shared":
+                for layer in self.layers:
+                    try_lending_layer(layer)
         wanted = [(self.group, dist.get_backend(self.group))] if copy_group is None else []
         if path != "peer":
             wanted.append((self.group, "gloo"))

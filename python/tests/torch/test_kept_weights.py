@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
+import foremoe
 from foremoe.torch.exchange import GuestRows
+from foremoe.torch.lent import try_lending_layer
 
 ROWS, WIDTH = 5, 4
 
@@ -40,55 +43,99 @@ class Hides(Saves):
         return grads[0] @ ctx.weight.T, ctx.rows.T @ grads[0]
 
 
-def gradients(multiply: Any, *, lent: bool, dtype: Any = torch.float64, rows_of: Any = torch.float64) -> list[Any]:
-    """Of rows and weights where the buffers are lent in between, or are not, or there are none."""
-    random = torch.Generator().manual_seed(3)
-    weights = {
-        "up": torch.randn(1, WIDTH, WIDTH, dtype=dtype, generator=random),
-        "bias": torch.randn(1, WIDTH, dtype=dtype, generator=random),
-        "down": torch.randn(1, WIDTH, WIDTH, dtype=dtype, generator=random),
-    }
-    rows = torch.randn(ROWS, WIDTH, dtype=rows_of, generator=random).requires_grad_()
+class Casts(torch.autograd.Function):
+    """Saves a copy of its own."""
 
-    def forward_rows(rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
-        hidden = torch.tanh(multiply(rows, weights["up"][0]) + weights["bias"][0])
-        return multiply(hidden, weights["down"][0])
+    @staticmethod
+    def forward(ctx: Any, rows: Any, weight: Any) -> Any:
+        copied = weight.float()
+        ctx.save_for_backward(rows, copied)
+        return rows @ copied.to(rows.dtype)
 
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        rows, weight = ctx.saved_tensors
+        return grads[0] @ weight.to(rows.dtype).T, rows.T @ grads[0]
+
+
+def in_a_checkpoint(rows: Any, weight: Any) -> Any:
+    """Which computes again by the weight that lies there."""
+    return torch.utils.checkpoint.checkpoint(lambda rows: rows @ weight, rows, use_reentrant=False)
+
+
+GOOD = {
+    "matmul": torch.matmul,
+    "saves": Saves.apply,
+    "in another type": lambda rows, w: (rows.float() @ w.float()).to(rows.dtype),
+    "contiguous": lambda rows, w: rows @ w.t().contiguous().t(),
+    "gathered": lambda rows, w: torch.bmm(rows[:, None], w[None][torch.zeros(len(rows), dtype=torch.long)])[:, 0],
+    "twice": lambda rows, w: rows @ torch.cat([w, w], 1)[:, :WIDTH],
+    "saves a copy": Casts.apply,
+    "scaled": lambda rows, w: rows @ (w * 0.5 + 1),
+}
+BAD = {"hides": Hides.apply, "in a checkpoint": in_a_checkpoint}
+
+
+class Experts:
+    """Of an ExpertLayer what a trial asks."""
+
+    name, hidden_size = "moe.0", WIDTH
+
+    def __init__(self, multiply: Any, frozen: str = "") -> None:
+        random = torch.Generator().manual_seed(3)
+        shapes = {"up": (2, WIDTH, WIDTH), "bias": (2, WIDTH), "down": (2, WIDTH, WIDTH)}
+        self._weights = {
+            name: torch.nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=random), name != frozen)
+            for name, shape in shapes.items()
+        }
+        self._multiply = multiply
+
+    def weights(self) -> dict[str, Any]:
+        return self._weights
+
+    def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
+        hidden = torch.tanh(self._multiply(rows, weights["up"][0]) + weights["bias"][0])
+        return self._multiply(hidden, weights["down"][0])
+
+
+def gradients(multiply: Any, *, lent: bool) -> list[Any]:
+    """Of rows and weights where the buffers are lent in between, or are not."""
+    layer: Any = Experts(multiply)
+    weights = {name: weight.detach()[:1].clone() for name, weight in layer.weights().items()}
+    rows = torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH).requires_grad_()
     found: dict[str, Any] = {}
     places = [weights]
-    guests = types.SimpleNamespace(
-        weights=lambda: places[-1], trained=lambda: set(weights), are_lent=lent, add_gradients=found.update
-    )
-    layer: Any = types.SimpleNamespace(name="moe.0", forward_rows=forward_rows)
+    guests = types.SimpleNamespace(weights=lambda: places[-1], trained=lambda: set(weights), add_gradients=found.update)
     out = GuestRows.apply(rows, layer, None, guests)
     if lent:
         places.append({name: weight.clone() for name, weight in weights.items()})
         for weight in weights.values():
-            weight.fill_(torch.nan)
+            weight.fill_(7)
     out.square().sum().backward()
     return [rows.grad, *(found[name] for name in weights)]
 
 
-def in_another_type(rows: Any, weight: Any) -> Any:
-    return rows @ weight.to(rows.dtype)
-
-
-@pytest.mark.parametrize("multiply", [torch.matmul, Saves.apply])
-def test_a_backward_reads_the_guests_where_they_lie_then(multiply: Any) -> None:
-    for lent, kept in zip(gradients(multiply, lent=True), gradients(multiply, lent=False), strict=True):
+@pytest.mark.parametrize("case", GOOD)
+def test_a_backward_reads_the_guests_where_they_lie_then(case: str) -> None:
+    for lent, kept in zip(gradients(GOOD[case], lent=True), gradients(GOOD[case], lent=False), strict=True):
         assert torch.equal(lent, kept)
+    for frozen in ("", "up", "bias"):
+        try_lending_layer(Experts(GOOD[case], frozen))
 
 
-def test_a_copy_of_weights_is_kept_as_any_tensor() -> None:
-    types_of = {"dtype": torch.float32, "rows_of": torch.float64}
-    lent, kept = (gradients(in_another_type, lent=lent, **types_of) for lent in (True, False))
-    assert all(torch.equal(a, b) for a, b in zip(lent, kept, strict=True))
+@pytest.mark.parametrize("case", BAD)
+def test_experts_that_would_read_others_in_the_backward_are_refused(case: str) -> None:
+    lent, kept = (gradients(BAD[case], lent=lent) for lent in (True, False))
+    assert not torch.equal(lent[0], kept[0])
+    for frozen in ("", "up", "bias"):
+        with pytest.raises(foremoe.InputError, match=r"residency: shared, but the experts of moe\.0 read weights"):
+            try_lending_layer(Experts(BAD[case], frozen))
+    with pytest.raises(foremoe.InputError):  # one of the two
+        try_lending_layer(Experts(lambda rows, w: BAD[case](rows, w) if rows.is_leaf else rows @ w))
 
 
-def test_weights_that_are_hidden_from_autograd_are_refused_where_buffers_are_lent() -> None:
-    with pytest.raises(RuntimeError, match=r"moe\.0: autograd saved no tensor of the weights down, up; expected"):
-        gradients(Hides.apply, lent=True)
-    with pytest.raises(RuntimeError, match=r"of the weights up; expected"):  # of one matrix, though the other is copied
-        gradients(lambda rows, w: Hides.apply(rows, w) if rows.is_leaf else in_another_type(rows, w.float()), lent=True)
-    expected = gradients(torch.matmul, lent=False)
-    assert all(torch.equal(a, b) for a, b in zip(gradients(Hides.apply, lent=False), expected, strict=True))
+def test_an_expert_whose_weights_are_no_numbers_yet_is_not_refused() -> None:
+    layer = Experts(torch.matmul)
+    with torch.no_grad():
+        layer.weights()["up"].fill_(torch.nan)
+    try_lending_layer(layer)

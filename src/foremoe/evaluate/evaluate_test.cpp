@@ -147,6 +147,7 @@ class WrongIf final : public Policy {
   std::string_view name() const override { return "wrong-if"; }
   std::string_view summary() const override { return "wrong for one residency"; }
   std::span<const std::string_view> uses() const override { return find_policy("foremoe")->uses(); }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     PolicyResult result = find_policy("foremoe")->plan(input, pool);
     if (input.options.residency == residency_) std::get<PlannedStep>(result).plan.slot_tokens.flat()[0] += Tokens{1};
@@ -235,6 +236,7 @@ class Held final : public Policy {
   std::string_view name() const override { return "held"; }
   std::string_view summary() const override { return "waits"; }
   std::span<const std::string_view> uses() const override { return {}; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     PolicyInput held = input;
     held.on_micro_step = [&](const StepPlan& plan, MicroStepId m) {

@@ -285,6 +285,8 @@ class EplbEma final : public Eplb {
     assert(options.decay > 0 && options.decay <= 1 && options.period >= 1);
   }
 
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
+
  private:
   Place place(const PolicyInput& input, const EplbShape& shape) const override {
     return [this, former = former_load(input), home = input.home, shape](LayerId layer,
