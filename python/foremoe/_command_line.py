@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import sys
 import threading
@@ -75,11 +76,12 @@ class Command:
 def main(command: Command, arguments: Sequence[str]) -> int:
     """Runs the command with what stands behind its name on a command line; the exit code."""
     try:
-        code = command.run(parse(command, arguments))
+        try:
+            code = command.run(parse(command, arguments))
+        except SystemExit as end:  # after --help, or a wrong line
+            code = end.code if isinstance(end.code, int) else BAD_INPUT
         sys.stdout.flush()
         return code
-    except SystemExit as end:  # after --help, or a wrong line
-        return end.code if isinstance(end.code, int) else BAD_INPUT
     except InputError as error:
         return fail(command, message_of(error, command.options), BAD_INPUT)
     except ImportError as error:
@@ -91,7 +93,16 @@ def main(command: Command, arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.filename is not None:
             raise
+        _discard_output()
         return fail(command, "standard output cannot be written", BAD_INPUT)  # an error of a file names the file
+
+
+def _discard_output() -> None:
+    """Points standard output at the null device. Otherwise Python writes its buffer once more at exit, fails again,
+    and turns the exit code into 120."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def fail(command: Command, message: str, code: int) -> int:

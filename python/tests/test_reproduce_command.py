@@ -131,13 +131,21 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
         out, error = capsys.readouterr()
         assert (out, error.count("\n")) == ("", 1)
         assert error.startswith("foremoe reproduce: ") and words in error
-    with open("/dev/full", "w") as full:
-        words = [sys.executable, "-m", "foremoe", "reproduce", "--list"]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    assert (done.returncode, done.stderr) == (2, "foremoe reproduce: standard output cannot be written\n")
     done = foremoe_reproduce("missing.toml", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "foremoe reproduce: missing.toml: cannot be read\n"
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("arguments", [("reproduce", "--list"), ("reproduce", "--help"), ("report", "--help")])
+def test_a_full_disk_behind_stdout_is_one_line_and_exit_code_2(arguments: tuple[str, str], buffered: bool) -> None:
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONUNBUFFERED"}
+    if not buffered:
+        environment["PYTHONUNBUFFERED"] = "1"
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "foremoe", *arguments]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (2, f"foremoe {arguments[0]}: standard output cannot be written\n")
 
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: pathlib.Path) -> None:
