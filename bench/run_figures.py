@@ -25,13 +25,13 @@ class Runs:
         self.program, self.data = program, data
 
     def run(self, name, *options):
-        """One object per policy and stage, by (policy, stage)."""
+        """One object per policy and phase, by (policy, phase)."""
         path = os.path.join(self.data, name + ".safetensors")
         command = [self.program, "run", path, "--json", *map(str, options)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
-        return {(o["policy"], o["stage"]): o for o in json.loads(done.stdout)}
+        return {(o["policy"], o["phase"]): o for o in json.loads(done.stdout)}
 
 
 def gain(runs):
@@ -43,12 +43,12 @@ def gain(runs):
                 size = ["--layers", 1, "--micro-steps", 2, "--hidden", 64, "--intermediate", 64]
             options = ["--ranks", 8, "--guest-slots", 2, "--policy", "vanilla,foremoe", *size, "--work-flops", 0, "--no-reference"]
             done = runs.run(name, *options)
-            for stage in ("recompute", "policy_update"):
-                vanilla, ours = done["vanilla", stage], done["foremoe", stage]
+            for phase in ("recompute", "policy_update"):
+                vanilla, ours = done["vanilla", phase], done["foremoe", phase]
                 measured = ours["critical_path_seconds"] / vanilla["critical_path_seconds"]
                 predicted = ours["critical_path_rows"] / vanilla["critical_path_rows"]
                 spread = measured * math.hypot(ours["critical_path_spread"], vanilla["critical_path_spread"])
-                yield (name, stage, f"{vanilla['rho_computed']['mean']:.3f}", f"{ours['rho_computed']['mean']:.3f}", f"{predicted:.3f}",
+                yield (name, phase, f"{vanilla['rho_computed']['mean']:.3f}", f"{ours['rho_computed']['mean']:.3f}", f"{predicted:.3f}",
                        f"{measured:.3f} ± {spread:.3f}", f"{100 * (measured / predicted - 1):+.1f} %", f"{1 / measured:.2f}×")
     table(("input", "phase", "ρ vanilla", "ρ foremoe", "predicted", "measured", "difference", "speedup of experts"), rows())
 
@@ -59,9 +59,9 @@ def memory(runs):
         for residency in ("static", "resident", "shared"):
             done = runs.run("load-q30-ep8-bursty", "--ranks", 8, "--guest-slots", 2, "--policy", "foremoe", "--layers", 4, "--micro-steps", 4,
                             "--hidden", 64, "--intermediate", 32, "--residency", residency, "--repeats", 1, "--no-reference")
-            for stage in ("recompute", "policy_update"):
-                o = done["foremoe", stage]
-                yield (residency, stage, o["guest_weight_bytes_per_rank"], o["guest_gradient_bytes_per_rank"], o["copies"],
+            for phase in ("recompute", "policy_update"):
+                o = done["foremoe", phase]
+                yield (residency, phase, o["guest_weight_bytes_per_rank"], o["guest_gradient_bytes_per_rank"], o["copies"],
                        o["copy_bytes"]["host_path"], o["copy_bytes"]["peer_path"], o["arena_bytes"], f"{o['rho_computed']['mean']:.3f}")
     table(("residency", "phase", "guest weights, bytes", "guest gradients, bytes", "copies", "host path, bytes", "peer path, bytes", "arena, bytes",
            "ρ"), rows())

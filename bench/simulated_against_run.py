@@ -50,15 +50,15 @@ def main():
             step = [os.path.join(arguments.data, name + ".safetensors"), "--ranks", arguments.ranks, "--tokens-per-rank", 1024, "--layers", LAYERS,
                     "--micro-steps", MICRO_STEPS, "--guest-slots", 2, "--policy", "vanilla,foremoe", "--json"]
             run = json.loads(call("run", *step, "--hidden", HIDDEN, "--intermediate", INTERMEDIATE, "--work-flops", 0, "--no-reference"))
-            measured = {(o["policy"], o["stage"]): o["critical_path_seconds"] for o in run}
-            simulated = {(o["policy"], s["stage"]): s["parts"]["experts"]
+            measured = {(o["policy"], o["phase"]): o["critical_path_seconds"] for o in run}
+            simulated = {(o["policy"], s["phase"]): s["parts"]["experts"]
                          for o in json.loads(call("simulate", *step, "--cluster", cluster, "--model", model, "--bytes-per-parameter", 4,
                                                   "--keep-activations"))
-                         for s in o["stages"]}
-            for stage in ("recompute", "policy_update"):
-                real = measured["foremoe", stage] / measured["vanilla", stage]
-                said = simulated["foremoe", stage] / simulated["vanilla", stage]
-                yield (name, stage, f"{1e3 * simulated['vanilla', stage]:.1f}", f"{1e3 * measured['vanilla', stage]:.1f}", f"{said:.3f}",
+                         for s in o["phases"]}
+            for phase in ("recompute", "policy_update"):
+                real = measured["foremoe", phase] / measured["vanilla", phase]
+                said = simulated["foremoe", phase] / simulated["vanilla", phase]
+                yield (name, phase, f"{1e3 * simulated['vanilla', phase]:.1f}", f"{1e3 * measured['vanilla', phase]:.1f}", f"{said:.3f}",
                        f"{real:.3f}", f"{100 * (said / real - 1):+.1f} %")
 
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ import safetensors_file as st
 from foremoe_command import BUNDLED, FOREMOE, ROOT, CommandTest
 
 KEYS = {
-    "policy", "stage", "residency", "in_flight", "equal_to_reference", "max_relative_error", "rho_planned", "rho_computed",
+    "policy", "phase", "residency", "in_flight", "equal_to_reference", "max_relative_error", "rho_planned", "rho_computed",
     "critical_path_seconds", "critical_path_spread", "critical_path_rows", "compute_seconds_total", "copies", "copy_bytes", "exposed_copy_seconds", "failed_copy_attempts",
     "arena_bytes", "arena_refresh_seconds", "guest_weight_bytes_per_rank", "guest_gradient_bytes_per_rank",
     "guest_bytes_predicted", "gradient_return_bytes", "home_move_bytes", "fallbacks", "step_seconds", "repeats",
@@ -63,7 +63,7 @@ class Results(Run):
     def test_the_bundled_rollout_is_executed_with_equal_results_and_less_imbalance(self):
         rows = self.run_json(BUNDLED, "--guest-slots", 1, "--policy", "vanilla,foremoe", "--micro-steps", 1, "--layers", 1)
         self.assertEqual(
-            [(r["policy"], r["stage"]) for r in rows],
+            [(r["policy"], r["phase"]) for r in rows],
             [(p, s) for p in ("vanilla", "foremoe") for s in ("recompute", "policy_update")])
         for row in rows:
             self.assert_right(row)
@@ -105,8 +105,8 @@ class Results(Run):
             recompute, update = self.run_json(self.trace(), "--policy", "eplb", "--in-flight", in_flight)
             self.assert_right(recompute)
             self.assertEqual(recompute["residency"], "free")
-            self.assertEqual(update.keys(), {"policy", "stage", "skipped"})
-            self.assertEqual(update["stage"], "policy_update")
+            self.assertEqual(update.keys(), {"policy", "phase", "skipped"})
+            self.assertEqual(update["phase"], "policy_update")
             self.assertTrue(update["skipped"])
 
     def test_a_load_is_executed_without_its_tokens(self):
@@ -131,12 +131,12 @@ class Results(Run):
     def test_steps_learn_and_balancing_does_not_change_what_they_learn(self):
         for optimizer in ("sgd", "adam"):
             rows = self.run_json(self.trace(), "--optimizer", optimizer, "--steps", 4, "--learning-rate", 0.05)
-            vanilla, planned = (r["losses"] for r in rows if r["stage"] == "policy_update")
+            vanilla, planned = (r["losses"] for r in rows if r["phase"] == "policy_update")
             self.assertEqual(len(vanilla), 4)
             self.assertLess(vanilla[-1], vanilla[0])
             for a, b in zip(vanilla, planned):
                 self.assertAlmostEqual(a, b, delta=1e-4 * a)
-            self.assertEqual([r["losses"] for r in rows if r["stage"] == "recompute"], [[], []])
+            self.assertEqual([r["losses"] for r in rows if r["phase"] == "recompute"], [[], []])
 
     def test_bitwise_makes_outputs_of_all_policies_the_same_bits(self):
         step = self.trace_with_missing_rows()
@@ -153,16 +153,19 @@ class Results(Run):
         self.assertTrue(rows[0]["equal_to_reference"])
         self.assertFalse(rows[1]["equal_to_reference"])
 
-    def test_a_stage_can_run_alone(self):
+    def test_a_phase_can_run_alone(self):
         step = self.trace()
         both = self.run_json(step, "--policy", "static,eplb")
-        for stage in ("recompute", "policy_update"):
-            alone = self.run_json(step, "--policy", "static,eplb", "--stage", stage)
-            self.assertEqual(*([(r["policy"], r["stage"], r.get("result_digest")) for r in rows if r["stage"] == stage]
+        for phase in ("recompute", "policy_update"):
+            alone = self.run_json(step, "--policy", "static,eplb", "--phase", phase)
+            self.assertEqual(*([(r["policy"], r["phase"], r.get("result_digest")) for r in rows if r["phase"] == phase]
                                for rows in (alone, both)))
             self.assertEqual(len(alone), 2)
         self.succeed("plan", step, "--in-flight", 2, "--out", "plan")
-        self.refuse("run", step, "--plan", "plan", "--stage", "recompute", saying=["policy update"])
+        self.refuse("run", step, "--plan", "plan", "--phase", "recompute", saying=["policy update"])
+
+    def test_the_former_name_of_an_option_is_refused_with_the_new_one(self):
+        self.refuse("run", self.trace(), "--stage", "recompute", saying=["--stage is now called --phase"])
 
     def test_without_a_reference_nothing_is_said_of_it(self):
         for row in self.run_json(self.trace(), "--no-reference"):
@@ -172,7 +175,7 @@ class Results(Run):
 
 
 class Repeatable(Run):
-    DIGESTS = ("policy", "stage", "output_digest", "result_digest", "copies", "copy_bytes", "rho_computed", "losses")
+    DIGESTS = ("policy", "phase", "output_digest", "result_digest", "copies", "copy_bytes", "rho_computed", "losses")
 
     def told(self, rows):
         return [{key: row.get(key) for key in self.DIGESTS} for row in rows]
@@ -282,7 +285,7 @@ class GivenPlan(Run):
         self.succeed("plan", step, "--in-flight", 2, "--out", "plan")
         (update,) = self.run_json(step, "--plan", "plan")
         self.assert_right(update)
-        self.assertEqual((update["stage"], update["in_flight"]), ("policy_update", 2))
+        self.assertEqual((update["phase"], update["in_flight"]), ("policy_update", 2))
 
     def test_the_first_part_of_the_input_takes_the_same_part_of_the_plan(self):
         step = self.trace()

@@ -28,10 +28,10 @@ class Simulate(CommandTest):
         self.assertEqual([row["policy"] for row in rows], ["foremoe", "eplb", "vanilla"])
         for row, other in zip(rows, compared):
             self.assertLessEqual(FIXED | other.keys() - {"ok"}, row.keys())
-            for stage in row["stages"]:
-                self.assertEqual(stage["parts"].keys(), PARTS)
-                self.assertAlmostEqual(sum(stage["parts"].values()), stage["seconds"], places=9)
-            self.assertAlmostEqual(row["step_seconds"], row["home_move_seconds"] + sum(s["seconds"] for s in row["stages"]))
+            for phase in row["phases"]:
+                self.assertEqual(phase["parts"].keys(), PARTS)
+                self.assertAlmostEqual(sum(phase["parts"].values()), phase["seconds"], places=9)
+            self.assertAlmostEqual(row["step_seconds"], row["home_move_seconds"] + sum(s["seconds"] for s in row["phases"]))
             self.assertLessEqual(row["ideal_step_seconds"], row["step_seconds"])
         vanilla = rows[2]
         self.assertEqual(vanilla["speedup_over_vanilla"], 1)

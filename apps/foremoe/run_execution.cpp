@@ -160,7 +160,7 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
               .seed = arguments_.evaluate.planner.seed};
     if (input_->plan) {  // whether it can be executed as asked
       if (phases_of_given_plan().empty()) {
-        refuse(arguments_.plan, "has backward events: it is the policy update's alone, --stage asks for recompute");
+        refuse(arguments_.plan, "has backward events: it is the policy update's alone, --phase asks for recompute");
       }
       make_transfer_schedule(*input_->plan, swiglu_layout(model_.shape.hidden, model_.shape.intermediate),
                              {.phase = input_->plan->in_flight > 1 ? Phase::kPolicyUpdate : Phase::kRecompute,

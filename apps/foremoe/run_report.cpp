@@ -81,7 +81,7 @@ bool right(const RunRow& row, const RunSettings& settings) {
 }
 
 nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings) {
-  nlohmann::ordered_json json = {{"policy", row.policy}, {"stage", to_string(row.phase)}};
+  nlohmann::ordered_json json = {{"policy", row.policy}, {"phase", to_string(row.phase)}};
   if (!row.skipped.empty()) {
     json["skipped"] = row.skipped;
     return json;

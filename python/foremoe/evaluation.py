@@ -170,7 +170,7 @@ def evaluate_plan(
     recompute_plan: Of recompute, with one micro-step in flight. None: the same as plan; with a cluster, plan must have
         one in flight then.
     phase: What is simulated. None: a step, which is recompute and then the policy update. Otherwise this phase of plan
-        alone: figures has one entry in stages, as a step has it (of residency free, a step in which plan serves both
+        alone: figures has one entry in phases, as a step has it (of residency free, a step in which plan serves both
         phases), and none of the whole step's (step_seconds, …). recompute_plan must be None then, and recompute wants
         one micro-step in flight.
     cluster, model, sequence_tokens, keep_activations, bytes_per_parameter, optimizer_shards, separate_uplinks,

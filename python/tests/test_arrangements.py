@@ -116,7 +116,7 @@ def test_in_place_nothing_is_fetched_and_replicas_reduce_their_gradients() -> No
     load = foremoe.synthesize_load(**DRAWN)
     model = dict(tomllib.loads(SHAPES)["shape"][0])
     evaluated = foremoe.evaluate(load, "finemoe-symmetric", guest_slots=4, cluster="h100", model=model).figures
-    update = evaluated["stages"][1]
+    update = evaluated["phases"][1]
     parts = update["parts"]
     moved = parts["arena_refresh"] + parts["exposed_copies"] + parts["exposed_gradients"]
     assert moved > 0

@@ -63,7 +63,7 @@ def test_a_plan_that_is_there_is_worth_what_it_is_when_it_is_made(load, policy, 
     }
     assert found.policy == policy and found.cost == made.cost
     plain = foremoe.evaluate_plan(made.plan, load).figures  # without a cluster recompute is not looked at
-    assert plain["rho"] == made.figures["rho"] and "stages" not in plain
+    assert plain["rho"] == made.figures["rho"] and "phases" not in plain
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -83,9 +83,9 @@ def test_a_phase_alone_takes_what_it_takes_in_a_step(load, policy, options, in_f
         assert (policy, in_flight) == ("eplb", 2)
         return
     options.pop("residency", None)
-    for plan, of_step in zip((made.recompute_plan, made.plan), made.figures["stages"], strict=True):
-        alone = foremoe.evaluate_plan(plan, load, phase=of_step["stage"], **options, **ON)
-        assert alone.figures["stages"] == [of_step]
+    for plan, of_step in zip((made.recompute_plan, made.plan), made.figures["phases"], strict=True):
+        alone = foremoe.evaluate_plan(plan, load, phase=of_step["phase"], **options, **ON)
+        assert alone.figures["phases"] == [of_step]
         assert not {key for key in alone.figures if key.endswith("step_seconds")} and "placement" not in alone.figures
         with pytest.raises(foremoe.InputError, match="no simulated step"):
             alone.timeline(1, 1)
@@ -112,9 +112,9 @@ def test_a_plan_that_cannot_be_evaluated_is_named(load):
         assert error.value.field == field
     other = foremoe.synthesize_load(shape="Mixtral-8x7B", layers=2, micro_steps=4, ranks=4, tokens_per_rank=512, seed=4)
     of = foremoe.evaluate_plan(plan, other, **ON).figures
-    assert not of["ok"] and "stages" not in of
+    assert not of["ok"] and "phases" not in of
     of = foremoe.evaluate_plan(plan, other, phase="policy_update", **ON).figures
-    assert not of["ok"] and "stages" not in of
+    assert not of["ok"] and "phases" not in of
 
 
 def test_a_model_can_be_told_key_by_key(load):

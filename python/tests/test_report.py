@@ -38,12 +38,12 @@ def test_the_numbers_are_those_of_simulate(load: foremoe.Load, report: Report) -
         assert ours.rho.max() == pytest.approx(figures["rho"]["max"])
         assert ours.memory_bytes == figures["memory_bytes_per_rank"]
         assert ours.largest_micro_batch == figures["largest_micro_batch_tokens"]
-        memory = [stage["memory"] for stage in figures["stages"]]
+        memory = [phase["memory"] for phase in figures["phases"]]
         assert ours.guest_bytes == max(m["guest_weights"] + m["guest_gradients"] for m in memory)
-        seconds = [stage["seconds"] for stage in figures["stages"]]
+        seconds = [phase["seconds"] for phase in figures["phases"]]
         moved = figures["home_move_seconds"]
         assert [ours.recompute.seconds, ours.policy_update.seconds - moved] == pytest.approx(seconds)
-        rows = sum(t["row_bytes"] for stage in figures["stages"] for t in stage["traffic"])
+        rows = sum(t["row_bytes"] for phase in figures["phases"] for t in phase["traffic"])
         assert sum(link.rows for link in ours.links) == rows
 
 

@@ -298,7 +298,7 @@ def test_a_step_in_groups_takes_as_long_as_the_slowest_group() -> None:
     for half in (whole.array[:, :, :4], whole.array[:, :, 4:]):
         load = foremoe.Load.from_array(np.ascontiguousarray(half), top_k=whole.top_k, ranks_per_node=4)
         (vanilla,) = foremoe.simulate(load, policies="vanilla", **on.cost)
-        alone.append([vanilla["step_seconds"], *(stage["seconds"] for stage in vanilla["stages"])])
+        alone.append([vanilla["step_seconds"], *(phase["seconds"] for phase in vanilla["phases"])])
     assert alone[0] != alone[1]
     step, recompute, update = max(alone)
     # 32 experts a rank in each of 48 layers: float32 gradients of 3 · 2048 · 768 weights. Half of them are sent to the

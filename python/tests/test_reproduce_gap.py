@@ -69,7 +69,7 @@ def test_a_mean_that_is_no_whole_number_leaves_one_rank_with_more() -> None:
     seconds: dict[str, Any] = {"mean_expert_seconds": 2.5, "ideal_seconds": 9.5, "ideal_exchange_seconds": 2.0}
     recompute: dict[str, Any] = {"parts": parts, **seconds}
     update = {"parts": dict.fromkeys(parts, 0.0), **dict.fromkeys(seconds, 0.0)}
-    figures = {"stages": [recompute, update], "home_move_seconds": 0.0, "placement": {"exposed_seconds": 0.25}}
+    figures = {"phases": [recompute, update], "home_move_seconds": 0.0, "placement": {"exposed_seconds": 0.25}}
     gap = gap_of(figures, figures, foremoe.plan(load, policy="vanilla"), load)
     # The mean is 2.5 tokens in 2.5 s, so the half token that makes it whole is 0.5 s; ideal experts take 2 s.
     assert gap == Gap(ideal=9.5, whole_tokens=0.5, slots=0, replicas=1, copies=0, exchange=1, planning=0.25)

@@ -37,7 +37,7 @@ EXAMPLES = """\
 
 MEANING = """\
 The page is one HTML file that needs neither network nor anything beside it. It shows, with the numbers beneath every
-plot: load per rank before and after, the distribution of ρ by policy, stage times by part beside the ideal, what each
+plot: load per rank before and after, the distribution of ρ by policy, phase times by part beside the ideal, what each
 stage of our planner adds, memory against speedup over guest slots and residencies, traffic between nodes, and what
 ranks do while one layer runs. Before is vanilla; after is foremoe or, where it was not asked for, the fastest; of one
 that cannot train (residency free), recompute alone is told. Every plan is proved right; what is not is left out and

@@ -202,12 +202,12 @@ class _Gatherer:
 def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any], *, measured: bool = True) -> PolicyResult:
     """The figures of one plan beside those of vanilla. measured: with the planning time."""
     f = evaluation.figures
-    recompute, update = f["stages"]
+    recompute, update = f["phases"]
     update_parts = parts_of(update)
     if f["home_move_seconds"] > 0:
         update_parts = {"homes moved": f["home_move_seconds"], **update_parts}
     rho = imbalance(planned_rows(evaluation.plan)).ravel()
-    guests = (stage["memory"]["guest_weights"] + stage["memory"]["guest_gradients"] for stage in f["stages"])
+    guests = (phase["memory"]["guest_weights"] + phase["memory"]["guest_gradients"] for phase in f["phases"])
     with_rollout = f["rl_step_seconds"] > f["step_seconds"]
     return PolicyResult(
         policy=evaluation.policy,
@@ -227,18 +227,18 @@ def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any], *, measured: b
         guest_bytes=max(guests),
         peak_tokens=f["peak_tokens_per_rank"],
         largest_micro_batch=f.get("largest_micro_batch_tokens"),
-        links=links_of(f["stages"]),
+        links=links_of(f["phases"]),
     )
 
 
-def parts_of(stage: Mapping[str, Any]) -> dict[str, float]:
-    return {name.replace("_", " "): seconds for name, seconds in stage["parts"].items()}
+def parts_of(phase: Mapping[str, Any]) -> dict[str, float]:
+    return {name.replace("_", " "): seconds for name, seconds in phase["parts"].items()}
 
 
-def links_of(stages: Sequence[Mapping[str, Any]]) -> list[LinkBytes]:
+def links_of(phases: Sequence[Mapping[str, Any]]) -> list[LinkBytes]:
     """Traffic of all phases, one entry a link."""
     links: dict[str, LinkBytes] = {}
-    for traffic in (traffic for stage in stages for traffic in stage["traffic"]):
+    for traffic in (traffic for phase in phases for traffic in phase["traffic"]):
         link = links.setdefault(traffic["link"], LinkBytes(traffic["link"]))
         link.rows += traffic["row_bytes"]
         link.copies += traffic["copy_bytes"]
@@ -248,6 +248,6 @@ def links_of(stages: Sequence[Mapping[str, Any]]) -> list[LinkBytes]:
 
 
 def between_nodes(figures: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-    recompute, update = (np.array(stage["between_nodes"], np.int64) for stage in figures["stages"])
+    recompute, update = (np.array(phase["between_nodes"], np.int64) for phase in figures["phases"])
     total: npt.NDArray[np.int64] = recompute + update
     return total

@@ -22,7 +22,7 @@ def time_section(report: Report) -> Section | None:
     parts = list(dict.fromkeys(name for of_phase in phases for name, seconds in of_phase.items() if seconds > 0))
     if not parts:
         return None
-    recompute = _phase(report, parts, "time-recompute", "recompute stage", "Recompute", lambda p: p.recompute)
+    recompute = _phase(report, parts, "time-recompute", "recompute phase", "Recompute", lambda p: p.recompute)
     update = _phase(report, parts, "time-update", "policy update", "Policy update", lambda p: p.policy_update)
     return section_of("time", "Where the time goes", recompute, update, wide=True)
 

@@ -47,7 +47,7 @@ class MeasuredGroups(Measured):
         experts = self.load.num_experts / self.load.num_ranks
         link = "network" if self.load.num_ranks * count > self.ranks_per_node else "peers"
         seconds = _all_reduce_seconds(self.cost, count, experts, link)
-        return _with_stages(figures, figures["stages"][0]["seconds"], figures["stages"][1]["seconds"] + seconds)
+        return _with_phases(figures, figures["phases"][0]["seconds"], figures["phases"][1]["seconds"] + seconds)
 
     def _rho(self) -> dict[str, float]:
         largest = np.max([group.evaluation.plan.max_load for group in self.groups], axis=0)
@@ -75,9 +75,9 @@ class MeasuredInPlace(Measured):
         link = "network" if self.load.num_ranks > self.load.ranks_per_node else "peers"
         reduced = (0.0, _all_reduce_seconds(self.cost, replicas, slots, link))
         nothing = {"arena_refresh": 0.0, "exposed_copies": 0.0, "exposed_gradients": 0.0}
-        stages = [{**stage, "parts": {**stage["parts"], **nothing}} for stage in figures["stages"]]
-        seconds = [sum(stage["parts"].values()) + more for stage, more in zip(stages, reduced, strict=True)]
-        return _with_stages({**figures, "stages": stages}, *seconds)
+        phases = [{**phase, "parts": {**phase["parts"], **nothing}} for phase in figures["phases"]]
+        seconds = [sum(phase["parts"].values()) + more for phase, more in zip(phases, reduced, strict=True)]
+        return _with_phases({**figures, "phases": phases}, *seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +93,11 @@ class MeasuredPadded(Measured):
         figures = self.evaluation.figures
         if self.evaluation.cost is None:
             return figures
-        stages = [
-            {**stage, "parts": {**stage["parts"], "dense": real["parts"]["dense"]}}
-            for stage, real in zip(figures["stages"], self.unpadded.figures["stages"], strict=True)
+        phases = [
+            {**phase, "parts": {**phase["parts"], "dense": real["parts"]["dense"]}}
+            for phase, real in zip(figures["phases"], self.unpadded.figures["phases"], strict=True)
         ]
-        return _with_stages({**figures, "stages": stages}, *(sum(stage["parts"].values()) for stage in stages))
+        return _with_phases({**figures, "phases": phases}, *(sum(phase["parts"].values()) for phase in phases))
 
 
 _COUNT_BYTES = 4
@@ -120,13 +120,13 @@ class MeasuredOnOtherRoutes(Measured):
         if self.evaluation.cost is None:
             return figures
         seconds = self.gather_seconds
-        figures["stages"] = [
+        figures["phases"] = [
             {
-                **stage,
-                "seconds": stage["seconds"] + seconds,
-                "parts": {**stage["parts"], "dispatch": stage["parts"]["dispatch"] + seconds},
+                **phase,
+                "seconds": phase["seconds"] + seconds,
+                "parts": {**phase["parts"], "dispatch": phase["parts"]["dispatch"] + seconds},
             }
-            for stage in figures["stages"]
+            for phase in figures["phases"]
         ]
         for step in ("step_seconds", "ideal_step_seconds", "rl_step_seconds"):
             figures[step] += 2 * seconds
@@ -136,7 +136,7 @@ class MeasuredOnOtherRoutes(Measured):
 
     @property
     def gather_seconds(self) -> float:
-        """Of a stage. A rank receives the counts of all others."""
+        """Of a phase. A rank receives the counts of all others."""
         ranks = self.load.num_ranks
         link = self.cost["network" if ranks > self.load.ranks_per_node else "peers"]
         received = (ranks - 1) * self.load.num_experts * _COUNT_BYTES
@@ -153,9 +153,9 @@ def _all_reduce_seconds(cost: Mapping[str, Any], copies: float, experts: float, 
     return seconds
 
 
-def _with_stages(figures: Mapping[str, Any], recompute: float, update: float) -> dict[str, Any]:
-    """The figures with other seconds of the two stages."""
-    before, after = figures["stages"]
+def _with_phases(figures: Mapping[str, Any], recompute: float, update: float) -> dict[str, Any]:
+    """The figures with other seconds of the two phases."""
+    before, after = figures["phases"]
     more = recompute + update - before["seconds"] - after["seconds"]
-    stages = [{**before, "seconds": recompute}, {**after, "seconds": update}]
-    return {**figures, "stages": stages, "step_seconds": figures["step_seconds"] + more}
+    phases = [{**before, "seconds": recompute}, {**after, "seconds": update}]
+    return {**figures, "phases": phases, "step_seconds": figures["step_seconds"] + more}

@@ -36,8 +36,8 @@ def gap_of(figures: dict[str, Any], first: dict[str, Any], plan: Plan, load: Loa
     """figures, first: of evaluations with a cluster and a model; first: of the first system on the same load."""
 
     def of_both(of: dict[str, Any], *names: str) -> float:
-        stages = [{**stage, **stage["parts"]} for stage in of["stages"]]
-        return float(sum(stage[name] for stage in stages for name in names))
+        phases = [{**phase, **phase["parts"]} for phase in of["phases"]]
+        return float(sum(phase[name] for phase in phases for name in names))
 
     mean = load.array.sum((2, 3)) / load.num_ranks  # tokens, [micro_steps, layers]
     whole = np.ceil(mean)

@@ -65,11 +65,11 @@ class Measured:
 
     @property
     def recompute(self) -> Any:
-        return self.figures["stages"][0]
+        return self.figures["phases"][0]
 
     @property
     def update(self) -> Any:
-        return self.figures["stages"][1]
+        return self.figures["phases"][1]
 
     @property
     def cost(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Measured:
 
     @property
     def exchange_seconds(self) -> float:
-        return float(sum(stage["parts"][part] for stage in self.figures["stages"] for part in ("dispatch", "combine")))
+        return float(sum(phase["parts"][part] for phase in self.figures["phases"] for part in ("dispatch", "combine")))
 
     @property
     def gemm_straggler_ms(self) -> float:

@@ -40,7 +40,7 @@ void add_step(const Evaluation& e, Json& json) {
   json["rl_step_speedup"] = e.rl_step_speedup;
   if (e.largest_micro_batch_tokens) json["largest_micro_batch_tokens"] = e.largest_micro_batch_tokens->value;
   json["recompute_residency"] = to_string(e.plan_of(Phase::kRecompute).residency);
-  json["stages"] = Json::array({to_json(step.recompute), to_json(step.policy_update)});
+  json["phases"] = Json::array({to_json(step.recompute), to_json(step.policy_update)});
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ Json to_json(const SimulatedPhase& phase) {
     for (const Bytes bytes : phase.between_nodes.row(from)) row.push_back(bytes.value);
     between.push_back(std::move(row));
   }
-  return {{"stage", to_string(phase.phase)},
+  return {{"phase", to_string(phase.phase)},
           {"path", to_string(phase.path)},
           {"seconds", phase.seconds},
           {"ideal_seconds", phase.ideal_seconds},

@@ -12,7 +12,7 @@ namespace foremoe {
 // with `checked`; and, of a simulated step, its figures.
 nlohmann::ordered_json to_json(const Evaluation& evaluation, bool checked);
 
-// One phase, as `stages` of a simulated step has two.
+// One phase, as `phases` of a simulated step has two.
 nlohmann::ordered_json to_json(const SimulatedPhase& phase);
 
 // {micro_steps, layers, ranks, ranks_per_node, experts, top_k}.
