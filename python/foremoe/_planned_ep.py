@@ -16,7 +16,7 @@ from transformers.distributed.expert_parallel import AllToAllEP, EPImplementatio
 
 import foremoe
 
-from .torch.layers import Execute
+from ._engine.layers import Execute
 
 # Weak at both ends: an implementation holds its experts, and their forward holds it.
 _OF: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[PlannedEP]] = weakref.WeakKeyDictionary()

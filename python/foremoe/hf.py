@@ -25,9 +25,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import foremoe
 
+from ._engine.layers import Execute
+from ._engine.sharded import is_dtensor
 from .torch import grouped_linear
-from .torch.layers import Execute
-from .torch.sharded import is_dtensor
 
 
 def _has(version: tuple[int, int]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import foremoe
-from foremoe.torch.arguments import RESIDENCIES, expect_options
+from foremoe._engine.arguments import RESIDENCIES, expect_options
 
 MODES = ("active", "shadow")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foremoe.torch.groups import refused_together
+from foremoe._engine.groups import refused_together
 
 from .arguments import Arguments
 from .replicas import Replicas

@@ -6,7 +6,8 @@ import contextlib
 
 import torch
 
-from .agreement import Agreement
+from foremoe._engine.agreement import Agreement
+
 from .step import Step
 
 

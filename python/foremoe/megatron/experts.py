@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import foremoe
-from foremoe.torch.lent import try_lending
+from foremoe._engine.lent import try_lending
 
 SEQUENTIAL, GROUPED = "SequentialMLP", "TEGroupedMLP"
 _OF_A_TRAINER = (

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe.torch.arguments import expect_executable
-from foremoe.torch.groups import make_groups
+from foremoe._engine.agreement import Agreement, checked_counts, others_than
+from foremoe._engine.arguments import expect_executable
+from foremoe._engine.groups import make_groups
 
-from .agreement import Agreement, checked_counts, others_than
 from .arguments import Arguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
 from .ending import end, explain

@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import foremoe
-from foremoe.torch.guests import Guests
-from foremoe.torch.lent import KeptWeights
-from foremoe.torch.turn_cursor import TurnCursor
+from foremoe._engine.guests import Guests
+from foremoe._engine.lent import KeptWeights
+from foremoe._engine.turn_cursor import TurnCursor
 
 from .experts import GuestExperts, MoE, gradient_type
 from .metrics import named_spread

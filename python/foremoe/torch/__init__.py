@@ -12,8 +12,10 @@
 Run on CPU with gloo. Never run on CUDA with NCCL.
 """
 
-from .layers import ExpertLayer, grouped_linear
-from .parallel import ExpertParallel
-from .stage import Stage
+from foremoe._engine.groups import stand_by
+from foremoe._engine.layers import ExpertLayer, grouped_linear
 
-__all__ = ["ExpertLayer", "ExpertParallel", "Stage", "grouped_linear"]
+from .parallel import ExpertParallel
+from .phase import Stage
+
+__all__ = ["ExpertLayer", "ExpertParallel", "Stage", "grouped_linear", "stand_by"]

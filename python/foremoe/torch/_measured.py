@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .layers import Execute, grouped_linear
+from foremoe._engine.layers import Execute, grouped_linear
 
 
 class Experts(torch.nn.Module):

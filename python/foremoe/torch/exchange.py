@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .layers import ExpertLayer
-from .lent import KeptWeights
+from foremoe._engine.layers import ExpertLayer
+from foremoe._engine.lent import KeptWeights
 
 
 class AllToAll(torch.autograd.Function):
@@ -42,14 +42,6 @@ def _exchange(rows: Tensor, send: list[int], recv: list[int], group: Any) -> Ten
     out = rows.new_empty(sum(recv), *rows.shape[1:])
     dist.all_to_all_single(out, rows.contiguous(), recv, send, group=group)
     return out
-
-
-def start_point_to_point(operations: list[Any]) -> list[Any]:
-    """Starts point-to-point operations together; returns what to wait for, of each."""
-    if not operations:
-        return []
-    works = dist.batch_isend_irecv(operations)
-    return works if len(works) == len(operations) else [works[0]] * len(operations)  # one for all of them
 
 
 class GuestRows(torch.autograd.Function):

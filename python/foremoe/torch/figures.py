@@ -14,7 +14,7 @@ from .routes import Counts
 
 if TYPE_CHECKING:
     from .parallel import ExpertParallel
-    from .stage import Stage
+    from .phase import Stage
 
 
 class BesidePlan:

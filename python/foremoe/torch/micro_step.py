@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foremoe._engine.sharded import local_weights
+
 from .dispatch import Dispatch, chosen_slots, dispatch_to, planned_slots
 from .exchange import AllToAll, GuestRows
-from .sharded import local_weights
 
 if TYPE_CHECKING:
-    from .stage import Stage
+    from .phase import Stage
 
 
 @dataclass

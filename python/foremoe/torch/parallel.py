@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.arguments import expect_arguments, expect_executable, expect_layers, mark_spread, unmark_spread
+from foremoe._engine.groups import make_groups, refused_together
+from foremoe._engine.layers import ExpertLayer
+from foremoe._engine.lent import try_lending_layer
+from foremoe._engine.sharded import is_dtensor, local, local_weights, sharded_over_ranks
 
-from .arguments import expect_arguments, expect_executable, expect_layers, mark_spread, unmark_spread
 from .dispatch import dispatch_to
 from .exchange import AllToAll
-from .groups import make_groups, refused_together
-from .layers import ExpertLayer
-from .lent import try_lending_layer
+from .phase import Stage
 from .routes import gather_routes
-from .sharded import is_dtensor, local, local_weights, sharded_over_ranks
-from .stage import Stage
 from .wrappers import is_sharded_by_fsdp2, shard_by_fsdp2, wrap_in_ddp
 
 WRAPPERS = (None, "ddp", "fsdp2")
@@ -45,7 +45,7 @@ class ExpertParallel:
     """Leaves each rank its own experts of every layer, plans phases, and executes them.
 
     Collective over all ranks of the default process group: where several groups make one each, they do it at the same
-    time, and a rank in none of them calls foremoe.torch.groups.stand_by(). What follows is of the group alone.
+    time, and a rank in none of them calls foremoe.torch.stand_by(). What follows is of the group alone.
 
     Make it before the optimizer: it replaces the experts' parameters by this rank's, E/R of each layer, ascending.
     Experts that are DTensors, and so lie on their ranks already, stay as they are.

@@ -17,8 +17,9 @@ from training import (
     spread,
 )
 
+from foremoe._engine import arena, guests, host_path, point_to_point
 from foremoe.hf import _EXECUTE
-from foremoe.torch import arena, dispatch, exchange, guests, host_path, parallel
+from foremoe.torch import dispatch, exchange, parallel
 
 
 def lacking_in(layer: int | None, rank: int) -> list[Any]:
@@ -59,7 +60,7 @@ def count_in_a_stage(
             executes = [_EXECUTE[layer.experts] for layer in ep.layers]
             for layer, execute in zip(ep.layers, executes, strict=True):
                 layer.execute_by(counter.watched(execute))
-            with counter.collectives(arena, dispatch, exchange, guests, host_path, parallel):
+            with counter.collectives(arena, dispatch, exchange, guests, host_path, point_to_point, parallel):
                 out = model.model(batch, use_cache=False).last_hidden_state
                 with counter.waits():
                     out.backward(torch.ones_like(out))

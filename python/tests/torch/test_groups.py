@@ -29,8 +29,8 @@ from training import (
 )
 
 import foremoe
-from foremoe.torch import groups as groups_module
-from foremoe.torch.groups import make_groups, stand_by
+from foremoe._engine import groups as groups_module
+from foremoe._engine.groups import make_groups, stand_by
 
 GROUPS = ((0, 2), (1, 3))
 

@@ -34,9 +34,10 @@ from training import (
 
 import foremoe
 from foremoe._core import HostArena
-from foremoe.torch import ExpertParallel, arena
-from foremoe.torch.arena import NodeArena
-from foremoe.torch.host_path import HostPath
+from foremoe._engine import arena
+from foremoe._engine.arena import NodeArena
+from foremoe._engine.host_path import HostPath
+from foremoe.torch import ExpertParallel
 
 LONG = 60.0  # seconds, far above a stage's host_timeout: who waited for it in full would find nothing missing
 EXPERT_BYTES = [64, 6]

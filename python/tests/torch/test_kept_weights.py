@@ -10,8 +10,8 @@ import torch
 import torch.utils.checkpoint
 
 import foremoe
+from foremoe._engine.lent import try_lending_layer
 from foremoe.torch.exchange import GuestRows
-from foremoe.torch.lent import try_lending_layer
 
 ROWS, WIDTH = 5, 4
 

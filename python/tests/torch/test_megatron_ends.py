@@ -17,8 +17,8 @@ from megatron_training import MICRO_STEPS, Case, batch, begin_groups, counts_of,
 from torch.distributed import distributed_c10d
 
 import foremoe.megatron
+from foremoe._engine.guests import Guests
 from foremoe.megatron.step import Step
-from foremoe.torch.guests import Guests
 
 
 def failures() -> dict[str, str]:

@@ -30,8 +30,8 @@ from megatron_training import (
 
 import foremoe
 import foremoe.megatron
+from foremoe._engine import guests, turn_cursor
 from foremoe.megatron import step as steps
-from foremoe.torch import guests, turn_cursor
 
 STAGES, LAYERS_OF_STAGE, MICRO_STEPS = 2, 2, 8
 STEP = 13  # of its routes

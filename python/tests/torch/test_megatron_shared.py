@@ -28,9 +28,9 @@ from megatron_training import (
 
 import foremoe
 import foremoe.megatron
+from foremoe._engine import guests
 from foremoe.megatron import experts
 from foremoe.megatron import step as steps
-from foremoe.torch import guests
 
 SHARED = {"residency": "shared"}
 OVERLAP = {"overlap_grad_reduce": True}

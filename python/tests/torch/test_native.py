@@ -35,8 +35,9 @@ from transformers.distributed import DistributedConfig
 
 import foremoe
 import foremoe.hf
+from foremoe._engine import guests, point_to_point
 from foremoe.hf import expert_layers, record
-from foremoe.torch import ExpertParallel, dispatch, exchange, guests, parallel
+from foremoe.torch import ExpertParallel, dispatch, exchange, parallel
 
 
 def load(folder: str, dtype: Any, **config: Any) -> Any:
@@ -194,7 +195,7 @@ def count(rank: int, folder: str, *, planned: bool) -> dict[str, int]:
         for layer in layers:
             own = super(type(layer._by), layer._by).__call__
             layer.execute_by(counter.watched(layer._by.execute or own))
-        with counter.collectives(native, dispatch, exchange, guests, parallel):
+        with counter.collectives(native, dispatch, exchange, guests, point_to_point, parallel):
             out = model(batch, use_cache=False).logits
             with counter.waits():
                 out.backward(torch.ones_like(out))

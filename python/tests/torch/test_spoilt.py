@@ -12,7 +12,7 @@ import pytest
 import torch
 from training import on_all_ranks, run_step
 
-from foremoe.torch.guests import Guests
+from foremoe._engine.guests import Guests
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from foremoe.torch.waits import Waits
+from foremoe._engine.waits import Waits
 
 
 def test_on_a_cpu_it_is_what_the_host_waited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import foremoe
 
-from .exchange import start_point_to_point
 from .host_path import HostPath
 from .layers import ExpertLayer
+from .point_to_point import start_point_to_point
 from .sharded import local, version_of
 from .waits import Waits
 

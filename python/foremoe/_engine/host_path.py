@@ -23,7 +23,7 @@ import foremoe
 from .arena import Expert, NodeArena
 
 if TYPE_CHECKING:
-    from .parallel import ExpertParallel
+    from foremoe.torch.parallel import ExpertParallel
 
 
 def _expert_of(copy: foremoe.Copy) -> Expert:

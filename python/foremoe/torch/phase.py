@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import foremoe
+from foremoe._engine.arguments import expect_executable
+from foremoe._engine.guests import Guests
+from foremoe._engine.host_path import HostPath
+from foremoe._engine.turn_cursor import TurnCursor
 
-from .arguments import expect_executable
 from .figures import BesidePlan, figures_of
-from .guests import Guests
-from .host_path import HostPath
 from .micro_step import MicroStep
 from .routes import Routes
-from .turn_cursor import TurnCursor
 
 if TYPE_CHECKING:
     from .parallel import ExpertParallel

@@ -30,11 +30,11 @@ from torch import Tensor
 import foremoe
 from foremoe._core import HostArena
 
-from .exchange import start_point_to_point
+from .point_to_point import start_point_to_point
 from .sharded import local_weights
 
 if TYPE_CHECKING:
-    from .parallel import ExpertParallel
+    from foremoe.torch.parallel import ExpertParallel
 
 Expert = tuple[int, int]
 """(layer, expert)"""

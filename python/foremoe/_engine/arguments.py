@@ -22,7 +22,7 @@ from .layers import ExpertLayer
 from .sharded import expect_own_experts, is_dtensor
 
 if TYPE_CHECKING:
-    from .parallel import ExpertParallel
+    from foremoe.torch.parallel import ExpertParallel
 
 RESIDENCIES = ("static", "resident", "shared")
 # Of foremoe.plan(), those that leave homes where they are. The executor says how many micro-steps are in flight.
