@@ -107,17 +107,17 @@ class Trainer:
         tokens = rollout.completion.sum()
         dist.all_reduce(tokens)
         old = []
-        with self.ep.plan(routes, phase="recompute") as stage, torch.no_grad():
-            for m in stage.micro_steps:
+        with self.ep.plan(routes, phase="recompute") as phase, torch.no_grad():
+            for m in phase.micro_steps:
                 part = rollout.part(m)
-                with stage.micro_step(m):
+                with phase.micro_step(m):
                     old.append(log_probabilities(self.model, rollout.ids[part], rollout.mask[part]))
         self.optimizer.zero_grad()
         total = torch.zeros(())
-        with self.ep.plan(routes) as stage:
-            for m in stage.micro_steps:
+        with self.ep.plan(routes) as phase:
+            for m in phase.micro_steps:
                 part = rollout.part(m)
-                with stage.micro_step(m):
+                with phase.micro_step(m):
                     new = log_probabilities(self.model, rollout.ids[part], rollout.mask[part])
                     ratio = (new - old[m]).exp()
                     advantage = rollout.advantage[part, None]
@@ -126,11 +126,11 @@ class Trainer:
                     loss = -(gain * rollout.completion[part]).sum() / tokens * RANKS
                     loss.backward()
                 total += loss.detach() / RANKS
-            stage.drain()
+            phase.drain()
         self.ep.clip_grad_norm_(1.0)
         self.optimizer.step()
         dist.all_reduce(total)
-        return float(total), stage.figures()
+        return float(total), phase.figures()
 
 
 def sum_over_ranks(value: float) -> float:

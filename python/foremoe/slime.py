@@ -95,7 +95,7 @@ class Hooks:
     def before_log_prob(self, args: Any, model: Any, store_prefix: str) -> None:
         """--custom-megatron-before-log-prob-hook-path. In active mode the actor's log-probabilities are planned.
 
-        But not in a pipeline: a stage without MoE layers has no lists that tell it the number of micro-batches.
+        But not in a pipeline: a stage of it without MoE layers has no lists that tell the number of micro-batches.
         """
         self._close()
         if store_prefix or not self._is_active or not _is_actor(model):

@@ -4,7 +4,7 @@ trainer = GRPOTrainer(model, reward_funcs=reward, args=GRPOConfig(...), train_da
 trainer.train()                      # torchrun --nproc-per-node 4 train.py
 
 Every rank generates with an unsharded copy of the model, whose routes are recorded and travel with the batch. Training
-replays them: one stage per optimizer step, over its gradient-accumulation micro-steps. What is overridden here are
+replays them: one phase per optimizer step, over its gradient-accumulation micro-steps. What is overridden here are
 private methods of trl and transformers, checked for when this module is imported.
 """
 
@@ -31,7 +31,7 @@ from transformers.trainer import OPTIMIZER_NAME
 import foremoe
 
 from .hf import Recorder, expert_layers, record
-from .torch import ExpertParallel, Stage
+from .torch import ExpertParallel, Phase
 
 VERSIONS = SpecifierSet("~=1.16")
 _HOOKS = (
@@ -57,7 +57,7 @@ _NOT_SUPPORTED = {
     "use_transformers_continuous_batching": "it does not tell whose rows run",
     "torch_compile": "recording and replaying routes is done by hooks",
     "use_liger_kernel": "it replaces the experts",
-    "auto_find_batch_size": "it starts again within a stage",
+    "auto_find_batch_size": "it starts again within a phase",
     "sync_ref_model": "the reference holds all experts, a rank its own",
     "fp16": "ranks would skip different steps where gradients overflow; bf16 does not",
     "fp16_full_eval": "it moves the model when the trainer has been made",
@@ -114,7 +114,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     expert_parallel: the trained model's experts. generator: the unsharded copy that generates, one on each rank.
 
-    The gradients of all other weights are averaged at the end of a stage. There is no DistributedDataParallel, and its
+    The gradients of all other weights are averaged at the end of a phase. There is no DistributedDataParallel, and its
     options mean nothing. save_model() and checkpoints hold all experts; call it on all ranks.
 
     log() gets figures of Stage.figures() as foremoe/NAME: means over ranks, micro-steps and layers; foremoe/NAME_max,
@@ -167,10 +167,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         self._begin_alike()
 
         self._routes: Tensor | None = None  # of the batch that is being scored, [batch, tokens, layers, top_k]
-        self._stages = contextlib.ExitStack()  # holds the stage that is entered
-        self._stage: Stage | None = None
+        self._phases = contextlib.ExitStack()  # holds the phase that is entered
+        self._phase: Phase | None = None
         self._micro_step = contextlib.ExitStack()  # holds the micro-step that is entered
-        self._next_of_stage = 0  # micro-step
+        self._next_of_phase = 0  # micro-step
         self._next_of_step = 0  # micro-step of the optimizer step
 
     def _expect_data_parallel(self) -> None:
@@ -210,7 +210,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     @torch.no_grad()
     def _take(self, model: torch.nn.Module) -> None:
         """Takes this rank's part of a whole model's weights."""
-        begin = self.expert_parallel.rank * self.expert_parallel.own
+        begin = self.expert_parallel.rank * self.expert_parallel.ranks.homes
         for own, whole in zip(_tensors(self.model), _tensors(model), strict=True):
             own.copy_(whole if own.shape == whole.shape else whole[begin : begin + len(own)])
 
@@ -313,27 +313,27 @@ class GRPOTrainer(trl.GRPOTrainer):
         # Old log-probabilities: a phase of its own, with the routes that are replayed in training.
         size = self.args.per_device_train_batch_size
         found = []
-        with self.expert_parallel.plan(torch.split(self._routes_of(attention_mask), size), phase="recompute") as stage:
+        with self.expert_parallel.plan(torch.split(self._routes_of(attention_mask), size), phase="recompute") as phase:
             parts = zip(torch.split(input_ids, size), torch.split(attention_mask, size), strict=True)
             for m, (ids, mask) in enumerate(parts):
-                with stage.micro_step(m):
+                with phase.micro_step(m):
                     found.append(super()._get_per_token_logps_and_entropies(model, ids, mask, logits_to_keep)[0])
         return torch.cat(found), None, None
 
-    # Training: stages of micro-steps.
+    # Training: phases of micro-steps.
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
-        self._stage, self._next_of_step = None, 0
-        with contextlib.ExitStack() as self._stages:  # whatever ends training ends its stage
+        self._phase, self._next_of_step = None, 0
+        with contextlib.ExitStack() as self._phases:  # whatever ends training ends its phase
             return super().train(*arguments, **keywords)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         inputs = super()._prepare_inputs(generation_batch)
         if self.model.training:
-            if self._stage is None:
-                self._stage = self._stages.enter_context(self.expert_parallel.plan(self._routes_ahead()))
-                self._next_of_stage = 0
-            self._micro_step.enter_context(self._stage.micro_step(self._next_of_stage))
+            if self._phase is None:
+                self._phase = self._phases.enter_context(self.expert_parallel.plan(self._routes_ahead()))
+                self._next_of_phase = 0
+            self._micro_step.enter_context(self._phase.micro_step(self._next_of_phase))
         return inputs
 
     def _routes_ahead(self) -> list[Tensor]:
@@ -346,14 +346,14 @@ class GRPOTrainer(trl.GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         with contextlib.ExitStack() as self._micro_step:  # entered by _prepare_inputs(): forward and backward
             loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
-        assert self._stage is not None
-        self._next_of_stage += 1
+        assert self._phase is not None
+        self._next_of_phase += 1
         self._next_of_step = (self._next_of_step + 1) % self.current_gradient_accumulation_steps
-        if self._next_of_stage == len(self._stage.micro_steps):
-            self._stage.drain()
-            self._stages.close()
-            self._log_figures(self._stage.figures())
-            self._stage = None
+        if self._next_of_phase == len(self._phase.micro_steps):
+            self._phase.drain()
+            self._phases.close()
+            self._log_figures(self._phase.figures())
+            self._phase = None
         return loss
 
     def _log_figures(self, figures: dict[str, Any]) -> None:

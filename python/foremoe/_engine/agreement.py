@@ -15,10 +15,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-import foremoe
+from .communication import gathered
 
 _REFUSES, _LEFT = 1, 2
-MOST_ROWS = 2**31 - 1  # of a rank for an expert
 
 
 class Agreement:
@@ -71,28 +70,4 @@ def others_than(decides: Any, table: np.ndarray[Any, Any], group: Any, device: t
     digest = hashlib.sha256(repr(decides).encode())
     digest.update(np.ascontiguousarray(table).tobytes())
     mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(device)
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, mine, group=group)
-    return [rank for rank, part in enumerate(parts) if not torch.equal(part, mine)]
-
-
-def checked_counts(counts: Any, layers: int, experts: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """int64 [micro_steps, layers, experts]. Raises InputError."""
-    array = counts.detach().cpu().numpy() if isinstance(counts, torch.Tensor) else np.asarray(counts)
-    expected = f"integers [micro_steps, {layers}, {experts}]"
-    if (
-        array.dtype.kind not in "iu"
-        or array.ndim != 3
-        or array.shape[1] != layers
-        or layers * array.shape[2] != layers * experts
-    ):
-        raise foremoe.InputError(f"counts: is {array.dtype} {list(array.shape)}; expected {expected}", field="counts")
-    if not len(array):
-        raise foremoe.InputError("counts: has no micro-step", field="counts")
-    wrong = np.argwhere((array < 0) | (array > MOST_ROWS))
-    if len(wrong):
-        place = wrong[0].tolist()
-        raise foremoe.InputError(
-            f"counts{place}: {array[tuple(place)]} rows, expected 0 to {MOST_ROWS}", field="counts", index=str(place)
-        )
-    return array.astype(np.int64)
+    return [rank for rank, of in enumerate(gathered(mine, group)) if not torch.equal(of, mine)]

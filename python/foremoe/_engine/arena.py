@@ -1,12 +1,12 @@
 """The arena of a node: weights of experts in shared memory, from which its ranks copy their guests.
 
-An arena belongs to one stage, and holds the experts that RankTurns lists for the node. Each is written once, in the
+An arena belongs to one phase, and holds the experts that RankTurns lists for the node. Each is written once, in the
 background: by its owner, or by the rank of this node that an owner on another node sends it to. It carries the number
-of the stage and checksums, so that a reader never takes other weights for it. The name of the memory is removed as soon
+of the phase and checksums, so that a reader never takes other weights for it. The name of the memory is removed as soon
 as all ranks of the node have it, so that nothing is left behind however a process ends. A process that is killed before
 leaves a name; who makes the next arena removes it (shared_memory.h).
 
-Nobody waits for an expert when the stage is older than `host_timeout`, whatever is slow: an owner, the link between
+Nobody waits for an expert when the phase is older than its timeout, whatever is slow: an owner, the link between
 nodes, or the writing here. What comes later is written all the same, for the micro-steps after it.
 
 On CUDA the memory is pinned. That was never run.
@@ -19,9 +19,9 @@ import mmap
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,11 +30,10 @@ from torch import Tensor
 import foremoe
 from foremoe._core import HostArena
 
-from .point_to_point import start_point_to_point
+from .communication import start_point_to_point
+from .layers import CopiedLayer
+from .ranks import Ranks
 from .sharded import local_weights
-
-if TYPE_CHECKING:
-    from foremoe.torch.parallel import ExpertParallel
 
 Expert = tuple[int, int]
 """(layer, expert)"""
@@ -83,13 +82,24 @@ class NodeArena:
     Making it is collective. Raises InputError, on all ranks, where a node's ranks cannot share the memory.
     """
 
-    def __init__(self, ep: ExpertParallel, turns: foremoe.RankTurns) -> None:
-        self._ep = ep
-        self._version = ep.num_stages
-        self._weights = [local_weights(layer) for layer in ep.layers]
-        self._experts = turns.arena(ep.rank // ep.ranks_per_node)
-        self._arena = _share(self._experts, self._weights[0], ep)
-        self._stream: Any = torch.cuda.Stream(ep.device) if ep.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    def __init__(
+        self,
+        layers: Sequence[CopiedLayer],
+        turns: foremoe.RankTurns,
+        ranks: Ranks,
+        *,
+        version: int,
+        timeout: float,
+    ) -> None:
+        """version: of the weights, another one in each phase. timeout: seconds that nobody waits longer for an expert,
+        once the arena is made."""
+        self._ranks = ranks
+        self._version = version
+        self._timeout = timeout
+        self._weights = [local_weights(layer) for layer in layers]
+        self._experts = turns.arena(ranks.node)
+        self._arena = _share(self._experts, self._weights[0], ranks)
+        self._stream: Any = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._pinned = self._pin() if self._stream is not None else None
         # Who waits for a slow link, and who writes, keeps nobody from reading. Of two readers one may wait for what
         # others write while the other copies.
@@ -99,19 +109,18 @@ class NodeArena:
         self._stopped = threading.Event()
         self._sent: list[tuple[Any, Tensor]] = []  # to other nodes; kept until it is through
         self._publishing: list[Future[None]] = []
-        self._deadline = time.monotonic() + ep.host_timeout
+        self._deadline = time.monotonic() + timeout
         try:
             self._fill(turns)
         except BaseException:
-            ep.failed = True  # experts may be on their way that nobody waits for
             self.close(complete=False)
             raise
 
     def _fill(self, turns: foremoe.RankTurns) -> None:
         """Layer by layer: what this rank owns, and what other nodes send to it."""
-        ep = self._ep
+        ranks = self._ranks
         of_layer: dict[int, list[tuple[int, int]]] = {}  # (node, expert), in the same order on all ranks
-        for node in range(-(-ep.num_ranks // ep.ranks_per_node)):
+        for node in range(ranks.num_nodes):
             for layer, expert in turns.arena(node):
                 of_layer.setdefault(layer, []).append((node, expert))
         before: Future[None] | None = None  # what comes for the layer before
@@ -119,23 +128,23 @@ class NodeArena:
             operations: list[Any] = []
             received: list[tuple[Expert, dict[str, Tensor]]] = []
             for node, expert in experts:
-                owner = expert // ep.own
+                owner = expert // ranks.homes
                 writer = self._writer(node, owner)
-                if ep.rank not in (owner, writer):
+                if ranks.rank not in (owner, writer):
                     continue
-                mine = {name: w.detach()[expert % ep.own] for name, w in self._weights[layer].items()}
+                mine = {name: w.detach()[expert % ranks.homes] for name, w in self._weights[layer].items()}
                 if owner == writer:
                     self._publish((layer, expert), mine)
-                elif ep.rank == owner:
+                elif ranks.rank == owner:
                     operations += [
-                        dist.P2POp(dist.isend, w.contiguous(), group=ep.copy_group, group_peer=writer)
+                        dist.P2POp(dist.isend, w.contiguous(), group=ranks.copy_group, group_peer=writer)
                         for w in mine.values()
                     ]
                 else:
                     came = {name: torch.empty_like(w) for name, w in mine.items()}
                     received.append(((layer, expert), came))
                     operations += [
-                        dist.P2POp(dist.irecv, w, group=ep.copy_group, group_peer=owner) for w in came.values()
+                        dist.P2POp(dist.irecv, w, group=ranks.copy_group, group_peer=owner) for w in came.values()
                     ]
             works = start_point_to_point(operations)
             arriving = []
@@ -171,12 +180,13 @@ class NodeArena:
 
     def _writer(self, node: int, owner: int) -> int:
         """The rank that writes the owner's experts into the arena of this node: the owner, where it is there."""
-        ranks = range(self._ep.num_ranks)[node * self._ep.ranks_per_node :][: self._ep.ranks_per_node]
-        return ranks[owner % self._ep.ranks_per_node % len(ranks)]
+        size = self._ranks.ranks_per_node
+        there = range(self._ranks.num_ranks)[node * size :][:size]
+        return there[owner % size % len(there)]
 
     def _publish(self, expert: Expert, weights: dict[str, Tensor]) -> Future[None]:
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._ep.device))
+            self._stream.wait_stream(torch.cuda.current_stream(self._ranks.device))
 
         future = self._writers.submit(self._write, expert, weights)
         self._publishing.append(future)
@@ -188,9 +198,9 @@ class NodeArena:
         self._arena.publish(expert, self._version, segments)
 
     def check(self, experts: list[Expert]) -> Future[set[Expert]]:
-        """Those of these experts that are there, in this stage's version, with the bytes that were published.
+        """Those of these experts that are there, in this phase's version, with the bytes that were published.
 
-        Waits for them in the background: until the stage is `host_timeout` old, afterwards not at all.
+        Waits for them in the background: until the phase is as old as its timeout, afterwards not at all.
         """
         return self._readers.submit(self._intact, experts)
 
@@ -208,7 +218,7 @@ class NodeArena:
         """Starts to copy an intact expert into contiguous weights; returns a function that waits until it is there.
 
         That function raises RuntimeError where the expert has been damaged since, which is seen on CPU alone, or where
-        it takes longer than `host_timeout`.
+        it takes longer than the timeout.
         """
         if self._stream is not None:
             return self._copy_on_stream(expert, to)
@@ -216,12 +226,12 @@ class NodeArena:
 
         def wait() -> None:
             try:
-                future.result(self._ep.host_timeout)
+                future.result(self._timeout)
             except TimeoutError as error:
                 layer, number = expert
                 raise RuntimeError(
-                    f"expert {number} of MoE layer {layer} did not come from the node's arena in "
-                    f"{self._ep.host_timeout} seconds"
+                    f"expert {number} of MoE layer {layer} did not come from the node's arena in {self._timeout} "
+                    "seconds"
                 ) from error
 
         return wait
@@ -237,12 +247,12 @@ class NodeArena:
     def _copy_on_stream(self, expert: Expert, to: dict[str, Tensor]) -> Callable[[], None]:
         """Never run."""
         stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream(self._ep.device))  # that read the slot before
+        stream.wait_stream(torch.cuda.current_stream(self._ranks.device))  # that read the slot before
         with torch.cuda.stream(stream):
             for w, segment in zip(to.values(), self._arena.segments(expert), strict=True):
                 w.copy_(torch.from_numpy(segment).view(w.dtype).view(w.shape), non_blocking=True)
         event = stream.record_event()
-        return lambda: torch.cuda.current_stream(self._ep.device).wait_event(event)
+        return lambda: torch.cuda.current_stream(self._ranks.device).wait_event(event)
 
     def _pin(self) -> int | None:
         """Where the memory begins that was pinned, if there is any. Never run."""
@@ -273,7 +283,7 @@ class NodeArena:
             for future in self._publishing:
                 future.result()
         if self._pinned is not None:
-            torch.cuda.synchronize(self._ep.device)
+            torch.cuda.synchronize(self._ranks.device)
             cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             torch.cuda.check_error(cuda.cudaHostUnregister(self._pinned))
         self._sent.clear()
@@ -281,24 +291,24 @@ class NodeArena:
         del self._arena
 
 
-def _share(experts: list[Expert], like: dict[str, Tensor], ep: ExpertParallel) -> HostArena:
+def _share(experts: list[Expert], like: dict[str, Tensor], ranks: Ranks) -> HostArena:
     """The first rank of a node makes its arena, and the others open it. Collective."""
     segment_bytes = [w[0].numel() * w.element_size() for w in like.values()]
-    creator = ep.rank - ep.rank % ep.ranks_per_node
+    creator = ranks.node * ranks.ranks_per_node
     arena: HostArena | None = None
     refusal = ""
-    if ep.rank == creator:
+    if ranks.rank == creator:
         arena, refusal = _attempt(lambda: HostArena.create(experts, segment_bytes))
-    name = _of_all_ranks(arena.name if arena is not None else "", ep)[creator]
-    if ep.rank != creator and name:
+    name = _of_all_ranks(arena.name if arena is not None else "", ranks)[creator]
+    if ranks.rank != creator and name:
         arena, refusal = _attempt(lambda: HostArena.open(name, experts, segment_bytes))
-    refusals = _of_all_ranks(refusal, ep)
+    refusals = _of_all_ranks(refusal, ranks)
     if arena is not None:
         arena.remove_name()
     for rank, of in enumerate(refusals):
         if of:
             raise foremoe.InputError(
-                f"path: rank {rank} cannot share an arena with its node, of {ep.ranks_per_node} ranks: {of} (path "
+                f"path: rank {rank} cannot share an arena with its node, of {ranks.ranks_per_node} ranks: {of} (path "
                 "'peer' needs none)",
                 field="path",
             )
@@ -315,7 +325,7 @@ def _attempt(make: Callable[[], Made]) -> tuple[Made | None, str]:
         return None, str(error) or type(error).__name__
 
 
-def _of_all_ranks(text: str, ep: ExpertParallel) -> list[str]:
-    found: list[Any] = [None] * ep.num_ranks
-    dist.all_gather_object(found, text, group=ep.cpu_group)
+def _of_all_ranks(text: str, ranks: Ranks) -> list[str]:
+    found: list[Any] = [None] * ranks.num_ranks
+    dist.all_gather_object(found, text, group=ranks.cpu_group)
     return found

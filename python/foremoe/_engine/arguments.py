@@ -1,28 +1,23 @@
-"""What ExpertParallel is given, checked before anything is made of it.
+"""What executors are given, checked before anything is made of it.
 
 Here are the options that a rank can execute, and the layers. What values options may have is declared by the planner,
-which is asked (ExpertParallel).
+which is asked (plan_nothing).
 """
 
 from __future__ import annotations
 
-import numbers
+import dataclasses
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe.files import expect
 
 from .layers import ExpertLayer
 from .sharded import expect_own_experts, is_dtensor
-
-if TYPE_CHECKING:
-    from foremoe.torch.parallel import ExpertParallel
 
 RESIDENCIES = ("static", "resident", "shared")
 # Of foremoe.plan(), those that leave homes where they are. The executor says how many micro-steps are in flight.
@@ -44,23 +39,50 @@ def unmark_spread(experts: list[torch.nn.Parameter]) -> None:
         _SPREAD.pop(id(weight), None)
 
 
-def expect_arguments(ep: ExpertParallel, options: Iterable[str]) -> None:
-    """Raises InputError for an argument of another type, a residency that cannot be executed, and unknown options."""
-    expect_options(options)
-    expect(numbers.Integral, depth=ep.depth, ranks_per_node=ep.ranks_per_node)
-    expect(numbers.Real, host_timeout=ep.host_timeout)
-    if ep.residency not in RESIDENCIES:
-        raise foremoe.InputError(
-            f"residency: '{ep.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
-        )
-    if not ep.host_timeout > 0:
-        raise foremoe.InputError(f"host_timeout: {ep.host_timeout}, must be above 0", field="host_timeout")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """As foremoe.plan() takes them, and what else every executor needs to know."""
+
+    guest_slots: int
+    residency: str | None
+    policy: str
+    depth: int
+    ranks_per_node: int | None
+    threads: int = dataclasses.field(compare=False)
+    options: dict[str, Any]
+
+    def compared(self) -> dict[str, Any]:
+        """By name, those that must be the same on all ranks."""
+        alike = {of.name: getattr(self, of.name) for of in dataclasses.fields(self) if of.compare}
+        return alike | alike.pop("options")  # type: ignore[no-any-return]
+
+    def planning(self) -> dict[str, Any]:
+        """Arguments of foremoe.start_plan()."""
+        names = "policy", "guest_slots", "threads", "residency"
+        return {name: getattr(self, name) for name in names} | self.options
+
+    def expect_known(self) -> None:
+        """Raises InputError for a residency that cannot be executed, and unknown options."""
+        for name in sorted(set(self.options) - OPTIONS):
+            raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
+        if self.residency not in RESIDENCIES:
+            raise foremoe.InputError(
+                f"residency: '{self.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
+            )
 
 
-def expect_options(options: Iterable[str]) -> None:
-    """Raises InputError for unknown options of plans that are to be executed."""
-    for name in sorted(set(options) - OPTIONS):
-        raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
+def plan_nothing(
+    nothing: foremoe.Load, arguments: Arguments, *, path: str = "peer", in_flight: int = 1, executes: bool = True
+) -> foremoe.Plan:
+    """Raises what the planner would refuse of a phase, and where it `executes` what no rank can execute.
+
+    nothing: a load without rows, of the ranks and experts.
+    """
+    plan = foremoe.start_plan(nothing, in_flight=in_flight, **arguments.planning()).finish()
+    if executes:
+        expect_executable(plan, in_flight)
+        foremoe.RankTurns(plan, nothing, rank=0, path=path, depth=arguments.depth)
+    return plan
 
 
 def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:

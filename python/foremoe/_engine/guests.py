@@ -1,4 +1,4 @@
-"""Guest buffers of one stage: copies into them, and gradients out of them.
+"""Guest buffers of one phase: copies into them, and gradients out of them.
 
 Copies by the peer path go from homes to guests over a process group of their own, so that they overlap with the
 exchange of rows. All ranks start the copies between them, and send the gradients between them, at the same turns and in
@@ -8,7 +8,7 @@ the same order (RankTurns): so nobody announces anything. Copies by the host pat
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor
 
 import foremoe
 
+from .communication import start_point_to_point
 from .host_path import HostPath
-from .layers import ExpertLayer
-from .point_to_point import start_point_to_point
+from .layers import CopiedLayer
+from .ranks import Ranks
 from .sharded import local, version_of
 from .waits import Waits
 
@@ -34,23 +35,22 @@ class Guests:
 
     def __init__(
         self,
-        layers: list[ExpertLayer],
+        layers: Sequence[CopiedLayer],
         turns: foremoe.RankTurns,
-        group: Any,
+        ranks: Ranks,
         *,
         guest_slots: int,
         shared: bool,
-        host: Callable[[], HostPath | None],
         gradient_type: torch.dtype | None = None,
     ):
-        """host: makes the host path, when there is room for guests; None where no copy comes by it.
-        gradient_type: in which gradients go home and are summed; None: that of the weights."""
+        """gradient_type: in which gradients go home and are summed; None: that of the weights."""
+        self.host_path: HostPath | None = None  # where copies come by it
         self._turns = turns
-        self._group = group
-        self._layers = layers
+        self._group = ranks.copy_group
+        self._layers = list(layers)
         self._slots = guest_slots
         self._shared = shared
-        self._own = layers[0].num_experts // dist.get_world_size(group)
+        self._homes = ranks.homes
         self._weights = [layer.weights() for layer in layers]
         self._versions = [{name: version_of(w) for name, w in weights.items()} for weights in self._weights]
         self._begun = -1  # the last turn whose copies have been started
@@ -65,9 +65,7 @@ class Guests:
         self._buffers = self._allocate()
         self._gradients: dict[tuple[int, str], Tensor] = {}
         self._peer_copies = 0
-        device = next((w.device for of in self._buffers for w in of.values()), torch.device("cpu"))
-        self._waits = Waits(device)
-        self._host = host()
+        self._waits = Waits(ranks.device)
 
     def _allocate(self) -> list[dict[str, Tensor]]:
         """[layer], or under `shared` [set of buffers]: by name [guest slots, …]."""
@@ -87,16 +85,16 @@ class Guests:
     @property
     def copies(self) -> dict[str, int]:
         """Experts copied into this rank, by path."""
-        return {"peer": self._peer_copies, "host": self._host.copies if self._host is not None else 0}
+        return {"peer": self._peer_copies, "host": self.host_path.copies if self.host_path is not None else 0}
 
     @property
     def exposed_seconds(self) -> float:
         """That this rank waited for copies, and for experts in its node's arena; see Waits."""
-        return self._waits.seconds + (self._host.exposed_seconds if self._host is not None else 0.0)
+        return self._waits.seconds + (self.host_path.exposed_seconds if self.host_path is not None else 0.0)
 
     def agree(self, micro_step: int) -> set[int]:
         """Layers that must run without guests in this micro-step, on all ranks. Collective, before its first layer."""
-        return self._host.agree(micro_step) if self._host is not None else set()
+        return self.host_path.agree(micro_step) if self.host_path is not None else set()
 
     def begin(self, turn: int) -> None:
         """Starts the copies of all turns up to this one."""
@@ -104,8 +102,8 @@ class Guests:
             self._begun += 1
             self._start_peers(self._begun, [c for c in self._peers(self._begun) if c.arrives not in self._ahead])
             self._ahead.discard(self._begun)
-        if self._host is not None:
-            self._host.begin(turn, self._weights_of_buffer)
+        if self.host_path is not None:
+            self.host_path.begin(turn, self._weights_of_buffer)
 
     def begin_ahead(self, turn: int) -> None:
         """Starts the copies that this turn reads, by the peer path, and leaves the others of the turns before it.
@@ -137,7 +135,7 @@ class Guests:
                     slot = self._weights_of_buffer(copy)[name]
                     operations.append(dist.P2POp(dist.irecv, slot, group=self._group, group_peer=copy.source))
                 else:
-                    home = local(weight.detach())[copy.expert % self._own]
+                    home = local(weight.detach())[copy.expert % self._homes]
                     operations.append(dist.P2POp(dist.isend, home, group=self._group, group_peer=copy.rank))
                 arrives.append(copy.arrives if receives else None)
         for work, operation, turn_of in zip(start_point_to_point(operations), operations, arrives, strict=True):
@@ -151,11 +149,11 @@ class Guests:
         return {name: w[slot] for name, w in self._buffers[buffers].items()}
 
     def expect_same_weights(self) -> None:
-        """Refuses weights that somebody changed since the stage began: guests are copies of those before."""
+        """Refuses weights that somebody changed since the phase began: guests are copies of those before."""
         for i, layer in enumerate(self._layers):
             for name, weight in layer.weights().items():
                 if weight is not self._weights[i][name] or version_of(weight) != self._versions[i][name]:
-                    raise RuntimeError(f"the weights {name} of MoE layer {i} were changed inside a stage")
+                    raise RuntimeError(f"the weights {name} of MoE layer {i} were changed inside a phase")
 
     def trained(self, layer: int) -> set[str]:
         """The names of weights that have gradients."""
@@ -164,8 +162,8 @@ class Guests:
     def wait(self, turn: int) -> None:
         """Until the copies that this turn reads are there."""
         waits = [work.wait for work in self._arriving.pop(turn, [])]
-        if self._host is not None:
-            waits += self._host.waits(turn)
+        if self.host_path is not None:
+            waits += self.host_path.waits(turn)
         if waits:
             with self._waits.one():
                 for wait in waits:
@@ -196,7 +194,7 @@ class Guests:
         for g in returns:
             for name in names:
                 if g.guest == self._turns.rank:
-                    gradient = self._take_gradient(layer, name, g.slot - self._own)
+                    gradient = self._take_gradient(layer, name, g.slot - self._homes)
                     operations.append(dist.P2POp(dist.isend, gradient, group=self._group, group_peer=g.home))
                 else:
                     gradient = self._new_gradient(layer, name)
@@ -208,7 +206,7 @@ class Guests:
                 if g.guest == self._turns.rank:
                     self._sent.append((turn, work, operation.tensor))
                 else:
-                    self._returns.append((turn, work, layer, g.expert % self._own, name, operation.tensor))
+                    self._returns.append((turn, work, layer, g.expert % self._homes, name, operation.tensor))
         if self._shared:
             self._gradients.clear()
 
@@ -236,9 +234,10 @@ class Guests:
         else:
             held += gradient
 
-    def bring_home(self, layer: int) -> None:
-        """Brings the gradients of a layer home that are still away, and waits for all that are on their way."""
-        self._send_home(len(self._turns), layer, self._turns.draining(layer))
+    def bring_home(self, *layers: int) -> None:
+        """Brings the gradients of layers home that are still away, and waits for all that are on their way."""
+        for layer in layers:
+            self._send_home(len(self._turns), layer, self._turns.draining(layer))
         while self._returns:
             self._take_first_return()
 
@@ -247,33 +246,19 @@ class Guests:
         taken, self._home[layer] = self._home[layer], {}
         return taken
 
-    @torch.no_grad()
-    def drain(self) -> None:
-        """Brings home what is still away, and adds everything to the gradients of homes, in the order of the plan."""
-        for layer in range(len(self._layers)):
-            self._send_home(len(self._turns), layer, self._turns.draining(layer))
-        while self._returns:
-            self._take_first_return()
-        for layer, weights in enumerate(self._weights):
-            for (home, name), gradient in self.take_home(layer).items():
-                weight = weights[name]
-                if weight.grad is None:
-                    weight.grad = torch.zeros_like(weight)
-                local(weight.grad)[home] += gradient
-
     def finish(self) -> None:
         """Until nobody reads this rank's weights and gradients any more; then lets all memory go."""
         assert not self._arriving, "a copy has arrived that no turn waited for"
         for _, work, _ in self._sent:
             work.wait()
         self._sent.clear()
-        if self._host is not None:
-            self._host.close(complete=True)
+        if self.host_path is not None:
+            self.host_path.close(complete=True)
         self._buffers.clear()
         self._gradients.clear()
 
     def abandon(self) -> None:
         """Stops what runs in the background, after a failure. What is on its way stays so until the process ends."""
         _under_way.append((self._sent, self._returns, self._arriving, self._buffers))
-        if self._host is not None:
-            self._host.close(complete=False)
+        if self.host_path is not None:
+            self.host_path.close(complete=False)

@@ -12,7 +12,7 @@ import collections
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,20 +22,21 @@ import foremoe
 
 from .arena import Expert, NodeArena
 
-if TYPE_CHECKING:
-    from foremoe.torch.parallel import ExpertParallel
-
 
 def _expert_of(copy: foremoe.Copy) -> Expert:
     return copy.layer, copy.expert
 
 
 class HostPath:
-    """The copies into this rank that come by the host path. Making it is collective."""
+    """The copies into this rank that come by the host path."""
 
-    def __init__(self, ep: ExpertParallel, turns: foremoe.RankTurns, num_micro_steps: int) -> None:
-        self._group = ep.cpu_group
-        self._num_layers = len(ep.layers)
+    def __init__(
+        self, arena: NodeArena, turns: foremoe.RankTurns, group: Any, num_layers: int, num_micro_steps: int
+    ) -> None:
+        """group: of gloo, on which ranks agree."""
+        self._arena = arena
+        self._group = group
+        self._num_layers = num_layers
         self._num_micro_steps = num_micro_steps
         self._turns_of_micro_step = len(turns) // num_micro_steps
         # Copies that have not started: those whose buffer is not free yet, with the turn from which on it is, and the
@@ -49,7 +50,6 @@ class HostPath:
         self._open: list[foremoe.Copy] = []
         self._started: list[tuple[int, Callable[[], None]]] = []  # (turn that reads it, what waits for it)
         self._intact: set[Expert] = set()  # of those that were checked for this micro-step
-        self._arena = NodeArena(ep, turns)  # last: it runs in the background
         self._check: Future[set[Expert]] = self._arena.check(self._experts_for(0))
         self.copies = 0
         self.exposed_seconds = 0.0

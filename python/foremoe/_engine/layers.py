@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 Execute = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hidden [tokens, hidden], ids [tokens, top_k], gates [tokens, top_k]) → [tokens, hidden]."""
+
+
+class CopiedLayer(Protocol):
+    """What copies need of a layer: an ExpertLayer, or one that computes its rows elsewhere."""
+
+    def weights(self) -> dict[str, Any]:
+        """This rank's experts by name: tensors [experts, …], or what stands for them."""
 
 
 class ExpertLayer(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import foremoe
 
-from .layers import ExpertLayer
+from .layers import CopiedLayer, ExpertLayer
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -28,7 +28,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
-def local_weights(layer: ExpertLayer) -> dict[str, Tensor]:
+def local_weights(layer: CopiedLayer) -> dict[str, Tensor]:
     """This rank's experts of a layer that is spread over ranks, by name [experts, …]. Differentiable."""
     return {name: local(weight) for name, weight in layer.weights().items()}
 

@@ -9,30 +9,18 @@ from typing import Any
 import torch
 
 import foremoe
-from foremoe._engine.arguments import RESIDENCIES, expect_options
+from foremoe._engine import arguments
 
 MODES = ("active", "shadow")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments:
+class Arguments(arguments.Arguments):
     """As attach() takes them, and executed() reads them."""
 
-    guest_slots: int
-    residency: str | None
     mode: str
-    policy: str
-    depth: int
-    ranks_per_node: int | None
-    threads: int = dataclasses.field(compare=False)
     cluster: str | None
     model: str | Mapping[str, Any] | None
-    options: dict[str, Any]
-
-    def compared(self) -> dict[str, Any]:
-        """By name, those that must be the same on all ranks."""
-        alike = {of.name: getattr(self, of.name) for of in dataclasses.fields(self) if of.compare}
-        return alike | alike.pop("options")  # type: ignore[no-any-return]
 
     def executed(self) -> Arguments:
         """With a residency, and mode active in the place of static. Raises InputError that names a wrong argument."""
@@ -46,23 +34,15 @@ class Arguments:
             mode, residency = "active", "static"
         if mode not in MODES:
             raise foremoe.InputError(f"mode: '{mode}', expected active, static or shadow", field="mode")
-        if residency not in RESIDENCIES:
-            raise foremoe.InputError(
-                f"residency: '{residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
-            )
+        read = dataclasses.replace(self, mode=mode, residency=residency)
+        read.expect_known()
         nodes = 1 if self.ranks_per_node is None else self.ranks_per_node
         for name, value, least in (
             ("guest_slots", self.guest_slots, 0), ("depth", self.depth, 1), ("ranks_per_node", nodes, 1)
         ):  # fmt: skip
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise foremoe.InputError(f"{name}: {value!r}, expected an integer from {least} on", field=name)
-        expect_options(self.options)
-        return dataclasses.replace(self, mode=mode, residency=residency)
-
-    def planning(self) -> dict[str, Any]:
-        """Arguments of foremoe.start_plan()."""
-        names = "policy", "guest_slots", "threads", "residency"
-        return {name: getattr(self, name) for name in names} | self.options
+        return read
 
 
 def expect_chunks(chunks: Sequence[Any]) -> None:

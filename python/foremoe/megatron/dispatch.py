@@ -17,7 +17,7 @@ Imports megatron-core: it is imported by attach().
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from megatron.core.transformer.moe.token_dispatcher import (
@@ -29,57 +29,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .experts import MoE
-
-
-class LayerTurn(Protocol):
-    """One layer of one micro-step, as it is executed."""
-
-    backward: int  # turn; −1 in a phase without
-    send: list[int]  # [ranks], rows
-    recv: list[int]  # [ranks], rows
-    received: Tensor  # int64 [ranks, slots], rows of each rank for each slot of this one; on the host
-    tokens: Tensor  # int64 [slots], rows of each slot of this rank; on the host
-    homes: int  # slots
-    home_rows: int
-
-    def to_slots(self, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """bool [tokens, experts], [tokens, experts] → bool [tokens, slots of all ranks], [tokens, slots]."""
-
-    def wait_for_guests(self) -> None:
-        """Also where no row is theirs: a later turn may find them without a wait of its own."""
-
-    def run_guests(self, rows: Tensor, probs: Tensor) -> Tensor: ...
-
-    def computed(self, rows: int) -> None:
-        """How many rows this rank computes."""
-
-    def forward_ran(self) -> None: ...
-
-    def backward_begins(self) -> None: ...
-
-    def backward_ends(self) -> list[Tensor | None]:
-        """Gradients that came home, for each of the layer's own parameters that are trained."""
-
-
-class Turns(Protocol):
-    """The step that runs."""
-
-    def turn_of(self, layer: int) -> LayerTurn:
-        """The turn of the forward that begins."""
+from .step import LayerRows, Step
 
 
 class _BackwardBegins(torch.autograd.Function):
     """The identity on the layer's output."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, turn: LayerTurn) -> Tensor:
-        ctx.turn = turn
+    def forward(ctx: Any, output: Tensor, rows: LayerRows) -> Tensor:
+        ctx.rows = rows
         return output.view_as(output)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        ctx.turn.backward_begins()
+        ctx.rows.turn.begin_backward()
         return grads[0], None
 
 
@@ -87,60 +51,60 @@ class _GradientsHome(torch.autograd.Function):
     """The identity on the layer's input, with the home weights as further inputs."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, turn: LayerTurn, *own: Tensor) -> Tensor:
-        ctx.turn = turn
+    def forward(ctx: Any, hidden: Tensor, rows: LayerRows, *own: Tensor) -> Tensor:
+        ctx.rows = rows
         return hidden.view_as(hidden)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], None, *ctx.turn.backward_ends()
+        return grads[0], None, *ctx.rows.backward_ends()
 
 
 class _Planned:
     """What the planned dispatchers have in common. Comes before Megatron's class."""
 
-    step: Turns  # set while one runs
+    step: Step  # set while one runs
     moe: MoE
     index: int  # of the layer
 
     def forget(self) -> None:
         """Lets the step go, and what an error inside a layer may have left of it."""
-        for name in ("step", "_turn", "_of_guests"):
+        for name in ("step", "_rows", "_of_guests"):
             self.__dict__.pop(name, None)
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> Any:
-        turn = self._turn = self.step.turn_of(self.index)
+        rows = self._rows = self.step.rows_of(self.index)
         if torch.is_grad_enabled():
-            if turn.backward >= 0 and not hidden_states.requires_grad:
+            if rows.turn.backward >= 0 and not hidden_states.requires_grad:
                 hidden_states = (
                     hidden_states.detach().requires_grad_()
                 )  # what is frozen has a backward turn all the same
-            hidden_states = _GradientsHome.apply(hidden_states, turn, *self.moe.parameters())
-        routing_map, probs = turn.to_slots(routing_map, probs)
+            hidden_states = _GradientsHome.apply(hidden_states, rows, *self.moe.parameters())
+        routing_map, probs = rows.to_slots(routing_map, probs)
         return super().dispatch_preprocess(hidden_states, routing_map, probs)  # type: ignore[misc]
 
     def dispatch_postprocess(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rows, _, probs = super().dispatch_postprocess(*args)  # type: ignore[misc]
-        turn, homes = self._turn, self._turn.home_rows
-        turn.computed(rows.shape[0])
-        self._of_guests = rows[homes:], probs[homes:]
-        return rows[:homes], turn.tokens[: turn.homes], probs[:homes]
+        hidden, _, probs = super().dispatch_postprocess(*args)  # type: ignore[misc]
+        rows, at_home = self._rows, self._rows.home_rows
+        rows.computed(hidden.shape[0])
+        self._of_guests = hidden[at_home:], probs[at_home:]
+        return hidden[:at_home], rows.tokens[: rows.homes], probs[:at_home]
 
     def combine_preprocess(self, hidden_states: Tensor) -> Any:
-        rows, probs = self._of_guests
-        self._turn.wait_for_guests()
-        if rows.shape[0]:
-            hidden_states = torch.cat([hidden_states, self._turn.run_guests(rows, probs)])
+        hidden, probs = self._of_guests
+        self._rows.turn.wait_for_guests()
+        if hidden.shape[0]:
+            hidden_states = torch.cat([hidden_states, self._rows.run_guests(hidden, probs)])
         del self._of_guests
         return super().combine_preprocess(hidden_states)  # type: ignore[misc]
 
     def combine_postprocess(self, *args: Any) -> Tensor:
         output: Tensor = super().combine_postprocess(*args)  # type: ignore[misc]
-        turn = self._turn
-        del self._turn
-        turn.forward_ran()
-        return _BackwardBegins.apply(output, turn) if torch.is_grad_enabled() else output
+        rows = self._rows
+        del self._rows
+        rows.turn.end_forward()
+        return _BackwardBegins.apply(output, rows) if torch.is_grad_enabled() else output
 
 
 class _PlannedAllGather(_Planned, MoEAllGatherTokenDispatcher):
@@ -151,16 +115,16 @@ class _PlannedAllToAll(_Planned, MoEAlltoAllTokenDispatcher):
     """All sizes come from the plan: no exchange of counts, no wait for the device."""
 
     def preprocess(self, routing_map: Tensor) -> Tensor:
-        turn = self._turn
-        self.num_out_tokens = sum(turn.send)
-        self.input_splits = turn.send
-        self.output_splits = turn.recv
-        self.num_global_tokens_per_local_expert = turn.received
-        if self.config.moe_permute_fusion and turn.received.device != routing_map.device:  # never run
-            self.num_global_tokens_per_local_expert = turn.received.pin_memory().to(
+        rows = self._rows
+        self.num_out_tokens = sum(rows.send)
+        self.input_splits = rows.send
+        self.output_splits = rows.recv
+        self.num_global_tokens_per_local_expert = rows.received
+        if self.config.moe_permute_fusion and rows.received.device != routing_map.device:  # never run
+            self.num_global_tokens_per_local_expert = rows.received.pin_memory().to(
                 routing_map.device, non_blocking=True
             )
-        return turn.tokens
+        return rows.tokens
 
     def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: Any = None) -> Any:
         return tokens_per_expert  # all of it is on the host
@@ -194,11 +158,11 @@ class _PlannedFlex(_Planned, _Flex):
     """Its kernels exchange the sizes, and wait for the device, as they do without a plan."""
 
     def dispatch_postprocess(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rows, tokens, probs = super().dispatch_postprocess(*args)
-        arrived, planned = rows.shape[0] + self._of_guests[0].shape[0], int(self._turn.tokens.sum())
+        hidden, tokens, probs = super().dispatch_postprocess(*args)
+        arrived, planned = hidden.shape[0] + self._of_guests[0].shape[0], int(self._rows.tokens.sum())
         if arrived != planned:
             raise RuntimeError(f"{self.moe.name}: {arrived} rows arrived, {planned} were planned")
-        return rows, tokens, probs
+        return hidden, tokens, probs
 
 
 _DISPATCHERS: dict[str, Any] = {"allgather": _PlannedAllGather, "alltoall": _PlannedAllToAll, "flex": _PlannedFlex}

@@ -16,7 +16,7 @@ def end(step: Step | None, agreement: Agreement) -> str:
 
     step: None on a pipeline stage without MoE layers.
     """
-    complete = step is None or step.is_complete()
+    complete = step is None or step.engine.is_complete()
     if agreement.any(not complete):
         if step is not None:
             step.close(False)

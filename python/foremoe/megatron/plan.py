@@ -1,15 +1,50 @@
-"""What Replicas.plan() returns, and what a rank reads in it: which of its rows go to each slot."""
+"""What Replicas.plan() returns, for which layers, and what a rank reads in it: which of its rows go to each slot."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 import foremoe
+from foremoe._engine.ranks import Ranks
 
+from .arguments import Arguments
 from .capacity import Buffers, planned_slots
-from .shares import SharedPlan
+from .shares import SharedPlan, Shares
+
+
+@dataclasses.dataclass(frozen=True)
+class StageLayers:
+    """The MoE layers of this pipeline stage, as plans know them.
+
+    in_flight: micro-steps whose forward has run here when the first backward begins.
+    """
+
+    arguments: Arguments
+    ranks: Ranks
+    num_layers: int
+    num_experts: int
+    top_k: int
+    in_flight: int
+    buffers: Buffers
+
+    def load_of(self, counts: np.ndarray[Any, np.dtype[np.int64]]) -> foremoe.Load:
+        """counts: int64 [micro_steps, layers, ranks, experts]."""
+        return foremoe.Load.from_array(
+            counts, top_k=self.top_k, ranks_per_node=self.ranks.ranks_per_node, name="counts"
+        )
+
+    def nothing(self) -> foremoe.Load:
+        """A load without rows."""
+        return self.load_of(np.zeros((self.in_flight, self.num_layers, self.ranks.num_ranks, self.num_experts), int))
+
+    def start(self, counts: np.ndarray[Any, np.dtype[np.int64]], shares: Shares, phase: str) -> Plan:
+        """counts: as load_of() takes them. Collective."""
+        load = self.load_of(counts)
+        in_flight = min(self.in_flight, load.num_micro_steps) if phase == "policy_update" else 1
+        return Plan(load, shares.start_plan(load, in_flight=in_flight), phase, in_flight, self.buffers)
 
 
 class Plan:

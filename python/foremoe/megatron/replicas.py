@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,19 +13,21 @@ import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe._engine.agreement import Agreement, checked_counts, others_than
-from foremoe._engine.arguments import expect_executable
+from foremoe._engine.agreement import Agreement, others_than
+from foremoe._engine.arguments import expect_executable, plan_nothing
 from foremoe._engine.groups import make_groups
+from foremoe._engine.ranks import Ranks
 
 from .arguments import Arguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
+from .counts import checked_counts, gathered_counts
 from .ending import end, explain
 from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
-from .plan import NoPlan, Plan
+from .plan import NoPlan, Plan, StageLayers
 from .seconds import Modelled
 from .shadow import Shadow
-from .shares import Shares, gathered_counts
+from .shares import Shares
 from .step import Step
 from .supported import expect_alike, expect_lendable, expect_supported, moe_layers
 
@@ -48,40 +51,50 @@ class Replicas:
 
         layers = [moe_layers(chunk) for chunk in model_chunks]
         named = [found for of_chunk in layers for found in of_chunk]
-        # This stage's backward of a micro-batch comes after that many forwards, its own among them.
         stages = parallel_state.get_pipeline_model_parallel_world_size()
-        self.in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
         self.mode = arguments.mode
         expect_supported(model_chunks, named, self.mode, stages)
         self._chunks = list(model_chunks)
+        self._of_chunks = [[layer for _, layer in of_chunk] for of_chunk in layers]
         self._layers = [layer for _, layer in named]
         self._device = next(p for chunk in model_chunks for p in chunk.parameters()).device
         self._metrics: dict[str, float] = {}
         self._running = False
         self._detached = False
         self._shadow: Shadow | None = None
+        self._modelled: Modelled | None = None
         self._moes: list[MoE] = []
         self._guests: list[GuestExperts] = []
-        self._guest_slots = arguments.guest_slots
         self._dispatchers: list[Any] = []
-        if named:
-            self._depth = arguments.depth
-            self.planning = arguments.planning()
-            expect_alike(named)
-            config = self._layers[0].config
-            self.buffers = Buffers.of(config)
-            self.num_experts, self._top_k = int(config.num_moe_experts), int(config.moe_router_topk)
-            self.group = self._layers[0].ep_group
-            self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-            self._ranks_per_node = arguments.ranks_per_node or min(8, self.num_ranks)
-            nothing = self._expect_plannable(len(named))
-        self._modelled: Modelled | None = None
-        self._of_chunks = [[layer for _, layer in of_chunk] for of_chunk in layers]
-        if named and self.mode == "active":
+        self._guest_slots = 0
+        if not named:
+            return
+        expect_alike(named)
+        config, group = self._layers[0].config, self._layers[0].ep_group
+        num_experts = int(config.num_moe_experts)
+        # This pipeline stage's backward of a micro-batch comes after that many forwards, its own among them.
+        in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
+        self._planned = StageLayers(
+            arguments=arguments,
+            ranks=Ranks.of(group, num_experts, arguments.ranks_per_node, self._device),
+            num_layers=len(named),
+            num_experts=num_experts,
+            top_k=int(config.moe_router_topk),
+            in_flight=in_flight,
+            buffers=Buffers.of(config),
+        )
+        nothing = self._planned.nothing()
+        plan = plan_nothing(nothing, arguments, in_flight=in_flight, executes=self.mode == "active")
+        self._guest_slots, self._residency = plan.guest_slots, plan.residency  # the policy's, if it has its own
+        if self.mode == "active":
             self._prepare([name for name, _ in named])
-        elif named and arguments.cluster is not None:
+        elif arguments.cluster is not None:
             self._modelled = Modelled(arguments.cluster, arguments.model, config, arguments.depth, arguments.threads)
-            self._modelled.expect_known(*nothing)
+            self._modelled.expect_known(plan, nothing)
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self._planned.ranks
 
     def make_groups(self) -> None:
         """Process groups, and what talks over them. Collective over the default group, once, before all else."""
@@ -94,30 +107,22 @@ class Replicas:
         wanted = [(group, "gloo") for group in (replicas, stages) if dist.get_world_size(group) > 1]
         agree = len(wanted)
         if self._layers:
-            wanted.append((self.group, "gloo"))
+            group = self._ranks.group
+            wanted.append((group, "gloo"))
             # Copies overlap with the exchange of rows.
-            wanted.append((self.group, "gloo" if self.mode == "shadow" else dist.get_backend(self.group)))
+            wanted.append((group, "gloo" if self.mode == "shadow" else dist.get_backend(group)))
         self._made_groups = make_groups(wanted, self._device)
         self._agreement = Agreement(self._made_groups[:agree])
         if not self._layers:
             return
         of_shares, beside = self._made_groups[agree:]
-        self._shares = Shares(of_shares, self.planning)
+        self._shares = Shares(of_shares, self._planned.arguments.planning())
         if self.mode == "shadow":
-            self._shadow = Shadow(self, self._of_chunks, self._modelled, beside)
+            self._shadow = Shadow(self._planned, self._of_chunks, self._modelled, beside)
         else:
-            self._copy_group = beside
-
-    def _expect_plannable(self, layers: int) -> tuple[foremoe.Plan, foremoe.Load]:
-        """Plans nothing at all: the planner refuses what it would refuse of a step."""
-        load = self.load_of(np.zeros((self.in_flight, layers, self.num_ranks, self.num_experts), np.int64))
-        planning: dict[str, Any] = {**self.planning, "in_flight": self.in_flight}
-        plan = foremoe.start_plan(load, **planning).finish()
-        self._guest_slots, self._residency = plan.guest_slots, plan.residency  # the policy's, if it has its own
-        if self.mode == "active":
-            expect_executable(plan, self.in_flight)
-            foremoe.RankTurns(plan, load, rank=0, path="peer", depth=self._depth)
-        return plan, load
+            self._planned = dataclasses.replace(
+                self._planned, ranks=dataclasses.replace(self._ranks, copy_group=beside)
+            )
 
     def _prepare(self, names: list[str]) -> None:
         """Guests and planned dispatchers of all layers."""
@@ -126,7 +131,7 @@ class Replicas:
         from .dispatch import planned_dispatcher
 
         groups = get_default_pg_collection()
-        if dist.get_process_group_ranks(groups.ep) != dist.get_process_group_ranks(self.group):
+        if dist.get_process_group_ranks(groups.ep) != dist.get_process_group_ranks(self._ranks.group):
             raise foremoe.InputError(
                 "model_chunks: were built with a pg_collection of their own; expected the groups of parallel_state",
                 field="model_chunks",
@@ -159,7 +164,7 @@ class Replicas:
 
         counts: integers [micro_steps, layers, experts], numpy or torch: how many of this rank's rows each expert will
             get, in each micro-step and MoE layer of this pipeline stage. All rows that the router routes count, padding
-            too. All ranks have the same number of micro-steps. A stage without MoE layers has none here either.
+            too. All ranks have the same number of micro-steps. A pipeline stage without MoE layers has none either.
             Or a function without arguments that returns them. Where what makes the counts may fail on one rank alone,
             let it be this function: what it raises is raised here, and no other rank waits.
         phase: policy_update, with forward and backward; recompute, forwards alone.
@@ -177,9 +182,9 @@ class Replicas:
             if phase not in PHASES:
                 raise foremoe.InputError(f"phase: '{phase}', expected {' or '.join(PHASES)}", field="phase")
             made = counts() if callable(counts) else counts
-            own = checked_counts(made, len(self._layers), self.num_experts if self._layers else 0)
+            own = checked_counts(made, len(self._layers), self._planned.num_experts if self._layers else 0)
             if begun is not None and self._layers:
-                is_other = phase != begun.phase or not np.array_equal(own, begun.load.array[:, :, self.rank])
+                is_other = phase != begun.phase or not np.array_equal(own, begun.load.array[:, :, self._ranks.rank])
         except Exception as error:
             refused = error
         any_refused, least, most = self._agreement.micro_steps(len(own), refused is not None)
@@ -196,13 +201,8 @@ class Replicas:
             return begun
         if not self._layers:
             return NoPlan()
-        in_flight = min(self.in_flight, most) if phase == "policy_update" else 1
-        load = self.load_of(gathered_counts(torch.from_numpy(own).to(self._device), self.group))
-        return Plan(load, self._shares.start_plan(load, in_flight=in_flight), phase, in_flight, self.buffers)
-
-    def load_of(self, counts: np.ndarray[Any, np.dtype[np.int64]]) -> foremoe.Load:
-        """counts: int64 [micro_steps, layers, ranks, experts]."""
-        return foremoe.Load.from_array(counts, top_k=self._top_k, ranks_per_node=self._ranks_per_node, name="counts")
+        counts_of_all = gathered_counts(torch.from_numpy(own).to(self._device), self._ranks.group)
+        return self._planned.start(counts_of_all, self._shares, phase)
 
     @contextlib.contextmanager
     def step(self, plan: Plan | None = None) -> Iterator[None]:
@@ -225,10 +225,7 @@ class Replicas:
         try:
             if plan is not None and self._layers:
                 gather_parameters(self._chunks)
-                step = Step(
-                    plan, self._moes, self._guests, copy_group=self._copy_group, rank=self.rank, depth=self._depth,
-                    device=self._device,
-                )  # fmt: skip
+                step = Step(plan, self._moes, self._guests, self._ranks, depth=self._planned.arguments.depth)
             with self._dispatching(step):
                 yield
             wrong = end(step, self._agreement)
@@ -244,8 +241,8 @@ class Replicas:
             self._agreement.leave()
             raise RuntimeError(f"{wrong}: do not use its gradients")
         if step is not None and plan is not None:
-            self._metrics = figures(plan.load, plan.finish(), self.buffers) | step.metrics()
-            if self.rank == 0:
+            self._metrics = figures(plan.load, plan.finish(), self._planned.buffers) | step.metrics()
+            if self._ranks.rank == 0:
                 _log.info("step: %s", ", ".join(f"{k.split('/')[1]} {v:.4g}" for k, v in self._metrics.items()))
 
     @contextlib.contextmanager
@@ -284,7 +281,7 @@ class Replicas:
         if self._layers:
             decides.append([moe.trained() for moe in self._moes])
             slots = np.zeros(0) if made is None else made.slot_expert
-            others = others_than(decides, slots, self.group, self._device)
+            others = others_than(decides, slots, self._ranks.group, self._device)
         elsewhere = self._agreement.any(refused is not None or bool(others))
         if refused is not None:
             raise refused
@@ -301,7 +298,7 @@ class Replicas:
         """Raises InputError for what this rank cannot execute."""
         made = plan.begin()
         shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots, made.residency
-        own = len(self._layers), self.num_experts, self.num_ranks, self._guest_slots, self._residency
+        own = len(self._layers), self._planned.num_experts, self._ranks.num_ranks, self._guest_slots, self._residency
         if shape != own:
             what = "layers, experts, ranks, guest slots and residency"
             raise foremoe.InputError(f"plan: has {shape} {what}; not {own}", field="plan")
@@ -314,7 +311,7 @@ class Replicas:
                 )
         config = self._layers[0].config
         given = getattr(config, FIELD, None) if config.moe_token_dispatcher_type == "flex" else None
-        if given is not None and self.buffers.are_too_small(plan.load, planned_slots(plan.finish()), given):
+        if given is not None and self._planned.buffers.are_too_small(plan.load, planned_slots(plan.finish()), given):
             raise foremoe.InputError(
                 f"{FIELD}: {given}, with which rows of this plan have no room; expected "
                 f"{plan.suggested_rank_capacity_factor()} or more",

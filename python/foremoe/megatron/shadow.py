@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,11 @@ from torch import Tensor
 
 import foremoe
 
+from .counts import gathered_counts
 from .metrics import figures
+from .plan import StageLayers
 from .seconds import Modelled
-from .shares import Shares, gathered_counts
-
-if TYPE_CHECKING:
-    from .replicas import Replicas
+from .shares import Shares
 
 PENDING = 2  # steps that may wait to be planned; the step after that waits for the first of them
 _log = logging.getLogger("foremoe")
@@ -36,13 +35,13 @@ class Shadow:
     """Counts and plans beside a model that runs as it is."""
 
     def __init__(
-        self, replicas: Replicas, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any
+        self, planned: StageLayers, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any
     ) -> None:
-        """chunks: the MoE layers of each model chunk. modelled: says seconds too. group: of gloo, those of replicas."""
-        self._replicas = replicas
+        """chunks: the MoE layers of each model chunk. modelled: says seconds too. group: of gloo, of the same ranks."""
+        self._planned = planned
         self._modelled = modelled
         self._group = group
-        self._shares = Shares(group, replicas.planning)
+        self._shares = Shares(group, planned.arguments.planning())
         self._open = False
         # Of the micro-batch that passes each chunk: int32 [layers of chunk, experts], and its layers.
         self._rows: list[tuple[Tensor, tuple[Tensor, ...]]] = [(torch.empty(0), ())] * len(chunks)
@@ -98,38 +97,36 @@ class Shadow:
         try:
             if copied is not None:
                 copied.synchronize()
-            self._metrics = self._planned(counted)
+            self._metrics = self._evaluated(counted)
         except Exception:
             self._metrics = {}
             _log.exception("shadow: this step was not planned")
             return
-        if self._replicas.rank == 0:
+        if self._planned.ranks.rank == 0:
             _log.info("shadow: %s", ", ".join(f"{k.split('/')[1]} {v:.4g}" for k, v in self._metrics.items()))
 
-    def _planned(self, counted: list[list[Tensor]]) -> dict[str, float]:
-        replicas = self._replicas
-        load = replicas.load_of(gathered_counts(_stacked(counted), self._group))
-        in_flight = min(replicas.in_flight, load.num_micro_steps)
-        plan = self._shares.start_plan(load, in_flight=in_flight).finish()
+    def _evaluated(self, counted: list[list[Tensor]]) -> dict[str, float]:
+        made = self._planned.start(gathered_counts(_stacked(counted), self._group), self._shares, "policy_update")
+        load, plan = made.load, made.finish()
         copies = foremoe.figures(plan, load)["copies"] / load.num_ranks
         return {
-            **figures(load, plan, replicas.buffers),
+            **figures(load, plan, self._planned.buffers),
             "foremoe/copies": float(copies),
             **(self._seconds(self._modelled, load, plan) if self._modelled is not None else {}),
         }
 
     def _seconds(self, modelled: Modelled, load: foremoe.Load, plan: foremoe.Plan) -> dict[str, float]:
         """Of the step without balancing and as planned, each modelled by one rank; not a number where that failed."""
-        replicas = self._replicas
+        rank = self._planned.ranks.rank
         seconds = torch.zeros(2, dtype=torch.float64)
-        if replicas.rank < 2:
+        if rank < 2:
             try:
-                if replicas.rank == 0:
+                if rank == 0:
                     plan = foremoe.start_plan(load, "vanilla", in_flight=plan.in_flight).finish()
-                seconds[replicas.rank] = modelled.seconds(plan, load)
+                seconds[rank] = modelled.seconds(plan, load)
             except Exception:  # the other ranks wait
                 _log.exception("shadow: the seconds of this step were not modelled")
-                seconds[replicas.rank] = torch.nan
+                seconds[rank] = torch.nan
         dist.all_reduce(seconds, group=self._group)
         vanilla, planned = seconds.tolist()
         return {"foremoe/modelled_seconds_vanilla": vanilla, "foremoe/modelled_seconds": planned}

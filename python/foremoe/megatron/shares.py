@@ -8,9 +8,6 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
 import torch.distributed as dist
 
 import foremoe
@@ -18,28 +15,6 @@ from foremoe import _core
 
 # That plan a layer without knowing the others.
 POLICIES = ("foremoe", "static", "vanilla")
-
-
-def gathered_counts(own: torch.Tensor, group: Any) -> npt.NDArray[np.int64]:
-    """int64 [micro_steps, layers, ranks, experts]. Collective. own: int64 [micro_steps, layers, experts].
-
-    Raises InputError, on all ranks of the group, unless all have as many of each, and some.
-    """
-    shapes = _gathered(torch.tensor(own.shape, device=own.device), group).tolist()
-    if 0 in shapes[0] or any(shape != shapes[0] for shape in shapes):
-        raise foremoe.InputError(
-            f"counts: of the ranks are {shapes}, micro-steps, layers and experts, 0 where a step failed or chunks "
-            "had unlike numbers of micro-batches; expected the same of all, and some",
-            field="counts",
-        )
-    return np.ascontiguousarray(_gathered(own, group, 2).cpu().numpy())
-
-
-def _gathered(own: torch.Tensor, group: Any, dim: int = 0) -> torch.Tensor:
-    """Those of all ranks, along a new dimension."""
-    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, own, group=group)
-    return torch.stack(parts, dim)
 
 
 class SharedPlan:

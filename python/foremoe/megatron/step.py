@@ -1,9 +1,9 @@
 """One planned step of a pipeline stage: turns in order, guests in place, and what was computed.
 
 A turn is a pass of one layer in one micro-step. Passes run in the order of Megatron-LM's schedules without virtual
-stages (1F1B): a few forwards first, one where there is no pipeline, then a backward and a forward by turns. So the n-th
-forward of a layer is that of micro-step n, and a backward is that of the oldest micro-step in flight. A forward inside
-a backward pass is the recomputation of a checkpoint: it runs its micro-step's turn again.
+pipeline stages (1F1B): a few forwards first, one where there is no pipeline, then a backward and a forward by turns. So
+the n-th forward of a layer is that of micro-step n, and a backward is that of the oldest micro-step in flight. A
+forward inside a backward pass is the recomputation of a checkpoint: it runs its micro-step's turn again.
 
 With several micro-steps in flight the forward and the backward of a micro-step are different events of the plan.
 Between them guests may leave and come back; each rank computes the same rows of the same experts in both, but a guest
@@ -16,83 +16,80 @@ forward and its backward a buffer serves other layers, so what autograd keeps of
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import foremoe
-from foremoe._engine.guests import Guests
+from foremoe._engine.communication import gathered
+from foremoe._engine.layer_turn import LayerTurn
 from foremoe._engine.lent import KeptWeights
-from foremoe._engine.turn_cursor import TurnCursor
+from foremoe._engine.planned_phase import PlannedPhase
+from foremoe._engine.ranks import Ranks
 
 from .experts import GuestExperts, MoE, gradient_type
 from .metrics import named_spread
 from .plan import Plan, slot_table
 
 _OUT_OF_ORDER = (
-    "ran out of order; a planned step runs the micro-batches of a stage in the order of Megatron-LM's schedule without "
-    "virtual stages, and of the phase recompute forwards alone"
+    "ran out of order; a planned step runs the micro-batches of a pipeline stage in the order of Megatron-LM's "
+    "schedule without virtual stages, and of the phase recompute forwards alone"
 )
 
 
-class LayerTurn:
-    """One layer of one micro-step."""
+class LayerRows:
+    """Where the rows of one layer of one micro-step go, and its guests."""
 
     table: Tensor  # int32 [3, slots of all ranks], see slot_table(); on the device
     planned: Tensor  # int32 [experts], rows of this rank; on the device
 
-    def __init__(self, step: Step, turn: foremoe.RankTurn, backward: int) -> None:
-        """turn: whose slots serve the rows. backward: its turn, −1 in a phase without."""
+    def __init__(self, step: Step, turn: LayerTurn, of: foremoe.RankTurn) -> None:
+        """of: whose slots serve the rows, the turn's forward or its backward."""
         self._step = step
-        self.layer = turn.layer
-        self.micro_step = turn.micro_step
-        self.forward = turn.index
-        self.backward = backward
-        self.ran = turn.index == backward  # forward; what a checkpoint computes again reads the slots of the backward
-        self._again: LayerTurn | None = None
+        self.turn = turn
+        self._again: LayerRows | None = None
         self.guest_order: list[int] | None = None
-        self.send = turn.send.tolist()
-        self.recv = turn.recv.tolist()
-        self.received = torch.from_numpy(np.ascontiguousarray(turn.received.T))
-        self.tokens = self.received.sum(0)
+        self.send = of.send.tolist()
+        self.recv = of.recv.tolist()
+        self.received = torch.from_numpy(np.ascontiguousarray(of.received.T))  # [ranks, slots], rows for each slot here
+        self.tokens = self.received.sum(0)  # [slots], on the host
         self.homes = step.homes
-        self.home_rows = int(turn.slot_offsets[self.homes])
+        self.home_rows = int(of.slot_offsets[self.homes])
 
     @property
-    def again(self) -> LayerTurn:
-        """As a checkpoint computes it again."""
+    def again(self) -> LayerRows:
+        """As a checkpoint computes them again."""
         return self._again or self
 
-    def computed_again(self, turn: foremoe.RankTurn, guests: list[int], guests_before: list[int]) -> LayerTurn:
-        """The layer as a checkpoint computes it again, and its backward pass, where the plan moves guests in between.
+    def computed_again(self, backward: foremoe.RankTurn, guests: list[int], guests_before: list[int]) -> LayerRows:
+        """The rows as a checkpoint computes them again, where the plan moves guests between forward and backward.
 
-        turn: backward. guests, guests_before: experts in this rank's guest slots then and in the forward, −1 where a
-        slot has no rows.
+        guests, guests_before: experts in this rank's guest slots then and in the forward, −1 where a slot has no rows.
         """
-        self._again = LayerTurn(self._step, turn, self.backward)
+        self._again = LayerRows(self._step, self.turn, backward)
         if guests != guests_before:
             self.guest_order = [guests_before.index(expert) if expert >= 0 else -1 for expert in guests]
         return self._again
 
     def to_slots(self, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row goes to the slot that the plan gives it. Does not wait for the device."""
+        """Each row goes to the slot that the plan gives it. Does not wait for the device.
+
+        bool [tokens, experts], [tokens, experts] → bool [tokens, slots of all ranks], [tokens, slots of all ranks].
+        """
         expert, first, end = self.table.unbind()
         expert = expert.long()
         # Looked at when the step ends.
         others = (routing_map.sum(0, dtype=torch.int32) != self.planned).any()
-        self._step.others[self.micro_step, self.layer] |= others
+        self._step.others[self.turn.micro_step, self.turn.layer] |= others
         place = (routing_map.cumsum(0, dtype=torch.int32) - 1)[:, expert]  # of the row among its expert's here
         mine = routing_map[:, expert] & (place >= first) & (place < end)
         return mine, probs[:, expert] * mine
-
-    def wait_for_guests(self) -> None:
-        self._step.cursor.wait(self)
 
     def run_guests(self, rows: Tensor, probs: Tensor) -> Tensor:
         if self.guest_order is not None and torch.is_grad_enabled():
@@ -100,50 +97,41 @@ class LayerTurn:
             return moved
         return self.run_guests_in_place(rows, probs)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Of the guests, where this turn, or its backward pass, finds them: by name [guest slots, …]."""
-        return self._step.engine.weights(self.layer, self.backward if self.ran else self.forward)
-
     def run_guests_in_place(self, rows: Tensor, probs: Tensor) -> Tensor:
         """Rows of the guest slots of this turn."""
-        step, weights = self._step, self.weights()
-        guests, tokens = step.guests[self.layer], self.tokens[self.homes :]
-        if not step.shares_buffers:
+        step, weights = self._step, self.turn.weights()
+        guests, tokens = step.guests[self.turn.layer], self.tokens[self.homes :]
+        if not step.engine.shares_buffers:
             return guests(rows, tokens, probs)
-        step.point_guests(self.layer, weights)
-        kept = KeptWeights(weights, self)
+        step.point_guests(self.turn.layer, weights)
+        kept = KeptWeights(weights, self.turn)
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             return guests(rows, tokens, probs)
 
     def computed(self, rows: int) -> None:
-        self._step.computed[self.micro_step, self.layer] = rows
-
-    def forward_ran(self) -> None:
-        self._step.cursor.end_forward(self)
-
-    def backward_begins(self) -> None:
-        step = self._step
-        step.expect_running()
-        step.cursor.begin_backward(self, f"{step.moes[self.layer].name}: its backward {_OUT_OF_ORDER}")
+        """How many rows this rank computes."""
+        self._step.computed[self.turn.micro_step, self.turn.layer] = rows
 
     @torch.no_grad()
     def backward_ends(self) -> list[Tensor | None]:
-        step, layer = self._step, self.layer
+        """Gradients that came home, for each of the layer's own parameters that are trained."""
+        step, turn, layer = self._step, self.turn, self.turn.layer
+        engine = step.engine
         if step.guests:
             sums = step.guests[layer].sum_gradients()
-            if step.shares_buffers:  # they go home now, and the next turn's are summed in the same place
-                step.engine.add_gradients(layer, sums)
-        step.cursor.end_backward(self)
-        if self.micro_step == step.num_micro_steps - 1:
-            step.engine.bring_home(layer)
+            if engine.shares_buffers:  # they go home now, and the next turn's are summed in the same place
+                turn.add_gradients(sums)
+        turn.end_backward()
+        if turn.micro_step == engine.num_micro_steps - 1:
+            engine.guests.bring_home(layer)
         if layer == 0:
-            step.backward_ran(self.micro_step)
-        if step.shares_buffers and step.has_main_grads:
+            step.backward_ran(turn.micro_step)
+        if engine.shares_buffers and step.has_main_grads:
             # Kept until its layer's next backward pass, it would take as much memory as sums of all layers.
             for other, moe in enumerate(step.moes):
-                for (home, name), gradient in step.engine.take_home(other).items():
+                for (home, name), gradient in engine.guests.take_home(other).items():
                     _add(moe.own[name][home], gradient)
-        arrived = step.engine.take_home(layer)
+        arrived = engine.guests.take_home(layer)
         return [
             _add(parameter, arrived.get((home, name)))
             for name, parameters in step.moes[layer].own.items()
@@ -156,7 +144,7 @@ class _MovedGuests(torch.autograd.Function):
     """Rows of guests whose backward finds them in other slots than their forward. It computes the forward again."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: LayerTurn, order: list[int]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: LayerRows, order: list[int]) -> Tensor:
         """order: [guest slot of the backward], guest slot of the forward; −1 where a slot has no rows."""
         ctx.save_for_backward(rows, probs)
         ctx.turn, ctx.order = turn, order
@@ -196,166 +184,136 @@ def _add(parameter: torch.nn.Parameter, gradient: Tensor | None) -> Tensor | Non
 
 
 class Step:
-    """The execution of a plan."""
+    """The execution of a plan by Megatron-LM's layers."""
 
     def __init__(
-        self,
-        plan: Plan,
-        moes: Sequence[MoE],
-        guests: Sequence[GuestExperts],
-        *,
-        copy_group: Any,
-        rank: int,
-        depth: int,
-        device: torch.device,
+        self, plan: Plan, moes: Sequence[MoE], guests: Sequence[GuestExperts], ranks: Ranks, *, depth: int
     ) -> None:
         self.moes, self.guests = list(moes), list(guests)
-        self.num_micro_steps = plan.load.num_micro_steps
-        self.plan = plan.begin()
-        self.homes = self.plan.num_slots - self.plan.guest_slots
-        self._planned: Plan | None = plan
-        self._rank = rank
-        self._device = device
-        self._open = True
+        self.engine = PlannedPhase(
+            plan, plan.load, ranks, phase=plan.phase, expert_bytes=self.moes[0].expert_bytes(), path="peer",
+            depth=depth, in_flight=plan.in_flight,
+        )  # fmt: skip
+        gradients = gradient_type(self.moes)
+        self.engine.open(self.moes, _OUT_OF_ORDER, gradient_type=gradients)
+        self.homes = ranks.homes
+        self.has_main_grads = all(hasattr(p, "main_grad") for moe in self.moes for p in moe.parameters())
+        self._ranks = ranks
+        self._load = plan.load
         self._next = [0] * len(self.moes)  # micro-step
         # Micro-steps whose forward has begun and whose backward has not ended, in order.
-        self._in_flight: collections.deque[list[LayerTurn]] = collections.deque()
-        self.computed = np.zeros((self.num_micro_steps, len(self.moes)), np.int64)  # rows
+        self._in_flight: collections.deque[list[LayerRows]] = collections.deque()
+        self.computed = np.zeros((self.engine.num_micro_steps, len(self.moes)), np.int64)  # rows
         # Where this rank's rows were others than planned.
-        self.others = torch.zeros(self.num_micro_steps, len(self.moes), dtype=torch.bool, device=device)
-        self._backward = plan.phase == "policy_update"
-        self._turns = foremoe.RankTurns(
-            self.plan, plan.load, rank=rank, phase=plan.phase, expert_bytes=self.moes[0].expert_bytes(), path="peer",
-            depth=depth,
-        )  # fmt: skip
-        self.shares_buffers = self.plan.residency == "shared"
-        self.has_main_grads = all(hasattr(p, "main_grad") for moe in self.moes for p in moe.parameters())
-        gradients = gradient_type(self.moes)
-        self.engine = Guests(
-            self.moes,  # type: ignore[arg-type]  # what copies need of an ExpertLayer
-            self._turns,
-            copy_group,
-            guest_slots=self.plan.guest_slots,
-            shared=self.shares_buffers,
-            host=lambda: None,
-            gradient_type=gradients,
-        )
-        self.cursor = TurnCursor(self.engine)
-        self._trained = [self.engine.trained(i) if self._backward else set() for i in range(len(self.moes))]
+        self.others = torch.zeros(*self.computed.shape, dtype=torch.bool, device=ranks.device)
+        self._trained = [self.engine.guests.trained(i) if self.engine.has_backward else set() for i in range(len(moes))]
         self._sums: list[dict[str, Tensor]] = []  # of guests' gradients: [layer], or one for all; by name [slots, …]
         for layer in range(len(self.guests)):
-            weights = self.engine.weights(layer, 0)
-            names = set().union(*self._trained) if self.shares_buffers else self._trained[layer]
-            if layer == 0 or not self.shares_buffers:
-                self._sums.append({name: torch.zeros_like(weights[name], dtype=gradients) for name in sorted(names)})
-            if not self.shares_buffers:
-                self.engine.add_gradients(layer, self._sums[layer])
-                self.point_guests(layer, weights)
+            self._make_sums(layer, gradients)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-megatron")
         self._prepared: Future[_Prepared] | None = self._pool.submit(self._prepare, 0)
 
+    def _make_sums(self, layer: int, gradients: torch.dtype) -> None:
+        shared = self.engine.shares_buffers
+        weights = self.engine.guests.weights(layer, 0)
+        names = set().union(*self._trained) if shared else self._trained[layer]
+        if layer == 0 or not shared:
+            self._sums.append({name: torch.zeros_like(weights[name], dtype=gradients) for name in sorted(names)})
+        if not shared:
+            self.engine.guests.add_gradients(layer, self._sums[layer])
+            self.point_guests(layer, weights)
+
     def point_guests(self, layer: int, weights: dict[str, Tensor]) -> None:
         """From now on the layer's guests have these weights, by name [guest slots, …]."""
-        sums = self._sums[0 if self.shares_buffers else layer]
+        sums = self._sums[0 if self.engine.shares_buffers else layer]
         self.guests[layer].point_at(weights, {name: sums[name] for name in self._trained[layer]})
 
-    def turn_of(self, layer: int) -> LayerTurn:
-        """The turn of the forward of this layer that begins."""
-        self.expect_running()
-        name = self.moes[layer].name
+    def rows_of(self, layer: int) -> LayerRows:
+        """Those of the forward of this layer that begins."""
         if torch._C._current_graph_task_id() >= 0:
             # Its backward comes next, and that is the oldest micro-step's.
-            turn = self._in_flight[0][layer] if self._in_flight else None
-            if turn is None or not turn.ran:
+            rows = self._in_flight[0][layer] if self._in_flight else None
+            if rows is None or not rows.turn.ran:
+                name = self.moes[layer].name
                 raise RuntimeError(f"{name}: its forward ran inside a backward pass, but not for the second time")
-            if self.shares_buffers and turn.backward != self.cursor.last + 1:
-                what = "under residency shared a checkpoint may hold one MoE layer, not several: recompute_num_layers=1"
-                raise RuntimeError(f"{name}: {what}")
-            turn = turn.again
+            rows = rows.again
         else:
-            micro_step = self._next[layer]
-            if micro_step == self.num_micro_steps:
-                raise RuntimeError(f"{name}: ran once more than the {micro_step} micro-steps of the plan")
-            if layer == 0:
-                assert self._prepared is not None
-                self._begin(self._prepared.result())
-                if micro_step + 1 < self.num_micro_steps:
-                    self._prepared = self._pool.submit(self._prepare, micro_step + 1)
-            turn = self._in_flight[-1][layer] if self._in_flight else None
-            if turn is None or turn.micro_step != micro_step:
-                raise RuntimeError(f"{name}: its forward {_OUT_OF_ORDER}")
-            self._next[layer] += 1
-        self.cursor.begin_forward(turn, f"{name}: its forward {_OUT_OF_ORDER}")
-        return turn
+            rows = self._following(layer)
+        rows.turn.begin_forward()
+        return rows
+
+    def _following(self, layer: int) -> LayerRows:
+        """Those of the layer's next micro-step."""
+        name, micro_step = self.moes[layer].name, self._next[layer]
+        if micro_step == self.engine.num_micro_steps:
+            raise RuntimeError(f"{name}: ran once more than the {micro_step} micro-steps of the plan")
+        if layer == 0:
+            assert self._prepared is not None
+            self._begin(self._prepared.result())
+            if micro_step + 1 < self.engine.num_micro_steps:
+                self._prepared = self._pool.submit(self._prepare, micro_step + 1)
+        rows = self._in_flight[-1][layer] if self._in_flight else None
+        if rows is None or rows.turn.micro_step != micro_step:
+            raise RuntimeError(f"{name}: its forward {_OUT_OF_ORDER}")
+        self._next[layer] += 1
+        return rows
 
     def backward_ran(self, micro_step: int) -> None:
         """Through all layers."""
-        assert self._in_flight[0][0].micro_step == micro_step
+        assert self._in_flight[0][0].turn.micro_step == micro_step
         self._in_flight.popleft()
-
-    def expect_running(self) -> None:
-        if not self._open:
-            raise RuntimeError(
-                "a planned layer ran after its step had ended: forward and backward belong inside step()"
-            )
 
     def _prepare(self, micro_step: int) -> _Prepared:
         """In the background, while the micro-step before runs."""
-        planned = self._planned
-        assert planned is not None
-        planned.wait_for(micro_step)
-        turns: list[LayerTurn] = []
-        of_tables: list[LayerTurn] = []
+        engine = self.engine
+        engine.wait_for(micro_step)
+        made: list[LayerRows] = []
+        of_tables: list[LayerRows] = []
         tables = []
-        for layer in range(len(self.moes)):
-            forward = self._turns["forward", micro_step, layer]
-            backward = self._turns["backward", micro_step, layer] if self._backward else None
-            turn = LayerTurn(self, forward, -1 if backward is None else backward.index)
-            turns.append(turn)
-            of_tables.append(turn)
+        for layer, moe in enumerate(self.moes):
+            forward = engine.turns["forward", micro_step, layer]
+            rows = LayerRows(self, engine.layer_turn(moe.name, forward), forward)
+            made.append(rows)
+            of_tables.append(rows)
             tables.append(self._table_of(forward))
-            if backward is not None and backward.event != forward.event:
+            if engine.has_backward:
+                backward = engine.turns["backward", micro_step, layer]
                 then, before = self._served(backward), self._served(forward)
                 if (then != before).any():
-                    of_rank = (experts[self._rank, self.homes :].tolist() for experts in (then, before))
-                    of_tables.append(turn.computed_again(backward, *of_rank))
+                    of_rank = (experts[self._ranks.rank, self.homes :].tolist() for experts in (then, before))
+                    of_tables.append(rows.computed_again(backward, *of_rank))
                     tables.append(self._table_of(backward))
-        rows = planned.load.array[micro_step, :, self._rank].astype(np.int32)
-        return _Prepared(turns, of_tables, self._pinned(np.stack(tables)), self._pinned(rows))
+        rows_of_rank = self._load.array[micro_step, :, self._ranks.rank].astype(np.int32)
+        return _Prepared(made, of_tables, self._pinned(np.stack(tables)), self._pinned(rows_of_rank))
 
     def _served(self, turn: foremoe.RankTurn) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The expert of each slot with rows, of all ranks: [ranks, slots]; −1 where there are none."""
-        place = turn.event, turn.layer
-        return np.where(self.plan.slot_tokens[place] > 0, self.plan.slot_expert[place], -1)
+        place, plan = (turn.event, turn.layer), self.engine.plan
+        return np.where(plan.slot_tokens[place] > 0, plan.slot_expert[place], -1)
 
     def _table_of(self, turn: foremoe.RankTurn) -> np.ndarray[Any, Any]:
-        return slot_table(turn, self.plan.slot_expert[turn.event, turn.layer])
+        return slot_table(turn, self.engine.plan.slot_expert[turn.event, turn.layer])
 
     def _pinned(self, array: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.pin_memory()
+        return tensor if self._ranks.device.type == "cpu" else tensor.pin_memory()
 
     def _begin(self, prepared: _Prepared) -> None:
-        tables = prepared.tables.to(self._device, non_blocking=True)
-        rows = prepared.rows.to(self._device, non_blocking=True).unbind()
-        for turn, table in zip(prepared.of_tables, tables.unbind(), strict=True):
-            turn.table, turn.planned = table, rows[turn.layer]
-        if not self._backward:
+        tables = prepared.tables.to(self._ranks.device, non_blocking=True)
+        planned = prepared.planned.to(self._ranks.device, non_blocking=True).unbind()
+        for rows, table in zip(prepared.of_tables, tables.unbind(), strict=True):
+            rows.table, rows.planned = table, planned[rows.turn.layer]
+        if not self.engine.has_backward:
             self._in_flight.clear()
-        self._in_flight.append(prepared.turns)
-
-    def is_complete(self) -> bool:
-        return self.cursor.last + 1 == len(self._turns)
+        self._in_flight.append(prepared.rows)
 
     def other_rows(self) -> list[list[int]]:
         """(micro-step, layer) where rows of any rank of the plan were not those of it. Collective, once.
 
         metrics() is known from then on.
         """
-        own = torch.stack([torch.from_numpy(self.computed).to(self._device), self.others.long()])
-        parts = [torch.empty_like(own) for _ in range(self.plan.num_ranks)]
-        dist.all_gather(parts, own, group=self.moes[0].layer.ep_group)
-        computed, others = torch.stack(parts, -1).cpu().unbind()
+        own = torch.stack([torch.from_numpy(self.computed).to(self._ranks.device), self.others.long()])
+        computed, others = gathered(own, self._ranks.group, -1).cpu().unbind()
         self._of_ranks = computed.numpy()
         places: list[list[int]] = torch.nonzero(others.any(-1)).tolist()
         return places
@@ -363,31 +321,27 @@ class Step:
     def metrics(self) -> dict[str, float]:
         return {
             **named_spread("rho_computed", self._of_ranks),
-            "foremoe/copies": float(self.engine.copies["peer"]),
-            "foremoe/exposed_seconds": self.engine.exposed_seconds,
+            "foremoe/copies": float(self.engine.guests.copies["peer"]),
+            "foremoe/exposed_seconds": self.engine.guests.exposed_seconds,
         }
 
     def close(self, complete: bool) -> None:
         """Ends the step. complete: after all that was sent has arrived; else as soon as can be."""
-        self._open = False
         self._pool.shutdown(wait=True, cancel_futures=True)
-        if complete:
-            self.engine.finish()
-        else:
-            self.engine.abandon()
+        self.engine.close(complete)
         for of in self.guests:
             of.release()
-        # Turns refer to this step: with them its tensors would live until garbage is collected.
+        # Rows refer to this step: with them its tensors would live until garbage is collected.
         self._in_flight.clear()
         self._sums.clear()
-        self._prepared = self._planned = None
+        self._prepared = None
 
 
+@dataclasses.dataclass(frozen=True)
 class _Prepared:
     """A micro-step before it runs."""
 
-    def __init__(self, turns: list[LayerTurn], of_tables: list[LayerTurn], tables: Tensor, rows: Tensor) -> None:
-        self.turns = turns
-        self.of_tables = of_tables  # all turns, with those of recomputations that differ
-        self.tables = tables  # int32 [of_tables, 3, slots of all ranks], on the host
-        self.rows = rows  # int32 [layers, experts], of this rank; on the host
+    rows: list[LayerRows]
+    of_tables: list[LayerRows]  # all of them, with those of recomputations that differ
+    tables: Tensor  # int32 [of_tables, 3, slots of all ranks], on the host
+    planned: Tensor  # int32 [layers, experts], rows of this rank; on the host

@@ -18,7 +18,7 @@ FLEX_BACKENDS = ("deepep", "hybridep", "ncclep")  # run with stand-ins for their
 
 # Fields of TransformerConfig: what they may be, and why no more. One that a version does not have may be anything.
 _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "virtual_pipeline_model_parallel_size": ((None, 1), "stages run their chunks by turns; mode='shadow' serves it"),
+    "virtual_pipeline_model_parallel_size": ((None, 1), "chunks run by turns; mode='shadow' serves it"),
     "expert_tensor_parallel_size": ((None, 1), "an expert must lie on one rank"),
     "expert_gtp_weight_remat_size": ((None, 1), "a parameter is then a part of an expert"),
     "moe_expert_capacity_factor": ((None,), "rows are dropped by expert"),

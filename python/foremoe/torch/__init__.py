@@ -2,12 +2,12 @@
 
     ep = ExpertParallel(expert_layers(model), guest_slots=1)  # before the optimizer is made
     ep.wrap(model)
-    stage = ep.plan([routes_of_micro_step_0, ...])            # collective
-    with stage:
+    phase = ep.plan([routes_of_micro_step_0, ...])            # collective
+    with phase:
         for m, batch in enumerate(micro_batches):
-            with stage.micro_step(m):                         # replays its routes; backward inside
+            with phase.micro_step(m):                         # replays its routes; backward inside
                 loss(model(**batch)).backward()
-        stage.drain()
+        phase.drain()
 
 Run on CPU with gloo. Never run on CUDA with NCCL.
 """
@@ -16,6 +16,6 @@ from foremoe._engine.groups import stand_by
 from foremoe._engine.layers import ExpertLayer, grouped_linear
 
 from .parallel import ExpertParallel
-from .phase import Stage
+from .phase import Phase
 
-__all__ = ["ExpertLayer", "ExpertParallel", "Stage", "grouped_linear", "stand_by"]
+__all__ = ["ExpertLayer", "ExpertParallel", "Phase", "grouped_linear", "stand_by"]

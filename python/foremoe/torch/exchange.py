@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import KeptWeights
+
+from .dispatch import Dispatch
 
 
 class AllToAll(torch.autograd.Function):
@@ -42,6 +45,31 @@ def _exchange(rows: Tensor, send: list[int], recv: list[int], group: Any) -> Ten
     out = rows.new_empty(sum(recv), *rows.shape[1:])
     dist.all_to_all_single(out, rows.contiguous(), recv, send, group=group)
     return out
+
+
+def exchanged(
+    hidden: Tensor,
+    gates: Tensor,
+    to: Dispatch,
+    group: Any,
+    compute: Callable[[Tensor], Tensor],
+    *,
+    before: Callable[[], None] | None = None,
+    after: Callable[[], None] | None = None,
+) -> Tensor:
+    """Sends rows to where they are computed, and adds up what comes back, by gates: [tokens, hidden].
+
+    hidden: [tokens, hidden]. gates: [tokens, top_k]. compute: of this rank's slots, [rows received, hidden], those of a
+    slot side by side. before, after: called in the backward pass, before its first exchange and after its last.
+    """
+    token = to.order // gates.shape[1]
+    # The dispatch is the last of the layer's backward, the combine the first.
+    received = AllToAll.apply(hidden[token], to.send, to.recv, group, None, after)[to.to_slots]
+    computed = compute(received)
+    back = torch.empty_like(computed).index_copy(0, to.to_slots, computed)
+    returned = AllToAll.apply(back, to.recv, to.send, group, before, None)
+    weighted = returned * gates.reshape(-1)[to.order, None].to(returned.dtype)
+    return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
 
 
 class GuestRows(torch.autograd.Function):

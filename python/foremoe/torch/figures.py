@@ -1,69 +1,75 @@
-"""What a stage did beside its plan, and what it was worth."""
+"""What a phase did beside its plan, and what it was worth."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+import foremoe
+from foremoe._engine.guests import Guests
+from foremoe._engine.ranks import Ranks
 from foremoe.balance import planned_rows, rows_at_homes, spread
 
-from .routes import Counts
-
-if TYPE_CHECKING:
-    from .parallel import ExpertParallel
-    from .phase import Stage
+from .routes import Counts, Routes
+from .spread import SpreadExperts
 
 
 class BesidePlan:
-    """fallbacks: (micro-step, layer) that ran at homes, not as planned. The others are int64 [micro_steps, layers,
-    ranks], and until share() of this rank alone.
+    """fallbacks: (micro-step, layer) that ran at homes, not as planned. differs: [layer], bool []: whether it ran other
+    experts than were replayed; None where it has not run. The others are int64 [micro_steps, layers, ranks], and until
+    share() of this rank alone.
 
     unplanned: rows (tokens at one of their experts) that each rank computed beside those that were planned for it;
     negative where it computed fewer. mismatched: rows of each rank that went home because their expert was not
     recorded. mismatched_tokens: those that have such rows.
     """
 
-    def __init__(self, num_unrouted: Counts, on_mismatch: str) -> None:
+    def __init__(self, routes: Routes) -> None:
         self.fallbacks: list[tuple[int, int]] = []
-        self.unplanned = np.zeros_like(num_unrouted)
-        self.mismatched = np.zeros_like(num_unrouted)
-        self.mismatched_tokens = np.zeros_like(num_unrouted)
-        self._shares = on_mismatch == "home" or bool(num_unrouted.any())
+        self.differs: list[Tensor | None] = [None] * routes.num_unrouted.shape[1]
+        self.unplanned = np.zeros_like(routes.num_unrouted)
+        self.mismatched = np.zeros_like(routes.num_unrouted)
+        self.mismatched_tokens = np.zeros_like(routes.num_unrouted)
+        self._shares = routes.on_mismatch == "home" or bool(routes.num_unrouted.any())
 
-    def share(self, ep: ExpertParallel) -> None:
+    def share(self, ranks: Ranks) -> None:
         """Tells all ranks what each computed beside the plan. Collective."""
         if self._shares:
-            of_all = torch.from_numpy(np.stack([self.unplanned, self.mismatched, self.mismatched_tokens])).to(ep.device)
-            dist.all_reduce(of_all, group=ep.group)
+            mine = np.stack([self.unplanned, self.mismatched, self.mismatched_tokens])
+            of_all = torch.from_numpy(mine).to(ranks.device)
+            dist.all_reduce(of_all, group=ranks.group)
             self.unplanned, self.mismatched, self.mismatched_tokens = of_all.cpu().numpy()
 
 
-def figures_of(stage: Stage) -> dict[str, Any]:
-    """As Stage.figures() tells."""
-    at_homes = rows_at_homes(stage.routes.counts)
-    planned = planned_rows(stage.plan)
-    computed = planned + stage.beside.unplanned
-    for place in stage.beside.fallbacks:
+def figures_of(
+    plan: foremoe.Plan, guests: Guests, routes: Routes, beside: BesidePlan, experts: SpreadExperts
+) -> dict[str, Any]:
+    """As Phase.figures() tells."""
+    at_homes = rows_at_homes(routes.counts)
+    planned = planned_rows(plan)
+    computed = planned + beside.unplanned
+    for place in beside.fallbacks:
         computed[place] += at_homes[place] - planned[place]
     figures = {
         "rho_vanilla": _spread(at_homes),
         "rho_planned": _spread(planned),
         "rho_computed": _spread(computed),
-        "copies": sum(stage.guests.copies.values()),
-        "host_copies": stage.guests.copies["host"],
-        "fallbacks": len(stage.beside.fallbacks),
-        "exposed_seconds": stage.guests.exposed_seconds,
+        "copies": sum(guests.copies.values()),
+        "host_copies": guests.copies["host"],
+        "fallbacks": len(beside.fallbacks),
+        "exposed_seconds": guests.exposed_seconds,
     }
-    if stage.routes.on_mismatch == "home":
-        tokens = sum(int((of[..., 0] >= 0).sum()) for of in stage.routes.own)
-        others = int(stage.beside.mismatched_tokens[..., stage.ep.rank].sum())
-        figures["mismatched"] = stage.beside.mismatched.sum(-1).tolist()
+    if routes.on_mismatch == "home":
+        tokens = sum(int((of[..., 0] >= 0).sum()) for of in routes.own)
+        others = int(beside.mismatched_tokens[..., experts.ranks.rank].sum())
+        figures["mismatched"] = beside.mismatched.sum(-1).tolist()
     else:
-        tokens = sum(int(getattr(layer, "replayed_rows", 0)) for layer in stage.ep.layers)
-        others = sum(int(getattr(layer, "mismatched_rows", 0)) for layer in stage.ep.layers)
+        tokens = sum(int(getattr(layer, "replayed_rows", 0)) for layer in experts.layers)
+        others = sum(int(getattr(layer, "mismatched_rows", 0)) for layer in experts.layers)
     return figures | {"mismatch": others / tokens if tokens else 0.0}
 
 

@@ -1,4 +1,4 @@
-"""Measures planned stages on this machine, on layers with experts alone and routes drawn from a model of routing.
+"""Measures planned phases on this machine, on layers with experts alone and routes drawn from a model of routing.
 
     python -m foremoe.torch.measure --ranks 4                 CPU processes, gloo
     torchrun --nproc-per-node 8 -m foremoe.torch.measure      one process a GPU, NCCL: written for, never run
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import statistics
@@ -84,32 +85,32 @@ class _Measurement:
     def step(self, policy: str) -> dict[str, Any]:
         """One policy update; what it took, the same on all ranks."""
         ep = self.ep
-        ep.policy = policy
+        ep.arguments = dataclasses.replace(ep.arguments, policy=policy)
         inputs = self._inputs()
         stretches = Stretches(ep.group, self._now if self.cuda else time.thread_time)
-        with ep.plan(self.routes) as stage:
-            stage.wait_for_plan()
+        with ep.plan(self.routes) as phase:
+            phase.wait_for_plan()
             dist.barrier(ep.group)
             begin = self._now()
             with stretches.count(), self._counted_synchronisations():
                 for m, hidden in enumerate(inputs):
-                    with stage.micro_step(m):
+                    with phase.micro_step(m):
                         self._run_micro_step(hidden)
-            stage.drain()
+            phase.drain()
             dist.barrier(ep.group)
             wall = self._now() - begin
         slowest = torch.tensor(stretches.seconds, dtype=torch.float64, device=self.device)
-        exposed = torch.tensor(stage.figures()["exposed_seconds"], dtype=torch.float64, device=self.device)
+        exposed = torch.tensor(phase.figures()["exposed_seconds"], dtype=torch.float64, device=self.device)
         for figure in (slowest, exposed):
             dist.all_reduce(figure, dist.ReduceOp.MAX, group=ep.group)
-        copies = torch.tensor(stage.figures()["copies"], device=self.device)
+        copies = torch.tensor(phase.figures()["copies"], device=self.device)
         dist.all_reduce(copies, group=ep.group)
         return {
             "wall": wall,
             "critical": float(slowest.sum()),
             "exposed": float(exposed),
-            "busiest_rows": float(planned_rows(stage.plan).max(-1).sum()),
-            "rho": stage.figures()["rho_planned"]["mean"],
+            "busiest_rows": float(planned_rows(phase.plan).max(-1).sum()),
+            "rho": phase.figures()["rho_planned"]["mean"],
             "copies": int(copies),
         }
 
@@ -122,7 +123,7 @@ class _Measurement:
         mesh = init_device_mesh(self.device.type, (ep.num_ranks, 1), mesh_dim_names=("ep", "tp"))
         planned = [layer._execute for layer in self.layers]
         for layer in self.layers:
-            layer.execute_by(AllToAllEP(OwnExperts(layer, ep.own), mesh["ep"], mesh["tp"]))  # type: ignore[arg-type]
+            layer.execute_by(AllToAllEP(OwnExperts(layer, ep.ranks.homes), mesh["ep"], mesh["tp"]))  # type: ignore[arg-type]
         seconds = []
         for _ in range(self.sizes.runs + 1):
             inputs = self._inputs()
@@ -182,18 +183,18 @@ class _Measurement:
         ep, last = self.ep, self.ep.num_ranks - 1
         if last == 0:
             return 0.0
-        expert = torch.zeros(ep.expert_bytes, dtype=torch.uint8, device=self.device)
+        expert = torch.zeros(ep.experts.expert_bytes, dtype=torch.uint8, device=self.device)
         seconds = []
         for _ in range(self.sizes.runs + 1):
             dist.barrier(ep.group)
             begin = self._now()
             if ep.rank == 0:
-                dist.send(expert, group_dst=last, group=ep.copy_group)
+                dist.send(expert, group_dst=last, group=ep.ranks.copy_group)
             elif ep.rank == last:
-                dist.recv(expert, group_src=0, group=ep.copy_group)
+                dist.recv(expert, group_src=0, group=ep.ranks.copy_group)
             dist.barrier(ep.group)
             seconds.append(self._now() - begin)
-        return float(ep.expert_bytes / min(seconds[1:]))
+        return float(ep.experts.expert_bytes / min(seconds[1:]))
 
     def run(self) -> dict[str, Any]:
         s = self.sizes
@@ -215,7 +216,7 @@ class _Measurement:
             "exposed_share": after["exposed"] / after["wall"],
             "delay_seconds": layer_seconds,
             "exposed_share_delayed": delayed["exposed"] / delayed["wall"],
-            "expert_bytes": self.ep.expert_bytes,
+            "expert_bytes": self.ep.experts.expert_bytes,
             "copy_bytes_per_second": self.copy_bandwidth(),
             "synchronisations_per_step": self.synchronisations if self.cuda else None,
             "native_seconds": self.native_seconds() if s.native else None,

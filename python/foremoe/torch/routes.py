@@ -1,4 +1,4 @@
-"""The routes of a phase, from what plan() is given to what a stage needs of them.
+"""The routes of a phase, from what plan() is given to what its phase needs of them.
 
 Each rank checks its own. Then all ranks count together, once: where a rank refuses its routes, all end here; the rank
 with most micro-steps says how many there are. Rows without a route that are to be computed are found when they are
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.communication import gathered
+from foremoe._engine.ranks import Ranks
 
 from .dispatch import ON_MISMATCH
-
-if TYPE_CHECKING:
-    from .parallel import ExpertParallel
+from .spread import SpreadExperts
 
 PHASES = ("recompute", "policy_update")
 UNROUTED = ("drop", "home")
@@ -48,22 +48,24 @@ class Routes:
     on_mismatch: str
 
 
-def gather_routes(ep: ExpertParallel, routes: Sequence[Tensor], phase: str, unrouted: str, on_mismatch: str) -> Routes:
+def gather_routes(
+    experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str, on_mismatch: str
+) -> Routes:
     """What ExpertParallel.plan() was given, checked and counted. Collective. Raises InputError, on all ranks."""
     refused: foremoe.InputError | None = None
     own: list[Tensor] = []
     try:
         if on_mismatch not in ON_MISMATCH:
             raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")
-        own = _checked(ep, routes, phase, unrouted)
+        own = _checked(experts, routes, phase, unrouted)
     except foremoe.InputError as error:
         refused = error
     num_own = len(own)
-    most = _most_micro_steps(ep, num_own, refused)
-    layers, top_k = len(ep.layers), ep.layers[0].top_k
-    own += [torch.empty(0, layers, top_k, dtype=torch.int32)] * (most - num_own)
+    most = _most_micro_steps(experts.ranks, num_own, refused)
+    layers = len(experts.layers)
+    own += [torch.empty(0, layers, experts.top_k, dtype=torch.int32)] * (most - num_own)
     found = [[_unrouted_rows(of[:, i], unrouted) for i in range(layers)] for of in own]
-    counts = _counts_of_all_ranks(ep, own, found)
+    counts = _counts_of_all_ranks(experts, own, found)
     return Routes(
         own=own,
         num_own=num_own,
@@ -75,7 +77,7 @@ def gather_routes(ep: ExpertParallel, routes: Sequence[Tensor], phase: str, unro
     )
 
 
-def _checked(ep: ExpertParallel, routes: Sequence[Tensor], phase: str, unrouted: str) -> list[Tensor]:
+def _checked(experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str) -> list[Tensor]:
     """[micro-step] int32 [rows, layers, top_k]. Raises InputError that names the argument."""
     if phase not in PHASES:
         raise foremoe.InputError(f"phase: '{phase}', expected recompute or policy_update", field="phase")
@@ -83,11 +85,11 @@ def _checked(ep: ExpertParallel, routes: Sequence[Tensor], phase: str, unrouted:
         raise foremoe.InputError(f"unrouted: '{unrouted}', expected drop or home", field="unrouted")
     if isinstance(routes, Tensor):
         raise foremoe.InputError("routes: is one tensor; expected a list with one of each micro-step", field="routes")
-    return [_checked_micro_step(ep, of, m, unrouted) for m, of in enumerate(routes)]
+    return [_checked_micro_step(experts, of, m, unrouted) for m, of in enumerate(routes)]
 
 
-def _checked_micro_step(ep: ExpertParallel, of: Tensor, m: int, unrouted: str) -> Tensor:
-    layers, top_k = len(ep.layers), ep.layers[0].top_k
+def _checked_micro_step(experts: SpreadExperts, of: Tensor, m: int, unrouted: str) -> Tensor:
+    layers, top_k = len(experts.layers), experts.top_k
 
     def refuse(what: str) -> None:
         raise foremoe.InputError(f"routes[{m}]: {what}", field="routes", index=f"[{m}]")
@@ -95,8 +97,8 @@ def _checked_micro_step(ep: ExpertParallel, of: Tensor, m: int, unrouted: str) -
     if of.is_floating_point() or of.dim() not in (3, 4) or tuple(of.shape[-2:]) != (layers, top_k):
         refuse(f"is {of.dtype} {list(of.shape)}; expected integers [rows, {layers}, {top_k}]")
     flat = of.detach().to("cpu", torch.int32).reshape(-1, layers, top_k)
-    if flat.numel() and int(flat.max()) >= ep.num_experts:
-        refuse(f"expert {int(flat.max())}, but there are {ep.num_experts}")
+    if flat.numel() and int(flat.max()) >= experts.num_experts:
+        refuse(f"expert {int(flat.max())}, but there are {experts.num_experts}")
     missing = flat < 0
     if bool((missing.any(-1) != missing.all(-1)).any()):
         refuse("a row has a route for some of its top_k experts alone")
@@ -117,10 +119,10 @@ def _checked_micro_step(ep: ExpertParallel, of: Tensor, m: int, unrouted: str) -
     return flat.contiguous()
 
 
-def _most_micro_steps(ep: ExpertParallel, own: int, refused: foremoe.InputError | None) -> int:
+def _most_micro_steps(ranks: Ranks, own: int, refused: foremoe.InputError | None) -> int:
     """Of any rank."""
-    most = torch.tensor([own, int(refused is not None)], device=ep.device)
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=ep.group)
+    most = torch.tensor([own, int(refused is not None)], device=ranks.device)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=ranks.group)
     if refused is not None:
         raise refused
     if most[1]:
@@ -135,16 +137,13 @@ def _unrouted_rows(of: Tensor, unrouted: str) -> Tensor:
     return (of[:, 0] < 0).nonzero()[:, 0] if unrouted == "home" else torch.empty(0, dtype=torch.int64)
 
 
-def _counts_of_all_ranks(ep: ExpertParallel, routes: list[Tensor], unrouted: list[list[Tensor]]) -> Counts:
+def _counts_of_all_ranks(experts: SpreadExperts, routes: list[Tensor], unrouted: list[list[Tensor]]) -> Counts:
     """int64 [micro_steps, layers, ranks, experts + 1]; the last are rows without a route that are to be computed."""
-    own = torch.zeros(len(routes), len(ep.layers), ep.num_experts + 1, dtype=torch.int64)
+    own = torch.zeros(len(routes), len(experts.layers), experts.num_experts + 1, dtype=torch.int64)
     for m, of in enumerate(routes):
-        for i in range(len(ep.layers)):
+        for i in range(len(experts.layers)):
             ids = of[:, i].reshape(-1)
-            own[m, i, :-1] = torch.bincount(ids[ids >= 0], minlength=ep.num_experts)
+            own[m, i, :-1] = torch.bincount(ids[ids >= 0], minlength=experts.num_experts)
             own[m, i, -1] = len(unrouted[m][i])
-    own = own.to(ep.device)
-    parts = [torch.empty_like(own) for _ in range(ep.num_ranks)]
-    dist.all_gather(parts, own, group=ep.group)
-    counts: Counts = torch.stack(parts, 2).cpu().numpy()
+    counts: Counts = gathered(own.to(experts.ranks.device), experts.ranks.group, 2).cpu().numpy()
     return counts

@@ -17,7 +17,7 @@ from training import (
     spread,
 )
 
-from foremoe._engine import arena, guests, host_path, point_to_point
+from foremoe._engine import arena, communication, guests, host_path
 from foremoe.hf import _EXECUTE
 from foremoe.torch import dispatch, exchange, parallel
 
@@ -56,17 +56,17 @@ def count_in_a_stage(
             run(m)
         with stage.micro_step(micro_step):
             if not planned:
-                ep._stage = None
+                ep._phase = None
             executes = [_EXECUTE[layer.experts] for layer in ep.layers]
             for layer, execute in zip(ep.layers, executes, strict=True):
                 layer.execute_by(counter.watched(execute))
-            with counter.collectives(arena, dispatch, exchange, guests, host_path, point_to_point, parallel):
+            with counter.collectives(arena, dispatch, exchange, guests, host_path, communication, parallel):
                 out = model.model(batch, use_cache=False).last_hidden_state
                 with counter.waits():
                     out.backward(torch.ones_like(out))
             for layer, execute in zip(ep.layers, executes, strict=True):
                 layer.execute_by(execute)
-        ep._stage = stage
+        ep._phase = stage
         if planned:
             for m in range(micro_step + 1, len(stage.micro_steps)):
                 run(m)

@@ -218,8 +218,8 @@ def test_recomputation_fetches_nothing_where_guests_stay(found: list[dict[str, A
 
 def test_stale_weights_are_refused_and_gradients_stay(found: list[dict[str, Any]]) -> None:
     for of in found:
-        assert of["stepped"] == "an optimizer of experts stepped inside a stage, before drain(); gradients as before"
-        assert "were changed inside a stage; gradients as before" in of["scaled"]
+        assert of["stepped"] == "an optimizer of experts stepped inside a phase, before drain(); gradients as before"
+        assert "were changed inside a phase; gradients as before" in of["scaled"]
 
 
 def test_a_checkpoint_of_several_layers_is_refused_under_shared(found: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -107,9 +108,9 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
             make(self, *of)
             for future in self._publishing:
                 future.result()
-            dist.barrier(ep.cpu_group)
+            dist.barrier(ep.ranks.cpu_group)
             change(self)
-            dist.barrier(ep.cpu_group)
+            dist.barrier(ep.ranks.cpu_group)
 
         with mock.patch.object(NodeArena, "__init__", changed):
             yield
@@ -119,20 +120,20 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
 
 def flip_a_bit(arena: Any) -> None:
     """In the first expert of the first node's arena."""
-    if arena._ep.rank == 0:
+    if arena._ranks.rank == 0:
         arena._arena.segments(arena._experts[0])[-1][5] ^= 1
 
 
 def bring_stale_weights(arena: Any) -> None:
     """Of the stage before, in place of this one's first expert."""
-    if arena._ep.rank == 0:
+    if arena._ranks.rank == 0:
         zeros = [np.zeros_like(segment) for segment in arena._arena.segments(arena._experts[0])]
         arena._arena.publish(arena._experts[0], arena._version - 1, zeros)
 
 
 @contextlib.contextmanager
 def stale(ep: Any, stage: Any) -> Iterator[None]:
-    ep.num_stages = 4
+    ep.num_phases = 4
     with once_filled(bring_stale_weights)(ep, stage):
         yield
 
@@ -157,10 +158,10 @@ def publish_late(ep: Any, stage: Any) -> Iterator[None]:
         at_homes = agree(self, micro_step)
         if micro_step == 0:
             self._check.result()  # of micro-step 1: they are not there
-            dist.barrier(ep.cpu_group)
+            dist.barrier(ep.ranks.cpu_group)
             for of in late:
                 publish(*of).result()
-            dist.barrier(ep.cpu_group)
+            dist.barrier(ep.ranks.cpu_group)
         return at_homes
 
     with mock.patch.object(NodeArena, "_publish", keep), mock.patch.object(HostPath, "agree", agree_then_publish):
@@ -232,7 +233,7 @@ def refuse_to_share(rank: int) -> dict[str, Any]:
             said = "nothing"
     except foremoe.InputError as error:
         said = f"{error.field}: {error}"
-    ep.path = "peer"
+    ep.arguments = dataclasses.replace(ep.arguments, path="peer")
     with ep.plan(routes) as stage:
         with stage.micro_step(0):
             loss_of(model, batch).backward()
@@ -247,7 +248,7 @@ def look_inside(rank: int) -> dict[str, Any]:
     found = {}
     with contextlib.suppress(KeyError), ep.plan(draw_routes(rank, 1, 5)) as stage:
         dist.barrier()
-        found["arena"] = stage.guests._host._arena._arena.num_bytes
+        found["arena"] = stage.guests.host_path._arena._arena.num_bytes
         found["inside"] = names_in_shared_memory()
         raise KeyError
     found["after"] = names_in_shared_memory()

@@ -91,7 +91,7 @@ class Planned:
             self.same &= is_same(state(self.model), before)
         self.metrics.append(replicas.metrics())
         made = plan.finish()
-        self.rows.append(int(made.slot_tokens[:, :, replicas.rank].sum()))
+        self.rows.append(int(made.slot_tokens[:, :, replicas._ranks.rank].sum()))
 
     def detach(self) -> bool:
         """Whether the model is as it was."""

@@ -30,7 +30,7 @@ from megatron_training import (
 
 import foremoe
 import foremoe.megatron
-from foremoe._engine import guests, turn_cursor
+from foremoe._engine import guests, layer_turn
 from foremoe.megatron import step as steps
 
 STAGES, LAYERS_OF_STAGE, MICRO_STEPS = 2, 2, 8
@@ -239,19 +239,19 @@ def mutate() -> dict[str, float]:
             patch.setattr(where, name, by)
             return float(compare(*of)["worst"])
 
-    computed_again = steps.LayerTurn.computed_again
+    computed_again = steps.LayerRows.computed_again
 
     def stay(self: Any, turn: Any, *_: Any) -> Any:
         return computed_again(self, turn, [], [])
 
-    def end_forward(self: Any, of: Any) -> None:
-        if not of.ran:
-            of.ran, self.last = True, of.forward
+    def end_forward(self: Any) -> None:
+        if not self.ran:
+            self.ran, self._cursor.last = True, self.forward
 
     return {
-        "gradients stay in the slot of the forward": broken(two, steps.LayerTurn, "computed_again", stay),
+        "gradients stay in the slot of the forward": broken(two, steps.LayerRows, "computed_again", stay),
         "guests that leave after a forward keep their gradients": broken(
-            two, turn_cursor.TurnCursor, "end_forward", end_forward
+            two, layer_turn.LayerTurn, "end_forward", end_forward
         ),
         "a checkpoint reads the guests of the forward": broken(
             CASES["three layers, all recomputed"], guests.Guests, "begin_ahead", lambda *_: None

@@ -42,8 +42,9 @@ import foremoe
 import foremoe.megatron
 import foremoe.slime
 from foremoe.megatron import shares as shares_module
+from foremoe.megatron.counts import gathered_counts
 from foremoe.megatron.metrics import figures
-from foremoe.megatron.shares import Shares, gathered_counts
+from foremoe.megatron.shares import Shares
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
 PLANNED = [
@@ -205,7 +206,10 @@ def plan_in_shadow() -> dict[str, Any]:
         replicas.detach()
     return {
         "same": saved(made) == saved(foremoe.plan(plan.load, guest_slots=1)),
-        "rho": [of["foremoe/rho_vanilla"] for of in (replicas.metrics(), figures(plan.load, made, replicas.buffers))],
+        "rho": [
+            of["foremoe/rho_vanilla"]
+            for of in (replicas.metrics(), figures(plan.load, made, replicas._planned.buffers))
+        ],
     }
 
 

@@ -35,7 +35,7 @@ from transformers.distributed import DistributedConfig
 
 import foremoe
 import foremoe.hf
-from foremoe._engine import guests, point_to_point
+from foremoe._engine import communication, guests
 from foremoe.hf import expert_layers, record
 from foremoe.torch import ExpertParallel, dispatch, exchange, parallel
 
@@ -195,7 +195,7 @@ def count(rank: int, folder: str, *, planned: bool) -> dict[str, int]:
         for layer in layers:
             own = super(type(layer._by), layer._by).__call__
             layer.execute_by(counter.watched(layer._by.execute or own))
-        with counter.collectives(native, dispatch, exchange, guests, point_to_point, parallel):
+        with counter.collectives(native, dispatch, exchange, guests, communication, parallel):
             out = model(batch, use_cache=False).logits
             with counter.waits():
                 out.backward(torch.ones_like(out))
@@ -338,7 +338,7 @@ def test_the_same_count_sees_the_exchange_of_counts_by_transformers(found: list[
         ("group", "has its experts on ranks [0, 1, 2, 3]"),
         ("version", "InputError: model: its experts are sharded, which needs transformers 5.23 or newer, not 5.22.1"),
         ("wrapper", "InputError: wrapper: 'ddp', but FSDP2 shards the model already"),
-        ("stale", "an optimizer of experts stepped inside a stage"),
+        ("stale", "an optimizer of experts stepped inside a phase"),
         ("idle", "needs a batch of every rank"),
     ],
 )

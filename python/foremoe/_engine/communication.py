@@ -1,10 +1,12 @@
-"""Point-to-point operations that are started together."""
+"""What ranks send each other, beside the rows of layers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 def start_point_to_point(operations: list[Any]) -> list[Any]:
@@ -13,3 +15,10 @@ def start_point_to_point(operations: list[Any]) -> list[Any]:
         return []
     works = dist.batch_isend_irecv(operations)
     return works if len(works) == len(operations) else [works[0]] * len(operations)  # one for all of them
+
+
+def gathered(own: Tensor, group: Any, dim: int = 0) -> Tensor:
+    """Those of all ranks of the group, along a new dimension. Collective; of one shape."""
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, own, group=group)
+    return torch.stack(parts, dim)

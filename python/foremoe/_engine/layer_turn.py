@@ -1,0 +1,112 @@
+"""The order in which a rank takes its turns: which comes next, when copies for it begin, and who waits for them.
+
+A turn is a pass of one layer in one micro-step. The plan's order is the only one: guests are where a turn expects them
+because all turns before it have run. What a checkpoint computes again is no turn of its own. It reads the guests of the
+backward turn that it belongs to, before that turn, and other layers' backward turns may lie in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+import foremoe
+
+from .guests import Guests
+
+
+@dataclasses.dataclass
+class TurnCursor:
+    """The last turn that ran."""
+
+    guests: Guests
+    shares_buffers: bool  # residency shared
+    out_of_order: str  # what to say of a pass that ran out of order
+    last: int = -1
+    is_open: bool = True  # until the phase ends
+
+
+class LayerTurn:
+    """One layer of one micro-step: its forward turn, what a checkpoint computes again of it, and its backward turn."""
+
+    def __init__(
+        self, cursor: TurnCursor, name: str, turn: foremoe.RankTurn, backward: int, refuses_again: str
+    ) -> None:
+        """name: of the layer. turn: of the forward. backward: turn, −1 in a phase without. refuses_again: why no
+        checkpoint may compute the layer again, or ""."""
+        self.layer, self.micro_step = turn.layer, turn.micro_step
+        self.forward, self.backward = turn.index, backward
+        self.ran = False  # its forward: the next one is the recomputation of a checkpoint
+        self._cursor = cursor
+        self._name = name
+        self._refuses_again = refuses_again
+
+    @property
+    def _reads(self) -> int:
+        """The turn whose guests are read now."""
+        return self.backward if self.ran else self.forward
+
+    def weights(self) -> dict[str, Tensor]:
+        """Of the guests, where they lie now: by name [guest slots, …]."""
+        return self._cursor.guests.weights(self.layer, self._reads)
+
+    def trained(self) -> set[str]:
+        """The names of weights that have gradients."""
+        return self._cursor.guests.trained(self.layer)
+
+    def add_gradients(self, gradients: dict[str, Tensor]) -> None:
+        """gradients: of the guests, by name [guest slots, …]."""
+        self._cursor.guests.add_gradients(self.layer, gradients)
+
+    def begin_forward(self) -> None:
+        """Begins the copies of a forward or of a recomputation. Raises RuntimeError where another turn is next."""
+        guests, following = self._cursor.guests, self._cursor.last + 1
+        if not self.ran:
+            self._expect_next("forward", self.forward)
+            guests.begin(self.forward)
+            return
+        self._expect_recomputable()
+        guests.begin(min(self.backward, following))
+        if self.backward > following:
+            guests.begin_ahead(self.backward)
+
+    def wait_for_guests(self) -> None:
+        """Also where no row is theirs: a later turn may find them without a wait of its own."""
+        self._cursor.guests.wait(self._reads)
+
+    def end_forward(self) -> None:
+        if not self.ran:
+            self.ran = True
+            self._end(self.forward)
+
+    def begin_backward(self) -> None:
+        """Waits until the guests are there. Raises RuntimeError where another turn is next."""
+        self._expect_next("backward", self.backward)
+        self._cursor.guests.begin(self.backward)
+        self._cursor.guests.wait(self.backward)
+
+    def end_backward(self) -> None:
+        self._end(self.backward)
+
+    @torch.no_grad()
+    def _end(self, turn: int) -> None:
+        self._cursor.guests.end(turn, self.layer)
+        self._cursor.last = turn
+
+    def _expect_next(self, which: str, turn: int) -> None:
+        if not self._cursor.is_open:
+            raise RuntimeError(f"{self._name}: its {which} ran after its phase had ended")
+        if turn != self._cursor.last + 1:
+            raise RuntimeError(f"{self._name}: its {which} {self._cursor.out_of_order}")
+
+    def _expect_recomputable(self) -> None:
+        """Refuses a second forward that is none of a checkpoint, or whose guests, or whose partners, are gone."""
+        refused = self._refuses_again
+        if torch._C._current_graph_task_id() < 0:
+            refused = "its forward ran twice in one micro-step"
+        elif self._cursor.shares_buffers and self.backward != self._cursor.last + 1:
+            refused = "under residency shared a checkpoint may hold one MoE layer, not several"
+        if refused:
+            raise RuntimeError(f"{self._name}: {refused}")

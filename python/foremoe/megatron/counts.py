@@ -1,0 +1,51 @@
+"""How many of a rank's rows each expert gets: as plan() is given them, and of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import foremoe
+from foremoe._engine.communication import gathered
+
+MOST_ROWS = 2**31 - 1  # of a rank for an expert
+Counts = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def checked_counts(counts: Any, layers: int, experts: int) -> Counts:
+    """int64 [micro_steps, layers, experts]. Raises InputError."""
+    array = counts.detach().cpu().numpy() if isinstance(counts, torch.Tensor) else np.asarray(counts)
+    expected = f"integers [micro_steps, {layers}, {experts}]"
+    if (
+        array.dtype.kind not in "iu"
+        or array.ndim != 3
+        or array.shape[1] != layers
+        or layers * array.shape[2] != layers * experts
+    ):
+        raise foremoe.InputError(f"counts: is {array.dtype} {list(array.shape)}; expected {expected}", field="counts")
+    if not len(array):
+        raise foremoe.InputError("counts: has no micro-step", field="counts")
+    wrong = np.argwhere((array < 0) | (array > MOST_ROWS))
+    if len(wrong):
+        place = wrong[0].tolist()
+        raise foremoe.InputError(
+            f"counts{place}: {array[tuple(place)]} rows, expected 0 to {MOST_ROWS}", field="counts", index=str(place)
+        )
+    return array.astype(np.int64)
+
+
+def gathered_counts(own: torch.Tensor, group: Any) -> Counts:
+    """int64 [micro_steps, layers, ranks, experts]. Collective. own: int64 [micro_steps, layers, experts].
+
+    Raises InputError, on all ranks of the group, unless all have as many of each, and some.
+    """
+    shapes = gathered(torch.tensor(own.shape, device=own.device), group).tolist()
+    if 0 in shapes[0] or any(shape != shapes[0] for shape in shapes):
+        raise foremoe.InputError(
+            f"counts: of the ranks are {shapes}, micro-steps, layers and experts, 0 where a step failed or chunks "
+            "had unlike numbers of micro-batches; expected the same of all, and some",
+            field="counts",
+        )
+    return np.ascontiguousarray(gathered(own, group, 2).cpu().numpy())

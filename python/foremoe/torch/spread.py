@@ -1,0 +1,104 @@
+"""The experts of a model, spread over the ranks of a group: each rank has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import foremoe
+from foremoe._engine.arguments import mark_spread, unmark_spread
+from foremoe._engine.communication import gathered
+from foremoe._engine.layers import Execute, ExpertLayer
+from foremoe._engine.ranks import Ranks
+from foremoe._engine.sharded import is_dtensor, local_weights
+
+from .dispatch import dispatch_to
+from .exchange import exchanged
+
+
+class SpreadExperts:
+    """Making it replaces the parameters of every layer by this rank's, E/R of each, ascending. Those that are DTensors
+    lie on their ranks already, and stay."""
+
+    def __init__(self, layers: list[ExpertLayer], ranks: Ranks) -> None:
+        """layers: accepted by expect_layers()."""
+        self.layers = layers
+        self.ranks = ranks
+        self.num_experts, self.top_k = layers[0].num_experts, layers[0].top_k
+        weights = layers[0].weights().values()
+        self.expert_bytes = sum(w.numel() // self.num_experts * w.element_size() for w in weights)
+        self.is_sharded = is_dtensor(next(iter(weights)))  # by a framework, before
+        if not self.is_sharded:
+            for layer in layers:
+                _replace(layer, lambda _, weight: self._of_this_rank(weight.detach()).clone())
+        mark_spread(self.parameters())
+
+    def _of_this_rank(self, whole: Tensor) -> Tensor:
+        """whole: [experts, …]."""
+        return whole[self.ranks.rank * self.ranks.homes :][: self.ranks.homes]
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """This rank's, of all layers."""
+        return [weight for layer in self.layers for weight in layer.weights().values()]
+
+    def execute_by(self, execute: Callable[[int, Tensor, Tensor, Tensor], Tensor] | None) -> None:
+        """From now on layers call this with their index, and what Execute takes; None: their own code."""
+
+        def of(index: int) -> Execute | None:
+            return None if execute is None else lambda *given: execute(index, *given)
+
+        for i, layer in enumerate(self.layers):
+            layer.execute_by(of(i))
+
+    def at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> tuple[Tensor, int]:
+        """Rows that no plan knows, at their experts' homes, with counts exchanged first.
+
+        hidden: [tokens, hidden]; ids, gates: [tokens, top_k]. Returns [tokens, hidden], and the number of rows computed
+        on this rank.
+        """
+        layer, homes, group = self.layers[index], self.ranks.homes, self.ranks.group
+        to = dispatch_to(ids, slots=homes, own=homes, group=group)
+
+        def compute(rows: Tensor) -> Tensor:
+            return layer.forward_rows(rows, to.home_ends, local_weights(layer))
+
+        return exchanged(hidden, gates, to, group, compute), to.home_rows
+
+    @torch.no_grad()
+    def whole(self) -> dict[str, Tensor]:
+        """The experts of all ranks: "LAYER.NAME" → [experts, …], on every rank. Collective."""
+        state = {}
+        for i, layer in enumerate(self.layers):
+            for name, weight in local_weights(layer).items():
+                state[f"{i}.{name}"] = gathered(weight.detach().contiguous(), self.ranks.group).flatten(0, 1)
+        return state
+
+    @torch.no_grad()
+    def take_whole(self, state: dict[str, Tensor]) -> None:
+        """Takes this rank's experts from what whole() returned."""
+        for i, layer in enumerate(self.layers):
+            for name, weight in local_weights(layer).items():
+                if f"{i}.{name}" not in state:
+                    raise foremoe.InputError(f"state: {i}.{name} is missing", field="state", index=f"[{i}.{name}]")
+                weight.copy_(self._of_this_rank(state[f"{i}.{name}"]))
+
+    def forget(self) -> None:
+        """Others may spread them."""
+        unmark_spread(self.parameters())
+
+    def gather(self) -> None:
+        """Gives every layer all of its experts back, if it came with all. Collective."""
+        if not self.is_sharded:
+            state = self.whole()
+            for i, layer in enumerate(self.layers):
+                _replace(layer, lambda name, _, i=i: state[f"{i}.{name}"])  # type: ignore[misc]
+        self.execute_by(None)
+
+
+def _replace(layer: ExpertLayer, by: Callable[[str, torch.nn.Parameter], Tensor]) -> None:
+    """Puts other parameters in the place of a layer's, which are trained as they were."""
+    layer.set_weights(
+        {name: torch.nn.Parameter(by(name, w), requires_grad=w.requires_grad) for name, w in layer.weights().items()}
+    )
