@@ -1,13 +1,7 @@
-"""The parameters that are no experts, and what averages and shards them: DistributedDataParallel, or FSDP2.
-
-Neither sees an expert: experts are spread over the same ranks already, and their gradients come home at the drain.
-FSDP2 is imported by who asks for it, since that takes a while.
-"""
+"""The parameters that are no experts: which ones they are, and who averages their gradients."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +9,7 @@ import torch
 import foremoe
 
 from .spread import SpreadExperts
+from .wrappers import is_sharded_by_fsdp2, shard_by_fsdp2, wrap_in_ddp
 
 WRAPPERS = (None, "ddp", "fsdp2")
 
@@ -33,7 +28,7 @@ class Dense:
         """As ExpertParallel.wrap()."""
         if wrapper not in WRAPPERS:
             raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp or fsdp2", field="wrapper")
-        is_sharded = _is_sharded_by_fsdp2(model)
+        is_sharded = is_sharded_by_fsdp2(model)
         if is_sharded and wrapper is not None:
             raise foremoe.InputError(
                 f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None", field="wrapper"
@@ -44,9 +39,9 @@ class Dense:
         self._averages = not self.needs_all_ranks
         experts, group = self._experts.parameters(), self._experts.ranks.group
         if wrapper == "ddp":
-            return _wrap_in_ddp(model, experts, group)
+            return wrap_in_ddp(model, experts, group)
         if wrapper == "fsdp2":
-            _shard_by_fsdp2(model, experts, group)
+            shard_by_fsdp2(model, experts, group)
         return model
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -61,41 +56,3 @@ class Dense:
     def reduced(self) -> list[torch.nn.Parameter]:
         """Those whose gradients drain() averages."""
         return self.parameters() if self._averages else []
-
-
-def _wrap_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> torch.nn.Module:
-    """A module that averages gradients in every backward."""
-    ids = {id(weight) for weight in experts}
-    ignored = [name for name, p in model.named_parameters() if id(p) in ids]
-    ddp = torch.nn.parallel.DistributedDataParallel
-    ddp._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
-    return ddp(model, process_group=group)
-
-
-def _shard_by_fsdp2(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> None:
-    """Turns parameters into DTensors over the group, gathered a decoder layer at a time.
-
-    Decoder layers are the entries of module lists that hold experts. What is in none of them is gathered with the root.
-    """
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = DeviceMesh.from_group(group, experts[0].device.type)
-    ignored = set(experts)
-    for layer in _decoder_layers(model, ignored):
-        fully_shard(layer, mesh=mesh, ignored_params=ignored)
-    fully_shard(model, mesh=mesh, ignored_params=ignored)
-
-
-def _decoder_layers(module: torch.nn.Module, experts: set[torch.nn.Parameter]) -> Iterator[torch.nn.Module]:
-    for child in module.children():
-        if isinstance(child, torch.nn.ModuleList) and not experts.isdisjoint(child.parameters()):
-            yield from child
-        else:
-            yield from _decoder_layers(child, experts)
-
-
-def _is_sharded_by_fsdp2(model: torch.nn.Module) -> bool:
-    """Whether fully_shard() was called on it, for which somebody must have imported it."""
-    module = sys.modules.get("torch.distributed.fsdp")
-    return module is not None and isinstance(model, module.FSDPModule)

@@ -1,0 +1,51 @@
+"""What averages, and shards, the parameters that are no experts: DistributedDataParallel, or FSDP2.
+
+Neither sees an expert: experts are spread over the same ranks already, and their gradients come home at the drain.
+FSDP2 is imported by who asks for it, since that takes a while.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def wrap_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> torch.nn.Module:
+    """A module that averages gradients in every backward."""
+    ids = {id(weight) for weight in experts}
+    ignored = [name for name, p in model.named_parameters() if id(p) in ids]
+    ddp = torch.nn.parallel.DistributedDataParallel
+    ddp._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
+    return ddp(model, process_group=group)
+
+
+def shard_by_fsdp2(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> None:
+    """Turns parameters into DTensors over the group, gathered a decoder layer at a time.
+
+    Decoder layers are the entries of module lists that hold experts. What is in none of them is gathered with the root.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(group, experts[0].device.type)
+    ignored = set(experts)
+    for layer in _decoder_layers(model, ignored):
+        fully_shard(layer, mesh=mesh, ignored_params=ignored)
+    fully_shard(model, mesh=mesh, ignored_params=ignored)
+
+
+def _decoder_layers(module: torch.nn.Module, experts: set[torch.nn.Parameter]) -> Iterator[torch.nn.Module]:
+    for child in module.children():
+        if isinstance(child, torch.nn.ModuleList) and not experts.isdisjoint(child.parameters()):
+            yield from child
+        else:
+            yield from _decoder_layers(child, experts)
+
+
+def is_sharded_by_fsdp2(model: torch.nn.Module) -> bool:
+    """Whether fully_shard() was called on it, for which somebody must have imported it."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(model, module.FSDPModule)
