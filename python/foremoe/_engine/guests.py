@@ -36,11 +36,9 @@ class Guests:
     def __init__(
         self,
         layers: Sequence[CopiedLayer],
+        plan: foremoe.Plan,
         turns: foremoe.RankTurns,
         ranks: Ranks,
-        *,
-        guest_slots: int,
-        shared: bool,
         gradient_type: torch.dtype | None = None,
     ):
         """gradient_type: in which gradients go home and are summed; None: that of the weights."""
@@ -48,8 +46,8 @@ class Guests:
         self._turns = turns
         self._group = ranks.copy_group
         self._layers = list(layers)
-        self._slots = guest_slots
-        self._shared = shared
+        self._slots = plan.guest_slots
+        self.are_lent = plan.residency == "shared"  # buffers serve all layers in turn
         self._homes = ranks.homes
         self._weights = [layer.weights() for layer in layers]
         self._versions = [{name: version_of(w) for name, w in weights.items()} for weights in self._weights]
@@ -71,8 +69,8 @@ class Guests:
         """[layer], or under `shared` [set of buffers]: by name [guest slots, …]."""
         if self._slots == 0:
             return []
-        count = self._turns.depth if self._shared else len(self._layers)
-        like = [self._weights[0 if self._shared else i] for i in range(count)]
+        count = self._turns.depth if self.are_lent else len(self._layers)
+        like = [self._weights[0 if self.are_lent else i] for i in range(count)]
         return [
             {name: local(w.detach()).new_empty(self._slots, *w.shape[1:]) for name, w in weights.items()}
             for weights in like
@@ -80,7 +78,7 @@ class Guests:
 
     def weights(self, layer: int, turn: int) -> dict[str, Tensor]:
         """What the guest slots of the layer hold in this turn, by name [guest slots, …]."""
-        return self._buffers[turn % self._turns.depth if self._shared else layer]
+        return self._buffers[turn % self._turns.depth if self.are_lent else layer]
 
     @property
     def copies(self) -> dict[str, int]:
@@ -182,7 +180,7 @@ class Guests:
         self._send_home(turn, layer, self._turns.returning(turn))
         # What began a micro-step ago has a partner that has long been there. Under `shared` gradients come home in
         # every turn: they would take as much memory as the sums that they spare.
-        before = turn - (self._turns.depth if self._shared else 2 * len(self._layers))
+        before = turn - (self._turns.depth if self.are_lent else 2 * len(self._layers))
         while self._returns and self._returns[0][0] < before:
             self._take_first_return()
         while self._sent and self._sent[0][0] < before:
@@ -207,7 +205,7 @@ class Guests:
                     self._sent.append((turn, work, operation.tensor))
                 else:
                     self._returns.append((turn, work, layer, g.expert % self._homes, name, operation.tensor))
-        if self._shared:
+        if self.are_lent:
             self._gradients.clear()
 
     def _take_gradient(self, layer: int, name: str, slot: int) -> Tensor:

@@ -22,7 +22,6 @@ class TurnCursor:
     """The last turn that ran."""
 
     guests: Guests
-    shares_buffers: bool  # residency shared
     out_of_order: str  # what to say of a pass that ran out of order
     last: int = -1
     is_open: bool = True  # until the phase ends
@@ -106,7 +105,7 @@ class LayerTurn:
         refused = self._refuses_again
         if torch._C._current_graph_task_id() < 0:
             refused = "its forward ran twice in one micro-step"
-        elif self._cursor.shares_buffers and self.backward != self._cursor.last + 1:
+        elif self._cursor.guests.are_lent and self.backward != self._cursor.last + 1:
             refused = "under residency shared a checkpoint may hold one MoE layer, not several"
         if refused:
             raise RuntimeError(f"{self._name}: {refused}")

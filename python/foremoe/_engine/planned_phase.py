@@ -53,7 +53,6 @@ class PlannedPhase:
         )
         self.num_micro_steps = load.num_micro_steps
         self.has_backward = phase == "policy_update"
-        self.shares_buffers = self.plan.residency == "shared"
         self.wait_for = running.wait_for  # micro-step: until its quotas are final
         self._ranks = ranks
 
@@ -71,15 +70,8 @@ class PlannedPhase:
         out_of_order: what to say of a pass that ran out of order. gradient_type: as Guests takes it. version: of the
         weights in arenas, another one in each phase. host_timeout: seconds that nobody waits longer for these.
         """
-        self.guests = Guests(
-            layers,
-            self.turns,
-            self._ranks,
-            guest_slots=self.plan.guest_slots,
-            shared=self.shares_buffers,
-            gradient_type=gradient_type,
-        )
-        self.cursor = TurnCursor(self.guests, self.shares_buffers, out_of_order)
+        self.guests = Guests(layers, self.plan, self.turns, self._ranks, gradient_type)
+        self.cursor = TurnCursor(self.guests, out_of_order)
         if any(self.turns.arena(node) for node in range(self._ranks.num_nodes)):
             arena = NodeArena(layers, self.turns, self._ranks, version=version, timeout=host_timeout)
             group = self._ranks.cpu_group

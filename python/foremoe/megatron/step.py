@@ -101,7 +101,7 @@ class LayerRows:
         """Rows of the guest slots of this turn."""
         step, weights = self._step, self.turn.weights()
         guests, tokens = step.guests[self.turn.layer], self.tokens[self.homes :]
-        if not step.engine.shares_buffers:
+        if not step.engine.guests.are_lent:
             return guests(rows, tokens, probs)
         step.point_guests(self.turn.layer, weights)
         kept = KeptWeights(weights, self.turn)
@@ -119,14 +119,14 @@ class LayerRows:
         engine = step.engine
         if step.guests:
             sums = step.guests[layer].sum_gradients()
-            if engine.shares_buffers:  # they go home now, and the next turn's are summed in the same place
+            if engine.guests.are_lent:  # they go home now, and the next turn's are summed in the same place
                 turn.add_gradients(sums)
         turn.end_backward()
         if turn.micro_step == engine.num_micro_steps - 1:
             engine.guests.bring_home(layer)
         if layer == 0:
             step.backward_ran(turn.micro_step)
-        if engine.shares_buffers and step.has_main_grads:
+        if engine.guests.are_lent and step.has_main_grads:
             # Kept until its layer's next backward pass, it would take as much memory as sums of all layers.
             for other, moe in enumerate(step.moes):
                 for (home, name), gradient in engine.guests.take_home(other).items():
@@ -214,7 +214,7 @@ class Step:
         self._prepared: Future[_Prepared] | None = self._pool.submit(self._prepare, 0)
 
     def _make_sums(self, layer: int, gradients: torch.dtype) -> None:
-        shared = self.engine.shares_buffers
+        shared = self.engine.guests.are_lent
         weights = self.engine.guests.weights(layer, 0)
         names = set().union(*self._trained) if shared else self._trained[layer]
         if layer == 0 or not shared:
@@ -225,7 +225,7 @@ class Step:
 
     def point_guests(self, layer: int, weights: dict[str, Tensor]) -> None:
         """From now on the layer's guests have these weights, by name [guest slots, …]."""
-        sums = self._sums[0 if self.engine.shares_buffers else layer]
+        sums = self._sums[0 if self.engine.guests.are_lent else layer]
         self.guests[layer].point_at(weights, {name: sums[name] for name in self._trained[layer]})
 
     def rows_of(self, layer: int) -> LayerRows:
