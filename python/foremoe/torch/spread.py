@@ -32,7 +32,7 @@ class SpreadExperts:
         self.is_sharded = is_dtensor(next(iter(weights)))  # by a framework, before
         if not self.is_sharded:
             for layer in layers:
-                _replace(layer, lambda _, weight: self._of_this_rank(weight.detach()).clone())
+                _replace(layer, {of: self._of_this_rank(w.detach()).clone() for of, w in layer.weights().items()})
         mark_spread(self.parameters())
 
     def _of_this_rank(self, whole: Tensor) -> Tensor:
@@ -84,21 +84,18 @@ class SpreadExperts:
                     raise foremoe.InputError(f"state: {i}.{name} is missing", field="state", index=f"[{i}.{name}]")
                 weight.copy_(self._of_this_rank(state[f"{i}.{name}"]))
 
-    def forget(self) -> None:
-        """Others may spread them."""
-        unmark_spread(self.parameters())
-
     def gather(self) -> None:
-        """Gives every layer all of its experts back, if it came with all. Collective."""
+        """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""
+        unmark_spread(self.parameters())
         if not self.is_sharded:
             state = self.whole()
             for i, layer in enumerate(self.layers):
-                _replace(layer, lambda name, _, i=i: state[f"{i}.{name}"])  # type: ignore[misc]
+                _replace(layer, {name: state[f"{i}.{name}"] for name in layer.weights()})
         self.execute_by(None)
 
 
-def _replace(layer: ExpertLayer, by: Callable[[str, torch.nn.Parameter], Tensor]) -> None:
-    """Puts other parameters in the place of a layer's, which are trained as they were."""
+def _replace(layer: ExpertLayer, by: dict[str, Tensor]) -> None:
+    """Puts other weights in the place of a layer's, trained as these are."""
     layer.set_weights(
-        {name: torch.nn.Parameter(by(name, w), requires_grad=w.requires_grad) for name, w in layer.weights().items()}
+        {of: torch.nn.Parameter(by[of], requires_grad=w.requires_grad) for of, w in layer.weights().items()}
     )
