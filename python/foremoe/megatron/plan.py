@@ -12,11 +12,12 @@ from foremoe._engine.ranks import Ranks
 
 from .arguments import Arguments
 from .capacity import Buffers, planned_slots
+from .counts import Counts
 from .shares import SharedPlan, Shares
 
 
 @dataclasses.dataclass(frozen=True)
-class StageLayers:
+class PipelineStage:
     """The MoE layers of this pipeline stage, as plans know them.
 
     in_flight: micro-steps whose forward has run here when the first backward begins.
@@ -30,7 +31,7 @@ class StageLayers:
     in_flight: int
     buffers: Buffers
 
-    def load_of(self, counts: np.ndarray[Any, np.dtype[np.int64]]) -> foremoe.Load:
+    def load_of(self, counts: Counts) -> foremoe.Load:
         """counts: int64 [micro_steps, layers, ranks, experts]."""
         return foremoe.Load.from_array(
             counts, top_k=self.top_k, ranks_per_node=self.ranks.ranks_per_node, name="counts"
@@ -38,9 +39,10 @@ class StageLayers:
 
     def nothing(self) -> foremoe.Load:
         """A load without rows."""
-        return self.load_of(np.zeros((self.in_flight, self.num_layers, self.ranks.num_ranks, self.num_experts), int))
+        shape = self.in_flight, self.num_layers, self.ranks.num_ranks, self.num_experts
+        return self.load_of(np.zeros(shape, np.int64))
 
-    def start(self, counts: np.ndarray[Any, np.dtype[np.int64]], shares: Shares, phase: str) -> Plan:
+    def start(self, counts: Counts, shares: Shares, phase: str) -> Plan:
         """counts: as load_of() takes them. Collective."""
         load = self.load_of(counts)
         in_flight = min(self.in_flight, load.num_micro_steps) if phase == "policy_update" else 1

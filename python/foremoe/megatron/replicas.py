@@ -24,7 +24,7 @@ from .counts import checked_counts, gathered_counts
 from .ending import end, explain
 from .experts import GuestExperts, MoE, gather_parameters
 from .metrics import figures
-from .plan import NoPlan, Plan, StageLayers
+from .plan import NoPlan, PipelineStage, Plan
 from .seconds import Modelled
 from .shadow import Shadow
 from .shares import Shares
@@ -74,7 +74,7 @@ class Replicas:
         num_experts = int(config.num_moe_experts)
         # This pipeline stage's backward of a micro-batch comes after that many forwards, its own among them.
         in_flight = int(stages - parallel_state.get_pipeline_model_parallel_rank())
-        self._planned = StageLayers(
+        self._stage = PipelineStage(
             arguments=arguments,
             ranks=Ranks.of(group, num_experts, arguments.ranks_per_node, self._device),
             num_layers=len(named),
@@ -83,7 +83,7 @@ class Replicas:
             in_flight=in_flight,
             buffers=Buffers.of(config),
         )
-        nothing = self._planned.nothing()
+        nothing = self._stage.nothing()
         plan = plan_nothing(nothing, arguments, in_flight=in_flight, executes=self.mode == "active")
         self._guest_slots, self._residency = plan.guest_slots, plan.residency  # the policy's, if it has its own
         if self.mode == "active":
@@ -94,7 +94,7 @@ class Replicas:
 
     @property
     def _ranks(self) -> Ranks:
-        return self._planned.ranks
+        return self._stage.ranks
 
     def make_groups(self) -> None:
         """Process groups, and what talks over them. Collective over the default group, once, before all else."""
@@ -116,13 +116,11 @@ class Replicas:
         if not self._layers:
             return
         of_shares, beside = self._made_groups[agree:]
-        self._shares = Shares(of_shares, self._planned.arguments.planning())
+        self._shares = Shares(of_shares, self._stage.arguments.planning())
         if self.mode == "shadow":
-            self._shadow = Shadow(self._planned, self._of_chunks, self._modelled, beside)
+            self._shadow = Shadow(self._stage, self._of_chunks, self._modelled, beside)
         else:
-            self._planned = dataclasses.replace(
-                self._planned, ranks=dataclasses.replace(self._ranks, copy_group=beside)
-            )
+            self._stage = dataclasses.replace(self._stage, ranks=dataclasses.replace(self._ranks, copy_group=beside))
 
     def _prepare(self, names: list[str]) -> None:
         """Guests and planned dispatchers of all layers."""
@@ -182,7 +180,7 @@ class Replicas:
             if phase not in PHASES:
                 raise foremoe.InputError(f"phase: '{phase}', expected {' or '.join(PHASES)}", field="phase")
             made = counts() if callable(counts) else counts
-            own = checked_counts(made, len(self._layers), self._planned.num_experts if self._layers else 0)
+            own = checked_counts(made, len(self._layers), self._stage.num_experts if self._layers else 0)
             if begun is not None and self._layers:
                 is_other = phase != begun.phase or not np.array_equal(own, begun.load.array[:, :, self._ranks.rank])
         except Exception as error:
@@ -202,7 +200,7 @@ class Replicas:
         if not self._layers:
             return NoPlan()
         counts_of_all = gathered_counts(torch.from_numpy(own).to(self._device), self._ranks.group)
-        return self._planned.start(counts_of_all, self._shares, phase)
+        return self._stage.start(counts_of_all, self._shares, phase)
 
     @contextlib.contextmanager
     def step(self, plan: Plan | None = None) -> Iterator[None]:
@@ -225,7 +223,7 @@ class Replicas:
         try:
             if plan is not None and self._layers:
                 gather_parameters(self._chunks)
-                step = Step(plan, self._moes, self._guests, self._ranks, depth=self._planned.arguments.depth)
+                step = Step(plan, self._moes, self._guests, self._ranks, depth=self._stage.arguments.depth)
             with self._dispatching(step):
                 yield
             wrong = end(step, self._agreement)
@@ -241,7 +239,7 @@ class Replicas:
             self._agreement.leave()
             raise RuntimeError(f"{wrong}: do not use its gradients")
         if step is not None and plan is not None:
-            self._metrics = figures(plan.load, plan.finish(), self._planned.buffers) | step.metrics()
+            self._metrics = figures(plan.load, plan.finish(), self._stage.buffers) | step.metrics()
             if self._ranks.rank == 0:
                 _log.info("step: %s", ", ".join(f"{k.split('/')[1]} {v:.4g}" for k, v in self._metrics.items()))
 
@@ -298,7 +296,7 @@ class Replicas:
         """Raises InputError for what this rank cannot execute."""
         made = plan.begin()
         shape = made.num_layers, made.num_experts, made.num_ranks, made.guest_slots, made.residency
-        own = len(self._layers), self._planned.num_experts, self._ranks.num_ranks, self._guest_slots, self._residency
+        own = len(self._layers), self._stage.num_experts, self._ranks.num_ranks, self._guest_slots, self._residency
         if shape != own:
             what = "layers, experts, ranks, guest slots and residency"
             raise foremoe.InputError(f"plan: has {shape} {what}; not {own}", field="plan")
@@ -311,7 +309,7 @@ class Replicas:
                 )
         config = self._layers[0].config
         given = getattr(config, FIELD, None) if config.moe_token_dispatcher_type == "flex" else None
-        if given is not None and self._planned.buffers.are_too_small(plan.load, planned_slots(plan.finish()), given):
+        if given is not None and self._stage.buffers.are_too_small(plan.load, planned_slots(plan.finish()), given):
             raise foremoe.InputError(
                 f"{FIELD}: {given}, with which rows of this plan have no room; expected "
                 f"{plan.suggested_rank_capacity_factor()} or more",

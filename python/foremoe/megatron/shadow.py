@@ -23,7 +23,7 @@ import foremoe
 
 from .counts import gathered_counts
 from .metrics import figures
-from .plan import StageLayers
+from .plan import PipelineStage
 from .seconds import Modelled
 from .shares import Shares
 
@@ -35,13 +35,13 @@ class Shadow:
     """Counts and plans beside a model that runs as it is."""
 
     def __init__(
-        self, planned: StageLayers, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any
+        self, stage: PipelineStage, chunks: Sequence[Sequence[Any]], modelled: Modelled | None, group: Any
     ) -> None:
         """chunks: the MoE layers of each model chunk. modelled: says seconds too. group: of gloo, of the same ranks."""
-        self._planned = planned
+        self._stage = stage
         self._modelled = modelled
         self._group = group
-        self._shares = Shares(group, planned.arguments.planning())
+        self._shares = Shares(group, stage.arguments.planning())
         self._open = False
         # Of the micro-batch that passes each chunk: int32 [layers of chunk, experts], and its layers.
         self._rows: list[tuple[Tensor, tuple[Tensor, ...]]] = [(torch.empty(0), ())] * len(chunks)
@@ -102,22 +102,22 @@ class Shadow:
             self._metrics = {}
             _log.exception("shadow: this step was not planned")
             return
-        if self._planned.ranks.rank == 0:
+        if self._stage.ranks.rank == 0:
             _log.info("shadow: %s", ", ".join(f"{k.split('/')[1]} {v:.4g}" for k, v in self._metrics.items()))
 
     def _evaluated(self, counted: list[list[Tensor]]) -> dict[str, float]:
-        made = self._planned.start(gathered_counts(_stacked(counted), self._group), self._shares, "policy_update")
+        made = self._stage.start(gathered_counts(_stacked(counted), self._group), self._shares, "policy_update")
         load, plan = made.load, made.finish()
         copies = foremoe.figures(plan, load)["copies"] / load.num_ranks
         return {
-            **figures(load, plan, self._planned.buffers),
+            **figures(load, plan, self._stage.buffers),
             "foremoe/copies": float(copies),
             **(self._seconds(self._modelled, load, plan) if self._modelled is not None else {}),
         }
 
     def _seconds(self, modelled: Modelled, load: foremoe.Load, plan: foremoe.Plan) -> dict[str, float]:
         """Of the step without balancing and as planned, each modelled by one rank; not a number where that failed."""
-        rank = self._planned.ranks.rank
+        rank = self._stage.ranks.rank
         seconds = torch.zeros(2, dtype=torch.float64)
         if rank < 2:
             try:

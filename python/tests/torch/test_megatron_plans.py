@@ -207,8 +207,7 @@ def plan_in_shadow() -> dict[str, Any]:
     return {
         "same": saved(made) == saved(foremoe.plan(plan.load, guest_slots=1)),
         "rho": [
-            of["foremoe/rho_vanilla"]
-            for of in (replicas.metrics(), figures(plan.load, made, replicas._planned.buffers))
+            of["foremoe/rho_vanilla"] for of in (replicas.metrics(), figures(plan.load, made, replicas._stage.buffers))
         ],
     }
 
