@@ -19,6 +19,7 @@ import foremoe
 from .layers import ExpertLayer
 from .sharded import expect_own_experts, is_dtensor
 
+PHASES = ("recompute", "policy_update")
 RESIDENCIES = ("static", "resident", "shared")
 # Of foremoe.plan(), those that leave homes where they are. The executor says how many micro-steps are in flight.
 OPTIONS = {
@@ -69,6 +70,12 @@ class Arguments:
             raise foremoe.InputError(
                 f"residency: '{self.residency}', expected one of {', '.join(RESIDENCIES)}", field="residency"
             )
+
+
+def expect_phase(phase: str) -> None:
+    """Raises InputError."""
+    if phase not in PHASES:
+        raise foremoe.InputError(f"phase: '{phase}', expected {' or '.join(PHASES)}", field="phase")
 
 
 def plan_nothing(

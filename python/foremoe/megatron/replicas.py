@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine.agreement import Agreement, others_than
-from foremoe._engine.arguments import expect_executable, plan_nothing
+from foremoe._engine.arguments import expect_executable, expect_phase, plan_nothing
 from foremoe._engine.groups import make_groups
 from foremoe._engine.ranks import Ranks
 
@@ -31,7 +31,6 @@ from .shares import Shares
 from .step import Step
 from .supported import expect_alike, expect_lendable, expect_supported, moe_layers
 
-PHASES = ("recompute", "policy_update")
 _log = logging.getLogger("foremoe")
 
 
@@ -177,8 +176,7 @@ class Replicas:
         own = np.zeros((0, 0, 0), np.int64)
         is_other = False
         try:
-            if phase not in PHASES:
-                raise foremoe.InputError(f"phase: '{phase}', expected {' or '.join(PHASES)}", field="phase")
+            expect_phase(phase)
             made = counts() if callable(counts) else counts
             own = checked_counts(made, len(self._layers), self._stage.num_experts if self._layers else 0)
             if begun is not None and self._layers:

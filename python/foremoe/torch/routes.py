@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.arguments import expect_phase
 from foremoe._engine.communication import gathered
 from foremoe._engine.ranks import Ranks
 
 from .dispatch import ON_MISMATCH
 from .spread import SpreadExperts
 
-PHASES = ("recompute", "policy_update")
 UNROUTED = ("drop", "home")
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -79,8 +79,7 @@ def gather_routes(
 
 def _checked(experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str) -> list[Tensor]:
     """[micro-step] int32 [rows, layers, top_k]. Raises InputError that names the argument."""
-    if phase not in PHASES:
-        raise foremoe.InputError(f"phase: '{phase}', expected recompute or policy_update", field="phase")
+    expect_phase(phase)
     if unrouted not in UNROUTED:
         raise foremoe.InputError(f"unrouted: '{unrouted}', expected drop or home", field="unrouted")
     if isinstance(routes, Tensor):
