@@ -104,8 +104,8 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
     def spoil(ep: Any, stage: Any) -> Iterator[None]:
         make = NodeArena.__init__
 
-        def changed(self: Any, *of: Any) -> None:
-            make(self, *of)
+        def changed(self: Any, *of: Any, **more: Any) -> None:
+            make(self, *of, **more)
             for future in self._publishing:
                 future.result()
             dist.barrier(ep.ranks.cpu_group)
