@@ -8,10 +8,11 @@ import torch
 
 import foremoe
 
+from .buckets import average_in_buckets
 from .spread import SpreadExperts
-from .wrappers import is_sharded_by_fsdp2, shard_by_fsdp2, wrap_in_ddp
+from .wrappers import hide_from_ddp, is_sharded_by_fsdp2, shard_by_fsdp2, show_to_ddp
 
-WRAPPERS = (None, "ddp", "fsdp2")
+WRAPPERS = (None, "ddp", "fsdp2", "own")
 
 
 class Dense:
@@ -21,38 +22,62 @@ class Dense:
         self.needs_all_ranks = experts.is_sharded  # in every micro-step
         self._experts = experts
         self._model: Any = None  # from wrap() on
-        self._averages = False  # drain() does it
-        self._fsdp2 = experts.is_sharded  # who shards experts shards the other weights by FSDP2
+        self._averages = False  # average() does it
+        self.is_sharded = experts.is_sharded  # by FSDP2, as by who shards experts
 
     def wrap(self, model: torch.nn.Module, wrapper: str | None) -> torch.nn.Module:
         """As ExpertParallel.wrap()."""
         if wrapper not in WRAPPERS:
-            raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp or fsdp2", field="wrapper")
+            raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp, fsdp2 or own", field="wrapper")
         is_sharded = is_sharded_by_fsdp2(model)
-        if is_sharded and wrapper is not None:
+        if is_sharded and wrapper in ("ddp", "fsdp2"):
             raise foremoe.InputError(
-                f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None", field="wrapper"
+                f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
             )
         self._model = model
-        self._fsdp2 = is_sharded or wrapper == "fsdp2"
-        self.needs_all_ranks = is_sharded or wrapper is not None
-        self._averages = not self.needs_all_ranks
+        self.is_sharded = is_sharded or wrapper == "fsdp2"
+        self.needs_all_ranks = self.is_sharded or wrapper == "ddp"
+        self._averages = wrapper is None and not is_sharded
         experts, group = self._experts.parameters(), self._experts.ranks.group
+        hide_from_ddp(model, experts)
         if wrapper == "ddp":
-            return wrap_in_ddp(model, experts, group)
+            return torch.nn.parallel.DistributedDataParallel(model, process_group=group)
         if wrapper == "fsdp2":
             shard_by_fsdp2(model, experts, group)
         return model
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Under FSDP2 this rank's shards. Call it outside of forward and backward."""
-        if self._model is None:
-            return []
-        if self._fsdp2:
-            self._model.reshard()  # a forward without a backward leaves whole parameters at the root
-        experts = {id(weight) for weight in self._experts.parameters()}
-        return [p for p in self._model.parameters() if id(p) not in experts and p.requires_grad]
+    def unwrap(self) -> None:
+        """Shows the experts to a DistributedDataParallel that is made from now on."""
+        if self._model is not None:
+            show_to_ddp(self._model, self._experts.parameters())
 
-    def reduced(self) -> list[torch.nn.Parameter]:
-        """Those whose gradients drain() averages."""
-        return self.parameters() if self._averages else []
+    def named_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Those that are trained, by name; under "fsdp2" this rank's shards. Not inside of forward or backward."""
+        if self._model is None:
+            return {}
+        if self.is_sharded:
+            self._model.reshard()  # a forward without a backward leaves the root's whole
+        experts = {id(weight) for weight in self._experts.parameters()}
+        return {name: p for name, p in self._model.named_parameters() if id(p) not in experts and p.requires_grad}
+
+    def expect_averaged(self) -> None:
+        """Raises RuntimeError where nobody was asked to average these gradients."""
+        if self._model is None and self._experts.ranks.num_ranks > 1:
+            raise RuntimeError(
+                "ep.wrap(model) was never called: nobody averages the gradients of parameters that are no experts. "
+                'Call it before training, or ep.wrap(model, "own") if the trainer averages them itself'
+            )
+
+    def average(self) -> None:
+        """Replaces gradients by their means over ranks, unless a wrapper or the trainer does. Collective.
+
+        A parameter without a gradient counts as zeros.
+        """
+        if not self._averages:
+            return
+        gradients = []
+        for p in self.named_parameters().values():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            gradients.append(p.grad)
+        average_in_buckets(gradients, self._experts.ranks.group)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 from foremoe._engine.guests import Guests
 from foremoe._engine.sharded import local
@@ -18,7 +17,7 @@ class PhaseGradients:
 
     def __init__(self, experts: SpreadExperts, dense: Dense) -> None:
         self._experts, self._dense = experts, dense
-        parameters = [*experts.parameters(), *dense.parameters()]
+        parameters = [*experts.parameters(), *dense.named_parameters().values()]
         self._before = [(weight, weight.grad) for weight in parameters if weight.requires_grad]
         for weight, _ in self._before:
             weight.grad = None
@@ -39,15 +38,12 @@ class PhaseGradients:
                 if weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
                 local(weight.grad)[home] += gradient
-        ranks = self._experts.ranks
-        experts = {id(weight) for weight in self._experts.parameters()}
-        reduced = {id(weight) for weight in self._dense.reduced()}
-        for weight, before in self._before:
-            if id(weight) in experts or id(weight) in reduced:
+        for weight in self._experts.parameters():
+            if weight.requires_grad:
                 if weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
-                if id(weight) in reduced:
-                    dist.all_reduce(weight.grad, group=ranks.group)
-                weight.grad /= ranks.num_ranks
+                weight.grad /= self._experts.ranks.num_ranks
+        self._dense.average()
+        for weight, before in self._before:
             if before is not None:
                 weight.grad = before if weight.grad is None else weight.grad.add_(before)

@@ -26,6 +26,7 @@ from foremoe._engine.sharded import local, sharded_over_ranks
 
 from .arguments import Arguments
 from .dense import Dense
+from .own_experts import OwnExperts
 from .phase import Phase
 from .routes import Counts, gather_routes
 from .spread import SpreadExperts
@@ -112,7 +113,12 @@ class ExpertParallel:
             copy_group=self._made_groups[0] if copy_group is None else copy_group,
             cpu_group=self._made_groups[-1] if path != "peer" else None,
         )
+        replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
+        self._own_experts = OwnExperts(self.experts.parameters(), self.group)
+        if not self.experts.is_sharded:
+            self._own_experts.refuse_optimizers_of(replaced)
+        del replaced
         self.experts.execute_by(self._execute)
         self._dense = Dense(self.experts)
         self.num_phases = 0  # entered
@@ -125,6 +131,7 @@ class ExpertParallel:
         )
 
     def _execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        self._own_experts.expect_no_ddp()
         if self._phase is not None:
             return self._phase.execute(index, hidden, ids, gates)
         return self.experts.at_homes(index, hidden, ids, gates)[0]
@@ -138,7 +145,7 @@ class ExpertParallel:
 
         Call it outside of forward and backward.
         """
-        return self._dense.parameters()
+        return list(self._dense.named_parameters().values())
 
     def wrap(self, model: torch.nn.Module, wrapper: str | None = None) -> torch.nn.Module:
         """Has the gradients of all other parameters averaged over the group, and returns the model to train.
@@ -146,8 +153,12 @@ class ExpertParallel:
         None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned.
         "fsdp2": in every backward, by fully_shard(), which turns these parameters into DTensors sharded over the group:
         call it before the optimizer is made. With "ddp" and "fsdp2" all ranks must have the same number of micro-steps.
-        No wrapper sees experts; drain() makes their gradients the mean over ranks. A model that FSDP2 shards already
-        averages its own gradients; it takes None.
+        "own": by the trainer, in every backward or after drain(); so also where the model has no other parameters.
+        A model that FSDP2 shards already averages its own gradients; it takes None.
+
+        No wrapper sees experts, also none that the trainer makes of this model afterwards, such as
+        DistributedDataParallel or that of accelerate; drain() makes their gradients the mean over ranks. Without
+        wrap(), drain() raises.
         """
         return self._dense.wrap(model, wrapper)
 
@@ -196,6 +207,7 @@ class ExpertParallel:
         sequence that have a route.
         """
         self._expect_usable()
+        self._own_experts.expect_not_overwritten()
         gathered = gather_routes(self.experts, routes, phase, unrouted, on_mismatch)
         load = self._load(gathered.counts)
         running = foremoe.start_plan(load, **self.arguments.planning())
@@ -225,10 +237,13 @@ class ExpertParallel:
     def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
         """Takes this rank's experts from what full_state_dict() returned."""
         self.experts.take_whole(state)
+        self._own_experts.loaded()
 
     def detach(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No phase can
         run afterwards: the groups that were made for copies are gone."""
+        self._own_experts.release()
+        self._dense.unwrap()
         while self._made_groups and not self.failed:  # after a failure something may be on its way
             dist.destroy_process_group(self._made_groups.pop())
         self.experts.gather()

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import foremoe
 from foremoe._engine.guests import Guests
@@ -25,8 +24,9 @@ from .gradients import PhaseGradients
 from .micro_step import MicroStep
 from .routes import Routes
 from .spread import SpreadExperts
+from .unchanged import Unchanged
 
-_OUT_OF_ORDER = "ran out of order, or twice: run it inside micro_step()"
+_OUT_OF_ORDER = "ran out of order, or twice"
 
 
 class Phase:
@@ -103,7 +103,11 @@ class Phase:
                 self._gradients = PhaseGradients(self._experts, self._dense)
             for layer in self._experts.layers:
                 layer.replayed_rows = layer.mismatched_rows = 0  # type: ignore[attr-defined]
-            inside.callback(register_optimizer_step_pre_hook(self._expect_no_step).remove)
+            weights = [("experts", w) for w in self._experts.parameters()] + list(
+                self._dense.named_parameters().items()
+            )
+            self._unchanged = Unchanged(weights, steps=self.phase == "recompute")
+            inside.callback(self._unchanged.release)
             self._inside = inside.pop_all()
         return self
 
@@ -125,13 +129,6 @@ class Phase:
             self.failed = not isinstance(error, foremoe.InputError)  # that one all ranks raise, before any copy
             raise
         return planned
-
-    def _expect_no_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Refuses a step of experts before the drain. Versions would not tell of all: foreach and fused ones write
-        DTensors without a new version."""
-        of = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-        if not self._drained and any(id(weight) in of for weight in self._experts.parameters()):
-            raise RuntimeError("an optimizer of experts stepped inside a phase, before drain()")
 
     def __exit__(self, kind: object, *_: object) -> None:
         with self._inside:
@@ -172,6 +169,7 @@ class Phase:
         if micro_step != self._next:
             raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
         self.guests.expect_same_weights()
+        self._unchanged.expect()
         self._next += 1
         at_homes = self.guests.agree(micro_step)
         self.beside.fallbacks += [(micro_step, layer) for layer in sorted(at_homes)]
@@ -204,10 +202,13 @@ class Phase:
             return
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():
             raise RuntimeError("drain() comes once, after the backward of the last micro-step")
+        self._dense.expect_averaged()
         self.guests.expect_same_weights()
+        self._unchanged.expect()
         self._expect_recorded_routes()
         self._gradients.finish(self.guests)
         self.beside.share(self._experts.ranks)
+        self._unchanged.release()
         self._drained = True
 
     def _expect_recorded_routes(self) -> None:

@@ -13,13 +13,29 @@ from typing import Any
 import torch
 
 
-def wrap_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> torch.nn.Module:
-    """A module that averages gradients in every backward."""
-    ids = {id(weight) for weight in experts}
-    ignored = [name for name, p in model.named_parameters() if id(p) in ids]
+def hide_from_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> None:
+    """Has a DistributedDataParallel of this model leave experts alone, whoever makes it from now on."""
+    _ignore_in_ddp(model, _ignored_in_ddp(model) | _names_in_ddp(model, experts))
+
+
+def show_to_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> None:
+    """Undoes hide_from_ddp()."""
+    _ignore_in_ddp(model, _ignored_in_ddp(model) - _names_in_ddp(model, experts))
+
+
+def _ignored_in_ddp(model: torch.nn.Module) -> set[str]:
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def _ignore_in_ddp(model: torch.nn.Module, names: set[str]) -> None:
     ddp = torch.nn.parallel.DistributedDataParallel
-    ddp._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
-    return ddp(model, process_group=group)
+    ddp._set_params_and_buffers_to_ignore_for_model(model, sorted(names))  # type: ignore[no-untyped-call]
+
+
+def _names_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> set[str]:
+    ids = {id(weight) for weight in experts}
+    names = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in ids}
+    return names | {f".{name}" for name in names if "." not in name}  # as DDP also calls those of the model itself
 
 
 def shard_by_fsdp2(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> None:

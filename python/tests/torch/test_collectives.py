@@ -43,6 +43,7 @@ def count_in_a_stage(
     """Collectives and waits for the device in the layers of one micro-step, forward and backward."""
     model = make_model(torch.float32)
     ep = spread(model, path=path)
+    ep.wrap(model)
     (batch,) = draw_batches(rank, 1, 8)
     stage = ep.plan(routes or draw_routes(rank, 1, 8), unrouted=unrouted, on_mismatch=on_mismatch)
     counter = Counter()

@@ -227,6 +227,7 @@ def refuse_to_share(rank: int) -> dict[str, Any]:
 
     model = make_model(torch.float32)
     ep = spread(model, path="host", ranks_per_node=2)
+    ep.wrap(model)
     (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
     try:
         with mock.patch.object(arena, "HostArena", Refuses), ep.plan(routes):

@@ -54,6 +54,13 @@ def refusal(call: Any) -> str:
     return "nothing"
 
 
+def make_parallel(layer: Layer) -> Any:
+    """Of a model that has no other parameters."""
+    ep = ExpertParallel([layer])
+    ep.wrap(torch.nn.Module(), "own")
+    return ep
+
+
 def run_one(ep: Any, layer: Layer, rank: int) -> None:
     stage = ep.plan(routes_of(rank))
     with stage:
@@ -75,7 +82,7 @@ def work(rank: int, folder: str) -> None:
         found[f"{name}={value!r}"] = refusal(lambda name=name, value=value: ExpertParallel([Layer()], **{name: value}))
     layer = Layer()
     whole = layer.matrix.detach().clone()
-    ep = ExpertParallel([layer])
+    ep = make_parallel(layer)
     found["own experts"] = torch.equal(layer.matrix, whole[2 * rank : 2 * rank + 2])
     run_one(ep, layer, rank)
     # Rows of ones: the gradient of an expert is its rows, over both ranks, in the mean.
@@ -108,7 +115,7 @@ def work(rank: int, folder: str) -> None:
     of_two = Layer()
     of_two.top_k = 2
     found["repeated"] = refusal(lambda: ExpertParallel([of_two]).plan([torch.tensor([[[0, 1]], [[2, 2]]])]))
-    uneven = ExpertParallel([Layer()]).plan(good * (2 - rank))
+    uneven = make_parallel(Layer()).plan(good * (2 - rank))
     with uneven:
         for m in uneven.micro_steps:
             if m == 1 and rank == 1:
@@ -146,7 +153,7 @@ def work(rank: int, folder: str) -> None:
         found["drained twice"] = refusal(stage.drain)
     frozen = Layer()
     frozen.matrix.requires_grad_(False)
-    of_frozen = ExpertParallel([frozen])
+    of_frozen = make_parallel(frozen)
     run_one(of_frozen, frozen, rank)
     found["frozen"] = frozen.matrix.grad is None
     before = layer.matrix.grad.clone()
@@ -187,7 +194,7 @@ def found() -> list[dict[str, Any]]:
         ("no micro-steps", "InputError: routes: there is no micro-step, on any rank"),
         ("spread", "InputError: layers[1]: another ExpertParallel has spread its experts"),
         ("detached", "nothing"),
-        ("wrapper", "InputError: wrapper: 'fsdp', expected None, ddp or fsdp2"),
+        ("wrapper", "InputError: wrapper: 'fsdp', expected None, ddp, fsdp2 or own"),
         ("some layers", "InputError: routes[0]: a row has a route in some layers alone"),
         ("not entered", "the phase has not been entered"),
         ("order", "micro-step 1 was entered, but 0 comes next"),

@@ -139,7 +139,7 @@ def test_an_optimizer_step_of_two_stages_is_that_of_one_eager_process(
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_stage_that_is_given_up_changes_no_gradients(found: list[dict[str, Any]], wrapper: str | None) -> None:
     for of in found:
-        assert of[str(wrapper)]["given up"].startswith("kept: the stage was left"), of[str(wrapper)]["given up"]
+        assert of[str(wrapper)]["given up"].startswith("kept: the phase was left"), of[str(wrapper)]["given up"]
 
 
 def test_fsdp2_shards_what_is_no_expert(found: list[dict[str, Any]]) -> None:

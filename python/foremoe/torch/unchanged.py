@@ -1,0 +1,41 @@
+"""Weights that nobody may change while a phase runs: guests are copies of them, and other ranks would not follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from foremoe._engine.sharded import version_of
+
+
+class Unchanged:
+    """Notes the versions of weights when it is made, and refuses steps of their optimizers until it is released.
+
+    Versions do not tell of every step: foreach and fused optimizers write DTensors without a new version.
+    """
+
+    def __init__(self, weights: Iterable[tuple[str, torch.nn.Parameter]], *, steps: bool) -> None:
+        """weights: with names for messages. steps: whether optimizers may step."""
+        self._weights = [(name, weight, version_of(weight)) for name, weight in weights]
+        self._hook = None if steps else register_optimizer_step_pre_hook(self._expect_no_step)
+
+    def expect(self) -> None:
+        """Raises RuntimeError where a weight was written."""
+        for name, weight, version in self._weights:
+            if version_of(weight) != version:
+                raise RuntimeError(f"the weights {name} were changed inside a phase, before drain()")
+
+    def _expect_no_step(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        for name, weight, _ in self._weights:
+            if id(weight) in stepped:
+                raise RuntimeError(f"an optimizer of {name} stepped inside a phase, before drain()")
+
+    def release(self) -> None:
+        """Lets optimizers step."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
