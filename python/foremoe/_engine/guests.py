@@ -41,7 +41,8 @@ class Guests:
         ranks: Ranks,
         gradient_type: torch.dtype | None = None,
     ):
-        """gradient_type: in which gradients go home and are summed; None: that of the weights."""
+        """gradient_type: in which gradients go home and are summed; None: that of the weights, or float32 where these
+        are narrower."""
         self.host_path: HostPath | None = None  # where copies come by it
         self._turns = turns
         self._group = ranks.copy_group
@@ -171,7 +172,7 @@ class Guests:
         for name, gradient in gradients.items():
             held = self._gradients.get((layer, name))
             if held is None:
-                self._gradients[layer, name] = gradient
+                self._gradients[layer, name] = gradient.to(self._type_of_gradient(gradient))
             else:
                 held += gradient
 
@@ -220,7 +221,10 @@ class Guests:
     def _new_gradient(self, layer: int, name: str) -> Tensor:
         """Of one expert."""
         weight = local(self._weights[layer][name].detach())
-        return weight.new_empty(weight.shape[1:], dtype=self._gradient_type)
+        return weight.new_empty(weight.shape[1:], dtype=self._type_of_gradient(weight))
+
+    def _type_of_gradient(self, weight: Tensor) -> torch.dtype:
+        return self._gradient_type or torch.promote_types(weight.dtype, torch.float32)
 
     def _take_first_return(self) -> None:
         """Gradients of one expert are summed in the order of the plan, whenever they arrive."""
