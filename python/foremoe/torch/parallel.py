@@ -22,10 +22,11 @@ from foremoe._engine.groups import make_groups, refused_together
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layer
 from foremoe._engine.ranks import Ranks
-from foremoe._engine.sharded import local, sharded_over_ranks
+from foremoe._engine.sharded import local, local_weights, sharded_over_ranks
 
 from .arguments import Arguments
 from .dense import Dense
+from .evaluation import Evaluation
 from .own_experts import OwnExperts
 from .phase import Phase
 from .routes import Counts, gather_routes
@@ -124,6 +125,7 @@ class ExpertParallel:
         self.num_phases = 0  # entered
         self.failed = False  # a phase did, with copies on their way
         self._phase: Phase | None = None  # that runs
+        self._evaluation: Evaluation | None = None
 
     def _load(self, counts: Counts) -> foremoe.Load:
         return foremoe.Load.from_array(
@@ -134,6 +136,8 @@ class ExpertParallel:
         self._own_experts.expect_no_ddp()
         if self._phase is not None:
             return self._phase.execute(index, hidden, ids, gates)
+        if self._evaluation is not None:
+            self._evaluation.expect_layer(index)
         return self.experts.at_homes(index, hidden, ids, gates)[0]
 
     def expert_parameters(self) -> list[torch.nn.Parameter]:
@@ -247,6 +251,42 @@ class ExpertParallel:
         while self._made_groups and not self.failed:  # after a failure something may be on its way
             dist.destroy_process_group(self._made_groups.pop())
         self.experts.gather()
+
+    @contextlib.contextmanager
+    def evaluate(self) -> Iterator[None]:
+        """Forwards without a plan and without gradients, of which ranks may run different numbers, as generate() does.
+
+        Collective: all ranks enter. A rank that leaves goes on serving the rows of the others until all are done. Each
+        layer has one more collective, an integer per rank. What one rank raises inside ends all ranks.
+
+        Outside of it, forwards without a plan must be as many on all ranks: a rank that runs more waits for the others.
+
+        Raises RuntimeError where a phase is running, and under FSDP2, which gathers weights in every forward.
+        """
+        if self._phase is not None or self._evaluation is not None:
+            raise RuntimeError("evaluate() was entered inside a phase, or twice")
+        if self._dense.is_sharded:
+            raise RuntimeError(
+                "evaluate(): FSDP2 gathers weights of all ranks in every forward; run as many forwards on all ranks "
+                "without it, such as by generate(synced_gpus=True)"
+            )
+        evaluation = self._evaluation = Evaluation(self.ranks.group, self.ranks.device)
+        with torch.no_grad():
+            try:
+                yield
+            except BaseException:
+                evaluation.fail()
+                raise
+            finally:
+                self._evaluation = None
+            evaluation.serve(self._serve)
+
+    def _serve(self, index: int) -> None:
+        """One layer on no rows of this rank's own, outside of a phase."""
+        layer = self.layers[index]
+        hidden = next(iter(local_weights(layer).values())).new_zeros(0, layer.hidden_size)
+        gates = hidden.new_zeros(0, layer.top_k)
+        self.experts.at_homes(index, hidden, gates.long(), gates)
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:

@@ -1,0 +1,51 @@
+"""Forwards without a plan, of which ranks may run different numbers, as generate() does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_DONE, _FAILED = -1, -2
+
+
+class Evaluation:
+    """Before each layer, ranks agree which one it is. A rank that is done serves the rows of the others."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self._ended = False
+
+    def expect_layer(self, layer: int) -> None:
+        """Called by a rank that runs a layer. Collective. Raises RuntimeError where others run another one."""
+        self._agree(layer)
+
+    def serve(self, run: Callable[[int], Any]) -> None:
+        """Runs layers on no rows of this rank's own until all ranks are done. run: one layer, by its index."""
+        while (layer := self._agree(_DONE)) >= 0:
+            run(layer)
+
+    def fail(self) -> None:
+        """Ends the evaluation on all ranks, unless one has ended it."""
+        if not self._ended:
+            with contextlib.suppress(RuntimeError):  # this rank raises its own error
+                self._agree(_FAILED)
+
+    def _agree(self, own: int) -> int:
+        """The layer that the other ranks run; negative when all are done."""
+        ranks = dist.get_world_size(self._group)
+        of_all = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in range(ranks)]
+        dist.all_gather(of_all, torch.tensor([own], device=self._device), group=self._group)
+        said: list[int] = torch.cat(of_all).tolist()
+        running = {layer: rank for rank, layer in enumerate(said) if layer >= 0}
+        self._ended = _FAILED in said or len(running) > 1
+        if _FAILED in said:
+            raise RuntimeError(f"rank {said.index(_FAILED)} failed inside evaluate()")
+        if len(running) > 1:
+            places = ", ".join(f"MoE layer {layer} on rank {rank}" for layer, rank in sorted(running.items()))
+            raise RuntimeError(f"ranks run different layers at the same time: {places}; expected whole forwards")
+        return max(said)
