@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from .alike import expect_none_refused, expect_values_alike, words_of
 from .communication import gathered
 
 _REFUSES, _LEFT = 1, 2
@@ -38,21 +40,46 @@ class Agreement:
         """Whether it is so on any rank. Collective. Raises RuntimeError where a rank has left."""
         return self._most(int(flag), 0)[0] == _REFUSES
 
-    def micro_steps(self, own: int, refused: bool) -> tuple[bool, int, int]:
-        """Whether any rank refuses, the fewest micro-steps and the most. Collective. Raises as any()."""
-        word, most, least = self._most(int(refused), own)
-        return word == _REFUSES, -least, most
+    def expect_alike(self, values: Mapping[str, str], refused: Exception | None = None) -> None:
+        """All ranks have the same values, by name, and none refuses. Collective.
 
-    def _most(self, word: int, micro_steps: int) -> list[int]:
+        Raises InputError that names the rank that refuses, and why, or the value that differs; on a rank that refuses,
+        what it refuses by. Raises as any().
+        """
+        words = None if refused is None else words_of(refused)
+        own = json.dumps([words, values]).encode()
+        number = int.from_bytes(hashlib.sha256(own).digest()[:7], "big")
+        word, most, least = self._most(int(refused is not None), number)
+        if word != _REFUSES and most == -least:
+            return
+        said = self._said(own)
+        if refused is not None:
+            raise refused
+        expect_none_refused({rank: words for rank, (words, _) in said.items()})
+        expect_values_alike({rank: values for rank, (_, values) in said.items()})
+
+    def _said(self, own: bytes) -> dict[int, Any]:
+        """What each rank says, in JSON. Collective."""
+        longest = torch.tensor([len(own)])
+        self._reduce(longest)
+        table = torch.zeros(dist.get_world_size(), int(longest), dtype=torch.uint8)
+        table[dist.get_rank(), : len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        self._reduce(table)
+        return {rank: json.loads(bytes(row.tolist()).rstrip(b"\0")) for rank, row in enumerate(table)}
+
+    def _most(self, word: int, number: int) -> list[int]:
         self.expect_open()
-        found = torch.tensor([word, micro_steps, -micro_steps])
-        for group in self._groups:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+        found = torch.tensor([word, number, -number])
+        self._reduce(found)
         most: list[int] = found.tolist()
         if most[0] == _LEFT:
             self.is_over = True
             raise RuntimeError("another rank left its step by an error: do not use the step's gradients")
         return most
+
+    def _reduce(self, found: torch.Tensor) -> None:
+        for group in self._groups:
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
 
     def leave(self) -> None:
         """Tells all ranks that this one has given up, unless another had, which they all know. Waits for nobody, and

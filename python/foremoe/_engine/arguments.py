@@ -52,10 +52,11 @@ class Arguments:
     threads: int = dataclasses.field(compare=False)
     options: dict[str, Any]
 
-    def compared(self) -> dict[str, Any]:
-        """By name, those that must be the same on all ranks."""
-        alike = {of.name: getattr(self, of.name) for of in dataclasses.fields(self) if of.compare}
-        return alike | alike.pop("options")  # type: ignore[no-any-return]
+    def compared(self) -> dict[str, str]:
+        """By name, as they are printed: those that must be the same on all ranks."""
+        fields = [of.name for of in dataclasses.fields(self) if of.compare and of.name != "options"]
+        given = {name: getattr(self, name) for name in fields} | self.options
+        return {name: repr(value) for name, value in given.items()}
 
     def planning(self) -> dict[str, Any]:
         """Arguments of foremoe.start_plan()."""

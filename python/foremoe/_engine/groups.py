@@ -8,51 +8,18 @@ they have made before.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-import foremoe
+from .alike import refused_together, versions
 
 _SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group leaves the default NCCL communicator alone
-
-
-@contextlib.contextmanager
-def refused_together(arguments: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """What one rank raises inside, all ranks raise where it ends. Collective over the default group; inside is not.
-
-    A rank that raised nothing itself raises InputError, which names the first rank that did, and its words; or the
-    first of the arguments that are not the same on all ranks.
-    """
-    own: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        own = error
-    given = {name: repr(value) for name, value in (arguments or {}).items()}
-    said: list[Any] = []
-    if dist.is_initialized():
-        said = [None] * dist.get_world_size()
-        words = None if own is None else (str(own) or repr(own), getattr(own, "field", ""))
-        dist.all_gather_object(said, (words, given))
-    if own is not None:
-        raise own
-    for rank, (of, _) in enumerate(said):
-        if of is not None:
-            raise foremoe.InputError(f"rank {rank} refused: {of[0]}", field=of[1])
-    for rank, (_, there) in enumerate(said):
-        first: dict[str, str] = said[0][1]
-        for name in {**first, **there}:
-            one, other = (of.get(name, "not given") for of in (first, there))
-            if one != other:
-                problem = f"{name}: {one} on rank 0, {other} on rank {rank}; expected the same on all ranks"
-                raise foremoe.InputError(problem, field=name)
 
 
 def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = "cpu") -> list[Any]:
@@ -93,8 +60,8 @@ def _end_after_gloo() -> None:
 
 def stand_by() -> None:
     """For a rank in no expert-parallel group: takes part where the others make an ExpertParallel. Collective."""
-    with refused_together():
-        pass
+    with refused_together() as given:
+        given.expect_alike(versions())
     make_groups([])
 
 

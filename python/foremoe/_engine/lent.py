@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -38,6 +38,23 @@ class KeptWeights:
         name, size, stride, offset = packed
         weight = self._guests.weights()[name]
         return weight.as_strided(size, stride, weight.storage_offset() + offset)  # type: ignore[no-any-return]
+
+
+def try_lending_layers(layers: Iterable[ExpertLayer]) -> None:
+    """As try_lending_layer(), of the first layer of each kind."""
+    tried = set()
+    for layer in layers:
+        kind = kind_of(layer, getattr(layer, "experts", None))
+        if kind not in tried:
+            try_lending_layer(layer)
+        tried.add(kind)
+
+
+def kind_of(layer: object, experts: object) -> tuple[type, ...]:
+    """What layers have in common that compute by the same functions. experts: the module that has these, if there is
+    one."""
+    modules = experts.modules() if isinstance(experts, torch.nn.Module) else ()
+    return type(layer), *map(type, modules)
 
 
 def try_lending_layer(layer: ExpertLayer) -> None:

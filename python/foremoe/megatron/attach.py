@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foremoe._engine.groups import refused_together
+from foremoe._engine.alike import refused_together, versions
 
 from .arguments import Arguments
 from .replicas import Replicas
@@ -46,16 +46,18 @@ def attach(
 
     Raises ImportError for another version of megatron-core, and InputError that names the argument, or the field of the
     configuration that cannot be served and what it must be. Where one rank refuses, or ranks have other arguments than
-    each other (threads may differ), all ranks raise, and no process group is made. Raises RuntimeError, on all ranks,
-    where torch could not make the groups.
+    each other (threads may differ), other versions, or other layers in one pipeline stage, all ranks raise, and no
+    process group is made. Raises RuntimeError, on all ranks, where torch could not make the groups.
     """
     arguments = Arguments(
         guest_slots=guest_slots, residency=residency, mode=mode, policy=policy, depth=depth,
         ranks_per_node=ranks_per_node, threads=threads, cluster=cluster, model=model, options=options,
     )  # fmt: skip
-    with refused_together(arguments.compared()):
-        expect_version()
+    with refused_together() as given:
+        version = expect_version()
+        given.expect_alike(versions() | {"megatron-core": version} | arguments.compared())
         chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
         replicas = Replicas(chunks, arguments.executed())
+        replicas.expect_alike_in(given)
     replicas.make_groups()
     return replicas

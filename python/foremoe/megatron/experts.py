@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.lent import try_lending
+from foremoe._engine.lent import kind_of, try_lending
 
 SEQUENTIAL, GROUPED = "SequentialMLP", "TEGroupedMLP"
 _OF_A_TRAINER = (
@@ -142,6 +142,7 @@ class GuestExperts:
                 field="model_chunks",
             )
         self._sums: dict[str, Tensor] = {}  # of gradients, by name [slots, …]
+        self.kind = kind_of(self, self.module)
         self.release()
 
     def point_at(self, buffers: dict[str, Tensor], sums: dict[str, Tensor]) -> None:

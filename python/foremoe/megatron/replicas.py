@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe._engine.agreement import Agreement, others_than
+from foremoe._engine.alike import Given
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_nothing
 from foremoe._engine.groups import make_groups
 from foremoe._engine.ranks import Ranks
@@ -29,7 +30,7 @@ from .seconds import Modelled
 from .shadow import Shadow
 from .shares import Shares
 from .step import Step
-from .supported import expect_alike, expect_lendable, expect_supported, moe_layers
+from .supported import expect_alike, expect_lendable, expect_supported, facts_of, moe_layers
 
 _log = logging.getLogger("foremoe")
 
@@ -95,6 +96,15 @@ class Replicas:
     def _ranks(self) -> Ranks:
         return self._stage.ranks
 
+    def expect_alike_in(self, given: Given) -> None:
+        """Says what must be alike on all ranks of this pipeline stage."""
+        from megatron.core import parallel_state
+
+        if self._layers:
+            given.expect_same_group(dist.get_process_group_ranks(self._ranks.group))
+        facts = facts_of(self._chunks, weights=self.mode == "active")
+        given.expect_alike(facts, f"pipeline stage {parallel_state.get_pipeline_model_parallel_rank()}")
+
     def make_groups(self) -> None:
         """Process groups, and what talks over them. Collective over the default group, once, before all else."""
         from megatron.core import parallel_state
@@ -138,8 +148,11 @@ class Replicas:
             expect_lendable(self._chunks, self._moes)
         self._guests = [GuestExperts(moe, self._guest_slots, groups) for moe in self._moes if self._guest_slots]
         if self._residency == "shared":
+            tried = set()
             for guests in self._guests:
-                guests.try_lending()
+                if guests.kind not in tried:
+                    guests.try_lending()
+                tried.add(guests.kind)
         self._dispatchers = [planned_dispatcher(moe, i, self._guest_slots, groups) for i, moe in enumerate(self._moes)]
         config = self._layers[0].config
         if config.moe_token_dispatcher_type == "flex" and dist.get_rank() == 0:
@@ -168,8 +181,8 @@ class Replicas:
         begun: on all ranks or on none, what an earlier call returned. It is returned again where it was made for this
             phase and, on all ranks, for these counts.
 
-        Raises InputError where the counts or phase of any rank cannot be: on that rank what is wrong, or what the
-        function raised, and on all others that another rank refused.
+        Raises InputError where the counts or phase of any rank cannot be, or are not those of the others: on that rank
+        what is wrong, or what the function raised, and on all others its words.
         """
         self._expect_usable()
         refused: Exception | None = None
@@ -183,16 +196,8 @@ class Replicas:
                 is_other = phase != begun.phase or not np.array_equal(own, begun.load.array[:, :, self._ranks.rank])
         except Exception as error:
             refused = error
-        any_refused, least, most = self._agreement.micro_steps(len(own), refused is not None)
-        if refused is not None:
-            raise refused
-        if any_refused:
-            raise foremoe.InputError("counts: another rank refused its own", field="counts")
-        if most != least:
-            raise foremoe.InputError(
-                f"counts: has {len(own)} micro-steps here, between {least} and {most} on all ranks; expected as many",
-                field="counts",
-            )
+        given = "not given" if begun is None else "given"
+        self._agreement.expect_alike({"phase": phase, "begun": given, "counts": f"{len(own)} micro-steps"}, refused)
         if begun is not None and not self._agreement.any(is_other):
             return begun
         if not self._layers:

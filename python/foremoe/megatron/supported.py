@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import foremoe
+from foremoe._engine.alike import fact_of
 
 from .experts import MoE
 
@@ -48,8 +49,8 @@ _MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
 _MUST_BE_IN_SHADOW = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph", "transformer_impl")
 
 
-def expect_version() -> None:
-    """Raises ImportError where megatron-core is missing or of another version."""
+def expect_version() -> str:
+    """The version of megatron-core. Raises ImportError where it is missing or of one that is not served."""
     try:
         import megatron.core
     except ImportError as error:
@@ -60,6 +61,7 @@ def expect_version() -> None:
     numbers = tuple(int(part) if part.isdigit() else -1 for part in version.split(".")[:2])
     if not FIRST <= numbers <= LAST:
         raise ImportError(f"foremoe.megatron needs megatron-core {_spelled(FIRST)} to {_spelled(LAST)}, not {version}")
+    return version
 
 
 def _spelled(version: tuple[int, int]) -> str:
@@ -71,6 +73,23 @@ def moe_layers(chunk: Any) -> list[tuple[str, Any]]:
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
     return [(name, module) for name, module in chunk.named_modules() if isinstance(module, MoELayer)]
+
+
+def facts_of(chunks: Sequence[Any], *, weights: bool) -> dict[str, str]:
+    """What must be alike of a pipeline stage's MoE layers on all of its ranks, by name. weights: of experts too."""
+    facts = {"model_chunks": str(len(chunks))}
+    for i, chunk in enumerate(chunks):
+        layers = moe_layers(chunk)
+        facts[f"model_chunks[{i}]"] = f"{len(layers)} MoE layers"
+        for name, layer in layers:
+            config = layer.config
+            facts[f"model_chunks[{i}].{name}"] = (
+                f"top {config.moe_router_topk} of {config.num_moe_experts} experts, {config.hidden_size} wide, "
+                f"dispatched by {config.moe_token_dispatcher_type}"
+            )
+            for of, weight in layer.experts.named_parameters() if weights else ():
+                facts[f"model_chunks[{i}].{name}.{of}"] = fact_of(weight)
+    return facts
 
 
 def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode: str, stages: int) -> None:

@@ -1,9 +1,12 @@
-"""What ExpertParallel is given beside its layers and groups."""
+"""What ExpertParallel is given beside its layers: the same on all ranks of its group, and checked."""
 
 from __future__ import annotations
 
 import dataclasses
 import numbers
+from typing import Any
+
+import torch.distributed as dist
 
 import foremoe
 from foremoe._engine import arguments
@@ -12,13 +15,20 @@ from foremoe.files import expect
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments(arguments.Arguments):
-    """As ExpertParallel takes them."""
+    """As ExpertParallel takes them, with the group that None stands for."""
 
+    group: Any
     path: str
     host_timeout: float
+    copy_group: Any
+
+    def compared(self) -> dict[str, str]:
+        groups = {"group": self.group, "copy_group": self.copy_group}
+        return super().compared() | {name: _named(group) for name, group in groups.items()}
 
     def expect_executable(self) -> None:
-        """Raises InputError for an argument of another type, and for what cannot be executed."""
+        """Raises InputError for an argument of another type, for what cannot be executed, and for groups that are not
+        of this rank, or not of the same ranks."""
         expect(numbers.Integral, depth=self.depth)
         if self.ranks_per_node is not None:
             expect(numbers.Integral, ranks_per_node=self.ranks_per_node)
@@ -26,3 +36,25 @@ class Arguments(arguments.Arguments):
         self.expect_known()
         if not self.host_timeout > 0:
             raise foremoe.InputError(f"host_timeout: {self.host_timeout}, must be above 0", field="host_timeout")
+        ranks = ranks_of(self.group, "group")
+        if self.copy_group is not None and ranks_of(self.copy_group, "copy_group") != ranks:
+            raise foremoe.InputError(
+                f"copy_group: {_named(self.copy_group)}; expected the ranks of group, {ranks}", field="copy_group"
+            )
+
+
+def ranks_of(group: Any, name: str) -> list[int]:
+    """Of the default group, in the order of this one. Raises InputError unless this process is one of them."""
+    is_group = isinstance(group, dist.ProcessGroup)
+    if group is dist.GroupMember.NON_GROUP_MEMBER or (is_group and dist.get_rank(group) < 0):
+        raise foremoe.InputError(f"{name}: this process is none of its ranks", field=name)
+    if not is_group:
+        raise foremoe.InputError(f"{name}: is a {type(group).__name__}; expected a process group", field=name)
+    return dist.get_process_group_ranks(group)
+
+
+def _named(group: Any) -> str:
+    """Its ranks, and the name by which they find each other, which tells two groups of the same ranks apart."""
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        return repr(group)
+    return f"{dist.get_process_group_ranks(group)} named {group.group_name}"

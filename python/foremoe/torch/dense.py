@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 import foremoe
+from foremoe._engine.alike import fact_of, refused_together
+from foremoe._engine.compiled import expect_not_compiled
 
 from .buckets import average_in_buckets
 from .spread import SpreadExperts
@@ -26,19 +28,23 @@ class Dense:
         self.is_sharded = experts.is_sharded  # by FSDP2, as by who shards experts
 
     def wrap(self, model: torch.nn.Module, wrapper: str | None) -> torch.nn.Module:
-        """As ExpertParallel.wrap()."""
-        if wrapper not in WRAPPERS:
-            raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp, fsdp2 or own", field="wrapper")
-        is_sharded = is_sharded_by_fsdp2(model)
-        if is_sharded and wrapper in ("ddp", "fsdp2"):
-            raise foremoe.InputError(
-                f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
-            )
+        """As ExpertParallel.wrap(). Collective over the group."""
+        experts, group = self._experts.parameters(), self._experts.ranks.group
+        with refused_together(group) as given:
+            given.expect_alike({"wrapper": repr(wrapper)})
+            given.expect_alike({f"model[{name}]": fact_of(p) for name, p in model.named_parameters()})
+            if wrapper not in WRAPPERS:
+                raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp, fsdp2 or own", field="wrapper")
+            expect_not_compiled(model, experts)
+            is_sharded = is_sharded_by_fsdp2(model)
+            if is_sharded and wrapper in ("ddp", "fsdp2"):
+                raise foremoe.InputError(
+                    f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
+                )
         self._model = model
         self.is_sharded = is_sharded or wrapper == "fsdp2"
         self.needs_all_ranks = self.is_sharded or wrapper == "ddp"
         self._averages = wrapper is None and not is_sharded
-        experts, group = self._experts.parameters(), self._experts.ranks.group
         hide_from_ddp(model, experts)
         if wrapper == "ddp":
             return torch.nn.parallel.DistributedDataParallel(model, process_group=group)

@@ -17,14 +17,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.alike import facts_of, refused_together, versions
 from foremoe._engine.arguments import expect_layers, plan_nothing
-from foremoe._engine.groups import make_groups, refused_together
+from foremoe._engine.compiled import expect_not_compiling
+from foremoe._engine.groups import make_groups
 from foremoe._engine.layers import ExpertLayer
-from foremoe._engine.lent import try_lending_layer
+from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import local, local_weights, sharded_over_ranks
 
-from .arguments import Arguments
+from .arguments import Arguments, ranks_of
 from .dense import Dense
 from .evaluation import Evaluation
 from .own_experts import OwnExperts
@@ -65,7 +67,8 @@ class ExpertParallel:
     options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
     Raises InputError that names the argument, and PolicySkipped where the policy is not defined for this group. Where
-    one rank refuses, all ranks raise.
+    one rank refuses, all ranks raise; and where ranks of a group were given other arguments (threads may differ) or
+    layers than each other, or any rank runs other versions of foremoe and torch.
     """
 
     def __init__(
@@ -84,24 +87,27 @@ class ExpertParallel:
         copy_group: Any = None,
         **options: Any,
     ) -> None:
-        self.layers = list(layers)
         self.group = group if group is not None else dist.group.WORLD
-        self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.arguments = Arguments(
             guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path,
-            host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, options=options,
+            host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, group=self.group,
+            copy_group=copy_group, options=options,
         )  # fmt: skip
-        with refused_together():
+        with refused_together() as given:
+            given.expect_alike(versions())
+            among = given.expect_same_group(ranks_of(self.group, "group"))
+            given.expect_alike(self.arguments.compared(), among)
             self.arguments.expect_executable()
+            self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+            self.layers = list(layers)
             expect_layers(self.layers, self.group)
+            given.expect_alike(facts_of(self.layers), among)
             num_experts = self.layers[0].num_experts
             device = next(iter(self.layers[0].weights().values())).device
             self.ranks = Ranks.of(self.group, num_experts, ranks_per_node, device)
             nothing = self._load(np.zeros((1, 1, self.num_ranks, num_experts), np.int64))
-            plan_nothing(nothing, self.arguments, path=path)
-            if residency == "shared":
-                for layer in self.layers:
-                    try_lending_layer(layer)
+            if plan_nothing(nothing, self.arguments, path=path).residency == "shared":
+                try_lending_layers(self.layers)
         wanted = [(self.group, dist.get_backend(self.group))] if copy_group is None else []
         if path != "peer":
             wanted.append((self.group, "gloo"))  # on which ranks agree about copies by the host path
@@ -133,6 +139,7 @@ class ExpertParallel:
         )
 
     def _execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        expect_not_compiling()
         self._own_experts.expect_no_ddp()
         if self._phase is not None:
             return self._phase.execute(index, hidden, ids, gates)
@@ -206,13 +213,16 @@ class ExpertParallel:
         one of its experts) whose expert was recorded takes the replica that was planned for it; any other one goes to
         its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.
 
-        Raises InputError for routes that cannot be, where no rank has a micro-step, and under drop for rows without a
-        route that something reads, where that can be seen: a row in some layers alone, or one between rows of its
-        sequence that have a route.
+        Raises InputError, on all ranks, for arguments that are not those of another rank, and for routes of any rank
+        that cannot be; where no rank has a micro-step, or ranks have other numbers of them under "ddp" or "fsdp2"; and
+        under drop for rows without a route that something reads, where that can be seen: a row in some layers alone, or
+        one between rows of its sequence that have a route.
         """
         self._expect_usable()
         self._own_experts.expect_not_overwritten()
-        gathered = gather_routes(self.experts, routes, phase, unrouted, on_mismatch)
+        gathered = gather_routes(
+            self.experts, routes, phase, unrouted, on_mismatch, as_many=self._dense.needs_all_ranks
+        )
         load = self._load(gathered.counts)
         running = foremoe.start_plan(load, **self.arguments.planning())
         return Phase(

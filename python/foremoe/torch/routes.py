@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.alike import facts_of, refused_together
 from foremoe._engine.arguments import expect_phase
 from foremoe._engine.communication import gathered
-from foremoe._engine.ranks import Ranks
 
 from .dispatch import ON_MISMATCH
 from .spread import SpreadExperts
@@ -49,19 +48,24 @@ class Routes:
 
 
 def gather_routes(
-    experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str, on_mismatch: str
+    experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str, on_mismatch: str, *, as_many: bool
 ) -> Routes:
-    """What ExpertParallel.plan() was given, checked and counted. Collective. Raises InputError, on all ranks."""
-    refused: foremoe.InputError | None = None
-    own: list[Tensor] = []
-    try:
+    """What ExpertParallel.plan() was given, checked and counted. Collective. Raises InputError, on all ranks.
+
+    as_many: all ranks must have the same number of micro-steps.
+    """
+    with refused_together(experts.ranks.group) as given:
+        given.expect_alike({"phase": repr(phase), "unrouted": repr(unrouted), "on_mismatch": repr(on_mismatch)})
+        given.expect_alike(facts_of(experts.layers))  # weights may have been frozen since
         if on_mismatch not in ON_MISMATCH:
             raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")
         own = _checked(experts, routes, phase, unrouted)
-    except foremoe.InputError as error:
-        refused = error
-    num_own = len(own)
-    most = _most_micro_steps(experts.ranks, num_own, refused)
+        given.told = len(own)
+        if as_many:
+            given.expect_alike({"routes": f"{len(own)} micro-steps"})
+    num_own, most = len(own), max(given.of_all)
+    if most == 0:
+        raise foremoe.InputError("routes: there is no micro-step, on any rank", field="routes")
     layers = len(experts.layers)
     own += [torch.empty(0, layers, experts.top_k, dtype=torch.int32)] * (most - num_own)
     found = [[_unrouted_rows(of[:, i], unrouted) for i in range(layers)] for of in own]
@@ -116,19 +120,6 @@ def _checked_micro_step(experts: SpreadExperts, of: Tensor, m: int, unrouted: st
             if bool((inside & (of_token == 0)).any()):
                 refuse("a row between rows with routes has none; expected one, or unrouted='home'")
     return flat.contiguous()
-
-
-def _most_micro_steps(ranks: Ranks, own: int, refused: foremoe.InputError | None) -> int:
-    """Of any rank."""
-    most = torch.tensor([own, int(refused is not None)], device=ranks.device)
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=ranks.group)
-    if refused is not None:
-        raise refused
-    if most[1]:
-        raise foremoe.InputError("routes: another rank refused its own", field="routes")
-    if most[0] == 0:
-        raise foremoe.InputError("routes: there is no micro-step, on any rank", field="routes")
-    return int(most[0])
 
 
 def _unrouted_rows(of: Tensor, unrouted: str) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint
 
 import foremoe
-from foremoe._engine.lent import try_lending_layer
+from foremoe._engine.lent import try_lending_layer, try_lending_layers
 from foremoe.torch.exchange import GuestRows
 
 ROWS, WIDTH = 5, 4
@@ -139,3 +139,20 @@ def test_an_expert_whose_weights_are_no_numbers_yet_is_not_refused() -> None:
     with torch.no_grad():
         layer.weights()["up"].fill_(torch.nan)
     try_lending_layer(layer)
+
+
+def test_one_layer_of_each_kind_is_tried() -> None:
+    class Counted(Experts):
+        tried = 0
+
+        def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
+            Counted.tried += 1
+            return super().forward_rows(rows, offsets, weights)
+
+    class Other(Experts):
+        pass
+
+    try_lending_layers([Counted(torch.matmul) for _ in range(3)])
+    assert Counted.tried == 2  # with and without other weights there
+    with pytest.raises(foremoe.InputError, match="residency: shared"):
+        try_lending_layers([Counted(torch.matmul), Other(Hides.apply)])

@@ -17,6 +17,30 @@ from processes import begin_rank
 import foremoe
 from foremoe.torch import ExpertParallel
 
+# Whose plans are of residency shared, whatever is asked.
+SHARING = ("feplb", "llep", "ultraep", "moonep", "echo", "fastermoe")
+
+
+class Hides(torch.autograd.Function):
+    """rows @ weight, which keeps its weight where autograd does not see it."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, weight: Any) -> Any:
+        ctx.rows, ctx.weight = rows, weight
+        return rows @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] @ ctx.weight.T, ctx.rows.T @ grads[0]
+
+
+class Hiding(Layer):
+    def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
+        ends = [0, *offsets.tolist()]
+        parts = zip(ends[:-1], ends[1:], weights["matrix"], strict=True)
+        return torch.cat([Hides.apply(rows[begin:end], weight) for begin, end, weight in parts])
+
+
 # An argument of ExpertParallel, a value that it cannot have, and what is said when it is made.
 REFUSED: list[tuple[str, Any, str]] = [
     ("residency", "free", "InputError: residency: 'free', expected one of static, resident, shared"),
@@ -80,6 +104,9 @@ def work(rank: int, folder: str) -> None:
 
     for name, value, _ in REFUSED:
         found[f"{name}={value!r}"] = refusal(lambda name=name, value=value: ExpertParallel([Layer()], **{name: value}))
+    for policy in SHARING:
+        found[f"hiding, {policy}"] = refusal(lambda policy=policy: ExpertParallel([Hiding()], policy=policy))
+    found["hiding, static"] = refusal(lambda: ExpertParallel([Hiding()], policy="static", residency="shared").detach())
     layer = Layer()
     whole = layer.matrix.detach().clone()
     ep = make_parallel(layer)
@@ -202,6 +229,8 @@ def found() -> list[dict[str, Any]]:
         ("two stages", "another phase is running"),
         ("undrained", "without drain()"),
         *((f"{name}={value!r}", words) for name, value, words in REFUSED),
+        *((f"hiding, {policy}", "InputError: residency: shared, but the experts of own read") for policy in SHARING),
+        ("hiding, static", "nothing"),
         ("too early", "drain() comes once, after the backward of the last micro-step"),
         ("drained twice", "drain() comes once"),
         ("rows", "9 rows ran, but there are routes of"),
