@@ -15,18 +15,20 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.nn.utils.parametrize import is_parametrized
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import foremoe
 
+from ._engine.compiled import expect_not_compiled
 from ._engine.layers import Execute
 from ._engine.sharded import is_dtensor
+from ._routers import GivenTopK, expect_replayable
 from .torch import grouped_linear
 
 
@@ -48,37 +50,14 @@ _EXECUTE: weakref.WeakKeyDictionary[torch.nn.Module, Execute] = weakref.WeakKeyD
 
 
 def _execute(experts: torch.nn.Module, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+    if is_parametrized(experts):
+        _refuse_adapters("")
     if experts not in _EXECUTE:
         raise RuntimeError("these experts are a copy of others that foremoe spreads over ranks: copy the model before")
     return _EXECUTE[experts](hidden, ids, gates)
 
 
 ALL_EXPERTS_FUNCTIONS.register("foremoe", _execute)
-
-
-class _GivenTopK(TorchFunctionMode):
-    """While a router runs, its top-k over experts takes given ids; the gates are gathered, so gradients reach it."""
-
-    def __init__(self, ids: Tensor, num_experts: int) -> None:
-        super().__init__()
-        self._ids, self._num_experts = ids, num_experts
-        self.hits = 0
-        self.rows: int | None = None  # that were routed, where they are not those of the ids
-        self.own: Tensor | None = None
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in (torch.topk, torch.Tensor.topk):
-            x = args[0]
-            k = args[1] if len(args) > 1 else kwargs["k"]
-            if k == self._ids.shape[1] and x.shape == (self._ids.shape[0], self._num_experts):
-                self.hits += 1
-                self.own = func(*args, **kwargs).indices
-                ids = torch.where(self._ids >= 0, self._ids, self.own)
-                return torch.return_types.topk((x.gather(-1, ids), ids))
-            if k == self._ids.shape[1] and x.dim() == 2 and x.shape[1] == self._num_experts:
-                self.rows = x.shape[0]
-        return func(*args, **kwargs)
 
 
 class TransformersExperts:
@@ -100,7 +79,7 @@ class TransformersExperts:
         experts.config = copy.copy(experts.config)  # other modules, and other models, may share it
         self._implementation = getattr(experts.config, "_experts_implementation", None)
         self._ids: Tensor | None = None
-        self._mode: _GivenTopK | None = None
+        self._mode: GivenTopK | None = None
         self.replayed_rows: Tensor | int = 0  # that have a route
         self.mismatched_rows: Tensor | int = 0
         self._hooks: list[Any] = []
@@ -145,7 +124,7 @@ class TransformersExperts:
 
     def _before_router(self, *_: Any) -> None:
         assert self._ids is not None
-        self._mode = _GivenTopK(self._ids, self.num_experts)
+        self._mode = GivenTopK(self._ids, self.num_experts)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _after_router(self, *_: Any) -> None:
@@ -203,7 +182,7 @@ def _layer_of(model: torch.nn.Module, name: str, router: torch.nn.Module, expert
 
 
 def _top_k_of(config: Any) -> int:
-    for name in ("num_experts_per_tok", "moe_top_k", "top_k"):
+    for name in ("num_experts_per_tok", "moe_top_k", "top_k", "top_k_experts"):
         if getattr(config, name, None):
             return int(getattr(config, name))
     raise foremoe.InputError("model: its configuration does not say how many experts a token has", field="model")
@@ -211,33 +190,55 @@ def _top_k_of(config: Any) -> int:
 
 def _experts_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """The blocks whose experts transformers executes by a function, and their names. Raises InputError for none."""
-    blocks = [
-        (name, block)
-        for name, block in model.named_modules()
-        if isinstance(experts := getattr(block, "experts", None), torch.nn.Module) and hasattr(experts, "is_transposed")
-    ]
+    blocks = []
+    for name, block in model.named_modules():
+        experts = getattr(block, "experts", None)
+        if isinstance(experts, torch.nn.Module) and hasattr(_without_adapters(experts), "is_transposed"):
+            blocks.append((name, block))
     if not blocks:
         raise foremoe.InputError("model: it has no experts that transformers can execute by a function", field="model")
     return blocks
 
 
+def _without_adapters(experts: torch.nn.Module) -> torch.nn.Module:
+    """What adapters of peft were put around."""
+    while isinstance(base := getattr(experts, "base_layer", None), torch.nn.Module):
+        experts = base
+    return experts
+
+
+def _refuse_adapters(name: str) -> NoReturn:
+    """name: of the block, where it is known."""
+    raise foremoe.InputError(
+        f"model: {f'the experts of {name}' if name else 'experts'} have adapters, or parametrizations; expected none, "
+        "as after merge_and_unload()",
+        field="model",
+    )
+
+
 def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
     """The MoE layers of a transformers model, in the order in which they run.
 
-    Raises InputError where there are none, for experts or routers of a shape that is not known, and for experts that
-    are sharded otherwise than by "foremoe".
+    Raises InputError where there are none, for experts or routers of a shape that is not known, for routers whose
+    choice cannot be replayed, and for experts with adapters, under torch.compile, or sharded otherwise than by
+    "foremoe".
     """
     layers = []
     for name, block in _experts_of(model):
         router = getattr(block, "gate", None) or getattr(block, "router", None)
         if not isinstance(router, torch.nn.Module):
             raise foremoe.InputError(f"model: {name} has experts, and neither gate nor router", field="model")
-        experts = block.experts
+        experts: Any = block.experts
+        if _without_adapters(experts) is not experts or is_parametrized(experts):
+            _refuse_adapters(name)
         if getattr(experts, "has_post_expert_norm", False):
             raise foremoe.InputError(
                 f"model: {name} norms what its experts return, which is not supported", field="model"
             )
-        layers.append(_layer_of(model, name, router, experts))
+        layer = _layer_of(model, name, router, experts)
+        expect_replayable(name, router, num_experts=layer.num_experts, top_k=layer.top_k, hidden_size=layer.hidden_size)
+        layers.append(layer)
+    expect_not_compiled(model, [weight for layer in layers for weight in layer.weights().values()])
     return layers
 
 

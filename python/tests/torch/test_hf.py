@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.utils.parametrize
 import transformers
 
 import foremoe
 from foremoe.hf import expert_layers, record
+from foremoe.torch import ExpertParallel
 
 EXPERTS, TOP_K = 16, 4
 BASE = {
@@ -47,12 +50,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "MiniMax": LOCAL | {"head_dim": 16},
     "Dots1": MOE | GROUPED,
+    "Gemma4": {
+        "moe_intermediate_size": 16,
+        "top_k_experts": TOP_K,
+        "num_experts": EXPERTS,
+        "enable_moe_block": True,
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 0,
+    },
+}
+# Families whose routers choose otherwise than by one top-k over their experts.
+NOT_REPLAYABLE: dict[str, dict[str, Any]] = {
+    "Phimoe": LOCAL,
+    "Zaya": {"num_experts": EXPERTS, "moe_intermediate_size": 16, "router_hidden_size": 16, "head_dim": 16},
 }
 
 
 def make_model(family: str) -> Any:
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**BASE | FAMILIES[family])
+    config_of = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    config = config_of(**BASE | (FAMILIES | NOT_REPLAYABLE)[family])
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -97,7 +115,7 @@ def test_a_router_replays_routes_with_its_own_gates(family: str) -> None:
     logits, taken = replay(other)
     assert torch.equal(taken.sort(-1).values, other.sort(-1).values)
     logits.square().mean().backward()
-    gradient = layers[0].router.weight.grad
+    gradient = next(layers[0].router.parameters()).grad
     assert gradient is not None and gradient.abs().max() > 0
     assert sum(int(layer.mismatched_rows) for layer in layers) == 30 * len(layers), "one of three replays had others"
 
@@ -171,6 +189,88 @@ def test_models_without_experts_and_unknown_routers_are_refused() -> None:
     layer.replay(torch.zeros(10, TOP_K).long())
     with pytest.raises(RuntimeError, match="cannot be replayed"):
         model(torch.randint(3, 97, (1, 10)), use_cache=False)
+
+
+@pytest.mark.parametrize("family", NOT_REPLAYABLE)
+def test_a_router_whose_choice_cannot_be_replayed_is_refused_when_layers_are_made(family: str) -> None:
+    with pytest.raises(foremoe.InputError, match=f"has a router, {family}.*Router, whose choice cannot be replayed"):
+        expert_layers(make_model(family))
+
+
+def test_a_router_is_tried_without_a_trace() -> None:
+    """Its parameters, its buffers and random numbers are as before, also where training adds noise."""
+    model = make_model("DeepseekV3").train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    layers = expert_layers(model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in layers[0].router.parameters())
+
+
+class Adapter(torch.nn.Module):
+    """As peft's ParamWrapper: around the experts, whose weights are parametrized while they run."""
+
+    def __init__(self, experts: torch.nn.Module) -> None:
+        super().__init__()
+        self.base_layer = experts
+
+
+class Low(torch.nn.Module):
+    """A weight and what an adapter adds to it."""
+
+    def forward(self, weight: Any) -> Any:
+        return weight + 1
+
+
+def test_adapters_on_experts_are_refused_by_name() -> None:
+    model = make_model("Qwen3Moe")
+    block = model.model.layers[1].mlp
+    block.experts = Adapter(Adapter(block.experts))
+    with pytest.raises(foremoe.InputError, match=r"the experts of model\.layers\.1\.mlp have adapters"):
+        expert_layers(model)
+    block.experts = block.experts.base_layer.base_layer
+    torch.nn.utils.parametrize.register_parametrization(block.experts, "down_proj", Low())
+    with pytest.raises(foremoe.InputError, match=r"the experts of model\.layers\.1\.mlp have adapters"):
+        expert_layers(model)
+
+
+def test_adapters_that_come_later_are_refused_when_the_experts_run() -> None:
+    model = make_model("Qwen3Moe")
+    layers = expert_layers(model)
+    for layer in layers:
+        layer.execute_by(lambda hidden, ids, gates: hidden)
+    model(torch.zeros(1, 4, dtype=torch.long))
+    torch.nn.utils.parametrize.register_parametrization(layers[0].experts, "down_proj", Low())
+    with pytest.raises(foremoe.InputError, match="model: experts have adapters"):
+        model(torch.zeros(1, 4, dtype=torch.long))
+
+
+def test_a_compiled_model_is_refused_by_name() -> None:
+    model = make_model("Qwen3Moe")
+    with pytest.raises(foremoe.InputError, match=r"model: torch\.compile\(\) cannot run planned layers"):
+        expert_layers(torch.compile(model))
+    model.model.layers[0].compile()
+    with pytest.raises(foremoe.InputError, match=r"model: torch\.compile\(\) cannot run planned layers"):
+        expert_layers(model)
+    other = make_model("Qwen3Moe")
+    other.lm_head.compile()
+    assert len(expert_layers(other)) == 2
+
+
+def test_a_model_that_is_compiled_later_is_refused_when_it_is_wrapped_or_runs() -> None:
+    model, ids = make_model("Qwen3Moe"), torch.zeros(1, 4, dtype=torch.long)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ep = ExpertParallel(expert_layers(model))
+        model(ids)
+        compiled = torch.compile(model, backend="eager")
+        for act in (lambda: ep.wrap(compiled), lambda: compiled(ids)):
+            with pytest.raises(foremoe.InputError, match=r"model: torch\.compile\(\) cannot run planned layers"):
+                act()
+        ep.detach()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_routes_of_other_rows_are_told_as_that() -> None:
