@@ -96,10 +96,7 @@ class Trainer:
 
     def publish(self) -> None:
         """Brings the generator's weights up to date."""
-        state = {f"{layer.name}.experts.{name}": None for layer in self.ep.layers for name in layer.weights()}
-        full = dict(zip(state, self.ep.full_state_dict().values(), strict=True))
-        own = {name: p.detach() for name, p in self.model.named_parameters() if name not in full}
-        self.generator.load_state_dict(full | own)
+        self.generator.load_state_dict(self.ep.whole_state_dict(self.model))
 
     def train(self, rollout: Rollout) -> tuple[float, dict[str, Any]]:
         """One step: recompute of the old log-probabilities, then the update, both under a plan."""

@@ -50,10 +50,7 @@ class Trainer:
     @torch.no_grad()
     def routes(self, batches: list[Tensor]) -> list[Tensor]:
         """[micro_step][sequences, tokens, layers, top_k] of this step's weights."""
-        names = [f"{layer.name}.experts.{name}" for layer in self.ep.layers for name in layer.weights()]
-        full = dict(zip(names, self.ep.full_state_dict().values(), strict=True))
-        own = {name: p.detach() for name, p in self.model.named_parameters() if name not in full}
-        self.eager.load_state_dict(full | own)
+        self.eager.load_state_dict(self.ep.whole_state_dict(self.model))
         found = []
         for ids in batches:
             with record(self.eager) as recorder:

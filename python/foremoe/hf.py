@@ -63,6 +63,8 @@ ALL_EXPERTS_FUNCTIONS.register("foremoe", _execute)
 class TransformersExperts:
     """One block's experts and the router before them; an ExpertLayer."""
 
+    model: torch.nn.Module | None = None  # that holds them
+
     def __init__(self, name: str, router: torch.nn.Module, experts: Any) -> None:
         self.name = name
         self.router = router
@@ -237,6 +239,7 @@ def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
             )
         layer = _layer_of(model, name, router, experts)
         expect_replayable(name, router, num_experts=layer.num_experts, top_k=layer.top_k, hidden_size=layer.hidden_size)
+        layer.model = model
         layers.append(layer)
     expect_not_compiled(model, [weight for layer in layers for weight in layer.weights().values()])
     return layers

@@ -23,7 +23,7 @@ class Dense:
     def __init__(self, experts: SpreadExperts) -> None:
         self.needs_all_ranks = experts.is_sharded  # in every micro-step
         self._experts = experts
-        self._model: Any = None  # from wrap() on
+        self.model: Any = None  # from wrap() on
         self._averages = False  # average() does it
         self.is_sharded = experts.is_sharded  # by FSDP2, as by who shards experts
 
@@ -41,7 +41,7 @@ class Dense:
                 raise foremoe.InputError(
                     f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
                 )
-        self._model = model
+        self.model = model
         self.is_sharded = is_sharded or wrapper == "fsdp2"
         self.needs_all_ranks = self.is_sharded or wrapper == "ddp"
         self._averages = wrapper is None and not is_sharded
@@ -54,21 +54,21 @@ class Dense:
 
     def unwrap(self) -> None:
         """Shows the experts to a DistributedDataParallel that is made from now on."""
-        if self._model is not None:
-            show_to_ddp(self._model, self._experts.parameters())
+        if self.model is not None:
+            show_to_ddp(self.model, self._experts.parameters())
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Those that are trained, by name; under "fsdp2" this rank's shards. Not inside of forward or backward."""
-        if self._model is None:
+        if self.model is None:
             return {}
         if self.is_sharded:
-            self._model.reshard()  # a forward without a backward leaves the root's whole
+            self.model.reshard()  # a forward without a backward leaves the root's whole
         experts = {id(weight) for weight in self._experts.parameters()}
-        return {name: p for name, p in self._model.named_parameters() if id(p) not in experts and p.requires_grad}
+        return {name: p for name, p in self.model.named_parameters() if id(p) not in experts and p.requires_grad}
 
     def expect_averaged(self) -> None:
         """Raises RuntimeError where nobody was asked to average these gradients."""
-        if self._model is None and self._experts.ranks.num_ranks > 1:
+        if self.model is None and self._experts.ranks.num_ranks > 1:
             raise RuntimeError(
                 "ep.wrap(model) was never called: nobody averages the gradients of parameters that are no experts. "
                 'Call it before training, or ep.wrap(model, "own") if the trainer averages them itself'

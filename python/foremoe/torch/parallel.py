@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,11 @@ from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import local, local_weights, sharded_over_ranks
 
+from . import optimizer_state, saving
 from .arguments import Arguments, ranks_of
 from .dense import Dense
 from .evaluation import Evaluation
+from .one_rank import OneRankReports
 from .own_experts import OwnExperts
 from .phase import Phase
 from .routes import Counts, gather_routes
@@ -128,6 +131,11 @@ class ExpertParallel:
         del replaced
         self.experts.execute_by(self._execute)
         self._dense = Dense(self.experts)
+        self._parts = saving.ExpertParts(self.expert_parameters(), self.group)
+        reporting = [] if self.experts.is_sharded else self.expert_parameters()
+        self._reports = OneRankReports(reporting, self.rank, self.num_ranks)
+        if (model := getattr(self.layers[0], "model", None)) is not None:
+            self._reports.add(model)
         self.num_phases = 0  # entered
         self.failed = False  # a phase did, with copies on their way
         self._phase: Phase | None = None  # that runs
@@ -171,6 +179,7 @@ class ExpertParallel:
         DistributedDataParallel or that of accelerate; drain() makes their gradients the mean over ranks. Without
         wrap(), drain() raises.
         """
+        self._reports.add(model)
         return self._dense.wrap(model, wrapper)
 
     def _expect_usable(self) -> None:
@@ -244,20 +253,85 @@ class ExpertParallel:
                 local(p.grad).mul_(scale.to(p.grad.dtype))
         return norm
 
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """The experts of all ranks: "LAYER.NAME" → [experts, …], on every rank. Collective."""
-        return self.experts.whole()
+    def whole_state_dict(
+        self, model: torch.nn.Module, *, cpu_offload: bool = False, rank0_only: bool = False
+    ) -> dict[str, Any]:
+        """The state_dict() that the model would have if it were not spread. Collective.
 
-    def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes this rank's experts from what full_state_dict() returned."""
-        self.experts.take_whole(state)
+        It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights, under the names
+        of the model inside DistributedDataParallel. Experts are gathered one parameter at a time. As in state_dict(),
+        entries that are no experts share the model's memory.
+
+        Args:
+            model: The model whose experts are spread, or what wrap() returned.
+            cpu_offload: Moves each entry to the CPU when it is whole.
+            rank0_only: Returns the entries on rank 0 of the group alone; the other ranks get an empty dict.
+        """
+        return saving.whole_state_dict(self._parts, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
+
+    def whole_entries(self, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
+        """The entries of whole_state_dict(model), one at a time: names, of which tied weights have several, and value.
+
+        Collective: all ranks take all of them.
+        """
+        return saving.whole_entries(self._parts, model)
+
+    def load_whole_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+        """Takes this rank's part of what whole_state_dict() returned, on any number of ranks.
+
+        Raises InputError that names the entry which is missing, unexpected or of another shape.
+        """
+        saving.load_whole_state_dict(self._parts, model, state)
         self._own_experts.loaded()
+
+    def save_pretrained(self, model: torch.nn.Module, folder: str | os.PathLike[str], **options: Any) -> None:
+        """Writes what save_pretrained() of the unspread transformers model would write. Collective; rank 0 writes.
+
+        When it returns on any rank, the files are complete. If rank 0 cannot write, all ranks raise.
+
+        Args:
+            model: The model whose experts are spread, or what wrap() returned.
+            folder: Where from_pretrained() will find the model.
+            options: Of the model's own save_pretrained(), such as max_shard_size.
+        """
+        saving.save_pretrained(self._parts, model, folder, **options)
+
+    def whole_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, *, cpu_offload: bool = False, rank0_only: bool = False
+    ) -> dict[str, Any]:
+        """The optimizer's state with the experts of all ranks, by the model's parameter names. Collective.
+
+        {"state": {name: {key: value}}, "param_groups": [{"params": [names], option: value}]}, as
+        torch.distributed.checkpoint.state_dict has it: set_optimizer_state_dict() loads it where nothing is spread.
+
+        Args:
+            optimizer: Of the spread model, of which it keeps scalars and tensors of the parameters' shapes.
+            cpu_offload: Moves each tensor to the CPU when it is whole.
+            rank0_only: Returns the state on rank 0 of the group alone; the other ranks get an empty dict.
+
+        Raises InputError, on all ranks, for other state, and for scalars that differ between ranks.
+        """
+        return optimizer_state.whole_optimizer_state(
+            self._parts, self._trained_model(), optimizer, cpu_offload=cpu_offload, rank0_only=rank0_only
+        )
+
+    def load_whole_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Takes this rank's part of what whole_optimizer_state() returned, on any number of ranks.
+
+        The parameter groups may be other ones, if those that are joined have the same options. Raises InputError.
+        """
+        optimizer_state.load_whole_optimizer_state(self._parts, self._trained_model(), optimizer, state)
+
+    def _trained_model(self) -> torch.nn.Module:
+        model = self._dense.model if self._dense.model is not None else getattr(self.layers[0], "model", None)
+        if model is None:
+            raise foremoe.InputError("model: is not known yet; call wrap(model) before", field="model")
+        return model  # type: ignore[no-any-return]
 
     def detach(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No phase can
         run afterwards: the groups that were made for copies are gone."""
-        self._own_experts.release()
-        self._dense.unwrap()
+        self._reports.remove()
         while self._made_groups and not self.failed:  # after a failure something may be on its way
             dist.destroy_process_group(self._made_groups.pop())
         self.experts.gather()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-import foremoe
 from foremoe._engine.arguments import mark_spread, unmark_spread
 from foremoe._engine.communication import gathered
 from foremoe._engine.layers import Execute, ExpertLayer
@@ -66,31 +65,13 @@ class SpreadExperts:
 
         return exchanged(hidden, gates, to, group, compute), to.home_rows
 
-    @torch.no_grad()
-    def whole(self) -> dict[str, Tensor]:
-        """The experts of all ranks: "LAYER.NAME" → [experts, …], on every rank. Collective."""
-        state = {}
-        for i, layer in enumerate(self.layers):
-            for name, weight in local_weights(layer).items():
-                state[f"{i}.{name}"] = gathered(weight.detach().contiguous(), self.ranks.group).flatten(0, 1)
-        return state
-
-    @torch.no_grad()
-    def take_whole(self, state: dict[str, Tensor]) -> None:
-        """Takes this rank's experts from what whole() returned."""
-        for i, layer in enumerate(self.layers):
-            for name, weight in local_weights(layer).items():
-                if f"{i}.{name}" not in state:
-                    raise foremoe.InputError(f"state: {i}.{name} is missing", field="state", index=f"[{i}.{name}]")
-                weight.copy_(self._of_this_rank(state[f"{i}.{name}"]))
-
     def gather(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""
         unmark_spread(self.parameters())
         if not self.is_sharded:
-            state = self.whole()
-            for i, layer in enumerate(self.layers):
-                _replace(layer, {name: state[f"{i}.{name}"] for name in layer.weights()})
+            for layer in self.layers:
+                own = {name: weight.detach().contiguous() for name, weight in layer.weights().items()}
+                _replace(layer, {name: gathered(w, self.ranks.group).flatten(0, 1) for name, w in own.items()})
         self.execute_by(None)
 
 

@@ -11,10 +11,11 @@ from foremoe.torch import grouped_linear
 RANKS, EXPERTS, TOP_K, HIDDEN = 2, 4, 1, 8
 
 
-class Layer:
+class Layer(torch.nn.Module):
     """An MoE layer of one's own: each expert is a matrix."""
 
     def __init__(self, experts: int = EXPERTS, seed: int = 0) -> None:
+        super().__init__()
         torch.manual_seed(seed)
         self.name, self.num_experts, self.top_k, self.hidden_size = "own", experts, TOP_K, HIDDEN
         self.matrix = torch.nn.Parameter(torch.randn(experts, HIDDEN, HIDDEN))

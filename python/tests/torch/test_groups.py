@@ -43,7 +43,7 @@ def evaluate(group: Any, seed: int) -> float:
     with torch.no_grad():
         expected = whole(batch).logits
         worst = float((model(batch).logits - expected).abs().max() / expected.abs().max())
-    ep.load_full_state_dict(ep.full_state_dict())
+    ep.load_whole_state_dict(model, ep.whole_state_dict(model))
     ep.detach()
     same = all(torch.equal(a, b) for a, b in zip(model.parameters(), whole.parameters(), strict=True))
     return worst if same else 1.0

@@ -124,22 +124,27 @@ def train(rank: int, folder: str) -> dict[str, Any]:
         expected.step()
     weights = eager.state_dict()
     trained = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
-    state = ep.full_state_dict()
-    of_layers = {
-        f"{i}.{name}": weights[f"model.layers.{i}.mlp.experts.{name}"]
-        for i in range(LAYERS)
-        for name in ("gate_up_proj", "down_proj")
-    }
+    state = ep.whole_state_dict(model)
     model.save_pretrained(f"{folder}/trained")
-    saved = transformers.AutoModelForCausalLM.from_pretrained(f"{folder}/trained", dtype=torch.float64)
-    ep.load_full_state_dict({name: weight + 1 for name, weight in state.items()})
+    ep.save_pretrained(model, f"{folder}/trained by all")
+    dist.barrier()
+    saved, by_all = (
+        transformers.AutoModelForCausalLM.from_pretrained(f"{folder}/{name}", dtype=torch.float64)
+        for name in ("trained", "trained by all")
+    )
+    moments = ep.whole_optimizer_state(optimizer)["state"]
+    ep.load_whole_state_dict(model, {name: weight + 1 for name, weight in state.items()})
     own = next(iter(ep.expert_parameters()))
     return {
         "norm": max(norms),
         "weights": worst_difference(trained, weights)[0],
-        "state": worst_difference(state, of_layers)[0] if state.keys() == of_layers.keys() else "other names",
-        "saved": all(torch.equal(p, trained[name]) for name, p in saved.named_parameters()),
-        "loaded": torch.equal(own.detach().full_tensor(), state["0.gate_up_proj"] + 1),
+        "state": worst_difference(state, weights)[0] if state.keys() == weights.keys() else "other names",
+        "moments": worst_difference(
+            {name: of["exp_avg"] for name, of in moments.items()},
+            {name: expected.state[p]["exp_avg"] for name, p in eager.named_parameters()},
+        )[0],
+        "saved": all(torch.equal(p, trained[name]) for of in (saved, by_all) for name, p in of.named_parameters()),
+        "loaded": torch.equal(own.detach().full_tensor(), state["model.layers.0.mlp.experts.gate_up_proj"] + 1),
         "local": own.to_local().shape[0],
     }
 
@@ -296,7 +301,7 @@ def test_clipped_steps_of_adamw_give_the_same_weights(found: list[dict[str, Any]
 
 def test_weights_leave_the_ranks_whole_and_come_back_in_parts(found: list[dict[str, Any]]) -> None:
     for of in found:
-        assert of["training"]["state"] <= 1e-10
+        assert of["training"]["state"] <= 1e-10 and of["training"]["moments"] <= 1e-10
         assert of["training"]["saved"] and of["training"]["loaded"]
         assert of["training"]["local"] == EXPERTS // RANKS
 

@@ -122,11 +122,12 @@ def work(rank: int, folder: str) -> None:
     dist.all_reduce(clipped)
     found["clipped"] = float(clipped)
 
-    state = ep.full_state_dict()
-    found["state"] = torch.equal(state["0.matrix"], whole)
-    ep.load_full_state_dict({"0.matrix": whole + 1})
+    state = ep.whole_state_dict(layer)
+    found["state"] = state.keys() == {"matrix"} and torch.equal(state["matrix"], whole)
+    ep.load_whole_state_dict(layer, {"matrix": whole + 1})
     found["loaded"] = torch.equal(layer.matrix, whole[2 * rank : 2 * rank + 2] + 1)
-    found["missing"] = refusal(lambda: ep.load_full_state_dict({}))
+    found["no model"] = refusal(lambda: ep.whole_optimizer_state(torch.optim.SGD([layer.matrix])))
+    found["missing"] = refusal(lambda: ep.load_whole_state_dict(layer, {}))
 
     good = routes_of(rank)
     for name, wrong in {
@@ -209,7 +210,8 @@ def found() -> list[dict[str, Any]]:
         ("no layers", "InputError: layers: there is no MoE layer"),
         ("experts", "InputError: group: 2 ranks must divide 5 experts"),
         ("shapes", "InputError: layers[1]: is of another shape"),
-        ("missing", "InputError: state: 0.matrix is missing"),
+        ("missing", "InputError: state: matrix is missing"),
+        ("no model", "InputError: model: is not known yet; call wrap(model) before"),
         ("floats", "InputError: routes[0]: is torch.float32"),
         ("layers", "expected integers [rows, 1, 1]"),
         ("range", "but there are 4"),

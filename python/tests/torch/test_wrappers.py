@@ -64,11 +64,7 @@ def train(rank: int, wrapper: str | None) -> dict[str, Any]:
     found["clipped"] = float(clipped)
     found["given up"] = give_up(ep, trained, batches[rank][0], routes[rank][:1])
     optimizer.step()
-    state = ep.full_state_dict()
-    experts = {id(w): f"{i}.{name}" for i, layer in enumerate(ep.layers) for name, w in layer.weights().items()}
-    weights = {
-        name: state[experts[id(p)]] if id(p) in experts else whole(p.detach()) for name, p in model.named_parameters()
-    }
+    weights = ep.whole_state_dict(trained)
     found["weights"] = worst_difference(weights, dict(eager.named_parameters()))
     found["moved"] = worst_difference(dict(make_model(torch.float64).named_parameters()), weights)
     own = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in ep.dense_parameters())

@@ -1,0 +1,145 @@
+"""The state of an optimizer of a spread model, whole and by parameter names, to resume on another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import foremoe
+from foremoe._engine.alike import refused_together
+
+from .saving import ExpertParts, expect_shape, unwrapped
+
+_BY_PARAMETER = {"params", "param_names"}  # in a parameter group; all else are its options
+
+
+def _refuse(argument: str, problem: str) -> foremoe.InputError:
+    return foremoe.InputError(f"{argument}: {problem}", field=argument)
+
+
+def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[list[tuple[str, Tensor]]]:
+    """The names and parameters of each of the optimizer's groups."""
+    names = {id(p): name for name, p in unwrapped(model).named_parameters()}
+    for i, group in enumerate(optimizer.param_groups):
+        for j, p in enumerate(group["params"]):
+            if id(p) not in names:
+                raise _refuse(
+                    "optimizer",
+                    f"parameter {j} of its group {i} is not one of the model's; it was made before ExpertParallel, or "
+                    "for another model",
+                )
+    return [[(names[id(p)], p) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in _BY_PARAMETER}
+
+
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.dim() == 0
+
+
+def _words(value: Any) -> str:
+    """Of a scalar, without its device."""
+    return str(value.item() if isinstance(value, Tensor) and value.dim() == 0 else value)
+
+
+def _description(optimizer: torch.optim.Optimizer, named: list[list[tuple[str, Tensor]]]) -> dict[str, str]:
+    """What must be equal on all ranks. Raises InputError for state that is not known to belong to single experts."""
+    equal: dict[str, str] = {}
+    for i, (group, of) in enumerate(zip(optimizer.param_groups, named, strict=True)):
+        equal |= {f"{key} of group {i}": _words(value) for key, value in _options(group).items()}
+        equal[f"parameters of group {i}"] = " ".join(name for name, _ in of)
+        for name, p in of:
+            for key, value in optimizer.state.get(p, {}).items():
+                if not _is_scalar(value) and value.shape != p.shape:
+                    raise _refuse(
+                        "optimizer",
+                        f"{key} of {name} is {list(value.shape)}, but the parameter {list(p.shape)}; expected scalars "
+                        "and tensors of the parameter's shape, as Adam and SGD keep them",
+                    )
+                equal[f"{key} of {name}"] = _words(value) if _is_scalar(value) else str(value.dtype)
+    return equal
+
+
+def _expect_equal(own: dict[str, str], group: Any) -> None:
+    of_all: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_all, own, group=group)
+    for rank, there in enumerate(of_all):
+        for what in {**of_all[0], **there}:
+            first, other = (of.get(what, "missing") for of in (of_all[0], there))
+            if first != other:
+                raise _refuse("optimizer", f"{what} is {first} on rank 0, {other} on rank {rank}")
+
+
+def whole_optimizer_state(
+    parts: ExpertParts,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    cpu_offload: bool = False,
+    rank0_only: bool = False,
+) -> dict[str, Any]:
+    with refused_together({"rank0_only": rank0_only}, parts.group):
+        named = _named(model, optimizer)
+        own = _description(optimizer, named)
+    _expect_equal(own, parts.group)
+    state: dict[str, dict[str, Any]] = {}
+    for name, p in (pair for of in named for pair in of):
+        for key, value in optimizer.state.get(p, {}).items():
+            kept = value if _is_scalar(value) else parts.whole(value, p, rank0_only)
+            kept = kept.cpu() if cpu_offload and isinstance(kept, Tensor) else kept
+            if not rank0_only or parts.rank == 0:
+                state.setdefault(name, {})[key] = kept
+    if rank0_only and parts.rank > 0:
+        return {}
+    groups = [
+        {**_options(group), "params": [name for name, _ in of]}
+        for group, of in zip(optimizer.param_groups, named, strict=True)
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def load_whole_optimizer_state(
+    parts: ExpertParts, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> None:
+    named = _named(model, optimizer)
+    groups = _saved_groups(state)
+    names = dict.fromkeys(name for of in named for name, _ in of)
+    for name in [*names, *groups]:
+        if name not in groups or name not in names:
+            raise _refuse("state", f"{name} is not in the {'state' if name not in groups else 'optimizer'}")
+    numbered = optimizer.state_dict()["param_groups"]  # with the numbers of parameters
+    own: dict[int, dict[str, Any]] = {}
+    for group, of in zip(numbered, named, strict=True):
+        for (name, p), number in zip(of, group["params"], strict=True):
+            if _options(groups[name]) != _options(groups[of[0][0]]):
+                raise _refuse("state", f"{of[0][0]} and {name} have different options, but are in one group now")
+            if name in state["state"]:
+                own[number] = {
+                    key: _part(parts, f"{key} of {name}", value, p) for key, value in state["state"][name].items()
+                }
+        if of:
+            group |= _options(groups[of[0][0]])
+    optimizer.load_state_dict({"state": own, "param_groups": numbered})
+
+
+def _saved_groups(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The saved parameter group of each parameter."""
+    if not isinstance(state, Mapping) or not {"state", "param_groups"} <= state.keys():
+        raise _refuse("state", "expected what whole_optimizer_state() returned")
+    groups = {name: group for group in state["param_groups"] for name in group["params"]}
+    if not all(isinstance(name, str) for name in groups):
+        raise _refuse("state", "its parameters have numbers, as in one rank's state_dict(); expected names")
+    return groups
+
+
+def _part(parts: ExpertParts, name: str, value: Any, weight: Tensor) -> Any:
+    if _is_scalar(value):
+        return value.clone() if isinstance(value, Tensor) else value
+    expect_shape(name, value, parts.whole_shape(weight))
+    return parts.part(value, weight).clone()  # the optimizer writes into it

@@ -1,0 +1,225 @@
+"""An optimizer's state leaves a spread model whole, and a run resumes on another number of ranks, or on one process.
+
+Four processes train two steps and save. Four, two and one train the third step, and so does an eager process that was
+never interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from processes import begin_rank
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+from training import RANKS, draw_batches, draw_routes, loss_of, make_model, reference, spread, worst_difference
+
+MICRO_STEPS = RANKS  # of a step in all, whatever the number of ranks
+STEPS = 3
+LR = 1e-2
+
+
+def make_optimizer(groups: list[Any], lr: float = LR) -> Any:
+    return torch.optim.AdamW([{"params": group} for group in groups], lr=lr, eps=1e-3, weight_decay=0.1, foreach=True)
+
+
+def batches_of(step: int) -> tuple[list[Any], list[Any]]:
+    """Batches and routes of all micro-steps."""
+    return (
+        [draw_batches(m, 1, 20 + step)[0] for m in range(MICRO_STEPS)],
+        [draw_routes(m, 1, 20 + step)[0] for m in range(MICRO_STEPS)],
+    )
+
+
+def train_step(ep: Any, trained: Any, optimizer: Any, step: int) -> None:
+    batches, routes = batches_of(step)
+    own = range(ep.rank, MICRO_STEPS, ep.num_ranks)
+    optimizer.zero_grad()
+    with ep.plan([routes[m] for m in own]) as phase:
+        for number, m in enumerate(own):
+            with phase.micro_step(number):
+                (loss_of(trained, batches[m]) / len(own)).backward()
+        phase.drain()
+    optimizer.step()
+
+
+def train_eagerly(model: Any, optimizer: Any, step: int) -> None:
+    batches, routes = batches_of(step)
+    _, gradients = reference(torch.float64, [[b] for b in batches], [[r] for r in routes], state=model.state_dict())
+    for name, p in model.named_parameters():
+        p.grad = gradients[name]
+    optimizer.step()
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def set_up(wrapper: str | None) -> tuple[Any, Any, Any, Any]:
+    model = make_model(torch.float64)
+    ep = spread(model, ranks_per_node=2)
+    trained = ep.wrap(model, wrapper)
+    groups = [ep.dense_parameters(), ep.expert_parameters()] if wrapper == "fsdp2" else [list(model.parameters())]
+    return model, ep, trained, make_optimizer(groups)
+
+
+def begin(rank: int, folder: str) -> None:
+    """Two steps of each wrapper, saved; then a third, uninterrupted."""
+    begin_rank(rank, RANKS, folder)
+    found: dict[str, Any] = {}
+    for wrapper in (None, "fsdp2"):
+        model, ep, trained, optimizer = set_up(wrapper)
+        for step in range(STEPS - 1):
+            train_step(ep, trained, optimizer, step)
+        saved = {"model": ep.whole_state_dict(trained), "optimizer": ep.whole_optimizer_state(optimizer)}
+        on_rank_0 = ep.whole_optimizer_state(optimizer, rank0_only=True, cpu_offload=True)
+        found[f"rank 0, {wrapper}"] = set(on_rank_0) == ({"state", "param_groups"} if rank == 0 else set())
+        if rank == 0:
+            torch.save(saved, f"{folder}/saved, {wrapper}")
+        train_step(ep, trained, optimizer, STEPS - 1)
+    found |= refuse(rank, model, ep, optimizer)
+    torch.save(found, f"{folder}/begun {rank}")
+    dist.destroy_process_group()
+
+
+def refuse(rank: int, model: Any, ep: Any, optimizer: Any) -> dict[str, str]:
+    """What the last optimizer and others are refused for. Ends with another step on rank 2."""
+    found = {}
+    state = ep.whole_optimizer_state(optimizer)
+
+    def load(changed: Any, into: Any = optimizer) -> str:
+        return outcome(lambda: ep.load_whole_optimizer_state(into, changed))
+
+    before = make_optimizer([list(make_model(torch.float64).parameters())])
+    found["made before"] = outcome(lambda: ep.whole_optimizer_state(before))
+    found["made before, on rank 1"] = outcome(lambda: ep.whole_optimizer_state(before if rank == 1 else optimizer))
+    found["numbers"] = load(optimizer.state_dict())
+    found["nothing"] = load({})
+    dense, experts = state["param_groups"]
+    found["missing"] = load(state | {"param_groups": [dense]})
+    found["unexpected"] = load(state | {"param_groups": [dense, experts | {"params": [*experts["params"], "more"]}]})
+    name = experts["params"][0]
+    part = {name: {"exp_avg": torch.ones(3)}}
+    found["shape"] = load(state | {"state": state["state"] | part})
+    one_group = torch.optim.AdamW(model.parameters(), lr=LR)
+    found["options"] = load(state | {"param_groups": [dense, experts | {"lr": 1.0}]}, one_group)
+    factored = torch.optim.Adafactor(ep.expert_parameters())
+    for p in ep.expert_parameters():
+        p.grad = torch.ones_like(p)
+    factored.step()
+    found["factored"] = outcome(lambda: ep.whole_optimizer_state(factored))
+    if rank == 2:
+        optimizer.state[ep.expert_parameters()[0]]["step"] += 1
+    found["step"] = outcome(lambda: ep.whole_optimizer_state(optimizer))
+    return found
+
+
+def resume(rank: int, folder: str, ranks: int, found_in: str) -> None:
+    begin_rank(rank, ranks, folder)
+    found = {}
+    for saved_by in (None, "fsdp2"):
+        for wrapper in (None, "fsdp2"):
+            saved = torch.load(f"{found_in}/saved, {saved_by}", mmap=True)
+            _, ep, trained, optimizer = set_up(wrapper)
+            ep.load_whole_state_dict(trained, saved["model"])
+            ep.load_whole_optimizer_state(optimizer, saved["optimizer"])
+            train_step(ep, trained, optimizer, STEPS - 1)
+            found[f"{saved_by} to {wrapper}"] = ep.whole_state_dict(trained)
+    if rank == 0:
+        torch.save(found, f"{found_in}/resumed on {ranks}")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder() -> Any:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with tempfile.TemporaryDirectory() as into:
+        mp.spawn(begin, (into,), nprocs=RANKS)
+        for ranks in (4, 2):
+            with tempfile.TemporaryDirectory() as other:
+                mp.spawn(resume, (other, ranks, into), nprocs=ranks)
+        yield pathlib.Path(into)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The weights after two and after three steps of one eager process."""
+    model = make_model(torch.float64)
+    optimizer = make_optimizer([list(model.parameters())])
+    for step in range(STEPS):
+        before = {name: p.clone() for name, p in model.state_dict().items()}
+        train_eagerly(model, optimizer, step)
+    return before, model.state_dict()
+
+
+@pytest.mark.parametrize("ranks", [4, 2])
+@pytest.mark.parametrize("case", [f"{a} to {b}" for a in (None, "fsdp2") for b in (None, "fsdp2")])
+def test_a_run_resumes_on_another_number_of_ranks(folder: Any, uninterrupted: Any, ranks: int, case: str) -> None:
+    weights = torch.load(folder / f"resumed on {ranks}")[case]
+    assert worst_difference(weights, uninterrupted[1])[0] <= 1e-12
+    assert worst_difference(weights, uninterrupted[0])[0] > 1e-3, "the step changes them"
+
+
+@pytest.mark.parametrize("saved_by", [None, "fsdp2"])
+def test_a_run_resumes_in_one_process_with_a_plain_optimizer(
+    folder: Any, uninterrupted: Any, saved_by: str | None
+) -> None:
+    saved = torch.load(folder / f"saved, {saved_by}")
+    model = make_model(torch.float64, seed=1)
+    model.load_state_dict(saved["model"])
+    optimizer = make_optimizer([list(model.parameters())], lr=1.0)
+    options = StateDictOptions(full_state_dict=True)
+    set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=options)
+    train_eagerly(model, optimizer, STEPS - 1)
+    assert worst_difference(model.state_dict(), uninterrupted[1])[0] <= 1e-12
+
+
+def test_the_state_has_the_names_and_shapes_of_the_unspread_model(folder: Any) -> None:
+    shapes = {name: p.shape for name, p in make_model(torch.float64).named_parameters()}
+    for saved_by in (None, "fsdp2"):
+        state = torch.load(folder / f"saved, {saved_by}")["optimizer"]
+        assert {name: of["exp_avg"].shape for name, of in state["state"].items()} == shapes
+        assert {float(of["step"]) for of in state["state"].values()} == {STEPS - 1}
+        assert sorted(name for group in state["param_groups"] for name in group["params"]) == sorted(shapes)
+
+
+def test_rank_0_alone_has_the_state_where_that_is_asked(folder: Any) -> None:
+    for rank in range(RANKS):
+        found = torch.load(folder / f"begun {rank}")
+        assert found["rank 0, None"] and found["rank 0, fsdp2"]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("made before", "InputError: optimizer: parameter 0 of its group 0 is not one of the model's"),
+        ("made before, on rank 1", "optimizer: parameter 0 of its group 0 is not one of the model's"),
+        ("numbers", "InputError: state: its parameters have numbers"),
+        ("nothing", "InputError: state: expected what whole_optimizer_state() returned"),
+        ("missing", "is not in the state"),
+        ("unexpected", "InputError: state: more is not in the optimizer"),
+        (
+            "shape",
+            "InputError: state: exp_avg of model.layers.0.mlp.experts.gate_up_proj is (3,), expected (16, 32, 32)",
+        ),
+        ("options", "have different options, but are in one group now"),
+        ("factored", "InputError: optimizer: row_var of model.layers.0.mlp.experts.gate_up_proj is"),
+        (
+            "step",
+            "InputError: optimizer: step of model.layers.0.mlp.experts.gate_up_proj is 3.0 on rank 0, 4.0 on rank 2",
+        ),
+    ],
+)
+def test_state_that_cannot_be_whole_is_refused_on_all_ranks(folder: Any, case: str, words: str) -> None:
+    for rank in range(RANKS):
+        assert words in torch.load(folder / f"begun {rank}")[case]
