@@ -26,9 +26,10 @@ import trl
 from packaging.specifiers import SpecifierSet
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer import OPTIMIZER_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 import foremoe
+from foremoe._engine.groups import refused_together
 
 from .hf import Recorder, expert_layers, record
 from .torch import ExpertParallel, Phase
@@ -201,56 +202,46 @@ class GRPOTrainer(trl.GRPOTrainer):
     @torch.no_grad()
     def _publish(self) -> None:
         """Brings the generator's weights up to date. Collective."""
-        for own, whole in zip(_tensors(self.model), _tensors(self.generator), strict=True):
-            if own.shape == whole.shape:
-                whole.copy_(own)
-            else:
-                dist.all_gather_into_tensor(whole, own.contiguous(), group=self.expert_parallel.group)
-
-    @torch.no_grad()
-    def _take(self, model: torch.nn.Module) -> None:
-        """Takes this rank's part of a whole model's weights."""
-        begin = self.expert_parallel.rank * self.expert_parallel.ranks.homes
-        for own, whole in zip(_tensors(self.model), _tensors(model), strict=True):
-            own.copy_(whole if own.shape == whole.shape else whole[begin : begin + len(own)])
+        of_generator = self.generator.state_dict()
+        for names, tensor in self.expert_parallel.whole_entries(self.model):
+            of_generator[names[0]].copy_(tensor)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        self._publish()
-        super()._save(output_dir, state_dict=self.generator.state_dict())
-        dist.barrier(self.expert_parallel.group)  # rank 0 alone writes, and any may read
+        whole = self.expert_parallel.whole_state_dict(self.model, cpu_offload=True, rank0_only=True)
+        with refused_together():  # rank 0 alone writes, and any may read
+            super()._save(output_dir, state_dict=whole)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         widest = functools.reduce(torch.promote_types, (p.dtype for p in self.model.parameters()))
-        self._take(type(self.model).from_pretrained(resume_from_checkpoint, dtype=widest))
+        whole = type(self.model).from_pretrained(resume_from_checkpoint, dtype=widest)
+        self.expert_parallel.load_whole_state_dict(self.model, whole.state_dict())
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)  # rank 0's
-        rank = self.expert_parallel.rank
-        if rank > 0:
-            os.makedirs(output_dir, exist_ok=True)
-            torch.save(self.optimizer.state_dict(), self._optimizer_file(output_dir, rank))
+        whole = self.expert_parallel.whole_optimizer_state(self.optimizer, cpu_offload=True, rank0_only=True)
+        with refused_together():
+            super()._save_optimizer_and_scheduler(output_dir)
+            if self.args.should_save:  # in place of rank 0's own
+                torch.save(whole, os.path.join(output_dir, OPTIMIZER_NAME))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not os.path.isfile(os.path.join(checkpoint, OPTIMIZER_NAME)):
             return
-        rank = self.expert_parallel.rank
-        expected = self._optimizer_file(checkpoint, max(rank, 1))  # rank 0's own says nothing about their number
-        if not os.path.isfile(expected):
+        whole, of_scheduler = (
+            torch.load(os.path.join(checkpoint, name), map_location="cpu", mmap=True, weights_only=True)
+            for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
+        )
+        try:
+            self.expert_parallel.load_whole_optimizer_state(self.optimizer, whole)
+        except foremoe.InputError as error:
             raise foremoe.InputError(
-                f"resume_from_checkpoint: {os.path.basename(expected)} is missing: an optimizer's state is resumed by "
-                "as many ranks as wrote it",
+                f"resume_from_checkpoint: {OPTIMIZER_NAME} was not written by this trainer: {error}",
                 file=checkpoint,
                 field="resume_from_checkpoint",
-            )
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if rank > 0:
-            self.optimizer.load_state_dict(torch.load(expected, map_location="cpu", weights_only=True))
-
-    def _optimizer_file(self, checkpoint: str, rank: int) -> str:
-        return os.path.join(checkpoint, f"optimizer-{rank}-of-{self.expert_parallel.num_ranks}.pt")
+            ) from error
+        self.lr_scheduler.load_state_dict(of_scheduler)
 
     # Routes: recorded in generation, laid out as trl lays out its tokens.
 
