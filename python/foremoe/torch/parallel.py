@@ -332,6 +332,8 @@ class ExpertParallel:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No phase can
         run afterwards: the groups that were made for copies are gone."""
         self._reports.remove()
+        self._own_experts.release()
+        self._dense.unwrap()
         while self._made_groups and not self.failed:  # after a failure something may be on its way
             dist.destroy_process_group(self._made_groups.pop())
         self.experts.gather()
