@@ -25,6 +25,9 @@ NEEDS = {
     "test_kept_weights": ["torch.nn"],
     "test_parallel": ["torch.nn"],
     "test_waits": ["torch.nn"],
+    "test_doctor": ["torch.nn"],
+    "test_fake_cuda_megatron": ["torch.nn", "megatron.core"],
+    "test_fake_cuda": ["torch.nn"],
     "test_": ["torch.nn", "transformers"],
 }
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data"

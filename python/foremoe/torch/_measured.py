@@ -101,6 +101,23 @@ class Stretches:
         self.seconds.append(self._clock() - self._begin)
 
 
+def least_seconds(run: Callable[[], object], group: Any, device: torch.device, runs: int) -> float:
+    """Of so many runs after a first one, from the moment when all ranks begin until all have ended. Collective."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        dist.barrier(group)
+        return time.perf_counter()
+
+    seconds = []
+    for _ in range(runs + 1):
+        begin = now()
+        run()
+        seconds.append(now() - begin)
+    return min(seconds[1:])
+
+
 class _DelayedCopy:
     """A copy of an expert whose link takes so long, whatever the machine's own took."""
 

@@ -37,17 +37,17 @@ from torch.multiprocessing.spawn import spawn
 import foremoe
 from foremoe.balance import planned_rows
 
-from ._measured import Experts, OwnExperts, Stretches, delayed_copies
+from ._measured import Experts, OwnExperts, Stretches, delayed_copies, least_seconds
 from .parallel import ExpertParallel
 
 
-class _Measurement:
+class Measurement:
     """One rank of it."""
 
-    def __init__(self, sizes: argparse.Namespace) -> None:
+    def __init__(self, sizes: argparse.Namespace, device: torch.device) -> None:
         self.sizes = sizes
-        self.cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
+        self.device = device
+        self.cuda = device.type == "cuda"
         torch.manual_seed(0)
         self.layers = [Experts(f"layer {i}", sizes, self.device) for i in range(sizes.layers)]
         self.ep = ExpertParallel(
@@ -185,17 +185,14 @@ class _Measurement:
         if last == 0:
             return 0.0
         expert = torch.zeros(ep.experts.expert_bytes, dtype=torch.uint8, device=self.device)
-        seconds = []
-        for _ in range(self.sizes.runs + 1):
-            dist.barrier(ep.group)
-            begin = self._now()
+
+        def send() -> None:
             if ep.rank == 0:
                 dist.send(expert, group_dst=last, group=ep.ranks.copy_group)
             elif ep.rank == last:
                 dist.recv(expert, group_src=0, group=ep.ranks.copy_group)
-            dist.barrier(ep.group)
-            seconds.append(self._now() - begin)
-        return float(ep.experts.expert_bytes / min(seconds[1:]))
+
+        return ep.experts.expert_bytes / least_seconds(send, ep.group, self.device, self.sizes.runs)
 
     def run(self) -> dict[str, Any]:
         s = self.sizes
@@ -252,7 +249,8 @@ def _print(found: dict[str, Any], policy: str) -> None:
 
 
 def _measure(sizes: argparse.Namespace) -> None:
-    found = _Measurement(sizes).run()
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    found = Measurement(sizes, device).run()
     if dist.get_rank() == 0:
         if sizes.json:
             print(json.dumps(found))

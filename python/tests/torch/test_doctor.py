@@ -1,0 +1,225 @@
+"""python -m foremoe.torch.doctor: what it runs passes here, and what goes wrong on a rank is reported as failed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import foremoe
+from foremoe.torch.doctor import __main__ as command
+from foremoe.torch.doctor import equality, failure
+from foremoe.torch.doctor.checks import Check, Found, examine
+from foremoe.torch.doctor.hardware import Hardware, find_hardware
+from foremoe.torch.doctor.ranks import CannotRun, Failure, Report
+from foremoe.torch.doctor.report import CANNOT_RUN, FAILED, PASSED, Outcome, scrub
+
+CPU = Hardware("cpu", 0, 2, "gloo")
+
+
+def pass_quietly(hardware: Hardware) -> Found:
+    return Found(f"on {hardware.ranks} ranks", {"figure": 1.0})
+
+
+def on_rank_1(act: Any, hardware: Hardware) -> Found:
+    """Rank 0 waits for rank 1, which does something else."""
+    if dist.get_rank() == 1:
+        act()
+    dist.barrier()
+    return Found("", {})
+
+
+def hang() -> None:
+    time.sleep(3600)
+
+
+def die() -> None:
+    os._exit(3)
+
+
+def fail() -> None:
+    raise Failure("something is wrong")
+
+
+def cannot(hardware: Hardware) -> Found:
+    raise CannotRun("this machine lacks it")
+
+
+def send_wrong_experts() -> None:
+    """From now on what this rank sends to another one, weights or gradients, is 1 % too large."""
+    start = dist.batch_isend_irecv
+
+    def start_wrong(operations: list[Any]) -> list[Any]:
+        for operation in operations:
+            if operation.op is dist.isend:
+                operation.tensor = operation.tensor * 1.01
+        return start(operations)
+
+    dist.batch_isend_irecv = start_wrong
+
+
+def outcomes(*checks: Check, **options: Any) -> list[Outcome]:
+    return [row.outcome for row in examine(CPU, checks, **options)]
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    file = tmp_path_factory.mktemp("doctor") / "found.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "foremoe.torch.doctor", "--device", "cpu", "--limit", "600", "--json", file],
+        capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    return done, json.loads(file.read_text())
+
+
+def test_all_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
+    done, document = whole_run
+    by_status: dict[str, list[str]] = {PASSED: [], FAILED: [], CANNOT_RUN: []}
+    for row in document["checks"]:
+        by_status[row["outcome"]].append(row["check"])
+    assert by_status[FAILED] == [], document
+    assert by_status[CANNOT_RUN] == ["no layer waits for the device"]
+    assert [row["check"] for row in document["checks"]] == [check.name for check in command.all_checks()]
+    assert done.returncode == 0, done.stderr
+    assert f"{len(by_status[PASSED])} passed, 0 failed, 1 cannot run here" in done.stdout
+
+
+def test_the_document_says_what_ran_and_not_where(whole_run: Any) -> None:
+    _, document = whole_run
+    assert document["format"] == 1
+    assert document["versions"]["foremoe"] == foremoe.__version__
+    assert document["versions"]["torch"] == torch.__version__
+    assert (document["ranks"], document["device"], document["backend"]) == (2, "cpu", "gloo")
+    assert document["passed"] + document["failed"] + document["cannot_run_here"] == len(document["checks"])
+    for row in document["checks"]:
+        assert set(row) == {"check", "outcome", "detail", "figures", "seconds"}
+        assert row["detail"]
+        assert all(isinstance(value, float) for value in row["figures"].values())
+    text = json.dumps(document)
+    for private in (socket.gethostname(), str(pathlib.Path.home()), os.getcwd(), "127.0.0.1"):
+        assert private not in text
+
+
+def test_every_residency_path_and_type_is_compared(whole_run: Any) -> None:
+    _, document = whole_run
+    compared = {tuple(r["check"].removeprefix("equal to one process: ").split(", ")) for r in document["checks"][:18]}
+    assert compared == {(p, r, d) for p in equality.PATHS for r in equality.RESIDENCIES for d in equality.DTYPES}
+    for row in document["checks"][:18]:
+        assert row["figures"]["copies"] > 0
+        assert row["figures"]["gradient_error"] > 0  # another rounding than the reference's: it was computed apart
+
+
+@pytest.mark.parametrize("path", equality.PATHS)
+def test_an_executor_that_sends_wrong_experts_is_reported_as_failed(path: str) -> None:
+    checks = [check for check in equality.checks() if f"{path}, shared, float32" in check.name]
+    (outcome,) = outcomes(*checks, prepare=send_wrong_experts)
+    assert outcome.status == FAILED
+    assert "gradients are" in outcome.detail or "outputs are" in outcome.detail
+
+
+def test_a_rank_that_hangs_is_ended_and_the_next_check_has_other_ranks() -> None:
+    begin = time.monotonic()
+    hangs = Check("hangs", functools.partial(on_rank_1, hang), limit=3.0)
+    hung, after = outcomes(hangs, Check("passes", pass_quietly))
+    assert hung.status == FAILED
+    assert hung.detail == "all ranks: had not ended after 3 s"
+    assert after == Outcome(PASSED, "on 2 ranks", {"figure": 1.0})
+    assert time.monotonic() - begin < 120
+
+
+def test_a_rank_that_dies_is_named_and_the_table_is_complete() -> None:
+    died, raised, after = outcomes(
+        Check("dies", functools.partial(on_rank_1, die)),
+        Check("fails", functools.partial(on_rank_1, fail), grace=1.0),
+        Check("passes", pass_quietly),
+    )
+    assert (died.status, raised.status, after.status) == (FAILED, FAILED, PASSED)
+    assert "rank 1: exited: 3" in died.detail
+    assert raised.detail.startswith("rank 1: something is wrong; rank 0: ")
+
+
+def test_ranks_that_do_not_start_fail_their_check() -> None:
+    (outcome,) = outcomes(Check("passes", pass_quietly), prepare=fail)
+    assert outcome == Outcome(FAILED, "ranks did not start: all ranks: something is wrong")
+
+
+def test_what_does_not_run_never_passes() -> None:
+    refused = Check("refused", pass_quietly, lambda hardware: "there is no such device")
+    assert outcomes(refused, Check("late", pass_quietly), limit=-1.0) == [
+        Outcome(CANNOT_RUN, "there is no such device"),
+        Outcome(CANNOT_RUN, "not run: the limit of -1 s was over"),
+    ]
+    assert outcomes(Check("lacks", cannot)) == [Outcome(CANNOT_RUN, "this machine lacks it")]
+
+
+@pytest.mark.parametrize(("how", "ended", "text"), [
+    ("is killed", "died", f"was killed by {signal.SIGKILL.name}"), ("raises", "raised", "PlantedError: planted"),
+])  # fmt: skip
+def test_others_that_end_without_an_error_or_not_at_all_are_a_failure(how: str, ended: str, text: str) -> None:
+    (check,) = (check for check in failure.checks() if how in check.name)
+    last = Report(1, ended, 1.0, text=text)
+
+    def judge(*reports: Report) -> str:
+        return check.judge(reports).status
+
+    assert judge(Report(0, "raised", 2.0, text="an error"), last) == PASSED
+    assert judge(Report(0, "returned", 2.0), last) == FAILED
+    assert judge(Report(0, "hung", 35.0, text="had not ended"), last) == FAILED
+    assert judge(Report(0, "raised", 2.0, text="an error"), Report(1, "returned", 1.0)) == FAILED
+
+
+def test_the_exit_code_is_1_where_a_check_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    failing = Check("fails", functools.partial(on_rank_1, fail), grace=1.0)
+    monkeypatch.setattr(command, "all_checks", lambda: [failing, Check("passes", pass_quietly)])
+    assert command.main(["--device", "cpu", "--json", str(tmp_path / "found.json")]) == 1
+    assert "1 passed, 1 failed, 0 cannot run here" in capsys.readouterr().out
+    assert json.loads((tmp_path / "found.json").read_text())["failed"] == 1
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--ranks", "9"], "ranks: 9, expected 2 to 4"),
+    (["--check", "no such"], "no check's name contains 'no such'"),
+    (["--limit", "0"], "--limit: 0.0, must be above 0"),
+    (["--json", "/no/such/folder/found.json"], "--json: "),
+    (["--device", "tpu"], "invalid choice"),
+])  # fmt: skip
+def test_wrong_arguments_are_exit_code_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpus", "given", "expected"), [
+    (0, {}, Hardware("cpu", 0, 2, "gloo")),
+    (1, {}, Hardware("cuda", 1, 2, "gloo")),
+    (1, {"ranks": 4}, Hardware("cuda", 1, 4, "gloo")),
+    (2, {}, Hardware("cuda", 2, 2, "nccl")),
+    (3, {"ranks": 3}, Hardware("cuda", 3, 3, "nccl")),
+    (8, {}, Hardware("cuda", 4, 4, "nccl")),
+    (8, {"device": "cpu", "ranks": 3}, Hardware("cpu", 0, 3, "gloo")),
+])  # fmt: skip
+def test_ranks_run_on_what_is_there(
+    gpus: int, given: dict[str, Any], expected: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert find_hardware(**given) == expected
+
+
+def test_texts_lose_paths_hosts_and_addresses_and_keep_units() -> None:
+    text = f"/home/me/x.py:3 on {socket.gethostname()} [../gloo/pair.cc:5] 10.0.0.1:44 at 2 GB/s, ~/y"
+    assert scrub(text) == "x.py:3 on HOST [pair.cc:5] ADDRESS:44 at 2 GB/s, y"
