@@ -1,0 +1,160 @@
+"""Planned layers never make the host wait for the device: checked on device "cuda" without a GPU (fake_cuda.py)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_cuda import DATA_DEPENDENT, FakeCuda, begin_fake_group
+
+from foremoe.torch import ExpertParallel, grouped_linear
+from foremoe.torch._measured import Experts
+
+RANKS, LAYERS, MICRO_STEPS, ROWS, EXPERTS, TOP_K, HIDDEN = 4, 3, 2, 32, 16, 2, 32
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Iterator[FakeCuda]:
+    begin_fake_group(0, RANKS)
+    yield FakeCuda()
+    dist.destroy_process_group()
+
+
+def draw_routes() -> list[torch.Tensor]:
+    """Of each micro-step, [rows, layers, top_k]; experts of all ranks but 0 are popular, so that rank 0 has guests."""
+    random = torch.Generator().manual_seed(0)
+    weight = torch.full((EXPERTS,), 0.02)
+    weight[5], weight[9], weight[13] = 1.0, 0.6, 0.4
+    return [
+        torch.multinomial(weight.expand(ROWS * LAYERS, -1), TOP_K, generator=random).view(ROWS, LAYERS, TOP_K)
+        for _ in range(MICRO_STEPS)
+    ]
+
+
+class Left(Exception):
+    """Ends a phase before drain(), which waits for the device once."""
+
+
+def waits_of_a_phase(
+    cuda: FakeCuda,
+    *,
+    phase: str = "policy_update",
+    on_mismatch: str = "refuse",
+    spoil: Callable[[torch.Tensor], object] | None = None,
+    **options: Any,
+) -> tuple[list[str], int]:
+    """Waits in all micro-steps, from what prepares them to their backward pass; and copies of experts into this rank.
+
+    Everything is planned on the CPU. Then the weights are fake tensors on "cuda". spoil: called with the hidden states
+    of each layer.
+    """
+    sizes = argparse.Namespace(experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, intermediate=HIDDEN, dtype="bfloat16")
+    layers = [Experts(f"layer {i}", sizes, torch.device("cpu")) for i in range(LAYERS)]
+    ep = ExpertParallel(layers, ranks_per_node=2, **options)
+    planned = ep.plan(draw_routes(), phase, on_mismatch=on_mismatch)
+    for layer in layers:
+        layer.set_weights({name: cuda.parameter_like(weight) for name, weight in layer.weights().items()})
+        layer.router.weight = cuda.parameter_like(layer.router.weight)
+    ep.device = cuda.device
+    grad = contextlib.nullcontext() if phase == "policy_update" else torch.no_grad()
+    cuda.waits.clear()
+    with cuda.stand_ins(), contextlib.suppress(Left), grad, planned:
+        for m in planned.micro_steps:
+            with planned.micro_step(m):
+                hidden = torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16, device=cuda.device)
+                for layer in layers:
+                    if spoil is not None:
+                        spoil(hidden.detach())
+                    hidden = layer(hidden)
+                if phase == "policy_update":
+                    hidden.float().square().mean().backward()
+        found = list(cuda.waits), planned.guests.copies["peer"]
+        raise Left
+    return found
+
+
+@pytest.mark.parametrize("residency", ["static", "resident", "shared"])
+@pytest.mark.parametrize("phase", ["policy_update", "recompute"])
+def test_planned_layers_never_wait_for_the_device(cuda: FakeCuda, residency: str, phase: str) -> None:
+    waits, copies = waits_of_a_phase(cuda, phase=phase, residency=residency, guest_slots=2)
+    assert copies > 0
+    assert waits == []
+
+
+def test_layers_whose_routers_choose_wait_for_counts_and_the_harness_sees_it(cuda: FakeCuda) -> None:
+    with pytest.raises(DATA_DEPENDENT):
+        waits_of_a_phase(cuda, on_mismatch="home")
+    assert len(cuda.waits) == 1
+    assert "dispatch.py" in cuda.waits[0]
+
+
+@pytest.mark.parametrize("read", ["item", "tolist", "nonzero", "numpy"])
+def test_a_planted_look_at_a_value_is_counted(cuda: FakeCuda, read: str) -> None:
+    with pytest.raises((*DATA_DEPENDENT, RuntimeError, TypeError)):
+        waits_of_a_phase(cuda, spoil=lambda hidden: getattr(hidden.sum(), read)())
+    if read != "numpy":  # it raises before it reads
+        assert len(cuda.waits) == 1
+        assert "test_fake_cuda.py" in cuda.waits[0]
+
+
+@pytest.mark.parametrize(("spoil", "name"), [
+    (lambda hidden: hidden.cpu(), "cuda → cpu"),
+    (lambda hidden: hidden.to("cpu", non_blocking=True), "cuda → cpu"),
+    (lambda hidden: torch.zeros(3).to(hidden.device), "cpu → cuda"),
+    (lambda hidden: torch.zeros(3).to(hidden.device, non_blocking=True), "cpu → cuda"),
+    (lambda hidden: torch.zeros(3).pin_memory().to(hidden.device), "cpu → cuda"),
+    (lambda hidden: hidden[0].copy_(torch.zeros(HIDDEN)), "cpu → cuda"),
+    (lambda hidden: torch.tensor([1, 2], device=hidden.device), "cpu → cuda"),
+    (lambda hidden: hidden.clone().__setitem__(hidden > 0, hidden[0]), "by a mask"),
+    (lambda hidden: hidden[torch.arange(3)], "by an index on the host"),
+    (lambda hidden: torch.cuda.synchronize(), "synchronize"),
+    (lambda hidden: torch.cuda.Event().synchronize(), "synchronize"),
+])  # fmt: skip
+def test_a_planted_wait_is_counted_once_a_layer(
+    cuda: FakeCuda, spoil: Callable[[torch.Tensor], object], name: str
+) -> None:
+    waits, _ = waits_of_a_phase(cuda, spoil=spoil)
+    assert len(waits) == LAYERS * MICRO_STEPS
+    assert all(name in wait and "test_fake_cuda.py" in wait for wait in waits)
+
+
+def test_a_copy_that_is_pinned_and_does_not_block_is_no_wait(cuda: FakeCuda) -> None:
+    waits, _ = waits_of_a_phase(
+        cuda, spoil=lambda hidden: torch.zeros(3).pin_memory().to(hidden.device, non_blocking=True)
+    )
+    assert waits == []
+
+
+def test_layouts_that_cuda_refuses_are_refused(cuda: FakeCuda) -> None:
+    """The strides of a grouped GEMM's operands are multiples of 16 bytes."""
+    with cuda.stand_ins():
+        offsets = torch.zeros(2, dtype=torch.int32, device=cuda.device)
+        rows = torch.zeros(4, 8, dtype=torch.bfloat16, device=cuda.device)
+        weight = torch.zeros(2, 8, 8, dtype=torch.bfloat16, device=cuda.device)
+        assert grouped_linear(rows, weight, offsets).shape == (4, 8)
+        with pytest.raises(RuntimeError, match="multiple of 16"):
+            grouped_linear(rows[:, :7], weight[:, :7, :7].contiguous(), offsets)
+
+
+def test_gradients_of_the_stand_in_for_the_autograd_engine_are_those_of_autograd(cuda: FakeCuda) -> None:
+    """On real tensors: values, accumulation where a tensor is read twice, and gradients of chosen inputs alone."""
+
+    def gradients() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        x, w, b = (torch.randn(size, requires_grad=True) for size in ((6, 4), (4, 4), (4,)))
+        first, second = (x @ w + b).tanh().chunk(2, -1)
+        out = (first * second + first.exp()).sum() + (w * w).sum()
+        of_w = torch.autograd.grad(out, [w], retain_graph=True)
+        out.backward()
+        assert x.grad is not None and w.grad is not None and b.grad is not None
+        return [*of_w, x.grad, w.grad, b.grad]
+
+    expected = gradients()
+    with cuda.stand_ins():
+        found = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
