@@ -137,14 +137,14 @@ class NodeArena:
                     self._publish((layer, expert), mine)
                 elif ranks.rank == owner:
                     operations += [
-                        dist.P2POp(dist.isend, w.contiguous(), group=ranks.copy_group, group_peer=writer)
+                        dist.P2POp(dist.isend, w.contiguous(), group=ranks.copies.group, group_peer=writer)
                         for w in mine.values()
                     ]
                 else:
                     came = {name: torch.empty_like(w) for name, w in mine.items()}
                     received.append(((layer, expert), came))
                     operations += [
-                        dist.P2POp(dist.irecv, w, group=ranks.copy_group, group_peer=owner) for w in came.values()
+                        dist.P2POp(dist.irecv, w, group=ranks.copies.group, group_peer=owner) for w in came.values()
                     ]
             works = start_point_to_point(operations)
             arriving = []
@@ -327,5 +327,6 @@ def _attempt(make: Callable[[], Made]) -> tuple[Made | None, str]:
 
 def _of_all_ranks(text: str, ranks: Ranks) -> list[str]:
     found: list[Any] = [None] * ranks.num_ranks
-    dist.all_gather_object(found, text, group=ranks.cpu_group)
+    assert ranks.agreement is not None
+    dist.all_gather_object(found, text, group=ranks.agreement.group)
     return found

@@ -36,7 +36,7 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
         ranks = tuple(dist.get_process_group_ranks(group))
         own.append((ranks, backend, sum(of[:2] == (ranks, backend) for of in own)))
     of_all: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_all, (distributed_c10d.get_pg_count(), own))
+    dist.all_gather_object(of_all, (groups_made(), own))
     made: dict[Any, Any] = {of: None for _, of_rank in of_all for of in of_rank}  # in the same order on all ranks
     _expect_alike([num_made for num_made, _ in of_all])
     _expect_makeable(made, [set(of_rank) for _, of_rank in of_all])
@@ -45,6 +45,11 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
     for of in own:  # the first operation of a group must be one that all of its ranks take part in
         dist.all_reduce(torch.zeros(1, device="cpu" if of[1] == "gloo" else device), group=made[of])
     return [made[of] for of in own]
+
+
+def groups_made() -> int:
+    """Process groups that this process has made, which is the same number on all ranks."""
+    return distributed_c10d.get_pg_count()  # type: ignore[no-any-return,no-untyped-call]
 
 
 @functools.cache

@@ -45,7 +45,7 @@ class Guests:
         are narrower."""
         self.host_path: HostPath | None = None  # where copies come by it
         self._turns = turns
-        self._group = ranks.copy_group
+        self._channel = ranks.copies
         self._layers = list(layers)
         self._slots = plan.guest_slots
         self.are_lent = plan.residency == "shared"  # buffers serve all layers in turn
@@ -132,10 +132,10 @@ class Guests:
             for name, weight in self._weights[copy.layer].items():
                 if receives:
                     slot = self._weights_of_buffer(copy)[name]
-                    operations.append(dist.P2POp(dist.irecv, slot, group=self._group, group_peer=copy.source))
+                    operations.append(dist.P2POp(dist.irecv, slot, group=self._channel.group, group_peer=copy.source))
                 else:
                     home = local(weight.detach())[copy.expert % self._homes]
-                    operations.append(dist.P2POp(dist.isend, home, group=self._group, group_peer=copy.rank))
+                    operations.append(dist.P2POp(dist.isend, home, group=self._channel.group, group_peer=copy.rank))
                 arrives.append(copy.arrives if receives else None)
         for work, operation, turn_of in zip(start_point_to_point(operations), operations, arrives, strict=True):
             if turn_of is None:
@@ -194,10 +194,10 @@ class Guests:
             for name in names:
                 if g.guest == self._turns.rank:
                     gradient = self._take_gradient(layer, name, g.slot - self._homes)
-                    operations.append(dist.P2POp(dist.isend, gradient, group=self._group, group_peer=g.home))
+                    operations.append(dist.P2POp(dist.isend, gradient, group=self._channel.group, group_peer=g.home))
                 else:
                     gradient = self._new_gradient(layer, name)
-                    operations.append(dist.P2POp(dist.irecv, gradient, group=self._group, group_peer=g.guest))
+                    operations.append(dist.P2POp(dist.irecv, gradient, group=self._channel.group, group_peer=g.guest))
         at = iter(zip(start_point_to_point(operations), operations, strict=True))
         for g in returns:
             for name in names:
@@ -260,7 +260,14 @@ class Guests:
         self._gradients.clear()
 
     def abandon(self) -> None:
-        """Stops what runs in the background, after a failure. What is on its way stays so until the process ends."""
-        _under_way.append((self._sent, self._returns, self._arriving, self._buffers))
+        """Stops what runs in the background, after a failure. What is on its way stays so until the process ends, or
+        its channel is closed."""
+        if not self._channel.ends_exchanges:
+            _under_way.append((self._sent, self._returns, self._arriving, self._buffers))
+        self._sent, self._returns, self._arriving = (
+            collections.deque(),
+            collections.deque(),
+            collections.defaultdict(list),
+        )
         if self.host_path is not None:
             self.host_path.close(complete=False)

@@ -12,7 +12,6 @@ import collections
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from torch import Tensor
 import foremoe
 
 from .arena import Expert, NodeArena
+from .failures import Channel
 
 
 def _expert_of(copy: foremoe.Copy) -> Expert:
@@ -31,11 +31,11 @@ class HostPath:
     """The copies into this rank that come by the host path."""
 
     def __init__(
-        self, arena: NodeArena, turns: foremoe.RankTurns, group: Any, num_layers: int, num_micro_steps: int
+        self, arena: NodeArena, turns: foremoe.RankTurns, agreement: Channel, num_layers: int, num_micro_steps: int
     ) -> None:
-        """group: of gloo, on which ranks agree."""
+        """agreement: over which ranks agree."""
         self._arena = arena
-        self._group = group
+        self._agreement = agreement
         self._num_layers = num_layers
         self._num_micro_steps = num_micro_steps
         self._turns_of_micro_step = len(turns) // num_micro_steps
@@ -79,7 +79,7 @@ class HostPath:
         for copy in self._due(micro_step):
             if _expert_of(copy) not in self._intact:
                 lacks[copy.layer] = 1
-        dist.all_reduce(lacks, dist.ReduceOp.MAX, group=self._group)
+        dist.all_reduce(lacks, dist.ReduceOp.MAX, group=self._agreement.group)
         if micro_step + 1 < self._num_micro_steps:
             self._check = self._arena.check(self._experts_for(micro_step + 1))
         return {layer for layer, of in enumerate(lacks.tolist()) if of}

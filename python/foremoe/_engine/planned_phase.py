@@ -74,8 +74,10 @@ class PlannedPhase:
         self.cursor = TurnCursor(self.guests, out_of_order)
         if any(self.turns.arena(node) for node in range(self._ranks.num_nodes)):
             arena = NodeArena(layers, self.turns, self._ranks, version=version, timeout=host_timeout)
-            group = self._ranks.cpu_group
-            self.guests.host_path = HostPath(arena, self.turns, group, len(layers), self.num_micro_steps)
+            assert self._ranks.agreement is not None
+            self.guests.host_path = HostPath(
+                arena, self.turns, self._ranks.agreement, len(layers), self.num_micro_steps
+            )
 
     def layer_turn(self, name: str, turn: foremoe.RankTurn, refuses_again: str = "") -> LayerTurn:
         """As LayerTurn takes them."""

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .failures import Channel, Failures
+
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
@@ -15,8 +17,9 @@ class Ranks:
 
     homes: experts of each layer that a rank owns, E/R.
     ranks_per_node: ranks that share a fast interconnect and, for the host path, memory.
-    copy_group: a second group of the same ranks, so that copies overlap with exchanges of rows.
-    cpu_group: another one, of gloo; None where no copy takes the host path.
+    rows, copies: over which rows and copies travel; two groups, so that copies overlap with exchanges of rows.
+    agreement: of gloo, over which ranks agree about copies by the host path; None where no copy takes it.
+    failures: what the ranks say of their failures; None where they have another way.
     """
 
     group: Any
@@ -25,8 +28,10 @@ class Ranks:
     homes: int
     ranks_per_node: int
     device: torch.device
-    copy_group: Any = None
-    cpu_group: Any = None
+    rows: Channel = dataclasses.field(default_factory=lambda: Channel(None))
+    copies: Channel = dataclasses.field(default_factory=lambda: Channel(None))
+    agreement: Channel | None = None
+    failures: Failures | None = None
 
     @classmethod
     def of(cls, group: Any, num_experts: int, ranks_per_node: int | None, device: torch.device) -> Ranks:

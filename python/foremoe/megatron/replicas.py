@@ -16,6 +16,7 @@ import foremoe
 from foremoe._engine.agreement import Agreement, others_than
 from foremoe._engine.alike import Given
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_nothing
+from foremoe._engine.failures import Channel
 from foremoe._engine.groups import make_groups
 from foremoe._engine.ranks import Ranks
 
@@ -129,7 +130,9 @@ class Replicas:
         if self.mode == "shadow":
             self._shadow = Shadow(self._stage, self._of_chunks, self._modelled, beside)
         else:
-            self._stage = dataclasses.replace(self._stage, ranks=dataclasses.replace(self._ranks, copy_group=beside))
+            self._stage = dataclasses.replace(
+                self._stage, ranks=dataclasses.replace(self._ranks, copies=Channel(beside))
+            )
 
     def _prepare(self, names: list[str]) -> None:
         """Guests and planned dispatchers of all layers."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.failures import Channel
 
 ON_MISMATCH = ("refuse", "home")
 
@@ -59,19 +60,19 @@ def chosen_slots(planned: Tensor, recorded: Tensor, ids: Tensor, *, own: int, sl
     return torch.where(as_recorded, planned.gather(1, same.byte().argmax(2)), home), as_recorded
 
 
-def dispatch_to(slot: Tensor, *, slots: int, own: int, group: Any) -> Dispatch:
+def dispatch_to(slot: Tensor, *, slots: int, own: int, channel: Channel) -> Dispatch:
     """Of rows that other ranks know nothing of: counts are exchanged. Collective; waits for the device.
 
     slot: int64 [tokens, top_k], rank · slots + slot of each row; −1: it is not sent. own: homes of a rank, the first of
     its slots.
     """
-    ranks = dist.get_world_size(group)
+    ranks = dist.get_world_size(channel.group)
     to, order = slot.reshape(-1).sort(stable=True)
     sent = to >= 0
     to, order = to[sent], order[sent]
     counts = torch.bincount(to, minlength=ranks * slots)
     received = torch.empty_like(counts)  # [source, slot]
-    dist.all_to_all_single(received, counts, group=group)
+    dist.all_to_all_single(received, counts, group=channel.group)
     of_source = received.view(ranks, slots)
     of_slot = of_source.sum(0)
     sizes = torch.cat([counts.view(ranks, slots).sum(1), of_source.sum(1), of_slot[:own].sum(0, keepdim=True)]).tolist()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from foremoe._engine.failures import Channel
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import KeptWeights
 
@@ -24,26 +25,26 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, send: list[int], recv: list[int], group: Any, before: Any, after: Any
+        ctx: Any, rows: Tensor, send: list[int], recv: list[int], channel: Channel, before: Any, after: Any
     ) -> Tensor:
-        ctx.of = send, recv, group, before, after
-        return _exchange(rows, send, recv, group)
+        ctx.of = send, recv, channel, before, after
+        return _exchange(rows, send, recv, channel)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        send, recv, group, before, after = ctx.of
+        send, recv, channel, before, after = ctx.of
         if before is not None:
             before()
-        result = _exchange(grads[0], recv, send, group)
+        result = _exchange(grads[0], recv, send, channel)
         if after is not None:
             after()
         return result, None, None, None, None, None
 
 
-def _exchange(rows: Tensor, send: list[int], recv: list[int], group: Any) -> Tensor:
+def _exchange(rows: Tensor, send: list[int], recv: list[int], channel: Channel) -> Tensor:
     out = rows.new_empty(sum(recv), *rows.shape[1:])
-    dist.all_to_all_single(out, rows.contiguous(), recv, send, group=group)
+    dist.all_to_all_single(out, rows.contiguous(), recv, send, group=channel.group)
     return out
 
 
@@ -51,7 +52,7 @@ def exchanged(
     hidden: Tensor,
     gates: Tensor,
     to: Dispatch,
-    group: Any,
+    channel: Channel,
     compute: Callable[[Tensor], Tensor],
     *,
     before: Callable[[], None] | None = None,
@@ -64,10 +65,10 @@ def exchanged(
     """
     token = to.order // gates.shape[1]
     # The dispatch is the last of the layer's backward, the combine the first.
-    received = AllToAll.apply(hidden[token], to.send, to.recv, group, None, after)[to.to_slots]
+    received = AllToAll.apply(hidden[token], to.send, to.recv, channel, None, after)[to.to_slots]
     computed = compute(received)
     back = torch.empty_like(computed).index_copy(0, to.to_slots, computed)
-    returned = AllToAll.apply(back, to.recv, to.send, group, before, None)
+    returned = AllToAll.apply(back, to.recv, to.send, channel, before, None)
     weighted = returned * gates.reshape(-1)[to.order, None].to(returned.dtype)
     return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
 

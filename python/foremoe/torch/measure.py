@@ -188,9 +188,9 @@ class Measurement:
 
         def send() -> None:
             if ep.rank == 0:
-                dist.send(expert, group_dst=last, group=ep.ranks.copy_group)
+                dist.send(expert, group_dst=last, group=ep.ranks.copies.group)
             elif ep.rank == last:
-                dist.recv(expert, group_src=0, group=ep.ranks.copy_group)
+                dist.recv(expert, group_src=0, group=ep.ranks.copies.group)
 
         return ep.experts.expert_bytes / least_seconds(send, ep.group, self.device, self.sizes.runs)
 

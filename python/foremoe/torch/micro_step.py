@@ -120,7 +120,7 @@ class MicroStep:
             turn.end_forward()
             return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-        out = exchanged(hidden, gates, to, ranks.group, compute, before=turn.begin_backward, after=turn.end_backward)
+        out = exchanged(hidden, gates, to, ranks.rows, compute, before=turn.begin_backward, after=turn.end_backward)
         if of.unrouted is None or of.slots is not None:
             return out
         # Autograd runs what came last first: these exchanges, then those of the plan, on all ranks alike.
@@ -145,7 +145,7 @@ class MicroStep:
         slots, as_recorded = chosen_slots(of.slots, of.recorded, ids, own=ranks.homes, slots=num_slots)
         if self._routes.drop:
             slots = slots.where(routed, -1)
-        to = dispatch_to(slots, slots=num_slots, own=ranks.homes, group=ranks.group)
+        to = dispatch_to(slots, slots=num_slots, own=ranks.homes, channel=ranks.rows)
         place = self._number, layer, ranks.rank
         elsewhere = routed & ~as_recorded
         beside.unplanned[place] = len(to.to_slots) - len(of.planned.to_slots)

@@ -21,7 +21,8 @@ import foremoe
 from foremoe._engine.alike import facts_of, refused_together, versions
 from foremoe._engine.arguments import expect_layers, plan_nothing
 from foremoe._engine.compiled import expect_not_compiling
-from foremoe._engine.groups import make_groups
+from foremoe._engine.failures import Channel, Failures
+from foremoe._engine.groups import groups_made, make_groups
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.ranks import Ranks
@@ -111,18 +112,7 @@ class ExpertParallel:
             nothing = self._load(np.zeros((1, 1, self.num_ranks, num_experts), np.int64))
             if plan_nothing(nothing, self.arguments, path=path).residency == "shared":
                 try_lending_layers(self.layers)
-        wanted = [(self.group, dist.get_backend(self.group))] if copy_group is None else []
-        if path != "peer":
-            wanted.append((self.group, "gloo"))  # on which ranks agree about copies by the host path
-        self._made_groups = make_groups(wanted, device)
-        if copy_group is not None:
-            # The first operation of a group must be one that all ranks take part in.
-            dist.all_reduce(torch.zeros(1, device=device), group=copy_group)
-        self.ranks = dataclasses.replace(
-            self.ranks,
-            copy_group=self._made_groups[0] if copy_group is None else copy_group,
-            cpu_group=self._made_groups[-1] if path != "peer" else None,
-        )
+        self._channels = self._make_channels(copy_group)
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
         self._own_experts = OwnExperts(self.experts.parameters(), self.group)
@@ -140,6 +130,27 @@ class ExpertParallel:
         self.failed = False  # a phase did, with copies on their way
         self._phase: Phase | None = None  # that runs
         self._evaluation: Evaluation | None = None
+
+    def _make_channels(self, copy_group: Any) -> list[Channel]:
+        """Gives self.ranks its channels, and returns those that are closed after a failure. Collective."""
+        backend, device = dist.get_backend(self.group), self.ranks.device
+        # On gloo rows have a group of their own, which ends when a rank fails. On NCCL one would take memory, and would
+        # not end.
+        wanted = {"rows": backend} if backend == "gloo" else {}
+        if copy_group is None:
+            wanted["copies"] = backend
+        if self.arguments.path != "peer":
+            wanted["agreement"] = "gloo"
+        made = make_groups([(self.group, of) for of in wanted.values()], device)
+        channels = {name: Channel(group, is_own=True) for name, group in zip(wanted, made, strict=True)}
+        if copy_group is not None:
+            # The first operation of a group must be one that all ranks take part in.
+            dist.all_reduce(torch.zeros(1, device=device), group=copy_group)
+        ranks = dist.get_process_group_ranks(self.group)
+        failures = Failures(f"{groups_made()}/{ranks}", ranks, dist.get_rank(), list(channels.values()))
+        given = {"rows": Channel(self.group), "copies": Channel(copy_group)}
+        self.ranks = dataclasses.replace(self.ranks, **{**given, **channels}, failures=failures)
+        return list(channels.values())
 
     def _load(self, counts: Counts) -> foremoe.Load:
         return foremoe.Load.from_array(
@@ -334,8 +345,9 @@ class ExpertParallel:
         self._reports.remove()
         self._own_experts.release()
         self._dense.unwrap()
-        while self._made_groups and not self.failed:  # after a failure something may be on its way
-            dist.destroy_process_group(self._made_groups.pop())
+        for channel in self._channels:
+            if not self.failed:  # else something may be on its way
+                channel.close()
         self.experts.gather()
 
     @contextlib.contextmanager

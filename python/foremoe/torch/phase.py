@@ -130,7 +130,23 @@ class Phase:
             raise
         return planned
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    @contextlib.contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        """What this rank raises inside ends the phase on all ranks. Those that it ends raise what ended it."""
+        try:
+            yield
+        except BaseException as error:
+            self._end_all(error)
+            raise
+
+    def _end_all(self, error: BaseException) -> None:
+        """Raises RuntimeError where another rank failed before."""
+        failures = self._experts.ranks.failures
+        ended_by = failures.end(error) if failures is not None else ""
+        if ended_by:
+            raise RuntimeError(f"{ended_by}; the gradients of this phase are given up") from error
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         with self._inside:
             complete = kind is None and self._drained and self._next == self._load.num_micro_steps
             self.failed = True
@@ -141,10 +157,11 @@ class Phase:
         if complete and self.phase == "recompute":
             self.beside.share(self._experts.ranks)
             self._expect_recorded_routes()
-        elif not complete and kind is None:
-            raise RuntimeError(
-                "the phase was left before its last micro-step, or without drain(): its gradients are given up"
-            )
+        elif not complete:
+            left = "the phase was left before its last micro-step, or without drain(): its gradients are given up"
+            self._end_all(error or RuntimeError(left))
+            if error is None:
+                raise RuntimeError(left)
 
     @contextlib.contextmanager
     def micro_step(self, micro_step: int) -> Iterator[None]:
@@ -168,20 +185,21 @@ class Phase:
     def _running_micro_step(self, micro_step: int) -> Iterator[MicroStep]:
         if micro_step != self._next:
             raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
-        self.guests.expect_same_weights()
-        self._unchanged.expect()
-        self._next += 1
-        at_homes = self.guests.agree(micro_step)
-        self.beside.fallbacks += [(micro_step, layer) for layer in sorted(at_homes)]
-        self._current = self._prepare(micro_step, at_homes)
-        for layer, of in zip(self._experts.layers, self._current.layers, strict=True):
-            layer.replay(of.recorded if of.slots is None else torch.full_like(of.recorded, -1))
-        try:
-            yield self._current
-        finally:
-            self._current = None
-            for layer in self._experts.layers:
-                layer.replay(None)
+        with self._ending_all():
+            self.guests.expect_same_weights()
+            self._unchanged.expect()
+            self._next += 1
+            at_homes = self.guests.agree(micro_step)
+            self.beside.fallbacks += [(micro_step, layer) for layer in sorted(at_homes)]
+            self._current = self._prepare(micro_step, at_homes)
+            for layer, of in zip(self._experts.layers, self._current.layers, strict=True):
+                layer.replay(of.recorded if of.slots is None else torch.full_like(of.recorded, -1))
+            try:
+                yield self._current
+            finally:
+                self._current = None
+                for layer in self._experts.layers:
+                    layer.replay(None)
 
     def _prepare(self, micro_step: int, at_homes: set[int]) -> MicroStep:
         self.planned.wait_for(micro_step)
@@ -203,11 +221,12 @@ class Phase:
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():
             raise RuntimeError("drain() comes once, after the backward of the last micro-step")
         self._dense.expect_averaged()
-        self.guests.expect_same_weights()
-        self._unchanged.expect()
-        self._expect_recorded_routes()
-        self._gradients.finish(self.guests)
-        self.beside.share(self._experts.ranks)
+        with self._ending_all():
+            self.guests.expect_same_weights()
+            self._unchanged.expect()
+            self._expect_recorded_routes()
+            self._gradients.finish(self.guests)
+            self.beside.share(self._experts.ranks)
         self._unchanged.release()
         self._drained = True
 

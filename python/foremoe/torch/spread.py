@@ -57,13 +57,13 @@ class SpreadExperts:
         hidden: [tokens, hidden]; ids, gates: [tokens, top_k]. Returns [tokens, hidden], and the number of rows computed
         on this rank.
         """
-        layer, homes, group = self.layers[index], self.ranks.homes, self.ranks.group
-        to = dispatch_to(ids, slots=homes, own=homes, group=group)
+        layer, homes, rows = self.layers[index], self.ranks.homes, self.ranks.rows
+        to = dispatch_to(ids, slots=homes, own=homes, channel=rows)
 
-        def compute(rows: Tensor) -> Tensor:
-            return layer.forward_rows(rows, to.home_ends, local_weights(layer))
+        def compute(received: Tensor) -> Tensor:
+            return layer.forward_rows(received, to.home_ends, local_weights(layer))
 
-        return exchanged(hidden, gates, to, group, compute), to.home_rows
+        return exchanged(hidden, gates, to, rows, compute), to.home_rows
 
     def gather(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""

@@ -108,9 +108,9 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
             make(self, *of, **more)
             for future in self._publishing:
                 future.result()
-            dist.barrier(ep.ranks.cpu_group)
+            dist.barrier(ep.ranks.agreement.group)
             change(self)
-            dist.barrier(ep.ranks.cpu_group)
+            dist.barrier(ep.ranks.agreement.group)
 
         with mock.patch.object(NodeArena, "__init__", changed):
             yield
@@ -158,10 +158,10 @@ def publish_late(ep: Any, stage: Any) -> Iterator[None]:
         at_homes = agree(self, micro_step)
         if micro_step == 0:
             self._check.result()  # of micro-step 1: they are not there
-            dist.barrier(ep.ranks.cpu_group)
+            dist.barrier(ep.ranks.agreement.group)
             for of in late:
                 publish(*of).result()
-            dist.barrier(ep.ranks.cpu_group)
+            dist.barrier(ep.ranks.agreement.group)
         return at_homes
 
     with mock.patch.object(NodeArena, "_publish", keep), mock.patch.object(HostPath, "agree", agree_then_publish):

@@ -1,0 +1,99 @@
+"""How the ranks of a group learn that one of them failed, and why.
+
+A rank that fails leaves its reason in the store of the default group, and closes its channels to the others. On gloo
+their exchanges end at once, with an error that names no rank; so they look the reason up. A rank that dies leaves no
+reason. Then the survivors leave word that they live, and name those that do not.
+
+On NCCL, an exchange that a rank does not join ends by torch's watchdog, when its timeout expires.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+PATIENCE_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+_FAILED, _LIVES = "failed", "lives"
+
+
+class Channel:
+    """A process group for rows, copies or agreement. Users ask for the group at each use. Since nobody else refers to
+    it, close() ends its connections, and with them what other ranks exchange over it."""
+
+    def __init__(self, group: Any, *, is_own: bool = False) -> None:
+        """is_own: whether close() ends the group; a group of the user's stays."""
+        self._group = group
+        self._is_own = is_own
+        self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # of other ranks, when it is closed
+
+    @property
+    def group(self) -> Any:
+        if self._group is None:
+            raise RuntimeError("the exchanges between ranks are closed, since a phase failed or detach() ran")
+        return self._group
+
+    def close(self) -> None:
+        if self._is_own and self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+
+class Failures:
+    """What the ranks of one group say of their failures. Each says it once."""
+
+    def __init__(self, name: str, ranks: Sequence[int], own: int, channels: Sequence[Channel]) -> None:
+        """name: of this group and nothing else, the same on all of its ranks. ranks: in the default group. own: this
+        rank there. channels: between these ranks."""
+        self._store = dist.PrefixStore(f"foremoe/failures/{name}", distributed_c10d._get_default_store())
+        self._ranks = list(ranks)
+        self._own = own
+        self._channels = list(channels)
+        self._told = False
+
+    def end(self, error: BaseException) -> str:
+        """Ends the work of all ranks because of an error on this one. Returns what other rank failed before, and why;
+        "" where this one is the first, and from the second call on."""
+        if self._told:
+            return ""
+        self._told = True
+        try:
+            return self._lost() if _is_lost_connection(error) else self._failed(error)
+        except RuntimeError:  # the store ended with the process that serves it
+            return "the rank that serves the store of the default group ended" if _is_lost_connection(error) else ""
+        finally:
+            for channel in self._channels:
+                if channel.ends_exchanges:
+                    channel.close()
+
+    def _failed(self, error: BaseException) -> str:
+        word = f"{self._own} {type(error).__name__}: {error}"
+        return self._of_other(self._store.compare_set(_FAILED, "", word).decode())
+
+    def _of_other(self, word: str) -> str:
+        rank, reason = word.split(" ", 1)
+        return "" if int(rank) == self._own else f"rank {rank} failed: {reason}"
+
+    def _lost(self) -> str:
+        """Waits for the reason, or until all ranks but those that died have said that they live."""
+        self._store.set(f"{_LIVES}/{self._own}", "")
+        silent = [rank for rank in self._ranks if rank != self._own]
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline and silent:
+            if self._store.check([_FAILED]):
+                return self._of_other(self._store.get(_FAILED).decode())
+            silent = [rank for rank in silent if not self._store.check([f"{_LIVES}/{rank}"])]
+            time.sleep(_POLL_SECONDS)
+        if not silent:
+            return "the connection between ranks was lost"
+        ranks = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
+        return f"{ranks} ended without a word, or did not answer for {PATIENCE_SECONDS:g} seconds"
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether gloo raised it: a peer is gone, or does not answer."""
+    return isinstance(error, RuntimeError) and "gloo/" in str(error)

@@ -1,0 +1,135 @@
+"""A rank that fails inside a phase ends it on all ranks, which name it and repeat its reason, long before a timeout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from processes import begin_rank
+from training import RANKS, draw_batches, draw_routes, make_model, spread
+
+from foremoe._engine import failures
+
+FAILING = 2
+SECONDS = 60.0
+"""Far below the half hour of gloo's timeout, far above what a busy machine needs."""
+
+
+class Broken(Exception):
+    """What the trainer's own code raises."""
+
+
+def break_here() -> None:
+    raise Broken("the loss\nis no number")
+
+
+def train(rank: int, ep: Any, model: Any, breaks: dict[str, Callable[[], None]]) -> None:
+    """A phase of two micro-steps; `breaks` says what happens on the failing rank, by place."""
+    batches, routes = draw_batches(rank, 2, 1), draw_routes(rank, 2, 1)
+
+    def pass_by(place: str) -> None:
+        if rank == FAILING and place in breaks:
+            breaks[place]()
+
+    with ep.plan(routes) as phase:
+        for m, batch in enumerate(batches):
+            pass_by("between")
+            with phase.micro_step(m):
+                logits = model(batch).logits
+                pass_by("inside")
+                (logits.sum() / 64).backward()
+        pass_by("drain")
+        phase.drain()
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], None]]]] = {
+    "inside": ({}, {"inside": break_here}),
+    "inside, shared": ({"residency": "shared", "depth": 3}, {"inside": break_here}),
+    "inside, host path": ({"path": "host", "ranks_per_node": 2}, {"inside": break_here}),
+    "between": ({}, {"between": break_here}),
+    "before the drain": ({}, {"drain": break_here}),
+}
+
+
+def work(rank: int, folder: str) -> None:
+    begin_rank(rank, RANKS, folder)
+    found: dict[str, Any] = {}
+    for name, (options, breaks) in CASES.items():
+        model = make_model(torch.float64)
+        ep = spread(model, **options)
+        ep.wrap(model)
+        begin = time.monotonic()
+        try:
+            train(rank, ep, model, breaks)
+            found[name] = "", 0.0
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}", time.monotonic() - begin
+        with contextlib.suppress(RuntimeError):
+            ep.plan(draw_routes(rank, 2, 1))
+            found[name] = "it could be used again", 0.0
+        ep.detach()
+        with contextlib.suppress(Exception):  # the layers are whole again: all ranks can begin anew
+            again = spread(model, **options)
+            again.wrap(model)
+            train(rank, again, model, {})
+            again.detach()
+            found[f"{name}, again"] = True
+    torch.save(found, f"{folder}/{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(work, (folder,), nprocs=RANKS)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_ranks_end_and_name_the_rank_that_failed(found: list[dict[str, Any]], case: str) -> None:
+    for rank, of in enumerate(found):
+        words, seconds = of[case]
+        if rank == FAILING:
+            assert words == "Broken: the loss\nis no number"
+        else:
+            assert words.startswith(f"RuntimeError: rank {FAILING} failed: Broken: the loss\nis no number; "), words
+        assert seconds < SECONDS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_ranks_can_begin_anew_after_detach(found: list[dict[str, Any]], case: str) -> None:
+    assert all(of.get(f"{case}, again") for of in found)
+
+
+def work_until_killed(rank: int, folder: str) -> None:
+    begin_rank(rank, RANKS, folder)
+    model = make_model(torch.float64)
+    ep = spread(model)
+    ep.wrap(model)
+    try:
+        train(rank, ep, model, {"inside": lambda: os.kill(os.getpid(), signal.SIGKILL)})
+    except Exception as error:
+        pathlib.Path(folder, f"{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+        time.sleep(failures.PATIENCE_SECONDS + 1)  # so that nobody takes this rank for dead
+    os._exit(0)
+
+
+def test_survivors_name_a_rank_that_was_killed(tmp_path: pathlib.Path) -> None:
+    context = mp.get_context("spawn")
+    ranks = [context.Process(target=work_until_killed, args=(rank, str(tmp_path))) for rank in range(RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(300)
+    assert [process.exitcode for process in ranks] == [-signal.SIGKILL if r == FAILING else 0 for r in range(RANKS)]
+    for rank in set(range(RANKS)) - {FAILING}:
+        words = (tmp_path / f"{rank}.txt").read_text()
+        assert words.startswith(f"RuntimeError: rank {FAILING} ended without a word"), words
