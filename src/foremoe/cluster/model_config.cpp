@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <vector>
 
 #include "foremoe/cluster/model_shape.h"
@@ -85,7 +86,7 @@ class ConfigReader {
   ModelShape read() const {
     expect_understood_layers();
     ModelShape shape;
-    shape.experts = required({family_.experts, "num_experts", "num_local_experts", "n_routed_experts"});
+    shape.experts = experts();
     shape.top_k = required({"num_experts_per_tok"});
     shape.hidden = required({"hidden_size"});
     shape.intermediate = required({family_.intermediate});
@@ -145,6 +146,19 @@ class ConfigReader {
     return value;
   }
 
+  // Under whatever keys: those that are there agree.
+  int experts() const {
+    const std::initializer_list<const char*> keys{family_.experts, "num_experts", "num_local_experts",
+                                                  "n_routed_experts"};
+    const int value = required(keys);
+    for (const char* const key : keys) {
+      const int other = optional({key}, 1);
+      if (other != 0 && other != value)
+        fail(key, fmt::format("{} is not the other number of experts, {}", other, value));
+    }
+    return value;
+  }
+
   void expect_understood_layers() const {
     for (const LayerKey& layer_key : kLayerKeys) {
       const json* const value = find(layer_key.key);
@@ -185,11 +199,11 @@ class ConfigReader {
         return layers - optional({"first_k_dense_replace"});
       case MoeLayers::kInterleaved:
         if (find("moe_layers") != nullptr) return num_listed("moe_layers", layers);
-        return layers / std::max(1, optional({"interleave_moe_layer_step"}));
+        return layers / std::max(1, optional({"interleave_moe_layer_step"}, 1));
       case MoeLayers::kSparseStep:
         break;
     }
-    const int step = std::max(1, optional({"decoder_sparse_step"}));
+    const int step = std::max(1, optional({"decoder_sparse_step"}, 1));
     if (find("mlp_only_layers") == nullptr) return layers / step;
     const int listed = num_listed("mlp_only_layers", layers);
     if (listed > 0 && step > 1) fail("mlp_only_layers", "is not understood where decoder_sparse_step is above 1");
@@ -224,9 +238,16 @@ class ConfigReader {
       return;
     }
     a.kv_heads = optional({"num_key_value_heads", "num_attention_heads"}, 1);
+    if (a.heads % a.kv_heads != 0) {
+      fail("num_key_value_heads", fmt::format("{} does not divide num_attention_heads, {}", a.kv_heads, a.heads));
+    }
     a.key_width = optional({"head_dim"}, 1);
-    if (a.key_width == 0) a.key_width = shape.hidden / a.heads;
-    if (a.key_width == 0) fail("num_attention_heads", "is more than hidden_size");
+    if (a.key_width == 0) {
+      if (shape.hidden % a.heads != 0) {
+        fail("num_attention_heads", fmt::format("{} does not divide hidden_size, {}", a.heads, shape.hidden));
+      }
+      a.key_width = shape.hidden / a.heads;
+    }
     a.value_width = a.key_width;
   }
 
@@ -243,7 +264,16 @@ std::string name_of(const std::string& path) {
 }  // namespace
 
 ModelShape parse_model_config(std::string_view text, const std::string& file) {
-  const json config = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  std::vector<std::set<std::string>> keys;  // of the objects that are being read, outermost first
+  const auto refuse_repeated_keys = [&](int, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+      throw InputError({.file = file, .field = value.get<std::string>()}, "appears twice");
+    }
+    return true;
+  };
+  const json config = json::parse(text, refuse_repeated_keys, /*allow_exceptions=*/false);
   if (!config.is_object()) throw InputError({.file = file}, "is no JSON object");
   const auto inner = config.find("text_config");
   const bool multimodal = inner != config.end() && inner->is_object();

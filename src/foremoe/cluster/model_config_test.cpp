@@ -147,6 +147,48 @@ TEST(ModelConfig, KeysThatChangeTheLayersAreRefusedWhereTheyAreNotUnderstood) {
             "some/model/config.json: layer_types: \"linear_attention\" is not understood; expected \"full_attention\"");
 }
 
+TEST(ModelConfig, NumbersThatContradictEachOtherAreRefused) {
+  const std::string file = "some/model/config.json: ";
+  json config = qwen3();
+  config["num_local_experts"] = 64;
+  EXPECT_EQ(error_of(config), file + "num_local_experts: 64 is not the other number of experts, 128");
+  config["num_local_experts"] = 128;
+  EXPECT_EQ(error_of(config), "no error");
+
+  config["num_key_value_heads"] = 5;
+  EXPECT_EQ(error_of(config), file + "num_key_value_heads: 5 does not divide num_attention_heads, 32");
+  config["num_key_value_heads"] = 64;
+  EXPECT_EQ(error_of(config), file + "num_key_value_heads: 64 does not divide num_attention_heads, 32");
+  config["num_key_value_heads"] = 4;
+  config["num_attention_heads"] = 36;
+  EXPECT_EQ(error_of(config), "no error");  // head_dim says how wide they are
+  config.erase("head_dim");
+  EXPECT_EQ(error_of(config), file + "num_attention_heads: 36 does not divide hidden_size, 2048");
+
+  config = qwen3();
+  config["decoder_sparse_step"] = 0;
+  EXPECT_EQ(error_of(config), file + "decoder_sparse_step: 0 is not between 1 and 16777216");
+  config = llama4();
+  config["interleave_moe_layer_step"] = 0;
+  EXPECT_EQ(error_of(config), file + "interleave_moe_layer_step: 0 is not between 1 and 16777216");
+}
+
+TEST(ModelConfig, AKeyThatAppearsTwiceIsRefused) {
+  const auto error_of_text = [](const std::string& text) -> std::string {
+    try {
+      parse_model_config(text, "c");
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  const std::string inner = R"({"hidden_size": 1024, )" + qwen3().dump().substr(1);
+  EXPECT_EQ(error_of_text(inner), "c: hidden_size: appears twice");
+  EXPECT_EQ(error_of_text(R"({"text_config": )" + inner + "}"), "c: hidden_size: appears twice");
+  EXPECT_EQ(error_of_text(R"({"vision_config": {"hidden_size": 7}, "text_config": )" + qwen3().dump() + "}"),
+            "no error");
+}
+
 TEST(ModelConfig, IsNamedAsItsFolderOrFile) {
   EXPECT_EQ(parse_model_config(qwen3().dump(), "models/Mine-7B/config.json").name, "Mine-7B");
   EXPECT_EQ(parse_model_config(qwen3().dump(), "models/mine.json").name, "mine");
