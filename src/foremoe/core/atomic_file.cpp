@@ -29,6 +29,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kMaxTemporaryNames = 10'000;  // tried before giving up
+constexpr int kMaxLinks = 40;               // followed, as Linux does
 constexpr std::size_t kMaxBytesPerWrite = std::size_t{1} << 30;
 constexpr std::size_t kMaxUnfinished = 64;
 
@@ -68,6 +69,16 @@ void flush_directory(const fs::path& directory) {
 fs::path directory_of(const std::string& target) {
   const fs::path parent = fs::path(target).parent_path();
   return parent.empty() ? fs::path(".") : parent;
+}
+
+// What the path names in the end, whether or not that exists; empty where links go round in a circle.
+std::string followed(fs::path path) {
+  std::error_code ignored;
+  for (int i = 0; i < kMaxLinks; ++i) {
+    if (!fs::is_symlink(fs::symlink_status(path, ignored))) return path.string();
+    path = path.parent_path() / fs::read_symlink(path, ignored);  // an absolute one stands alone
+  }
+  return {};
 }
 
 // The process that made the temporary file `file` of the output `name`; nothing when `file` is another file.
@@ -112,8 +123,8 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
     if (fd_ < 0) fail(errno);
     return;
   }
-  if (fs::is_symlink(fs::symlink_status(path, ignored))) target_ = fs::weakly_canonical(path, ignored).string();
-  if (target_.empty()) target_ = path;
+  target_ = followed(path);
+  if (target_.empty()) fail(ELOOP);
   const fs::path directory = directory_of(target_);
   const std::string name = fs::path(target_).filename().string();
   if (name.empty()) fail(EISDIR);

@@ -6,7 +6,9 @@
 //
 // The temporary name of NAME is .NAME.PID.N, and the file is locked while it is written. A process that is killed
 // leaves it behind; the next AtomicFile for the same NAME removes it. A program that ends on a signal calls
-// remove_unfinished_files().
+// remove_unfinished_files(), and ignores SIGXFSZ, which would end it in the middle of a write.
+//
+// Where the path is a symbolic link, the file that it names is written, whether or not that exists already.
 //
 // A path that names a device or a pipe (/dev/stdout) is written in place: there is nothing to replace.
 

@@ -67,6 +67,28 @@ TEST_F(AtomicFileTest, ReplacesTheFileThatALinkNames) {
   EXPECT_EQ(contents(path("target")), "new");
 }
 
+TEST_F(AtomicFileTest, WritesTheFileThatADanglingLinkNames) {
+  fs::create_directory(path("folder"));
+  fs::create_symlink("folder/target", path("link"));
+  fs::create_symlink(path("link"), path("link to a link"));
+  write_file(path("link to a link"), "new");
+  EXPECT_TRUE(fs::is_symlink(path("link")) && fs::is_symlink(path("link to a link")));
+  EXPECT_EQ(contents(path("folder/target")), "new");
+  EXPECT_EQ(num_files(), 3U);
+}
+
+TEST_F(AtomicFileTest, RefusesLinksInACircle) {
+  fs::create_symlink("b", path("a"));
+  fs::create_symlink("a", path("b"));
+  try {
+    write_file(path("a"), "new");
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("symbolic links"));
+  }
+  EXPECT_TRUE(fs::is_symlink(path("a")));
+}
+
 TEST_F(AtomicFileTest, TwoWritersOfOnePathDoNotMeet) {
   AtomicFile first(path("a"));
   AtomicFile second(path("a"));
