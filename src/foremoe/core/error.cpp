@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "foremoe/core/long_text.h"
+
 namespace foremoe {
 
 static std::string message(const Where& w, const std::string& problem) {
@@ -11,8 +13,16 @@ static std::string message(const Where& w, const std::string& problem) {
   return place.empty() ? problem : place + ": " + problem;
 }
 
+static Where shortened(Where where) {
+  where.field = shortened(std::move(where.field));
+  where.index = shortened(std::move(where.index));
+  return where;
+}
+
 InputError::InputError(Where where, const std::string& problem)
-    : std::runtime_error(message(where, problem)), where_(std::move(where)), problem_(problem) {}
+    : std::runtime_error(message(shortened(where), shortened(problem))),
+      where_(shortened(std::move(where))),
+      problem_(shortened(problem)) {}
 
 std::string spell_arguments(std::string_view text, const std::function<std::string(std::string_view)>& spell_argument) {
   std::string spelt;

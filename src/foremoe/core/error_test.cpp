@@ -30,6 +30,19 @@ TEST(InputError, ArgumentsAreSpeltForTheirReader) {
   EXPECT_EQ(message_of(InputError({.file = "a"}, "an odd ` stays"), as_option), "a: an odd ` stays");
 }
 
+TEST(InputError, LeavesOutTheMiddleOfWhatALongFileHolds) {
+  std::string value = "§";
+  while (value.size() < 100'000) value += "ß";
+  const InputError error({.file = "plan", .field = value}, "'" + value + "' is no residency");
+  const std::string text = error.what();
+  EXPECT_LT(text.size(), 2020U);
+  EXPECT_TRUE(text.starts_with("plan: §ß"));
+  EXPECT_NE(text.find("ß: '§ß"), std::string::npos);
+  EXPECT_NE(text.find("ß…ß"), std::string::npos) << "cut inside a character";
+  EXPECT_TRUE(text.ends_with("ß' is no residency"));
+  EXPECT_EQ(InputError({}, std::string(1000, 'x')).problem().size(), 1000U);
+}
+
 TEST(InputError, OneValueIsNoRange) {
   EXPECT_EQ(must_be_integer(16, 16), "must be 16");
   EXPECT_EQ(must_be_integer(0, 8), "must be an integer from 0 to 8");
