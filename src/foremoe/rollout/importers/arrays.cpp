@@ -64,15 +64,19 @@ bool size_in_bytes(const IntegerArray& array, std::uint64_t& size) {
   return fits;
 }
 
-// One sequence. Throws InputError when the bytes are not what the shape claims.
-void add_sequence(TraceAssembler& assembler, const Where& where, const IntegerArray& array) {
+void expect_size(const Where& where, const IntegerArray& array, std::uint64_t num_bytes) {
   const auto& shape = array.shape;
   if (shape[0] == 0) throw InputError(where, "has no tokens");
   std::uint64_t size = 0;
-  if (!size_in_bytes(array, size) || size != array.bytes.size()) {
-    throw InputError(where, fmt::format("[{}, {}, {}] of {} bytes each was claimed, but there are {} bytes", shape[0],
-                                        shape[1], shape[2], array.type.bytes, array.bytes.size()));
-  }
+  if (size_in_bytes(array, size) && size == num_bytes) return;
+  throw InputError(where, fmt::format("[{}, {}, {}] of {} bytes each was claimed, but there are {} bytes", shape[0],
+                                      shape[1], shape[2], array.type.bytes, num_bytes));
+}
+
+// One sequence. Throws InputError when the bytes are not what the shape claims.
+void add_sequence(TraceAssembler& assembler, const Where& where, const IntegerArray& array) {
+  expect_size(where, array, array.bytes.size());
+  const auto& shape = array.shape;
   constexpr std::uint64_t kMax = std::numeric_limits<std::int64_t>::max();
   if (shape[0] > kMax || shape[1] > kMax || shape[2] > kMax) throw InputError(where, "an extent is beyond 64 bits");
   const bool is_unsigned = !array.type.is_signed && array.type.bytes < 8;
@@ -182,6 +186,14 @@ std::array<std::uint64_t, 3> npy_shape(std::string_view value, const Where& wher
   return shape;
 }
 
+IntegerArray npy_array(std::span<const std::byte> bytes, const Where& where) {
+  const NpyParts file = split_npy(bytes, where);
+  return {.bytes = file.payload,
+          .type = npy_type(value_of(file.header, "descr", where), where),
+          .shape = npy_shape(value_of(file.header, "shape", where), where),
+          .fortran_order = parse_order(value_of(file.header, "fortran_order", where), where)};
+}
+
 // ---- nrlre1 ----
 
 IntegerType nrlre1_type(std::string_view name, const Where& where) {
@@ -211,12 +223,13 @@ std::array<std::uint64_t, 3> nrlre1_shape(std::string_view text, const Where& wh
 }  // namespace
 
 void add_npy(TraceAssembler& assembler, const Where& where, std::span<const std::byte> bytes) {
-  const NpyParts file = split_npy(bytes, where);
-  const IntegerArray array{.bytes = file.payload,
-                           .type = npy_type(value_of(file.header, "descr", where), where),
-                           .shape = npy_shape(value_of(file.header, "shape", where), where),
-                           .fortran_order = parse_order(value_of(file.header, "fortran_order", where), where)};
-  add_sequence(assembler, where, array);
+  add_sequence(assembler, where, npy_array(bytes, where));
+}
+
+void expect_npy(std::span<const std::byte> beginning, std::uint64_t size, const Where& where) {
+  const IntegerArray array = npy_array(beginning, where);
+  const std::uint64_t header = beginning.size() - array.bytes.size();
+  expect_size(where, array, size > header ? size - header : 0);
 }
 
 void import_npy(const ImportSource& source, TraceAssembler& assembler) {

@@ -26,6 +26,9 @@ Imported import_megatron_counts(std::span<const ImportSource> sources, const Imp
 // An .npy file's bytes, wherever they came from, as one sequence. `where` names file and member.
 void add_npy(TraceAssembler& assembler, const Where& where, std::span<const std::byte> bytes);
 
+// Throws InputError unless these bytes begin an .npy file of three axes that is `size` bytes long.
+void expect_npy(std::span<const std::byte> beginning, std::uint64_t size, const Where& where);
+
 // "nrlre1:<dtype>:<S>x<L>x<K>:<base64>"
 void add_nrlre1(TraceAssembler& assembler, const Where& where, std::string_view envelope);
 

@@ -89,7 +89,7 @@ struct Imported {
 ImportFormat detect_format(const ImportSource& source, const ImportOptions& options = {});
 
 // Reads all sources into one trace or load. Throws InputError naming source, field and index; memory stays
-// proportional to the bytes given (times 1032 for a compressed .npz), whatever a header claims.
+// proportional to the bytes given (times 100 for a large .npz that is deflated), whatever a header claims.
 Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& options = {});
 
 // The same for files, which are mapped while they are read. Throws InputError for a path that cannot be read.

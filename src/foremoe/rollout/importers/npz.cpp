@@ -13,6 +13,9 @@ namespace foremoe {
 namespace {
 
 constexpr std::uint64_t kMaxDeflation = 1032;  // what deflate can reach; a member that claims more is lying
+// Small archives may be all padding. Of large ones routes are some of it: int64 of 128 experts deflate to a ninth.
+constexpr std::uint64_t kMaxDeflationOfRoutes = 100;
+constexpr std::uint64_t kFreeBytes = std::uint64_t{64} << 20;
 constexpr std::size_t kReadBytes = std::size_t{1} << 20;
 constexpr std::string_view kRoutes = "routed_experts";
 
@@ -70,7 +73,23 @@ Member inspect(zip_t* archive, zip_uint64_t index, const ImportSource& source) {
   return member;
 }
 
-// Grows with what is really there, so that a claimed size costs nothing.
+// Before anything is inflated.
+void expect_routes(const std::vector<Member>& members, const ImportSource& source) {
+  std::uint64_t size = 0;
+  std::uint64_t compressed = 0;
+  for (const Member& member : members) {  // fit 64 bits: each claims at most 1032 times its share of the archive
+    size += member.size;
+    compressed += member.compressed;
+  }
+  if (size <= kFreeBytes || size / kMaxDeflationOfRoutes <= compressed) return;
+  throw InputError({.file = source.name},
+                   fmt::format("claims {} bytes deflated to {}, more than {} to one, which routes never are; if it is "
+                               "right, unpack it and import its .npy files",
+                               size, compressed, kMaxDeflationOfRoutes));
+}
+
+// Grows with what is really there, so that a claimed size costs nothing. What is no array of the claimed size is
+// refused by its beginning.
 std::vector<std::byte> read(zip_t* archive, const Member& member) {
   const std::unique_ptr<zip_file_t, CloseMember> file(zip_fopen_index(archive, member.index, 0));
   if (!file) throw InputError(member.where, fmt::format("cannot be opened: {}", zip_strerror(archive)));
@@ -83,6 +102,7 @@ std::vector<std::byte> read(zip_t* archive, const Member& member) {
     bytes.resize(begin + static_cast<std::size_t>(got));
     if (bytes.size() > member.size)
       throw InputError(member.where, fmt::format("holds more than the {} bytes it claims", member.size));
+    if (begin == 0 && bytes.size() < member.size) expect_npy(bytes, member.size, member.where);
     if (got == 0) return bytes;
   }
 }
@@ -100,7 +120,9 @@ void import_npz(const ImportSource& source, TraceAssembler& assembler) {
     if (member.where.field.starts_with(kRoutes)) routes.push_back(member);
     all.push_back(std::move(member));
   }
-  for (const Member& member : routes.empty() ? all : routes) {
+  const std::vector<Member>& members = routes.empty() ? all : routes;
+  expect_routes(members, source);
+  for (const Member& member : members) {
     add_npy(assembler, member.where, read(archive.get(), member));
   }
 }

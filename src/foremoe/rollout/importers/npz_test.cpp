@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <zip.h>
 
 #include "foremoe/testing/recorded_formats.h"
@@ -20,7 +21,9 @@ std::string npz(const std::vector<NamedText>& members, zip_int32_t method = ZIP_
   }
   zip_close(archive);
   zip_source_open(out);
-  std::string bytes(1 << 16, '\0');
+  zip_stat_t stat;
+  zip_source_stat(out, &stat);
+  std::string bytes(stat.size, '\0');
   bytes.resize(static_cast<std::size_t>(zip_source_read(out, bytes.data(), bytes.size())));
   zip_source_close(out);
   zip_source_free(out);
@@ -50,6 +53,30 @@ TEST(NpzImport, ErrorsNameTheMember) {
   archive[archive.find("NUMPY")] ^= 1;  // the checksum no longer holds
   EXPECT_THAT(error_of(archive), HasSubstr("good.npy: is damaged"));
   EXPECT_THAT(error_of(std::string("PK\x03\x04 and nothing else")), HasSubstr("is no readable zip archive"));
+}
+
+// [tokens, 1, 2] of one route, repeated.
+std::string same_routes(std::size_t mebibytes) {
+  const std::size_t tokens = mebibytes << 16;
+  std::string bytes = npy("<i8", fmt::format("({}, 1, 2)", tokens), "");
+  const std::string route = raw({4, 1}, 8);
+  for (std::size_t t = 0; t < tokens; ++t) bytes += route;
+  return bytes;
+}
+
+TEST(NpzImport, AnArchiveThatInflatesToFarMoreThanRoutesDoIsRefusedBeforeItIsInflated) {
+  const std::string bomb = npz({{"a.npy", same_routes(40)}, {"b.npy", same_routes(40)}});
+  ASSERT_LT(bomb.size(), std::size_t{1} << 20);
+  EXPECT_THAT(error_of(bomb), HasSubstr("more than 100 to one, which routes never are; if it is right, unpack it"));
+  EXPECT_EQ(error_of(npz({{"a.npy", same_routes(16)}})), "");
+  EXPECT_EQ(error_of(npz({{"a.npy", same_routes(40)}, {"b.npy", same_routes(40)}}, ZIP_CM_STORE)), "");
+}
+
+TEST(NpzImport, AnArrayOfAnotherSizeThanItsMemberIsRefusedByItsHeader) {
+  const std::string routes = same_routes(16);
+  std::string archive = npz({{"a.npy", npy("|u1", "(3, 1, 2)", routes)}}, ZIP_CM_STORE);
+  archive[archive.size() / 2] ^= 1;  // behind the header: what is read up to here would be called damaged
+  EXPECT_THAT(error_of(archive), HasSubstr("a.npy: [3, 1, 2] of 1 bytes each was claimed, but there are"));
 }
 
 TEST(NpzImport, CutAndAlteredArchivesNeverCrash) {
