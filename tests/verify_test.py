@@ -73,6 +73,22 @@ class Verify(CommandTest):
         self.change("plan.safetensors", forbid_copies)
         self.assertIn("copies-per-rank", self.violations())
 
+    def test_options_that_no_command_line_takes_and_options_that_are_missing_are_named(self):
+        def too_many(metadata, tensors):
+            metadata["options"] = json.dumps({**json.loads(metadata["options"]), "max-copies-per-rank": 2**31})
+
+        def missing(metadata, tensors):
+            metadata["options"] = "{}"
+
+        self.change("plan.safetensors", too_many)
+        done = self.foremoe("verify", self.step, "plan.safetensors")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("option max-copies-per-rank is recorded as 2147483648", done.stdout)
+        self.change("plan.safetensors", missing)
+        done = self.foremoe("verify", self.step, "plan.safetensors")
+        for option in ("guest-slots", "residency", "in-flight"):
+            self.assertIn(f"options: option {option} is not recorded", done.stdout)
+
     def test_a_recorded_max_load_is_recomputed(self):
         def better(values, shape):
             values[0] -= 1

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "foremoe/plan/check_rules.h"
-#include "foremoe/plan/route_tokens.h"
 
 namespace foremoe::check {
 namespace {
@@ -33,13 +32,6 @@ Spread spread(const std::vector<double>& samples, double when_empty) {
 }
 
 std::int64_t up_to_multiple(std::int64_t n, std::int64_t of) { return n % of == 0 ? n : n + of - n % of; }
-
-// The event, or with more than one micro-step in flight the forward, of a micro-step.
-EventId forward_of(const StepPlan& plan, int m) {
-  int t = 0;
-  while (plan.event_micro_step[t] != MicroStepId{m} || plan.event_pass[t] != Pass::kForward) ++t;
-  return EventId{t};
-}
 
 // Of all nodes, the most that any sends to or receives from others. crossing[a][b]: what goes from node a to b.
 std::int64_t busiest_link(const std::vector<std::vector<std::int64_t>>& crossing) {
@@ -70,8 +62,7 @@ std::int64_t link_tokens(const Subject& subject, EventId t, LayerId l, int num_n
 
 std::int64_t link_rows(const Subject& subject, EventId t, LayerId l, int num_nodes) {
   const StepPlan& plan = subject.plan;
-  const SourceTokens tokens(*subject.options.trace, *subject.options.batching);
-  const std::size_t top_k = static_cast<std::size_t>(subject.options.trace->top_k);
+  const std::size_t top_k = static_cast<std::size_t>(subject.tokens->top_k());
   const std::vector<std::vector<Delivery>> delivered = deliveries(subject, t, l);
   std::vector<std::vector<std::int64_t>> crossing(num_nodes, std::vector<std::int64_t>(num_nodes));
   for (int source = 0; source < plan.num_ranks(); ++source) {
@@ -83,7 +74,7 @@ std::int64_t link_rows(const Subject& subject, EventId t, LayerId l, int num_nod
       }
     }
     std::vector<ExpertId> routes;
-    tokens.gather(plan.event_micro_step[t.index()], RankId{source}, l, routes);
+    subject.tokens->gather(plan.event_micro_step[t.index()], RankId{source}, l, routes);
     std::vector<std::size_t> seen(plan.num_experts());  // rows of each expert
     for (std::size_t token = 0; token < routes.size(); token += top_k) {
       std::set<int> nodes;
@@ -98,14 +89,15 @@ std::int64_t link_rows(const Subject& subject, EventId t, LayerId l, int num_nod
 }
 
 void balance_and_traffic(const Subject& subject, PlanFigures& figures) {
-  const auto& [plan, load, options] = subject;
+  const auto& [plan, load, options, tokens] = subject;
   const int num_nodes = (plan.num_ranks() + plan.ranks_per_node - 1) / plan.ranks_per_node;
   std::vector<double> rho, rho_lower_bound, rho_padded, node_link_tokens, node_link_rows;  // [pair with load]
+  const std::vector<EventId> forward = first_events(subject);
   for (int m = 0; m < load.num_micro_steps(); ++m) {
-    const EventId t = forward_of(plan, m);
+    const EventId t = forward[m];
     for (int l = 0; l < load.num_layers(); ++l) {
       std::int64_t total = 0;
-      for (const Tokens tokens : load.load[m][l].flat()) total += tokens.value;
+      for (const Tokens count : load.load[m][l].flat()) total += count.value;
       if (total == 0) continue;
       std::int64_t largest = 0;
       std::int64_t largest_padded = 0;
@@ -125,7 +117,7 @@ void balance_and_traffic(const Subject& subject, PlanFigures& figures) {
       rho_padded.push_back(static_cast<double>(largest_padded) / mean);
       figures.max_rank_tokens = std::max(figures.max_rank_tokens, largest);
       node_link_tokens.push_back(static_cast<double>(link_tokens(subject, t, LayerId{l}, num_nodes)));
-      if (!options.trace) continue;
+      if (tokens == nullptr) continue;
       node_link_rows.push_back(static_cast<double>(link_rows(subject, t, LayerId{l}, num_nodes)));
     }
   }
@@ -133,7 +125,7 @@ void balance_and_traffic(const Subject& subject, PlanFigures& figures) {
   figures.rho_lower_bound_mean = spread(rho_lower_bound, 1).mean;
   figures.rho_padded = spread(rho_padded, 1);
   figures.node_link_tokens = spread(node_link_tokens, 0);
-  if (options.trace) figures.node_link_rows = spread(node_link_rows, 0);
+  if (tokens != nullptr) figures.node_link_rows = spread(node_link_rows, 0);
 }
 
 void copies_and_guests(const StepPlan& plan, PlanFigures& figures) {
@@ -175,7 +167,7 @@ int moved_homes(const Subject& subject) {
 }  // namespace
 
 PlanFigures recompute_figures(const Subject& subject) {
-  const auto& [plan, load, options] = subject;
+  const auto& [plan, load, options, tokens] = subject;
   PlanFigures figures{.policy = plan.policy,
                       .residency = plan.residency,
                       .events = plan.num_events(),

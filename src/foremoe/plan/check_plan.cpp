@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 
+#include "foremoe/core/long_text.h"
 #include "foremoe/plan/check_rules.h"
 
 namespace foremoe {
@@ -24,7 +25,7 @@ static constexpr std::array<std::string_view, kNumViolationKinds> kKindNames = {
 namespace check {
 
 void shapes(const Subject& subject, Findings& findings) {
-  const auto& [plan, load, options] = subject;
+  const auto& [plan, load, options, tokens] = subject;
   const auto expect = [&](bool good, std::string message) {
     if (!good) findings.add({.kind = ViolationKind::kShape, .message = std::move(message)});
   };
@@ -74,8 +75,9 @@ bool is_count(const json& value) {
 
 Complaint count(const json& value) {
   // nlohmann would compare an unsigned value with a signed bound as signed numbers.
-  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  return is_count(value) && value.get<std::uint64_t>() <= kMost ? Complaint() : "not a count";
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (is_count(value) && value.get<std::uint64_t>() <= kMost) return {};
+  return fmt::format("not a count from 0 to {}", kMost);
 }
 
 // A count, or the word for no limit.
@@ -135,6 +137,10 @@ void recorded_options(const Subject& subject, Findings& findings) {
     findings.add({.kind = ViolationKind::kOptions, .message = "the plan's options are not a JSON object"});
     return;
   }
+  for (const char* option : {"guest-slots", "residency", "in-flight"}) {
+    if (options.contains(option)) continue;
+    findings.add({.kind = ViolationKind::kOptions, .message = fmt::format("option {} is not recorded", option)});
+  }
   for (const auto& [option, value] : options.items()) {
     const Complaint wrong = complaint(subject.plan, option, value);
     if (!wrong) continue;
@@ -189,16 +195,20 @@ std::int64_t CheckReport::num_violations() const {
   return std::accumulate(num_of_kind.begin(), num_of_kind.end(), std::int64_t{0});
 }
 
+void check::Findings::not_checked(std::string what) { report_.not_checked.push_back(shortened(std::move(what))); }
+
 void check::Findings::add(Violation violation) {
   ++report_.num_of_kind[static_cast<std::size_t>(violation.kind)];
-  if (static_cast<int>(report_.violations.size()) < max_listed_) report_.violations.push_back(std::move(violation));
+  if (static_cast<int>(report_.violations.size()) >= max_listed_) return;
+  violation.message = shortened(std::move(violation.message));
+  report_.violations.push_back(std::move(violation));
 }
 
 CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckOptions& given) {
   using enum ViolationKind;
   CheckReport report;
   CheckOptions options = given;
-  const check::Subject subject{plan, load, options};
+  check::Subject subject{plan, load, options};
   check::Findings findings(report, options.max_listed);
 
   check::shapes(subject, findings);
@@ -231,6 +241,8 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
     findings.not_checked("rows of tokens: the trace, so batched, does not have the rows that the load counts");
     options.trace = nullptr;
   }
+  std::optional<SourceTokens> tokens;
+  if (options.trace) subject.tokens = &tokens.emplace(*options.trace, *options.batching);
   check::bounds(subject, findings);
   check::routes(subject, findings);
   report.figures = check::recompute_figures(subject);

@@ -6,6 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
+#include <nlohmann/json.hpp>
+
 #include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/good_plan.h"
 
@@ -88,15 +91,37 @@ TEST(CheckPlan, PermitsWhatTheOptionsPermit) {
   for (const char* options : {R"({"max-copies-per-rank": 1, "max-copies-per-source": 4, "rehome": "free"})",
                               R"({"max-copies-per-rank": "none", "max-copies-per-source": "none", "rehome": 16})",
                               R"({"max-copies-per-source": 2147483647, "homes": "contiguous", "rehome": 0})"}) {
-    good.plan.options = options;
+    good.record(nlohmann::json::parse(options));
     const CheckReport report = check_plan(good.plan, good.load);
     EXPECT_TRUE(report.ok()) << options << first_message(report);
   }
 }
 
+// CPU seconds of checking a plan of so many micro-steps of one layer, one rank and one expert.
+double seconds_to_check(int micro_steps, int in_flight) {
+  LoadTable load{.load = Array<Tokens, 4>({std::size_t(micro_steps), 1, 1, 1}, Tokens{1})};
+  StepPlan plan = empty_plan(
+      {.in_flight = in_flight, .options = test::recorded_options({.guest_slots = 0, .in_flight = in_flight})}, load);
+  for (ExpertId& e : plan.slot_expert.flat()) e = ExpertId{0};
+  for (Tokens& quota : plan.slot_tokens.flat()) quota = Tokens{1};
+  for (Tokens& tokens : plan.max_load.flat()) tokens = Tokens{1};
+  for (Tokens& tokens : plan.lower_bound.flat()) tokens = Tokens{1};
+  const std::clock_t begin = std::clock();
+  const CheckReport report = check_plan(plan, load);
+  EXPECT_TRUE(report.ok()) << first_message(report);
+  return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+}
+
+TEST(CheckPlan, TakesTimeInProportionToTheMicroSteps) {
+  for (const int in_flight : {1, 2}) {
+    const double some = seconds_to_check(30'000, in_flight);
+    EXPECT_LT(seconds_to_check(120'000, in_flight), 8 * some) << in_flight << " in flight";
+  }
+}
+
 TEST(CheckPlan, SaysSoWhenItDoesNotKnowTheHomesBeforeThePlan) {
   test::GoodPlan good(Residency::kResident, 1);
-  good.plan.options = R"({"homes": "last-step.safetensors"})";
+  good.record({{"homes", "last-step.safetensors"}});
   const CheckReport report = check_plan(good.plan, good.load);
   EXPECT_TRUE(report.ok());
   EXPECT_THAT(report.not_checked, testing::ElementsAre(testing::HasSubstr("last-step.safetensors")));

@@ -64,7 +64,7 @@ const Mutation kMutations[] = {
      [](GoodPlan& g) { std::swap(g.plan.home(kLayer, 0), g.plan.home(kLayer, 7)); }},
     {"MovedHomesBeyondRehome", kHomeMoves, Residency::kFree, 1,
      [](GoodPlan& g) {
-       g.plan.options = R"({"rehome": 1})";
+       g.record({{"rehome", 1}});
        std::swap(g.plan.home(kLayer, 0), g.plan.home(kLayer, 7));
      }},
     {"UnknownExpert", kUnknownExpert, Residency::kResident, 1,
@@ -143,15 +143,25 @@ const Mutation kMutations[] = {
        (at_guest > Tokens{0} ? at_home : at_guest) += Tokens{1};
      }},
     {"CopiesIntoARank", kCopiesPerRank, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.options = R"({"max-copies-per-rank": 0})"; }},
+     [](GoodPlan& g) {
+       g.record({{"max-copies-per-rank", 0}});
+     }},
     {"CopiesIntoARankWhenFree", kCopiesPerRank, Residency::kFree, 1,
-     [](GoodPlan& g) { g.plan.options = R"({"max-copies-per-rank": 0})"; }},
+     [](GoodPlan& g) {
+       g.record({{"max-copies-per-rank", 0}});
+     }},
     {"CopiesOfAShared", kCopiesPerRank, Residency::kShared, 1,
-     [](GoodPlan& g) { g.plan.options = R"({"max-copies-per-rank": 0})"; }},
+     [](GoodPlan& g) {
+       g.record({{"max-copies-per-rank", 0}});
+     }},
     {"CopiesFromASource", kCopiesPerSource, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.options = R"({"max-copies-per-source": 0})"; }},
+     [](GoodPlan& g) {
+       g.record({{"max-copies-per-source", 0}});
+     }},
     {"TokensPerGuest", kTokensPerGuest, Residency::kResident, 1,
-     [](GoodPlan& g) { g.plan.options = R"({"min-tokens-per-guest": 100000})"; }},
+     [](GoodPlan& g) {
+       g.record({{"min-tokens-per-guest", 100000}});
+     }},
     {"WrongMaxLoad", kMaxLoad, Residency::kResident, 1, [](GoodPlan& g) { g.plan.max_load(2, kLayer) += Tokens{1}; }},
     {"QuotaMovedBetweenReplicas", kMaxLoad, Residency::kResident, 1,
      [](GoodPlan& g) {  // from every guest to its home: the sums stay right
@@ -213,17 +223,31 @@ TEST(CheckPlan, RefusesEveryRecordedOptionOfAWrongTypeOrOutOfRange) {
   ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
   const nlohmann::json wrong[] = {
-      nullptr, true, -1, 2.5, "", "x", nlohmann::json::array({1}), nlohmann::json::object()};
+      nullptr, true, -1, 2.5, 2147483648, "", "x", nlohmann::json::array({1}), nlohmann::json::object()};
   for (const auto& [option, value] : right.items()) {
     for (const nlohmann::json& mutation : wrong) {
       if (mutation == value) continue;
       if (option == "stages" && mutation == "") continue;       // no stage at all
       if (option == "homes" && mutation.is_string()) continue;  // a file's name
+      if (option == "seed" && mutation == 2147483648) continue;
       nlohmann::json mutated = right;
       mutated[option] = mutation;
       good.plan.options = mutated.dump();
       EXPECT_EQ(count(check_plan(good.plan, good.load), kOptions), 1) << option << " recorded as " << mutation;
     }
+  }
+}
+
+TEST(CheckPlan, NamesTheOptionsThatEveryPlanRecordsWhereOneIsMissing) {
+  GoodPlan good(Residency::kResident, 2);
+  const nlohmann::json right = nlohmann::json::parse(good.plan.options);
+  for (const char* option : {"guest-slots", "residency", "in-flight"}) {
+    nlohmann::json without = right;
+    without.erase(option);
+    good.plan.options = without.dump();
+    const CheckReport report = check_plan(good.plan, good.load);
+    EXPECT_EQ(count(report, kOptions), 1);
+    EXPECT_THAT(first_message(report), testing::HasSubstr(fmt::format("option {} is not recorded", option)));
   }
 }
 
@@ -323,7 +347,7 @@ TEST(CheckPlan, HoldsHomeMovesAgainstTheGivenHomes) {
   Array<RankId, 2> initial = good.plan.home;
   std::swap(initial(0, 0), initial(0, 7));
   for (const auto& [rehome, is_ok] : {std::pair{0, false}, {1, false}, {2, true}}) {
-    good.plan.options = fmt::format(R"({{"rehome": {}, "homes": "last-step.safetensors"}})", rehome);
+    good.record({{"rehome", rehome}, {"homes", "last-step.safetensors"}});
     const CheckReport report = check_plan(good.plan, good.load, {.initial_home = initial});
     EXPECT_EQ(report.ok(), is_ok) << rehome;
     EXPECT_EQ(count(report, kHomeMoves), is_ok ? 0 : 1);

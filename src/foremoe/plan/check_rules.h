@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "foremoe/plan/check_plan.h"
+#include "foremoe/plan/route_tokens.h"
 
 namespace foremoe::check {
 
@@ -12,6 +13,7 @@ struct Subject {
   const StepPlan& plan;
   const LoadTable& load;
   const CheckOptions& options;
+  const SourceTokens* tokens = nullptr;  // behind the load, where the options tell them
 };
 
 // Where the rules put what they find.
@@ -20,7 +22,7 @@ class Findings {
   Findings(CheckReport& report, int max_listed) : report_(report), max_listed_(max_listed) {}
 
   void add(Violation violation);
-  void not_checked(std::string what) { report_.not_checked.push_back(std::move(what)); }
+  void not_checked(std::string what);
   bool has(ViolationKind kind) const { return report_.num_of_kind[static_cast<std::size_t>(kind)] > 0; }
 
  private:
@@ -71,6 +73,9 @@ std::vector<std::vector<Delivery>> deliveries(const Subject&, EventId, LayerId);
 
 // Was the slot's expert in none of the rank's slots before? (Under `shared`: is it a guest with quota?)
 bool is_copy(const StepPlan& plan, EventId t, LayerId l, RankId r, SlotId s);
+
+// [micro_step], the first of its events: with more than one in flight its forward.
+std::vector<EventId> first_events(const Subject&);
 
 // Tokens of one expert over all sources.
 std::int64_t load_of(const Subject&, MicroStepId, LayerId, ExpertId);

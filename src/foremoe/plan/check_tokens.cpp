@@ -8,7 +8,6 @@
 #include <map>
 
 #include "foremoe/plan/check_rules.h"
-#include "foremoe/plan/route_tokens.h"
 
 namespace foremoe::check {
 
@@ -29,6 +28,12 @@ std::int64_t load_of(const Subject& subject, MicroStepId m, LayerId l, ExpertId 
   std::int64_t sum = 0;
   for (int s = 0; s < subject.load.num_ranks(); ++s) sum += subject.load.load(m, l, s, e).value;
   return sum;
+}
+
+std::vector<EventId> first_events(const Subject& subject) {
+  std::vector<EventId> first(subject.load.num_micro_steps());
+  for (int t = subject.plan.num_events(); t-- > 0;) first[subject.plan.event_micro_step[t].index()] = EventId{t};
+  return first;
 }
 
 void quotas(const Subject& subject, Findings& findings) {
@@ -80,10 +85,10 @@ void quotas(const Subject& subject, Findings& findings) {
 void passes(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   if (plan.in_flight == 1) return;
+  const std::vector<EventId> first = first_events(subject);
   for (int backward = 0; backward < plan.num_events(); ++backward) {
     if (plan.event_pass[backward] != Pass::kBackward) continue;
-    int forward = 0;
-    while (plan.event_micro_step[forward] != plan.event_micro_step[backward]) ++forward;
+    const int forward = first[plan.event_micro_step[backward].index()].value;
     for (int l = 0; l < plan.num_layers(); ++l) {
       for (int r = 0; r < plan.num_ranks(); ++r) {
         for (int e = 0; e < plan.num_experts(); ++e) {
@@ -104,9 +109,9 @@ void passes(const Subject& subject, Findings& findings) {
 
 void bounds(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
+  const std::vector<EventId> first = first_events(subject);  // the others have the same quotas
   for (int m = 0; m < subject.load.num_micro_steps(); ++m) {
-    int t = 0;  // the first of the micro-step's events; all have the same quotas
-    while (plan.event_micro_step[t] != MicroStepId{m}) ++t;
+    const EventId t = first[m];
     for (int l = 0; l < plan.num_layers(); ++l) {
       std::int64_t largest = 0;
       std::int64_t total = 0;
@@ -119,14 +124,14 @@ void bounds(const Subject& subject, Findings& findings) {
       const std::int64_t mean = (total + plan.num_ranks() - 1) / plan.num_ranks();  // rounded up
       if (!plan.max_load.empty() && plan.max_load(m, l).value != largest) {
         findings.add({.kind = ViolationKind::kMaxLoad,
-                      .event = EventId{t},
+                      .event = t,
                       .layer = LayerId{l},
                       .message = fmt::format("max_load is recorded as {}, the largest rank load is {}",
                                              plan.max_load(m, l).value, largest)});
       }
       if (!plan.lower_bound.empty() && plan.lower_bound(m, l).value != mean) {
         findings.add({.kind = ViolationKind::kLowerBound,
-                      .event = EventId{t},
+                      .event = t,
                       .layer = LayerId{l},
                       .message = fmt::format("lower_bound is recorded as {}, the mean rank load rounded up is {}",
                                              plan.lower_bound(m, l).value, mean)});
@@ -155,7 +160,6 @@ void shipped_rows(const Subject& subject, EventId t, LayerId l, const RoutedLaye
 }
 
 void assigned_rows(const Subject& subject, EventId t, LayerId l, const RoutedLayer& routed, Findings& findings) {
-  const SourceTokens tokens(*subject.options.trace, *subject.options.batching);
   const std::vector<std::vector<Delivery>> expected = deliveries(subject, t, l);
   RouteWorkspace workspace;
   std::vector<ExpertId> routes;  // [row]
@@ -167,7 +171,7 @@ void assigned_rows(const Subject& subject, EventId t, LayerId l, const RoutedLay
         if (d.source == RankId{source}) right[e].insert(right[e].end(), d.rows, d.replica);
       }
     }
-    tokens.gather(subject.plan.event_micro_step[t.index()], RankId{source}, l, routes);
+    subject.tokens->gather(subject.plan.event_micro_step[t.index()], RankId{source}, l, routes);
     replica.resize(routes.size());
     assign_rows(routed, {RankId{source}, routes}, workspace, replica);
 
@@ -265,7 +269,7 @@ void routes(const Subject& subject, Findings& findings) {
       const LayerQuotas quotas = layer_quotas(plan, EventId{t}, LayerId{l});
       const RoutedLayer routed = route_tokens({subject.load.load[plan.event_micro_step[t]][l], quotas, topology});
       shipped_rows(subject, EventId{t}, LayerId{l}, routed, findings);
-      if (subject.options.trace) assigned_rows(subject, EventId{t}, LayerId{l}, routed, findings);
+      if (subject.tokens != nullptr) assigned_rows(subject, EventId{t}, LayerId{l}, routed, findings);
     }
   }
 }

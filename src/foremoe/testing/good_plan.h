@@ -44,6 +44,12 @@ struct GoodPlan {
     }
     return true;
   }
+  // Records these options too.
+  void record(const nlohmann::json& options) {
+    nlohmann::json all = nlohmann::json::parse(plan.options);
+    all.update(options);
+    plan.options = all.dump();
+  }
   int guest_slot() const { return plan.num_slots() - 1; }
 };
 

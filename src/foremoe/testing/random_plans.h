@@ -2,6 +2,8 @@
 
 // Loads and plans for tests: valid, seeded, and made without the planner.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -38,6 +40,12 @@ struct PlanShape {
   int guest_slots = 1;
   int in_flight = 1;
 };
+
+// What every plan records of its options.
+inline std::string recorded_options(const PlanShape& shape) {
+  return fmt::format(R"({{"guest-slots": {}, "residency": "{}", "in-flight": {}}})", shape.guest_slots,
+                     to_string(shape.residency), shape.in_flight);
+}
 
 inline Tokens expert_load(const LoadTable& load, MicroStepId m, int l, int e) {
   Tokens sum;
@@ -115,6 +123,7 @@ inline StepPlan random_plan(const LoadTable& load, const PlanShape& shape, std::
                 .guest_slots = shape.guest_slots,
                 .ranks_per_node = load.ranks_per_node,
                 .in_flight = shape.in_flight,
+                .options = recorded_options(shape),
                 .load_digest = load_digest(load)};
   plan.slot_expert = Array<ExpertId, 4>({order.micro_step.size(), layers, ranks, slots}, kNoExpert);
   plan.slot_tokens = Array<Tokens, 4>(plan.slot_expert.shape());
