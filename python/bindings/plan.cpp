@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
+#include "foremoe/core/safetensors.h"
+#include "foremoe/core/sha256.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/plan_json.h"
 #include "foremoe/rollout/collector.h"
@@ -117,62 +118,37 @@ void expect_align(int align) {
   throw InputError({.field = "align"}, fmt::format("{}; {}", align, must_be_integer(1, kMost)));
 }
 
-// For pickling: what a plan is made of, as Python's objects.
-nb::tuple state_of(const Plan& plan) {
-  const StepPlan& p = finished(plan);
-  const auto copied = [](const auto& values) {
-    using T = std::remove_cvref_t<decltype(*values.begin())>;
-    return nb::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+// What is pickled: a plan file, and what Python's plan has beside it. The digest is of the file.
+constexpr const char* kStateFormat = "foremoe.Plan/1";
+using State =
+    std::tuple<std::string, std::string, nb::bytes, std::tuple<int, int, int>, std::tuple<double, double, double>>;
+
+State state_of(const Plan& plan) {
+  const std::vector<std::byte> file = to_bytes(finished(plan));
+  return {kStateFormat,
+          sha256_hex(file),
+          nb::bytes(file.data(), file.size()),
+          {plan.layers.first, plan.layers.last, plan.layers.whole},
+          {plan.times.wall_seconds, plan.times.base_cpu_seconds, plan.times.planning_cpu_seconds}};
+}
+
+Plan plan_of_state(const nb::object& given) {
+  const auto expect = [](bool good, const char* problem) {
+    if (!good) throw InputError({.field = "state"}, problem);
   };
-  return nb::make_tuple(
-      nb::make_tuple(p.policy, std::string(to_string(p.residency)), p.guest_slots, p.ranks_per_node, p.in_flight,
-                     p.options, p.load_digest),
-      nb::make_tuple(p.num_events(), p.num_layers(), p.num_ranks(), p.num_slots(), p.num_experts(),
-                     static_cast<int>(p.max_load.extent(0)), static_cast<int>(p.lower_bound.extent(0))),
-      nb::make_tuple(copied(p.slot_expert.flat()), copied(p.slot_tokens.flat()), copied(p.event_micro_step),
-                     copied(p.event_pass), copied(p.home.flat()), copied(p.max_load.flat()),
-                     copied(p.lower_bound.flat())),
-      nb::make_tuple(plan.layers.first, plan.layers.last, plan.layers.whole),
-      nb::make_tuple(plan.times.wall_seconds, plan.times.base_cpu_seconds, plan.times.planning_cpu_seconds));
-}
-
-template <class T>
-void fill(nb::handle bytes, std::span<T> out) {
-  const nb::bytes from = nb::cast<nb::bytes>(bytes);
-  if (from.size() != out.size_bytes()) throw nb::value_error("the pickled plan is damaged");
-  if (!out.empty()) std::memcpy(out.data(), from.c_str(), out.size_bytes());
-}
-
-Plan plan_of_state(const nb::tuple& state) {
-  const nb::tuple header = state[0];
-  const nb::tuple arrays = state[2];
-  const auto size = [shape = nb::tuple(state[1])](std::size_t i) { return nb::cast<std::size_t>(shape[i]); };
-  StepPlan p{.policy = nb::cast<std::string>(header[0]),
-             .residency = residency_from_string(nb::cast<std::string>(header[1])).value(),
-             .guest_slots = nb::cast<int>(header[2]),
-             .ranks_per_node = nb::cast<int>(header[3]),
-             .in_flight = nb::cast<int>(header[4]),
-             .options = nb::cast<std::string>(header[5]),
-             .load_digest = nb::cast<std::string>(header[6])};
-  p.slot_expert = Array<ExpertId, 4>({size(0), size(1), size(2), size(3)});
-  p.slot_tokens = Array<Tokens, 4>(p.slot_expert.shape());
-  p.event_micro_step.resize(size(0));
-  p.event_pass.resize(size(0));
-  p.home = Array<RankId, 2>({size(1), size(4)});
-  p.max_load = Array<Tokens, 2>({size(5), size(1)});
-  p.lower_bound = Array<Tokens, 2>({size(6), size(1)});
-  fill(arrays[0], p.slot_expert.flat());
-  fill(arrays[1], p.slot_tokens.flat());
-  fill(arrays[2], std::span(p.event_micro_step));
-  fill(arrays[3], std::span(p.event_pass));
-  fill(arrays[4], p.home.flat());
-  fill(arrays[5], p.max_load.flat());
-  fill(arrays[6], p.lower_bound.flat());
-  const nb::tuple layers = state[3];
-  const nb::tuple times = state[4];
-  return {.step = std::make_shared<const StepPlan>(std::move(p)),
-          .layers = {nb::cast<int>(layers[0]), nb::cast<int>(layers[1]), nb::cast<int>(layers[2])},
-          .times = {nb::cast<double>(times[0]), nb::cast<double>(times[1]), nb::cast<double>(times[2])}};
+  State state;
+  expect(nb::try_cast(given, state, /*convert=*/false), "is not what a plan is pickled as");
+  const auto& [format, digest, file, layers, times] = state;
+  expect(format == kStateFormat, "is of another version of foremoe");
+  const std::span bytes(static_cast<const std::byte*>(file.data()), file.size());
+  expect(digest == sha256_hex(bytes), "is damaged: its digest is another");
+  StepPlan step = read_plan(Safetensors::parse(bytes, "pickled plan"));
+  const auto [first, last, whole] = layers;
+  expect(first >= 0 && last <= whole && last - first == step.num_layers(), "has layers that are not the plan's");
+  const auto [wall, base, planning] = times;
+  return {.step = std::make_shared<const StepPlan>(std::move(step)),
+          .layers = {first, last, whole},
+          .times = {.wall_seconds = wall, .base_cpu_seconds = base, .planning_cpu_seconds = planning}};
 }
 
 nb::any check(const Plan& plan, const Load& load, const RoutingTrace* trace, int align, const nb::object& homes) {
@@ -296,7 +272,9 @@ Raises InputError where parts are of different plans, or a layer is in none or i
           },
           "path"_a, "Writes a foremoe.plan/1 file, whole or not at all.")
       .def("__getstate__", &state_of)
-      .def("__setstate__", [](Plan& self, const nb::tuple& state) { new (&self) Plan(plan_of_state(state)); })
+      .def(
+          "__setstate__", [](Plan& self, const nb::object& state) { new (&self) Plan(plan_of_state(state)); },
+          "state"_a.none())
       .def("__repr__", [](const Plan& p) {
         return fmt::format("<foremoe.Plan by {}: {} events × {} layers × {} ranks × {} slots, {}>", p.step->policy,
                            p.step->num_events(), p.step->num_layers(), p.step->num_ranks(), p.step->num_slots(),

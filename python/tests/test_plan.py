@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,41 @@ def test_plans_and_parts_travel_between_processes(layers: range | None) -> None:
     assert (again.options, again.layers, again.load_digest) == (plan.options, plan.layers, plan.load_digest)
     if layers is None:
         assert foremoe.check(again, load) == []
+
+
+def spoilt_states(state: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """What may become of a pickled plan's state."""
+    for i in range(len(state)):
+        yield state[:i]
+        yield (*state[:i], None, *state[i + 1 :])
+    yield (*state, None)
+    for at in range(0, len(state[2]), 7):
+        file = bytearray(state[2])
+        file[at] ^= 4
+        yield (*state[:2], bytes(file), *state[3:])
+    yield (*state[:3], (0, 1, 2), state[4])
+    yield (*state[:3], (-1, 1, 2), state[4])
+    yield ("foremoe.Plan/2", *state[1:])
+
+
+def test_a_spoilt_state_of_a_plan_is_refused() -> None:
+    plan = foremoe.plan(draw_load())
+    for state in [*spoilt_states(plan.__getstate__()), None, 7, []]:
+        again = foremoe.Plan.__new__(foremoe.Plan)
+        with pytest.raises(foremoe.InputError) as raised:
+            again.__setstate__(state)
+        assert raised.value.field == "state"
+
+
+def test_a_pickled_plan_with_a_flipped_bit_is_refused() -> None:
+    pickled = bytearray(pickle.dumps(foremoe.plan(draw_load())))
+    flipped = range(pickled.index(b"slot_tokens"), len(pickled) - 100, 61)
+    assert len(flipped) > 10
+    for i in flipped:
+        spoilt = bytearray(pickled)
+        spoilt[i] ^= 1
+        with pytest.raises(foremoe.InputError, match="state"):
+            pickle.loads(bytes(spoilt))
 
 
 def test_numpy_numbers_are_numbers(load: foremoe.Load) -> None:

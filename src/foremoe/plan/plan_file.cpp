@@ -154,6 +154,42 @@ class PlanTensors {
   std::vector<std::vector<std::byte>> storage_;
 };
 
+Metadata metadata_of(const StepPlan& plan) {
+  return {{"format", std::string(kPlanFormat)},
+          {"policy", plan.policy},
+          {"residency", std::string(to_string(plan.residency))},
+          {"guest_slots", fmt::to_string(plan.guest_slots)},
+          {"ranks_per_node", fmt::to_string(plan.ranks_per_node)},
+          {"in_flight", fmt::to_string(plan.in_flight)},
+          {"options", plan.options},
+          {"load_digest", plan.load_digest}};
+}
+
+PlanTensors tensors_of(const StepPlan& plan) {
+  PlanTensors tensors;
+  const auto slot_expert = plan.slot_expert.flat();
+  if (plan.num_experts() - 1 <= std::numeric_limits<std::int16_t>::max()) {
+    tensors.add<std::int16_t>("slot_expert", slot_expert, plan.slot_expert.shape());
+  } else {
+    tensors.add<std::int32_t>("slot_expert", slot_expert, plan.slot_expert.shape());
+  }
+  const auto slot_tokens = plan.slot_tokens.flat();
+  if (slot_tokens.empty() || std::ranges::max(slot_tokens).value <= std::numeric_limits<std::uint32_t>::max()) {
+    tensors.add<std::uint32_t>("slot_tokens", slot_tokens, plan.slot_tokens.shape());
+  } else {
+    tensors.add<std::int64_t>("slot_tokens", slot_tokens, plan.slot_tokens.shape());
+  }
+  const std::array events{plan.event_micro_step.size()};
+  tensors.add<std::int32_t>("event_micro_step", std::span(plan.event_micro_step), events);
+  tensors.add<std::uint8_t>("event_pass", std::span(plan.event_pass), events);
+  tensors.add<std::int32_t>("home", plan.home.flat(), plan.home.shape());
+  if (!plan.max_load.empty()) tensors.add<std::int64_t>("max_load", plan.max_load.flat(), plan.max_load.shape());
+  if (!plan.lower_bound.empty()) {
+    tensors.add<std::int64_t>("lower_bound", plan.lower_bound.flat(), plan.lower_bound.shape());
+  }
+  return tensors;
+}
+
 }  // namespace
 
 StepPlan read_plan(const Safetensors& file) {
@@ -190,36 +226,11 @@ StepPlan read_plan_for(const LoadTable& load, const std::string& path) {
 }
 
 void write_plan(const StepPlan& plan, const std::string& path) {
-  const Metadata metadata{{"format", std::string(kPlanFormat)},
-                          {"policy", plan.policy},
-                          {"residency", std::string(to_string(plan.residency))},
-                          {"guest_slots", fmt::to_string(plan.guest_slots)},
-                          {"ranks_per_node", fmt::to_string(plan.ranks_per_node)},
-                          {"in_flight", fmt::to_string(plan.in_flight)},
-                          {"options", plan.options},
-                          {"load_digest", plan.load_digest}};
-  PlanTensors tensors;
-  const auto slot_expert = plan.slot_expert.flat();
-  if (plan.num_experts() - 1 <= std::numeric_limits<std::int16_t>::max()) {
-    tensors.add<std::int16_t>("slot_expert", slot_expert, plan.slot_expert.shape());
-  } else {
-    tensors.add<std::int32_t>("slot_expert", slot_expert, plan.slot_expert.shape());
-  }
-  const auto slot_tokens = plan.slot_tokens.flat();
-  if (slot_tokens.empty() || std::ranges::max(slot_tokens).value <= std::numeric_limits<std::uint32_t>::max()) {
-    tensors.add<std::uint32_t>("slot_tokens", slot_tokens, plan.slot_tokens.shape());
-  } else {
-    tensors.add<std::int64_t>("slot_tokens", slot_tokens, plan.slot_tokens.shape());
-  }
-  const std::array events{plan.event_micro_step.size()};
-  tensors.add<std::int32_t>("event_micro_step", std::span(plan.event_micro_step), events);
-  tensors.add<std::uint8_t>("event_pass", std::span(plan.event_pass), events);
-  tensors.add<std::int32_t>("home", plan.home.flat(), plan.home.shape());
-  if (!plan.max_load.empty()) tensors.add<std::int64_t>("max_load", plan.max_load.flat(), plan.max_load.shape());
-  if (!plan.lower_bound.empty()) {
-    tensors.add<std::int64_t>("lower_bound", plan.lower_bound.flat(), plan.lower_bound.shape());
-  }
-  write_safetensors(path, tensors.tensors(), metadata);
+  write_safetensors(path, tensors_of(plan).tensors(), metadata_of(plan));
+}
+
+std::vector<std::byte> to_bytes(const StepPlan& plan) {
+  return to_safetensors(tensors_of(plan).tensors(), metadata_of(plan));
 }
 
 }  // namespace foremoe

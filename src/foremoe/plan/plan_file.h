@@ -15,7 +15,9 @@
 // events of its execution order. Whether it serves its load, and keeps the rules of its residency and its budgets,
 // is for check_plan to say.
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "foremoe/core/safetensors.h"
 #include "foremoe/plan/step_plan.h"
@@ -32,5 +34,6 @@ StepPlan read_plan_for(const LoadTable& load, const std::string& path);
 
 // Same plan, same bytes. Each tensor in the narrowest of its types that holds every value.
 void write_plan(const StepPlan& plan, const std::string& path);
+std::vector<std::byte> to_bytes(const StepPlan& plan);  // of the file
 
 }  // namespace foremoe
