@@ -1,6 +1,7 @@
 // Planning with any policy, in one call or in the background.
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 
@@ -135,11 +136,18 @@ class BackgroundPlan {
     const nb::gil_scoped_release release;  // what runs may take a while to see it
     running_.reset();
   }
+  // Threads do not survive a fork: what they plan is never finished in a child, and they cannot be joined there.
+  bool is_of_this_process() const { return process_ == ::getpid(); }
   BackgroundPlan(const BackgroundPlan&) = delete;
   BackgroundPlan& operator=(const BackgroundPlan&) = delete;
 
   // Ctrl-C ends these waits, and planning with them.
   void begin() {
+    if (!is_of_this_process()) {
+      throw InputError({.field = "plan"}, fmt::format("is in the making in process {}, and this is {}, forked from it: "
+                                                      "finish() the plan before the fork",
+                                                      process_, ::getpid()));
+    }
     std::optional<std::string> skipped;
     run_interruptibly(pool_, [&] { skipped = running_->wait_to_begin(); });
     if (skipped) raise_skipped(*policy_, *skipped);
@@ -158,6 +166,7 @@ class BackgroundPlan {
   }
 
  private:
+  const pid_t process_ = ::getpid();
   std::shared_ptr<const Policy> policy_;
   ThreadPool pool_;
   std::shared_ptr<const StepInput> input_;
@@ -216,8 +225,10 @@ any more. The quotas of a micro-step are final when wait_for() has returned; do 
       "_start_plan",
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::dict& own,
          const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
-        return std::make_shared<BackgroundPlan>(
-            load, Request{policy, options, own, {homes, previous, previous_load}, threads});
+        const Request request{policy, options, own, {homes, previous, previous_load}, threads};
+        return std::shared_ptr<BackgroundPlan>(new BackgroundPlan(load, request), [](BackgroundPlan* running) {
+          if (running->is_of_this_process()) delete running;
+        });
       },
       "load"_a, "policy"_a, "options"_a, "own"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
       "threads"_a);

@@ -114,6 +114,33 @@ def test_a_running_plan_is_whole_where_all_of_it_is_needed(data: pathlib.Path, t
     assert foremoe.check(again, load) == []
 
 
+def test_a_forked_child_is_told_that_it_cannot_wait_for_its_parents_plan(data: pathlib.Path) -> None:
+    script = f"""
+import os, pickle, sys, warnings
+import foremoe
+warnings.simplefilter("ignore")
+load = foremoe.read_load({str(data / "load-q30-ep8-bursty.safetensors")!r})
+running = foremoe.start_plan(load)
+plan = running.begin()
+if os.fork() == 0:
+    for call in (running.begin, running.finish, lambda: running.wait_for(0), lambda: pickle.dumps(plan)):
+        try:
+            call()
+        except foremoe.InputError as error:
+            assert "forked" in str(error), error
+        else:
+            os._exit(1)
+    del running, plan, call  # waits for no thread
+    print("told", flush=True)
+    os._exit(0)
+assert os.wait()[1] == 0
+assert foremoe.check(running.finish(), load) == []
+print("finished")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "told\nfinished\n", done.stderr
+
+
 def test_turns_of_micro_steps_that_are_not_planned_yet_are_refused(load: foremoe.Load) -> None:
     running = foremoe.start_plan(load)
     turns = foremoe.RankTurns(running.begin(), load, rank=0)
