@@ -6,6 +6,7 @@
 #include "bindings.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/importers/import_json.h"
+#include "foremoe/rollout/importers/text.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
 
 namespace foremoe::python {
@@ -92,6 +93,48 @@ std::shared_ptr<Trace> import_named_payloads(const std::vector<std::pair<std::st
   return std::make_shared<Trace>(import_payloads(payloads, options));
 }
 
+// As Python's objects. The parser has bounded the depth.
+nb::object to_python(const nlohmann::json& value) {
+  using Type = nlohmann::json::value_t;
+  switch (value.type()) {
+    case Type::object: {
+      nb::dict d;
+      for (const auto& [key, member] : value.items()) d[nb::str(key.data(), key.size())] = to_python(member);
+      return d;
+    }
+    case Type::array: {
+      nb::list l;
+      for (const nlohmann::json& entry : value) l.append(to_python(entry));
+      return l;
+    }
+    case Type::string: {
+      const auto& text = value.get_ref<const std::string&>();
+      return nb::str(text.data(), text.size());
+    }
+    case Type::boolean:
+      return nb::bool_(value.get<bool>());
+    case Type::number_integer:
+      return nb::int_(value.get<std::int64_t>());
+    case Type::number_unsigned:
+      return nb::int_(value.get<std::uint64_t>());
+    case Type::number_float:
+      return nb::float_(value.get<double>());
+    default:
+      return nb::none();
+  }
+}
+
+// The body of an inference server's response, by the importers' parser.
+nb::any parse_response(const nb::bytes& body) {
+  const std::string_view text(body.c_str(), body.size());
+  nlohmann::json value;
+  {
+    const nb::gil_scoped_release release;
+    value = foremoe::parse_json(text, {.field = "response"});
+  }
+  return nb::steal<nb::any>(to_python(value).release());
+}
+
 }  // namespace
 
 void bind_inputs(nb::module_& m) {
@@ -102,6 +145,7 @@ void bind_inputs(nb::module_& m) {
   m.def("_import_payloads", &import_named_payloads, "payloads"_a, "options"_a,
         nb::sig("def _import_payloads(payloads: Sequence[tuple[str, bytes]], options: dict[str, typing.Any]) -> "
                 "Trace"));
+  m.def("_parse_response", &parse_response, "body"_a);
   m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
   m.def("_check_synthesis", &check_synthesis, "options"_a,
         nb::sig("def _check_synthesis(options: dict[str, typing.Any]) -> dict[str, int]"));

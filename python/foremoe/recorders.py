@@ -293,7 +293,10 @@ def _encoded(value: Any, file: str) -> bytes:
     if isinstance(value, str | bytes):
         return value.encode() if isinstance(value, str) else value
     if isinstance(value, list | tuple):
-        return json.dumps(value).encode()
+        try:
+            return json.dumps(value).encode()
+        except (TypeError, ValueError, RecursionError):
+            refuse("routed_experts", "should be lists of integers, [rows, layers, top_k]", file=file)
     array = np.asarray(value)
     if array.ndim != 3 or array.dtype.kind not in "iu":
         what = f"is {array.dtype} {list(array.shape)}; expected integers [rows, layers, top_k]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -10,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from . import _core
 from ._errors import InputError
 
 
@@ -143,10 +143,8 @@ def _get(holder: Any, key: str) -> Any:
 
 def _responses(response: Any) -> list[Any]:
     if isinstance(response, str | bytes | bytearray):
-        try:
-            response = json.loads(response)
-        except ValueError as error:
-            refuse("response", f"is no JSON: {error}")
+        body = response.encode("utf-8", "surrogatepass") if isinstance(response, str) else bytes(response)
+        response = _core._parse_response(body)
     return response if isinstance(response, list) else [response]
 
 

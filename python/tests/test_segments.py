@@ -116,7 +116,10 @@ CHOICE = vllm_body(WHOLE, [1] * 4, [1] * 3)["choices"][0]
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: from_vllm(b"<html>"), "response: is no JSON"),
+        (lambda: from_vllm(b"<html>"), "response: is not JSON"),
+        (lambda: from_vllm("[" * 100_000), "response: nests deeper than 64"),
+        (lambda: from_sglang('{"choices": ' * 100_000), "response: nests deeper than 64"),
+        (lambda: from_vllm("\ud800"), "response: is not JSON"),
         (lambda: from_vllm({"error": "…"}), "response: has neither choices nor outputs"),
         (lambda: from_vllm({"choices": {"0": CHOICE}}), "choices: is a dict; expected a list"),
         (
@@ -144,6 +147,7 @@ CHOICE = vllm_body(WHOLE, [1] * 4, [1] * 3)["choices"][0]
         (lambda: Recorder(num_layers=3, num_experts=8, top_k=9), "top_k"),
         (lambda: Recorder(**SHAPE).add(0, []), "sequence 0: segments: should be a Segment"),
         (lambda: Recorder(**SHAPE).add(0, [WHOLE]), "sequence 0: segments"),
+        (lambda: Recorder(**SHAPE).add(0, Segment([{1}], 2)), "segment 0: routed_experts: should be lists of integers"),
         (lambda: Recorder(**SHAPE).trace(), "sequence: none was added"),
         (lambda: Recorder(**SHAPE, keep_routes=False).trace(), "keep_routes: is False"),
         (lambda: Recorder(**SHAPE).counts(np.zeros((1, 1))), "micro_step: is float64 [1, 1]"),
