@@ -119,8 +119,8 @@ int run(const CollectArguments& arguments, const Given& given) {
     fmt::print("{}\n", json.dump(2));
     return kOk;
   }
-  fmt::print("{}: {}\n{} tokens in {} sequences; {} rows without a route\n", arguments.out, describe(load),
-             trace.num_tokens, trace.num_sequences(), missing);
+  print_values("{}: {}\n{} tokens in {} sequences; {} rows without a route\n", arguments.out, describe(load),
+               trace.num_tokens, trace.num_sequences(), missing);
   if (arguments.follow) {
     fmt::print("{}, counted in {:.3f} s while the rollout ran; batched and summed in {:.3f} s after it\n",
                counted(static_cast<std::int64_t>(timeline["files"].size()), "file"),

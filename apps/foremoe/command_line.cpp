@@ -192,7 +192,7 @@ std::optional<Command> named_command(std::string_view name) {
 int fail(const std::string& command, const std::string& message, bool usage, int code = kBadInput) {
   std::string line = fmt::format("{}: {}", command, message);
   std::ranges::replace(line, '\n', ' ');
-  fmt::print(stderr, "{}{}\n", line, usage ? fmt::format(" (see {} --help)", command) : "");
+  fmt::print(stderr, "{}{}\n", printable(line), usage ? fmt::format(" (see {} --help)", command) : "");
   return code;
 }
 

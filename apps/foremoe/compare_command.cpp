@@ -42,7 +42,7 @@ std::string residency_of(const Evaluation& e) {
 }
 
 void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options) {
-  fmt::print("{}: {}\n{}\n\n", load.name, describe(load), describe(options));
+  print_values("{}: {}\n{}\n\n", load.name, describe(load), describe(options));
   TextTable table({"policy", "residency", "ρ mean", "ρ p99", "ρ max", "copies", "per rank", "guests", "home moves",
                    "node link", "µs"});
   double bound = 0;  // 0: no plan of any load

@@ -43,8 +43,27 @@ std::string block(const Rows& rows, const std::vector<std::size_t>& shown, const
 
 }  // namespace
 
+std::string printable(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (c == '\n') {
+      out += "\\n";
+    } else if (c < 0x20 || c == 0x7F) {
+      out += fmt::format("\\x{:02x}", c);
+    } else if (c == 0xC2 && next >= 0x80 && next < 0xA0) {  // U+0080 to U+009F in UTF-8
+      out += fmt::format("\\x{:02x}", next);
+      ++i;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
 void note(std::string_view text) {
-  if (!quiet) fmt::print(stderr, "foremoe: {}\n", text);
+  if (!quiet) fmt::print(stderr, "foremoe: {}\n", printable(text));
 }
 
 void note_all(const std::vector<std::string>& texts) {
@@ -65,7 +84,7 @@ Activity::Activity(std::string what) {
         if (seconds > 1) fmt::print(stderr, "\r\x1b[K");
         return;
       }
-      fmt::print(stderr, "\r{} … {} s\x1b[K", what, seconds);
+      fmt::print(stderr, "\r{} … {} s\x1b[K", printable(what), seconds);
     }
   });
 }
@@ -93,6 +112,11 @@ bool wants_color() {
 std::size_t text_columns(std::string_view text) {
   return static_cast<std::size_t>(
       std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+}
+
+void TextTable::add(std::vector<std::string> cells) {
+  for (std::string& cell : cells) cell = printable(cell);
+  rows_.push_back(std::move(cells));
 }
 
 std::string TextTable::to_string() const {

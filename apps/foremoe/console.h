@@ -3,15 +3,38 @@
 // How commands speak to people: results on stdout in tables that fit, everything else on stderr, and files that are
 // looked at before the work begins.
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace foremoe::cli {
+
+// The text with control characters as escapes ("\\x1b", "\\n"): names come from files that strangers wrote, and may not
+// move the cursor or begin a line that looks like ours.
+std::string printable(std::string_view text);
+
+// fmt::print() to stdout with every text among the values made printable.
+template <class T>
+auto shown(const T& value) {
+  if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+    return printable(value);
+  } else {
+    return value;
+  }
+}
+template <class T>
+using Shown = decltype(shown(std::declval<const T&>()));
+template <class... T>
+void print_values(fmt::format_string<Shown<T>...> format, const T&... values) {
+  fmt::print(format, shown(values)...);
+}
 
 // "foremoe: … batched anew …": one line on stderr that the user did not ask for but should know.
 void note(std::string_view text);
@@ -52,8 +75,8 @@ class TextTable {
  public:
   explicit TextTable(std::vector<std::string> head) : rows_{std::move(head)} {}
 
-  // Fewer cells than columns: the last one may run over the rest of the line.
-  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  // Fewer cells than columns: the last one may run over the rest of the line. Cells are made printable.
+  void add(std::vector<std::string> cells);
 
   std::string to_string() const;
 
@@ -64,7 +87,7 @@ class TextTable {
 // Two columns, both to the left: a name, and what there is to say of it.
 class FactList {
  public:
-  void add(std::string name, std::string fact) { facts_.emplace_back(std::move(name), std::move(fact)); }
+  void add(std::string name, std::string_view fact) { facts_.emplace_back(std::move(name), printable(fact)); }
   std::string to_string() const;
 
  private:

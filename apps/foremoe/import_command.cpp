@@ -69,17 +69,17 @@ nlohmann::ordered_json to_json(const Imported& imported, const std::string& out)
 void print(const Imported& imported, const std::string& out) {
   const ImportReport& report = imported.report;
   if (const RoutingTrace* trace = imported.trace()) {
-    fmt::print("{}: a trace of {} in {}, {}, top-{} of {}{}, from {}\n", out, counted(trace->num_tokens, "token"),
-               counted(trace->num_sequences(), "sequence"), counted(trace->num_layers, "layer"), trace->top_k,
-               counted(trace->num_experts, "expert"), report.num_experts_inferred ? " (the largest id + 1)" : "",
-               name_of(report.format));
+    print_values("{}: a trace of {} in {}, {}, top-{} of {}{}, from {}\n", out, counted(trace->num_tokens, "token"),
+                 counted(trace->num_sequences(), "sequence"), counted(trace->num_layers, "layer"), trace->top_k,
+                 counted(trace->num_experts, "expert"), report.num_experts_inferred ? " (the largest id + 1)" : "",
+                 name_of(report.format));
     const std::int64_t missing = report.rows_recorded_missing + report.rows_repeating + report.rows_skipped;
     fmt::print("{} of {} rows have no route: {} recorded so, {} turned so because ids repeat, {} never recorded\n",
                missing, report.rows, report.rows_recorded_missing, report.rows_repeating, report.rows_skipped);
   } else {
-    fmt::print("{}: a load, {}, from {}\n", out, describe(*imported.load()), name_of(report.format));
+    print_values("{}: a load, {}, from {}\n", out, describe(*imported.load()), name_of(report.format));
   }
-  for (const std::string& text : report.notes) fmt::print("note: {}\n", text);
+  for (const std::string& text : report.notes) print_values("note: {}\n", text);
 }
 
 Imported import_and_write(const ImportArguments& arguments) {

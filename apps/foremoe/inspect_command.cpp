@@ -119,12 +119,12 @@ void print_route_bytes(const Json& json) {
 
 void print_trace(const Json& trace, const std::string& path) {
   const auto number = [&](const char* key) { return trace[key].get<std::int64_t>(); };
-  fmt::print("{}: a trace of {} in {} (the longest {}), {}, top-{} of {}\n", path, counted(number("tokens"), "token"),
-             counted(number("sequences"), "sequence"), number("longest_sequence"), counted(number("layers"), "layer"),
-             number("top_k"), counted(number("experts"), "expert"));
+  print_values("{}: a trace of {} in {} (the longest {}), {}, top-{} of {}\n", path, counted(number("tokens"), "token"),
+               counted(number("sequences"), "sequence"), number("longest_sequence"), counted(number("layers"), "layer"),
+               number("top_k"), counted(number("experts"), "expert"));
   print_route_bytes(trace);
   for (const char* key : {"model", "origin"}) {
-    if (!trace[key].get<std::string>().empty()) fmt::print("{}: {}\n", key, trace[key].get<std::string>());
+    if (!trace[key].get<std::string>().empty()) print_values("{}: {}\n", key, trace[key].get<std::string>());
   }
 }
 
@@ -192,8 +192,8 @@ Json inspect_rollout(const Safetensors& file, bool is_trace, const InspectArgume
   if (arguments.json) return json;
 
   if (is_trace) print_trace(json, input.path);
-  fmt::print("{}{}, top-{}\n", is_trace ? "as batched: " : fmt::format("{}: a load of ", input.path), describe(load),
-             load.top_k);
+  print_values("{}{}, top-{}\n", is_trace ? "as batched: " : fmt::format("{}: a load of ", input.path), describe(load),
+               load.top_k);
   if (!is_trace) print_route_bytes(json);
   if (std::ranges::all_of(load.load.flat(), [](Tokens tokens) { return tokens == Tokens{0}; })) {
     fmt::print("no load\n");
@@ -275,12 +275,13 @@ Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   const int layer = layer_to_draw(arguments, plan.num_layers(), static_cast<int>(worst - layers.begin()));
   if (arguments.json) return json;
 
-  fmt::print("{}: a plan by {}, residency {}, {} per rank and layer, {} in flight\n", arguments.input.path, plan.policy,
-             to_string(plan.residency), counted(plan.guest_slots, "guest slot"), counted(plan.in_flight, "micro-step"));
+  print_values("{}: a plan by {}, residency {}, {} per rank and layer, {} in flight\n", arguments.input.path,
+               plan.policy, to_string(plan.residency), counted(plan.guest_slots, "guest slot"),
+               counted(plan.in_flight, "micro-step"));
   fmt::print("{} of {} × {}, {} on {}, {} to a node\n", counted(plan.num_events(), "event"),
              counted(plan.num_micro_steps(), "micro-step"), counted(plan.num_layers(), "layer"),
              counted(plan.num_experts(), "expert"), counted(plan.num_ranks(), "rank"), plan.ranks_per_node);
-  fmt::print("options: {}\nfor the load {}\n\n", plan.options, plan.load_digest);
+  print_values("options: {}\nfor the load {}\n\n", plan.options, plan.load_digest);
   if (std::ranges::all_of(loads.flat(), [](Tokens tokens) { return tokens == Tokens{0}; })) {
     fmt::print("no load\n");
     return json;

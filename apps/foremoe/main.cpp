@@ -1,6 +1,9 @@
 // foremoe: plans where the experts of a Mixture-of-Experts model sit while it is trained by reinforcement learning,
 // and executes the plans. Parse, call, print; everything that has an opinion is in src/foremoe.
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <array>
 #include <csignal>
 #include <cstdio>
@@ -15,12 +18,22 @@
 namespace foremoe::cli {
 namespace {
 
-// Ctrl-C and SIGTERM leave no half-written file beside an output and no shared memory.
+// Signals that end a process leave no half-written file beside an output and no shared memory.
+constexpr std::array kEndingSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
+
 extern "C" void end_cleanly(int signal_number) {
   remove_unfinished_files();
   remove_own_shared_memory();
   ::signal(signal_number, SIG_DFL);
   ::raise(signal_number);
+}
+
+// A file that is opened must not become standard output: whatever is printed would go into it. What is printed to a
+// stream that was closed fails, as it should.
+void occupy_closed_streams() {
+  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
+    if (::fcntl(stream, F_GETFD) == -1) ::open("/dev/null", O_RDONLY);  // takes the lowest number that is free
+  }
 }
 
 constexpr std::array<CommandEntry, 11> kCommands{{
@@ -43,11 +56,13 @@ std::span<const CommandEntry> command_entries() { return kCommands; }
 }  // namespace foremoe::cli
 
 int main(int argc, char** argv) {
+  foremoe::cli::occupy_closed_streams();
+  ::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error of the write
   struct sigaction action {};
   action.sa_handler = foremoe::cli::end_cleanly;
-  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int signal_number : foremoe::cli::kEndingSignals) {
     struct sigaction before {};
-    if (::sigaction(signal_number, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;  // nohup, or `&`
+    if (::sigaction(signal_number, nullptr, &before) == 0 && before.sa_handler != SIG_DFL) continue;  // nohup, or `&`
     ::sigaction(signal_number, &action, nullptr);
   }
   int code = foremoe::cli::kBadInput;

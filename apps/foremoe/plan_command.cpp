@@ -36,9 +36,9 @@ struct PlanArguments : PlanningArguments {
 
 void print(const Evaluation& e, const LoadTable& load, const std::string& out) {
   const PlanFigures& f = e.figures;
-  fmt::print("{}: {}\n", load.name, describe(load));
-  fmt::print("Planned by {}: residency {}, {} per rank and layer, {} in flight\n\n", f.policy, to_string(f.residency),
-             counted(f.guest_slots, "guest slot"), counted(f.in_flight, "micro-step"));
+  print_values("{}: {}\n", load.name, describe(load));
+  print_values("Planned by {}: residency {}, {} per rank and layer, {} in flight\n\n", f.policy, to_string(f.residency),
+               counted(f.guest_slots, "guest slot"), counted(f.in_flight, "micro-step"));
   FactList facts;
   if (f.max_rank_tokens == 0) {
     facts.add("imbalance ρ", "no load");

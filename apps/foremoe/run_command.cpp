@@ -78,10 +78,10 @@ int run(const RunArguments& arguments) {
   } catch (const ToldElsewhere&) {
     return kOk;  // mpirun ends a job at the first status that is not 0, and the rank that tells may not have told yet
   } catch (const PeerFailed& failed) {
-    fmt::print(stderr, "foremoe run: {}\n", failed.what());
+    fmt::print(stderr, "foremoe run: {}\n", printable(failed.what()));
     return kGaveUp;
   } catch (const PhaseFailed& failed) {
-    fmt::print(stderr, "foremoe run: {}\n", failed.what());
+    fmt::print(stderr, "foremoe run: {}\n", printable(failed.what()));
     return kGaveUp;
   }
 }

@@ -8,6 +8,7 @@
 #include <future>
 #include <optional>
 
+#include "console.h"
 #include "foremoe/core/error.h"
 #include "foremoe/runtime/process_group.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
@@ -107,7 +108,7 @@ class Processes final : public RankGroup {
  private:
   // There is no other way to end a peer: told first, for giving up does not return.
   void end_job(const std::string& why) {
-    fmt::print(stderr, "foremoe run: rank {}: {}\n", processes_->rank().value, why);
+    fmt::print(stderr, "foremoe run: rank {}: {}\n", processes_->rank().value, printable(why));
     std::fflush(nullptr);
     communicator_->give_up(why);
   }

@@ -73,9 +73,9 @@ void print_placement(const std::vector<Evaluation>& evaluations) {
   bool any = false;
   for (const Evaluation& e : evaluations) {
     if (!e.step || e.placement_seconds <= 0) continue;
-    fmt::print("{} places experts in {:.2g} s, measured here on {}; {:.2g} s of that after the rollout: {:.3f}×\n",
-               e.policy, e.placement_seconds, counted(e.threads, "thread"), e.step->exposed_placement_seconds,
-               e.placed_speedup);
+    print_values("{} places experts in {:.2g} s, measured here on {}; {:.2g} s of that after the rollout: {:.3f}×\n",
+                 e.policy, e.placement_seconds, counted(e.threads, "thread"), e.step->exposed_placement_seconds,
+                 e.placed_speedup);
     any = true;
   }
   if (any) fmt::print("\n");
@@ -83,7 +83,7 @@ void print_placement(const std::vector<Evaluation>& evaluations) {
 
 void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options,
            const CostModel& cost) {
-  fmt::print("{}: {}\n{}; {}\n", load.name, describe(load), describe(cost), describe(options));
+  print_values("{}: {}\n{}; {}\n", load.name, describe(load), describe(cost), describe(options));
   if (load.num_layers() < cost.model().moe_layers) {
     fmt::print("each layer of the input stands for {:.4g} of the model's {}\n",
                static_cast<double>(cost.model().moe_layers) / load.num_layers(), cost.model().moe_layers);
@@ -117,7 +117,7 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
   fmt::print("\n{}\n", table.to_string());
   print_placement(evaluations);
   const std::vector<std::string> said = remarks(evaluations, cost, options.memory_budget());
-  for (const std::string& remark : said) fmt::print("{}\n", remark);
+  for (const std::string& remark : said) print_values("{}\n", remark);
   fmt::print("{}Columns:\n{}{}{}{}", said.empty() ? "" : "\n", chooses ? kOfResidency : "", kColumns,
              rollout ? kOfRollout : "", options.memory_budget() ? kOfBudget : "");
 }

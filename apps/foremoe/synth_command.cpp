@@ -81,9 +81,9 @@ int run(const SynthArguments& arguments, const Given& given) {
                                       {"routing", name}};
     fmt::print("{}\n", json.dump(2));
   } else {
-    fmt::print("{}: a {} of {} micro-steps × {} layers, top-{} of {} experts on {} ranks; {}\n", arguments.out,
-               arguments.kind, options.num_micro_steps, options.num_layers, options.top_k, options.num_experts,
-               options.num_ranks, name);
+    print_values("{}: a {} of {} micro-steps × {} layers, top-{} of {} experts on {} ranks; {}\n", arguments.out,
+                 arguments.kind, options.num_micro_steps, options.num_layers, options.top_k, options.num_experts,
+                 options.num_ranks, name);
   }
   return kOk;
 }

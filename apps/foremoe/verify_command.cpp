@@ -38,17 +38,17 @@ struct VerifyArguments {
 void print(const CheckReport& report, const VerifyArguments& arguments) {
   for (const Violation& v : report.violations) {
     const std::string place = place_of(v);
-    fmt::print("{}{}{}: {}\n", to_string(v.kind), place.empty() ? "" : " at ", place, v.message);
+    print_values("{}{}{}: {}\n", to_string(v.kind), place.empty() ? "" : " at ", place, v.message);
   }
   const auto listed = static_cast<std::int64_t>(report.violations.size());
   if (report.num_violations() > listed) fmt::print("… and {} more\n", report.num_violations() - listed);
-  for (const std::string& what : report.not_checked) fmt::print("not checked: {}\n", what);
+  for (const std::string& what : report.not_checked) print_values("not checked: {}\n", what);
   if (!report.ok()) {
-    fmt::print("{} is NOT a plan for {}: {} violation{}\n", arguments.plan, arguments.input.path,
-               report.num_violations(), report.num_violations() == 1 ? "" : "s");
+    print_values("{} is NOT a plan for {}: {} violation{}\n", arguments.plan, arguments.input.path,
+                 report.num_violations(), report.num_violations() == 1 ? "" : "s");
     return;
   }
-  fmt::print("{} is right for {}", arguments.plan, arguments.input.path);
+  print_values("{} is right for {}", arguments.plan, arguments.input.path);
   if (report.figures && report.figures->max_rank_tokens == 0) {
     fmt::print(": no load");
   } else if (report.figures) {

@@ -22,6 +22,7 @@ from ._errors import InputError
 
 OK, FOUND_WRONG, BAD_INPUT, GAVE_UP = 0, 1, 2, 3  # exit codes
 INTERRUPTED = 130
+OUTPUT_FAILED = "standard output cannot be written"
 MOST_THREADS = 4096
 WIDTH = 110
 TEXT_COLUMN = 34
@@ -75,6 +76,8 @@ class Command:
 
 def main(command: Command, arguments: Sequence[str]) -> int:
     """Runs the command with what stands behind its name on a command line; the exit code."""
+    if sys.stdout is None:  # closed by who started us
+        return fail(command, OUTPUT_FAILED, BAD_INPUT)
     try:
         try:
             code = command.run(parse(command, arguments))
@@ -94,7 +97,7 @@ def main(command: Command, arguments: Sequence[str]) -> int:
         if error.filename is not None:
             raise
         _discard_output()
-        return fail(command, "standard output cannot be written", BAD_INPUT)  # an error of a file names the file
+        return fail(command, OUTPUT_FAILED, BAD_INPUT)  # an error of a file names the file
 
 
 def _discard_output() -> None:
@@ -107,8 +110,14 @@ def _discard_output() -> None:
 
 def fail(command: Command, message: str, code: int) -> int:
     """One line on stderr; returns the code."""
-    print(f"{command.name}: {' '.join(message.split())}", file=sys.stderr)
+    if sys.stderr is not None:
+        print(f"{command.name}: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
+
+
+def printable(text: str) -> str:
+    """The text with control characters as escapes: names come from files that strangers wrote."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def threads_of(given: dict[str, str]) -> int:
@@ -126,7 +135,7 @@ def threads_of(given: dict[str, str]) -> int:
 @contextlib.contextmanager
 def activity() -> Iterator[Callable[[str], None]]:
     """Gives a function that is told what is being done. On a terminal a line on stderr says it, and for how long."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda what: None
         return
     told = [("", time.monotonic())]
@@ -135,7 +144,7 @@ def activity() -> Iterator[Callable[[str], None]]:
     def show() -> None:
         while not done.wait(1):
             what, since = told[-1]
-            print(f"\r{what} … {time.monotonic() - since:.0f} s\x1b[K", end="", file=sys.stderr, flush=True)
+            print(f"\r{printable(what)} … {time.monotonic() - since:.0f} s\x1b[K", end="", file=sys.stderr, flush=True)
 
     line = threading.Thread(target=show, daemon=True)
     line.start()
@@ -178,6 +187,10 @@ def message_of(error: InputError, options: Sequence[Option]) -> str:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Writes help. argparse does too, but says nothing where it cannot."""
+        (file or sys.stderr).write(message)
 
 
 class _Store(argparse.Action):

@@ -148,6 +148,21 @@ def test_a_full_disk_behind_stdout_is_one_line_and_exit_code_2(arguments: tuple[
     assert (done.returncode, done.stderr) == (2, f"foremoe {arguments[0]}: standard output cannot be written\n")
 
 
+@pytest.mark.parametrize("arguments", [("reproduce", "--list"), ("reproduce", "--help"), ("report", "--help")])
+def test_a_closed_stdout_is_one_line_and_exit_code_2(arguments: tuple[str, str]) -> None:
+    words = [sys.executable, "-m", "foremoe", *arguments]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (2, f"foremoe {arguments[0]}: standard output cannot be written\n")
+
+
+def test_a_closed_stderr_costs_nothing_but_the_message() -> None:
+    words = [sys.executable, "-m", "foremoe", "reproduce", "no such experiment\x1b"]
+    done = subprocess.run(words, env=ENVIRONMENT, preexec_fn=lambda: os.close(2), stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (2, b"")
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True)
+    assert done.returncode == 2 and b"\\x1b" in done.stderr and b"\x1b" not in done.stderr
+
+
 def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: pathlib.Path) -> None:
     running = subprocess.Popen(
         [sys.executable, "-m", "foremoe", "reproduce", "all", "--markdown", "--threads", "1"],

@@ -16,6 +16,7 @@ from .._command_line import (
     activity,
     fail,
     options_of,
+    printable,
     spelt,
     threads_of,
 )
@@ -124,11 +125,11 @@ def _run(given: dict[str, str]) -> int:
         load = _core._read_input(given["input"], reading, threads)
     unused = _core._unused_options(load, ["all"], {**planning, "guest_slots": slots[0]}, set(given))
     for remark in load.remarks + unused:
-        print(f"foremoe: {spelt(remark, command().options)}", file=sys.stderr)
+        print(f"foremoe: {printable(spelt(remark, command().options))}", file=sys.stderr)
     with activity() as progress:
         report = gather_report(load, request, progress)
     write_text(given["out"], to_html(report))
-    print(f"{given['out']}: {conclusion(report)}")
+    print(printable(f"{given['out']}: {conclusion(report)}"))
     for wrong in report.wrong:
         fail(command(), wrong, FOUND_WRONG)
     return FOUND_WRONG if report.wrong else OK
