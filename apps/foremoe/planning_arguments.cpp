@@ -6,7 +6,7 @@
 
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/core/error.h"
-#include "foremoe/evaluate/own_options.h"
+#include "foremoe/policy/own_options.h"
 
 namespace foremoe::cli {
 
@@ -31,7 +31,7 @@ std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<const P
   std::vector<std::shared_ptr<const Policy>> policies;
   try {
     for (const PolicyWithOptions& with : policies_with_options(named, a.policy_options)) {
-      policies.push_back(with.make());
+      policies.push_back(with.policy);
     }
   } catch (const InputError& error) {
     throw InputError({.field = "policy_option"}, fmt::format("{}: {}", error.where().field, error.problem()));

@@ -10,7 +10,7 @@
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
-#include "foremoe/evaluate/own_options.h"
+#include "foremoe/policy/own_options.h"
 #include "foremoe/rollout/importers/importer.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
 
@@ -125,7 +125,7 @@ void bind_options(nb::module_& m) {
       [](const std::string& policy, const nb::dict& own) {
         (void)with_own_options({&policy_named(policy)}, own);  // throws where one of them cannot be
         std::vector<std::string> names;
-        for (const Option& option : policy_with_options(policy).options) names.push_back(option.name);
+        for (const Option& option : policy_with_options(policy_named(policy)).options) names.push_back(option.name);
         return names;
       },
       "policy"_a, "own"_a = nb::dict());

@@ -7,8 +7,8 @@
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
-#include "foremoe/evaluate/own_options.h"
 #include "foremoe/evaluate/running_plan.h"
+#include "foremoe/policy/own_options.h"
 
 namespace foremoe::python {
 
@@ -22,7 +22,7 @@ std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<co
     for (Option& option : own_options_named(with, nb::cast<std::string>(key))) set_options({option}, one);
   }
   std::vector<std::shared_ptr<const Policy>> made;
-  for (const PolicyWithOptions& policy : with) made.push_back(policy.make());
+  for (const PolicyWithOptions& policy : with) made.push_back(policy.policy);
   return made;
 }
 

@@ -108,6 +108,10 @@ Option integer_option(Option option, std::optional<int>& variable, IntegerRange 
   return bound<int>(std::move(option), variable, range);
 }
 
+Option integer_option(Option option, bool& variable) {
+  return bound<int>(with_default(std::move(option), variable ? "1" : "0"), variable, IntegerRange{0, 1});
+}
+
 Option seed_option(Option option, std::uint64_t& variable) {
   option.initial = fmt::format("{}", variable);
   option.type = "integer";

@@ -53,6 +53,7 @@ struct NumberRange {
 Option integer_option(Option option, int& variable, IntegerRange range);
 Option integer_option(Option option, std::int64_t& variable, IntegerRange range);
 Option integer_option(Option option, std::optional<int>& variable, IntegerRange range);
+Option integer_option(Option option, bool& variable);        // 0 or 1
 Option seed_option(Option option, std::uint64_t& variable);  // any of 64 bits
 Option number_option(Option option, double& variable, NumberRange range);
 Option number_option(Option option, std::optional<double>& variable, NumberRange range);

@@ -316,25 +316,4 @@ std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, co
   return evaluations;
 }
 
-const Policy& policy_named(const std::string& name) {
-  const Policy* const policy = find_policy(name);
-  if (policy != nullptr) return *policy;
-  std::string names;
-  for (const Policy* p : all_policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", p->name());
-  throw InputError({.field = "policy"}, fmt::format("'{}', expected one of {}", name, names));
-}
-
-std::vector<const Policy*> policies_named(const std::vector<std::string>& names) {
-  std::vector<const Policy*> policies;
-  if (names.empty()) throw InputError({.field = "policy"}, "lists no policy");
-  for (const std::string& name : names) {
-    if (name == "all") {
-      for (const auto& policy : all_systems()) policies.push_back(policy.get());
-    } else {
-      policies.push_back(&policy_named(name));
-    }
-  }
-  return policies;
-}
-
 }  // namespace foremoe

@@ -111,8 +111,4 @@ CheckOptions check_options(const StepInput& input, const PlanFigures* reported =
 // InputError without a cost model.
 PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& load, const CostModel* cost);
 
-// Throws InputError, field `policy`, that lists the names there are. In a list "all" is every system.
-const Policy& policy_named(const std::string& name);
-std::vector<const Policy*> policies_named(const std::vector<std::string>& names);
-
 }  // namespace foremoe

@@ -8,8 +8,8 @@
 #include <semaphore>
 
 #include "foremoe/core/error.h"
-#include "foremoe/evaluate/own_options.h"
 #include "foremoe/evaluate/running_plan.h"
+#include "foremoe/policy/own_options.h"
 #include "foremoe/sim/simulation.h"
 #include "foremoe/testing/evaluated_step.h"
 
@@ -192,7 +192,7 @@ TEST_F(Evaluations, OfAPolicyWhoseOwnOptionsNobodySetAreOfThePolicyOfThatName) {
   const PolicyInput input = input_.for_policy({.guest_slots = 2});
   for (const Policy* const named : all_policies()) {
     const PolicyResult expected = named->plan(input, pool_);
-    const PolicyResult made = policy_with_options(std::string(named->name())).make()->plan(input, pool_);
+    const PolicyResult made = policy_with_options(*named).policy->plan(input, pool_);
     ASSERT_EQ(made.index(), expected.index()) << named->name();
     if (std::holds_alternative<Skipped>(expected)) continue;
     EXPECT_EQ(std::get<PlannedStep>(made).plan.slot_tokens, std::get<PlannedStep>(expected).plan.slot_tokens)

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "foremoe/plan/step_plan.h"
-#include "foremoe/policy/finemoe/token_scheduler.h"
+#include "foremoe/policy/systems/finemoe/token_scheduler.h"
 
 namespace foremoe {
 

@@ -3,97 +3,30 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <optional>
-#include <utility>
 
-#include "foremoe/policy/echo.h"
-#include "foremoe/policy/ema.h"
-#include "foremoe/policy/eplb.h"
-#include "foremoe/policy/fastermoe.h"
-#include "foremoe/policy/feplb.h"
-#include "foremoe/policy/finemoe.h"
-#include "foremoe/policy/flexmoe.h"
-#include "foremoe/policy/foremoe_review.h"
-#include "foremoe/policy/laer.h"
-#include "foremoe/policy/llep.h"
-#include "foremoe/policy/lplb.h"
-#include "foremoe/policy/moonep.h"
-#include "foremoe/policy/relibra.h"
-#include "foremoe/policy/smartmoe.h"
-#include "foremoe/policy/symi.h"
-#include "foremoe/policy/ultraep.h"
+#include "foremoe/core/error.h"
+#include "foremoe/policy/systems/echo.h"
+#include "foremoe/policy/systems/ema.h"
+#include "foremoe/policy/systems/eplb.h"
+#include "foremoe/policy/systems/fastermoe.h"
+#include "foremoe/policy/systems/feplb.h"
+#include "foremoe/policy/systems/finemoe.h"
+#include "foremoe/policy/systems/flexmoe.h"
+#include "foremoe/policy/systems/foremoe.h"
+#include "foremoe/policy/systems/foremoe_review.h"
+#include "foremoe/policy/systems/laer.h"
+#include "foremoe/policy/systems/llep.h"
+#include "foremoe/policy/systems/lplb.h"
+#include "foremoe/policy/systems/moonep.h"
+#include "foremoe/policy/systems/relibra.h"
+#include "foremoe/policy/systems/smartmoe.h"
+#include "foremoe/policy/systems/symi.h"
+#include "foremoe/policy/systems/ultraep.h"
+#include "foremoe/policy/systems/vanilla.h"
 
 namespace foremoe {
 
 namespace {
-
-class ForeMoe final : public Policy {
- public:
-  ForeMoe(std::string_view name, std::string_view summary, std::optional<Residency> residency)
-      : name_(name), summary_(summary), residency_(residency) {}
-
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  std::span<const std::string_view> uses() const override {
-    return std::span(kUses).first(residency_ ? kUses.size() - 2 : kUses.size());
-  }
-  bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
-  std::string note_on_previous(const PolicyInput& input) const override {
-    return input.previous == nullptr ? "" : foremoe::note_on_previous(*input.previous, options_of(input));
-  }
-
-  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    const PlanRequest request{.load = input.load,
-                              .home = input.home,
-                              .options = options_of(input),
-                              .previous = input.previous,
-                              .on_micro_step = input.on_micro_step};
-    PlannedStep step = plan_step(request, pool);
-    step.plan.policy = name_;
-    return step;
-  }
-
- private:
-  // The last two are of no consequence under residency static, which searches nothing anew.
-  // clang-format off
-  static constexpr std::array<std::string_view, 12> kUses{
-      "guest_slots", "in_flight", "stages", "prefer", "tolerance", "rehome", "max_copies_per_rank",
-      "max_copies_per_source", "min_tokens_per_guest", "previous", "residency", "seed"};
-  // clang-format on
-
-  PlannerOptions options_of(const PolicyInput& input) const {
-    PlannerOptions options = input.options;
-    if (residency_) options.residency = *residency_;
-    return options;
-  }
-
-  std::string_view name_;
-  std::string_view summary_;
-  std::optional<Residency> residency_;  // none: as the options say
-};
-
-class Vanilla final : public Policy {
- public:
-  std::string_view name() const override { return "vanilla"; }
-  std::string_view summary() const override { return "no balancing: every expert is served at its home"; }
-  std::span<const std::string_view> uses() const override { return kUses; }
-  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
-
-  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    PlannerOptions options;
-    options.guest_slots = 0;
-    options.in_flight = input.options.in_flight;
-    options.residency = Residency::kStatic;
-    options.stages = {.base = false, .relocation = false, .replication = false, .tokens = false};
-    PlannedStep step = plan_step({.load = input.load, .home = input.home, .options = options}, pool);
-    step.plan.policy = name();
-    return step;
-  }
-
- private:
-  static constexpr std::array<std::string_view, 1> kUses{"in_flight"};
-};
 
 using Policies = std::vector<std::unique_ptr<Policy>>;
 
@@ -139,18 +72,6 @@ Policies make_variants() {
 
 }  // namespace
 
-std::unique_ptr<Policy> make_foremoe() {
-  return std::make_unique<ForeMoe>("foremoe", "our planner: exact quotas, guests copied where and when they pay",
-                                   std::nullopt);
-}
-
-std::unique_ptr<Policy> make_static() {
-  return std::make_unique<ForeMoe>(
-      "static", "our planner, guests chosen once per step, exact quotas in every micro-step", Residency::kStatic);
-}
-
-std::unique_ptr<Policy> make_vanilla() { return std::make_unique<Vanilla>(); }
-
 std::string Policy::note_on_previous(const PolicyInput& input) const {
   if (input.previous == nullptr || std::ranges::count(uses(), "previous") > 0) return {};
   return fmt::format("the former plan has no effect: policy {} does not start from one", name());
@@ -179,6 +100,27 @@ const Policy* find_policy(std::string_view name) {
     if (policy->name() == name) return policy;
   }
   return nullptr;
+}
+
+const Policy& policy_named(const std::string& name) {
+  const Policy* const policy = find_policy(name);
+  if (policy != nullptr) return *policy;
+  std::string names;
+  for (const Policy* p : all_policies()) names += fmt::format("{}{}", names.empty() ? "" : ", ", p->name());
+  throw InputError({.field = "policy"}, fmt::format("'{}', expected one of {}", name, names));
+}
+
+std::vector<const Policy*> policies_named(const std::vector<std::string>& names) {
+  std::vector<const Policy*> policies;
+  if (names.empty()) throw InputError({.field = "policy"}, "lists no policy");
+  for (const std::string& name : names) {
+    if (name == "all") {
+      for (const auto& policy : all_systems()) policies.push_back(policy.get());
+    } else {
+      policies.push_back(&policy_named(name));
+    }
+  }
+  return policies;
 }
 
 }  // namespace foremoe

@@ -11,8 +11,10 @@
 #include <variant>
 #include <vector>
 
+#include "foremoe/core/option.h"
 #include "foremoe/core/parallel.h"
 #include "foremoe/planner/planner.h"
+#include "foremoe/policy/online_work.h"
 
 namespace foremoe {
 
@@ -32,31 +34,6 @@ struct Skipped {
 
 using PolicyResult = std::variant<PlannedStep, Skipped>;
 
-// How the peer copies of one expert for one turn reach their ranks.
-enum class Fanout : std::uint8_t {
-  kFromHome,   // the home sends each of them, and receives each gradient
-  kBroadcast,  // in a ring: the home sends one, every rank passes it on; gradients come back that way, added up
-  kRelays,     // UltraEP: of many copies the home sends some, whose ranks pass them on; gradients as kFromHome
-};
-
-// What a system does between a layer's router and its experts where it runs as published, for the simulator to charge.
-// Nothing for one that plans before the phase begins.
-struct OnlineWork {
-  // Its copies begin when the router of their layer and micro-step has run, and come from peers.
-  bool copies_after_router = false;
-  double planning_seconds = 0;           // per layer and micro-step, between router and experts; source in the file
-  double planning_seconds_per_slot = 0;  // besides, for every home and guest slot of the group; the file has its source
-  // Part of the dispatch that needs no plan, in an exchange of its own while planning runs.
-  double dispatched_unplanned = 0;
-  // After dispatch a rank computes its own experts, then its guests. With copies_after_router copies begin beside them.
-  bool own_experts_first = false;
-  // With own_experts_first: planning begins after dispatch too, which goes to homes; they pass on the rows of guests.
-  bool plans_after_dispatch = false;
-  // Under `shared`: where activations are kept, guests are kept with them, from a micro-step's forward to its backward.
-  bool keeps_guests = false;
-  Fanout fanout = Fanout::kFromHome;
-};
-
 class Policy {
  public:
   virtual ~Policy() = default;
@@ -74,13 +51,12 @@ class Policy {
   // nothing to say.
   virtual std::string note_on_previous(const PolicyInput& input) const;
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
-};
 
-// Our planner as a policy, and its ablation with residency `static`, in which guests are chosen once per step and only
-// quotas change inside it. Expert parallelism without balancing: every expert is served at its home.
-std::unique_ptr<Policy> make_foremoe();
-std::unique_ptr<Policy> make_static();
-std::unique_ptr<Policy> make_vanilla();
+  // Options that this system alone has: variables of this object. A system that has some has copy() too, since those
+  // that are registered below are never changed (own_options.h).
+  virtual std::vector<Option> options() { return {}; }
+  virtual std::unique_ptr<Policy> copy() const { return nullptr; }
+};
 
 // Each system once, in the order in which tables show them: what `compare --policy all` compares.
 const std::vector<std::unique_ptr<Policy>>& all_systems();
@@ -89,5 +65,9 @@ const std::vector<std::unique_ptr<Policy>>& all_variants();
 
 std::vector<const Policy*> all_policies();         // systems, then variants
 const Policy* find_policy(std::string_view name);  // nullptr when there is none
+
+// Throws InputError, field `policy`, that lists the names there are. In a list "all" is every system.
+const Policy& policy_named(const std::string& name);
+std::vector<const Policy*> policies_named(const std::vector<std::string>& names);
 
 }  // namespace foremoe

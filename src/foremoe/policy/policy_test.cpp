@@ -9,7 +9,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/policy/finemoe/replica_load_lp.h"
+#include "foremoe/policy/systems/finemoe/replica_load_lp.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/testing/policy_runs.h"
 #include "foremoe/testing/random_plans.h"

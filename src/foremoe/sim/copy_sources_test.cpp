@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "foremoe/policy/fastermoe.h"
-#include "foremoe/policy/ultraep.h"
+#include "foremoe/policy/systems/fastermoe.h"
+#include "foremoe/policy/systems/ultraep.h"
 #include "foremoe/sim/simulation.h"
 #include "foremoe/testing/simulated_plans.h"
 
@@ -55,7 +55,9 @@ constexpr std::int64_t kGradient = 1200;       // the same
 constexpr double kLinkSeconds = 600.0 / 8000;  // of the weights
 constexpr double kNear = 1e-9;
 
-OnlineWork after_router(Fanout fanout) { return {.copies_after_router = true, .fanout = fanout}; }
+constexpr OnlineWork kFromHome{.copies_after_router = true};
+constexpr OnlineWork kRing{.copies_after_router = true, .sources = send_in_ring, .gradients_go_to_sources = true};
+constexpr OnlineWork kRelays{.copies_after_router = true, .sources = send_by_relays};
 
 std::int64_t sent_by_busiest(const SimulatedPhase& phase) {
   EXPECT_EQ(phase.traffic[0].link, "peers");
@@ -66,9 +68,8 @@ std::int64_t sent_by_busiest(const SimulatedPhase& phase) {
 // three, and each relay passes on to two of the six others.
 TEST(CopySourcesTest, AnExpertCrossesEveryLinkAsOftenAsItsSystemSendsIt) {
   const OneForAll step(kRanks);
-  for (const auto& [fanout, most] :
-       {std::pair(Fanout::kFromHome, 9), std::pair(Fanout::kBroadcast, 1), std::pair(Fanout::kRelays, 3)}) {
-    const SimulatedPhase phase = step.phase(Phase::kRecompute, after_router(fanout));
+  for (const auto& [online, most] : {std::pair(kFromHome, 9), std::pair(kRing, 1), std::pair(kRelays, 3)}) {
+    const SimulatedPhase phase = step.phase(Phase::kRecompute, online);
     EXPECT_EQ(phase.copies, 9);
     EXPECT_EQ(phase.traffic[0].copies, Bytes{kWeights * 9}) << "each of nine ranks receives it once";
     EXPECT_EQ(phase.traffic[0].rows, Bytes{0}) << "every rank serves its own";
@@ -81,18 +82,18 @@ TEST(CopySourcesTest, AnExpertCrossesEveryLinkAsOftenAsItsSystemSendsIt) {
 TEST(CopySourcesTest, RelaysServeExpertsWithManyCopies) {
   const OneForAll five(6);
   const OneForAll six(7);
-  const OnlineWork relays = after_router(Fanout::kRelays);
-  EXPECT_NEAR(five.phase(Phase::kRecompute, relays).parts.exposed_copies, 5 * kLinkSeconds, kNear);
-  EXPECT_NEAR(six.phase(Phase::kRecompute, relays).parts.exposed_copies, 2 * kLinkSeconds, kNear);  // two, and two each
+
+  EXPECT_NEAR(five.phase(Phase::kRecompute, kRelays).parts.exposed_copies, 5 * kLinkSeconds, kNear);
+  EXPECT_NEAR(six.phase(Phase::kRecompute, kRelays).parts.exposed_copies, 2 * kLinkSeconds,
+              kNear);  // two, and two each
 }
 
 // One backward turn sends nine gradients home: from home all nine cross the home's link, in a ring each link carries
 // one, and relays serve weights alone.
 TEST(CopySourcesTest, GradientsAreAddedUpOnTheWayInARingAlone) {
   const OneForAll step(kRanks);
-  for (const auto& [fanout, most] :
-       {std::pair(Fanout::kFromHome, 9), std::pair(Fanout::kBroadcast, 1), std::pair(Fanout::kRelays, 9)}) {
-    const SimulatedPhase phase = step.phase(Phase::kPolicyUpdate, after_router(fanout));
+  for (const auto& [online, most] : {std::pair(kFromHome, 9), std::pair(kRing, 1), std::pair(kRelays, 9)}) {
+    const SimulatedPhase phase = step.phase(Phase::kPolicyUpdate, online);
     EXPECT_EQ(phase.copies, 18) << "for the forward and for the backward";
     EXPECT_EQ(phase.traffic[0].gradients, Bytes{kGradient * 9});
     const Tokens own{50};
@@ -110,7 +111,7 @@ TEST(CopySourcesTest, RelaysAreThoseThatSendLeast) {
       copies.push_back({.rank = RankId{r}, .expert = ExpertId{expert}, .path = Path::kPeer, .source = RankId{expert}});
     }
   }
-  choose_sources(Fanout::kRelays, 7, copies);
+  choose_sources(send_by_relays, 7, copies);
   const auto sources_of = [&](int expert) {
     std::vector<int> sources;
     for (const ScheduledCopy& copy : copies) {
@@ -130,7 +131,7 @@ TEST(CopySourcesTest, ARingBeginsBehindTheHome) {
     copies.push_back({.rank = RankId{r}, .expert = ExpertId{9}, .path = Path::kPeer, .source = RankId{2}});
   }
   copies[1].path = Path::kHost;  // its weights come from the arena
-  choose_sources(Fanout::kBroadcast, 4, copies);
+  choose_sources(send_in_ring, 4, copies);
   EXPECT_EQ(copies[2].source, RankId{2});
   EXPECT_EQ(copies[0].source, RankId{3});
   EXPECT_EQ(copies[1].source, RankId{2});

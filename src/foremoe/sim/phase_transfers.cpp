@@ -172,8 +172,8 @@ Transfer transfer_of(const ScheduledCopy& copy, const TransferSchedule& schedule
 // What guests leave, lease by lease in the order in which leases begin.
 class Returns {
  public:
-  Returns(const StepPlan& plan, const TransferSchedule& schedule, Fanout fanout)
-      : plan_(plan), schedule_(schedule), fanout_(fanout), turns_(schedule.order) {
+  Returns(const StepPlan& plan, const TransferSchedule& schedule, const OnlineWork& online)
+      : plan_(plan), schedule_(schedule), online_(online), turns_(schedule.order) {
     const int places = plan.residency == Residency::kShared ? plan.guest_slots : schedule.buffers_per_rank;
     last_.assign(static_cast<std::size_t>(plan.num_ranks()) * static_cast<std::size_t>(places), kNone);
     places_ = static_cast<std::size_t>(places);
@@ -186,7 +186,7 @@ class Returns {
     std::size_t& last = last_[copy.rank.index() * places_ + place(copy)];
     if (last != kNone) transfers[last].deadline = *begins;
     last = transfers.size();
-    const RankId to = fanout_ == Fanout::kBroadcast ? copy.source : plan_.home(copy.layer, copy.expert);
+    const RankId to = online_.gradients_go_to_sources ? copy.source : plan_.home(copy.layer, copy.expert);
     transfers.push_back({.way = {.path = Path::kPeer, .from = copy.rank, .to = to},
                          .expert = copy.expert,
                          .begins = copy.closes,
@@ -224,7 +224,7 @@ class Returns {
 
   const StepPlan& plan_;
   const TransferSchedule& schedule_;
-  Fanout fanout_;
+  const OnlineWork& online_;
   LayerTurns turns_;
   std::vector<std::size_t> last_;  // [rank][place], into transfers; kNone: nobody was there
   std::size_t places_ = 0;
@@ -271,7 +271,7 @@ std::span<const std::size_t> PhaseTransfers::due(TurnId t) const {
 
 PhaseTransfers make_phase_transfers(const SimulationInput& input, const SimulationOptions& options) {
   TransferSchedule schedule = schedule_of(input, options);
-  choose_sources(options.online.fanout, input.plan.num_ranks(), schedule.copies);
+  choose_sources(options.online.sources, input.plan.num_ranks(), schedule.copies);
   PhaseTransfers phase;
   phase.depth = schedule.depth;
   phase.guests_stay = guests_stay(input, options);
@@ -282,7 +282,7 @@ PhaseTransfers make_phase_transfers(const SimulationInput& input, const Simulati
   }
   phase.num_copies = static_cast<std::int64_t>(phase.transfers.size());
   if (options.phase == Phase::kPolicyUpdate) {
-    Returns returns(input.plan, schedule, options.online.fanout);
+    Returns returns(input.plan, schedule, options.online);
     for (const ScheduledCopy& copy : schedule.copies) returns.add(copy, phase.transfers);
   }
   phase.arena = std::move(schedule.arena);

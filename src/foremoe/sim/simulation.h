@@ -34,7 +34,7 @@
 #include "foremoe/core/parallel.h"
 #include "foremoe/core/timeline.h"
 #include "foremoe/plan/step_plan.h"
-#include "foremoe/policy/policy.h"
+#include "foremoe/policy/online_work.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/rollout/routing_trace.h"

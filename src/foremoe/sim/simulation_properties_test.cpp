@@ -9,6 +9,8 @@
 #include <string>
 
 #include "foremoe/core/timeline.h"
+#include "foremoe/policy/systems/fastermoe.h"
+#include "foremoe/policy/systems/ultraep.h"
 #include "foremoe/sim/phase_transfers.h"
 #include "foremoe/sim/simulation.h"
 #include "foremoe/testing/simulated_plans.h"
@@ -160,10 +162,11 @@ TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
     const CostModel cost = cost_with_kept_activations(c.load);
     const SimulationInput input{.load = c.load, .plan = c.plan, .cost = cost};
     for (const Phase phase : phases_of(c)) {
-      constexpr OnlineWork kWays[] = {{},
-                                      {.own_experts_first = true, .plans_after_dispatch = true},
-                                      {.own_experts_first = true, .keeps_guests = true, .fanout = Fanout::kBroadcast},
-                                      {.fanout = Fanout::kRelays}};
+      constexpr OnlineWork kWays[] = {
+          {},
+          {.own_experts_first = true, .plans_after_dispatch = true},
+          {.own_experts_first = true, .keeps_guests = true, .sources = send_in_ring, .gradients_go_to_sources = true},
+          {.sources = send_by_relays}};
       for (const OnlineWork& online : kWays) {
         SimulationOptions options{.phase = phase, .online = online};
         expect_that_bytes_arrive(input, options);
@@ -185,7 +188,7 @@ TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
       return !t.gradient && (!from_home || t.way.from == hot.plan.home(0, t.expert));
     });
   };
-  EXPECT_LT(copies({.fanout = Fanout::kRelays}, true), copies({}, true)) << "no relay has anything to pass on";
+  EXPECT_LT(copies({.sources = send_by_relays}, true), copies({}, true)) << "no relay has anything to pass on";
   EXPECT_LT(copies({.keeps_guests = true}, false), copies({}, false)) << "no guest is kept";
 }
 
@@ -255,7 +258,10 @@ TEST(SimulationPropertiesTest, NothingIsComputedBeforeItsCopiesHaveArrived) {
   const OnlineWork ways[] = {
       {},
       {.copies_after_router = true, .planning_seconds = 1e-4},
-      {.copies_after_router = true, .own_experts_first = true, .fanout = Fanout::kBroadcast},
+      {.copies_after_router = true,
+       .own_experts_first = true,
+       .sources = send_in_ring,
+       .gradients_go_to_sources = true},
       {.copies_after_router = true, .planning_seconds = 1e-4, .own_experts_first = true, .plans_after_dispatch = true}};
   for_random_cases([&](const Case& c) {
     for (const OnlineWork& online : ways) {

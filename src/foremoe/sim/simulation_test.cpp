@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "foremoe/core/error.h"
-#include "foremoe/policy/feplb.h"
+#include "foremoe/policy/systems/feplb.h"
 #include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe {

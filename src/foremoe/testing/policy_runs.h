@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/policy/finemoe/replica_load_lp.h"
 #include "foremoe/policy/policy.h"
+#include "foremoe/policy/systems/finemoe/replica_load_lp.h"
 
 namespace foremoe::test {
 

@@ -1,6 +1,6 @@
 // FineMoE as policies: what §7.3 says of its balance, and what its options do.
 
-#include "foremoe/policy/finemoe.h"
+#include "foremoe/policy/systems/finemoe.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "foremoe/policy/finemoe/replica_load_lp.h"
-#include "foremoe/policy/lplb.h"
+#include "foremoe/policy/systems/finemoe/replica_load_lp.h"
+#include "foremoe/policy/systems/lplb.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/testing/finemoe_instances.h"
 #include "foremoe/testing/policy_runs.h"

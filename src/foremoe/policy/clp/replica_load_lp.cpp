@@ -1,4 +1,4 @@
-#include "foremoe/policy/finemoe/replica_load_lp.h"
+#include "foremoe/policy/systems/finemoe/replica_load_lp.h"
 
 #include <ClpSimplex.hpp>
 #include <algorithm>

@@ -1,7 +1,7 @@
 // FineMoE's linear programs, held to examples worked by hand, to our exact assignment and to all sets of ranks; and
 // what becomes of their solutions.
 
-#include "foremoe/policy/finemoe/token_scheduler.h"
+#include "foremoe/policy/systems/finemoe/token_scheduler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 
 #include <cassert>
 
-#include "foremoe/policy/finemoe/replica_load_lp.h"
+#include "foremoe/policy/systems/finemoe/replica_load_lp.h"
 
 namespace foremoe::finemoe {
 

@@ -1,0 +1,98 @@
+#include "foremoe/policy/systems/ema.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <numeric>
+
+#include "foremoe/core/timeline.h"
+#include "foremoe/policy/placed_plan.h"
+
+namespace foremoe {
+
+namespace {
+
+struct Exchange {
+  std::int64_t larger = 0;  // of the two rank loads afterwards
+  std::size_t heavy = 0;    // expert of the most loaded rank
+  std::size_t light = 0;    // expert of another
+};
+
+class Ema final : public Policy {
+ public:
+  std::string_view name() const override { return "ema"; }
+  std::string_view summary() const override {
+    return "experts relocated greedily once per step, by a moving average of the steps before";
+  }
+  std::span<const std::string_view> uses() const override { return kUses; }
+  bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    const LoadTable& load = input.load;
+    const LoadTable* const former = former_load(input);
+    if (load.num_experts() % load.num_ranks() != 0) {
+      return Skipped{fmt::format("{} experts cannot be spread evenly over {} ranks: their number must be a multiple",
+                                 load.num_experts(), load.num_ranks())};
+    }
+    check_policy_input(input);
+    const auto begin = std::chrono::steady_clock::now();
+    Array<RankId, 2> home(input.home.shape());
+    std::vector<double> cpu_seconds(home.extent(0));  // [layer]
+    pool.for_each_index(home.extent(0), [&](std::size_t l, std::size_t) {
+      const double layer_begin = thread_cpu_seconds();
+      const std::vector<std::int64_t> predicted =
+          sum_over_micro_steps(layer_load(former != nullptr ? *former : load, LayerId{l}));
+      std::ranges::copy(relocate_greedily(predicted, input.home.row(l), load.num_ranks()), home.row(l).begin());
+      cpu_seconds[l] = thread_cpu_seconds() - layer_begin;
+    });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+
+    PlannerOptions options;
+    options.guest_slots = 0;
+    options.in_flight = input.options.in_flight;
+    options.residency = Residency::kStatic;
+    options.rehome = kNoLimit;  // as recorded: the homes above are no choice of the planner
+    options.stages = {.base = false, .relocation = false, .replication = false, .tokens = false};
+    PlannedStep step = plan_step({.load = load, .home = home, .options = options}, pool);
+    step.plan.policy = name();
+    step.times.base_cpu_seconds += std::accumulate(cpu_seconds.begin(), cpu_seconds.end(), 0.0);
+    step.times.wall_seconds += seconds;
+    return step;
+  }
+
+ private:
+  static constexpr std::array<std::string_view, 2> kUses{"in_flight", "previous_load"};
+};
+
+}  // namespace
+
+std::vector<RankId> relocate_greedily(std::span<const std::int64_t> load, std::span<const RankId> home, int num_ranks) {
+  std::vector<RankId> now(home.begin(), home.end());
+  std::vector<std::int64_t> rank_load(num_ranks);
+  for (std::size_t e = 0; e < load.size(); ++e) rank_load[now[e].index()] += load[e];
+  for (;;) {
+    const auto most = std::ranges::max_element(rank_load);
+    const auto busiest = RankId{most - rank_load.begin()};
+    Exchange best{.larger = *most};
+    for (std::size_t a = 0; a < load.size(); ++a) {
+      if (now[a] != busiest) continue;
+      for (std::size_t b = 0; b < load.size(); ++b) {
+        const std::int64_t moved = load[a] - load[b];
+        if (now[b] == busiest || moved <= 0) continue;
+        const std::int64_t larger = std::max(*most - moved, rank_load[now[b].index()] + moved);
+        if (larger < best.larger) best = {.larger = larger, .heavy = a, .light = b};
+      }
+    }
+    if (best.larger == *most) return now;
+    const std::int64_t moved = load[best.heavy] - load[best.light];
+    rank_load[busiest.index()] -= moved;
+    rank_load[now[best.light].index()] += moved;
+    std::swap(now[best.heavy], now[best.light]);
+  }
+}
+
+std::unique_ptr<Policy> make_ema() { return std::make_unique<Ema>(); }
+
+}  // namespace foremoe

@@ -1,0 +1,230 @@
+#include "foremoe/policy/systems/finemoe.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <utility>
+
+#include "foremoe/core/error.h"
+#include "foremoe/policy/placed_plan.h"
+#include "foremoe/policy/systems/finemoe/symmetric_placement.h"
+
+namespace foremoe {
+
+namespace {
+
+constexpr int kMany = 1 << 30;
+
+enum class Placing : std::uint8_t { kRandom, kSymmetric, kAdaptive };
+
+// Every layer its own sequence.
+Random random_of(std::uint64_t seed, LayerId layer) { return Random(seed + 0x9e3779b97f4a7c15 * (layer.index() + 1)); }
+
+// The experts of one layer where `ranks`, [home rank][its j-th expert ascending][replica], says. [rank][slot]
+Array<ExpertId, 2> experts_at(ArrayView<const RankId, 3> ranks, std::span<const RankId> home) {
+  Array<ExpertId, 2> placement({ranks.extent(0), ranks.extent(1) * ranks.extent(2)}, kNoExpert);
+  std::vector<std::size_t> num_homes(ranks.extent(0));  // met so far
+  std::vector<std::size_t> next_slot(ranks.extent(0));
+  for (std::size_t e = 0; e < home.size(); ++e) {
+    for (const RankId r : ranks.row(home[e], num_homes[home[e].index()])) {
+      placement(r, next_slot[r.index()]++) = ExpertId{e};
+    }
+    ++num_homes[home[e].index()];
+  }
+  return placement;
+}
+
+// [1][rank][slot]
+Array<ExpertId, 3> for_the_step(const Array<ExpertId, 2>& placement) {
+  Array<ExpertId, 3> step({1, placement.extent(0), placement.extent(1)});
+  std::ranges::copy(placement.flat(), step.flat().begin());
+  return step;
+}
+
+class FineMoe final : public Policy {
+ public:
+  FineMoe(std::string_view name, std::string_view summary, Placing placing, const FineMoeOptions& options)
+      : name_(name), summary_(summary), placing_(placing), options_(options) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+  std::span<const std::string_view> uses() const override {
+    static constexpr std::array<std::string_view, 5> kUses{"guest_slots", "in_flight", "seed", "previous",
+                                                           "previous_load"};
+    return std::span(kUses).first(placing_ == Placing::kSymmetric ? 2 : placing_ == Placing::kRandom ? 3 : 5);
+  }
+  bool plans_ahead(const PolicyInput& input) const override {
+    return placing_ == Placing::kAdaptive && input.previous_load == nullptr;
+  }
+  std::string note_on_previous(const PolicyInput& input) const override {
+    return placing_ == Placing::kAdaptive ? note_on_former_plan(input, name_) : Policy::note_on_previous(input);
+  }
+  // Scheduling follows the gate. The time of an LP grows with its variables: one for each slot.
+  // Tokens that are not scheduled are on their way meanwhile (A.2).
+  OnlineWork online() const override {
+    return {.planning_seconds_per_slot = seconds_per_slot(),
+            .dispatched_unplanned = 1 - options_.scheduler.scheduled_fraction};
+  }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    if (options_.scheduler.solver != finemoe::Solver::kExact && !finemoe::ReplicaLoadLp::is_available()) {
+      return Skipped{"built without CLP"};
+    }
+    if (placing_ == Placing::kAdaptive) (void)former_load(input);  // throws where it is of another model
+    FreePolicy policy{.name = name_, .split = Split::kExact, .place = {}};
+    policy.own_split = [&](LayerId layer) { return schedule(input, layer); };
+    const int num_homes = input.load.num_experts() / input.load.num_ranks();
+    const SymmetricShape shape{.num_ranks = input.load.num_ranks(),
+                               .homes_per_rank = num_homes,
+                               .replicas = num_homes > 0 ? 1 + input.options.guest_slots / num_homes : 1};
+    const bool is_even = num_homes > 0 && input.load.num_experts() % input.load.num_ranks() == 0;
+    const auto obstacle = finemoe::symmetric_obstacle(shape.num_ranks, num_homes, input.options.guest_slots);
+    Array<RankId, 3> symmetric;
+    if (is_even && !obstacle && placing_ != Placing::kRandom) symmetric = finemoe::symmetric_placement(shape);
+
+    switch (placing_) {
+      case Placing::kRandom:
+        policy.place = [&](LayerId layer, ArrayView<const std::int64_t, 2>) {
+          Random random = random_of(input.options.seed, layer);
+          return for_the_step(experts_at(finemoe::random_placement(shape, random), input.home.row(layer)));
+        };
+        break;
+      case Placing::kSymmetric:
+        policy.place = [&](LayerId layer, ArrayView<const std::int64_t, 2>) {
+          return for_the_step(experts_at(symmetric, input.home.row(layer)));
+        };
+        break;
+      case Placing::kAdaptive:
+        policy.place = [&](LayerId layer, ArrayView<const std::int64_t, 2> load) {
+          return adapt(input, symmetric, layer, load);
+        };
+        return plan_freely(policy, input, pool);
+    }
+    policy.residency = Residency::kResident;
+    if (is_even && obstacle) return Skipped{*obstacle};
+    return plan_freely(policy, input, pool);
+  }
+
+  std::vector<Option> options() override {
+    std::vector<Option> options{
+        word_option({.name = "solver", .help = "Who solves LP 1: CLP, or our exact assignment", .initial = "lp"},
+                    {"lp", "exact"}, [this](std::size_t index) { solve(/*exactly=*/index == 1); }),
+        weight_option({.name = "alpha_ranks", .help = "LP 4's weight of traffic between ranks"},
+                      &finemoe::CommunicationWeights::ranks),
+        weight_option({.name = "alpha_nodes", .help = "LP 4's weight of traffic between nodes"},
+                      &finemoe::CommunicationWeights::nodes),
+        number_option({.name = "scheduled_fraction", .help = "Part of the tokens that is scheduled"},
+                      options_.scheduler.scheduled_fraction, {.least = 0, .most = 1})};
+    if (placing_ != Placing::kAdaptive) return options;
+    finemoe::ReplacementOptions& o = options_.replacement;
+    options.push_back(number_option(
+        {.name = "threshold", .help = "Predicted largest rank load ÷ mean above which placements are replaced"},
+        o.threshold, {.least = 1, .most = 1e9}));
+    options.push_back(
+        integer_option({.name = "interval", .help = "Micro-steps from one look at the placement to the next"},
+                       o.interval, {1, kMany}));
+    options.push_back(integer_option({.name = "window", .help = "Micro-steps of the moving average that predicts"},
+                                     o.window, {1, kMany}));
+    options.push_back(integer_option({.name = "samples", .help = "Random placements of which the best is taken"},
+                                     o.num_samples, {1, 1 << 20}));
+    return options;
+  }
+  std::unique_ptr<Policy> copy() const override { return std::make_unique<FineMoe>(*this); }
+
+ private:
+  using Solver = finemoe::Solver;
+
+  void solve(bool exactly) {
+    Solver& solver = options_.scheduler.solver;
+    if (exactly && solver == Solver::kCommunicationAware) refuse_weights_beside_exact();
+    if (exactly) solver = Solver::kExact;
+    if (!exactly && solver == Solver::kExact) solver = Solver::kReplicaLoads;
+  }
+
+  // Either weight makes it LP 4; the other is 0 then.
+  Option weight_option(Option option, double finemoe::CommunicationWeights::*weight) {
+    finemoe::SchedulerOptions& scheduler = options_.scheduler;
+    option = number_option(std::move(option), scheduler.weights.*weight, {.least = 0, .most = 1e9});
+    option.initial.clear();
+    option.set = [&scheduler, set = option.set](const std::string& text) {
+      if (scheduler.solver == Solver::kExact) refuse_weights_beside_exact();
+      if (scheduler.solver != Solver::kCommunicationAware) scheduler.weights = {.ranks = 0, .nodes = 0};
+      scheduler.solver = Solver::kCommunicationAware;
+      set(text);
+    };
+    return option;
+  }
+
+  [[noreturn]] static void refuse_weights_beside_exact() {
+    throw InputError({.field = "solver"}, "exact is of LP 1, which has no alpha_… weights");
+  }
+
+  // Set between what figure 11 measures for stable loads and for new orders (reproduce/finemoe-figure-11.toml).
+  double seconds_per_slot() const {
+    if (options_.scheduler.scheduled_fraction <= 0) return 0;
+    switch (options_.scheduler.solver) {
+      case finemoe::Solver::kReplicaLoads:
+        return 1e-6;
+      case finemoe::Solver::kCommunicationAware:
+        return 4e-6;
+      case finemoe::Solver::kExact:
+        return 0.06e-6;
+    }
+    return 0;
+  }
+
+  using SymmetricShape = finemoe::SymmetricShape;
+
+  SplitTokens schedule(const PolicyInput& input, LayerId layer) const {
+    auto scheduler = std::make_shared<finemoe::TokenScheduler>(input.load.topology(), options_.scheduler);
+    return [&load = input.load, layer, scheduler](MicroStepId m, const planner::ReplicaGraph& graph,
+                                                  std::span<const std::int64_t>, planner::Assignment& assignment) {
+      Array<std::int64_t, 2> by_source({load.load.extent(2), load.load.extent(3)});
+      std::ranges::transform(load.load.view()[m][layer].flat(), by_source.flat().begin(),
+                             [](Tokens tokens) { return tokens.value; });
+      scheduler->schedule(graph, by_source, assignment);
+    };
+  }
+
+  Array<ExpertId, 3> adapt(const PolicyInput& input, const Array<RankId, 3>& symmetric, LayerId layer,
+                           ArrayView<const std::int64_t, 2> load) const {
+    const finemoe::AsymmetricShape shape{
+        .num_ranks = input.load.num_ranks(),
+        .slots_per_rank = input.load.num_experts() / input.load.num_ranks() + input.options.guest_slots};
+    Array<ExpertId, 2> initial;
+    if (const StepPlan* former = former_plan(input, name_); former != nullptr) {
+      initial = last_placement(*former, layer);
+    } else if (!symmetric.empty()) {
+      initial = experts_at(symmetric, input.home.row(layer));
+    }
+    const std::vector<std::int64_t> predicted =
+        sum_over_micro_steps(input.previous_load ? layer_load(*input.previous_load, layer).view() : load);
+    Random random = random_of(input.options.seed, layer);
+    return finemoe::replace_adaptively({.load = load, .predicted_load = predicted, .initial = initial, .shape = shape},
+                                       options_.replacement, random);
+  }
+
+  std::string_view name_;
+  std::string_view summary_;
+  Placing placing_;
+  FineMoeOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_finemoe_random(const FineMoeOptions& options) {
+  return std::make_unique<FineMoe>("finemoe-random", "FineMoE, replicas shuffled over the ranks, tokens split by LP",
+                                   Placing::kRandom, options);
+}
+
+std::unique_ptr<Policy> make_finemoe_symmetric(const FineMoeOptions& options) {
+  return std::make_unique<FineMoe>("finemoe-symmetric", "FineMoE without replacement: Cayley graph, tokens split by LP",
+                                   Placing::kSymmetric, options);
+}
+
+std::unique_ptr<Policy> make_finemoe(const FineMoeOptions& options) {
+  return std::make_unique<FineMoe>("finemoe", "FineMoE: asymmetric placement by expected load, tokens split by LP",
+                                   Placing::kAdaptive, options);
+}
+
+}  // namespace foremoe

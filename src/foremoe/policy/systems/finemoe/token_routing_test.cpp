@@ -1,0 +1,86 @@
+#include "foremoe/policy/systems/finemoe/token_scheduler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "foremoe/testing/random_plans.h"
+
+namespace foremoe::finemoe {
+namespace {
+
+using testing::ElementsAre;
+
+Shipment shipment(int expert, int source, int replica, int rows) {
+  return {.expert = ExpertId{expert}, .source = RankId{source}, .replica = RankId{replica}, .rows = Tokens{rows}};
+}
+
+// One expert, held by ranks 0, 1 and 3 of two nodes {0, 1} and {2, 3}; tokens 1, 4, 3, 2 from the sources.
+struct OneExpert {
+  OneExpert() {
+    const int tokens[] = {1, 4, 3, 2};
+    for (int r = 0; r < 4; ++r) load(r, 0) = Tokens{tokens[r]};
+    slot_expert(2, 0) = kNoExpert;
+    slot_tokens(0, 0) = Tokens{5};
+    slot_tokens(1, 0) = Tokens{1};
+    slot_tokens(3, 0) = Tokens{4};
+  }
+  Array<Tokens, 2> load{{4, 1}};
+  Array<ExpertId, 2> slot_expert{{4, 1}};
+  Array<Tokens, 2> slot_tokens{{4, 1}};
+  RoutingProblem problem{
+      .load = load, .quotas = {slot_expert, slot_tokens}, .topology = {.num_ranks = 4, .ranks_per_node = 2}};
+};
+
+TEST(Algorithm1, FillsReplicasInOrderWithoutLocality) {
+  const OneExpert one;
+  EXPECT_THAT(route_by_algorithm_1(one.problem, Locality::kNone),
+              ElementsAre(shipment(0, 0, 0, 1), shipment(0, 1, 0, 4), shipment(0, 2, 1, 1), shipment(0, 2, 3, 2),
+                          shipment(0, 3, 3, 2)));
+}
+
+TEST(Algorithm1, RoutesLocalTokensToLocalReplicasFirst) {
+  const OneExpert one;
+  EXPECT_THAT(route_by_algorithm_1(one.problem, Locality::kRank),
+              ElementsAre(shipment(0, 0, 0, 1), shipment(0, 1, 1, 1), shipment(0, 3, 3, 2), shipment(0, 1, 0, 3),
+                          shipment(0, 2, 0, 1), shipment(0, 2, 3, 2)));
+}
+
+TEST(CommunicationVolume, IsWhatTheBusiestRankAndNodeSendOrReceive) {
+  const OneExpert one;
+  const Topology topology = one.problem.topology;
+  // Without locality rank 1 sends 4, rank 0 receives 4, and one token of rank 2 leaves its node.
+  const auto none = communication_volume(route_by_algorithm_1(one.problem, Locality::kNone), topology);
+  EXPECT_EQ(none.ranks, 4);
+  EXPECT_EQ(none.nodes, 1);
+  const auto rank = communication_volume(route_by_algorithm_1(one.problem, Locality::kRank), topology);
+  EXPECT_EQ(rank.ranks, 4);  // rank 0 receives 3 and 1
+  EXPECT_EQ(rank.nodes, 1);
+}
+
+TEST(Algorithm1, IsRouteTokensWithLocalityInNodesAndSavesMoreAtEveryLevel) {
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    const LoadTable load = foremoe::test::random_load({.ranks = 6, .experts = 12, .ranks_per_node = 4}, seed);
+    const StepPlan plan = foremoe::test::random_plan(load, {.guest_slots = 2}, seed);
+    for (int l = 0; l < load.num_layers(); ++l) {
+      const RoutingProblem problem{.load = load.load.view()[0][l],
+                                   .quotas = layer_quotas(plan, EventId{0}, LayerId{l}),
+                                   .topology = load.topology()};
+      auto by_node = route_by_algorithm_1(problem, Locality::kNode);
+      std::int64_t kept[3];
+      for (const Locality locality : {Locality::kNone, Locality::kRank, Locality::kNode}) {
+        kept[static_cast<int>(locality)] = 0;
+        for (const Shipment& s : route_by_algorithm_1(problem, locality)) {
+          if (s.source == s.replica) kept[static_cast<int>(locality)] += s.rows.value;
+        }
+      }
+      EXPECT_LE(kept[0], kept[1]);
+      EXPECT_EQ(kept[1], kept[2]);
+      // route_tokens lists by source; within a source and expert the order is the same
+      std::ranges::stable_sort(by_node, {}, [](const Shipment& s) { return s.source; });
+      EXPECT_EQ(by_node, route_tokens(problem).shipments);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foremoe::finemoe

@@ -1,0 +1,87 @@
+#pragma once
+
+// FineMoE's scheduling of one layer's tokens in one micro-step (§5.1, appendix A): from what every source sends to
+// every expert to whole tokens per replica.
+//
+// Solvers.
+//   LP 1, LP 4   replica_load_lp.h, by CLP, warm from one micro-step to the next while the placement stays
+//   exact        LP 1 by our assignment (planner/token_assignment.h): the same largest rank load, in integers
+// If CLP should ever end without an optimum, the exact assignment serves that micro-step.
+//
+// Whole tokens. The paper does not say how x becomes integral. Inferred: round down, give what an expert has left to
+// the replicas with the largest fractions, then pass on along paths of experts what is above ⌈largest rank load of the
+// LP⌉. A whole solution at that level exists (quotas are a flow, and its capacities are whole), so LP 1 ends at
+// ⌈optimum⌉.
+//
+// Pipelining (A.2). Of every source's tokens of an expert the first (1 − scheduled_fraction), rounded down, are not
+// scheduled: all-to-all takes them while the rest is being scheduled. "This EP is somehow different from typical EP and
+// more like FlexMoE": inferred, equal parts to the expert's replicas, the remainder to the lowest ranks. The rest is
+// scheduled on top: a rank's unscheduled tokens are the load of one more expert that it alone holds. What pipelining
+// hides is time, for which a plan has no field; what it costs in balance is in the quotas.
+
+#include <optional>
+#include <vector>
+
+#include "foremoe/plan/route_tokens.h"
+#include "foremoe/planner/token_assignment.h"
+#include "foremoe/policy/systems/finemoe/replica_load_lp.h"
+
+namespace foremoe::finemoe {
+
+enum class Solver : std::uint8_t {
+  kReplicaLoads,        // LP 1
+  kCommunicationAware,  // LP 4
+  kExact,               // LP 1 by our exact assignment
+};
+
+struct SchedulerOptions {
+  Solver solver = Solver::kReplicaLoads;
+  CommunicationWeights weights;   // of LP 4
+  double scheduled_fraction = 1;  // of the tokens, in [0, 1]; below 1 pipelining
+};
+
+class TokenScheduler {
+ public:
+  TokenScheduler(const Topology& topology, const SchedulerOptions& options) : topology_(topology), options_(options) {}
+
+  // `input` is [source rank][expert], tokens; every expert with tokens is in `graph`. Fills `assignment`.
+  void schedule(const planner::ReplicaGraph& graph, ArrayView<const std::int64_t, 2> input,
+                planner::Assignment& assignment);
+
+ private:
+  void schedule_all(const planner::ReplicaGraph& graph, ArrayView<const std::int64_t, 2> input,
+                    planner::Assignment& assignment);
+  bool solve_lp(const planner::ReplicaGraph& graph, ArrayView<const std::int64_t, 2> input);
+  void make_whole(const planner::ReplicaGraph& graph, std::span<const std::int64_t> load,
+                  planner::Assignment& assignment);
+
+  Topology topology_;
+  SchedulerOptions options_;
+  std::optional<ReplicaLoadLp> lp_;
+  std::vector<int> placement_;  // [slot], expert, for which lp_ was made
+  planner::AssignmentSearch search_;
+};
+
+// FineMoE's algorithm 1 (§5.2): which replica serves which of a source's tokens, from tokens per source and per
+// replica.
+//
+//   none   for every expert, sources ascending: each fills the replicas in the order of their ranks (lines 10–16)
+//   rank   first every source its own rank's replica (lines 4–9)
+//   node   then those of its node (appendix A.1, topology-aware), then the others
+//
+// A plan routes by route_tokens (plan/route_tokens.h), which makes the same shipments as `node`; the other two are for
+// ablations of what locality saves. Complexity: O(experts · (sources + replicas)) shipments.
+
+enum class Locality : std::uint8_t { kNone, kRank, kNode };
+
+// By expert, then in the order in which algorithm 1 makes them; never empty ones.
+std::vector<Shipment> route_by_algorithm_1(const RoutingProblem& problem, Locality locality);
+
+struct CommunicationVolume {  // tokens; what a rank keeps for itself is none
+  std::int64_t ranks = 0;     // the most that a rank sends or receives: comm of LP 4
+  std::int64_t nodes = 0;     // the most that a node sends to or receives from others
+};
+
+CommunicationVolume communication_volume(std::span<const Shipment> shipments, const Topology& topology);
+
+}  // namespace foremoe::finemoe

@@ -1,0 +1,198 @@
+// FlexMoE's rounds, by hand, and what they become as a plan.
+
+#include "foremoe/policy/systems/flexmoe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "foremoe/core/error.h"
+#include "foremoe/rollout/load_file.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
+
+namespace foremoe {
+namespace {
+
+using test::experts;
+using test::result_of;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Two ranks with three slots: experts 0 1 2, and 2 3 0.
+FlexMoePlacement two_ranks() {
+  Array<ExpertId, 2> placement({2, 3});
+  const int experts[2][3] = {{0, 1, 2}, {2, 3, 0}};
+  for (int r = 0; r < 2; ++r) {
+    for (int s = 0; s < 3; ++s) placement(r, s) = ExpertId{experts[r][s]};
+  }
+  return FlexMoePlacement(placement, 4);
+}
+
+std::vector<int> experts(const FlexMoePlacement& placement, int rank) {
+  Array<ExpertId, 2> slots({2, 3}, kNoExpert);
+  placement.write(slots);
+  std::vector<int> ids;
+  for (const ExpertId e : slots.row(rank)) ids.push_back(e.value);
+  return ids;
+}
+
+const std::vector<std::int64_t> kLoad = {10, 60, 8, 12};
+
+// Ranks serve 5 + 60 + 4 = 69 and 4 + 12 + 5 = 21. Per replica the experts have 5, 60, 4 and 12: expert 1 gets the
+// replica that expert 2 loses, on rank 1: 5 + 30 + 8 = 43 and 5 + 30 + 12 = 47, which is kept. Then they have 5, 30, 8
+// and 12: expert 0 would lose its replica on rank 0, 2/3·60 + 8 = 48 and 20 + 12 + 10 = 42: neither 48 nor 48 ÷ 42 is
+// less than 47 and 47 ÷ 43, the end.
+TEST(FlexMoe, MovesReplicasFromTheColdestToTheHottestWhileTheLargestLoadFalls) {
+  FlexMoePlacement placement = two_ranks();
+  EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(69, 21));
+  flexmoe_adapt(placement, kLoad, {});
+  EXPECT_THAT(experts(placement, 0), ElementsAre(0, 1, 2));
+  EXPECT_THAT(experts(placement, 1), ElementsAre(0, 1, 3));
+  EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(43, 47));
+
+  EXPECT_TRUE(placement.move_replica(kLoad, false));
+  EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(48, 42));
+}
+
+// Packed, expert 1 stays on rank 0, whose expert 0 (5 per replica, 4 the other) goes to the slot of expert 2 on rank 1:
+// 60 + 8 = 68 and 10 + 12 = 22. Next expert 0 loses one of its two on rank 1 and expert 2 (8) goes there: 60 and 30.
+// Then only expert 1 has replicas to lose.
+TEST(FlexMoe, PacksReplicasOnOneRankAsGalvatronDoes) {
+  FlexMoePlacement placement = two_ranks();
+  EXPECT_TRUE(placement.move_replica(kLoad, true));
+  EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(68, 22));
+  flexmoe_adapt(placement, kLoad, {.packed = true});
+  EXPECT_THAT(experts(placement, 0), ElementsAre(1, 1, 1));
+  EXPECT_THAT(experts(placement, 1), ElementsAre(0, 2, 3));
+  EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(60, 30));
+  EXPECT_FALSE(placement.move_replica(kLoad, true));
+}
+
+// Expert 0 has most tokens, expert 1 most per replica, 30 and 40, and gets the replica of expert 2 on rank 1: from
+// 30 + 40 + 2 and 2 + 0 + 30 to 30 + 20 + 4 and 30 + 20 + 0.
+TEST(FlexMoe, CallsTheExpertHottestThatHasMostTokensPerReplica) {
+  FlexMoePlacement placement = two_ranks();
+  const std::vector<std::int64_t> load = {60, 40, 4, 0};
+  EXPECT_THAT(placement.rank_loads(load), ElementsAre(72, 32));
+  EXPECT_TRUE(placement.move_replica(load, false));
+  EXPECT_THAT(placement.rank_loads(load), ElementsAre(54, 50));
+}
+
+TEST(FlexMoe, EndsAfterItsRounds) {
+  FlexMoePlacement placement = two_ranks();
+  flexmoe_adapt(placement, kLoad, {.rounds = 0});
+  EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(69, 21));
+  flexmoe_adapt(placement, kLoad, {.rounds = 1, .packed = true});
+  EXPECT_THAT(placement.rank_loads(kLoad), ElementsAre(68, 22));
+}
+
+TEST(FlexMoe, KeepsAReplicaOfEveryExpertAndNeverRaisesTheLargestLoadWithoutLessUnevenness) {
+  Random random(1);
+  for (int i = 0; i < 50; ++i) {
+    std::vector<std::int64_t> load(4);
+    for (std::int64_t& tokens : load) tokens = static_cast<std::int64_t>(random.below(1000));
+    for (const bool packed : {false, true}) {
+      FlexMoePlacement placement = two_ranks();
+      const std::vector<std::int64_t> before = placement.rank_loads(load);
+      flexmoe_adapt(placement, load, {.packed = packed});
+      const std::vector<std::int64_t> after = placement.rank_loads(load);
+      EXPECT_LE(std::ranges::max(after) - std::ranges::min(after), std::ranges::max(before) - std::ranges::min(before));
+      for (int e = 0; e < 4; ++e) EXPECT_GE(placement.num_replicas(e), 1);
+    }
+  }
+}
+
+StepPlan planned(const test::PolicyRun& run, const FlexMoeOptions& options = {}) {
+  return test::plan_of(*make_flexmoe(options), run);
+}
+
+// The experts of rank 1 have most tokens, another half of them in every micro-step.
+LoadTable skewed() {
+  LoadTable load = test::random_load({.micro_steps = 6, .layers = 1, .ranks = 4, .experts = 16}, 3, 40);
+  for (int m = 0; m < 6; ++m) {
+    for (int r = 0; r < 4; ++r) {
+      for (const int e : {4, 5}) load.load(m, 0, r, e + 2 * (m % 2)) += Tokens{100};
+    }
+  }
+  return load;
+}
+
+TEST(FlexMoe, BeginsWithHomesAndTheNextRanksFirst) {
+  const LoadTable load = skewed();
+  const StepPlan plan = planned({.load = load, .guest_slots = 5}, {.rounds = 0});
+  EXPECT_EQ(plan.residency, Residency::kFree);
+  EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));
+  EXPECT_THAT(experts(plan, 0, 3), ElementsAre(12, 13, 14, 15, 0, 1, 2, 3, 4));
+}
+
+TEST(FlexMoe, FollowsTheMicroStepBefore) {
+  LoadTable load = skewed();
+  const LoadTable former = load;
+  const StepPlan before = planned({.load = load, .guest_slots = 2, .previous_load = &former});
+  EXPECT_FALSE(std::ranges::equal(before.slot_expert.view()[0].flat(), before.slot_expert.view()[1].flat()));
+  for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(5, 0, r));  // the last, which none follows
+  EXPECT_EQ(before.slot_expert, planned({.load = load, .guest_slots = 2, .previous_load = &former}).slot_expert);
+  for (int r = 0; r < 4; ++r) std::ranges::reverse(load.load.row(2, 0, r));
+  EXPECT_NE(before.slot_expert, planned({.load = load, .guest_slots = 2, .previous_load = &former}).slot_expert);
+}
+
+TEST(FlexMoe, BalancesBetterByTheLoadItWillServe) {
+  const LoadTable load = skewed();
+  const double followed = plan_figures(planned({.load = load, .guest_slots = 2}), load).rho.mean;
+  const double oracle = plan_figures(planned({.load = load, .guest_slots = 2}, {.oracle = true}), load).rho.mean;
+  EXPECT_LT(oracle, followed);
+}
+
+TEST(FlexMoe, MovesAtMostTenReplicasAtATime) {
+  const LoadTable load = test::random_load({.micro_steps = 6, .layers = 1, .ranks = 8, .experts = 64}, 3, 400);
+  const StepPlan plan = planned({.load = load, .guest_slots = 8});
+  for (int t = 1; t < plan.num_events(); ++t) {
+    int copies = 0;
+    for (int r = 0; r < 8; ++r) {
+      const auto before = plan.slot_expert.row(t - 1, 0, r);
+      for (const ExpertId e : plan.slot_expert.row(t, 0, r)) copies += std::ranges::count(before, e) == 0 ? 1 : 0;
+    }
+    EXPECT_LE(copies, 10);
+  }
+}
+
+TEST(FlexMoe, GoesOnFromTheFormerStep) {
+  const LoadTable load = skewed();
+  const StepPlan former = planned({.load = load, .guest_slots = 2});
+  const StepPlan next = planned({.load = load, .guest_slots = 2, .previous = &former}, {.rounds = 0});
+  const auto holds = [](const StepPlan& plan, int event, int rank) {
+    std::vector<int> ids = experts(plan, event, rank);
+    std::ranges::sort(ids);
+    return ids;
+  };
+  for (int r = 0; r < 4; ++r) EXPECT_EQ(holds(next, 0, r), holds(former, 5, r));
+}
+
+TEST(FlexMoe, FollowsTheFormerStepsLastMicroStepAtFirst) {
+  const LoadTable load = skewed();
+  const LoadTable other = take_first(load, 1, 1);
+  const StepPlan by_sum = planned({.load = load, .guest_slots = 2});
+  const StepPlan by_history = planned({.load = load, .guest_slots = 2, .previous_load = &other});
+  EXPECT_FALSE(std::ranges::equal(by_sum.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
+  const StepPlan oracle = planned({.load = load, .guest_slots = 2}, {.oracle = true});
+  EXPECT_TRUE(std::ranges::equal(oracle.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
+}
+
+TEST(FlexMoe, SaysWhatItCannotPlan) {
+  const LoadTable load = skewed();
+  EXPECT_THAT(std::get<Skipped>(result_of(*make_flexmoe(), {.load = load, .guest_slots = 2, .in_flight = 2})).reason,
+              HasSubstr("one micro-step in flight"));
+  const LoadTable other = test::random_load({.layers = 2}, 1);
+  EXPECT_THROW(result_of(*make_flexmoe(), {.load = load, .guest_slots = 2, .previous_load = &other}), InputError);
+}
+
+TEST(FlexMoe, PlansTables) {
+  for (const char* table : {"q30-ep16", "v3-ep64-skewed"}) {
+    const std::string path = std::string("data/load-") + table + ".safetensors";
+    const LoadTable load = take_first(read_load(path), 6, 1);
+    for (const bool packed : {false, true}) planned({.load = load, .guest_slots = 2}, {.packed = packed});
+  }
+}
+
+}  // namespace
+}  // namespace foremoe

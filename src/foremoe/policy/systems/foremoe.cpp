@@ -1,0 +1,67 @@
+#include "foremoe/policy/systems/foremoe.h"
+
+#include <array>
+#include <optional>
+
+namespace foremoe {
+
+namespace {
+
+class ForeMoe final : public Policy {
+ public:
+  ForeMoe(std::string_view name, std::string_view summary, std::optional<Residency> residency)
+      : name_(name), summary_(summary), residency_(residency) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+  std::span<const std::string_view> uses() const override {
+    return std::span(kUses).first(residency_ ? kUses.size() - 2 : kUses.size());
+  }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
+  std::string note_on_previous(const PolicyInput& input) const override {
+    return input.previous == nullptr ? "" : foremoe::note_on_previous(*input.previous, options_of(input));
+  }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    const PlanRequest request{.load = input.load,
+                              .home = input.home,
+                              .options = options_of(input),
+                              .previous = input.previous,
+                              .on_micro_step = input.on_micro_step};
+    PlannedStep step = plan_step(request, pool);
+    step.plan.policy = name_;
+    return step;
+  }
+
+ private:
+  // The last two are of no consequence under residency static, which searches nothing anew.
+  // clang-format off
+  static constexpr std::array<std::string_view, 12> kUses{
+      "guest_slots", "in_flight", "stages", "prefer", "tolerance", "rehome", "max_copies_per_rank",
+      "max_copies_per_source", "min_tokens_per_guest", "previous", "residency", "seed"};
+  // clang-format on
+
+  PlannerOptions options_of(const PolicyInput& input) const {
+    PlannerOptions options = input.options;
+    if (residency_) options.residency = *residency_;
+    return options;
+  }
+
+  std::string_view name_;
+  std::string_view summary_;
+  std::optional<Residency> residency_;  // none: as the options say
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_foremoe() {
+  return std::make_unique<ForeMoe>("foremoe", "our planner: exact quotas, guests copied where and when they pay",
+                                   std::nullopt);
+}
+
+std::unique_ptr<Policy> make_static() {
+  return std::make_unique<ForeMoe>(
+      "static", "our planner, guests chosen once per step, exact quotas in every micro-step", Residency::kStatic);
+}
+
+}  // namespace foremoe

@@ -1,0 +1,301 @@
+#include "foremoe/policy/systems/laer.h"
+
+#include <algorithm>
+#include <cassert>
+#include <functional>
+#include <numeric>
+#include <queue>
+#include <utility>
+
+#include "foremoe/core/error.h"
+#include "foremoe/policy/placed_plan.h"
+
+namespace foremoe::laer {
+
+namespace {
+
+// Where the replicas of one expert are, those of one rank together.
+struct Holder {
+  int rank = 0;
+  int replicas = 0;
+};
+
+// [expert][holder], ranks ascending.
+std::vector<std::vector<Holder>> holders_of(ArrayView<const ExpertId, 2> layout, std::size_t num_experts) {
+  std::vector<std::vector<Holder>> holders(num_experts);
+  for (int r = 0; r < static_cast<int>(layout.extent(0)); ++r) {
+    for (const ExpertId e : layout.row(r)) {
+      if (e == kNoExpert) continue;
+      std::vector<Holder>& of_expert = holders[e.index()];
+      if (of_expert.empty() || of_expert.back().rank != r) of_expert.push_back({.rank = r, .replicas = 0});
+      ++of_expert.back().replicas;
+    }
+  }
+  return holders;
+}
+
+// Ranks while replicas are put on them.
+class Placing {
+ public:
+  explicit Placing(const Shape& shape)
+      : topology_(shape.topology),
+        layout_({static_cast<std::size_t>(shape.topology.num_ranks), static_cast<std::size_t>(shape.slots_per_rank)},
+                kNoExpert),
+        used_(layout_.extent(0)),
+        load_(layout_.extent(0)) {}
+
+  void put(ExpertId expert, int replicas, double load_per_replica) {
+    std::vector<int> on_node(topology_.num_nodes());
+    for (int i = 0; i < replicas; ++i) {
+      const RankId rank = choose(on_node);
+      layout_(rank, used_[rank.index()]++) = expert;
+      load_[rank.index()] += load_per_replica;
+      ++on_node[topology_.node_of(rank).index()];
+    }
+  }
+
+  Array<ExpertId, 2> layout() && { return std::move(layout_); }
+
+ private:
+  RankId choose(const std::vector<int>& on_node) const {
+    const int fewest = std::ranges::min(on_node);
+    const auto least_loaded = [&](bool on_nodes_with_fewest) {
+      int best = -1;
+      for (int r = 0; r < topology_.num_ranks; ++r) {
+        if (used_[r] == layout_.extent(1)) continue;
+        if (on_nodes_with_fewest && on_node[topology_.node_of(RankId{r}).index()] != fewest) continue;
+        if (best < 0 || load_[r] < load_[best]) best = r;
+      }
+      return best;
+    };
+    const int rank = least_loaded(true);
+    return RankId{rank >= 0 ? rank : least_loaded(false)};
+  }
+
+  Topology topology_;
+  Array<ExpertId, 2> layout_;      // [rank][slot]
+  std::vector<std::size_t> used_;  // [rank], slots
+  std::vector<double> load_;       // [rank], tokens expected
+};
+
+}  // namespace
+
+std::vector<int> heap_replicas(std::span<const std::int64_t> load, const Shape& shape) {
+  const int num_slots = shape.topology.num_ranks * shape.slots_per_rank;
+  const int num_experts = static_cast<int>(load.size());
+  const int num_nodes = shape.topology.num_nodes();
+  const int at_first = num_nodes * num_experts <= num_slots ? num_nodes : 1;
+  std::vector<int> replicas(load.size(), at_first);
+  const auto serves_less = [&](int a, int b) {
+    const std::int64_t load_a = load[a] * replicas[b];
+    const std::int64_t load_b = load[b] * replicas[a];
+    return load_a != load_b ? load_a < load_b : a > b;
+  };
+  // An expert is not in the heap while its number of replicas changes.
+  std::priority_queue<int, std::vector<int>, decltype(serves_less)> heap(serves_less);
+  for (int e = 0; e < num_experts; ++e) heap.push(e);
+  int used = at_first * num_experts;
+  while (used < num_slots && !heap.empty()) {
+    const int e = heap.top();
+    heap.pop();
+    const int more = replicas[e] >= num_nodes ? num_nodes : 1;
+    if (used + more > num_slots) continue;
+    replicas[e] += more;
+    used += more;
+    heap.push(e);
+  }
+  return replicas;
+}
+
+std::vector<int> even_replicas(std::size_t num_experts, const Shape& shape) {
+  const std::size_t num_slots = static_cast<std::size_t>(shape.topology.num_ranks) * shape.slots_per_rank;
+  if (num_experts == 0 || num_slots % num_experts != 0) return {};
+  std::vector<int> replicas(num_experts, static_cast<int>(num_slots / num_experts));
+  return replicas;
+}
+
+Array<ExpertId, 2> place_replicas(std::span<const std::int64_t> load, std::span<const int> replicas,
+                                  const Shape& shape) {
+  assert(std::accumulate(replicas.begin(), replicas.end(), 0) <= shape.topology.num_ranks * shape.slots_per_rank);
+  std::vector<int> order(load.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](int a, int b) { return load[a] * replicas[b] > load[b] * replicas[a]; });
+  Placing placing(shape);
+  for (const int e : order) {
+    placing.put(ExpertId{e}, replicas[e], static_cast<double>(load[e]) / static_cast<double>(replicas[e]));
+  }
+  return std::move(placing).layout();
+}
+
+Routed route_inside_first(ArrayView<const std::int64_t, 2> by_source, ArrayView<const ExpertId, 2> layout,
+                          const Topology& topology) {
+  Routed routed{.served = Array<std::int64_t, 2>(by_source.shape())};
+  const auto holders = holders_of(layout, by_source.extent(1));
+  for (int source = 0; source < static_cast<int>(by_source.extent(0)); ++source) {
+    const NodeId node = topology.node_of(RankId{source});
+    for (std::size_t e = 0; e < by_source.extent(1); ++e) {
+      const std::int64_t tokens = by_source(source, e);
+      if (tokens == 0) continue;
+      assert(!holders[e].empty());
+      std::int64_t inside = 0;
+      std::int64_t everywhere = 0;
+      for (const Holder& holder : holders[e]) {
+        if (topology.node_of(RankId{holder.rank}) == node) inside += holder.replicas;
+        everywhere += holder.replicas;
+      }
+      const std::int64_t parts = inside > 0 ? inside : everywhere;
+      std::int64_t remainder = tokens % parts;
+      for (const Holder& holder : holders[e]) {
+        const bool is_inside = topology.node_of(RankId{holder.rank}) == node;
+        if (inside > 0 && !is_inside) continue;
+        const std::int64_t extra = std::min<std::int64_t>(remainder, holder.replicas);
+        const std::int64_t share = tokens / parts * holder.replicas + extra;
+        remainder -= extra;
+        routed.served(holder.rank, e) += share;
+        if (!is_inside) routed.between_nodes += share;
+        if (is_inside && holder.rank != source) routed.inside_nodes += share;
+      }
+    }
+  }
+  return routed;
+}
+
+double seconds_of(const Routed& routed, const Prices& prices) {
+  std::int64_t most = 0;
+  for (std::size_t r = 0; r < routed.served.extent(0); ++r) {
+    const auto of_rank = routed.served.row(r);
+    most = std::max(most, std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}));
+  }
+  const auto bytes = static_cast<double>(prices.bytes_per_token);
+  const double communication =
+      bytes * (static_cast<double>(routed.inside_nodes) / prices.bytes_per_second_inside_nodes +
+               static_cast<double>(routed.between_nodes) / prices.bytes_per_second_between_nodes);
+  const double computation = static_cast<double>(most) * prices.seconds_per_token;
+  return 4 * communication + (prices.checkpointing ? 4 : 3) * computation;
+}
+
+Array<ExpertId, 2> best_layout(ArrayView<const std::int64_t, 2> by_source, const Shape& shape, const Prices& prices) {
+  std::vector<std::int64_t> load(by_source.extent(1));
+  for (std::size_t r = 0; r < by_source.extent(0); ++r) {
+    std::ranges::transform(by_source.row(r), load, load.begin(), std::plus<>{});
+  }
+  Array<ExpertId, 2> best = place_replicas(load, heap_replicas(load, shape), shape);
+  if (const std::vector<int> even = even_replicas(load.size(), shape); !even.empty()) {
+    Array<ExpertId, 2> other = place_replicas(load, even, shape);
+    const double best_seconds = seconds_of(route_inside_first(by_source, best, shape.topology), prices);
+    if (seconds_of(route_inside_first(by_source, other, shape.topology), prices) <= best_seconds) {
+      best = std::move(other);
+    }
+  }
+  return best;
+}
+
+}  // namespace foremoe::laer
+
+namespace foremoe {
+
+namespace {
+
+// Adds the load of some micro-steps of one layer to `sum`, [source rank][expert].
+void add(const LoadTable& load, int first, int end, LayerId layer, Array<std::int64_t, 2>& sum) {
+  for (int m = std::max(0, first); m < end; ++m) {
+    std::ranges::transform(load.load.view()[m][layer].flat(), sum.flat(), sum.flat().begin(),
+                           [](Tokens tokens, std::int64_t so_far) { return tokens.value + so_far; });
+  }
+}
+
+class Laer final : public Policy {
+ public:
+  Laer(std::string_view name, std::string_view summary, const LaerOptions& options)
+      : name_(name), summary_(summary), options_(options) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+  std::span<const std::string_view> uses() const override {
+    return std::span(kUsesSlotsAndHistory).first(options_.history > 0 ? 3 : 2);
+  }
+  bool plans_ahead(const PolicyInput& input) const override {
+    return options_.history == 0 || input.previous_load == nullptr;
+  }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    const LoadTable* former = former_load(input);
+    if (former != nullptr && former->num_ranks() != input.load.num_ranks()) {
+      throw InputError({.file = former->name, .field = "load"}, "must be of as many ranks as the load that is planned");
+    }
+    std::vector<Array<ExpertId, 3>> layouts(input.load.load.extent(1));  // [layer]
+    FreePolicy policy{.name = name(), .place = {}};
+    policy.place = [&](LayerId layer, ArrayView<const std::int64_t, 2>) {
+      layouts[layer.index()] = lay_out(input, layer);
+      return layouts[layer.index()];
+    };
+    policy.own_split = [&](LayerId layer) -> SplitTokens {
+      return [&input, &layout = layouts[layer.index()], layer](MicroStepId m, const planner::ReplicaGraph& graph,
+                                                               std::span<const std::int64_t>,
+                                                               planner::Assignment& assignment) {
+        Array<std::int64_t, 2> by_source({input.load.load.extent(2), input.load.load.extent(3)});
+        add(input.load, m.value, m.value + 1, layer, by_source);
+        const laer::Routed routed = laer::route_inside_first(by_source, layout[m], input.load.topology());
+        assignment.quota.assign(graph.num_slots(), 0);
+        assignment.rank_load.assign(graph.num_ranks(), 0);
+        for (int s = 0; s < graph.num_slots(); ++s) {
+          if (graph.expert_in(s) < 0) continue;
+          assignment.quota[s] = routed.served(graph.rank_of(s), graph.expert_in(s));
+          assignment.rank_load[graph.rank_of(s)] += assignment.quota[s];
+        }
+      };
+    };
+    return plan_freely(policy, input, pool);
+  }
+
+ private:
+  // [micro_step][rank][slot]
+  Array<ExpertId, 3> lay_out(const PolicyInput& input, LayerId layer) const {
+    const LoadTable& load = input.load;
+    const laer::Shape shape{.topology = load.topology(),
+                            .slots_per_rank = load.num_experts() / load.num_ranks() + input.options.guest_slots};
+    Array<ExpertId, 3> layouts(
+        {load.load.extent(0), load.load.extent(2), static_cast<std::size_t>(shape.slots_per_rank)});
+    for (int m = 0; m < load.num_micro_steps(); ++m) {
+      const Array<ExpertId, 2> layout = laer::best_layout(expected(input, layer, m), shape, options_.prices);
+      std::ranges::copy(layout.flat(), layouts[m].flat().begin());
+    }
+    return layouts;
+  }
+
+  // [source rank][expert], tokens; sums, since the layout does not ask for the unit.
+  Array<std::int64_t, 2> expected(const PolicyInput& input, LayerId layer, int m) const {
+    const LoadTable& load = input.load;
+    Array<std::int64_t, 2> sum({load.load.extent(2), load.load.extent(3)});
+    if (options_.history == 0) {
+      add(load, m, m + 1, layer, sum);
+    } else if (const LoadTable* former = input.previous_load; former != nullptr) {
+      add(load, m - options_.history, m, layer, sum);
+      const int missing = std::max(0, options_.history - m);
+      add(*former, former->num_micro_steps() - missing, former->num_micro_steps(), layer, sum);
+    } else {
+      add(load, m > 0 ? m - options_.history : 0, m > 0 ? m : load.num_micro_steps(), layer, sum);
+    }
+    return sum;
+  }
+
+  std::string_view name_;
+  std::string_view summary_;
+  LaerOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_laer(const LaerOptions& options) {
+  return std::make_unique<Laer>(
+      "laer", "LAER-MoE: experts laid out anew for every micro-step by the last ones, tokens kept on their node",
+      options);
+}
+
+std::unique_ptr<Policy> make_laer_oracle(const LaerOptions& options) {
+  LaerOptions oracle = options;
+  oracle.history = 0;
+  return std::make_unique<Laer>("laer-oracle", "LAER-MoE in every micro-step by its own load", oracle);
+}
+
+}  // namespace foremoe

@@ -1,0 +1,132 @@
+#include "foremoe/policy/systems/llep.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "foremoe/policy/placed_plan.h"
+
+namespace foremoe {
+
+namespace {
+
+// One layer of one micro-step while its experts are assigned.
+class Spilling {
+ public:
+  Spilling(const LayerLoad& load, const LlepOptions& options, std::vector<Share>& shares)
+      : load_(load), options_(options), shares_(shares), first_share_(shares.size()), guests_(load.topology.num_ranks) {
+    count_at_home(load, effective_);
+  }
+
+  void run() {
+    const std::int64_t total = std::accumulate(effective_.begin(), effective_.end(), std::int64_t{0});
+    const double mean = static_cast<double>(total) / static_cast<double>(effective_.size());
+    if (static_cast<double>(std::ranges::max(effective_)) <= options_.imbalance_threshold * mean) return;
+    capacity_ = static_cast<std::int64_t>(std::ceil(options_.capacity_factor * mean));
+
+    std::vector<std::size_t> order(load_.of_expert.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order,
+                             [&](std::size_t a, std::size_t b) { return load_.of_expert[a] > load_.of_expert[b]; });
+    for (const std::size_t e : order) {
+      // Every other expert of this home counts in full: it has been assigned, or is yet to come.
+      const std::int64_t tokens = load_.of_expert[e];
+      std::int64_t& at_home = effective_[load_.home[e].index()];
+      const std::int64_t excess = std::clamp(at_home - capacity_, std::int64_t{0}, tokens);
+      at_home -= excess;
+      spill(ExpertId{e}, excess);
+    }
+  }
+
+ private:
+  void spill(ExpertId expert, std::int64_t rest) {
+    while (rest > 0) {
+      int helper = find_helper(expert, rest);
+      std::int64_t chunk = rest;
+      if (helper >= 0) {
+        chunk = std::min(rest, capacity_ - effective_[helper]);
+      } else {
+        helper = least_loaded(expert);
+      }
+      give(expert, helper, chunk);
+      rest -= chunk;
+    }
+  }
+
+  bool may_hold(ExpertId expert, int rank) const {
+    return RankId{rank} != load_.home[expert.index()] &&
+           (guests_[rank] < load_.guest_slots || share_of(expert, rank) != shares_.end());
+  }
+
+  // The rank with the least effective load that can take a chunk worth a copy; −1 when there is none.
+  int find_helper(ExpertId expert, std::int64_t rest) const {
+    int best = -1;
+    for (int r = 0; r < load_.topology.num_ranks; ++r) {
+      const std::int64_t room = capacity_ - effective_[r];
+      if (room <= 0 || (room < options_.min_chunk && rest > room)) continue;
+      if ((best < 0 || effective_[r] < effective_[best]) && may_hold(expert, r)) best = r;
+    }
+    return best;
+  }
+
+  int least_loaded(ExpertId expert) const {
+    int best = load_.home[expert.index()].value;
+    for (int r = 0; r < load_.topology.num_ranks; ++r) {
+      if (effective_[r] < effective_[best] && may_hold(expert, r)) best = r;
+    }
+    return best;
+  }
+
+  void give(ExpertId expert, int rank, std::int64_t tokens) {
+    effective_[rank] += tokens;
+    if (RankId{rank} == load_.home[expert.index()]) return;
+    if (const auto share = share_of(expert, rank); share != shares_.end()) {
+      share->tokens += tokens;
+      return;
+    }
+    ++guests_[rank];
+    shares_.push_back({.expert = expert, .rank = RankId{rank}, .tokens = tokens});
+  }
+
+  std::vector<Share>::iterator share_of(ExpertId expert, int rank) const {
+    return std::find_if(shares_.begin() + static_cast<std::ptrdiff_t>(first_share_), shares_.end(),
+                        [&](const Share& s) { return s.expert == expert && s.rank == RankId{rank}; });
+  }
+
+  const LayerLoad& load_;
+  const LlepOptions& options_;
+  std::vector<Share>& shares_;
+  std::size_t first_share_;              // those before are another's
+  std::vector<std::int64_t> effective_;  // [rank], tokens: assigned and its own yet to come
+  std::vector<int> guests_;              // [rank]
+  std::int64_t capacity_ = 0;
+};
+
+class Llep final : public Policy {
+ public:
+  explicit Llep(const LlepOptions& options) : options_(options) {}
+
+  std::string_view name() const override { return "llep"; }
+  std::string_view summary() const override {
+    return "LLEP: homes filled to the mean, the rest spilled to the least loaded ranks";
+  }
+  std::span<const std::string_view> uses() const override { return kUsesSlots; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
+  OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    const auto choose = [this](const LayerLoad& load, std::vector<Share>& shares) {
+      Spilling(load, options_, shares).run();
+    };
+    return plan_fetched({.name = name(), .of_layer = [&](LayerId) { return choose; }}, input, pool);
+  }
+
+ private:
+  LlepOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_llep(const LlepOptions& options) { return std::make_unique<Llep>(options); }
+
+}  // namespace foremoe

@@ -1,0 +1,86 @@
+#include "foremoe/policy/systems/llep.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
+
+namespace foremoe {
+namespace {
+
+using test::experts;
+using test::load_of;
+using test::plan_of;
+using test::tokens;
+using testing::ElementsAre;
+
+// Homes {0, 1} and {2, 3} with 120 and 40 tokens, capacity 80. First e0 (100): e1 (20) is yet to come, so home takes
+// 60; rank 1 has 40 of its own to come and takes the other 40. Then e2, e1 and e3 fit at home.
+TEST(Llep, FillsTheHomeAndSpillsToTheLeastLoadedAsWorkedByHand) {
+  const LoadTable load = load_of(2, {{100, 20, 30, 10}});
+  const StepPlan plan = plan_of(*make_llep(), {.load = load});
+  EXPECT_EQ(plan.residency, Residency::kShared);
+  EXPECT_THAT(experts(plan, 0, 0), ElementsAre(0, 1, -1));
+  EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(60, 20, 0));
+  EXPECT_THAT(experts(plan, 0, 1), ElementsAre(2, 3, 0));
+  EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(30, 10, 40));
+}
+
+// Capacity 1200, e0 has 1800 too many. Rank 2 has room for 1100, more than a smallest chunk; what is left, 700, is
+// less, but it is all that is left.
+TEST(Llep, GivesASmallChunkOnlyWhenItIsAllThatIsLeft) {
+  const LoadTable load = load_of(3, {{3000, 500, 100}});
+  const StepPlan plan = plan_of(*make_llep(), {.load = load});
+  EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(1200, 0));
+  EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(500, 700));
+  EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(100, 1100));
+}
+
+// Here both have room for 900 only: too small a chunk of 1800, so all of it goes to the least loaded, which then has no
+// capacity for its own 300.
+TEST(Llep, GivesTheRestToTheLeastLoadedWhereAllRoomsAreTooSmall) {
+  const LoadTable load = load_of(3, {{3000, 300, 300}});
+  const StepPlan plan = plan_of(*make_llep(), {.load = load});
+  EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(0, 1800));
+  EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(300, 300));
+  const StepPlan balanced = plan_of(*make_llep({.min_chunk = 1}), {.load = load});
+  for (int r = 1; r < 3; ++r) EXPECT_THAT(tokens(balanced, 0, r), ElementsAre(300, 900));
+}
+
+TEST(Llep, LeavesHomesAloneWhileTheImbalanceIsWithinTheThreshold) {
+  const LoadTable load = load_of(2, {{130, 70}, {131, 69}});  // ρ 1.3 and 1.31
+  const StepPlan plan = plan_of(*make_llep({.min_chunk = 1}), {.load = load});
+  EXPECT_THAT(tokens(plan, 0, 0), ElementsAre(130, 0));
+  EXPECT_THAT(tokens(plan, 1, 0), ElementsAre(100, 0));
+}
+
+TEST(Llep, PassesOverRanksWithoutASlotLeft) {
+  // Capacity ⌈130 / 3⌉ = 44: e0 has 26 too many, e1 16, and rank 2 is the least loaded for both.
+  const LoadTable load = load_of(3, {{70, 60, 0}});
+  const StepPlan plan = plan_of(*make_llep({.min_chunk = 1}), {.load = load});
+  EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 26));
+  EXPECT_THAT(tokens(plan, 0, 1), ElementsAre(60, 0));
+  const StepPlan more = plan_of(*make_llep({.min_chunk = 1}), {.load = load, .guest_slots = 2});
+  EXPECT_THAT(tokens(more, 0, 2), ElementsAre(0, 26, 16));
+}
+
+TEST(Llep, ReachesItsCapacityWhereSlotsAndChunksAllow) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const LoadTable load = test::random_load({.ranks = 8, .experts = 24}, seed, 400);
+    for (const double factor : {1.0, 1.2}) {
+      const auto policy = make_llep({.capacity_factor = factor, .min_chunk = 1, .imbalance_threshold = 0});
+      const StepPlan plan = plan_of(*policy, {.load = load, .guest_slots = 21});
+      for (std::size_t i = 0; i < plan.max_load.size(); ++i) {
+        EXPECT_LE(static_cast<double>(plan.max_load.flat()[i].value),
+                  factor * static_cast<double>(plan.lower_bound.flat()[i].value) + 1);
+      }
+    }
+  }
+}
+
+TEST(Llep, CopiesAfterTheRouter) { EXPECT_TRUE(make_llep()->online().copies_after_router); }
+
+}  // namespace
+}  // namespace foremoe

@@ -1,0 +1,89 @@
+#include "foremoe/policy/systems/smartmoe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/policy_runs.h"
+#include "foremoe/testing/random_plans.h"
+
+namespace foremoe {
+namespace {
+
+using test::experts;
+using test::load_of;
+using test::plan_of;
+using testing::ElementsAre;
+
+std::vector<int> placed(const std::vector<std::int64_t>& load, const std::vector<int>& current) {
+  return smartmoe_placement(load, current, 2);
+}
+
+// As greedy_gen_mapping_from_history of the public artifact: the largest to the least loaded rank that has room.
+TEST(SmartMoePlacement, PutsTheLargestOnTheLeastLoadedRankWithRoom) {
+  EXPECT_THAT(placed({9, 8, 2, 1}, {0, 0, 1, 1}), ElementsAre(0, 1, 1, 0));  // 9 | 8, 8 + 2, and 1 where there is room
+  EXPECT_THAT(placed({9, 1, 1, 1}, {0, 0, 1, 1}), ElementsAre(0, 1, 1, 0));
+}
+
+TEST(SmartMoePlacement, LeavesAnExpertWhereItIsAmongEquallyLoadedRanks) {
+  EXPECT_THAT(placed({9, 8, 2, 1}, {1, 0, 0, 1}), ElementsAre(1, 0, 0, 1));
+  EXPECT_THAT(placed({5, 5, 5, 5}, {0, 1, 1, 0}), ElementsAre(0, 1, 1, 0));
+  EXPECT_THAT(placed({0, 0, 0, 0}, {1, 1, 0, 0}), ElementsAre(1, 1, 0, 0));
+}
+
+// Two ranks, period 2, window 2. The former step's load, 9 8 2 1, is best served by {0 3} {1 2}: 10 and 10, homes have
+// 17. Then two micro-steps of 1 9 9 1: {0 3} {1 2} has 36 of their 40 tokens on one rank, homes have 20, and nobody has
+// less, so the pool brings the homes back. After two of 9 9 1 1 homes have 36; the greedy placement is 0 | 1, then 2
+// and 3 where they are or there is room: {0 3} {1 2} again, 20.
+TEST(SmartMoe, ChoosesFromThePoolByTheLoadsBefore) {
+  const LoadTable former = load_of(2, {{9, 8, 2, 1}});
+  const LoadTable load = load_of(2, {{1, 9, 9, 1}, {1, 9, 9, 1}, {9, 9, 1, 1}, {9, 9, 1, 1}, {9, 9, 1, 1}});
+  const StepPlan plan =
+      plan_of(*make_smartmoe({.period = 2}), {.load = load, .guest_slots = 0, .previous_load = &former});
+  EXPECT_EQ(plan.residency, Residency::kFree);
+  for (const int t : {0, 1, 4}) {
+    EXPECT_THAT(experts(plan, t, 0), ElementsAre(0, 3)) << t;
+    EXPECT_THAT(experts(plan, t, 1), ElementsAre(2, 1)) << t;  // 2 keeps its home slot
+  }
+  for (const int t : {2, 3}) {
+    EXPECT_THAT(experts(plan, t, 0), ElementsAre(0, 1)) << t;
+    EXPECT_THAT(experts(plan, t, 1), ElementsAre(2, 3)) << t;
+  }
+  EXPECT_EQ(plan.max_load(1, 0), Tokens{18});
+  EXPECT_EQ(plan.max_load(4, 0), Tokens{10});
+}
+
+TEST(SmartMoe, PlacesAnewWhereThePoolHasNothingBetter) {
+  const LoadTable former = load_of(2, {{5, 5, 5, 5}});
+  const LoadTable load = load_of(2, {{8, 7, 1, 1}, {8, 7, 1, 1}, {8, 7, 1, 1}});
+  const StepPlan plan =
+      plan_of(*make_smartmoe({.period = 2}), {.load = load, .guest_slots = 0, .previous_load = &former});
+  EXPECT_THAT(experts(plan, 1, 0), ElementsAre(0, 1));
+  EXPECT_EQ(plan.max_load(1, 0), Tokens{15});
+  EXPECT_EQ(plan.max_load(2, 0), Tokens{9});
+}
+
+TEST(SmartMoe, StaysWhereNothingIsBetter) {
+  const LoadTable load = load_of(2, test::ExpertLoads(20, {3, 1, 2, 2}));
+  const StepPlan plan = plan_of(*make_smartmoe({.period = 1}), {.load = load});
+  for (int t = 0; t < 20; ++t) EXPECT_THAT(experts(plan, t, 0), ElementsAre(0, 1, -1));
+}
+
+TEST(SmartMoe, NeverReplicatesAndLeavesGuestSlotsEmpty) {
+  const LoadTable load = test::random_load({.micro_steps = 12, .ranks = 4, .experts = 16}, 3);
+  const StepPlan plan = plan_of(*make_smartmoe({.period = 3}), {.load = load, .guest_slots = 2});
+  for (int t = 0; t < plan.num_events(); ++t) {
+    std::vector<int> num_replicas(16);
+    for (int r = 0; r < 4; ++r) {
+      const std::vector<int> held = experts(plan, t, r);
+      EXPECT_EQ(std::ranges::count(held, -1), 2);
+      for (const int e : held) {
+        if (e >= 0) ++num_replicas[e];
+      }
+    }
+    EXPECT_THAT(num_replicas, testing::Each(1));
+  }
+}
+
+}  // namespace
+}  // namespace foremoe

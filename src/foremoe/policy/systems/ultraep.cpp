@@ -1,0 +1,196 @@
+#include "foremoe/policy/systems/ultraep.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "foremoe/policy/placed_plan.h"
+
+namespace foremoe {
+
+namespace {
+
+// Planning of EP64 with 256 experts and 2 guest slots on the GPU: 67 to 78 µs over three loads (the paper's table).
+constexpr double kPublishedPlanningSeconds = 72e-6;
+
+constexpr std::size_t kLeastForRelays = 6;  // ULTRA_EP_WEIGHT_SYNC_RELAY_MIN_REPLICAS
+constexpr std::size_t kMostRelays = 8;      // ULTRA_EP_WEIGHT_SYNC_RELAY_MAX_RELAYS
+
+// The search in one layer; scratch memory is kept from micro-step to micro-step.
+class QuotaSearch {
+ public:
+  explicit QuotaSearch(const UltraEpOptions& options) : options_(options) {}
+
+  void choose(const LayerLoad& load, std::vector<Share>& shares) {
+    load_ = load;
+    sort_experts();
+    const int num_ranks = load.topology.num_ranks;
+    const int domain_size = options_.inside_nodes ? load.topology.ranks_per_node : num_ranks;
+    for (int first = 0; first < num_ranks; first += domain_size) {
+      search(first, std::min(first + domain_size, num_ranks));
+      shares.insert(shares.end(), exports_.begin(), exports_.end());
+    }
+  }
+
+ private:
+  void sort_experts() {
+    count_at_home(load_, rank_load_);
+    list_at_home(load_, experts_of_);
+    for (auto& experts : experts_of_) {
+      std::ranges::stable_sort(experts, std::greater{}, [&](ExpertId e) { return load_.of_expert[e.index()]; });
+    }
+  }
+
+  // Ends with the chosen attempt in exports_.
+  void search(int first, int end) {
+    first_ = first;
+    end_ = end;
+    order_.resize(end - first);
+    std::iota(order_.begin(), order_.end(), first);
+    std::ranges::stable_sort(order_, std::greater{}, [&](int r) { return rank_load_[r]; });
+    const std::int64_t total = std::accumulate(rank_load_.begin() + first, rank_load_.begin() + end, std::int64_t{0});
+    const std::int64_t mean = (total + end - first - 1) / (end - first);  // rounded up
+    const std::int64_t largest = rank_load_[order_.front()];
+
+    auto target = static_cast<std::int64_t>(std::ceil(static_cast<double>(mean) * (1 + options_.tolerance)));
+    const std::int64_t step = std::max<std::int64_t>(1, (largest + 99) / 100);
+    for (int i = 0; i <= options_.retries_before_search; ++i) {
+      if (attempt(target)) return;
+      target = std::min(largest, target + step);
+    }
+    std::int64_t low = mean;
+    std::int64_t high = largest;  // can be met
+    while (low < high) {
+      const std::int64_t middle = low + (high - low) / 2;
+      if (attempt(middle)) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    attempt(high);
+  }
+
+  bool attempt(std::int64_t target) {
+    exports_.clear();
+    room_.assign(rank_load_.size(), 0);
+    for (int r = first_; r < end_; ++r) room_[r] = target - rank_load_[r];
+    free_slots_.assign(rank_load_.size(), load_.guest_slots);
+    last_guest_.assign(rank_load_.size(), kNoExpert);
+    return std::ranges::all_of(order_, [&](int r) { return relieve(r); });
+  }
+
+  // Whether the rank is no longer above the target.
+  bool relieve(int rank) {
+    std::int64_t excess = -room_[rank];
+    for (const ExpertId e : experts_of_[rank]) {
+      std::int64_t available = load_.of_expert[e.index()] - (options_.keep_a_token_at_home ? 1 : 0);
+      while (excess > 0 && available > 0) {
+        const int to = roomiest(e);
+        if (to < 0) break;
+        const std::int64_t tokens = std::min({excess, room_[to], available});
+        if (tokens < options_.min_tokens_per_replica) break;  // no other rank takes more
+        exports_.push_back({e, RankId{to}, tokens});
+        last_guest_[to] = e;
+        --free_slots_[to];
+        room_[to] -= tokens;
+        excess -= tokens;
+        available -= tokens;
+      }
+      if (excess <= 0) return true;
+    }
+    return excess <= 0;
+  }
+
+  // The rank with most room that has a free slot and not the expert, which is exported from one rank, without others in
+  // between, so that the last guest of a rank tells. −1 when there is none.
+  int roomiest(ExpertId e) const {
+    int best = -1;
+    for (int r = first_; r < end_; ++r) {
+      if (room_[r] <= 0 || free_slots_[r] == 0 || last_guest_[r] == e) continue;
+      if (best < 0 || room_[r] > room_[best]) best = r;
+    }
+    return best;
+  }
+
+  UltraEpOptions options_;
+  LayerLoad load_{};
+  std::vector<std::int64_t> rank_load_;            // [rank], tokens at homes
+  std::vector<std::vector<ExpertId>> experts_of_;  // [rank], at home, the largest load first
+  int first_ = 0;                                  // the domain's ranks are first_ to end_ − 1
+  int end_ = 0;
+  std::vector<int> order_;            // ranks of the domain, the largest load first
+  std::vector<std::int64_t> room_;    // [rank], tokens below the target; negative above it until relieved
+  std::vector<int> free_slots_;       // [rank]
+  std::vector<ExpertId> last_guest_;  // [rank]
+  std::vector<Share> exports_;        // of the last attempt
+};
+
+class UltraEp final : public Policy {
+ public:
+  explicit UltraEp(const UltraEpOptions& options) : options_(options) {}
+
+  std::string_view name() const override { return options_.min_tokens_per_replica > 1 ? "ultraep-minimum" : "ultraep"; }
+  std::string_view summary() const override {
+    return options_.min_tokens_per_replica > 1
+               ? "UltraEP with its least tokens per replica, below which no copy is made"
+               : "UltraEP: after every router, a search for the least load that exported quotas can reach";
+  }
+  std::span<const std::string_view> uses() const override { return kUsesSlots; }
+  bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
+  OnlineWork online() const override {
+    return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds, .sources = send_by_relays};
+  }
+
+  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
+    const auto of_layer = [&](LayerId) {
+      return [search = QuotaSearch(options_)](const LayerLoad& load, std::vector<Share>& shares) mutable {
+        search.choose(load, shares);
+      };
+    };
+    return plan_fetched({.name = name(), .of_layer = of_layer}, input, pool);
+  }
+
+  std::vector<Option> options() override {
+    return {integer_option({.name = "min_tokens_per_replica", .help = "The fewest tokens of a replica"},
+                           options_.min_tokens_per_replica, {1, std::int64_t{1} << 40})};
+  }
+  std::unique_ptr<Policy> copy() const override { return std::make_unique<UltraEp>(*this); }
+
+ private:
+  UltraEpOptions options_;
+};
+
+}  // namespace
+
+void send_by_relays(const CopiesOfExpert& copies, std::span<int> sent) {
+  const std::size_t num_copies = copies.ranks.size();
+  int& by_home = sent[copies.home.index()];
+  if (num_copies < kLeastForRelays) {
+    by_home += static_cast<int>(num_copies);
+    return;
+  }
+  std::size_t num_relays = 1;
+  while (num_relays < kMostRelays && (num_relays + 1) * (num_relays + 1) <= num_copies) ++num_relays;
+  by_home += static_cast<int>(num_relays);
+
+  const auto sends = [&](RankId rank) { return std::pair(sent[rank.index()], rank); };
+  std::vector<RankId> relays(copies.ranks.begin(), copies.ranks.end());
+  std::ranges::sort(relays, {}, sends);
+  relays.resize(num_relays);
+  std::size_t num_leaves = 0;
+  for (std::size_t i = 0; i < num_copies; ++i) {
+    if (std::ranges::find(relays, copies.ranks[i]) != relays.end()) continue;
+    RankId& source = copies.sources[i];
+    source = num_leaves < num_relays ? relays[num_leaves] : *std::ranges::min_element(relays, {}, sends);
+    ++sent[source.index()];
+    ++num_leaves;
+  }
+}
+
+std::unique_ptr<Policy> make_ultraep(const UltraEpOptions& options) { return std::make_unique<UltraEp>(options); }
+
+}  // namespace foremoe
