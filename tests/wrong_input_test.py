@@ -105,11 +105,31 @@ class WrongUsage(CommandTest):
             (["--policy", "vanilla", "-G", 5], "--guest-slots has no effect: policy vanilla does not use it"),
             (["--policy", "feplb", "--stages", "B"], "--stages has no effect: policy feplb does not use it"),
             (["--in-flight", 9], "--in-flight 9: there are only 3 micro-steps, so 3 are in flight"),
+            (["--sequence-tokens", 9], "--sequence-tokens has no effect without a cluster"),
+            (["--previous-load", step], "--previous-load has no effect: policy foremoe does not use it"),
+            (["--stages", "none", "--tolerance", 0.1], "--tolerance has no effect: --stages is none"),
         ):
             with self.subTest(options):
                 done = self.foremoe("plan", step, *options)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn(words, done.stderr)
+        done = self.foremoe("plan", step, "--policy", "eplb", "--previous-load", step)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_options_of_reading_that_a_file_has_no_use_for_are_named(self):
+        step = self.synthesise()
+        self.succeed("plan", step, "--out", "p")
+        for arguments, words in (
+            (["verify", step, "p", "--tokens-per-rank", 9], "--tokens-per-rank has no effect: step.load.safetensors is a load"),
+            (["inspect", step, "--tokens-per-rank", 9], "--tokens-per-rank has no effect: step.load.safetensors is a load"),
+            (["inspect", "p", "--ranks", 2], "--ranks has no effect: p is a plan"),
+        ):  # fmt: skip
+            with self.subTest(arguments):
+                done = self.foremoe(*arguments)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn(words, done.stderr)
+        for arguments in (["verify", step, "p"], ["inspect", step], ["inspect", "p"]):
+            self.assertEqual(self.foremoe(*arguments).stderr, "", arguments)
 
     def test_options_of_another_routing_are_named(self):
         done = self.foremoe("synth", "--out", "step", "--layers", 1, "--routing", "grpo", "--skew", 1.2)
@@ -131,6 +151,21 @@ class WrongUsage(CommandTest):
         self.assertEqual(done.returncode, 2, done.stdout)
         self.assertIn("--comm", done.stderr)
         self.assertIn("mpi", done.stderr)
+
+    def test_of_several_processes_of_mpirun_none_does_what_is_not_run(self):
+        step = self.synthesise()
+        for command in (["plan", step, "--out", "p"], ["compare", step], ["synth", "--out", "q"]):
+            with self.subTest(command):
+                done = subprocess.run([FOREMOE, *command], cwd=self.folder, capture_output=True, text=True,
+                                      env={**os.environ, "OMPI_COMM_WORLD_SIZE": "4"})  # fmt: skip
+                self.assertEqual(done.returncode, 2, done.stdout)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                self.assertIn("mpirun has started 4 processes", done.stderr)
+                self.assertIn("foremoe run --comm mpi", done.stderr)
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "p")))
+        done = subprocess.run([FOREMOE, "inspect", step], cwd=self.folder, capture_output=True, text=True,
+                              env={**os.environ, "OMPI_COMM_WORLD_SIZE": "1"})  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_budget_without_a_residency_to_choose_is_of_no_use_to_plan(self):
         step = self.synthesise()

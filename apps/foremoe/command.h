@@ -57,7 +57,10 @@ struct CommandEntry {
   std::string_view name;
   Command (*make)();
 };
-std::span<const CommandEntry> command_entries();  // in the order of the help; making one is the dear part
+std::span<const CommandEntry> command_entries();  // in the order of the help; constructing one costs most of a start
+
+// Notes remarks of a library, with its options as the command line spells them.
+void note_options(const std::vector<std::string>& remarks);
 
 // Parses, runs, and turns what is thrown into one line on stderr and an exit code.
 int run_command_line(int argc, char** argv);

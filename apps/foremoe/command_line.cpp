@@ -15,6 +15,7 @@
 #include "command.h"
 #include "console.h"
 #include "foremoe/core/error.h"
+#include "run_group.h"
 
 namespace foremoe::cli {
 namespace {
@@ -204,6 +205,15 @@ int finish(const std::string& command, int code) {
   return std::fflush(stdout) != 0 || std::ferror(stdout) != 0 ? fail_for_stdout(command) : code;
 }
 
+// Each process of mpirun would do the same work, and write the same files.
+void expect_one_process() {
+  const int processes = launched_processes();
+  if (processes <= 1) return;
+  throw InputError({}, fmt::format("mpirun has started {} processes, and each would do all of it; what MPI executes is "
+                                   "foremoe run --comm mpi",
+                                   processes));
+}
+
 // A library names its fields; the user knows them as options.
 std::string in_words_of(const Command& command, const InputError& error) {
   return message_of(error, [&](std::string_view field) -> std::string {
@@ -223,6 +233,10 @@ void Given::refuse_beside(std::string_view name, std::initializer_list<std::stri
     if (!(*this)(name) || !(*this)(other)) continue;
     throw InputError({.field = std::string(other)}, fmt::format("cannot be used beside {}", command_line_name(name)));
   }
+}
+
+void note_options(const std::vector<std::string>& remarks) {
+  for (const std::string& remark : remarks) note(spell_arguments(remark, command_line_name));
 }
 
 int run_command_line(int argc, char** argv) {
@@ -260,6 +274,7 @@ int run_command_line(int argc, char** argv) {
     }
     name += ' ' + called()->name;
     usage = false;
+    if (called()->name != "run") expect_one_process();
     return finish(name, called()->run(given));
   } catch (const CLI::ParseError& error) {
     if (called() != nullptr) return fail("foremoe " + called()->name, error.what(), usage);

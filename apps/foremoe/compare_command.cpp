@@ -73,17 +73,14 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 }
 
 int run(PlanningArguments arguments, const Given& given) {
-  const auto owned = policies_of(policies_named(arguments.policies), arguments);
-  const std::vector<const Policy*> policies = pointers_to(owned);
-  PlanningSession session(arguments, /*simulates=*/false);
-  note_unused(given, policies, session.input, arguments.evaluate.planner);
+  PlanningSession session(arguments, given, {.policies = arguments.policies});
   arguments.evaluate.simulate = false;
   std::vector<Evaluation> evaluations;
-  for (const Policy* policy : policies) {
+  for (const Policy* policy : session.policies) {
     evaluations.push_back(evaluate(*policy, session.input, arguments.evaluate, session.context()));
   }
   session.progress.end();
-  expect_residency(given, arguments.evaluate, evaluations);
+  expect_residency(evaluations.front(), session.residency);
   if (arguments.json) {
     nlohmann::ordered_json array = nlohmann::ordered_json::array();
     for (const Evaluation& e : evaluations) array.push_back(to_json(e, /*checked=*/true));

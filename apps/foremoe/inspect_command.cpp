@@ -15,6 +15,7 @@
 #include "foremoe/core/safetensors.h"
 #include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/step_input.h"
+#include "foremoe/evaluate/unused_options.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/count_routes.h"
@@ -158,7 +159,8 @@ void print_layers(const std::vector<LayerStatistics>& layers, const std::vector<
 }
 
 // A trace or a load: printed unless JSON is asked for, and returned as JSON.
-Json inspect_rollout(const Safetensors& file, bool is_trace, const InspectArguments& arguments) {
+Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments, const Given& given) {
+  const bool is_trace = file_kind(file) == FileKind::kTrace;
   Json json{{"kind", "load"}};
   InputOptions input = arguments.input;
   if (is_trace) {
@@ -173,6 +175,7 @@ Json inspect_rollout(const Safetensors& file, bool is_trace, const InspectArgume
   ThreadPool pool;
   const StepInput read = read_load_or_trace(input, pool);
   note_all(read.remarks);
+  note_options(remarks_on_batching(read, given.names()));
   const LoadTable& load = read.load;
   const Array<RankId, 2> homes = initial_homes(input.homes, load);
   const std::vector<LayerStatistics> layers = layer_statistics(load, homes);
@@ -246,7 +249,9 @@ std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<Tokens, 3>
 }
 
 // A plan: who made it and how, what it copies, and the loads that it gives the ranks.
-Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
+Json inspect_plan(const Safetensors& file, const InspectArguments& arguments, const Given& given) {
+  InputOptions any;
+  note_options(remarks_on_all(options_of(any), given.names(), fmt::format(": {} is a plan", arguments.input.path)));
   const StepPlan plan = read_plan(file);
   const Array<Tokens, 3> loads = planned_loads(plan);
   const std::vector<LayerSummary> layers = summarise(plan, loads);
@@ -299,11 +304,10 @@ Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   return json;
 }
 
-int run(const InspectArguments& arguments) {
+int run(const InspectArguments& arguments, const Given& given) {
   const Safetensors file = open_input(arguments.input.path);
-  const Json json = file_kind(file) == FileKind::kPlan
-                        ? inspect_plan(file, arguments)
-                        : inspect_rollout(file, file_kind(file) == FileKind::kTrace, arguments);
+  const Json json = file_kind(file) == FileKind::kPlan ? inspect_plan(file, arguments, given)
+                                                       : inspect_rollout(file, arguments, given);
   if (arguments.json) fmt::print("{}\n", json.dump(2));
   return kOk;
 }
@@ -327,7 +331,7 @@ Command inspect_command() {
             integer_option({.name = "rows", .value = "N", .help = "Micro-steps to draw", .main = true}, a->rows,
                            kFrom0),
             json_option(a->json, "Print all figures as one JSON object")}}),
-      .run = [a](const Given&) { return cli::run(*a); }};
+      .run = [a](const Given& given) { return cli::run(*a, given); }};
 }
 
 }  // namespace foremoe::cli

@@ -74,21 +74,18 @@ int run(PlanArguments arguments, const Given& given) {
   if (options.memory_budget_gigabytes > 0 && !options.choose_residency) {
     throw InputError({.field = "memory_budget"}, "serves --residency auto alone");
   }
-  const std::shared_ptr<const Policy> owned = policies_of({&policy_named(arguments.policy)}, arguments).front();
-  const Policy& policy = *owned;
-  expect_output(arguments.out, files_of(arguments));
-  PlanningSession session(arguments, /*simulates=*/false);
+  const std::string policy(policy_named(arguments.policy).name());  // one: a list may say all
+  PlanningSession session(arguments, given, {.policies = {policy}, .output = arguments.out});
   const LoadTable& load = session.input.load;
-  note_unused(given, {&policy}, session.input, options.planner);
 
   options.check = false;  // verify is for that
   options.simulate = options.choose_residency;
-  Evaluation e = evaluate(policy, session.input, options, session.context());
+  Evaluation e = evaluate(*session.policies.front(), session.input, options, session.context());
   session.progress.end();
   if (!e.planned()) {
     throw InputError({.file = load.name}, fmt::format("policy {} cannot plan it: {}", arguments.policy, e.skipped));
   }
-  expect_residency(given, options, {e});
+  expect_residency(e, session.residency);
   if (e.step) {
     const NeededMemory needed{.who = fmt::format("residency {}", to_string(e.plan.residency)),
                               .bytes = e.step->memory_bytes_per_rank};

@@ -3,12 +3,34 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
-#include "foremoe/cluster/cluster.h"
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/unused_options.h"
 #include "foremoe/policy/own_options.h"
 
 namespace foremoe::cli {
+namespace {
+
+std::vector<std::string> files_of(const PlanningArguments& a) {
+  std::vector<std::string> files = cli::files_of(a.input);
+  files.insert(files.end(), {a.cost.cluster, a.cost.model});
+  return files;
+}
+
+// `assignments`: texts "name=value".
+std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<const Policy*>& named,
+                                                       const std::vector<std::string>& assignments) {
+  std::vector<std::shared_ptr<const Policy>> policies;
+  try {
+    for (const PolicyWithOptions& with : policies_with_options(named, assignments)) policies.push_back(with.policy);
+  } catch (const InputError& error) {
+    throw InputError({.field = "policy_option"}, fmt::format("{}: {}", error.where().field, error.problem()));
+  }
+  return policies;
+}
+
+}  // namespace
 
 std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) {
   std::vector<Option> planning = planning_options_of(a.evaluate);
@@ -26,64 +48,38 @@ std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) 
                  {align_option(a.evaluate.align), threads_option(a.threads)}});
 }
 
-std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<const Policy*>& named,
-                                                       const PlanningArguments& a) {
-  std::vector<std::shared_ptr<const Policy>> policies;
-  try {
-    for (const PolicyWithOptions& with : policies_with_options(named, a.policy_options)) {
-      policies.push_back(with.policy);
-    }
-  } catch (const InputError& error) {
-    throw InputError({.field = "policy_option"}, fmt::format("{}: {}", error.where().field, error.problem()));
-  }
-  return policies;
-}
-
-std::vector<const Policy*> pointers_to(const std::vector<std::shared_ptr<const Policy>>& policies) {
-  std::vector<const Policy*> pointers;
-  for (const auto& policy : policies) pointers.push_back(policy.get());
-  return pointers;
-}
-
 std::vector<std::string> files_of(const InputOptions& input) {
   return {input.path, input.homes, input.previous, input.previous_load};
 }
 
-std::vector<std::string> files_of(const PlanningArguments& a) {
-  std::vector<std::string> files = files_of(a.input);
-  files.insert(files.end(), {a.cost.cluster, a.cost.model});
-  return files;
-}
+PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given, const SessionRequest& request)
+    : pool(static_cast<std::size_t>(a.threads)) {
+  const std::vector<std::string> files = files_of(a);
+  owned = policies_of(policies_named(request.policies), a.policy_options);
+  for (const auto& policy : owned) policies.push_back(policy.get());
+  expect_output(request.output, files, request.output_option);
 
-PlanningSession::PlanningSession(PlanningArguments& a, bool simulates) : pool(static_cast<std::size_t>(a.threads)) {
-  if (!a.cost.cluster.empty() && a.input.ranks_per_node == 0) {
-    a.input.ranks_per_node = find_cluster(a.cost.cluster).ranks_per_node;
-  }
-  progress(fmt::format("reading {}", a.input.path));
-  input = read_step_input(a.input, pool);
+  const NamedCost named = read_cost(a.cost);
+  InputOptions asked = a.input;
+  if (named.cluster && asked.ranks_per_node == 0) asked.ranks_per_node = named.cluster->ranks_per_node;
+  progress(fmt::format("reading {}", asked.path));
+  input = read_step_input(asked, pool);
   progress.end();
+  cost = request.simulates ? find_cost_model(named, input.load) : find_cost_model_if_asked(named, input.load);
+
+  const EvaluateOptions& options = a.evaluate;
+  const bool models_time = request.simulates || options.choose_residency || options.hidden_copies;
+  std::vector<std::string> remarks =
+      remarks_on_unused(input, policies, input.for_policy(options.planner), given.names());
+  if (!models_time) {
+    CostRequest any;
+    std::ranges::move(remarks_on_all(without(options_of(any), {"cluster", "model"}), given.names(),
+                                     cost ? ": nothing that is asked for needs a time" : " without a cluster"),
+                      std::back_inserter(remarks));
+  }
   note_all(input.remarks);
-  if (simulates) {
-    cost = find_cost_model(a.cost, input.load);
-  } else {
-    cost = find_cost_model_if_asked(a.cost, input.load);
-  }
-}
-
-void note_unused(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,
-                 const PlannerOptions& options) {
-  for (const std::string& remark : remarks_on_unused(input, policies, input.for_policy(options), given.names())) {
-    note(spell_arguments(remark, command_line_name));
-  }
-}
-
-void expect_residency(const Given& given, const EvaluateOptions& options, const std::vector<Evaluation>& evaluations) {
-  if (!given("residency") || options.choose_residency || evaluations.size() != 1) return;
-  const Evaluation& e = evaluations.front();
-  if (!e.planned() || e.plan.residency == options.planner.residency) return;
-  throw InputError({.field = "residency"},
-                   fmt::format("policy {} plans residency {}, not {}", e.policy, to_string(e.plan.residency),
-                               to_string(options.planner.residency)));
+  note_options(remarks);
+  if (given("residency") && !options.choose_residency && policies.size() == 1) residency = options.planner.residency;
 }
 
 std::string describe(const EvaluateOptions& options) {

@@ -27,19 +27,21 @@ struct PlanningArguments {
 // INPUT, batching, planning, and the cluster and model. Residency `auto` is there where a command simulates.
 std::vector<Option> planning_options(PlanningArguments& arguments, bool residency_auto);
 
-// These policies with the options that the arguments set for them.
-std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<const Policy*>& named,
-                                                       const PlanningArguments& arguments);
-std::vector<const Policy*> pointers_to(const std::vector<std::shared_ptr<const Policy>>& policies);
-
-// Every file that the arguments name, for expect_output().
+// Every input file that the arguments name, for expect_output().
 std::vector<std::string> files_of(const InputOptions& input);
-std::vector<std::string> files_of(const PlanningArguments& arguments);
 
-// The arguments, read and held against each other. What was done that nobody asked for is noted on stderr.
+// What one command asks of the arguments that all three have.
+struct SessionRequest {
+  std::vector<std::string> policies;
+  bool simulates = false;             // a cluster is needed; the model may be the one that fits the input
+  std::string output = {};            // a file that will be written; empty: none
+  const char* output_option = "out";  // which names it
+};
+
+// The arguments, read and held against each other. What was done that nobody asked for, and what was asked for and has
+// no effect, is noted on stderr.
 struct PlanningSession {
-  // `simulates`: a cluster is needed; the model may be the one that fits the input.
-  PlanningSession(PlanningArguments& arguments, bool simulates);
+  PlanningSession(const PlanningArguments& arguments, const Given& given, const SessionRequest& request);
 
   EvaluationContext context() {
     return {.pool = pool, .cost = cost ? &*cost : nullptr, .progress = std::ref(progress)};
@@ -47,16 +49,12 @@ struct PlanningSession {
 
   ThreadPool pool;
   Progress progress;
+  std::vector<std::shared_ptr<const Policy>> owned;
+  std::vector<const Policy*> policies;  // with the options that the arguments set for them
   StepInput input;
   std::optional<CostModel> cost;
+  std::optional<Residency> residency;  // that the plan must have, where it was given for one policy alone
 };
-
-// Notes which of the options that were given have no effect.
-void note_unused(const Given& given, const std::vector<const Policy*>& policies, const StepInput& input,
-                 const PlannerOptions& options);
-
-// Throws InputError where one policy alone was asked for a residency that its plan does not have.
-void expect_residency(const Given& given, const EvaluateOptions& options, const std::vector<Evaluation>& evaluations);
 
 // What `meaning` says of policies where --policy-option is there.
 std::string list_of_policies_and_their_options();

@@ -35,15 +35,6 @@ Exit codes: 0 every result is equal to the reference; 1 one is not, or repeats d
 could not go on: a rank died, or a copy never came that could not be done without.
 )";
 
-// How many processes an MPI launcher has started; 1 where none has.
-int launched_processes() {
-  for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"}) {
-    const char* const value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets the environment here
-    if (value != nullptr) return std::atoi(value);
-  }
-  return 1;
-}
-
 // Each process of mpirun would run the whole job, and write the same files.
 void expect_no_other_copies(const RunArguments& arguments) {
   const int processes = launched_processes();

@@ -123,17 +123,16 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
 }
 
 int run(SimulateArguments arguments, const Given& given) {
-  expect_output(arguments.timeline, files_of(arguments), "timeline");
-  const auto owned = policies_of(policies_named(arguments.policies), arguments);
-  const std::vector<const Policy*> policies = pointers_to(owned);
-  PlanningSession session(arguments, /*simulates=*/true);
-  note_unused(given, policies, session.input, arguments.evaluate.planner);
+  PlanningSession session(
+      arguments, given,
+      {.policies = arguments.policies, .simulates = true, .output = arguments.timeline, .output_option = "timeline"});
   Timeline timeline;
   EvaluationContext context = session.context();
   if (!arguments.timeline.empty()) context.timeline = &timeline;
-  const std::vector<Evaluation> evaluations = evaluate_all(policies, session.input, arguments.evaluate, context);
+  const std::vector<Evaluation> evaluations =
+      evaluate_all(session.policies, session.input, arguments.evaluate, context);
   session.progress.end();
-  expect_residency(given, arguments.evaluate, evaluations);
+  expect_residency(evaluations.front(), session.residency);
   if (!arguments.timeline.empty()) {
     if (std::ranges::none_of(evaluations, &Evaluation::planned)) {
       throw InputError({.field = "timeline"}, fmt::format("has nothing to show: {}: {}", evaluations.back().policy,

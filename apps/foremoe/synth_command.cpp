@@ -54,9 +54,7 @@ int run(const SynthArguments& arguments, const Given& given) {
   const RoutingModel model = routing_model(arguments);
   const std::string name = describe(options, model);
   expect_output(arguments.out);
-  for (const std::string& remark : remarks_on_unused(arguments, given.names())) {
-    note(spell_arguments(remark, command_line_name));
-  }
+  note_options(remarks_on_unused(arguments, given.names()));
   {
     const Activity activity(fmt::format("drawing {}", name));
     if (arguments.kind == "trace") {

@@ -44,8 +44,8 @@ ModelShape shape_of(const nb::dict& keys) {
 }
 
 std::optional<CostModel> cost_of(const CostRequest& request, const LoadTable& load, bool simulates) {
-  if (simulates) return find_cost_model(request, load);
-  return find_cost_model_if_asked(request, load);
+  const NamedCost named = read_cost(request);
+  return simulates ? find_cost_model(named, load) : find_cost_model_if_asked(named, load);
 }
 
 }  // namespace
@@ -286,7 +286,7 @@ void bind_evaluation(nb::module_& m) {
          const nb::object& homes, const Plan* previous, const Load* previous_load, int threads) {
         return evaluated(load, policy, options, own, {homes, previous, previous_load}, threads);
       },
-      "load"_a, "policy"_a, "options"_a, "own"_a = nb::dict(), "homes"_a.none() = nb::none(),
+      "load"_a, "policy"_a, "options"_a, "policy_options"_a = nb::dict(), "homes"_a.none() = nb::none(),
       "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
   const auto evaluates = [&m](const char* name, bool simulates) {
     m.def(
@@ -296,8 +296,8 @@ void bind_evaluation(nb::module_& m) {
                     int threads) {
           return evaluations_of(load, policies, options, own, {homes, previous, previous_load}, threads, simulates);
         },
-        "load"_a, "policies"_a, "options"_a, "own"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
-        "threads"_a);
+        "load"_a, "policies"_a, "options"_a, "policy_options"_a = nb::dict(), "homes"_a.none() = nb::none(),
+        "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
   };
   evaluates("_compare", false);
   evaluates("_simulate", true);

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 #include <span>
 
@@ -10,6 +12,7 @@
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
+#include "foremoe/evaluate/unused_options.h"
 #include "foremoe/policy/own_options.h"
 #include "foremoe/rollout/importers/importer.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
@@ -77,29 +80,30 @@ nb::object check_evaluation(const nb::dict& keywords) {
 }
 
 // Remarks on the options of these names, which were given and do nothing: for this load, by these policies, without a
-// cluster, where one phase alone is simulated; and on the former plan.
+// cluster, where one phase alone is simulated; and on the former step.
 std::vector<std::string> unused_options(const Load& load, const std::vector<std::string>& names,
                                         const nb::dict& keywords, const std::set<std::string, std::less<>>& given,
-                                        const Plan* previous) {
+                                        const Plan* previous, const Load* previous_load) {
   EvaluateOptions evaluate;
   CostRequest cost;
   set_options(keywords, evaluate, cost);
   PolicyInput asked = load.input->for_policy(evaluate.planner);
   if (previous != nullptr) asked.previous = whole_plan_of(previous);
+  if (previous_load != nullptr) asked.previous_load = &previous_load->table();
   std::vector<std::string> remarks = remarks_on_unused(*load.input, policies_named(names), asked, given);
-  if (!cost.cluster.empty()) {
-    for (const char* const of_step : {"rollout_seconds", "memory_budget"}) {
-      if (given.contains("phase") && given.contains(of_step))
-        remarks.push_back(fmt::format("`{}` has no effect on one `phase` of a step", of_step));
-    }
-    return remarks;
-  }
-  if (given.contains("phase")) remarks.emplace_back("`phase` has no effect without a cluster");
-  for (const std::vector<Option>& table : {simulation_options_of(evaluate), options_of(cost)}) {
-    for (const Option& option : table) {
-      if (given.contains(option.name))
-        remarks.push_back(fmt::format("`{}` has no effect without a cluster", option.name));
-    }
+  const auto add = [&](std::span<const Option> options, const char* why) {
+    std::ranges::move(remarks_on_all(options, given, why), std::back_inserter(remarks));
+  };
+  Option phase;
+  phase.name = "phase";
+  std::vector<Option> simulation = simulation_options_of(evaluate);
+  if (cost.cluster.empty()) {
+    add({&phase, 1}, " without a cluster");
+    add(simulation, " without a cluster");
+    add(options_of(cost), " without a cluster");
+  } else if (given.contains("phase")) {
+    std::erase_if(simulation, [](const Option& o) { return o.name != "rollout_seconds" && o.name != "memory_budget"; });
+    add(simulation, " on one `phase` of a step");
   }
   return remarks;
 }
@@ -109,7 +113,7 @@ std::vector<std::string> unused_options(const Load& load, const std::vector<std:
 void bind_options(nb::module_& m) {
   m.def("_option_tables", &option_tables);
   m.def("_unused_options", &unused_options, "load"_a, "policies"_a, "options"_a, "given"_a,
-        "previous"_a.none() = nb::none());
+        "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none());
   m.def("_policies_named", [](const std::vector<std::string>& names) {
     std::vector<std::string> all;
     for (const Policy* policy : policies_named(names)) all.emplace_back(policy->name());

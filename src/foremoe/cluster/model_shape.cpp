@@ -1,8 +1,13 @@
 #include "foremoe/cluster/model_shape.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <filesystem>
+
+#include "foremoe/core/error.h"
 
 namespace foremoe {
 
@@ -135,6 +140,14 @@ std::optional<ModelShape> find_model_shape(std::string_view name) {
     return std::equal(name.begin(), name.end(), shape.name.begin(), shape.name.end(), same);
   });
   return found == shapes.end() ? std::nullopt : std::optional(*found);
+}
+
+ModelShape model_named(const std::string& name_or_path) {
+  if (auto shape = find_model_shape(name_or_path)) return *std::move(shape);
+  std::error_code error;
+  if (std::filesystem::exists(name_or_path, error)) return read_model_config(name_or_path);
+  throw InputError({.field = "model"},
+                   fmt::format("'{}' is no file and none of {}", name_or_path, fmt::join(model_names(), ", ")));
 }
 
 }  // namespace foremoe

@@ -67,6 +67,9 @@ std::vector<std::string> model_names();  // of the presets
 // By name, whatever the case: "qwen3-30b-a3b". None when unknown.
 std::optional<ModelShape> find_model_shape(std::string_view name);
 
+// By name, or by its config.json. Throws InputError, field `model`, where the name is neither.
+ModelShape model_named(const std::string& name_or_path);
+
 // A model that is no preset, from the config.json that its weights come with. Understands those model_types of
 // huggingface/transformers whose layers it can count (model_config.cpp lists them); of a multimodal model, its
 // text_config. Any other model_type is refused, and so is a dense model. The name is the folder's where the file is

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
@@ -100,29 +98,26 @@ std::vector<Option> options_of(ModelShape& s) {
           count("head_width", attention.key_width, "Width of an attention head")};
 }
 
-ModelShape model_named(const std::string& name) {
-  if (auto shape = find_model_shape(name)) return *std::move(shape);
-  std::error_code error;
-  if (std::filesystem::exists(name, error)) return read_model_config(name);
-  reject("model", fmt::format("'{}' is no file and none of {}", name, fmt::join(model_names(), ", ")));
+NamedCost read_cost(const CostRequest& request) {
+  NamedCost named{.model = request.shape, .options = request.options};
+  if (!request.cluster.empty()) named.cluster = find_cluster(request.cluster);
+  if (!named.model && !request.model.empty()) named.model = model_named(request.model);
+  return named;
 }
 
-CostModel find_cost_model(const CostRequest& request, const LoadTable& load) {
-  if (request.cluster.empty()) reject("cluster", "is needed beside `model`");
-  const ModelShape model = request.shape           ? *request.shape
-                           : request.model.empty() ? model_of(load)
-                                                   : model_named(request.model);
+CostModel find_cost_model(const NamedCost& named, const LoadTable& load) {
+  if (!named.cluster) reject("cluster", "is needed beside `model`");
+  const ModelShape model = named.model ? *named.model : model_of(load);
   expect_model_fits(model, load);
-  Cluster cluster = find_cluster(request.cluster);
+  Cluster cluster = *named.cluster;
   cluster.ranks_per_node = load.ranks_per_node;
-  return {cluster, model, request.options};
+  return {cluster, model, named.options};
 }
 
-std::optional<CostModel> find_cost_model_if_asked(const CostRequest& request, const LoadTable& load) {
-  const bool names_model = request.shape || !request.model.empty();
-  if (request.cluster.empty() && !names_model) return std::nullopt;
-  if (!names_model) reject("model", "is needed beside `cluster`");
-  return find_cost_model(request, load);
+std::optional<CostModel> find_cost_model_if_asked(const NamedCost& named, const LoadTable& load) {
+  if (!named.cluster && !named.model) return std::nullopt;
+  if (!named.model) reject("model", "is needed beside `cluster`");
+  return find_cost_model(named, load);
 }
 
 std::string describe(const CostModel& cost) { return fmt::format("{} × {}", cost.cluster().name, cost.model().name); }

@@ -26,14 +26,19 @@ std::vector<Option> options_of(ModelShape& shape);
 
 // All throw InputError, with field `cluster` or `model`.
 
-// A model by name, or by its config.json.
-ModelShape model_named(const std::string& name);
+// What a request names, read before there is a load.
+struct NamedCost {
+  std::optional<Cluster> cluster;
+  std::optional<ModelShape> model;
+  CostOptions options;
+};
+NamedCost read_cost(const CostRequest& request);
 
-// The model that the request names must fit the load; where it names none, the one known model that fits is taken.
-CostModel find_cost_model(const CostRequest& request, const LoadTable& load);
+// The model must fit the load; where none is named, the one known model that fits is taken.
+CostModel find_cost_model(const NamedCost& named, const LoadTable& load);
 
 // None when neither cluster nor model is named; both must be where one is.
-std::optional<CostModel> find_cost_model_if_asked(const CostRequest& request, const LoadTable& load);
+std::optional<CostModel> find_cost_model_if_asked(const NamedCost& named, const LoadTable& load);
 
 // "h100 × Qwen3-30B-A3B".
 std::string describe(const CostModel& cost);

@@ -226,6 +226,12 @@ void compare_with(const Evaluation& vanilla, Evaluation& evaluation) {
   evaluation.rl_step_speedup = speedup(vanilla.step->rl_step_seconds, evaluation.step->rl_step_seconds);
 }
 
+void expect_residency(const Evaluation& evaluation, std::optional<Residency> asked) {
+  if (!asked || !evaluation.planned() || evaluation.plan.residency == *asked) return;
+  throw InputError({.field = "residency"}, fmt::format("policy {} plans residency {}, not {}", evaluation.policy,
+                                                       to_string(evaluation.plan.residency), to_string(*asked)));
+}
+
 CheckOptions check_options(const StepInput& input, const PlanFigures* reported, int align) {
   return {.initial_home = input.homes,
           .align = align,

@@ -97,6 +97,9 @@ Evaluation evaluate(const Policy& policy, const StepInput& input, const Evaluate
 std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, const StepInput& input,
                                      const EvaluateOptions& options, const EvaluationContext& context);
 
+// Throws InputError, field `residency`, where the plan has another one than was asked for; none: any will do.
+void expect_residency(const Evaluation& evaluation, std::optional<Residency> asked);
+
 // Fills in the speedups. Nothing to compare where one of them has no simulated step.
 void compare_with(const Evaluation& vanilla, Evaluation& evaluation);
 

@@ -9,6 +9,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/running_plan.h"
+#include "foremoe/evaluate/unused_options.h"
 #include "foremoe/policy/own_options.h"
 #include "foremoe/sim/simulation.h"
 #include "foremoe/testing/evaluated_step.h"
@@ -276,6 +277,27 @@ TEST_F(Evaluations, NameOneCauseWhyAnOptionHasNoEffect) {
                                                          "`prefer` has no effect: policy vanilla does not use it"));
   EXPECT_THAT(remarks({"foremoe"}), testing::ElementsAre(HasSubstr("on one node"), HasSubstr("there are only 4")));
   EXPECT_THAT(remarks({"vanilla", "foremoe"}), testing::SizeIs(2));
+}
+
+TEST_F(Evaluations, NameOptionsOfThePlannerWhereNoStageRuns) {
+  PlannerOptions planner{.stages = {.base = false, .relocation = false, .replication = false, .tokens = false}};
+  const auto remarks = [&](const char* policy) {
+    return remarks_on_unused(input_, {&policy_named(policy)}, input_.for_policy(planner), {"tolerance", "guest_slots"});
+  };
+  EXPECT_THAT(remarks("foremoe"), testing::ElementsAre("`tolerance` has no effect: `stages` is none"));
+  planner.stages.tokens = true;
+  EXPECT_THAT(remarks("foremoe"), testing::IsEmpty());
+}
+
+TEST_F(Evaluations, NameAFormerLoadThatThePolicyDoesNotUse) {
+  const auto remarks = [&](const char* policy) {
+    PolicyInput asked = input_.for_policy({});
+    asked.previous_load = &input_.load;
+    return remarks_on_unused(input_, {&policy_named(policy)}, asked, {});
+  };
+  EXPECT_THAT(remarks("foremoe"),
+              testing::ElementsAre("`previous_load` has no effect: policy foremoe does not use it"));
+  EXPECT_THAT(remarks("eplb"), testing::IsEmpty());
 }
 
 TEST(OptionTables, SetTheFieldsThatTheyAreDeclaredFor) {

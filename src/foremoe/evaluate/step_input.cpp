@@ -66,10 +66,27 @@ bool looks_like_safetensors(std::span<const std::byte> bytes) {
   return header_bytes <= kMaxHeaderBytes && bytes[sizeof header_bytes] == std::byte{'{'};
 }
 
-void expect_shape(const std::string& path, const LoadTable& load, int layers, int ranks, int experts) {
-  if (layers == load.num_layers() && ranks == load.num_ranks() && experts == load.num_experts()) return;
-  reject(path, fmt::format("has {} layers, {} ranks and {} experts; {} has {}, {} and {}", layers, ranks, experts,
-                           load.name, load.num_layers(), load.num_ranks(), load.num_experts()));
+// Of a former step's plan or load, which is in the file at `path`.
+template <class Former>
+void expect_shape(const std::string& path, const Former& former, const LoadTable& load) {
+  if (former.num_layers() == load.num_layers() && former.num_ranks() == load.num_ranks() &&
+      former.num_experts() == load.num_experts()) {
+    return;
+  }
+  reject(path, fmt::format("has {} layers, {} ranks and {} experts; {} has {}, {} and {}", former.num_layers(),
+                           former.num_ranks(), former.num_experts(), load.name, load.num_layers(), load.num_ranks(),
+                           load.num_experts()));
+}
+
+// The plan that `homes` names; none where they are contiguous.
+std::optional<StepPlan> plan_with_homes(const std::string& homes) {
+  return homes == kContiguous ? std::nullopt : std::optional(read_plan(homes));
+}
+
+Array<RankId, 2> homes_of(const std::string& homes, std::optional<StepPlan> plan, const LoadTable& load) {
+  if (!plan) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
+  expect_shape(homes, *plan, load);
+  return std::move(plan->home);
 }
 
 }  // namespace
@@ -186,21 +203,16 @@ StepInput read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
 }
 
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load) {
-  if (homes == kContiguous) return contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
-  StepPlan plan = read_plan(homes);
-  expect_shape(homes, load, plan.num_layers(), plan.num_ranks(), plan.num_experts());
-  return std::move(plan.home);
+  return homes_of(homes, plan_with_homes(homes), load);
 }
 
 StepInput read_step_input(const InputOptions& options, ThreadPool& pool) {
   StepInput input = read_load_or_trace(options, pool);
   const LoadTable& load = input.load;
-  input.homes = initial_homes(options.homes, load);
-  if (!options.previous.empty()) {
-    input.previous = read_plan(options.previous);
-    expect_shape(options.previous, load, input.previous->num_layers(), input.previous->num_ranks(),
-                 input.previous->num_experts());
-  }
+  std::optional<StepPlan> with_homes = plan_with_homes(options.homes);
+  if (!options.previous.empty()) input.previous = read_plan(options.previous);
+  input.homes = homes_of(options.homes, std::move(with_homes), load);
+  if (input.previous) expect_shape(options.previous, *input.previous, load);
   if (!options.previous_load.empty()) {
     InputOptions former = options;
     former.path = options.previous_load;
@@ -208,7 +220,7 @@ StepInput read_step_input(const InputOptions& options, ThreadPool& pool) {
     former.micro_steps = 0;
     StepInput read = read_load_or_trace(former, pool);
     std::ranges::move(read.remarks, std::back_inserter(input.remarks));
-    expect_shape(former.path, load, read.load.num_layers(), read.load.num_ranks(), read.load.num_experts());
+    expect_shape(former.path, read.load, load);
     input.previous_load = std::move(read.load);
   }
   return input;
@@ -236,41 +248,6 @@ InputOptions input_as_planned(const StepPlan& plan, InputOptions options) {
   take("layers", 0, options.layers);
   take("micro-steps", 0, options.micro_steps);
   return options;
-}
-
-std::vector<std::string> remarks_on_unused(const StepInput& input, const std::vector<const Policy*>& policies,
-                                           const PolicyInput& asked, const std::set<std::string, std::less<>>& given) {
-  const int micro_steps = input.load.num_micro_steps();
-  const PlannerOptions& options = asked.options;
-  const Policy* const policy = policies.size() == 1 ? policies.front() : nullptr;
-  const auto is_used = [&](std::string_view name) {
-    return policy == nullptr || std::ranges::find(policy->uses(), name) != policy->uses().end();
-  };
-  std::vector<std::string> remarks;
-  if (given.contains("tokens_per_rank") && !input.batching) {
-    remarks.push_back(
-        fmt::format("`tokens_per_rank` has no effect: {} is a load, which is batched already", input.load.name));
-  } else if (given.contains("tokens_per_rank") && input.batching->recorded) {
-    remarks.push_back(
-        fmt::format("`tokens_per_rank` has no effect: {} is batched as it was recorded", input.load.name));
-  }
-  if (given.contains("prefer") && is_used("prefer") && options.prefer == Prefer::kLinks &&
-      input.load.topology().num_nodes() == 1) {
-    remarks.emplace_back("`prefer` links has no effect: all ranks are on one node");
-  }
-  if (given.contains("in_flight") && options.in_flight > micro_steps) {
-    remarks.push_back(fmt::format("`in_flight` {}: there are only {}, so {} are in flight", options.in_flight,
-                                  counted(micro_steps, "micro-step"), micro_steps));
-  }
-  if (policy == nullptr) return remarks;
-  PlannerOptions any;
-  for (const Option& option : options_of(any)) {
-    if (!given.contains(option.name) || option.name == "residency" || is_used(option.name)) continue;
-    remarks.push_back(fmt::format("`{}` has no effect: policy {} does not use it", option.name, policy->name()));
-  }
-  const std::string on_previous = asked.previous != nullptr ? policy->note_on_previous(asked) : "";
-  if (!on_previous.empty()) remarks.push_back(on_previous);
-  return remarks;
 }
 
 std::string describe(const LoadTable& load) {

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -73,12 +72,6 @@ Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vect
 
 // [layer][expert]: contiguous, or those that a plan file ends with.
 Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load);
-
-// Remarks on the options of `asked` whose names were given and have no effect on the input or, where one policy alone
-// is asked, on it; in sentences that name options in backquotes. Of several policies each uses what it can. Whether the
-// residency can be is for the plan to say.
-std::vector<std::string> remarks_on_unused(const StepInput& input, const std::vector<const Policy*>& policies,
-                                           const PolicyInput& asked, const std::set<std::string, std::less<>>& given);
 
 // Writes into the plan's options what a reader must know to make the same load again and to hold homes against those
 // before.

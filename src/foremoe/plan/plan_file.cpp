@@ -7,7 +7,9 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "foremoe/core/error.h"
 #include "foremoe/core/safetensors.h"
 #include "foremoe/rollout/file_kind.h"
 
@@ -60,72 +62,104 @@ void read_metadata(const Safetensors& file, StepPlan& plan) {
   }
 }
 
-void read_home(const Safetensors& file, const TensorView& home, int num_ranks, StepPlan& plan) {
+// What the file holds, in types and shapes that fit each other. Whether the values do is for their readers to say.
+struct StoredTensors {
+  const TensorView& slot_expert;
+  const TensorView& home;
+  const TensorView& slot_tokens;
+  const TensorView& micro_step;
+  const TensorView& pass;
+  const TensorView* max_load;  // null where the plan has none, as below
+  const TensorView* lower_bound;
+  std::size_t num_micro_steps;
+};
+
+StoredTensors stored_tensors(const Safetensors& file, int in_flight) {
+  const TensorView& slot_expert = file.tensor("slot_expert", {DType::kI16, DType::kI32}, 4);
+  if (slot_expert.num_elements() == 0 || slot_expert.shape[2] > kMaxRanks ||
+      slot_expert.shape[0] > std::numeric_limits<int>::max()) {
+    file.fail("slot_expert", "", fmt::format("shape [{}] is no plan's", fmt::join(slot_expert.shape, ", ")));
+  }
+  const TensorView& home = file.tensor("home", {DType::kI32}, 2);
+  if (home.shape[0] != slot_expert.shape[1]) {
+    file.fail("home", "", fmt::format("{} layers, but slot_expert has {}", home.shape[0], slot_expert.shape[1]));
+  }
+  const std::size_t num_events = slot_expert.shape[0];
+  if (in_flight > 1 && num_events % 2 != 0) {
+    file.fail("slot_expert", "",
+              fmt::format("{} events, but with {} in flight every micro-step has two", num_events, in_flight));
+  }
+  const std::size_t num_micro_steps = in_flight == 1 ? num_events : num_events / 2;
+  const auto bound = [&](std::string_view name) {
+    return file.has(name) ? &file.tensor(name, {DType::kI64}, {num_micro_steps, home.shape[0]}) : nullptr;
+  };
+  return {.slot_expert = slot_expert,
+          .home = home,
+          .slot_tokens = file.tensor("slot_tokens", {DType::kU32, DType::kI64}, slot_expert.shape),
+          .micro_step = file.tensor("event_micro_step", {DType::kI32}, std::vector{num_events}),
+          .pass = file.tensor("event_pass", {DType::kU8}, std::vector{num_events}),
+          .max_load = bound("max_load"),
+          .lower_bound = bound("lower_bound"),
+          .num_micro_steps = num_micro_steps};
+}
+
+void check_home(const Safetensors& file, const TensorView& home, int num_ranks) {
   const std::size_t num_experts = home.shape[1];
   if (num_experts == 0 || num_experts > kMaxExperts || num_experts % num_ranks != 0) {
     file.fail("home", "", fmt::format("{} experts cannot be spread evenly over {} ranks", num_experts, num_ranks));
   }
   Field{file, "home", home}.expect_range(0, num_ranks - 1);
-  plan.home = Array<RankId, 2>({home.shape[0], num_experts});
-  home.copy_to(plan.home.flat());
-  for (std::size_t l = 0; l < home.shape[0]; ++l) {
-    std::vector<std::size_t> num_homes(num_ranks);
+}
+
+void check_homes_of_ranks(const Safetensors& file, const StepPlan& plan) {
+  const int homes_per_rank = plan.num_experts() / plan.num_ranks();
+  for (std::size_t l = 0; l < plan.home.extent(0); ++l) {
+    std::vector<int> num_homes(plan.num_ranks());
     for (const RankId r : plan.home.row(l)) ++num_homes[r.index()];
-    for (int r = 0; r < num_ranks; ++r) {
-      if (num_homes[r] == num_experts / num_ranks) continue;
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      if (num_homes[r] == homes_per_rank) continue;
       file.fail("home", fmt::format("[{}]", l),
-                fmt::format("rank {} is home of {} experts, not of {}", r, num_homes[r], num_experts / num_ranks));
+                fmt::format("rank {} is home of {} experts, not of {}", r, num_homes[r], homes_per_rank));
     }
   }
 }
 
-void read_slots(const Safetensors& file, const TensorView& slot_expert, StepPlan& plan) {
-  const int num_homes = plan.num_experts() / static_cast<int>(slot_expert.shape[2]);
-  if (static_cast<int>(slot_expert.shape[3]) != num_homes + plan.guest_slots) {
+void check_slots(const Safetensors& file, const StoredTensors& stored, int guest_slots) {
+  const TensorView& slot_expert = stored.slot_expert;
+  const auto num_experts = static_cast<int>(stored.home.shape[1]);
+  const int num_homes = num_experts / static_cast<int>(slot_expert.shape[2]);
+  if (static_cast<int>(slot_expert.shape[3]) != num_homes + guest_slots) {
     file.fail("slot_expert", "",
               fmt::format("{} slots per rank, but {} homes and {} guest slots", slot_expert.shape[3], num_homes,
-                          plan.guest_slots));
+                          guest_slots));
   }
-  Field{file, "slot_expert", slot_expert}.expect_range(kNoExpert.value, plan.num_experts() - 1);
-  const TensorView& slot_tokens = file.tensor("slot_tokens", {DType::kU32, DType::kI64}, slot_expert.shape);
-  Field{file, "slot_tokens", slot_tokens}.expect_range(0, kMaxTokensPerLayer);
-
-  const auto& shape = slot_expert.shape;
-  plan.slot_expert = Array<ExpertId, 4>({shape[0], shape[1], shape[2], shape[3]});
-  plan.slot_tokens = Array<Tokens, 4>(plan.slot_expert.shape());
-  slot_expert.copy_to(plan.slot_expert.flat());
-  slot_tokens.copy_to(plan.slot_tokens.flat());
+  Field{file, "slot_expert", slot_expert}.expect_range(kNoExpert.value, num_experts - 1);
+  Field{file, "slot_tokens", stored.slot_tokens}.expect_range(0, kMaxTokensPerLayer);
 }
 
-void read_events(const Safetensors& file, std::size_t num_events, StepPlan& plan) {
-  if (plan.in_flight > 1 && num_events % 2 != 0) {
-    file.fail("slot_expert", "",
-              fmt::format("{} events, but with {} in flight every micro-step has two", num_events, plan.in_flight));
-  }
-  const int num_micro_steps = static_cast<int>(plan.in_flight == 1 ? num_events : num_events / 2);
-  const ExecutionOrder order = make_execution_order(num_micro_steps, plan.in_flight);
-  const std::vector<std::size_t> shape{num_events};
-  const TensorView& micro_step = file.tensor("event_micro_step", {DType::kI32}, shape);
-  const TensorView& pass = file.tensor("event_pass", {DType::kU8}, shape);
-  for (std::size_t t = 0; t < num_events; ++t) {
+ExecutionOrder checked_order(const Safetensors& file, const StoredTensors& stored, int in_flight) {
+  ExecutionOrder order = make_execution_order(static_cast<int>(stored.num_micro_steps), in_flight);
+  for (std::size_t t = 0; t < order.pass.size(); ++t) {
     const auto expect = [&](std::string_view field, std::int64_t value, std::int64_t expected) {
       if (value == expected) return;
       file.fail(field, fmt::format("[{}]", t),
-                fmt::format("{}, but with {} in flight this event has {}", value, plan.in_flight, expected));
+                fmt::format("{}, but with {} in flight this event has {}", value, in_flight, expected));
     };
-    expect("event_micro_step", micro_step.integer(t), order.micro_step[t].value);
-    expect("event_pass", pass.integer(t), static_cast<std::int64_t>(order.pass[t]));
+    expect("event_micro_step", stored.micro_step.integer(t), order.micro_step[t].value);
+    expect("event_pass", stored.pass.integer(t), static_cast<std::int64_t>(order.pass[t]));
   }
-  plan.event_micro_step = order.micro_step;
-  plan.event_pass = order.pass;
+  return order;
 }
 
-// Optional: [micro_steps, layers] or nothing.
-Array<Tokens, 2> read_bound(const Safetensors& file, std::string_view name, const StepPlan& plan) {
-  if (!file.has(name)) return {};
-  Array<Tokens, 2> values({static_cast<std::size_t>(plan.num_micro_steps()), plan.home.extent(0)});
-  const TensorView& tensor = file.tensor(name, {DType::kI64}, {values.extent(0), values.extent(1)});
-  Field{file, name, tensor}.expect_range(0, kMaxTokensPerLayer);
+void check_bound(const Safetensors& file, std::string_view name, const TensorView* bound) {
+  if (bound != nullptr) Field{file, name, *bound}.expect_range(0, kMaxTokensPerLayer);
+}
+
+template <class T, std::size_t N>
+Array<T, N> copied(const TensorView& tensor) {
+  std::array<std::size_t, N> shape;
+  std::ranges::copy(tensor.shape, shape.begin());
+  Array<T, N> values(shape);
   tensor.copy_to(values.flat());
   return values;
 }
@@ -196,32 +230,37 @@ StepPlan read_plan(const Safetensors& file) {
   expect_format(file, kPlanFormat);
   StepPlan plan;
   read_metadata(file, plan);
-  const TensorView& slot_expert = file.tensor("slot_expert", {DType::kI16, DType::kI32}, 4);
-  if (slot_expert.num_elements() == 0 || slot_expert.shape[2] > kMaxRanks ||
-      slot_expert.shape[0] > std::numeric_limits<int>::max()) {
-    file.fail("slot_expert", "", fmt::format("shape [{}] is no plan's", fmt::join(slot_expert.shape, ", ")));
-  }
-  const TensorView& home = file.tensor("home", {DType::kI32}, 2);
-  if (home.shape[0] != slot_expert.shape[1]) {
-    file.fail("home", "", fmt::format("{} layers, but slot_expert has {}", home.shape[0], slot_expert.shape[1]));
-  }
-  plan.ranks_per_node = std::min(plan.ranks_per_node, static_cast<int>(slot_expert.shape[2]));
-  read_home(file, home, static_cast<int>(slot_expert.shape[2]), plan);
-  read_slots(file, slot_expert, plan);
-  read_events(file, slot_expert.shape[0], plan);
-  plan.max_load = read_bound(file, "max_load", plan);
-  plan.lower_bound = read_bound(file, "lower_bound", plan);
+  const StoredTensors stored = stored_tensors(file, plan.in_flight);
+  const int num_ranks = static_cast<int>(stored.slot_expert.shape[2]);
+  plan.ranks_per_node = std::min(plan.ranks_per_node, num_ranks);
+  check_home(file, stored.home, num_ranks);
+  check_slots(file, stored, plan.guest_slots);
+  check_bound(file, "max_load", stored.max_load);
+  check_bound(file, "lower_bound", stored.lower_bound);
+  ExecutionOrder order = checked_order(file, stored, plan.in_flight);
+
+  plan.event_micro_step = std::move(order.micro_step);
+  plan.event_pass = std::move(order.pass);
+  plan.home = copied<RankId, 2>(stored.home);
+  plan.slot_expert = copied<ExpertId, 4>(stored.slot_expert);
+  plan.slot_tokens = copied<Tokens, 4>(stored.slot_tokens);
+  if (stored.max_load != nullptr) plan.max_load = copied<Tokens, 2>(*stored.max_load);
+  if (stored.lower_bound != nullptr) plan.lower_bound = copied<Tokens, 2>(*stored.lower_bound);
+  check_homes_of_ranks(file, plan);
   return plan;
 }
 
 StepPlan read_plan(const std::string& path) { return read_plan(Safetensors::open(path)); }
 
+void expect_plan_for(const LoadTable& load, const StepPlan& plan, const std::string& path) {
+  if (plan.load_digest == load_digest(load)) return;
+  throw InputError({.file = path, .field = "load_digest"},
+                   fmt::format("the plan was made for another load than {}", load.name));
+}
+
 StepPlan read_plan_for(const LoadTable& load, const std::string& path) {
-  const Safetensors file = Safetensors::open(path);
-  StepPlan plan = read_plan(file);
-  if (plan.load_digest != load_digest(load)) {
-    file.fail("load_digest", "", fmt::format("the plan was made for another load than {}", load.name));
-  }
+  StepPlan plan = read_plan(path);
+  expect_plan_for(load, plan, path);
   return plan;
 }
 

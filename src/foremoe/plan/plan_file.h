@@ -29,7 +29,8 @@ namespace foremoe {
 StepPlan read_plan(const Safetensors& file);
 StepPlan read_plan(const std::string& path);
 
-// The same, and an InputError when the plan was made for another load.
+// Throws InputError, field `load_digest`, when the plan in that file was made for another load.
+void expect_plan_for(const LoadTable& load, const StepPlan& plan, const std::string& path);
 StepPlan read_plan_for(const LoadTable& load, const std::string& path);
 
 // Same plan, same bytes. Each tensor in the narrowest of its types that holds every value.
