@@ -112,6 +112,7 @@ class Evaluator {
 
   // A plan may be too broken to measure: that is for the check to say, where there is one.
   void measure(Evaluation& e) {
+    expect_going_on();
     try {
       e.figures = plan_figures(e.plan, input_.load,
                                {.initial_home = input_.homes,
@@ -124,7 +125,13 @@ class Evaluator {
     }
   }
 
+  // Between parts that take long: a cancelled pool ends the evaluation here.
+  void expect_going_on() const {
+    context_.pool.for_each_index(0, [](std::size_t, std::size_t) {});  // throws Cancelled
+  }
+
   void progress(const char* what) const {
+    expect_going_on();
     if (context_.progress) context_.progress(fmt::format("{} {}", what, policy_.name()));
   }
 
