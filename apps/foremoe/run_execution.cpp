@@ -76,7 +76,7 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
       refuse(path, error.problem());
     }
   } else {
-    read_plan_for(step.load, path);  // holds the digest
+    expect_plan_for(step.load, plan, path);
   }
   step.homes = initial_homes(arguments.given("homes") ? arguments.input.homes : recorded_homes(plan), step.load);
   CheckOptions check = check_options(step);

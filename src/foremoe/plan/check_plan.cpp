@@ -17,7 +17,7 @@ namespace foremoe {
 // clang-format off
 static constexpr std::array<std::string_view, kNumViolationKinds> kKindNames = {
     "shape", "events", "digest", "options", "homes", "home-moves", "unknown-expert", "home-slots",
-    "duplicate", "no-replica", "moved-slot", "changed-guest", "forward-only", "quota", "passes",
+    "duplicate", "unheld-expert", "moved-slot", "changed-guest", "forward-only", "quota", "passes",
     "copies-per-rank", "copies-per-source", "tokens-per-guest", "max-load", "lower-bound", "routes",
     "figure"};
 // clang-format on

@@ -45,10 +45,10 @@ struct PlannedStep {
 // divides num_experts.
 Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks);
 
-// Throws InputError, field `home` with its index, unless each rank is home to E/R experts of every layer of the load.
+// Throws InputError, field `homes` with its index, unless each rank is home to E/R experts of every layer of the load.
 void expect_homes(ArrayView<const RankId, 2> home, const LoadTable& load);
 
-// Throws InputError whose field is that of PlanRequest or PlannerOptions ("home", "guest_slots", …), or "load" in the
+// Throws InputError whose field is that of PlanRequest or PlannerOptions ("homes", "guest_slots", …), or "load" in the
 // file of the load.
 PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool);
 
