@@ -58,10 +58,11 @@ Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& key
 }  // namespace
 
 void bind_evaluated_plan(nb::module_& m) {
-  m.def("_evaluate_plan", &evaluated_plan, "plan"_a, "load"_a, "options"_a, "own"_a, "recompute_plan"_a.none(),
-        "phase"_a.none(), "homes"_a.none(), "threads"_a);
-  m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a, "own"_a = nb::dict(),
+  m.def("_evaluate_plan", &evaluated_plan, "plan"_a, "load"_a, "options"_a, "policy_options"_a = nb::dict(),
+        "recompute_plan"_a.none() = nb::none(), "phase"_a.none() = nb::none(), "homes"_a.none() = nb::none(),
         "threads"_a = 0);
+  m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a,
+        "policy_options"_a = nb::dict(), "threads"_a = 0);
 }
 
 }  // namespace foremoe::python

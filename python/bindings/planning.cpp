@@ -201,8 +201,9 @@ void bind_planning(nb::module_& m) {
          const std::optional<nb::callable>& on_micro_step, const nb::dict& own) {
         return plan(load, {policy, options, own, {homes, previous, previous_load}, threads}, layers, on_micro_step);
       },
-      "load"_a, "policy"_a, "options"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
-      "layers"_a.none(), "threads"_a, "on_micro_step"_a.none(), "own"_a = nb::dict());
+      "load"_a, "policy"_a, "options"_a, "homes"_a.none() = nb::none(), "previous"_a.none() = nb::none(),
+      "previous_load"_a.none() = nb::none(), "layers"_a.none() = nb::none(), "threads"_a = 0,
+      "on_micro_step"_a.none() = nb::none(), "policy_options"_a = nb::dict());
 
   nb::class_<BackgroundPlan>(m, "RunningPlan",
                              R"(A plan that is made in the background; foremoe.start_plan() begins it.
@@ -230,8 +231,8 @@ any more. The quotas of a micro-step are final when wait_for() has returned; do 
           if (running->is_of_this_process()) delete running;
         });
       },
-      "load"_a, "policy"_a, "options"_a, "own"_a, "homes"_a.none(), "previous"_a.none(), "previous_load"_a.none(),
-      "threads"_a);
+      "load"_a, "policy"_a, "options"_a, "policy_options"_a = nb::dict(), "homes"_a.none() = nb::none(),
+      "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
 }
 
 }  // namespace foremoe::python

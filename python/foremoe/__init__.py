@@ -31,8 +31,7 @@ from ._core import (
     policies,
 )
 from ._errors import InputError, PolicySkipped
-from .comparison import compare, simulate
-from .evaluation import evaluate, evaluate_plan
+from .evaluation import compare, evaluate, evaluate_plan, simulate
 from .files import Violation, check, figures, read_load, read_plan, read_trace
 from .loads import collect, import_files, synthesize_load, synthesize_trace
 from .planning import plan, start_plan

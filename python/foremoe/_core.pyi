@@ -325,13 +325,13 @@ def _plan(
     load: Load,
     policy: str,
     options: dict[str, Any],
-    homes: object | None,
-    previous: Plan | None,
-    previous_load: Load | None,
-    layers: object | None,
-    threads: int,
-    on_micro_step: Callable[[int], object] | None,
-    own: dict[str, Any] = {},
+    homes: object | None = None,
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
+    layers: object | None = None,
+    threads: int = 0,
+    on_micro_step: Callable[[int], object] | None = None,
+    policy_options: dict[str, Any] = {},
 ) -> Plan: ...
 
 class RunningPlan:
@@ -359,11 +359,11 @@ def _start_plan(
     load: Load,
     policy: str,
     options: dict[str, Any],
-    own: dict[str, Any],
-    homes: object | None,
-    previous: Plan | None,
-    previous_load: Load | None,
-    threads: int,
+    policy_options: dict[str, Any] = {},
+    homes: object | None = None,
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
+    threads: int = 0,
 ) -> RunningPlan: ...
 
 class Evaluation:
@@ -406,7 +406,7 @@ def _evaluate(
     load: Load,
     policy: str,
     options: dict[str, Any],
-    own: dict[str, Any] = {},
+    policy_options: dict[str, Any] = {},
     homes: object | None = None,
     previous: Plan | None = None,
     previous_load: Load | None = None,
@@ -416,21 +416,21 @@ def _compare(
     load: Load,
     policies: Sequence[str],
     options: dict[str, Any],
-    own: dict[str, Any],
-    homes: object | None,
-    previous: Plan | None,
-    previous_load: Load | None,
-    threads: int,
+    policy_options: dict[str, Any] = {},
+    homes: object | None = None,
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
+    threads: int = 0,
 ) -> Any: ...
 def _simulate(
     load: Load,
     policies: Sequence[str],
     options: dict[str, Any],
-    own: dict[str, Any],
-    homes: object | None,
-    previous: Plan | None,
-    previous_load: Load | None,
-    threads: int,
+    policy_options: dict[str, Any] = {},
+    homes: object | None = None,
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
+    threads: int = 0,
 ) -> Any: ...
 def _pair_figures(plan: Plan, load: Load, routed: bool) -> dict[str, Any]: ...
 def _load_stability(load: Load, steps: int) -> dict[str, Any]: ...
@@ -439,23 +439,28 @@ def _evaluate_plan(
     plan: Plan,
     load: Load,
     options: dict[str, Any],
-    own: dict[str, Any],
-    recompute_plan: Plan | None,
-    phase: str | None,
-    homes: object | None,
-    threads: int,
+    policy_options: dict[str, Any] = {},
+    recompute_plan: Plan | None = None,
+    phase: str | None = None,
+    homes: object | None = None,
+    threads: int = 0,
 ) -> Evaluation: ...
 def _evaluate_quotas(
     plan: Plan,
     slot_tokens: Annotated[NDArray[Any], dict(writable=False)],
     load: Load,
     options: dict[str, Any],
-    own: dict[str, Any] = {},
+    policy_options: dict[str, Any] = {},
     threads: int = 0,
 ) -> Evaluation: ...
 def _option_tables() -> dict[str, Any]: ...
 def _unused_options(
-    load: Load, policies: Sequence[str], options: dict[str, Any], given: Set[str], previous: Plan | None = None
+    load: Load,
+    policies: Sequence[str],
+    options: dict[str, Any],
+    given: Set[str],
+    previous: Plan | None = None,
+    previous_load: Load | None = None,
 ) -> list[str]: ...
 def _policies_named(arg: Sequence[str], /) -> list[str]: ...
 def _policy_uses(arg: str, /) -> list[str]: ...

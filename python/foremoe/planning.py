@@ -1,22 +1,21 @@
 """Plans of a step.
 
 Keywords are the options of the command line, with the same defaults.
-
-Written by scripts/python_keywords from the tables of options: do not edit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from numbers import Integral
-from typing import Literal
+from typing import Literal, Unpack
 
 from . import _core
 from ._core import Load, Plan, RunningPlan
-from ._keywords import Homes, remark_on_unused
+from ._keywords import remark_on_unused, split, takes
 from .files import expect
+from .options import Homes, PlanOptions
 
 
+@takes(PlanOptions)
 def plan(
     load: Load,
     policy: str = "foremoe",
@@ -40,8 +39,9 @@ def plan(
     layers: slice | range | None = None,
     on_micro_step: Callable[[int], object] | None = None,
 ) -> Plan:
-    """Plans a step: what sits in every slot and how many tokens it serves. Raises PolicySkipped where the policy is not
-    defined for the load. Ctrl-C ends it.
+    """Plans a step: what sits in every slot and how many tokens it serves. Ctrl-C ends it.
+
+    Raises PolicySkipped where the policy is not defined for the load.
 
     load: What is planned.
     policy: Who plans: a key of foremoe.policies().
@@ -71,92 +71,25 @@ def plan(
     layers: Plan these layers of the load alone; Plan.join() puts parts together.
     on_micro_step: Called with 0, 1, … when the plan of that micro-step is final, from another thread. What it raises
         ends planning.
-
-    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
+    asked = {name: value for name, value in locals().items() if name in PlanOptions.__annotations__}
     expect(Load, load=load)
     expect(str, policy=policy)
-    expect(Mapping | None, policy_options=policy_options)
-    expect(Plan | None, previous=previous)
-    expect(Load | None, previous_load=previous_load)
-    expect(Integral, threads=threads)
     expect(Callable | None, on_micro_step=on_micro_step)
-    options = {
-        "guest_slots": guest_slots,
-        "residency": residency,
-        "rehome": rehome,
-        "in_flight": in_flight,
-        "stages": stages,
-        "prefer": prefer,
-        "tolerance": tolerance,
-        "max_copies_per_rank": max_copies_per_rank,
-        "max_copies_per_source": max_copies_per_source,
-        "min_tokens_per_guest": min_tokens_per_guest,
-        "seed": seed,
-    }
-    result: Plan = _core._plan(
-        load,
-        policy,
-        options,
-        homes,
-        previous,
-        previous_load,
-        layers,
-        threads,
-        on_micro_step,
-        dict(policy_options or {}),
-    )
-    remark_on_unused(plan, load, [policy], options, previous)
-    return result
+    options, beside = split(asked)
+    made: Plan = _core._plan(load, policy, options, layers=layers, on_micro_step=on_micro_step, **beside)
+    remark_on_unused(plan, load, [policy], options, beside)
+    return made
 
 
-def start_plan(
-    load: Load,
-    policy: str = "foremoe",
-    *,
-    guest_slots: int = 1,
-    residency: Literal["static", "resident", "shared", "free"] = "resident",
-    rehome: int | Literal["free"] = 0,
-    in_flight: int = 1,
-    stages: str = "BLPT",
-    prefer: Literal["balance", "links"] = "balance",
-    tolerance: float | None = None,
-    max_copies_per_rank: int | Literal["none"] | None = None,
-    max_copies_per_source: int | Literal["none"] = "none",
-    min_tokens_per_guest: int = 0,
-    seed: int = 0,
-    policy_options: Mapping[str, float | str] | None = None,
-    homes: Homes = None,
-    previous: Plan | None = None,
-    previous_load: Load | None = None,
-    threads: int = 0,
-) -> RunningPlan:
+@takes(PlanOptions)
+def start_plan(load: Load, policy: str = "foremoe", **options: Unpack[PlanOptions]) -> RunningPlan:
     """Begins to plan a step in the background, as plan() would.
 
     load: What is planned.
     policy: Who plans: a key of foremoe.policies().
-    guest_slots, residency, rehome, in_flight, stages, prefer, tolerance, max_copies_per_rank, max_copies_per_source,
-        min_tokens_per_guest, seed, policy_options, homes, previous, previous_load, threads: As plan() has them.
-
-    Raises InputError, with the name of the keyword in `.field`, for a value that cannot be.
     """
     expect(Load, load=load)
     expect(str, policy=policy)
-    expect(Mapping | None, policy_options=policy_options)
-    expect(Plan | None, previous=previous)
-    expect(Load | None, previous_load=previous_load)
-    expect(Integral, threads=threads)
-    options = {
-        "guest_slots": guest_slots,
-        "residency": residency,
-        "rehome": rehome,
-        "in_flight": in_flight,
-        "stages": stages,
-        "prefer": prefer,
-        "tolerance": tolerance,
-        "max_copies_per_rank": max_copies_per_rank,
-        "max_copies_per_source": max_copies_per_source,
-        "min_tokens_per_guest": min_tokens_per_guest,
-        "seed": seed,
-    }
-    return _core._start_plan(load, policy, options, dict(policy_options or {}), homes, previous, previous_load, threads)
+    planner, beside = split(options)
+    return _core._start_plan(load, policy, planner, **beside)

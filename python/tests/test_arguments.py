@@ -130,6 +130,8 @@ def test_keywords_without_effect_are_said(load: foremoe.Load, caplog: pytest.Log
         (lambda: foremoe.plan(load, "vanilla", guest_slots=2), "guest_slots has no effect: policy vanilla does not"),
         (lambda: foremoe.plan(load, in_flight=9), "in_flight 9: there are only 3 micro-steps"),
         (lambda: foremoe.plan(load, residency="shared", previous=foremoe.plan(load)), "the former plan has no effect"),
+        (lambda: foremoe.plan(load, previous_load=load), "previous_load has no effect: policy foremoe does not use it"),
+        (lambda: foremoe.plan(load, stages="none", tolerance=0.1), "tolerance has no effect: stages is none"),
         (lambda: foremoe.evaluate(load, path="host"), "path has no effect without a cluster"),
         (
             lambda: foremoe.evaluate_plan(foremoe.plan(load), load, phase="recompute"),
@@ -157,6 +159,7 @@ def test_keywords_that_have_an_effect_are_silent(load: foremoe.Load, caplog: pyt
     with caplog.at_level(logging.WARNING, "foremoe"):
         foremoe.plan(load, guest_slots=2, in_flight=2, previous=foremoe.plan(load, guest_slots=2))
         foremoe.compare(load, ["vanilla", "foremoe"], guest_slots=2)
+        foremoe.plan(load, "eplb", previous_load=load)
         foremoe.synthesize_load(routing="zipf", skew=1.2, layers=1, micro_steps=1)
         foremoe.start_plan(load, "vanilla", guest_slots=2).finish()
     assert caplog.text == ""

@@ -13,11 +13,13 @@ Needs plotly: pip install '.[report]', or 'plotly>=6'. `foremoe report` is the s
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Unpack
 
 from .._core import Load
+from .._keywords import takes
 from ..files import expect
+from ..options import ReportOptions
 from .facts import Report
 from .gather import Request, gather_report
 from .output import expect_output, write_text
@@ -28,23 +30,23 @@ from .summary import footer, header
 __all__ = ["Report", "to_html", "write_report"]
 
 
+@takes(ReportOptions)
 def write_report(
     load: Load,
     path: str | os.PathLike[str],
     *,
     cluster: str,
-    model: str | Mapping[str, Any] | None = None,
     guest_slots: int | Sequence[int] = (1, 2, 4),
     policies: str | Sequence[str] = "all",
     measured: bool = True,
-    **options: Any,
+    **options: Unpack[ReportOptions],
 ) -> Report:
     """Plans a load with several policies, models the step on a cluster, and writes a page that shows what each gains.
 
-    path: of the page; a file there is replaced. cluster, model: as foremoe.simulate() takes them. guest_slots: policies
+    path: of the page; a file there is replaced. cluster: as foremoe.simulate() takes it. guest_slots: policies
     are compared at the first number; memory is weighed against speedup at all of them and without any. policies: keys
     of foremoe.policies(), or "all". measured: False leaves out the planning time, which is measured here, so that equal
-    input makes an equal page. options: further keywords of foremoe.evaluate(); residency cannot be auto.
+    input makes an equal page.
 
     Returns what the page shows. Plans that are not right are left out, and told in `.wrong`. Raises InputError for what
     cannot be, and ImportError without plotly.
@@ -54,7 +56,7 @@ def write_report(
     expect_output(os.fspath(path), [], "path")
     names = policies.split(",") if isinstance(policies, str) else policies
     slots = [guest_slots] if isinstance(guest_slots, int) else list(guest_slots)
-    given = {"cluster": cluster, "model": model, **options}
+    given = {"cluster": cluster, **options}
     report = gather_report(load, Request(names, slots, given, measured=measured))
     write_text(os.fspath(path), to_html(report))
     return report
