@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -170,4 +172,24 @@ def save_pretrained(parts: ExpertParts, model: torch.nn.Module, folder: str | os
     state = whole_state_dict(parts, model, cpu_offload=True, rank0_only=True)
     with refused_together(group=parts.group):
         if parts.rank == 0:
-            save(model, folder, state_dict=state, **options)
+            with _as_unspread(parts, model):
+                model.save_pretrained(folder, state_dict=state, **options)  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def _as_unspread(parts: ExpertParts, model: torch.nn.Module) -> Iterator[None]:
+    """The model has the class, the number of parameters and the methods of the unspread one inside."""
+    kept, kind = dict(vars(model)), type(model)
+    num_parameters = sum(math.prod(parts.whole_shape(p)) for p in model.parameters())
+    vars(model).pop("save_pretrained", None)
+    vars(model)["num_parameters"] = lambda *_: num_parameters  # which the index of several files has
+    if is_sharded_by_fsdp2(model):
+        model.__class__ = kind.__mro__[2]  # [FSDP2's own, FSDPModule, the model's]: names of weights depend on it
+    try:
+        yield
+    finally:
+        model.__class__ = kind
+        for name in ("save_pretrained", "num_parameters"):
+            vars(model).pop(name, None)
+            if name in kept:
+                vars(model)[name] = kept[name]
