@@ -78,8 +78,8 @@ Measured measure(const Setting& setting) {
   const LoadTable load = even_load();
   const StepPlan plan = even_plan();
   const ExpertLayout layout = swiglu_layout(kShape.hidden, kShape.intermediate);
-  const auto schedule =
-      make_transfer_schedule(plan, layout, {.phase = Phase::kRecompute, .path = setting.path, .depth = setting.depth});
+  const auto schedule = std::make_shared<const TransferSchedule>(
+      make_transfer_schedule(plan, layout, {.phase = Phase::kRecompute, .path = setting.path, .depth = setting.depth}));
   const auto routes = dealt_routes(load);
   const double bytes_per_turn = kGuests * static_cast<double>(layout.bytes().value);
   const double rate = bytes_per_turn / (setting.share * setting.work_seconds);

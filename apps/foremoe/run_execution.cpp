@@ -266,9 +266,9 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   const ExpertLayout layout = swiglu_layout(model_.shape.hidden, model_.shape.intermediate);
   const ScheduleOptions schedule_options{
       .phase = phase, .path = arguments_.evaluate.path, .depth = arguments_.evaluate.depth};
-  TransferSchedule schedule;
+  std::shared_ptr<const TransferSchedule> schedule;
   try {
-    schedule = make_transfer_schedule(plan, layout, schedule_options);
+    schedule = std::make_shared<const TransferSchedule>(make_transfer_schedule(plan, layout, schedule_options));
   } catch (const InputError& error) {
     row.skipped = error.what();
     running.finish();
@@ -316,7 +316,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   }
 
   if (group_.has_first()) {
-    row.rho_planned = imbalance(planned_rows(plan, schedule.order));
+    row.rho_planned = imbalance(planned_rows(plan, schedule->order));
     row.rho_computed = imbalance(row.outcome.turns.rows);
     row.predicted = guest_memory(plan, layout, schedule_options);
     check(row, plan);

@@ -112,6 +112,13 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T> values) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner);
 }
 
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<2>> array_of(std::vector<T> values, std::array<std::size_t, 2> shape) {
+  auto* const owned = new std::vector<T>(std::move(values));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<2>>(owned->data(), shape.size(), shape.data(), owner);
+}
+
 // Data of routes, [tokens, layers, top_k], that nobody copies: the trace keeps the array.
 void lend_routes(const AnyArray& routes, Trace& trace);
 

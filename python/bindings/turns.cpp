@@ -95,23 +95,38 @@ TurnId find_turn(const Turns& self, const std::string& pass, int micro_step, int
 
 std::vector<ScheduledCopy> list_of(std::span<const ScheduledCopy> copies) { return {copies.begin(), copies.end()}; }
 
-auto row_order_of(const RankTurn& turn, const AnyArray& routes) {
+// int32 [tokens · top_k]: the slot of each entry of `routes`.
+std::vector<std::int32_t> slots_of(const RankTurn& turn, const AnyArray& routes) {
   const std::int32_t* const data = data_of<std::int32_t>(routes, "routes", "[tokens, top_k]", 2);
   const int top_k = turn.of->input->load.top_k;
   if (routes.shape(1) != static_cast<std::size_t>(top_k)) {
     throw InputError({.field = "routes"}, fmt::format("is {}; the load's top_k is {}", describe(routes), top_k));
   }
+  std::vector<std::int32_t> slots(routes.size());
+  const nb::gil_scoped_release release;
+  row_slots(turn.rows, {reinterpret_cast<const ExpertId*>(data), routes.size()}, workspace(), slots);
+  return slots;
+}
+
+auto row_slots_of(const RankTurn& turn, const AnyArray& routes) {
+  return array_of(slots_of(turn, routes), {routes.shape(0), routes.shape(1)});
+}
+
+auto row_order_of(const RankTurn& turn, const AnyArray& routes) {
+  const std::vector<std::int32_t> slots = slots_of(turn, routes);
   std::vector<std::int32_t> order(static_cast<std::size_t>(turn.rows.sent));
   {
     const nb::gil_scoped_release release;
-    row_order(turn.rows, {reinterpret_cast<const ExpertId*>(data), routes.size()}, workspace(), order);
+    row_order(turn.rows, slots, workspace(), order);
   }
   return array_of(std::move(order));
 }
 
-std::vector<std::tuple<int, int, std::int64_t>> blocks_of(const RankTurn& turn) {
-  std::vector<std::tuple<int, int, std::int64_t>> blocks;
-  for (const RankDispatch::Block& b : turn.rows.blocks) blocks.emplace_back(b.expert.value, b.to.value, b.rows);
+std::vector<std::tuple<int, int, int, std::int64_t>> blocks_of(const RankTurn& turn) {
+  std::vector<std::tuple<int, int, int, std::int64_t>> blocks;
+  for (const Shipment& s : turn.rows.blocks) {
+    blocks.emplace_back(s.expert.value, s.replica.value, s.slot.value, s.rows.value);
+  }
   return blocks;
 }
 
@@ -195,18 +210,25 @@ slot, then source.)")
           "int64 [slots, ranks], rows that each slot computes for each rank.")
       .def_prop_ro(
           "blocks", &blocks_of,
-          R"((expert, rank, rows), by expert: the first rows that this rank has for the expert go to the rank of its first block,
-those that follow to the rank of its next.)")
+          R"((expert, rank, slot, rows), by expert: how many of this rank's rows of the expert go to that slot of that rank.
+
+For executors that know only counts. They may give a replica any rows of its expert, so long as they give it as many;
+those that have routes read slots().)")
       .def_prop_ro("rows_sent", [](const RankTurn& t) { return t.rows.sent; })
       .def_prop_ro(
           "copies", [](const RankTurn& t) { return list_of(t.of->turns.arriving(t.id)); },
           "Copies that this turn waits for.")
       .def(
+          "slots", &row_slots_of, "routes"_a,
+          R"(int32 [tokens, top_k]: the replica that serves each row, as rank * plan.num_slots + slot; -1 where there is no route.
+
+routes: int32 [tokens, top_k], this rank's; a negative entry is no route. Raises InputError when they are not the routes
+that the load counts.)")
+      .def(
           "row_order", &row_order_of, "routes"_a,
           R"(int32 [rows sent]: entry order[i] of the flattened routes is sent as row i, so its token is order[i] // top_k.
 
-routes: int32 [tokens, top_k], this rank's; a negative entry sends nothing. Raises InputError when they are not the routes
-that the load counts.)")
+Follows from slots(routes), with the same argument and errors.)")
       .def("__repr__", [](const RankTurn& t) {
         return fmt::format("<foremoe.RankTurn {}: {} of micro-step {}, layer {}>", t.id.value, name_of(t.turn().pass),
                            t.turn().micro_step.value, t.turn().layer.value);

@@ -582,10 +582,12 @@ class RankTurn:
         """int64 [slots, ranks], rows that each slot computes for each rank."""
 
     @property
-    def blocks(self) -> list[tuple[int, int, int]]:
+    def blocks(self) -> list[tuple[int, int, int, int]]:
         """
-        (expert, rank, rows), by expert: the first rows that this rank has for the expert go to the rank of its first block,
-        those that follow to the rank of its next.
+        (expert, rank, slot, rows), by expert: how many of this rank's rows of the expert go to that slot of that rank.
+
+        For executors that know only counts. They may give a replica any rows of its expert, so long as they give it as many;
+        those that have routes read slots().
         """
 
     @property
@@ -594,14 +596,23 @@ class RankTurn:
     def copies(self) -> list[Copy]:
         """Copies that this turn waits for."""
 
+    def slots(
+        self, routes: Annotated[NDArray[Any], dict(writable=False)]
+    ) -> Annotated[NDArray[numpy.int32], dict(shape=(None, None))]:
+        """
+        int32 [tokens, top_k]: the replica that serves each row, as rank * plan.num_slots + slot; -1 where there is no route.
+
+        routes: int32 [tokens, top_k], this rank's; a negative entry is no route. Raises InputError when they are not the routes
+        that the load counts.
+        """
+
     def row_order(
         self, routes: Annotated[NDArray[Any], dict(writable=False)]
     ) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
         """
         int32 [rows sent]: entry order[i] of the flattened routes is sent as row i, so its token is order[i] // top_k.
 
-        routes: int32 [tokens, top_k], this rank's; a negative entry sends nothing. Raises InputError when they are not the routes
-        that the load counts.
+        Follows from slots(routes), with the same argument and errors.
         """
 
     def __repr__(self) -> str: ...

@@ -50,9 +50,22 @@ def test_rows_that_travel_by_the_turns_reach_the_slot_of_their_expert(residency:
             of_rank = np.full(len(rows[r]), -1)  # where each row goes
             of_rank[orders[r]] = np.repeat(np.arange(load.num_ranks), turn.send)
             for expert in range(load.num_experts):
-                to = [np.full(count, rank) for of, rank, count in turn.blocks if of == expert]
+                to = [np.full(count, rank) for of, rank, _, count in turn.blocks if of == expert]
                 goes = of_rank[rows[r][:, 0] == expert]
                 np.testing.assert_array_equal(goes, np.concatenate([goes[:0], *to]))
+            served_by = turn.slots(rows[r])
+            assert served_by.dtype == np.int32
+            assert served_by.shape == rows[r].shape
+            np.testing.assert_array_equal(served_by.ravel() < 0, rows[r].ravel() < 0)
+            sent_rows = served_by.ravel()[orders[r]]
+            np.testing.assert_array_equal(sent_rows // plan.num_slots, of_rank[orders[r]])
+            np.testing.assert_array_equal(plan.slot_expert[event, layer].ravel()[sent_rows], rows[r].ravel()[orders[r]])
+            counts = np.bincount(sent_rows, minlength=load.num_ranks * plan.num_slots)
+            in_blocks = np.zeros_like(counts)
+            for expert, rank, slot, count in turn.blocks:
+                assert plan.slot_expert[event, layer, rank, slot] == expert
+                in_blocks[rank * plan.num_slots + slot] += count
+            np.testing.assert_array_equal(in_blocks, counts)
 
 
 def test_turns_are_found_by_their_place_and_by_number(load: foremoe.Load) -> None:
@@ -66,6 +79,10 @@ def test_turns_are_found_by_their_place_and_by_number(load: foremoe.Load) -> Non
     home = turns.at_homes("forward", 0, 0)
     per_home = load.array[0, 0].sum(0)[4:8]
     np.testing.assert_array_equal(np.diff(home.slot_offsets), per_home)
+    routes = draw_rows(load, 0, 0, 0)[1]
+    homes = load.num_experts // load.num_ranks
+    expected = np.where(routes < 0, -1, routes // homes * plan.num_slots + routes % homes)
+    np.testing.assert_array_equal(home.slots(routes), expected)
 
 
 def test_copies_are_the_plans_and_both_ends_agree(load: foremoe.Load) -> None:
@@ -147,10 +164,11 @@ def test_routes_that_the_load_does_not_count_are_refused(load: foremoe.Load) -> 
         (routes[: len(routes) // 2 * 2].reshape(-1, 2), "the load's top_k is 1"),
         (np.repeat(routes, 2, 1)[:, ::2], "not C-contiguous"),
     ]:
-        with pytest.raises(foremoe.InputError) as raised:
-            turn.row_order(wrong)
-        assert raised.value.field == "routes"
-        assert words in str(raised.value)
+        for made in (turn.row_order, turn.slots):
+            with pytest.raises(foremoe.InputError) as raised:
+                made(wrong)
+            assert raised.value.field == "routes"
+            assert words in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,8 @@ RankResult run_rank(const Scenario& scenario, const Execution& execution, const 
                     const LoadTable& load, Communicator& communicator) {
   const ModelSize size = model_size(scenario);
   MoeModel model(size, execution.plan.home, communicator);
-  const PhaseParts parts{.load = load,
-                         .plan = execution.plan,
-                         .schedule = execution.schedule,
+  const RankTurns turns(execution.plan, load, communicator.rank(), execution.schedule);
+  const PhaseParts parts{.turns = turns,
                          .layout = swiglu_layout(size.shape.hidden, size.shape.intermediate),
                          .shape = size.shape,
                          .without_route = rows_without_route(routes, load)};
@@ -162,10 +161,10 @@ Execution execute(const Scenario& scenario) {
   const RandomRoutes routes(scenario);
   const LoadTable load = routes.load();
   Execution execution{.plan = make_plan(scenario, load), .schedule = {}, .ranks = {}};
-  execution.schedule =
+  execution.schedule = std::make_shared<const TransferSchedule>(
       make_transfer_schedule(execution.plan, swiglu_layout(scenario.hidden, scenario.intermediate),
-                             {.phase = scenario.phase, .path = scenario.path, .depth = scenario.depth});
-  EXPECT_TRUE(check_leases(execution.schedule, execution.plan).empty()) << scenario.name();
+                             {.phase = scenario.phase, .path = scenario.path, .depth = scenario.depth}));
+  EXPECT_TRUE(check_leases(*execution.schedule, execution.plan).empty()) << scenario.name();
 
   const int ranks = scenario.topology.num_ranks;
   auto communicators = make_threads_communicators(scenario.topology, std::chrono::seconds(30));

@@ -72,7 +72,7 @@ struct RankResult {
 
 struct Execution {
   StepPlan plan;
-  TransferSchedule schedule;
+  std::shared_ptr<const TransferSchedule> schedule;
   std::vector<RankResult> ranks;
 };
 

@@ -99,6 +99,30 @@ TEST(FaultsOnThreads, ThatNeverEndMakeEveryLayerRunAtHomes) {
   for (const RankResult& rank : execution.ranks) EXPECT_EQ(rank.figures.transfer.copies, 0);
 }
 
+// A plan cannot know of fallbacks, and executors in other languages read the same plan: what goes home follows from it
+// alone, as zeros where no backward ran in the guest.
+TEST(FaultsOnThreads, DoNotChangeWhichGradientsGoHome) {
+  for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
+    Scenario scenario{.residency = residency, .phase = Phase::kPolicyUpdate};
+    scenario.engine.timeout = 20ms;
+    scenario.engine.ballot_timeout = 20s;
+    scenario.engine.attempts = 1;
+    const Execution sound = execute(scenario);
+    scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
+      return faulty(std::move(link), {.fail = 1.0}, rank.index());
+    };
+    const Execution broken = execute(scenario);
+    EXPECT_GT(broken.ranks[0].figures.fallbacks, 0);
+    EXPECT_LE(largest_error(broken, reference_of(scenario, broken), scenario), kWrong);
+    std::int64_t bytes = 0;
+    for (std::size_t r = 0; r < sound.ranks.size(); ++r) {
+      EXPECT_EQ(broken.ranks[r].figures.gradient_returns, sound.ranks[r].figures.gradient_returns) << scenario.name();
+      bytes += sound.ranks[r].figures.gradient_returns.value;
+    }
+    EXPECT_GT(bytes, 0);
+  }
+}
+
 TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
   Scenario scenario{.residency = Residency::kShared, .phase = Phase::kRecompute};
   scenario.engine.timeout = 20ms;

@@ -51,7 +51,7 @@ TEST(ExecutionOnThreads, RowsWithoutARouteFindTheirExpertsWhereHomesHoldOthers) 
 TEST(ExecutionOnThreads, CopiesSomethingInThisTestAtAll) {
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared}) {
     const Execution execution = execute({.residency = residency});
-    EXPECT_GT(execution.schedule.copies.size(), 0U) << to_string(residency);
+    EXPECT_GT(execution.schedule->copies.size(), 0U) << to_string(residency);
   }
 }
 
@@ -71,7 +71,7 @@ TEST(ExecutionOnThreads, VanillaIsTheReferenceToo) {
     const Scenario scenario{.policy = "vanilla", .phase = phase};
     const Execution execution = execute(scenario);
     EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kFloat32Bound);
-    EXPECT_EQ(execution.schedule.copies.size(), 0U);
+    EXPECT_EQ(execution.schedule->copies.size(), 0U);
   }
 }
 
@@ -99,8 +99,8 @@ TEST(ExecutionOnThreads, RunsOnAnyNumberOfRanksAndNodes) {
 TEST(ExecutionOnThreads, RowsComputedAreThePlansQuotasAndTheRowsWithoutARoute) {
   const Scenario scenario{.missing = 0};
   const Execution execution = execute(scenario);
-  for (int t = 0; t < execution.schedule.order.size(); ++t) {
-    const Turn& turn = execution.schedule.order[TurnId{t}];
+  for (int t = 0; t < execution.schedule->order.size(); ++t) {
+    const Turn& turn = execution.schedule->order[TurnId{t}];
     for (int r = 0; r < scenario.topology.num_ranks; ++r) {
       std::int64_t quota = 0;
       for (const Tokens n : execution.plan.slot_tokens.row(turn.event, turn.layer, r)) quota += n.value;

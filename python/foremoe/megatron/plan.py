@@ -110,9 +110,8 @@ def slot_table(turn: foremoe.RankTurn, slot_expert: np.ndarray[Any, np.dtype[np.
     table = np.zeros((3, *slot_expert.shape), np.int32)
     table[0] = np.maximum(slot_expert, 0)
     before = 0, 0  # expert, its rows that earlier blocks took
-    for expert, rank, rows in turn.blocks:
+    for expert, rank, slot, rows in turn.blocks:
         begin = before[1] if before[0] == expert else 0
-        slot = int((slot_expert[rank] == expert).argmax())
         table[1:, rank, slot] = begin, begin + rows
         before = expert, begin + rows
     return table.reshape(3, -1)

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import foremoe
 from foremoe._engine.failures import Channel
 
 ON_MISMATCH = ("refuse", "home")
@@ -34,25 +32,11 @@ class Dispatch:
     guest_ends: Tensor  # int32 [guest slots]
 
 
-def planned_slots(
-    turn: foremoe.RankTurn, order: np.ndarray[Any, Any], routes: np.ndarray[Any, Any], slot_expert: np.ndarray[Any, Any]
-) -> Tensor:
-    """int64 [tokens, top_k]: rank · slots + slot that serves each recorded row; −1 in rows without a route.
-
-    order: [rows sent], as turn.row_order() has it. routes: int32 [tokens, top_k]. slot_expert: [ranks, slots], of the
-    turn, with the homes first.
-    """
-    ranks, slots = slot_expert.shape
-    rank = np.repeat(np.arange(ranks), turn.send)
-    found = np.full(routes.size, -1)
-    found[order] = rank * slots + (slot_expert[rank] == routes.reshape(-1)[order, None]).argmax(1)
-    return torch.from_numpy(found.reshape(routes.shape))
-
-
 def chosen_slots(planned: Tensor, recorded: Tensor, ids: Tensor, *, own: int, slots: int) -> tuple[Tensor, Tensor]:
     """int64 [tokens, top_k]: rank · slots + slot of the rows of ids; and bool: which of them were recorded.
 
-    planned: as planned_slots() has it. recorded, ids: int64 [tokens, top_k]. own: homes of a rank.
+    planned: rank · slots + slot that serves each recorded row, −1 in rows without a route. recorded, ids: int64
+    [tokens, top_k]. own: homes of a rank.
     """
     same = ids[:, :, None] == recorded[:, None, :]  # [token, chosen, recorded]
     as_recorded = same.any(2)

@@ -17,7 +17,7 @@ from foremoe._engine.layer_turn import LayerTurn
 from foremoe._engine.planned_phase import PlannedPhase
 from foremoe._engine.sharded import local_weights
 
-from .dispatch import Dispatch, chosen_slots, dispatch_to, planned_slots
+from .dispatch import Dispatch, chosen_slots, dispatch_to
 from .exchange import GuestRows, exchanged
 from .figures import BesidePlan
 from .routes import Routes
@@ -31,7 +31,7 @@ class LayerRows:
     turn: LayerTurn
     planned: Dispatch
     recorded: Tensor  # int64 [tokens, top_k], −1 in rows without a route
-    slots: Tensor | None  # int64 [tokens, top_k], as planned_slots() has it; None where routes are replayed
+    slots: Tensor | None  # int64 [tokens, top_k], as RankTurn.slots() has it; None where routes are replayed
     unrouted: Tensor | None  # int64 [rows], this rank's without a route that are computed; None where no rank has any
 
 
@@ -66,7 +66,7 @@ class MicroStep:
         home_rows = int(ends[homes - 1])
         slots = None
         if routes.on_mismatch == "home":
-            slots = self._upload(planned_slots(turn, order, recorded, planned.plan.slot_expert[turn.event, layer]))
+            slots = self._upload(torch.from_numpy(turn.slots(recorded).astype(np.int64)))
         unrouted = routes.num_unrouted[self._number, layer]
         idle = bool((routes.counts[self._number, layer].sum(-1) + unrouted == 0).any())
         return LayerRows(

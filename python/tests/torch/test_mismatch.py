@@ -13,7 +13,7 @@ import torch
 from training import assert_equal_to_eager, draw_routes, recompute, run_step, steps_of
 
 import foremoe
-from foremoe.torch.dispatch import chosen_slots, planned_slots
+from foremoe.torch.dispatch import chosen_slots
 
 
 def work(rank: int) -> dict[str, Any]:
@@ -74,10 +74,7 @@ def test_recorded_rows_fill_the_quotas_of_the_plan_and_homes_where_a_layer_falls
     served = np.zeros(ranks * slots, np.int64)
     for rank, of in enumerate(routes):
         turns = foremoe.RankTurns(plan, load, rank=rank)
-        as_planned, at_homes = (
-            planned_slots(turn, turn.row_order(of), of, plan.slot_expert[0, 0]).numpy()
-            for turn in (turns["forward", 0, 0], turns.at_homes("forward", 0, 0))
-        )
+        as_planned, at_homes = (turn.slots(of) for turn in (turns["forward", 0, 0], turns.at_homes("forward", 0, 0)))
         assert (plan.slot_expert[0, 0].ravel()[as_planned] == of).all()
         assert (at_homes == of // own * slots + of % own).all()
         served += np.bincount(as_planned.ravel(), minlength=ranks * slots)

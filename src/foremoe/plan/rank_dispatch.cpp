@@ -29,43 +29,38 @@ void lay_out_sent(std::span<const Shipment> shipments, std::size_t num_ranks, Ra
   std::exclusive_scan(rows.send.begin(), rows.send.end(), ws.next.begin(), std::int64_t{0});
   rows.sent = num_ranks == 0 ? 0 : ws.next.back() + rows.send.back();
   expect_numbered(rows.sent);
-  rows.blocks.clear();
+  rows.blocks.assign(shipments.begin(), shipments.end());
+  rows.first.clear();
   for (const Shipment& s : shipments) {
-    rows.blocks.push_back({s.expert, s.replica, ws.next[s.replica.index()], s.rows.value});
+    rows.first.push_back(ws.next[s.replica.index()]);
     ws.next[s.replica.index()] += s.rows.value;
   }
 }
 
-// Received rows lie by source, then expert; computed rows by slot, then source.
-void lay_out_received(std::span<const Shipment> shipments, std::span<const ExpertId> slots, std::size_t num_ranks,
+// Received rows lie by source, then expert: shipments come by expert. Computed rows lie by slot, then source.
+void lay_out_received(std::span<const Shipment> shipments, std::size_t num_ranks, std::size_t num_slots,
                       RankDispatchWorkspace& ws, RankDispatch& rows) {
-  ws.slot_of.assign(static_cast<std::size_t>(rows.num_experts), -1);
-  for (std::size_t s = 0; s < slots.size(); ++s) {
-    if (slots[s] != kNoExpert) ws.slot_of[slots[s].index()] = static_cast<std::int32_t>(s);
-  }
   rows.recv.assign(num_ranks, 0);
-  rows.slot_offsets.assign(slots.size() + 1, 0);
-  rows.received.assign(slots.size() * num_ranks, 0);
+  rows.slot_offsets.assign(num_slots + 1, 0);
+  rows.received.assign(num_slots * num_ranks, 0);
   for (const Shipment& s : shipments) {
-    const auto slot = static_cast<std::size_t>(ws.slot_of[s.expert.index()]);
-    rows.received[slot * num_ranks + s.source.index()] += s.rows.value;
     rows.recv[s.source.index()] += s.rows.value;
-    rows.slot_offsets[slot + 1] += s.rows.value;
+    rows.slot_offsets[s.slot.index() + 1] += s.rows.value;
   }
   std::partial_sum(rows.slot_offsets.begin(), rows.slot_offsets.end(), rows.slot_offsets.begin());
+  expect_numbered(rows.slot_offsets.back());
 
+  ws.next.resize(num_ranks);
+  std::exclusive_scan(rows.recv.begin(), rows.recv.end(), ws.next.begin(), std::int64_t{0});
   ws.first.resize(rows.received.size());
-  std::int64_t row = 0;
-  for (std::size_t source = 0; source < num_ranks; ++source) {
-    for (const std::int32_t slot : ws.slot_of) {  // experts ascending
-      if (slot < 0) continue;
-      const std::size_t at = static_cast<std::size_t>(slot) * num_ranks + source;
-      ws.first[at] = row;
-      row += rows.received[at];
-    }
+  for (const Shipment& s : shipments) {
+    const std::size_t at = s.slot.index() * num_ranks + s.source.index();
+    assert(rows.received[at] == 0);  // one shipment between two ranks of an expert
+    rows.received[at] = s.rows.value;
+    ws.first[at] = ws.next[s.source.index()];
+    ws.next[s.source.index()] += s.rows.value;
   }
-  expect_numbered(row);
-  rows.to_slots.resize(static_cast<std::size_t>(row));
+  rows.to_slots.resize(static_cast<std::size_t>(rows.slot_offsets.back()));
   auto next = rows.to_slots.begin();
   for (std::size_t at = 0; at < rows.received.size(); ++at) {
     const auto end = next + rows.received[at];
@@ -85,7 +80,7 @@ void lay_out_received(std::span<const Shipment> shipments, std::span<const Exper
     }
     ++counted[e.index()];
   }
-  for (const RankDispatch::Block& block : rows.blocks) counted[block.expert.index()] -= block.rows;
+  for (const Shipment& block : rows.blocks) counted[block.expert.index()] -= block.rows.value;
   const auto wrong = std::ranges::find_if(counted, [](std::int64_t n) { return n != 0; });
   assert(wrong != counted.end());
   throw InputError({.field = "routes"},
@@ -96,44 +91,49 @@ void lay_out_received(std::span<const Shipment> shipments, std::span<const Exper
 }  // namespace
 
 void rank_dispatch(const RoutingProblem& problem, RankId rank, RankDispatchWorkspace& ws, RankDispatch& rows) {
-  const std::size_t num_ranks = problem.load.extent(0);
-  rows.rank = rank;
-  rows.num_experts = static_cast<int>(problem.load.extent(1));
   route_tokens_of(problem, rank, ws.route, ws.routed);
-  lay_out_sent(ws.routed.sent, num_ranks, ws, rows);
-  lay_out_received(ws.routed.received, problem.quotas.slot_expert.row(rank), num_ranks, ws, rows);
+  rank_dispatch({.of_rank = ws.routed,
+                 .num_ranks = problem.load.extent(0),
+                 .num_experts = problem.load.extent(1),
+                 .num_slots = problem.quotas.slot_expert.extent(1)},
+                rank, ws, rows);
 }
 
-void row_order(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& ws,
-               std::span<std::int32_t> order) {
-  assert(static_cast<std::int64_t>(order.size()) == rows.sent);
+void rank_dispatch(const Shipments& shipments, RankId rank, RankDispatchWorkspace& ws, RankDispatch& rows) {
+  const auto& [of_rank, num_ranks, num_experts, num_slots] = shipments;
+  rows.rank = rank;
+  rows.num_experts = static_cast<int>(num_experts);
+  rows.num_slots = static_cast<int>(num_slots);
+  lay_out_sent(of_rank.sent, num_ranks, ws, rows);
+  lay_out_received(of_rank.received, num_ranks, num_slots, ws, rows);
+}
+
+void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& ws,
+               std::span<std::int32_t> slots) {
   if (routes.size() > std::numeric_limits<std::int32_t>::max()) {
     throw InputError({.field = "routes"}, fmt::format("{} entries, more than can be executed", routes.size()));
   }
-  const auto num_experts = static_cast<std::size_t>(rows.num_experts);
-  ws.next.assign(num_experts, 0);  // rows that the expert's block still takes
-  ws.block.assign(num_experts, rows.blocks.size());
-  for (std::size_t b = rows.blocks.size(); b-- > 0;) {
-    ws.block[rows.blocks[b].expert.index()] = b;
-    ws.next[rows.blocks[b].expert.index()] = rows.blocks[b].rows;
+  if (!assign_shipments(rows.blocks, routes, ws.route, slots)) refuse_routes(rows, routes);
+  for (std::int32_t& slot : slots) {
+    if (slot < 0) continue;
+    const Shipment& block = rows.blocks[static_cast<std::size_t>(slot)];
+    slot = block.replica.value * rows.num_slots + block.slot.value;
   }
+}
 
-  std::int64_t sent = 0;
-  for (std::size_t row = 0; row < routes.size(); ++row) {
-    const ExpertId e = routes[row];
-    if (e < ExpertId{0}) continue;
-    if (e.index() >= num_experts) refuse_routes(rows, routes);
-    std::size_t& b = ws.block[e.index()];
-    std::int64_t& left = ws.next[e.index()];
-    if (left == 0) {
-      if (b + 1 >= rows.blocks.size() || rows.blocks[b + 1].expert != e) refuse_routes(rows, routes);
-      left = rows.blocks[++b].rows;
-    }
-    order[static_cast<std::size_t>(rows.blocks[b].first + rows.blocks[b].rows - left)] = static_cast<std::int32_t>(row);
-    --left;
-    ++sent;
+void row_order(const RankDispatch& rows, std::span<const std::int32_t> slots, RankDispatchWorkspace& ws,
+               std::span<std::int32_t> order) {
+  assert(static_cast<std::int64_t>(order.size()) == rows.sent);
+  const auto num_slots = static_cast<std::size_t>(rows.num_slots);
+  ws.next.resize(rows.send.size() * num_slots);
+  for (std::size_t b = 0; b < rows.blocks.size(); ++b) {
+    ws.next[rows.blocks[b].replica.index() * num_slots + rows.blocks[b].slot.index()] = rows.first[b];
   }
-  if (sent != rows.sent) refuse_routes(rows, routes);
+  for (std::size_t entry = 0; entry < slots.size(); ++entry) {
+    if (slots[entry] < 0) continue;
+    const std::int64_t row = ws.next[static_cast<std::size_t>(slots[entry])]++;
+    order[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(entry);
+  }
 }
 
 }  // namespace foremoe

@@ -25,36 +25,43 @@ struct RankDispatch {
       slot_offsets;                    // [slots + 1], first computed row of each slot; the last is how many there are
   std::vector<std::int64_t> received;  // [slot][source], rows
 
-  // Blocks of sent rows, each for one replica of one expert: by expert, then in the order in which its rows fill them.
-  struct Block {
-    ExpertId expert;
-    RankId to;
-    std::int64_t first = 0;  // sent row
-    std::int64_t rows = 0;
-  };
-  std::vector<Block> blocks;
-  std::int64_t sent = 0;  // rows of all blocks
+  std::vector<Shipment> blocks;     // of sent rows, each for one replica of one expert: by expert
+  std::vector<std::int64_t> first;  // [block], its first sent row
+  std::int64_t sent = 0;            // rows of all blocks
   RankId rank;
   int num_experts = 0;
+  int num_slots = 0;  // of each rank: what slots are numbered by in row_slots()
 };
 
 // Scratch memory, reused so that a warm call allocates nothing.
 struct RankDispatchWorkspace {
   RouteWorkspace route;
   RoutedRank routed;
-  std::vector<std::int64_t> first;    // [slot][source], first received row
-  std::vector<std::int64_t> next;     // [rank], next sent row; [expert], rows that its current block still takes
-  std::vector<std::size_t> block;     // [expert], the block that its next row joins
-  std::vector<std::int32_t> slot_of;  // [expert], of this rank; −1: none
+  std::vector<std::int64_t> first;  // [slot][source], first received row
+  std::vector<std::int64_t> next;   // [rank], next sent or received row; [rank·slots + slot], next sent row
 };
 
 // Throws InputError, field `slot_tokens`, where the quotas of an expert are not its load.
 void rank_dispatch(const RoutingProblem& problem, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
-// order[i] becomes the entry of `routes` that is sent as row i, so that its token is order[i] ÷ k. `routes` are this
-// rank's, [token·k + j]; a negative entry sends nothing. order: [rows.sent]. Throws InputError, field `routes`, when
-// they are not those that the load counts.
-void row_order(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& workspace,
+// The same from shipments, for rows that no plan divides: those that this rank sends and receives, both by expert.
+struct Shipments {
+  const RoutedRank& of_rank;
+  std::size_t num_ranks = 0;
+  std::size_t num_experts = 0;
+  std::size_t num_slots = 0;
+};
+void rank_dispatch(const Shipments& shipments, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
+
+// The replica that serves each entry of `routes`, this rank's, [token·k + j]: slots[i] becomes rank·num_slots + slot,
+// or −1 where routes[i] is negative. This alone tells an executor where its rows go. Throws InputError, field `routes`,
+// when they are not those that the load counts.
+void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& workspace,
+               std::span<std::int32_t> slots);
+
+// What follows from `slots`, as row_slots() makes them: order[i] becomes the entry that is sent as row i, so that its
+// token is order[i] ÷ k. order: [rows.sent].
+void row_order(const RankDispatch& rows, std::span<const std::int32_t> slots, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> order);
 
 }  // namespace foremoe

@@ -40,10 +40,16 @@ struct Layer {
     rank_dispatch(problem, RankId{rank}, workspace, rows);
     return rows;
   }
+  std::vector<std::int32_t> slots(const RankDispatch& rows, int rank) const {
+    RankDispatchWorkspace workspace;
+    std::vector<std::int32_t> slots(routes[rank].size());
+    row_slots(rows, routes[rank], workspace, slots);
+    return slots;
+  }
   std::vector<std::int32_t> order(const RankDispatch& rows, int rank) const {
     RankDispatchWorkspace workspace;
     std::vector<std::int32_t> order(static_cast<std::size_t>(rows.sent), -1);
-    row_order(rows, routes[rank], workspace, order);
+    row_order(rows, slots(rows, rank), workspace, order);
     return order;
   }
 
@@ -56,21 +62,20 @@ struct Row {
   int source, row, expert, replica, slot;
 };
 
-// By route_tokens and assign_rows, which rank_dispatch does not call.
+// Shipments of all ranks by route_tokens; each takes the source's next rows of its expert.
 std::vector<Row> all_rows(const Layer& layer) {
-  RouteWorkspace workspace;
-  RoutedLayer routed;
-  route_tokens(layer.problem, workspace, routed);
   std::vector<Row> all;
-  for (int s = 0; s < static_cast<int>(layer.routes.size()); ++s) {
-    std::vector<RankId> replica(layer.routes[s].size());
-    assign_rows(routed, {RankId{s}, layer.routes[s]}, workspace, replica);
-    for (int row = 0; row < static_cast<int>(replica.size()); ++row) {
-      if (replica[row] == kNoReplica) continue;
-      const ExpertId e = layer.routes[s][row];
-      const auto slots = layer.problem.quotas.slot_expert.row(replica[row]);
-      const auto slot = static_cast<int>(std::ranges::find(slots, e) - slots.begin());
-      all.push_back({s, row, e.value, replica[row].value, slot});
+  std::vector<std::size_t> next(layer.routes.size() * kShape.experts);  // [source][expert], where to look on
+  for (const Shipment& shipment : route_tokens(layer.problem).shipments) {
+    const std::vector<ExpertId>& routes = layer.routes[shipment.source.index()];
+    const auto slots = layer.problem.quotas.slot_expert.row(shipment.replica);
+    const auto slot = static_cast<int>(std::ranges::find(slots, shipment.expert) - slots.begin());
+    std::size_t& row = next[shipment.source.index() * kShape.experts + shipment.expert.index()];
+    for (Tokens left = shipment.rows; left > Tokens{0}; ++row) {
+      if (routes.at(row) != shipment.expert) continue;
+      all.push_back(
+          {shipment.source.value, static_cast<int>(row), shipment.expert.value, shipment.replica.value, slot});
+      left -= Tokens{1};
     }
   }
   return all;
@@ -95,6 +100,9 @@ TEST_P(RankDispatchOfRandomPlans, LieAsTheHeaderSays) {
         std::vector<std::int32_t> order;
         for (const Row& x : sent) order.push_back(x.row);
         EXPECT_EQ(layer.order(rows, r), order);
+        std::vector<std::int32_t> slots(layer.routes[r].size(), -1);
+        for (const Row& x : sent) slots[x.row] = x.replica * plan.num_slots() + x.slot;
+        EXPECT_EQ(layer.slots(rows, r), slots);
         for (int q = 0; q < kShape.ranks; ++q) {
           EXPECT_EQ(rows.send[q], std::ranges::count(sent, q, &Row::replica));
         }
@@ -118,9 +126,10 @@ TEST_P(RankDispatchOfRandomPlans, LieAsTheHeaderSays) {
         }
         std::ranges::sort(sent, {}, [](const Row& x) { return std::tuple(x.expert, x.row); });
         auto next = sent.begin();
-        for (const RankDispatch::Block& b : rows.blocks) {
-          for (std::int64_t i = 0; i < b.rows; ++i, ++next) {
-            EXPECT_EQ(std::tuple(next->expert, next->replica), std::tuple(b.expert.value, b.to.value));
+        for (const Shipment& b : rows.blocks) {
+          for (Tokens i; i < b.rows; i += Tokens{1}, ++next) {
+            EXPECT_EQ(std::tuple(next->expert, next->replica, next->slot),
+                      std::tuple(b.expert.value, b.replica.value, b.slot.value));
           }
         }
         EXPECT_TRUE(next == sent.end());
@@ -167,11 +176,11 @@ TEST(RankDispatch, RefuseQuotasThatAreNotTheLoad) {
     EXPECT_THROW(rank_dispatch(problem, RankId{r}, workspace, rows), InputError) << r;
 }
 
-struct RowOrder : testing::Test {
+struct RowSlots : testing::Test {
   std::string refusal(const std::vector<ExpertId>& routes) {
-    std::vector<std::int32_t> order(static_cast<std::size_t>(rows.sent));
+    std::vector<std::int32_t> served(routes.size());
     try {
-      row_order(rows, routes, workspace, order);
+      row_slots(rows, routes, workspace, served);
     } catch (const InputError& error) {
       EXPECT_EQ(error.where().field, "routes");
       return error.what();
@@ -195,19 +204,48 @@ struct RowOrder : testing::Test {
   RankDispatch rows;
 };
 
-TEST_F(RowOrder, LeavesOutRowsWithoutARoute) {
+TEST_F(RowSlots, LeaveOutRowsWithoutARoute) {
+  std::vector<std::int32_t> served(4);
+  row_slots(rows, std::vector{ExpertId{1}, kNoExpert, ExpertId{0}, ExpertId{0}}, workspace, served);
+  EXPECT_THAT(served, ElementsAre(1, -1, 0, 0));
   std::vector<std::int32_t> order(3);
-  row_order(rows, std::vector{ExpertId{1}, kNoExpert, ExpertId{0}, ExpertId{0}}, workspace, order);
+  row_order(rows, served, workspace, order);
   EXPECT_THAT(order, ElementsAre(2, 3, 0));
 }
 
-TEST_F(RowOrder, RefusesRoutesThatTheLoadDoesNotCount) {
+TEST_F(RowSlots, RefuseRoutesThatTheLoadDoesNotCount) {
   const ExpertId a{0}, b{1}, c{2};
   EXPECT_THAT(refusal({a, a}), HasSubstr("1 rows fewer of expert 1"));
   EXPECT_THAT(refusal({a, a, b, a}), HasSubstr("1 rows more of expert 0"));
   EXPECT_THAT(refusal({a, b, b}), HasSubstr("1 rows fewer of expert 0"));
   EXPECT_THAT(refusal({a, a, b, c}), HasSubstr("rank 0 has 1 rows more of expert 2"));
   EXPECT_THAT(refusal({a, a, b, ExpertId{3}}), HasSubstr("routes[3]: expert 3, but there are 3"));
+}
+
+TEST(RowOrder, FollowsFromSlotsHoweverAnExpertsRowsAreDividedAmongItsReplicas) {
+  const LoadTable load = test::random_load(kShape, 4);
+  const StepPlan plan = test::random_plan(load, {.guest_slots = 3}, 4);
+  Random random(4);
+  const Layer layer(load, plan, 0, 0, random);
+  for (int r = 0; r < kShape.ranks; ++r) {
+    const RankDispatch rows = layer.rows(r);
+    std::vector<std::int32_t> slots = layer.slots(rows, r);
+    const std::vector<ExpertId>& routes = layer.routes[r];
+    for (std::size_t i = routes.size(); i > 1; --i) {  // rows of one expert change places
+      const std::size_t j = random.below(i);
+      if (routes[i - 1] == routes[j]) std::swap(slots[i - 1], slots[j]);
+    }
+    std::vector<std::int32_t> expected;
+    for (std::size_t row = 0; row < routes.size(); ++row) {
+      if (slots[row] >= 0) expected.push_back(static_cast<std::int32_t>(row));
+    }
+    std::ranges::stable_sort(expected, {},
+                             [&](std::int32_t row) { return std::tuple(slots[row] / plan.num_slots(), routes[row]); });
+    std::vector<std::int32_t> order(expected.size());
+    RankDispatchWorkspace workspace;
+    row_order(rows, slots, workspace, order);
+    EXPECT_EQ(order, expected);
+  }
 }
 
 TEST(RankDispatch, OfNoTokensAreEmpty) {

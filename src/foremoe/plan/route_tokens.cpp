@@ -29,7 +29,8 @@ void collect_replicas(const LayerQuotas& quotas, std::size_t num_experts, RouteW
   ws.cursor.assign(ws.first_replica.begin(), ws.first_replica.end());
   for (std::size_t s = 0; s < expert_of_slot.size(); ++s) {
     if (!serves(s)) continue;
-    ws.replicas[ws.cursor[expert_of_slot[s].index()]++] = {RankId{s / slots_per_rank}, tokens_of_slot[s].value};
+    ws.replicas[ws.cursor[expert_of_slot[s].index()]++] = {RankId{s / slots_per_rank}, SlotId{s % slots_per_rank},
+                                                           tokens_of_slot[s].value};
   }
 }
 
@@ -47,7 +48,7 @@ struct Sweeper {
         while (replica != replicas.end() && replica->left == 0) ++replica;
         if (replica == replicas.end()) return;
         const std::int64_t rows = std::min(rows_left[s], replica->left);
-        out.push_back({expert, RankId{s}, replica->rank, Tokens{rows}});
+        out.push_back({expert, RankId{s}, replica->rank, Tokens{rows}, replica->slot});
         rows_left[s] -= rows;
         replica->left -= rows;
       }
@@ -141,7 +142,8 @@ void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace&
     const bool served_here = std::ranges::find(replicas, rank, &Replica::rank) != replicas.end();
     if (!served_here && problem.load(rank, e) == Tokens{0}) continue;
     if (replicas.size() == 1 && !served_here) {
-      routed.sent.push_back({ExpertId{e}, rank, replicas.front().rank, problem.load(rank, e)});
+      const Replica& only = replicas.front();
+      routed.sent.push_back({ExpertId{e}, rank, only.rank, problem.load(rank, e), only.slot});
       continue;
     }
     for (std::size_t s = 0; s < num_ranks; ++s) ws.rows_left[s] = problem.load(s, e).value;
@@ -163,36 +165,47 @@ RoutedLayer route_tokens(const RoutingProblem& problem) {
   return routed;
 }
 
-void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& ws, std::span<RankId> replica) {
-  assert(replica.size() == rows.routes.size());
-  const std::span<const Shipment> shipments = routed.of_source(rows.source);
-
+bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& ws,
+                      std::span<std::int32_t> of_row) {
+  assert(of_row.size() == routes.size());
   // Per expert: the shipment that its next row joins, and how many rows that one still takes.
-  const std::size_t num_experts = shipments.empty() ? 0 : shipments.back().expert.index() + 1;
-  ws.cursor.assign(num_experts, shipments.size());
+  const std::size_t num_experts = sent.empty() ? 0 : sent.back().expert.index() + 1;
+  ws.cursor.assign(num_experts, sent.size());
   ws.rows_left.assign(num_experts, 0);
-  for (std::size_t i = shipments.size(); i-- > 0;) {
-    ws.cursor[shipments[i].expert.index()] = i;
-    ws.rows_left[shipments[i].expert.index()] = shipments[i].rows.value;
+  std::int64_t rows = 0;
+  for (std::size_t i = sent.size(); i-- > 0;) {
+    ws.cursor[sent[i].expert.index()] = i;
+    ws.rows_left[sent[i].expert.index()] = sent[i].rows.value;
+    rows += sent[i].rows.value;
   }
 
-  for (std::size_t row = 0; row < rows.routes.size(); ++row) {
-    const ExpertId e = rows.routes[row];
-    if (e < ExpertId{0}) {
-      replica[row] = kNoReplica;
-      continue;
-    }
-    assert(e.index() < num_experts);
+  for (std::size_t row = 0; row < routes.size(); ++row) {
+    const ExpertId e = routes[row];
+    of_row[row] = -1;
+    if (e < ExpertId{0}) continue;
+    if (e.index() >= num_experts) return false;
     std::size_t& at = ws.cursor[e.index()];
     std::int64_t& left = ws.rows_left[e.index()];
     if (left == 0) {
-      ++at;
-      assert(at < shipments.size() && shipments[at].expert == e);
-      left = shipments[at].rows.value;
+      if (at + 1 >= sent.size() || sent[at + 1].expert != e) return false;
+      left = sent[++at].rows.value;
     }
-    replica[row] = shipments[at].replica;
+    of_row[row] = static_cast<std::int32_t>(at);
     --left;
+    --rows;
   }
+  return rows == 0;
+}
+
+void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& ws, std::span<RankId> replica) {
+  assert(replica.size() == rows.routes.size());
+  const std::span<const Shipment> sent = routed.of_source(rows.source);
+  ws.shipment.resize(rows.routes.size());
+  [[maybe_unused]] const bool counted = assign_shipments(sent, rows.routes, ws, ws.shipment);
+  assert(counted);
+  std::ranges::transform(ws.shipment, replica.begin(), [&](std::int32_t i) {
+    return i < 0 ? kNoReplica : sent[static_cast<std::size_t>(i)].replica;
+  });
 }
 
 SourceTokens::SourceTokens(const RoutingTrace& trace, const Batching& batching)

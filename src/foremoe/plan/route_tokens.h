@@ -13,8 +13,9 @@
 //   rank, and as many as possible on their node. A sweep forms at most sources + replicas − 1 pairs per expert.
 // Complexity. O(ranks · experts + slots + shipments).
 //
-// What follows from it without an exchange of counts: the replica that serves each row (assign_rows), and how many rows
-// every rank sends to every other, which are the split sizes of the all-to-all (dispatch_table, token_dispatch).
+// What follows from it without an exchange of counts: the replica that serves each row (assign_shipments, the only
+// function that knows how an expert's rows are divided among its replicas), and how many rows every rank sends to every
+// other, which are the split sizes of the all-to-all (dispatch_table, token_dispatch).
 
 #include <span>
 #include <vector>
@@ -42,8 +43,11 @@ struct Shipment {
   RankId source;
   RankId replica;
   Tokens rows;
+  SlotId slot;  // of the replica
 
-  friend bool operator==(const Shipment&, const Shipment&) = default;
+  friend bool operator==(const Shipment& a, const Shipment& b) {  // expert and replica determine the slot
+    return a.expert == b.expert && a.source == b.source && a.replica == b.replica && a.rows == b.rows;
+  }
 };
 
 // All shipments of one layer at one event, by source, then expert, then in the order in which the sweeps made
@@ -67,6 +71,7 @@ struct RoutedRank {
 struct RouteWorkspace {
   struct Replica {
     RankId rank;
+    SlotId slot;
     std::int64_t left;  // quota not yet filled
   };
   std::vector<Replica> replicas;           // by expert, then ascending rank
@@ -75,6 +80,7 @@ struct RouteWorkspace {
   std::vector<std::int64_t> total;         // [expert], rows of all sources
   std::vector<Shipment> by_expert;
   std::vector<std::size_t> cursor;
+  std::vector<std::int32_t> shipment;  // [row]
 };
 
 struct RoutingProblem {
@@ -89,6 +95,12 @@ RoutedLayer route_tokens(const RoutingProblem& problem);
 // The same shipments, of one rank alone: an expert with a single replica needs no sweep. Throws InputError, field
 // `slot_tokens`, where the quotas of an expert are not its load.
 void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace& workspace, RoutedRank& routed);
+
+// Which shipment carries each row: of_row[row] becomes an index into `sent`, −1 where routes[row] is negative. `sent`
+// are a source's shipments by expert, as route_tokens() and route_tokens_of() make them. False when the rows are not
+// those that they count: more or fewer of an expert, or an expert that is none of theirs; `of_row` is then unspecified.
+bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& workspace,
+                      std::span<std::int32_t> of_row);
 
 // A row without a route: it goes to the home of whatever expert the router picks when the layer runs.
 inline constexpr RankId kNoReplica{-1};

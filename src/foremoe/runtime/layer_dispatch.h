@@ -1,12 +1,10 @@
 #pragma once
 
 // Where the rows of one rank go in one layer of one micro-step, and from where it receives rows: everything that the
-// two all-to-alls and the grouped GEMM need.
+// two all-to-alls and the grouped GEMM need. Rows lie as plan/rank_dispatch.h says.
 //
-// Rows lie as plan/rank_dispatch.h says, so that those of an expert are one block.
-//
-// Planned rows need no word between ranks: routes and plan determine them. Rows without a route are known to their
-// source alone, so their counts are exchanged; they go to homes.
+// Planned rows need no word between ranks: RankTurns knows them. Rows without a route are known to their source alone,
+// so their counts are exchanged; they go to homes.
 
 #include <cstdint>
 #include <span>
@@ -14,49 +12,28 @@
 
 #include "foremoe/plan/rank_dispatch.h"
 #include "foremoe/plan/step_plan.h"
-#include "foremoe/rollout/load_table.h"
 #include "foremoe/runtime/communicator.h"
-#include "foremoe/transfer/rank_turns.h"
 
 namespace foremoe {
 
-struct ComputedExpert {
-  ExpertId expert;
-  std::int64_t first_row = 0;
-  std::int64_t rows = 0;
-};
-
 struct LayerDispatch {
+  RankDispatch rows;
   std::vector<std::int32_t> token_of_sent_row;  // [sent row]
   std::vector<std::int32_t> sent_row;           // [token·k + j]; −1 where the entry sends no row
-  std::vector<std::int64_t> rows_to;            // [rank]
-  std::vector<std::int64_t> rows_from;          // [rank]
-  std::vector<std::int32_t> received_row;       // [computed row]
-  std::vector<ComputedExpert> experts;          // by first_row; those with rows alone
 
-  std::int64_t rows_sent() const { return static_cast<std::int64_t>(token_of_sent_row.size()); }
-  std::int64_t rows_computed() const { return static_cast<std::int64_t>(received_row.size()); }
+  std::int64_t rows_sent() const { return rows.sent; }
+  std::int64_t rows_computed() const { return rows.slot_offsets.back(); }
 };
 
+// Scratch memory, reused so that a warm call allocates nothing.
 struct DispatchWorkspace {
-  // Of planned rows.
-  RankDispatchWorkspace rows_workspace;
-  RankDispatch rows;
+  RankDispatchWorkspace rows;
+  std::vector<std::int32_t> slots;  // [token·k + j]
   std::vector<std::int32_t> order;  // [sent row], the entry of routes
-  // Of rows without a route.
-  std::vector<RankId> replica;      // [token·k + j]
-  std::vector<std::int64_t> block;  // [destination][expert] or [source][expert]
 };
 
-struct DispatchProblem {
-  RoutingProblem routing;
-  RankId rank;
-  std::span<const ExpertId> routes;  // [token·k + j], of this rank as a source; negative: no planned row
-  int top_k = 1;
-};
-
-// Of planned rows. Throws InputError when the routes are not those that the load counts.
-void dispatch_planned_rows(const DispatchProblem& problem, DispatchWorkspace& workspace, LayerDispatch& dispatch);
+// Finds the sent row of each of these routes, [token·k + j], in dispatch.rows. Throws InputError as row_slots().
+void find_sent_rows(std::span<const ExpertId> routes, int top_k, DispatchWorkspace& workspace, LayerDispatch& dispatch);
 
 // Rows without a recorded route (padding, last tokens, prefix-cached ones): the router picks their experts when the
 // layer runs. They travel in an all-to-all of their own, whose counts are exchanged first, to the homes of those
@@ -75,14 +52,23 @@ class UnroutedRows {
   void dispatch(const Turn& turn, const Rows& rows, LayerDispatch& dispatch);
 
  private:
-  RankId holder(const Turn& turn, ExpertId expert) const;
+  void find_holders(const Turn& turn);
+  void take_picked(const Rows& rows);
+  void exchange_counts();
 
   Communicator& communicator_;
   const StepPlan& plan_;
   DispatchWorkspace workspace_;
-  std::vector<ExpertId> rows_;  // [token·k + j], kNoExpert: not one of these rows
-  std::vector<std::int64_t> sent_, received_;
+  struct Holder {
+    RankId rank;
+    SlotId slot;
+  };
+  std::vector<Holder> holders_;         // [expert]
+  std::vector<ExpertId> rows_;          // [token·k + j], kNoExpert: not one of these rows
+  std::vector<std::int64_t> sent_;      // [destination][expert]
+  std::vector<std::int64_t> received_;  // [source][expert]
   std::vector<std::int64_t> bytes_;
+  RoutedRank shipments_;
 };
 
 }  // namespace foremoe

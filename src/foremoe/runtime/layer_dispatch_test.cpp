@@ -65,11 +65,9 @@ struct RandomLayer {
   LayerDispatch dispatch(int rank) const {
     DispatchWorkspace workspace;
     LayerDispatch result;
-    dispatch_planned_rows({.routing = {.load = load, .quotas = {slot_expert, slot_tokens}, .topology = {kRanks, 2}},
-                           .rank = RankId{rank},
-                           .routes = routes[rank],
-                           .top_k = kTopK},
-                          workspace, result);
+    rank_dispatch({.load = load, .quotas = {slot_expert, slot_tokens}, .topology = {kRanks, 2}}, RankId{rank},
+                  workspace.rows, result.rows);
+    find_sent_rows(routes[rank], kTopK, workspace, result);
     return result;
   }
 
@@ -103,12 +101,12 @@ Delivery deliver(const RandomLayer& layer, const std::vector<LayerDispatch>& dis
     std::vector<Row> received;
     for (int s = 0; s < RandomLayer::kRanks; ++s) {
       std::int64_t first = 0;
-      for (int q = 0; q < r; ++q) first += dispatch[s].rows_to[q];
-      EXPECT_EQ(dispatch[s].rows_to[r], dispatch[r].rows_from[s]);
-      for (std::int64_t i = 0; i < dispatch[s].rows_to[r]; ++i) received.push_back(sent[s][first + i]);
+      for (int q = 0; q < r; ++q) first += dispatch[s].rows.send[q];
+      EXPECT_EQ(dispatch[s].rows.send[r], dispatch[r].rows.recv[s]);
+      for (std::int64_t i = 0; i < dispatch[s].rows.send[r]; ++i) received.push_back(sent[s][first + i]);
     }
     std::vector<Row> computed;
-    for (const std::int32_t row : dispatch[r].received_row) computed.push_back(received.at(row));
+    for (const std::int32_t row : dispatch[r].rows.to_slots) computed.push_back(received.at(row));
     delivery.computed.push_back(computed);
   }
   return delivery;
@@ -124,12 +122,12 @@ TEST(LayerDispatch, DeliversEveryPlannedRowOnceInBlocksOfOneExpert) {
     std::map<Row, int> times;
     for (int r = 0; r < RandomLayer::kRanks; ++r) {
       std::map<int, std::int64_t> rows_of;
-      for (const ComputedExpert& block : dispatch[r].experts) {
-        for (std::int64_t i = 0; i < block.rows; ++i) {
-          const Row row = delivery.computed[r].at(block.first_row + i);
-          EXPECT_EQ(std::get<2>(row), block.expert.value);
+      for (int s = 0; s < RandomLayer::kSlots; ++s) {
+        for (std::int64_t i = dispatch[r].rows.slot_offsets[s]; i < dispatch[r].rows.slot_offsets[s + 1]; ++i) {
+          const Row row = delivery.computed[r].at(i);
+          EXPECT_EQ(std::get<2>(row), layer.slot_expert(r, s).value);
           ++times[row];
-          ++rows_of[block.expert.value];
+          ++rows_of[layer.slot_expert(r, s).value];
         }
       }
       for (int s = 0; s < RandomLayer::kSlots; ++s) {
@@ -151,9 +149,11 @@ TEST(LayerDispatch, ComputesRowsOfAnExpertBySourceWhateverThePlacement) {
     std::vector<LayerDispatch> dispatch;
     for (int q = 0; q < RandomLayer::kRanks; ++q) dispatch.push_back(layer.dispatch(q));
     const Delivery delivery = deliver(layer, dispatch);
-    for (const ComputedExpert& block : dispatch[r].experts) {
-      const auto begin = delivery.computed[r].begin() + block.first_row;
-      EXPECT_TRUE(std::is_sorted(begin, begin + block.rows)) << "by source, then token";
+    for (int s = 0; s < RandomLayer::kSlots; ++s) {
+      const auto begin = delivery.computed[r].begin();
+      EXPECT_TRUE(
+          std::is_sorted(begin + dispatch[r].rows.slot_offsets[s], begin + dispatch[r].rows.slot_offsets[s + 1]))
+          << "by source, then token";
     }
   }
 }
@@ -178,15 +178,13 @@ TEST(LayerDispatch, OfNoTokensIsEmpty) {
   const Array<Tokens, 2> load({2, 2});
   const Array<ExpertId, 2> slots({2, 1}, kNoExpert);
   const Array<Tokens, 2> quotas({2, 1});
-  dispatch_planned_rows({.routing = {.load = load, .quotas = {slots, quotas}, .topology = {2, 2}},
-                         .rank = RankId{1},
-                         .routes = {},
-                         .top_k = 2},
-                        workspace, dispatch);
+  rank_dispatch({.load = load, .quotas = {slots, quotas}, .topology = {2, 2}}, RankId{1}, workspace.rows,
+                dispatch.rows);
+  find_sent_rows({}, 2, workspace, dispatch);
   EXPECT_EQ(dispatch.rows_sent(), 0);
   EXPECT_EQ(dispatch.rows_computed(), 0);
-  EXPECT_THAT(dispatch.rows_to, ElementsAre(0, 0));
-  EXPECT_TRUE(dispatch.experts.empty());
+  EXPECT_THAT(dispatch.rows.send, ElementsAre(0, 0));
+  EXPECT_THAT(dispatch.rows.slot_offsets, ElementsAre(0, 0));
 }
 
 }  // namespace

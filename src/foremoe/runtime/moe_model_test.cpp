@@ -63,12 +63,10 @@ void train_rank(const Training& training, const std::vector<const StepPlan*>& pl
     const StepPlan& plan = *plans[step];
     const Bytes moved = model.move_homes(plan.home);
     const ExpertLayout layout = swiglu_layout(size.shape.hidden, size.shape.intermediate);
-    const TransferSchedule schedule = make_transfer_schedule(plan, layout, {.phase = training.phase});
+    const RankTurns turns(plan, training.load, {.rank = rank, .schedule = {.phase = training.phase}});
     model.zero_gradients();
     {
-      PhaseExecutor phase({.load = training.load,
-                           .plan = plan,
-                           .schedule = schedule,
+      PhaseExecutor phase({.turns = turns,
                            .layout = layout,
                            .shape = size.shape,
                            .without_route = rows_without_route(training.routes, training.load)},

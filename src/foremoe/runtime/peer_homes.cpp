@@ -38,10 +38,10 @@ class Messages {
   void for_each(LayerId layer, F f) const {
     const Topology& topology = communicator_.topology();
     for (int n = 0; n < topology.num_nodes(); ++n) {
-      const std::vector<ArenaExpert>& experts = parts_.schedule.arena[static_cast<std::size_t>(n)];
+      const std::vector<ArenaExpert>& experts = parts_.schedule().arena[static_cast<std::size_t>(n)];
       for (std::size_t i = 0; i < experts.size(); ++i) {
         if (experts[i].layer != layer) continue;
-        const RankId owner = parts_.plan.home(layer, experts[i].expert);
+        const RankId owner = parts_.plan().home(layer, experts[i].expert);
         const RankId writer = writer_of(i, NodeId{n}, owner, topology);
         if (writer != owner) f(static_cast<int>(i), experts[i], writer, owner);
       }
@@ -101,7 +101,7 @@ void Messages::exchange_layer(LayerId layer, HostArena* arena, std::uint64_t ver
 }  // namespace
 
 PeerHomes::PeerHomes(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator)
-    : plan_(parts.plan),
+    : plan_(parts.plan()),
       num_segments_(parts.layout.num_segments()),
       version_(SharedMemory::create("version", Bytes{64})),
       sharing_(communicator.peers()) {
@@ -162,7 +162,7 @@ std::optional<HostArena> open_arena(const PhaseParts& parts, Communicator& commu
   const Topology& topology = communicator.topology();
   const NodeId node = topology.node_of(communicator.rank());
   const RankId first_rank{topology.ranks_of(node).first};
-  const std::vector<ArenaExpert>& experts = parts.schedule.arena[node.index()];
+  const std::vector<ArenaExpert>& experts = parts.schedule().arena[node.index()];
 
   std::optional<HostArena> arena;
   Name name{};
@@ -185,9 +185,9 @@ void refresh_arena(const PhaseParts& parts, const PeerHomes& homes, HostArena* a
   const RankId self = communicator.rank();
   const NodeId node = topology.node_of(self);
 
-  const std::vector<ArenaExpert>& experts = parts.schedule.arena[node.index()];
+  const std::vector<ArenaExpert>& experts = parts.schedule().arena[node.index()];
   for (std::size_t i = 0; i < experts.size(); ++i) {
-    const RankId owner = parts.plan.home(experts[i].layer, experts[i].expert);
+    const RankId owner = parts.plan().home(experts[i].layer, experts[i].expert);
     if (writer_of(i, node, owner, topology) != self) continue;
     if (const auto segments = homes.home(experts[i].layer, experts[i].expert); !segments.empty()) {
       arena->publish(static_cast<int>(i), version, segments);
@@ -198,7 +198,7 @@ void refresh_arena(const PhaseParts& parts, const PeerHomes& homes, HostArena* a
   for (int r = 0; r < communicator.num_ranks(); ++r) all_reachable &= homes.reachable(RankId{r});
   if (all_reachable) return;
   Messages messages(parts, homes, communicator);
-  for (int l = 0; l < parts.plan.num_layers(); ++l) messages.exchange_layer(LayerId{l}, arena, version);
+  for (int l = 0; l < parts.plan().num_layers(); ++l) messages.exchange_layer(LayerId{l}, arena, version);
 }
 
 }  // namespace foremoe

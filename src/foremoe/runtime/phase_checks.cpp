@@ -6,6 +6,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/sha256.h"
+#include "foremoe/runtime/run_memory.h"
 
 namespace foremoe {
 namespace {
@@ -31,19 +32,15 @@ void expect_float32(const ExpertLayout& layout, const ExpertShape& shape) {
 }
 
 void expect_fitting(const PhaseParts& parts, const Communicator& communicator) {
-  const StepPlan& plan = parts.plan;
-  const LoadTable& load = parts.load;
+  const StepPlan& plan = parts.plan();
+  const LoadTable& load = parts.load();
   const auto expect = [](const char* what, int of_plan, int other, const char* of) {
     if (of_plan == other) return;
     throw InputError({.field = "plan"}, fmt::format("{} {}, {} has {}", of_plan, what, of, other));
   };
   expect("ranks", plan.num_ranks(), communicator.num_ranks(), "the communicator");
-  expect("ranks", plan.num_ranks(), load.num_ranks(), "the load");
   expect("ranks per node", plan.ranks_per_node, communicator.topology().ranks_per_node, "the communicator");
-  expect("layers", plan.num_layers(), load.num_layers(), "the load");
-  expect("experts", plan.num_experts(), load.num_experts(), "the load");
-  expect("micro-steps", plan.num_micro_steps(), load.num_micro_steps(), "the load");
-  expect("events", plan.num_events(), static_cast<int>(parts.schedule.order.first.extent(0)), "the schedule");
+  expect("events", plan.num_events(), static_cast<int>(parts.schedule().order.first.extent(0)), "the schedule");
   const auto cells = static_cast<std::size_t>(load.num_micro_steps()) * static_cast<std::size_t>(load.num_layers());
   if (!parts.without_route.empty() && parts.without_route.size() != cells) {
     throw InputError({.field = "without_route"},
@@ -56,8 +53,8 @@ void expect_fitting(const PhaseParts& parts, const Communicator& communicator) {
 }
 
 void expect_homes(const PhaseParts& parts, const HomeExperts& homes) {
-  const int homes_per_rank = parts.plan.num_slots() - parts.plan.guest_slots;
-  const auto layers = static_cast<std::size_t>(parts.plan.num_layers());
+  const int homes_per_rank = parts.plan().num_slots() - parts.plan().guest_slots;
+  const auto layers = static_cast<std::size_t>(parts.plan().num_layers());
   const auto slots = static_cast<std::size_t>(homes_per_rank);
   if (homes.experts.shape() != Array<HomeExpert, 2>::Shape{layers, slots}) {
     throw InputError({.field = "home experts"},
@@ -65,8 +62,8 @@ void expect_homes(const PhaseParts& parts, const HomeExperts& homes) {
                                  homes.experts.extent(1), layers, slots));
   }
   const std::size_t segments = parts.layout.num_segments();
-  const bool backward = parts.schedule.phase == Phase::kPolicyUpdate;
-  for (int l = 0; l < parts.plan.num_layers(); ++l) {
+  const bool backward = parts.schedule().phase == Phase::kPolicyUpdate;
+  for (int l = 0; l < parts.plan().num_layers(); ++l) {
     for (int s = 0; s < homes_per_rank; ++s) {
       const HomeExpert& expert = homes.experts(l, s);
       if (expert.weights.size() != segments) {
@@ -82,15 +79,15 @@ void expect_homes(const PhaseParts& parts, const HomeExperts& homes) {
 // Everybody must hold the same load, placement, schedule and version: what one rank waits for, another must have sent.
 // (Quotas may still be on their way.)
 void expect_same_phase(const PhaseParts& parts, std::uint64_t version, Communicator& communicator) {
-  const StepPlan& plan = parts.plan;
-  const TransferSchedule& schedule = parts.schedule;
+  const StepPlan& plan = parts.plan();
+  const TransferSchedule& schedule = parts.schedule();
   std::vector<std::int64_t> words = {static_cast<std::int64_t>(version),
                                      static_cast<std::int64_t>(plan.residency),
                                      plan.guest_slots,
                                      plan.in_flight,
                                      static_cast<std::int64_t>(schedule.phase),
                                      schedule.depth,
-                                     parts.load.top_k,
+                                     parts.load().top_k,
                                      parts.shape.hidden,
                                      parts.shape.intermediate};
   for (int e = 0; e < plan.num_events(); ++e) {
@@ -106,7 +103,7 @@ void expect_same_phase(const PhaseParts& parts, std::uint64_t version, Communica
   hash.update(std::as_bytes(std::span(words)));
   hash.update(std::as_bytes(plan.slot_expert.flat()));
   hash.update(std::as_bytes(plan.home.flat()));
-  hash.update(std::as_bytes(parts.load.load.flat()));
+  hash.update(std::as_bytes(parts.load().load.flat()));
   hash.update(std::as_bytes(std::span(parts.without_route)));
   const std::string mine = hash.hex();
   std::string all(mine.size() * static_cast<std::size_t>(communicator.num_ranks()), '\0');
@@ -129,22 +126,11 @@ void check_phase(const PhaseParts& parts, const HomeExperts& homes, std::uint64_
 }
 
 std::int64_t most_rows_computed(const PhaseParts& parts, RankId rank) {
-  std::int64_t most = 0;
-  const int layers = parts.plan.num_layers();
-  std::vector<std::int64_t> load(static_cast<std::size_t>(parts.plan.num_experts()));
-  std::vector<std::int64_t> of_rank(static_cast<std::size_t>(parts.plan.num_ranks()));
-  for (int m = 0; m < parts.load.num_micro_steps(); ++m) {
-    for (int l = 0; l < layers; ++l) {
-      parts.load.expert_loads(MicroStepId{m}, LayerId{l}, load);
-      std::ranges::fill(of_rank, 0);
-      for (std::size_t e = 0; e < load.size(); ++e) of_rank[parts.plan.home(l, e).index()] += load[e];
-      most = std::max(most, of_rank[rank.index()]);
-    }
-  }
-  for (int event = 0; event < parts.plan.num_events(); ++event) {
-    for (int l = 0; l < layers; ++l) {
+  std::int64_t most = most_rows_at_homes(parts.load(), parts.plan().home)[rank.index()];
+  for (int event = 0; event < parts.plan().num_events(); ++event) {
+    for (int l = 0; l < parts.plan().num_layers(); ++l) {
       std::int64_t quota = 0;
-      for (const Tokens tokens : parts.plan.slot_tokens.row(event, l, rank)) quota += tokens.value;
+      for (const Tokens tokens : parts.plan().slot_tokens.row(event, l, rank)) quota += tokens.value;
       most = std::max(most, quota);
     }
   }

@@ -64,12 +64,8 @@ struct PhaseExecutor::State {
   bool backward() const { return returns.has_value(); }
   bool has_unrouted(const Turn& turn) const;
   bool wait(TurnId turn);
-  void dispatch(const Turn& turn, const LayerForward& layer, KeptLayer& kept);
-  // Calls run(experts, rows) for the planned rows of a turn and, where there are any, for those without a route.
-  template <class Run>
-  void run_rows(TurnId turn, KeptLayer& kept, Run run);
-  cpu::ExpertRows expert_rows(TurnId turn, const KeptLayer& kept, ExpertId expert, bool planned) const;
-  void send_home(LayerId layer, std::span<const GuestGradients::Guest> guests);
+  ExpertsOf experts_of(TurnId turn);
+  void send_home(LayerId layer, std::span<const GradientReturn> guests);
   void end_turn(TurnId turn);
 
   void zero_home_gradients();
@@ -91,10 +87,9 @@ struct PhaseExecutor::State {
   RowExchange rows;
   UnroutedRows unrouted;
   DispatchWorkspace workspace;
-  HomeQuotas home_quotas;
   KeptLayers kept_layers;
-  GuestGradients guest_gradients;
   std::optional<GradientReturns> returns;  // policy update alone
+  std::vector<char> drained;               // [layer]
 
   PhaseFigures figures;
   bool finished = false;                       // else nothing of the step may be left
@@ -113,12 +108,12 @@ PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& lent, Com
       directory(pool, peer_homes),
       arena(open_arena(parts, communicator)),
       rows(communicator,
-           {.shape = parts.shape, .top_k = parts.load.top_k, .position_independent = options.position_independent}),
-      unrouted(communicator, parts.plan),
+           {.shape = parts.shape, .top_k = parts.load().top_k, .position_independent = options.position_independent}),
+      unrouted(communicator, parts.plan()),
       kept_layers(parts),
-      guest_gradients(parts.plan) {
-  if (parts.schedule.phase == Phase::kPolicyUpdate) returns.emplace(parts, pool, communicator);
-  figures.turns.resize(parts.schedule.order.turns.size());
+      drained(static_cast<std::size_t>(parts.plan().num_layers())) {
+  if (parts.schedule().phase == Phase::kPolicyUpdate) returns.emplace(parts, pool, communicator);
+  figures.turns.resize(parts.schedule().order.turns.size());
   figures.arena = arena ? arena->bytes() : Bytes{};
   figures.guest_weights = pool.guest_weights();
   figures.guest_gradients = pool.guest_gradients();
@@ -129,7 +124,7 @@ PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& lent, Com
 
 void PhaseExecutor::State::reserve_rows() {
   const std::int64_t most_computed = most_rows_computed(parts, rank);
-  const std::int64_t most_sent = options.most_tokens * parts.load.top_k;
+  const std::int64_t most_sent = options.most_tokens * parts.load().top_k;
   rows.reserve(most_sent, most_computed);
   for (KeptLayer& layer : kept_layers.all()) {
     layer.planned.x.reserve(most_computed, parts.shape.hidden);
@@ -149,15 +144,15 @@ void PhaseExecutor::State::fill_arena() {
 void PhaseExecutor::State::start_engine() {
   EngineOptions engine_options = options.engine;
   engine_options.eager = options.overlap;
-  engine_options.must_arrive = parts.plan.residency == Residency::kFree;
+  engine_options.must_arrive = parts.plan().residency == Residency::kFree;
   PeerAccess& peers = communicator.peers();
   std::unique_ptr<CopyLink> host = std::make_unique<MemcpyLink>();
-  std::unique_ptr<CopyLink> peer = peers.make_peer_link(parts.schedule, parts.layout, directory);
+  std::unique_ptr<CopyLink> peer = peers.make_peer_link(parts.schedule(), parts.layout, directory);
   if (options.decorate) {
     host = options.decorate(std::move(host), rank, Path::kHost);
     peer = options.decorate(std::move(peer), rank, Path::kPeer);
   }
-  engine.emplace(EngineParts{.schedule = parts.schedule,
+  engine.emplace(EngineParts{.schedule = parts.schedule(),
                              .layout = parts.layout,
                              .rank = rank,
                              .directory = directory,
@@ -188,7 +183,7 @@ void PhaseExecutor::State::zero_home_gradients() {
 // Under `free` homes are lent to other experts: without finish() they come back here.
 void PhaseExecutor::State::restore_homes() {
   if (!arena) return;
-  for (const ScheduledCopy& copy : parts.schedule.arriving(TurnId{parts.schedule.order.size()})) {
+  for (const ScheduledCopy& copy : parts.schedule().arriving(TurnId{parts.schedule().order.size()})) {
     const int at = arena->index_of({copy.layer, copy.expert});
     if (copy.rank != rank || at < 0 || arena->version(at) != options.engine.version) continue;
     const std::span<std::byte* const> home = pool.buffer(copy.buffer);
@@ -200,7 +195,7 @@ void PhaseExecutor::State::restore_homes() {
 
 bool PhaseExecutor::State::has_unrouted(const Turn& turn) const {
   if (parts.without_route.empty()) return false;
-  const auto layers = static_cast<std::size_t>(parts.plan.num_layers());
+  const auto layers = static_cast<std::size_t>(parts.plan().num_layers());
   return parts.without_route[turn.micro_step.index() * layers + turn.layer.index()] != 0;
 }
 
@@ -209,67 +204,30 @@ bool PhaseExecutor::State::wait(TurnId turn) {
   return engine->wait(turn);
 }
 
-void PhaseExecutor::State::dispatch(const Turn& turn, const LayerForward& layer, KeptLayer& kept) {
-  const LayerQuotas quotas =
-      kept.at_homes ? home_quotas.of(parts.plan, parts.load, turn) : layer_quotas(parts.plan, turn.event, turn.layer);
-  dispatch_planned_rows({.routing = {.load = parts.load.load[turn.micro_step][turn.layer],
-                                     .quotas = quotas,
-                                     .topology = communicator.topology()},
-                         .rank = rank,
-                         .routes = layer.routes,
-                         .top_k = parts.load.top_k},
-                        workspace, kept.planned.dispatch);
-}
-
-template <class Run>
-void PhaseExecutor::State::run_rows(TurnId turn, KeptLayer& kept, Run run) {
-  TurnFigures& of_turn = figures.turns[turn.index()];
-  const double before = rows.compute_cpu_seconds();
-  const auto run_part = [&](ForwardRows& part, bool planned) {
-    run([&](const ComputedExpert& e) { return expert_rows(turn, kept, e.expert, planned); }, part);
-    of_turn.rows += part.dispatch.rows_computed();
-    of_turn.calls += static_cast<std::int64_t>(part.dispatch.experts.size());
+// Weights and gradients, in this turn, of the expert whose rows lie where the slot's do.
+ExpertsOf PhaseExecutor::State::experts_of(TurnId turn) {
+  return [this, turn, &at = parts.turns.order()[turn]](SlotId of_rows) {
+    const SlotId slot = parts.turns.slot_of_forward(turn, of_rows);
+    const auto weights = pool.weights(turn, slot);
+    cpu::ExpertRows rows_of_expert{.gate_up = reinterpret_cast<const float*>(weights[0]),
+                                   .down = reinterpret_cast<const float*>(weights[1])};
+    if (at.pass == Pass::kBackward) {
+      const auto gradients = pool.gradients(at.layer, slot);
+      rows_of_expert.gate_up_gradient = gradients[0];
+      rows_of_expert.down_gradient = gradients[1];
+      rows_of_expert.fresh_gradient = slot.value >= pool.homes_per_rank() && returns->begins(at.layer, slot);
+    }
+    return rows_of_expert;
   };
-  of_turn.rows = of_turn.calls = 0;
-  run_part(kept.planned, true);
-  if (kept.any_unrouted) run_part(kept.unrouted, false);
-  of_turn.compute_cpu_seconds = rows.compute_cpu_seconds() - before;
 }
 
-// Weights and gradients of an expert in this turn: of the slot that holds it, or of its home.
-cpu::ExpertRows PhaseExecutor::State::expert_rows(TurnId turn, const KeptLayer& kept, ExpertId expert,
-                                                  bool planned) const {
-  const Turn& at = parts.schedule.order[turn];
-  const bool in_slots = parts.plan.residency == Residency::kFree || (planned && !kept.at_homes);
-  SlotId slot;
-  if (in_slots) {
-    const auto slots = parts.plan.slot_expert.row(at.event, at.layer, rank);
-    slot = SlotId{std::ranges::find(slots, expert) - slots.begin()};
-    assert(slot.value < parts.plan.num_slots());
-  } else {
-    slot = pool.home_slot(at.layer, expert);
-  }
-  const auto weights = in_slots ? pool.weights(turn, slot) : pool.home_weights(at.layer, slot);
-  cpu::ExpertRows rows_of_expert{.gate_up = reinterpret_cast<const float*>(weights[0]),
-                                 .down = reinterpret_cast<const float*>(weights[1])};
-  if (at.pass == Pass::kBackward) {
-    const auto gradients = pool.gradients(at.layer, slot);
-    rows_of_expert.gate_up_gradient = gradients[0];
-    rows_of_expert.down_gradient = gradients[1];
-    rows_of_expert.fresh_gradient = slot.value >= pool.homes_per_rank() && !guest_gradients.dirty(at.layer, rank, slot);
-  }
-  return rows_of_expert;
-}
-
-void PhaseExecutor::State::send_home(LayerId layer, std::span<const GuestGradients::Guest> guests) {
+void PhaseExecutor::State::send_home(LayerId layer, std::span<const GradientReturn> guests) {
   if (!guests.empty()) figures.gradient_returns += returns->send_home(layer, guests);
 }
 
 void PhaseExecutor::State::end_turn(TurnId turn) {
   engine->release(turn);
-  const Turn& at = parts.schedule.order[turn];
-  const bool last_of_event = parts.schedule.order.last(at.event, at.layer) == turn;
-  if (backward() && last_of_event) send_home(at.layer, guest_gradients.take_leaving(at.event, at.layer));
+  if (backward()) send_home(parts.turns.order()[turn].layer, parts.turns.returning(turn, RankTurns::Whose::kAll));
 }
 
 PhaseExecutor::PhaseExecutor(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator,
@@ -280,7 +238,7 @@ PhaseExecutor::PhaseExecutor(const PhaseParts& parts, const HomeExperts& homes, 
 
 PhaseExecutor::~PhaseExecutor() = default;
 
-const TurnOrder& PhaseExecutor::order() const { return state_->parts.schedule.order; }
+const TurnOrder& PhaseExecutor::order() const { return state_->parts.schedule().order; }
 
 void PhaseExecutor::begin(TurnId turn) { state_->engine->submit(turn); }
 
@@ -299,14 +257,21 @@ void PhaseExecutor::forward(TurnId turn, const LayerForward& layer) {
   }
 
   const Span span(s.options.timeline, s.rank, Lane::kExperts, "experts, forward");
-  s.dispatch(at, layer, kept);
-  s.run_rows(turn, kept, [&](const ExpertsOf& experts, ForwardRows& rows) {
-    if (&rows == &kept.unrouted) {
-      s.unrouted.dispatch(at, {.routes = layer.routes, .picked = layer.picked, .top_k = s.parts.load.top_k},
-                          rows.dispatch);
-    }
-    s.rows.forward(experts, layer, rows);
-  });
+  const int top_k = s.parts.load().top_k;
+  const ExpertsOf experts = s.experts_of(turn);
+  TurnFigures& figures = s.figures.turns[turn.index()] = {};
+  LayerDispatch& planned = kept.planned.dispatch;
+  if (kept.at_homes) {
+    s.parts.turns.rows_at_homes(turn, s.workspace.rows, planned.rows);
+  } else {
+    s.parts.turns.rows(turn, s.workspace.rows, planned.rows);
+  }
+  find_sent_rows(layer.routes, top_k, s.workspace, planned);
+  s.rows.forward(experts, layer, kept.planned, figures);
+  if (kept.any_unrouted) {
+    s.unrouted.dispatch(at, {.routes = layer.routes, .picked = layer.picked, .top_k = top_k}, kept.unrouted.dispatch);
+    s.rows.forward(experts, layer, kept.unrouted, figures);
+  }
   s.end_turn(turn);
 }
 
@@ -323,18 +288,23 @@ void PhaseExecutor::backward(TurnId turn, const LayerBackward& layer) {
   }
 
   const Span span(s.options.timeline, s.rank, Lane::kExperts, "experts, backward");
-  s.run_rows(turn, kept, [&](const ExpertsOf& experts, ForwardRows& rows) { s.rows.backward(experts, layer, rows); });
-  if (!kept.at_homes) s.guest_gradients.ran_backward(at.event, at.layer);
+  const ExpertsOf experts = s.experts_of(turn);
+  TurnFigures& figures = s.figures.turns[turn.index()] = {};
+  s.rows.backward(experts, layer, kept.planned, figures);
+  if (kept.any_unrouted) s.rows.backward(experts, layer, kept.unrouted, figures);
   s.end_turn(turn);
 }
 
 void PhaseExecutor::drain(std::span<const LayerId> layers) {
-  if (!state_->backward()) return;
-  for (const LayerId layer : layers) state_->send_home(layer, state_->guest_gradients.take_all(layer));
+  State& s = *state_;
+  for (const LayerId layer : layers) {
+    if (!s.backward() || std::exchange(s.drained[layer.index()], 1) != 0) continue;
+    s.send_home(layer, s.parts.turns.draining(layer, RankTurns::Whose::kAll));
+  }
 }
 
 void PhaseExecutor::finish() {
-  for (int l = 0; l < state_->parts.plan.num_layers(); ++l) {  // what the caller has not drained
+  for (int l = 0; l < state_->parts.plan().num_layers(); ++l) {  // what the caller has not drained
     const LayerId layer{l};
     drain({&layer, 1});
   }

@@ -2,7 +2,8 @@
 
 // A phase bound on one rank: its plan, its guest memory, its engine and its communicator, between bind and unbind.
 // The caller runs its own work (attention, router) and calls forward and backward for every turn in order; in
-// between, experts travel. No address, thread or registration outlives the object.
+// between, experts travel. What it does in a turn, RankTurns says. No address, thread or registration outlives the
+// object.
 //
 //   PhaseExecutor phase(parts, homes, communicator, options);
 //   for each turn t:  phase.begin(t);  … attention …;  phase.forward(t, …) or phase.backward(t, …);
@@ -10,9 +11,9 @@
 //   phase.finish();
 //
 // A turn whose copies failed on any rank falls back: both passes of that micro-step and layer run at homes. Guests'
-// gradients accumulate in their slots, go home when the guest leaves or at drain(), and are added there in (layer,
-// expert, rank) order, exactly once. The caller's gradients are zero at bind; a phase that goes before finish() was
-// done leaves them zero, and homes as they were: nothing is half applied.
+// gradients accumulate in their slots, go home when the guest leaves or at drain(), zeros where all its turns fell
+// back, and are added there in (layer, expert, rank) order, exactly once. The caller's gradients are zero at bind; a
+// phase that goes before finish() was done leaves them zero, and homes as they were: nothing is half applied.
 
 #include <functional>
 #include <memory>
@@ -20,12 +21,10 @@
 #include <vector>
 
 #include "foremoe/core/timeline.h"
-#include "foremoe/plan/step_plan.h"
-#include "foremoe/rollout/load_table.h"
 #include "foremoe/runtime/communicator.h"
 #include "foremoe/runtime/cpu/experts.h"
+#include "foremoe/transfer/rank_turns.h"
 #include "foremoe/transfer/transfer_engine.h"
-#include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {
 
@@ -51,15 +50,17 @@ struct PhaseOptions {
   bool position_independent = false;  // a row's forward bits do not depend on where the row stands (row_tiles.h)
 };
 
-// The same on every rank.
+// The same on every rank, but for whose turns they are.
 struct PhaseParts {
-  const LoadTable& load;
-  const StepPlan& plan;  // its placement is final; quotas of a micro-step when its forward begins
-  const TransferSchedule& schedule;
+  const RankTurns& turns;  // the plan's placement is final; quotas of a micro-step when its forward begins
   ExpertLayout layout;
   ExpertShape shape;
   // [micro_step·layers + layer]: not 0 where any source has rows without a route; empty: nowhere.
   std::vector<std::uint8_t> without_route = {};
+
+  const StepPlan& plan() const { return turns.plan(); }
+  const LoadTable& load() const { return turns.load(); }
+  const TransferSchedule& schedule() const { return turns.schedule(); }
 };
 
 struct LayerForward {
@@ -105,8 +106,9 @@ class PhaseExecutor {
   void begin(TurnId turn);
   void forward(TurnId turn, const LayerForward& layer);
   void backward(TurnId turn, const LayerBackward& layer);
-  void drain(std::span<const LayerId> layers);  // collective; guests' gradients of these layers go home
-  void finish();                                // collective, after the last turn; drains what was not
+  // Collective, after the last backward of these layers, once: their guests' gradients go home.
+  void drain(std::span<const LayerId> layers);
+  void finish();  // collective, after the last turn; drains what was not
   PhaseFigures figures() const;
 
  private:

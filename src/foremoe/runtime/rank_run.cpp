@@ -25,7 +25,8 @@ class RankRun {
                .layers = run.load.num_layers(),
                .ranks = run.load.num_ranks(),
                .experts = run.load.num_experts(),
-               .backward = run.schedule.phase == Phase::kPolicyUpdate},
+               .backward = run.schedule->phase == Phase::kPolicyUpdate},
+        turns_(run.plan, run.load, communicator.rank(), run.schedule),
         layout_(swiglu_layout(run.model.shape.hidden, run.model.shape.intermediate)),
         model_(run.model, run.initial_home, communicator, run.home_memory) {
     for (int m = 0; m < shape_.micro_steps; ++m) {
@@ -49,6 +50,7 @@ class RankRun {
   const PhaseRun& run_;
   Communicator& communicator_;
   const ResultShape shape_;
+  const RankTurns turns_;
   const ExpertLayout layout_;
   MoeModel model_;
   std::int64_t most_tokens_ = 0;
@@ -85,13 +87,9 @@ Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
   const auto begin = std::chrono::steady_clock::now();
   Repeat result;
   {
-    PhaseExecutor phase({.load = run_.load,
-                         .plan = run_.plan,
-                         .schedule = run_.schedule,
-                         .layout = layout_,
-                         .shape = run_.model.shape,
-                         .without_route = run_.without_route},
-                        model_.homes(), communicator_, options);
+    PhaseExecutor phase(
+        {.turns = turns_, .layout = layout_, .shape = run_.model.shape, .without_route = run_.without_route},
+        model_.homes(), communicator_, options);
     result.loss = model_.run(phase, {.routes = run_.routes, .micro_steps = shape_.micro_steps, .keep_results = true},
                              work(timeline));
     result.figures = phase.figures();
@@ -102,11 +100,11 @@ Repeat RankRun::repeat(bool overlap, bool bitwise, Timeline* timeline) {
 
 TurnTable RankRun::gather_turns(const std::vector<PhaseFigures>& repeats) {
   const auto ranks = static_cast<std::size_t>(shape_.ranks);
-  const std::size_t turns = run_.schedule.order.turns.size();
+  const std::size_t turns = turns_.order().turns.size();
   TurnTable table{.compute_seconds = Array<double, 3>({repeats.size(), turns, ranks}),
                   .calls = Array<std::int64_t, 2>({turns, ranks}),
                   .rows = Array<std::int64_t, 2>({turns, ranks})};
-  for (const Turn& turn : run_.schedule.order.turns) table.pass.push_back(turn.pass);
+  for (const Turn& turn : turns_.order().turns) table.pass.push_back(turn.pass);
   std::vector<TurnFigures> all(turns * ranks);
   for (std::size_t i = 0; i < repeats.size(); ++i) {
     communicator_.all_gather(std::as_bytes(std::span(repeats[i].turns)), std::as_writable_bytes(std::span(all)));

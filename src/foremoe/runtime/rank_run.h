@@ -5,6 +5,7 @@
 // bits; then an optimizer step, and further steps where they are asked for.
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,7 +21,7 @@ namespace foremoe {
 struct PhaseRun {
   const LoadTable& load;
   const StepPlan& plan;
-  const TransferSchedule& schedule;
+  std::shared_ptr<const TransferSchedule> schedule;
   const ReplayRoutes& routes;
   std::vector<std::uint8_t> without_route;  // as PhaseParts has it; see rows_without_route()
   ModelSize model;

@@ -51,9 +51,9 @@ struct KeptLayer {
 class KeptLayers {
  public:
   explicit KeptLayers(const PhaseParts& parts) {
-    if (parts.schedule.phase != Phase::kPolicyUpdate) return;
-    layers_ = static_cast<std::size_t>(parts.plan.num_layers());
-    in_flight_ = static_cast<std::size_t>(std::min(parts.plan.in_flight, parts.plan.num_micro_steps()));
+    if (parts.turns.schedule().phase != Phase::kPolicyUpdate) return;
+    layers_ = static_cast<std::size_t>(parts.plan().num_layers());
+    in_flight_ = static_cast<std::size_t>(std::min(parts.plan().in_flight, parts.plan().num_micro_steps()));
     kept_.resize(in_flight_ * layers_);
   }
   KeptLayer& operator[](const Turn& turn) {
@@ -67,8 +67,8 @@ class KeptLayers {
   std::vector<KeptLayer> kept_ = std::vector<KeptLayer>(1);  // [micro-step mod in flight · layers + layer]
 };
 
-// The weights (and gradients) of the rank's experts while a dispatch runs: one entry per LayerDispatch::experts.
-using ExpertsOf = std::function<cpu::ExpertRows(const ComputedExpert&)>;
+// The weights (and gradients) of the expert in a slot of the rank, while a dispatch runs; asked for slots with rows.
+using ExpertsOf = std::function<cpu::ExpertRows(SlotId)>;
 
 class RowExchange {
  public:
@@ -82,17 +82,17 @@ class RowExchange {
 
   void reserve(std::int64_t rows_sent, std::int64_t rows_computed);
 
-  // layer.y += what the experts make of layer.x, for the rows of rows.dispatch.
-  void forward(const ExpertsOf& experts, const LayerForward& layer, ForwardRows& rows);
+  // layer.y += what the experts make of layer.x, for the rows of rows.dispatch. Adds to `figures`.
+  void forward(const ExpertsOf& experts, const LayerForward& layer, ForwardRows& rows, TurnFigures& figures);
   // layer.dx += its gradient, layer.d_weight = that of the weights.
-  void backward(const ExpertsOf& experts, const LayerBackward& layer, const ForwardRows& rows);
-
-  double compute_cpu_seconds() const { return compute_cpu_seconds_; }  // of expert computation, so far
+  void backward(const ExpertsOf& experts, const LayerBackward& layer, const ForwardRows& rows, TurnFigures& figures);
 
  private:
   void to_experts(const float* sent, const LayerDispatch& dispatch, float* computed);
   void from_experts(const float* computed, const LayerDispatch& dispatch, float* sent);
-  void find_experts(const ExpertsOf& experts, const LayerDispatch& dispatch);
+  void find_experts(const ExpertsOf& experts, const RankDispatch& rows);
+  template <class Compute>
+  void compute(const LayerDispatch& dispatch, TurnFigures& figures, Compute compute);
 
   Communicator& communicator_;
   const Model model_;
@@ -100,7 +100,6 @@ class RowExchange {
   RowMatrix sent_, received_, computed_, computed_gradient_;
   std::vector<cpu::ExpertRows> experts_;
   std::vector<std::int64_t> bytes_to_, bytes_from_;
-  double compute_cpu_seconds_ = 0;
 };
 
 }  // namespace foremoe

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -15,24 +16,6 @@ namespace {
 double gib(Bytes bytes) { return static_cast<double>(bytes.value) / (1024.0 * 1024.0 * 1024.0); }
 
 double as_bytes(double floats) { return floats * static_cast<double>(sizeof(float)); }
-
-// The most rows that a rank computes in one layer of one micro-step without balancing, summed over ranks.
-double most_rows(const MemoryNeed& need) {
-  const LoadTable& load = need.load;
-  std::vector<std::int64_t> of_expert(static_cast<std::size_t>(load.num_experts()));
-  std::vector<std::int64_t> most(static_cast<std::size_t>(load.num_ranks()));
-  for (int m = 0; m < load.num_micro_steps(); ++m) {
-    for (int l = 0; l < load.num_layers(); ++l) {
-      load.expert_loads(MicroStepId{m}, LayerId{l}, of_expert);
-      std::vector<std::int64_t> of_rank(most.size());
-      for (std::size_t e = 0; e < of_expert.size(); ++e) of_rank[need.home(l, e).index()] += of_expert[e];
-      for (std::size_t r = 0; r < most.size(); ++r) most[r] = std::max(most[r], of_rank[r]);
-    }
-  }
-  double total = 0;
-  for (const std::int64_t rows : most) total += static_cast<double>(rows);
-  return total;
-}
 
 struct TokenCounts {
   double all = 0;
@@ -53,6 +36,20 @@ TokenCounts count_tokens(const MemoryNeed& need) {
 
 }  // namespace
 
+std::vector<std::int64_t> most_rows_at_homes(const LoadTable& load, ArrayView<const RankId, 2> home) {
+  std::vector<std::int64_t> of_expert(static_cast<std::size_t>(load.num_experts()));
+  std::vector<std::int64_t> most(static_cast<std::size_t>(load.num_ranks()));
+  for (int m = 0; m < load.num_micro_steps(); ++m) {
+    for (int l = 0; l < load.num_layers(); ++l) {
+      load.expert_loads(MicroStepId{m}, LayerId{l}, of_expert);
+      std::vector<std::int64_t> of_rank(most.size());
+      for (std::size_t e = 0; e < of_expert.size(); ++e) of_rank[home(l, e).index()] += of_expert[e];
+      for (std::size_t r = 0; r < most.size(); ++r) most[r] = std::max(most[r], of_rank[r]);
+    }
+  }
+  return most;
+}
+
 Bytes estimate_memory(const MemoryNeed& need) {
   const LoadTable& load = need.load;
   const TokenCounts tokens = count_tokens(need);
@@ -72,7 +69,8 @@ Bytes estimate_memory(const MemoryNeed& need) {
   // Of each row of an expert, and of each token, for all layers of the micro-steps in flight.
   const double kept_layers = need.backward ? layers * std::min(need.in_flight, load.num_micro_steps()) : 1;
   const double row = 2 * hidden + 2 * intermediate;
-  const double rows = most_rows(need);
+  const std::vector<std::int64_t> most_rows = most_rows_at_homes(load, need.home);
+  const auto rows = static_cast<double>(std::accumulate(most_rows.begin(), most_rows.end(), std::int64_t{0}));
   const double micro_step_tokens = tokens.most_of_source * load.num_ranks();
   const double activations =
       as_bytes(kept_layers * (rows * row + micro_step_tokens * hidden) + 2 * rows * (2 * hidden + intermediate));

@@ -7,6 +7,9 @@
 
 namespace foremoe {
 
+// [rank], the most rows that it computes in any layer of any micro-step when homes serve all.
+std::vector<std::int64_t> most_rows_at_homes(const LoadTable& load, ArrayView<const RankId, 2> home);
+
 struct MemoryNeed {
   const LoadTable& load;
   const ReplayRoutes& routes;

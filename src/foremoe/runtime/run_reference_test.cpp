@@ -155,8 +155,8 @@ std::unique_ptr<NarrowRun> run_narrow(ExpertShape shape, std::uint64_t seed) {
   narrow->routes = dealt_routes(narrow->load);
   narrow->model = {.layers = 2, .experts = 8, .top_k = 2, .shape = shape, .seed = seed};
   const StepPlan plan = test::random_plan(narrow->load, {.guest_slots = 1}, seed);
-  const TransferSchedule schedule =
-      make_transfer_schedule(plan, swiglu_layout(shape.hidden, shape.intermediate), {.phase = Phase::kPolicyUpdate});
+  const auto schedule = std::make_shared<const TransferSchedule>(
+      make_transfer_schedule(plan, swiglu_layout(shape.hidden, shape.intermediate), {.phase = Phase::kPolicyUpdate}));
   const PhaseRun run{.load = narrow->load,
                      .plan = plan,
                      .schedule = schedule,

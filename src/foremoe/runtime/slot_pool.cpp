@@ -4,15 +4,15 @@
 
 namespace foremoe {
 SlotPool::SlotPool(const PhaseParts& parts, const HomeExperts& homes)
-    : parts_(parts), homes_(homes), homes_per_rank_(parts.plan.num_slots() - parts.plan.guest_slots) {
+    : parts_(parts), homes_(homes), homes_per_rank_(parts.plan().num_slots() - parts.plan().guest_slots) {
   lay_out_buffers(homes);
-  if (parts.schedule.phase == Phase::kPolicyUpdate) lay_out_gradients();
+  if (parts.schedule().phase == Phase::kPolicyUpdate) lay_out_gradients();
 }
 
 void SlotPool::lay_out_buffers(const HomeExperts& homes) {
-  const StepPlan& plan = parts_.plan;
+  const StepPlan& plan = parts_.plan();
   const bool free = plan.residency == Residency::kFree;
-  const int owned = free ? plan.num_layers() * plan.guest_slots : parts_.schedule.buffers_per_rank;
+  const int owned = free ? plan.num_layers() * plan.guest_slots : parts_.schedule().buffers_per_rank;
   const auto expert_bytes = static_cast<std::size_t>(parts_.layout.bytes().value);
   guest_weights_ = allocate_memory(Bytes{owned * parts_.layout.bytes().value});
 
@@ -34,7 +34,7 @@ void SlotPool::lay_out_buffers(const HomeExperts& homes) {
 }
 
 void SlotPool::lay_out_gradients() {
-  const StepPlan& plan = parts_.plan;
+  const StepPlan& plan = parts_.plan();
   const int experts = plan.residency == Residency::kShared ? plan.guest_slots : plan.num_layers() * plan.guest_slots;
   guest_gradients_ =
       allocate_memory(Bytes{experts * parts_.layout.elements() * static_cast<std::int64_t>(sizeof(float))});
@@ -49,20 +49,20 @@ void SlotPool::lay_out_gradients() {
 }
 
 std::span<std::byte* const> SlotPool::weights(TurnId turn, SlotId slot) const {
-  const StepPlan& plan = parts_.plan;
-  const LayerId layer = parts_.schedule.order[turn].layer;
+  const StepPlan& plan = parts_.plan();
+  const LayerId layer = parts_.schedule().order[turn].layer;
   if (plan.residency == Residency::kFree) return buffer(layer.value * plan.num_slots() + slot.value);
   if (slot.value < homes_per_rank_) return home_weights(layer, slot);
   const int guest = slot.value - homes_per_rank_;
-  const int set = plan.residency == Residency::kShared ? turn.value % parts_.schedule.depth : layer.value;
+  const int set = plan.residency == Residency::kShared ? turn.value % parts_.schedule().depth : layer.value;
   return buffer(set * plan.guest_slots + guest);
 }
 
 std::span<float* const> SlotPool::gradients(LayerId layer, SlotId slot) const {
   if (slot.value < homes_per_rank_) return homes_.experts(layer, slot).gradients;
   const int guest = slot.value - homes_per_rank_;
-  const bool shared = parts_.plan.residency == Residency::kShared;
-  return gradients_[static_cast<std::size_t>(shared ? guest : layer.value * parts_.plan.guest_slots + guest)];
+  const bool shared = parts_.plan().residency == Residency::kShared;
+  return gradients_[static_cast<std::size_t>(shared ? guest : layer.value * parts_.plan().guest_slots + guest)];
 }
 
 std::span<std::byte* const> SlotPool::home_weights(LayerId layer, SlotId home_slot) const {
@@ -70,7 +70,7 @@ std::span<std::byte* const> SlotPool::home_weights(LayerId layer, SlotId home_sl
 }
 
 SlotId SlotPool::home_slot(LayerId layer, ExpertId expert) const {
-  const std::span<const RankId> home = parts_.plan.home.row(layer);
+  const std::span<const RankId> home = parts_.plan().home.row(layer);
   return SlotId{std::ranges::count(home.first(expert.index()), home[expert.index()])};
 }
 

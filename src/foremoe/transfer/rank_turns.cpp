@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <tuple>
+#include <utility>
 
 #include "foremoe/core/error.h"
 
@@ -20,33 +22,47 @@ void expect_index(const char* field, int index, int size) {
   throw InputError({.field = field}, fmt::format("{} is none of 0 … {}", index, size - 1));
 }
 
-ExpertLayout layout_of(Bytes expert) {
+std::shared_ptr<const TransferSchedule> schedule_of(const StepPlan& plan, const RankTurnsOptions& options) {
+  if (options.expert <= Bytes{0}) throw InputError({.field = "expert_bytes"}, "must be above 0");
   constexpr std::int64_t kElement = 4;
-  return ExpertLayout({{.name = "expert", .elements = std::max<std::int64_t>(1, expert.value / kElement)}});
+  const ExpertLayout layout(
+      {{.name = "expert", .elements = std::max<std::int64_t>(1, options.expert.value / kElement)}});
+  return std::make_shared<const TransferSchedule>(make_transfer_schedule(plan, layout, options.schedule));
+}
+
+// A layer that runs without its guests: every expert at its home alone, with all of its tokens.
+struct HomeQuotas {
+  HomeQuotas(const StepPlan& plan, const LoadTable& load, const Turn& turn);
+
+  Array<ExpertId, 2> experts;  // [rank][home slot]
+  Array<Tokens, 2> tokens;
+};
+
+HomeQuotas::HomeQuotas(const StepPlan& plan, const LoadTable& load, const Turn& turn)
+    : experts(
+          {static_cast<std::size_t>(plan.num_ranks()), static_cast<std::size_t>(plan.num_slots() - plan.guest_slots)},
+          kNoExpert),
+      tokens(experts.shape()) {
+  std::vector<std::int64_t> total(static_cast<std::size_t>(plan.num_experts()));
+  load.expert_loads(turn.micro_step, turn.layer, total);
+  std::vector<std::size_t> next(experts.extent(0));
+  for (int e = 0; e < plan.num_experts(); ++e) {
+    const RankId owner = plan.home(turn.layer, e);
+    const std::size_t slot = next[owner.index()]++;
+    experts(owner, slot) = ExpertId{e};
+    tokens(owner, slot) = Tokens{total[static_cast<std::size_t>(e)]};
+  }
 }
 
 }  // namespace
 
-LayerQuotas HomeQuotas::of(const StepPlan& plan, const LoadTable& load, const Turn& turn) {
-  const auto ranks = static_cast<std::size_t>(plan.num_ranks());
-  experts_ = Array<ExpertId, 2>({ranks, static_cast<std::size_t>(plan.num_slots() - plan.guest_slots)}, kNoExpert);
-  tokens_ = Array<Tokens, 2>(experts_.shape());
-  std::vector<std::int64_t> total(static_cast<std::size_t>(plan.num_experts()));
-  load.expert_loads(turn.micro_step, turn.layer, total);
-  std::vector<std::size_t> next(ranks);
-  for (int e = 0; e < plan.num_experts(); ++e) {
-    const RankId owner = plan.home(turn.layer, e);
-    const std::size_t slot = next[owner.index()]++;
-    experts_(owner, slot) = ExpertId{e};
-    tokens_(owner, slot) = Tokens{total[static_cast<std::size_t>(e)]};
-  }
-  return {experts_, tokens_};
-}
-
 RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options)
-    : plan_(plan), load_(load), rank_(options.rank) {
-  expect_index("rank", options.rank.value, plan.num_ranks());
-  if (options.expert <= Bytes{0}) throw InputError({.field = "expert_bytes"}, "must be above 0");
+    : RankTurns(plan, load, options.rank, schedule_of(plan, options)) {}
+
+RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank,
+                     std::shared_ptr<const TransferSchedule> schedule)
+    : plan_(plan), load_(load), rank_(rank), schedule_(std::move(schedule)) {
+  expect_index("rank", rank.value, plan.num_ranks());
   const std::array<std::size_t, 4> expected{
       static_cast<std::size_t>(plan.num_micro_steps()), static_cast<std::size_t>(plan.num_layers()),
       static_cast<std::size_t>(plan.num_ranks()), static_cast<std::size_t>(plan.num_experts())};
@@ -54,15 +70,13 @@ RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurn
     throw InputError({.field = "load"}, fmt::format("has shape [{}], but the plan is for [{}]",
                                                     fmt::join(load.load.shape(), ", "), fmt::join(expected, ", ")));
   }
-  schedule_ = make_transfer_schedule(plan, layout_of(options.expert), options.schedule);
-
-  for (const ScheduledCopy& copy : schedule_.copies) {
+  for (const ScheduledCopy& copy : schedule_->copies) {
     if (copy.rank == rank_ || (copy.path == Path::kPeer && copy.source == rank_)) starting_.push_back(copy);
   }
-  const int depth = schedule_.depth;
+  const int depth = schedule_->depth;
   std::ranges::stable_sort(starting_, {}, [&](const ScheduledCopy& copy) { return start_of(copy, depth); });
   auto next = starting_.begin();
-  for (int t = 0; t < schedule_.order.size() + 2; ++t) {
+  for (int t = 0; t < order().size() + 2; ++t) {
     while (next != starting_.end() && start_of(*next, depth) < TurnId{t}) ++next;
     first_starting_.push_back(static_cast<std::size_t>(next - starting_.begin()));
   }
@@ -71,7 +85,7 @@ RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurn
 TurnId RankTurns::turn(Pass pass, MicroStepId micro_step, LayerId layer) const {
   const Array<TurnId, 2>& turns = pass == Pass::kForward ? order().forward : order().backward;
   if (turns.empty() && order().size() > 0) {
-    throw InputError({.field = "pass"}, fmt::format("the phase {} has no backward", to_string(schedule_.phase)));
+    throw InputError({.field = "pass"}, fmt::format("the phase {} has no backward", to_string(schedule_->phase)));
   }
   expect_index("micro_step", micro_step.value, plan_.num_micro_steps());
   expect_index("layer", layer.value, plan_.num_layers());
@@ -79,7 +93,7 @@ TurnId RankTurns::turn(Pass pass, MicroStepId micro_step, LayerId layer) const {
 }
 
 std::span<const ScheduledCopy> RankTurns::arriving(TurnId t) const {
-  const std::span<const ScheduledCopy> of_all = schedule_.arriving(t);  // by rank
+  const std::span<const ScheduledCopy> of_all = schedule_->arriving(t);  // by rank
   const auto first = std::ranges::lower_bound(of_all, rank_, {}, &ScheduledCopy::rank);
   const auto last = std::ranges::upper_bound(of_all, rank_, {}, &ScheduledCopy::rank);
   return {first, last};
@@ -99,12 +113,24 @@ void RankTurns::rows(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& r
 
 void RankTurns::rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const {
   const Turn& turn = order()[t];
-  HomeQuotas quotas;
-  rank_dispatch({load_.load[turn.micro_step][turn.layer], quotas.of(plan_, load_, turn), load_.topology()}, rank_,
+  const HomeQuotas quotas(plan_, load_, turn);
+  rank_dispatch({load_.load[turn.micro_step][turn.layer], {quotas.experts, quotas.tokens}, load_.topology()}, rank_,
                 workspace, rows);
+  rows.num_slots = plan_.num_slots();
 }
 
-// Has the guest served a backward since it came?
+SlotId RankTurns::slot_of_forward(TurnId t, SlotId slot) const {
+  const Turn& now = order()[t];
+  const Turn& before = order()[order().forward(now.micro_step, now.layer)];
+  if (before.event == now.event) return slot;
+  const ExpertId expert = plan_.slot_expert(before.event, now.layer, rank_, slot);
+  const std::span<const ExpertId> slots = plan_.slot_expert.row(now.event, now.layer, rank_);
+  const auto found = std::ranges::find(slots, expert);
+  assert(expert != kNoExpert && found != slots.end());
+  return SlotId{found - slots.begin()};
+}
+
+// Has the plan given the guest rows of a backward since it came?
 bool RankTurns::holds_gradient(EventId event, LayerId layer, RankId rank, SlotId slot) const {
   const ExpertId expert = plan_.slot_expert(event, layer, rank, slot);
   for (int t = event.value; t >= 0 && plan_.slot_expert(t, layer, rank, slot) == expert; --t) {
@@ -116,15 +142,15 @@ bool RankTurns::holds_gradient(EventId event, LayerId layer, RankId rank, SlotId
 }
 
 template <class Goes>
-std::vector<GradientReturn> RankTurns::returns(EventId event, LayerId layer, Goes goes) const {
+std::vector<GradientReturn> RankTurns::returns(EventId event, LayerId layer, Whose whose, Goes goes) const {
   std::vector<GradientReturn> found;
-  if (schedule_.phase != Phase::kPolicyUpdate) return found;
+  if (schedule_->phase != Phase::kPolicyUpdate) return found;
   for (int r = 0; r < plan_.num_ranks(); ++r) {
     for (int s = plan_.num_slots() - plan_.guest_slots; s < plan_.num_slots(); ++s) {
       const ExpertId expert = plan_.slot_expert(event, layer, r, s);
       if (expert == kNoExpert) continue;
       const RankId home = plan_.home(layer, expert);
-      if (rank_ != home && rank_ != RankId{r}) continue;
+      if (whose == Whose::kOwn && rank_ != home && rank_ != RankId{r}) continue;
       if (!goes(expert, r, s) || !holds_gradient(event, layer, RankId{r}, SlotId{s})) continue;
       found.push_back({.expert = expert, .home = home, .guest = RankId{r}, .slot = SlotId{s}});
     }
@@ -133,21 +159,21 @@ std::vector<GradientReturn> RankTurns::returns(EventId event, LayerId layer, Goe
   return found;
 }
 
-std::vector<GradientReturn> RankTurns::returning(TurnId t) const {
+std::vector<GradientReturn> RankTurns::returning(TurnId t, Whose whose) const {
   const Turn& turn = order()[t];
   if (order().last(turn.event, turn.layer) != t) return {};
   const bool shared = plan_.residency == Residency::kShared;
   const EventId next{turn.event.value + 1};
   if (!shared && next.value == plan_.num_events()) return {};
-  return returns(turn.event, turn.layer, [&](ExpertId expert, int r, int s) {
+  return returns(turn.event, turn.layer, whose, [&](ExpertId expert, int r, int s) {
     return shared || plan_.slot_expert(next, turn.layer, r, s) != expert;
   });
 }
 
-std::vector<GradientReturn> RankTurns::draining(LayerId layer) const {
+std::vector<GradientReturn> RankTurns::draining(LayerId layer, Whose whose) const {
   expect_index("layer", layer.value, plan_.num_layers());
   if (plan_.residency == Residency::kShared || plan_.num_events() == 0) return {};
-  return returns(EventId{plan_.num_events() - 1}, layer, [](ExpertId, int, int) { return true; });
+  return returns(EventId{plan_.num_events() - 1}, layer, whose, [](ExpertId, int, int) { return true; });
 }
 
 }  // namespace foremoe

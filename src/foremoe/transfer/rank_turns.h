@@ -1,20 +1,21 @@
 #pragma once
 
 // What one rank needs to execute a plan: for each turn (pass, micro-step, layer) where its rows go and how those that
-// come lie, which copies it starts, waits for and serves, and which gradients go home afterwards. An executor needs
-// nothing else of plan and load, and the ranks need no word between them.
+// come lie, which copies it starts, waits for and serves, and which gradients go home afterwards. Every executor reads
+// this and derives none of it again, and the ranks need no word between them.
 //
 //   const RankTurns turns(plan, load, {.rank = RankId{3}, .schedule = {.phase = Phase::kPolicyUpdate}});
 //   const TurnId t = turns.turn(Pass::kForward, MicroStepId{0}, LayerId{5});
 //   turns.starting(t)   copies to be started, or served to a peer, when turn t begins
 //   turns.arriving(t)   copies that the turn waits for
-//   turns.rows(t)       splits, arrival → slot, slot offsets, and from routes the order of rows
+//   turns.rows(t)       splits, arrival → slot, slot offsets; from routes row_slots() makes the slot of each row
 //   turns.returning(t)  gradients of guests that go home when the turn is over
 //
 // Leases and arenas are made here, once, when the placement of all micro-steps is final. Rows and returns are computed
 // when they are asked for: quotas of later micro-steps may still be on their way.
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -24,16 +25,6 @@
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {
-
-// The quotas of a layer that runs without its guests: every expert at its home alone, with all of its tokens.
-class HomeQuotas {
- public:
-  LayerQuotas of(const StepPlan& plan, const LoadTable& load, const Turn& turn);
-
- private:
-  Array<ExpertId, 2> experts_;  // [rank][home slot]
-  Array<Tokens, 2> tokens_;
-};
 
 // The gradient of a guest, on its way to its home.
 struct GradientReturn {
@@ -55,9 +46,13 @@ class RankTurns {
   // Keeps references to plan and load. The plan must be one that check_plan accepts. Throws InputError for a rank out
   // of range, for a load of another shape, and as make_transfer_schedule.
   RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options);
+  // The same with a schedule of that plan, which the ranks of one process share.
+  RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank, std::shared_ptr<const TransferSchedule> schedule);
 
-  const TransferSchedule& schedule() const { return schedule_; }
-  const TurnOrder& order() const { return schedule_.order; }
+  const StepPlan& plan() const { return plan_; }
+  const LoadTable& load() const { return load_; }
+  const TransferSchedule& schedule() const { return *schedule_; }
+  const TurnOrder& order() const { return schedule_->order; }
   RankId rank() const { return rank_; }
 
   // Throws InputError, field `pass`, `micro_step` or `layer`, for one that the phase does not have.
@@ -69,25 +64,33 @@ class RankTurns {
   // after as their buffer is free. All ranks start the copies between them in the same order.
   std::span<const ScheduledCopy> starting(TurnId t) const;
 
-  // Of the rows in the turn's slots, or at homes alone. Throws InputError as rank_dispatch.
+  // Of the rows in the turn's slots, or at homes alone. Slots are numbered alike. Throws InputError as rank_dispatch.
   void rows(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const;
   void rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const;
 
+  // Where turn t, a forward or backward, finds the expert that `slot` of this rank held in the forward of the same
+  // micro-step and layer, which decided how rows lie: with several micro-steps in flight a guest may have come back
+  // into another slot. Of slots with rows.
+  SlotId slot_of_forward(TurnId t, SlotId slot) const;
+
   // Gradients that this rank sends or receives when the turn is over, by (expert, guest): of guests that leave, and
-  // under `shared` of all that served. A guest that served no backward has none.
-  std::vector<GradientReturn> returning(TurnId t) const;
+  // under `shared` of all that served. A guest to which the plan assigned no rows of a backward has none; one whose
+  // turns all ran at homes sends zeros, for a plan does not know what fell back. kAll: those of all ranks, for
+  // executors that return them in a collective call.
+  enum class Whose : std::uint8_t { kOwn, kAll };
+  std::vector<GradientReturn> returning(TurnId t, Whose whose = Whose::kOwn) const;
   // Those that are still away after the last turn: what a drain of the layer brings home.
-  std::vector<GradientReturn> draining(LayerId layer) const;
+  std::vector<GradientReturn> draining(LayerId layer, Whose whose = Whose::kOwn) const;
 
  private:
   template <class Goes>
-  std::vector<GradientReturn> returns(EventId event, LayerId layer, Goes goes) const;
+  std::vector<GradientReturn> returns(EventId event, LayerId layer, Whose whose, Goes goes) const;
   bool holds_gradient(EventId event, LayerId layer, RankId rank, SlotId slot) const;
 
   const StepPlan& plan_;
   const LoadTable& load_;
   const RankId rank_;
-  TransferSchedule schedule_;
+  std::shared_ptr<const TransferSchedule> schedule_;
   std::vector<ScheduledCopy> starting_;      // by turn in which they start, then as in the schedule
   std::vector<std::size_t> first_starting_;  // [turns + 2], into starting_
 };

@@ -93,6 +93,26 @@ TEST_P(RankTurnsOfRandomPlans, ArrivingCopiesAreThoseOfTheScheduleIntoTheRank) {
   EXPECT_GT(copies, 0U);
 }
 
+TEST_P(RankTurnsOfRandomPlans, ATurnFindsTheExpertsOfItsForwardWhereverTheyAreThen) {
+  for (int seed = 1; seed <= 5; ++seed) {
+    const LoadTable table = load(seed);
+    const StepPlan step = plan(table, seed);
+    for (int r = 0; r < kShape.ranks; ++r) {
+      const RankTurns turns = turns_of_rank(step, table, r, Phase::kPolicyUpdate);
+      for (int t = 0; t < turns.order().size(); ++t) {
+        const Turn& turn = turns.order()[TurnId{t}];
+        const Turn& forward = turns.order()[turns.turn(Pass::kForward, turn.micro_step, turn.layer)];
+        for (int s = 0; s < step.num_slots(); ++s) {
+          if (step.slot_tokens(forward.event, turn.layer, r, s) == Tokens{0}) continue;
+          const SlotId now = turns.slot_of_forward(TurnId{t}, SlotId{s});
+          EXPECT_EQ(step.slot_expert(turn.event, turn.layer, r, now),
+                    step.slot_expert(forward.event, turn.layer, r, s));
+        }
+      }
+    }
+  }
+}
+
 // What a guest has summed up since it came, counted by hand: one for every backward that it served.
 TEST_P(RankTurnsOfRandomPlans, EveryGradientGoesHomeOnceAfterItsLastBackwardAndBeforeItsSlotIsReused) {
   for (int seed = 1; seed <= 10; ++seed) {
