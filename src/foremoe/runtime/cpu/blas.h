@@ -9,9 +9,14 @@ namespace foremoe::cpu {
 
 bool blas_is_built();
 
-// Every thread that multiplies holds one while it does. Throws InputError when this build has no OpenBLAS or its
-// library is not installed, and std::system_error when the address space has no room for the buffer that OpenBLAS maps
-// for each thread that multiplies at the same time: it would wait for that room without end.
+// Has OpenBLAS map its buffers for so many threads that multiply at the same time. Throws InputError when this build
+// has no OpenBLAS or its library is not installed, and std::system_error when the address space has no room for them:
+// OpenBLAS would wait for that room without end. Call it before the threads start: what another thread maps meanwhile
+// can take the room that was found.
+void reserve_blas(int threads);
+
+// Every thread that multiplies holds one while it does. Throws as reserve_blas(), which it calls when more multiply
+// than ever before.
 class BlasThread {
  public:
   BlasThread();

@@ -12,6 +12,8 @@ namespace {
 
 bool blas_is_built() { return false; }
 
+void reserve_blas(int) { refuse(); }
+
 BlasThread::BlasThread() { refuse(); }
 BlasThread::~BlasThread() = default;
 

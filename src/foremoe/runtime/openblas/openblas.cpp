@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "foremoe/core/error.h"
 #include "foremoe/runtime/cpu/blas.h"
@@ -61,6 +62,10 @@ class OneThread {
 struct Library {
   Gemm<float> sgemm = nullptr;
   Gemm<double> dgemm = nullptr;
+  // The buffer of one product, and its return; null where the build does not export them. OpenBLAS keeps what it
+  // mapped.
+  void* (*take_buffer)(int) = nullptr;
+  void (*return_buffer)(void*) = nullptr;
   bool one_at_a_time = false;
 };
 
@@ -80,7 +85,9 @@ Library load() {
     return address;
   };
   Library library{.sgemm = reinterpret_cast<Gemm<float>>(find("cblas_sgemm")),
-                  .dgemm = reinterpret_cast<Gemm<double>>(find("cblas_dgemm"))};
+                  .dgemm = reinterpret_cast<Gemm<double>>(find("cblas_dgemm")),
+                  .take_buffer = reinterpret_cast<void* (*)(int)>(dlsym(handle, "blas_memory_alloc")),
+                  .return_buffer = reinterpret_cast<void (*)(void*)>(dlsym(handle, "blas_memory_free"))};
   library.one_at_a_time = reinterpret_cast<int (*)()>(find("openblas_get_parallel"))() == kSequentialBuild;
   reinterpret_cast<void (*)(int)>(find("openblas_set_num_threads"))(1);  // where OpenMP counts threads
   return library;
@@ -96,9 +103,11 @@ constexpr std::size_t kBufferBytes = std::size_t{160} << 20;
 
 std::mutex threads_mutex;
 int threads_now = 0;     // guarded by threads_mutex
-int threads_so_far = 0;  // likewise: for so many there was room, and OpenBLAS gives no buffer back
+int threads_so_far = 0;  // likewise: for so many there are buffers, and OpenBLAS gives none back to the system
 
-void expect_room(int threads) {
+// Under the mutex.
+void map_buffers(int threads) {
+  if (threads <= threads_so_far) return;
   const std::size_t bytes = kBufferBytes * static_cast<std::size_t>(threads - threads_so_far);
   void* const room = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) {
@@ -107,6 +116,11 @@ void expect_room(int threads) {
                                         kBufferBytes >> 20, threads));
   }
   munmap(room, bytes);
+  if (library().take_buffer != nullptr && library().return_buffer != nullptr) {
+    std::vector<void*> buffers;  // all at once, so that they are different ones
+    for (int i = 0; i < threads; ++i) buffers.push_back(library().take_buffer(0));
+    for (void* const buffer : buffers) library().return_buffer(buffer);
+  }
   threads_so_far = threads;
 }
 
@@ -126,10 +140,16 @@ void multiply_by(Gemm<T> gemm, const Product& p, const T* a, const T* b, T* c) {
 
 bool blas_is_built() { return true; }
 
+void reserve_blas(int threads) {
+  library();
+  const std::lock_guard lock(threads_mutex);
+  map_buffers(threads);
+}
+
 BlasThread::BlasThread() {
   library();
   const std::lock_guard lock(threads_mutex);
-  if (threads_now + 1 > threads_so_far) expect_room(threads_now + 1);
+  map_buffers(threads_now + 1);
   ++threads_now;
 }
 
