@@ -23,6 +23,15 @@ class PeerFailed : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+struct SendBlock {
+  const std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+};
+struct ReceiveBlock {
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+};
+
 // Blocks lie one after the other in rank order. Both sides know the sizes beforehand: only data is exchanged.
 struct AllToAll {
   const std::byte* send = nullptr;
@@ -58,6 +67,7 @@ class PeerAccess {
                                                    const ExpertDirectory& directory) = 0;
 };
 
+// Every collective call is an exchange of blocks, which is all that a backend implements.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -65,14 +75,27 @@ class Communicator {
   virtual const Topology& topology() const = 0;
   int num_ranks() const { return topology().num_ranks; }
 
-  virtual void exchange(const AllToAll& blocks) = 0;
-  virtual void all_reduce_sum(std::span<float> values) = 0;
-  virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) = 0;  // equal sizes, rank order
-  virtual void broadcast(std::span<std::byte> bytes, RankId root) = 0;
-  virtual void barrier() = 0;
+  void exchange(const AllToAll& blocks);
+  void all_reduce_sum(std::span<float> values);                                // slice by slice, in rank order
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all);  // equal sizes, rank order
+  void broadcast(std::span<std::byte> bytes, RankId root);
+  void barrier();
   virtual void give_up(const std::string& why) noexcept = 0;
 
   virtual PeerAccess& peers() = 0;
+
+ protected:
+  // [rank] each. A block may be received where it was sent from. Throws PhaseFailed, naming both ranks, where a block
+  // is not of the expected size.
+  virtual void exchange_blocks(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive) = 0;
+
+ private:
+  void prepare_blocks();
+  void run() { exchange_blocks(send_, receive_); }
+
+  std::vector<SendBlock> send_;        // [rank], of the call under way
+  std::vector<ReceiveBlock> receive_;  // [rank]
+  std::vector<float> slices_;          // [rank] of a sum, this rank's part of each; grows to the largest
 };
 
 // The sums of a value of every rank, in rank order, for figures.

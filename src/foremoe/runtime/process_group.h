@@ -13,18 +13,22 @@ namespace foremoe {
 
 class ProcessGroup {
  public:
-  virtual ~ProcessGroup() = default;  // collective, except after a failure; no communicator may be left
+  virtual ~ProcessGroup() = default;  // collective; no communicator may be left
   virtual RankId rank() const = 0;
   virtual int num_ranks() const = 0;
 
   // Collective. Throws InputError when the topology is not of as many ranks as there are processes; PeerFailed when not
-  // all have called within `timeout`.
+  // all have called within `timeout`. After PeerFailed the end of this object gives up: without the missing process the
+  // others could wait for ever to leave.
   virtual std::unique_ptr<Communicator> make_communicator(const Topology& topology,
                                                           std::chrono::milliseconds timeout) = 0;
+
+  // As a communicator's, where there is none yet.
+  [[noreturn]] virtual void give_up() noexcept = 0;
 };
 
-// Of processes, Communicator::give_up ends the job: MPI knows no other way to end a peer in bounded time. It does not
-// return, prints nothing of its own, and the launcher's exit status is this. Say why before calling it.
+// Of processes, to give up ends the job: MPI knows no other way to end a peer in bounded time. It does not return,
+// prints nothing of its own, and the launcher's exit status is this. Say why before calling it.
 inline constexpr int kGaveUpExitStatus = 3;
 
 bool mpi_is_built();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cassert>
 #include <cstring>
@@ -26,12 +27,24 @@ class MpiProcessGroup final : public ProcessGroup {
   int num_ranks() const override { return session_.num_ranks(); }
   std::unique_ptr<Communicator> make_communicator(const Topology& topology,
                                                   std::chrono::milliseconds timeout) override {
-    return std::make_unique<MpiCommunicator>(session_, topology, MpiExchange::Options{.timeout = timeout});
+    try {
+      return std::make_unique<MpiCommunicator>(session_, topology, MpiExchange::Options{.timeout = timeout});
+    } catch (const PeerFailed&) {
+      somebody_is_missing_ = true;
+      throw;
+    }
+  }
+  void give_up() noexcept override { MpiSession::end_job(); }
+  ~MpiProcessGroup() override {
+    if (somebody_is_missing_) give_up();
   }
 
  private:
   MpiSession session_;
+  bool somebody_is_missing_ = false;
 };
+
+using HostName = std::array<char, MPI_MAX_PROCESSOR_NAME>;
 
 }  // namespace
 
@@ -102,70 +115,14 @@ MpiCommunicator::MpiCommunicator(MpiSession& session, const Topology& topology, 
       exchange_(session, options),
       ballot_group_(options.timeout),
       peer_group_(options.timeout),
-      send_(static_cast<std::size_t>(topology.num_ranks)),
-      receive_(send_.size()),
-      mapped_(send_.size()),
-      sees_(send_.size() * send_.size()) {}
-
-void MpiCommunicator::exchange(const AllToAll& blocks) {
-  assert(blocks.send_bytes.size() == send_.size() && blocks.receive_bytes.size() == send_.size());
-  const std::byte* from = blocks.send;
-  std::byte* to = blocks.receive;
-  for (std::size_t r = 0; r < send_.size(); ++r) {
-    send_[r] = {from, blocks.send_bytes[r]};
-    receive_[r] = {to, blocks.receive_bytes[r]};
-    from += blocks.send_bytes[r];
-    to += blocks.receive_bytes[r];
-  }
-  run();
-}
-
-void MpiCommunicator::all_reduce_sum(std::span<float> values) {
-  const std::size_t num_ranks = send_.size();
-  if (num_ranks == 1) return;
-  const auto begin = [&](std::size_t r) { return values.size() * r / num_ranks; };
-  const auto bytes = [](std::size_t n) { return static_cast<std::int64_t>(n * sizeof(float)); };
-  const std::size_t first = begin(rank().index());
-  const std::size_t mine = begin(rank().index() + 1) - first;
-
-  if (scratch_.size() < mine * num_ranks) scratch_.resize(mine * num_ranks);
-  for (std::size_t r = 0; r < num_ranks; ++r) {
-    send_[r] = {reinterpret_cast<const std::byte*>(values.data() + begin(r)), bytes(begin(r + 1) - begin(r))};
-    receive_[r] = {reinterpret_cast<std::byte*>(scratch_.data() + r * mine), bytes(mine)};
-  }
-  run();
-  for (std::size_t r = 1; r < num_ranks; ++r) {
-    for (std::size_t i = 0; i < mine; ++i) scratch_[i] += scratch_[r * mine + i];
-  }
-  for (std::size_t r = 0; r < num_ranks; ++r) {
-    send_[r] = {reinterpret_cast<const std::byte*>(scratch_.data()), bytes(mine)};
-    receive_[r] = {reinterpret_cast<std::byte*>(values.data() + begin(r)), bytes(begin(r + 1) - begin(r))};
-  }
-  run();
-}
-
-void MpiCommunicator::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
-  assert(all.size() == mine.size() * send_.size());
-  for (std::size_t r = 0; r < send_.size(); ++r) {
-    send_[r] = {mine.data(), static_cast<std::int64_t>(mine.size())};
-    receive_[r] = {all.data() + r * mine.size(), static_cast<std::int64_t>(mine.size())};
-  }
-  run();
-}
-
-void MpiCommunicator::broadcast(std::span<std::byte> bytes, RankId root) {
-  const auto size = static_cast<std::int64_t>(bytes.size());
-  const bool here = rank() == root;
-  std::fill(send_.begin(), send_.end(), SendBlock{bytes.data(), here ? size : 0});
-  std::fill(receive_.begin(), receive_.end(), ReceiveBlock{});
-  receive_[root.index()] = {bytes.data(), size};
-  run();
-}
-
-void MpiCommunicator::barrier() {
-  std::fill(send_.begin(), send_.end(), SendBlock{});
-  std::fill(receive_.begin(), receive_.end(), ReceiveBlock{});
-  run();
+      mapped_(static_cast<std::size_t>(topology.num_ranks)),
+      sees_(mapped_.size() * mapped_.size()) {
+  HostName mine{};
+  int length = 0;
+  check_mpi(MPI_Get_processor_name(mine.data(), &length), "MPI_Get_processor_name");
+  std::vector<HostName> hosts(mapped_.size());
+  all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(hosts)));
+  for (const HostName& host : hosts) same_host_.push_back(host == mine ? 1 : 0);
 }
 
 void MpiCommunicator::share(std::span<const SharedRegion> regions) {
@@ -183,19 +140,21 @@ void MpiCommunicator::share(std::span<const SharedRegion> regions) {
     told.insert(told.end(), name.begin(), name.end());
   }
   const auto size = static_cast<std::int64_t>(told.size());
-  std::vector<std::int64_t> sizes(send_.size());
+  const std::size_t num_ranks = mapped_.size();
+  std::vector<std::int64_t> sizes(num_ranks);
   all_gather(std::as_bytes(std::span(&size, 1)), std::as_writable_bytes(std::span(sizes)));
-  std::vector<std::vector<std::byte>> heard(send_.size());
-  for (std::size_t r = 0; r < send_.size(); ++r) {
+  const std::vector<SendBlock> send(num_ranks, {told.data(), size});
+  std::vector<ReceiveBlock> receive;
+  std::vector<std::vector<std::byte>> heard(num_ranks);
+  for (std::size_t r = 0; r < num_ranks; ++r) {
     heard[r].resize(static_cast<std::size_t>(sizes[r]));
-    send_[r] = {told.data(), size};
-    receive_[r] = {heard[r].data(), sizes[r]};
+    receive.push_back({heard[r].data(), sizes[r]});
   }
-  run();
-  std::vector<char> sees(send_.size());
-  for (std::size_t r = 0; r < send_.size(); ++r) {
+  exchange_blocks(send, receive);
+  std::vector<char> sees(num_ranks);
+  for (std::size_t r = 0; r < num_ranks; ++r) {
     mapped_[r].clear();
-    sees[r] = RankId{r} == rank() || (can_map(RankId{r}, rank()) && map(RankId{r}, heard[r])) ? 1 : 0;
+    sees[r] = RankId{r} == rank() || (can_map(RankId{r}) && map(RankId{r}, heard[r])) ? 1 : 0;
   }
   // All know who sees whom. From here on nobody opens by name, nor sees what was shared before.
   all_gather(std::as_bytes(std::span(sees)), std::as_writable_bytes(std::span(sees_)));
@@ -250,14 +209,14 @@ std::unique_ptr<CopyLink> MpiCommunicator::make_peer_link(const TransferSchedule
                            .mapped = std::make_unique<MemcpyLink>(),
                            .timeout = timeout_};
   for (const ScheduledCopy& copy : schedule.copies) {
-    if (copy.path != Path::kPeer || sees_[copy.rank.index() * send_.size() + copy.source.index()] != 0) continue;
+    if (copy.path != Path::kPeer || sees_[copy.rank.index() * mapped_.size() + copy.source.index()] != 0) continue;
     parts.reads_messages |= copy.rank == rank();
     parts.sends_messages |= copy.source == rank();
   }
   return std::make_unique<MpiPeerLink>(std::move(parts));
 }
 
-void MpiCommunicator::give_up(const std::string&) noexcept { MPI_Abort(MPI_COMM_WORLD, kGaveUpExitStatus); }
+void MpiCommunicator::give_up(const std::string&) noexcept { MpiSession::end_job(); }
 
 bool mpi_is_built() { return true; }
 

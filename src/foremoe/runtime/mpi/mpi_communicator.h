@@ -1,7 +1,6 @@
 #pragma once
 
-// Ranks as processes, over MPI. Blocks go by messages (mpi_exchange.h). A sum is taken slice by slice, in rank order,
-// as among threads: the same bits.
+// Ranks as processes, over MPI. Blocks go by messages (mpi_exchange.h).
 //
 // Threads. Collective calls are the rank's thread's, ballots and the peer link the engine's: each has an MPI
 //   communicator of its own.
@@ -61,12 +60,6 @@ class MpiCommunicator final : public Communicator, private PeerAccess {
 
   PeerAccess& peers() override { return *this; }
 
-  void exchange(const AllToAll& blocks) override;
-  void all_reduce_sum(std::span<float> values) override;
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override;
-  void broadcast(std::span<std::byte> bytes, RankId root) override;
-  void barrier() override;
-
   void share(std::span<const SharedRegion> regions) override;
   void stop_sharing(bool early) noexcept override;
   const std::byte* local(RankId owner, const std::byte* pointer) const override;
@@ -83,8 +76,12 @@ class MpiCommunicator final : public Communicator, private PeerAccess {
     std::uint64_t bytes = 0;
     SharedMemory memory;
   };
-  bool can_map(RankId a, RankId b) const { return topology_.same_node(a, b) && session_.same_host(a, b); }
-  void run() { exchange_.run(send_, receive_); }
+  bool can_map(RankId owner) const {
+    return topology_.same_node(owner, session_.rank()) && same_host_[owner.index()] != 0;
+  }
+  void exchange_blocks(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive) override {
+    exchange_.run(send, receive);
+  }
   bool map(RankId owner, std::span<const std::byte> told);  // all of what it told, and that was something
 
   MpiSession& session_;
@@ -93,10 +90,8 @@ class MpiCommunicator final : public Communicator, private PeerAccess {
   MpiExchange exchange_;
   MpiGroup ballot_group_;
   MpiGroup peer_group_;
-  std::vector<SendBlock> send_;        // [rank], of the call under way
-  std::vector<ReceiveBlock> receive_;  // [rank]
-  std::vector<float> scratch_;
   std::vector<std::vector<Mapping>> mapped_;  // [owner]
+  std::vector<char> same_host_;               // [rank]: shares a memory with this one
   std::vector<char> sees_;                    // [reader][owner]: has mapped all that the owner shares
   std::uint64_t ballots_ = 0;
   std::uint64_t links_ = 0;

@@ -6,8 +6,6 @@
 #include <cstring>
 #include <set>
 
-#include "foremoe/runtime/communicator.h"
-
 namespace foremoe {
 
 MpiExchange::MpiExchange(MpiSession& session, const Options& options)

@@ -13,18 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "foremoe/runtime/communicator.h"
 #include "foremoe/runtime/mpi/mpi_session.h"
 
 namespace foremoe {
-
-struct SendBlock {
-  const std::byte* data = nullptr;
-  std::int64_t bytes = 0;
-};
-struct ReceiveBlock {
-  std::byte* data = nullptr;
-  std::int64_t bytes = 0;
-};
 
 class MpiExchange {
  public:

@@ -10,6 +10,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/runtime/communicator.h"
+#include "foremoe/runtime/process_group.h"
 
 namespace foremoe {
 namespace {
@@ -39,22 +40,16 @@ MpiSession::MpiSession() {
     refuse("has no MPI_THREAD_MULTIPLE: copies proceed on a thread of their own");
   }
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  int rank = 0;
-  int size = 1;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  rank_ = RankId{rank};
-
-  MPI_Comm host = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
-  int lowest = rank;
-  check_mpi(MPI_Allreduce(&rank, &lowest, 1, MPI_INT, MPI_MIN, host), "MPI_Allreduce");
-  MPI_Comm_free(&host);
-  host_.resize(static_cast<std::size_t>(size));
-  check_mpi(MPI_Allgather(&lowest, 1, MPI_INT, host_.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_.value);
+  MPI_Comm_size(MPI_COMM_WORLD, &num_ranks_);
 }
 
 MpiSession::~MpiSession() { MPI_Finalize(); }
+
+void MpiSession::end_job() noexcept {
+  MPI_Abort(MPI_COMM_WORLD, kGaveUpExitStatus);
+  std::_Exit(kGaveUpExitStatus);  // the launcher has not heard
+}
 
 Patience::Patience(std::chrono::milliseconds timeout) : end_(std::chrono::steady_clock::now() + timeout) {}
 

@@ -1,12 +1,12 @@
 #pragma once
 
 // MPI from MPI_Init_thread to MPI_Finalize, and the few things that everything above it does with it: own
-// communicators whose errors are told by value, and waits that sleep and end.
+// communicators whose errors are told by value, and waits that sleep and end. Once MPI has started, only the end of the
+// session waits for other processes without a limit.
 
 #include <mpi.h>
 
 #include <chrono>
-#include <vector>
 
 #include "foremoe/core/ids.h"
 
@@ -20,12 +20,14 @@ class MpiSession {
   MpiSession& operator=(const MpiSession&) = delete;
 
   RankId rank() const { return rank_; }
-  int num_ranks() const { return static_cast<int>(host_.size()); }
-  bool same_host(RankId a, RankId b) const { return host_[a.index()] == host_[b.index()]; }  // share a memory
+  int num_ranks() const { return num_ranks_; }
+
+  // Ends all processes of the job with kGaveUpExitStatus. Does not return.
+  [[noreturn]] static void end_job() noexcept;
 
  private:
   RankId rank_;
-  std::vector<int> host_;  // [rank]: the lowest rank of its host
+  int num_ranks_ = 1;
 };
 
 // Ranks may outnumber cores: a wait yields a few times, then sleeps.

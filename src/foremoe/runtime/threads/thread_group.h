@@ -47,10 +47,8 @@ class BallotBox {
 };
 
 struct Post {
-  const std::byte* data = nullptr;
-  std::size_t bytes = 0;                        // of data, where all ranks have the same
-  std::span<const std::int64_t> send_bytes;     // [rank], where they have not
-  std::span<const std::int64_t> receive_bytes;  // [rank]
+  std::span<const SendBlock> send;        // [rank]
+  std::span<const ReceiveBlock> receive;  // [rank]
 };
 
 class ThreadGroup {

@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <atomic>
-#include <cassert>
 #include <cstring>
 #include <exception>
-#include <numeric>
 #include <system_error>
 #include <thread>
 
@@ -14,10 +12,6 @@
 
 namespace foremoe {
 namespace {
-
-std::int64_t begin_of_block(std::span<const std::int64_t> bytes, RankId r) {
-  return std::accumulate(bytes.begin(), bytes.begin() + r.value, std::int64_t{0});
-}
 
 class ThreadsBallot final : public Ballot {
  public:
@@ -44,74 +38,6 @@ class ThreadsCommunicator final : public Communicator, private PeerAccess {
   RankId rank() const override { return rank_; }
   const Topology& topology() const override { return group_->topology(); }
   PeerAccess& peers() override { return *this; }
-
-  void exchange(const AllToAll& blocks) override {
-    assert(blocks.send_bytes.size() == static_cast<std::size_t>(num_ranks()));
-    assert(blocks.receive_bytes.size() == static_cast<std::size_t>(num_ranks()));
-    read_posts({.data = blocks.send, .send_bytes = blocks.send_bytes, .receive_bytes = blocks.receive_bytes}, [&] {
-      for (int r = 0; r < num_ranks(); ++r) {
-        check_block(RankId{r}, rank_);
-        check_block(rank_, RankId{r});
-      }
-      std::int64_t begin = begin_of_block(blocks.receive_bytes, rank_);
-      for (int i = 0; i < num_ranks(); ++i) {  // from this rank on, so that not all read the same one at a time
-        const RankId source{(rank_.value + i) % num_ranks()};
-        if (source.value == 0) begin = 0;
-        const Post& theirs = group_->post(source);
-        const std::int64_t bytes = blocks.receive_bytes[source.index()];
-        if (bytes > 0) {
-          std::memcpy(blocks.receive + begin, theirs.data + begin_of_block(theirs.send_bytes, rank_),
-                      static_cast<std::size_t>(bytes));
-        }
-        begin += bytes;
-      }
-    });
-  }
-
-  void all_reduce_sum(std::span<float> values) override {
-    if (num_ranks() == 1) return;
-    const auto begin = [&](int r) {
-      return values.size() * static_cast<std::size_t>(r) / static_cast<std::size_t>(num_ranks());
-    };
-    const std::size_t first = begin(rank_.value);
-    const std::size_t mine = begin(rank_.value + 1) - first;
-    if (slice_.size() < mine) slice_.resize(mine);
-
-    read_posts({.data = reinterpret_cast<const std::byte*>(values.data()), .bytes = values.size_bytes()}, [&] {
-      check_equal_bytes(values.size_bytes());
-      for (int r = 0; r < num_ranks(); ++r) {
-        const float* theirs = reinterpret_cast<const float*>(group_->post(RankId{r}).data) + first;
-        for (std::size_t i = 0; i < mine; ++i) slice_[i] = r == 0 ? theirs[i] : slice_[i] + theirs[i];
-      }
-    });
-    read_posts({.data = reinterpret_cast<const std::byte*>(slice_.data())}, [&] {
-      for (int r = 0; r < num_ranks(); ++r) {
-        const std::size_t bytes = (begin(r + 1) - begin(r)) * sizeof(float);
-        if (bytes > 0) std::memcpy(values.data() + begin(r), group_->post(RankId{r}).data, bytes);
-      }
-    });
-  }
-
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override {
-    assert(all.size() == mine.size() * static_cast<std::size_t>(num_ranks()));
-    read_posts({.data = mine.data(), .bytes = mine.size()}, [&] {
-      check_equal_bytes(mine.size());
-      for (int r = 0; !mine.empty() && r < num_ranks(); ++r) {
-        std::memcpy(all.data() + static_cast<std::size_t>(r) * mine.size(), group_->post(RankId{r}).data, mine.size());
-      }
-    });
-  }
-
-  void broadcast(std::span<std::byte> bytes, RankId root) override {
-    read_posts({.data = bytes.data(), .bytes = bytes.size()}, [&] {
-      check_equal_bytes(bytes.size());
-      if (rank_ != root && !bytes.empty()) std::memcpy(bytes.data(), group_->post(root).data, bytes.size());
-    });
-  }
-
-  void barrier() override {
-    read_posts({}, [] {});
-  }
 
   // One process: everything is mapped.
   void share(std::span<const SharedRegion> regions) override {
@@ -144,12 +70,11 @@ class ThreadsCommunicator final : public Communicator, private PeerAccess {
 
  private:
   // Posts, reads, and returns when this rank's memory has been read too.
-  template <class Read>
-  void read_posts(const Post& mine, Read read) {
-    group_->open(rank_, mine);
+  void exchange_blocks(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive) override {
+    group_->open(rank_, {.send = send, .receive = receive});
     bool reading = true;
     try {
-      read();
+      read(receive);
       group_->end_reading();
       reading = false;
       group_->close(rank_);
@@ -163,25 +88,29 @@ class ThreadsCommunicator final : public Communicator, private PeerAccess {
     }
   }
 
+  void read(std::span<const ReceiveBlock> receive) const {
+    for (int r = 0; r < num_ranks(); ++r) {
+      check_block(RankId{r}, rank_);
+      check_block(rank_, RankId{r});
+    }
+    for (int i = 0; i < num_ranks(); ++i) {  // from this rank on, so that not all read the same one at a time
+      const RankId source{(rank_.value + i) % num_ranks()};
+      const SendBlock& block = group_->post(source).send[rank_.index()];
+      std::byte* const to = receive[source.index()].data;
+      if (block.bytes > 0 && block.data != to) std::memcpy(to, block.data, static_cast<std::size_t>(block.bytes));
+    }
+  }
+
   void check_block(RankId from, RankId to) const {
-    const std::int64_t sent = group_->post(from).send_bytes[to.index()];
-    const std::int64_t expected = group_->post(to).receive_bytes[from.index()];
+    const std::int64_t sent = group_->post(from).send[to.index()].bytes;
+    const std::int64_t expected = group_->post(to).receive[from.index()].bytes;
     if (sent == expected) return;
     throw PhaseFailed(fmt::format("all-to-all: rank {} sends {} bytes to rank {}, which expects {}", from.value, sent,
                                   to.value, expected));
   }
 
-  void check_equal_bytes(std::size_t bytes) const {
-    for (int r = 0; r < num_ranks(); ++r) {
-      const std::size_t theirs = group_->post(RankId{r}).bytes;
-      if (theirs == bytes) continue;
-      throw PhaseFailed(fmt::format("rank {} has {} bytes where rank {} has {}", r, theirs, rank_.value, bytes));
-    }
-  }
-
   std::shared_ptr<ThreadGroup> group_;
   RankId rank_;
-  std::vector<float> slice_;  // of a sum, this rank's; grows to the largest
   std::uint64_t ballots_ = 0;
 };
 

@@ -1,4 +1,5 @@
-// A job in which the last rank is killed, or gives up, while the others wait for it. It must end by itself.
+// A job in which the last rank stops before it meets the others, or is killed or gives up while they wait for it. It
+// must end by itself.
 
 #include <csignal>
 #include <string_view>
@@ -9,6 +10,14 @@ int main(int argc, char** argv) {
   using namespace foremoe;
   const std::string_view how = argc > 1 ? argv[1] : "";
   const std::unique_ptr<ProcessGroup> group = join_process_group();
+  if (how == "stops") {
+    if (group->rank().value == group->num_ranks() - 1) std::raise(SIGSTOP);
+    try {
+      group->make_communicator({.num_ranks = group->num_ranks(), .ranks_per_node = 8}, std::chrono::seconds{1});
+    } catch (const PeerFailed&) {
+      return 0;  // the end of the group gives up
+    }
+  }
   const std::unique_ptr<Communicator> communicator =
       group->make_communicator({.num_ranks = group->num_ranks(), .ranks_per_node = 8}, std::chrono::seconds{600});
   communicator->barrier();
