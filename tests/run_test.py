@@ -212,6 +212,28 @@ class Repeatable(Run):
             self.assertEqual(len(told), 1, done.stderr)
             self.assertIn(saying, told[0])
 
+    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun here")
+    def test_processes_that_differ_in_an_argument_or_in_what_they_read_refuse_together(self):
+        step, other = self.synthesise(), self.synthesise("other.load.safetensors", seed=9)
+        for different, saying in (
+            ([step, "--prefetch-depth", 3], "--prefetch-depth: 3 on rank 3, 2 on ranks 0, 1, 2"),
+            ([step, "--hidden", 16], "--hidden: 16 on rank 3, 64 on ranks 0, 1, 2"),
+            ([step, "--bitwise"], "--bitwise: given on rank 3, none on ranks 0, 1, 2"),
+            ([step, "--seed", 5], "--seed: 5 on rank 3"),
+            ([other], "INPUT: sha256 "),
+        ):
+            with self.subTest(different):
+                mpi = ["--comm", "mpi"]
+                done = self.mpirun(3, "run", step, *mpi, ":", "-np", 1, FOREMOE, "run", *different, *mpi)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertEqual(done.stdout, "")
+                told = [line for line in done.stderr.splitlines() if line.startswith("foremoe run:")]
+                self.assertEqual(len(told), 1, done.stderr)
+                self.assertIn(saying, told[0])
+        done = self.mpirun(3, "run", step, "--layers", 1, "--repeats", 1, "--threads", 1, "--comm", "mpi",
+                           ":", "-np", 1, FOREMOE, "run", step, "--layers", 1, "--repeats", 1, "--comm", "mpi")  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)  # the number of threads may differ
+
     def mpirun(self, processes, *arguments):
         # Under sanitizers: what they find is in Open MPI.
         known = ROOT / "src" / "foremoe" / "runtime" / "mpi" / "under_mpirun"

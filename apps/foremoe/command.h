@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -19,17 +20,22 @@ inline constexpr int kFoundWrong = 1;  // checked, and it is not right
 inline constexpr int kBadInput = 2;    // wrong usage, or input that cannot be read
 inline constexpr int kGaveUp = 3;      // a run that could not go on
 
-// The options that the user gave, by name.
+// The options that the user gave, by name, and the texts of all options.
 class Given {
  public:
+  using Texts = std::map<std::string, std::string>;
+
   bool operator()(std::string_view name) const { return names_.contains(name); }
-  void add(const std::string& name) { names_.insert(name); }
+  void set_default(const Option& option) { texts_[option.name] = option.initial; }
+  void add(const std::string& name, const std::string& text);
   const std::set<std::string, std::less<>>& names() const { return names_; }
+  const Texts& texts() const { return texts_; }  // by name: as it was given, or the default; of a flag "given"
   // Throws InputError when one of them was given beside `name`.
   void refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const;
 
  private:
   std::set<std::string, std::less<>> names_;
+  Texts texts_;
 };
 
 struct Command {

@@ -148,8 +148,9 @@ std::string help() {
 }
 
 void bind(CLI::App& app, const Option& option, Given& given) {
+  given.set_default(option);
   const auto set = [&option, &given](const std::string& text) {
-    given.add(option.name);
+    given.add(option.name, option.type == "flag" ? "given" : text);
     if ((option.type == "text" || option.type == "list") && text.empty())
       throw InputError({.field = option.name}, "is empty");
     option.set(text);
@@ -227,6 +228,11 @@ std::string in_words_of(const Command& command, const InputError& error) {
 }
 
 }  // namespace
+
+void Given::add(const std::string& name, const std::string& text) {
+  const bool again = !names_.insert(name).second;
+  texts_[name] = again ? fmt::format("{}, {}", texts_[name], text) : text;
+}
 
 void Given::refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const {
   for (const std::string_view other : others) {

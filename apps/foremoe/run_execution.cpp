@@ -13,10 +13,12 @@
 #include "foremoe/plan/fit_plan.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/step_plan.h"
+#include "foremoe/runtime/cpu/blas.h"
 #include "foremoe/runtime/rank_run.h"
 #include "foremoe/runtime/run_memory.h"
 #include "foremoe/transfer/copy_link.h"
 #include "planning_arguments.h"
+#include "run_facts.h"
 
 namespace foremoe::cli {
 namespace {
@@ -145,6 +147,8 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
       group_(group),
       pool_(static_cast<std::size_t>(arguments.threads)),
       work_(arguments.work, 0) {
+  group_.agree({{"version of foremoe", FOREMOE_VERSION}});
+  group_.agree(facts_of(arguments_));
   group_.prepare([this] {
     if (group_.has_first()) {
       std::vector<std::string> files = files_of(arguments_.input);
@@ -169,6 +173,7 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
     }
     expect_room();
   });
+  group_.agree(facts_of(*input_));
   work_ = LayerWork(arguments_.work, load().num_ranks());
   group_.set_topology(load().topology());
   if (!arguments_.timeline.empty()) timeline_.emplace();
@@ -194,6 +199,7 @@ void Execution::expect_room() const {
        .adam = arguments_.optimizer == Optimizer::Kind::kAdam,
        .arena = arguments_.evaluate.path != PathChoice::kPeer,
        .reference = !arguments_.no_reference});
+  cpu::reserve_blas(group_.one_process() ? load().num_ranks() : 1);
 }
 
 std::vector<RunRow> Execution::run() {
@@ -309,7 +315,8 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     if (rank == RankId{0}) row.outcome = std::move(outcome);
   });
   running.finish();
-  if (!group_.one_process()) expect_same_quotas(plan);
+  // Every process has planned for itself. The phase has held slots and homes against each other when it was bound.
+  if (!group_.one_process()) group_.agree({{"quotas", sha256_hex(std::as_bytes(plan.slot_tokens.flat()))}});
   if (timeline_ && group_.has_first()) {
     timeline_->add(RankId{0}, Lane::kPlanner, fmt::format("{}, {}: all repeats", policy, to_string(phase)), begin,
                    Timeline::now_ns());
@@ -322,20 +329,6 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     check(row, plan);
   }
   if (reference_) group_.run_at_first([&] { hold_against_reference(row); });
-}
-
-// Every process has planned for itself. The phase has held slots and homes against each other when it was bound.
-void Execution::expect_same_quotas(const StepPlan& plan) {
-  const std::string mine = sha256_hex(std::as_bytes(plan.slot_tokens.flat()));
-  group_.run([&](Communicator& communicator) {
-    std::string all(mine.size() * static_cast<std::size_t>(communicator.num_ranks()), '\0');
-    communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
-    for (std::size_t at = 0; at < all.size(); at += mine.size()) {
-      if (all.compare(at, mine.size(), mine) != 0) {
-        throw PhaseFailed(fmt::format("rank {} has planned other quotas than this rank", at / mine.size()));
-      }
-    }
-  });
 }
 
 // Of plans made here: those that are given were checked before.

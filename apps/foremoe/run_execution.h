@@ -73,7 +73,6 @@ class Execution {
   void run_policy(const Policy& policy);
   void run_given_plan();
   void execute(const std::string& policy, Phase phase, RunningPlan& running);
-  void expect_same_quotas(const StepPlan& plan);
   void hold_against_reference(RunRow& row);
   void check(RunRow& row, const StepPlan& plan) const;
   void write_timeline();

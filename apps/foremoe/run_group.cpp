@@ -25,6 +25,7 @@ class Threads final : public RankGroup {
   int num_ranks() const override { return 0; }
   bool one_process() const override { return true; }
   void prepare(const std::function<void()>& f) override { f(); }
+  void agree(const Facts&) override {}
   void set_topology(const Topology& topology) override { topology_ = topology; }
   void run_at_first(const std::function<void()>& f) override { f(); }
 
@@ -48,7 +49,10 @@ class Threads final : public RankGroup {
 
 class Processes final : public RankGroup {
  public:
-  explicit Processes(std::chrono::milliseconds timeout) : timeout_(timeout), processes_(join_process_group()) {}
+  explicit Processes(std::chrono::milliseconds timeout) : timeout_(timeout), processes_(join_process_group()) {
+    const int n = num_ranks();
+    everybody_ = meet({.num_ranks = n, .ranks_per_node = n});
+  }
 
   bool has_first() const override { return processes_->rank() == RankId{0}; }
   int num_ranks() const override { return processes_->num_ranks(); }
@@ -66,10 +70,12 @@ class Processes final : public RankGroup {
       error = e.what();
       mine = std::current_exception();
     }
-    const int n = num_ranks();
-    const auto communicator = processes_->make_communicator({.num_ranks = n, .ranks_per_node = n}, timeout_);
-    const std::int64_t failed = sum(*communicator, std::int64_t{error.empty() ? 0 : 1});
-    const auto all = gather(*communicator, std::as_bytes(std::span(error)));
+    std::int64_t failed = 0;
+    std::vector<std::vector<std::byte>> all;
+    or_end_job([&] {
+      failed = sum(*everybody_, std::int64_t{error.empty() ? 0 : 1});
+      all = gather(*everybody_, std::as_bytes(std::span(error)));
+    });
     if (failed == 0) return;
     if (!has_first()) throw ToldElsewhere(error);
     if (mine) std::rethrow_exception(mine);
@@ -79,17 +85,27 @@ class Processes final : public RankGroup {
     throw InputError({}, fmt::format("on rank {}: {}", rank, text));
   }
 
-  void set_topology(const Topology& topology) override {
-    communicator_ = processes_->make_communicator(topology, timeout_);
+  void agree(const Facts& facts) override {
+    std::optional<Difference> difference;
+    std::byte differs{0};
+    or_end_job([&] {
+      const std::string mine = to_bytes(facts);
+      std::vector<Facts> by_rank;
+      for (const auto& bytes : gather(*everybody_, std::as_bytes(std::span(mine))))
+        by_rank.push_back(facts_from(bytes));
+      difference = first_difference(by_rank);
+      differs = std::byte{difference.has_value()};
+      everybody_->broadcast(std::span(&differs, 1), RankId{0});
+    });
+    if (differs == std::byte{0}) return;
+    if (!has_first()) throw ToldElsewhere("the processes differ");
+    throw InputError({.field = difference->name}, difference->who);
   }
 
+  void set_topology(const Topology& topology) override { communicator_ = meet(topology); }
+
   void run(const Execute& f) override {
-    try {
-      f(*communicator_);
-    } catch (const std::exception& error) {
-      end_job(error.what());
-      throw;
-    }
+    or_end_job([&] { f(*communicator_); });
   }
 
   void run_at_first(const std::function<void()>& f) override {
@@ -107,16 +123,29 @@ class Processes final : public RankGroup {
   }
 
  private:
+  std::unique_ptr<Communicator> meet(const Topology& topology) {
+    std::unique_ptr<Communicator> communicator;
+    or_end_job([&] { communicator = processes_->make_communicator(topology, timeout_); });
+    return communicator;
+  }
+
   // There is no other way to end a peer: told first, for giving up does not return.
-  void end_job(const std::string& why) {
-    fmt::print(stderr, "foremoe run: rank {}: {}\n", processes_->rank().value, printable(why));
-    std::fflush(nullptr);
-    communicator_->give_up(why);
+  template <class F>
+  void or_end_job(F f) {
+    try {
+      f();
+    } catch (const std::exception& error) {
+      fmt::print(stderr, "foremoe run: rank {}: {}\n", processes_->rank().value, printable(error.what()));
+      std::fflush(nullptr);
+      processes_->give_up();
+    }
   }
 
   std::chrono::milliseconds timeout_;
   std::unique_ptr<ProcessGroup> processes_;
-  std::unique_ptr<Communicator> communicator_;  // gone before its processes
+  // Gone before their processes.
+  std::unique_ptr<Communicator> everybody_;  // before there is a topology
+  std::unique_ptr<Communicator> communicator_;
 };
 
 }  // namespace

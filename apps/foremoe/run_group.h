@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "agreement.h"
 #include "foremoe/runtime/communicator.h"
 
 namespace foremoe::cli {
@@ -34,6 +35,8 @@ class RankGroup {
   // On every process, before there are ranks. When f throws InputError on any, this throws on all: InputError where
   // it is to be told, ToldElsewhere on the others.
   virtual void prepare(const std::function<void()>& f) = 0;
+  // On every process: throws, likewise on all, where their facts are not the same.
+  virtual void agree(const Facts& facts) = 0;
   virtual void set_topology(const Topology& topology) = 0;
   // f on every rank of this process. What ends it on one ends it on all.
   virtual void run(const Execute& f) = 0;

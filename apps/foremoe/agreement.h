@@ -1,0 +1,26 @@
+#pragma once
+
+// What the processes of a run must have in common, and who differs where they have not.
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace foremoe::cli {
+
+using Facts = std::map<std::string, std::string>;  // by name: an argument or what was read, as text
+
+struct Difference {
+  std::string name;
+  std::string who;  // "3 on rank 2, 2 on ranks 0, 1, 3"
+};
+
+// The first name, in alphabetical order, whose text is not the same on all ranks. [rank]
+std::optional<Difference> first_difference(const std::vector<Facts>& facts);
+
+std::string to_bytes(const Facts& facts);
+Facts facts_from(const std::vector<std::byte>& bytes);
+
+}  // namespace foremoe::cli
