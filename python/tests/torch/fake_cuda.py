@@ -78,7 +78,10 @@ class FakeCuda:
     def stand_ins(self) -> Iterator[None]:
         """Tensors that are made on the device, or copied there, are fake inside; all others are as they are."""
         streams = _Streams(self)
-        with pytest.MonkeyPatch.context() as patch, _Counter(self):
+        with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as after, _Counter(self):
+            # torch.tensor(…, device=…) makes a tensor on the host and copies it, as FakeTensorMode has it.
+            after.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+            torch._C._set_only_lift_cpu_tensors(True)
             patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: self.pin(tensor))
             patch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: self.is_pinned(tensor))
             patch.setattr(torch.Tensor, "record_stream", lambda *_: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +61,7 @@ def waits_of_a_phase(
     for layer in layers:
         layer.set_weights({name: cuda.parameter_like(weight) for name, weight in layer.weights().items()})
         layer.router.weight = cuda.parameter_like(layer.router.weight)
-    ep.device = cuda.device
+    ep.experts.ranks = dataclasses.replace(ep.ranks, device=cuda.device)
     grad = contextlib.nullcontext() if phase == "policy_update" else torch.no_grad()
     cuda.waits.clear()
     with cuda.stand_ins(), contextlib.suppress(Left), grad, planned:

@@ -137,7 +137,7 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
                     of.set_target_indices(of.target_topk_idx.pin_memory().to(cuda.device, non_blocking=True))
                 hidden = torch.zeros(TOKENS, 1, HIDDEN, dtype=torch.bfloat16, device=cuda.device, requires_grad=True)
                 net(hidden).float().square().mean().backward()
-            found = list(cuda.waits), net.moe[0].token_dispatcher.step.engine.copies["peer"]
+            found = list(cuda.waits), net.moe[0].token_dispatcher.step.engine.guests.copies["peer"]
             raise Left
         return found
 

@@ -10,7 +10,7 @@ from .hardware import Hardware
 from .ranks import Prepare, Ranks, Report
 from .report import CANNOT_RUN, FAILED, PASSED, Outcome, Row
 
-START_LIMIT = 60.0
+START_LIMIT = 100.0
 """Seconds in which ranks import torch and meet."""
 
 

@@ -175,17 +175,14 @@ def _check(case: Case, hardware: Hardware) -> Found:
             if error.field == "path":  # no room in shared memory, which all ranks find together
                 raise CannotRun(str(error)) from error
             raise
-    begin = rank * ep.own
+    begin, end = rank * ep.ranks.homes, (rank + 1) * ep.ranks.homes
     experts = {id(p) for p in ep.expert_parameters()}
     own = {name for name, p in net.named_parameters() if id(p) in experts}
 
     def gradients_of(step: Step) -> list[Tensor]:
         """By the names of the planned step, of this rank's experts alone."""
         of = step.gradients
-        return [
-            of[name][begin : begin + ep.own] if name in own and step is not planned else of[name]
-            for name in planned.gradients
-        ]
+        return [of[name][begin:end] if name in own and step is not planned else of[name] for name in planned.gradients]
 
     if set(planned.gradients) != set(exact.gradients):
         raise Failure(f"gradients are missing: {sorted(set(exact.gradients) - set(planned.gradients))}")
