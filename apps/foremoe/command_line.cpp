@@ -174,8 +174,8 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   bound->required(option.required);
   if (option.former.empty()) return;
   app.add_option_function<std::string>(command_line_name(option.former), [&option](const std::string&) {
-    throw InputError({}, fmt::format("{} is now called {}", command_line_name(option.former),
-                                     command_line_name(option.name)));
+    throw InputError(
+        {}, fmt::format("{} is now called {}", command_line_name(option.former), command_line_name(option.name)));
   });
 }
 

@@ -8,7 +8,6 @@ ranks exchange the counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist

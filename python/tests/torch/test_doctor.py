@@ -221,5 +221,5 @@ def test_ranks_run_on_what_is_there(
 
 
 def test_texts_lose_paths_hosts_and_addresses_and_keep_units() -> None:
-    text = f"/home/me/x.py:3 on {socket.gethostname()} [../gloo/pair.cc:5] 10.0.0.1:44 at 2 GB/s, ~/y"
+    text = f"/a/b/x.py:3 on {socket.gethostname()} [../gloo/pair.cc:5] 10.0.0.1:44 at 2 GB/s, ~/y"
     assert scrub(text) == "x.py:3 on HOST [pair.cc:5] ADDRESS:44 at 2 GB/s, y"
