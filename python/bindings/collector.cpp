@@ -7,6 +7,7 @@
 #include "bindings.h"
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/file_kind.h"
+#include "foremoe/rollout/row_routes.h"
 
 namespace foremoe::python {
 namespace {
@@ -79,6 +80,45 @@ std::pair<Int32s, Int32s> batch_lengths(const AnyArray& lengths, int ranks, int 
   return arrays_of(batching);
 }
 
+// (int32 [tokens, layers, top_k], int64 [layers, experts])
+std::pair<nb::object, nb::object> count_routes(const AnyArray& routes, int num_experts, bool distinct) {
+  constexpr const char* kExpected = "[tokens, layers, top_k]";
+  expect_layout(routes, "routes", kExpected, 3);
+  expect_range("num_experts", num_experts, 1, kMaxExperts);
+  const std::size_t layers = routes.shape(1);
+  const RowShape shape{.num_tokens = static_cast<std::int64_t>(routes.shape(0)),
+                       .num_layers = static_cast<int>(layers),
+                       .top_k = static_cast<int>(routes.shape(2)),
+                       .num_experts = num_experts};
+  std::vector<std::int64_t> counts(layers * static_cast<std::size_t>(num_experts));
+  std::vector<std::int32_t> converted;
+  const auto count = [&]<class Id>(std::type_identity<Id>) {
+    if (routes.dtype() != nb::dtype<Id>()) return false;
+    const nb::gil_scoped_release release;
+    const std::span ids(static_cast<const Id*>(routes.data()), routes.size());
+    if (distinct) {
+      count_distinct(ids, shape, counts);
+    } else if constexpr (std::is_same_v<Id, std::int32_t>) {
+      count_rows(ids, shape, counts);
+    } else {
+      converted.resize(ids.size());
+      count_rows(ids, shape, converted, counts);
+    }
+    return true;
+  };
+  if (!count(std::type_identity<std::int32_t>{}) && !count(std::type_identity<std::int64_t>{}) &&
+      !count(std::type_identity<std::uint8_t>{}) && !count(std::type_identity<std::int16_t>{}) &&
+      !count(std::type_identity<std::uint16_t>{})) {
+    refuse_dtype(routes, "routes", "integers", kExpected);
+  }
+  const std::array<std::size_t, 2> of_counts{layers, static_cast<std::size_t>(num_experts)};
+  const nb::object as_given = nb::cast(routes);
+  return {converted.empty()
+              ? as_given
+              : nb::cast(array_of(std::move(converted))).attr("reshape")(routes.shape(0), layers, routes.shape(2)),
+          nb::cast(array_of(std::move(counts))).attr("reshape")(of_counts[0], of_counts[1])};
+}
+
 }  // namespace
 
 void bind_collector(nb::module_& m) {
@@ -114,6 +154,13 @@ Raises InputError for a number that was used, and for a row that is no route; th
           },
           "micro_step"_a, "rank"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
           "The load when sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.");
+
+  m.def("_count_routes", &count_routes, "routes"_a, "num_experts"_a, nb::kw_only(), "distinct"_a = false,
+        R"(Checks and counts the routes of one rank's rows.
+
+routes: integers [tokens, layers, top_k]; −1 in all entries of a row without a route. distinct: every row has a route,
+and may name an expert twice, which is one row of it. Returns the routes as int32, which are the same array where
+they were, and int64 [layers, experts]. Raises InputError with index [token, layer, entry].)");
 
   m.def("batch", &batch_lengths, "lengths"_a, nb::kw_only(), "ranks"_a, "ranks_per_node"_a = 8,
         "tokens_per_rank"_a = BatchingOptions{}.tokens_per_rank,

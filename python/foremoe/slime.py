@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from . import _core
 from ._errors import InputError
 
 if TYPE_CHECKING:
@@ -65,13 +66,11 @@ def recorded_counts(num_experts: int, first: int = 0, end: int | None = None) ->
             place = f"[{layer}][{first + m}]"
             if hasattr(indices, "materialize_for_routing_replay"):
                 _refuse("top_indices_list", "is read when it is replayed, which is not supported", place)
-            rows = np.asarray(indices)
-            if rows.size > 0 and not 0 <= rows.min() <= rows.max() < num_experts:
-                _refuse("top_indices_list", f"has ids from {rows.min()} to {rows.max()} of {num_experts}", place)
-            rows = np.sort(rows, 1)
-            is_first = np.ones(rows.shape, bool)  # an id that stands twice in a row is one row of that expert
-            is_first[:, 1:] = rows[:, 1:] != rows[:, :-1]
-            counts[m, layer] = np.bincount(rows[is_first], minlength=num_experts)
+            rows = np.ascontiguousarray(indices)[:, None]
+            try:
+                counts[m, layer] = _core._count_routes(rows, num_experts, distinct=True)[1]
+            except InputError as error:
+                _refuse("top_indices_list", f"{error.problem} in entry {error.index}", place)
     return counts
 
 

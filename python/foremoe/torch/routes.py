@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import foremoe
+from foremoe import _core
 from foremoe._engine.alike import facts_of, refused_together
 from foremoe._engine.arguments import expect_phase
 from foremoe._engine.communication import gathered
@@ -24,6 +25,7 @@ from .dispatch import ON_MISMATCH
 from .spread import SpreadExperts
 
 UNROUTED = ("drop", "home")
+_INTEGERS = {torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64}
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -59,21 +61,20 @@ def gather_routes(
         given.expect_alike(facts_of(experts.layers))  # weights may have been frozen since
         if on_mismatch not in ON_MISMATCH:
             raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")
-        own = _checked(experts, routes, phase, unrouted)
+        own = _counted(experts, routes, phase, unrouted)
         given.told = len(own)
         if as_many:
             given.expect_alike({"routes": f"{len(own)} micro-steps"})
     num_own, most = len(own), max(given.of_all)
     if most == 0:
         raise foremoe.InputError("routes: there is no micro-step, on any rank", field="routes")
-    layers = len(experts.layers)
-    own += [torch.empty(0, layers, experts.top_k, dtype=torch.int32)] * (most - num_own)
-    found = [[_unrouted_rows(of[:, i], unrouted) for i in range(layers)] for of in own]
-    counts = _counts_of_all_ranks(experts, own, found)
+    own += [_no_rows(experts)] * (most - num_own)
+    of_this_rank = torch.from_numpy(np.stack([of.counts for of in own])).to(experts.ranks.device)
+    counts = gathered(of_this_rank, experts.ranks.group, 2).cpu().numpy()
     return Routes(
-        own=own,
+        own=[of.routes for of in own],
         num_own=num_own,
-        unrouted=found,
+        unrouted=[of.unrouted for of in own],
         counts=np.ascontiguousarray(counts[..., :-1]),
         num_unrouted=np.ascontiguousarray(counts[..., -1]),
         drop=unrouted == "drop",
@@ -81,59 +82,73 @@ def gather_routes(
     )
 
 
-def _checked(experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str) -> list[Tensor]:
-    """[micro-step] int32 [rows, layers, top_k]. Raises InputError that names the argument."""
+@dataclass(frozen=True)
+class _MicroStep:
+    """This rank's rows in one micro-step.
+
+    routes: int32 [rows, layers, top_k]. unrouted: [layer] int64 [rows], as Routes has them.
+    counts: int64 [layers, experts + 1]; the last are rows without a route that are to be computed.
+    """
+
+    routes: Tensor
+    unrouted: list[Tensor]
+    counts: Counts
+
+
+def _no_rows(experts: SpreadExperts) -> _MicroStep:
+    layers = len(experts.layers)
+    return _MicroStep(
+        routes=torch.empty(0, layers, experts.top_k, dtype=torch.int32),
+        unrouted=[torch.empty(0, dtype=torch.int64)] * layers,
+        counts=np.zeros((layers, experts.num_experts + 1), np.int64),
+    )
+
+
+def _counted(experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str) -> list[_MicroStep]:
+    """Raises InputError that names the argument."""
     expect_phase(phase)
     if unrouted not in UNROUTED:
         raise foremoe.InputError(f"unrouted: '{unrouted}', expected drop or home", field="unrouted")
     if isinstance(routes, Tensor):
         raise foremoe.InputError("routes: is one tensor; expected a list with one of each micro-step", field="routes")
-    return [_checked_micro_step(experts, of, m, unrouted) for m, of in enumerate(routes)]
+    return [_counted_micro_step(experts, of, m, unrouted) for m, of in enumerate(routes)]
 
 
-def _checked_micro_step(experts: SpreadExperts, of: Tensor, m: int, unrouted: str) -> Tensor:
+def _counted_micro_step(experts: SpreadExperts, of: Tensor, m: int, unrouted: str) -> _MicroStep:
     layers, top_k = len(experts.layers), experts.top_k
 
-    def refuse(what: str) -> None:
-        raise foremoe.InputError(f"routes[{m}]: {what}", field="routes", index=f"[{m}]")
+    def refuse(what: str, entry: str = "") -> NoReturn:
+        raise foremoe.InputError(f"routes[{m}]{entry}: {what}", field="routes", index=f"[{m}]{entry}")
 
-    if of.is_floating_point() or of.dim() not in (3, 4) or tuple(of.shape[-2:]) != (layers, top_k):
+    if of.dtype not in _INTEGERS or of.dim() not in (3, 4) or tuple(of.shape[-2:]) != (layers, top_k):
         refuse(f"is {of.dtype} {list(of.shape)}; expected integers [rows, {layers}, {top_k}]")
-    flat = of.detach().to("cpu", torch.int32).reshape(-1, layers, top_k)
-    if flat.numel() and int(flat.max()) >= experts.num_experts:
-        refuse(f"expert {int(flat.max())}, but there are {experts.num_experts}")
-    missing = flat < 0
-    if bool((missing.any(-1) != missing.all(-1)).any()):
-        refuse("a row has a route for some of its top_k experts alone")
-    ordered = flat.sort(-1).values
-    twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any(-1)
-    if bool(twice.any()):
-        row, layer = twice.nonzero()[0].tolist()
-        refuse(f"row {row} has an expert twice in layer {layer}")
-    if unrouted == "drop":
-        routed = ~missing.all(-1)  # [rows, layers]
-        if bool((routed.any(-1) != routed.all(-1)).any()):
-            refuse("a row has a route in some layers alone; expected one in all or in none, or unrouted='home'")
-        if of.dim() == 4:
-            of_token = routed[:, 0].int().view(of.shape[:2])
-            inside = (of_token.cumsum(1) > 0) & (of_token.flip(1).cumsum(1).flip(1) > 0)
-            if bool((inside & (of_token == 0)).any()):
-                refuse("a row between rows with routes has none; expected one, or unrouted='home'")
-    return flat.contiguous()
+    flat = of.detach().cpu().reshape(-1, layers, top_k).contiguous()
+    try:
+        ids, counts = _core._count_routes(flat.numpy(), experts.num_experts)
+    except foremoe.InputError as error:
+        refuse(error.problem, error.index)
+    own = torch.from_numpy(ids)
+    found = [torch.empty(0, dtype=torch.int64)] * layers
+    num_unrouted = np.zeros((layers, 1), np.int64)
+    missing = len(own) - counts.sum(1) // top_k  # rows without a route, by layer
+    if unrouted == "home":
+        found = [(own[:, i, 0] < 0).nonzero()[:, 0] if missing[i] else found[i] for i in range(layers)]
+        num_unrouted[:, 0] = missing
+    elif missing.any():
+        refusal = _read_rows_without_route(own, of.shape)
+        if refusal:
+            refuse(refusal)
+    return _MicroStep(own, found, np.concatenate([counts, num_unrouted], 1))
 
 
-def _unrouted_rows(of: Tensor, unrouted: str) -> Tensor:
-    """Rows that are to be computed although they have no route, int64 [rows]. of: of one layer, [rows, top_k]."""
-    return (of[:, 0] < 0).nonzero()[:, 0] if unrouted == "home" else torch.empty(0, dtype=torch.int64)
-
-
-def _counts_of_all_ranks(experts: SpreadExperts, routes: list[Tensor], unrouted: list[list[Tensor]]) -> Counts:
-    """int64 [micro_steps, layers, ranks, experts + 1]; the last are rows without a route that are to be computed."""
-    own = torch.zeros(len(routes), len(experts.layers), experts.num_experts + 1, dtype=torch.int64)
-    for m, of in enumerate(routes):
-        for i in range(len(experts.layers)):
-            ids = of[:, i].reshape(-1)
-            own[m, i, :-1] = torch.bincount(ids[ids >= 0], minlength=experts.num_experts)
-            own[m, i, -1] = len(unrouted[m][i])
-    counts: Counts = gathered(own.to(experts.ranks.device), experts.ranks.group, 2).cpu().numpy()
-    return counts
+def _read_rows_without_route(own: Tensor, shape: Sequence[int]) -> str:
+    """Why rows without a route, which the experts would add nothing to, are certain to be read; "" where none is."""
+    routed = own[:, :, 0] >= 0  # [rows, layers]
+    if bool((routed.any(-1) != routed.all(-1)).any()):
+        return "a row has a route in some layers alone; expected one in all or in none, or unrouted='home'"
+    if len(shape) == 4:
+        of_token = routed[:, 0].int().view(*shape[:2])
+        inside = (of_token.cumsum(1) > 0) & (of_token.flip(1).cumsum(1).flip(1) > 0)
+        if bool((inside & (of_token == 0)).any()):
+            return "a row between rows with routes has none; expected one, or unrouted='home'"
+    return ""

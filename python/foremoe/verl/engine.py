@@ -191,7 +191,6 @@ class _Layers:
         self._numbers = [layer.router.layer_number - 1 for layer in found]
         self._routers = [layer.router.router_replay for layer in found]
         self._first = int(found[0].local_expert_indices[0]) if found else 0
-        self._device = next(module[0].parameters()).device
 
     def expect_replayed(self) -> None:
         """Raises InputError where rows of a router would not be those that are replayed."""
@@ -228,7 +227,6 @@ class _Layers:
                     num_experts=self._tf_config.num_moe_experts,
                     top_k=self._tf_config.moe_router_topk,
                     first=self._first,
-                    device=self._device,
                     names=of,
                 )
                 for of in micro_batches

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foremoe import InputError
+from foremoe import InputError, _core
 
 
 def refuse(field: str, problem: str, index: str = "") -> NoReturn:
@@ -86,14 +86,13 @@ def counts_of(
     num_experts: int,
     top_k: int,
     first: int,
-    device: torch.device | str = "cpu",
     names: Sequence[int] | None = None,
 ) -> npt.NDArray[np.int64]:
     """int64 [layers, experts]: rows of this rank that each expert gets in one micro-batch.
 
     routes: of each sequence, integers [tokens, recorded layers, top_k], or one token less: the last.
     responses, lengths: tokens of each sequence, generated and all. layers: of the recorded ones, those to count.
-    first: as filled() takes it. device: where to count. names: of the sequences in messages.
+    first: as filled() takes it. names: of the sequences in messages.
 
     Raises InputError for other shapes, and for experts that there are not among routes that are replayed.
     """
@@ -117,12 +116,9 @@ def counts_of(
     tokens = local_tokens(lengths, place)
     replayed = np.append(replayed_tokens(lengths, responses), False)[tokens]  # padding is −1
     packed = torch.cat(parts)
-    rows = packed[torch.from_numpy(np.maximum(tokens, 0)).to(packed.device)].to(device)
-    mask = torch.from_numpy(replayed).to(device)
-    counts = torch.empty(len(layers), num_experts, dtype=torch.int64, device=device)
-    for i, layer in enumerate(layers):
-        ids = filled(rows[:, layer], mask, num_experts=num_experts, first=first)
-        # As the router makes its map: an id that stands twice in a row is one row of that expert.
-        chosen = torch.zeros(len(ids), num_experts, dtype=torch.bool, device=device).scatter_(1, ids, True)
-        counts[i] = chosen.sum(0)
-    return counts.cpu().numpy()
+    rows = packed.cpu().int().numpy()[np.maximum(tokens, 0)[:, None], np.asarray(layers)]  # [rows, layers, top_k]
+    others = torch.full((int((~replayed).sum()), top_k), -1)
+    in_turn = filled(others, torch.zeros(len(others), dtype=torch.bool), num_experts=num_experts, first=first)
+    rows[~replayed] = in_turn[:, None]
+    counts: npt.NDArray[np.int64] = _core._count_routes(rows, num_experts, distinct=True)[1]
+    return counts
