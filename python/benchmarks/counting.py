@@ -60,7 +60,7 @@ def main() -> None:
         )
         before = median_seconds(lambda routes=routes: in_torch(routes, a.experts), a.runs)
         now = median_seconds(lambda routes=routes: _core._count_routes(routes.numpy(), a.experts), a.runs)
-        print(f"{str(dtype):12} PyTorch {1e3 * before:7.1f} ms   C++ {1e3 * now:6.1f} ms   1/{before / now:.1f}")
+        print(f"{dtype!s:12} PyTorch {1e3 * before:7.1f} ms   C++ {1e3 * now:6.1f} ms   1/{before / now:.1f}")
 
 
 if __name__ == "__main__":
