@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "foremoe/core/error.h"
 
@@ -37,15 +38,17 @@ std::vector<PolicyWithOptions> policies_with_options(const std::vector<const Pol
                                                      const std::vector<std::string>& assignments) {
   std::vector<PolicyWithOptions> with;
   for (const Policy* policy : policies) with.push_back(policy_with_options(*policy));
+  std::vector<std::pair<Option, std::string>> chosen;  // all names are found before a value is set
   for (const std::string& assignment : assignments) {
     const std::size_t equals = assignment.find('=');
     if (equals == std::string::npos) {
       throw InputError({.field = assignment}, "expected NAME=VALUE");
     }
-    for (const Option& option : own_options_named(with, assignment.substr(0, equals))) {
-      option.set(assignment.substr(equals + 1));
+    for (Option& option : own_options_named(with, assignment.substr(0, equals))) {
+      chosen.emplace_back(std::move(option), assignment.substr(equals + 1));
     }
   }
+  for (const auto& [option, value] : chosen) option.set(value);
   return with;
 }
 

@@ -17,7 +17,8 @@ TEST(OwnOptions, AreSetOnACopyAndNeverOnTheRegisteredPolicy) {
   option_named(feplb.options, "try_smaller").set("1");
   EXPECT_EQ(feplb.policy->name(), "feplb-smaller") << "the variant is the system with that option";
   EXPECT_EQ(policy_named("feplb").name(), "feplb");
-  EXPECT_EQ(option_named(policy_with_options(policy_named("feplb")).options, "try_smaller").initial, "0");
+  PolicyWithOptions another = policy_with_options(policy_named("feplb"));
+  EXPECT_EQ(option_named(another.options, "try_smaller").initial, "0");
 }
 
 TEST(OwnOptions, OfEverySystemTakeTheirOwnDefaults) {
