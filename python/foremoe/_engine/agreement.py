@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from .alike import expect_none_refused, expect_values_alike, words_of
 from .communication import gathered
+from .failures import Failures
 
 _REFUSES, _LEFT = 1, 2
 
@@ -25,10 +26,11 @@ _REFUSES, _LEFT = 1, 2
 class Agreement:
     """Words between all ranks. A rank that gives up leaves its word without waiting."""
 
-    def __init__(self, groups: Sequence[Any]) -> None:
+    def __init__(self, groups: Sequence[Any], failures: Failures) -> None:
         """groups: of gloo, so that nothing here waits for a device. What reaches all ranks of the first, and then all
         of the second, has reached all."""
         self._groups = list(groups)
+        self._failures = failures
         self.is_over = False  # a rank has left, as far as this one has heard
 
     def expect_open(self) -> None:
@@ -74,22 +76,25 @@ class Agreement:
         most: list[int] = found.tolist()
         if most[0] == _LEFT:
             self.is_over = True
-            raise RuntimeError("another rank left its step by an error: do not use the step's gradients")
+            reason = self._failures.reason() or "another rank left its step by an error"
+            raise RuntimeError(f"{reason}: do not use the step's gradients")
         return most
 
     def _reduce(self, found: torch.Tensor) -> None:
         for group in self._groups:
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
 
-    def leave(self) -> None:
-        """Tells all ranks that this one has given up, unless another had, which they all know. Waits for nobody, and
-        nothing can be agreed upon afterwards."""
+    def leave(self, error: BaseException) -> str:
+        """Tells all ranks that this one has given up, unless another had, which they all know. Nothing can be agreed
+        upon afterwards. Returns which other rank failed, and why, where the error is a lost connection to it."""
         if self.is_over:
-            return
+            return ""
         self.is_over = True
+        ended_by = self._failures.end(error)
         for group in self._groups:
             with contextlib.suppress(RuntimeError):  # the others may be gone
                 dist.all_reduce(torch.tensor([_LEFT, 0, 0]), dist.ReduceOp.MAX, group=group, async_op=True)
+        return ended_by
 
 
 def others_than(decides: Any, table: np.ndarray[Any, Any], group: Any, device: torch.device) -> list[int]:

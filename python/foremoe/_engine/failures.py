@@ -56,36 +56,39 @@ class Failures:
         self._told = False
 
     def end(self, error: BaseException) -> str:
-        """Ends the work of all ranks because of an error on this one. Returns what other rank failed before, and why;
-        "" where this one is the first, and from the second call on."""
+        """Ends the work of all ranks because of an error on this one. Returns which other rank failed, and why, where
+        the error is a lost connection to it; "" where the error is this rank's own, and from the second call on."""
         if self._told:
             return ""
         self._told = True
+        lost = _is_lost_connection(error)
         try:
-            return self._lost() if _is_lost_connection(error) else self._failed(error)
+            if lost:
+                return self._wait_for_reason()
+            self._store.compare_set(_FAILED, "", f"{self._own} {type(error).__name__}: {error}")  # the first one counts
+            return ""
         except RuntimeError:  # the store ended with the process that serves it
-            return "the rank that serves the store of the default group ended" if _is_lost_connection(error) else ""
+            return "the rank that serves the store of the default group ended" if lost else ""
         finally:
             for channel in self._channels:
                 if channel.ends_exchanges:
                     channel.close()
 
-    def _failed(self, error: BaseException) -> str:
-        word = f"{self._own} {type(error).__name__}: {error}"
-        return self._of_other(self._store.compare_set(_FAILED, "", word).decode())
+    def reason(self) -> str:
+        """Which rank failed first, and why; "" where none has left word."""
+        if not self._store.check([_FAILED]):
+            return ""
+        rank, error = self._store.get(_FAILED).decode().split(" ", 1)
+        return f"rank {rank} failed: {error}"
 
-    def _of_other(self, word: str) -> str:
-        rank, reason = word.split(" ", 1)
-        return "" if int(rank) == self._own else f"rank {rank} failed: {reason}"
-
-    def _lost(self) -> str:
-        """Waits for the reason, or until all ranks but those that died have said that they live."""
+    def _wait_for_reason(self) -> str:
+        """Until a rank has left its reason, or all ranks but those that died have said that they live."""
         self._store.set(f"{_LIVES}/{self._own}", "")
         silent = [rank for rank in self._ranks if rank != self._own]
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline and silent:
-            if self._store.check([_FAILED]):
-                return self._of_other(self._store.get(_FAILED).decode())
+            if reason := self.reason():
+                return reason
             silent = [rank for rank in silent if not self._store.check([f"{_LIVES}/{rank}"])]
             time.sleep(_POLL_SECONDS)
         if not silent:

@@ -16,8 +16,8 @@ import foremoe
 from foremoe._engine.agreement import Agreement, others_than
 from foremoe._engine.alike import Given
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_nothing
-from foremoe._engine.failures import Channel
-from foremoe._engine.groups import make_groups
+from foremoe._engine.failures import Channel, Failures
+from foremoe._engine.groups import groups_made, make_groups
 from foremoe._engine.ranks import Ranks
 
 from .arguments import Arguments, expect_chunks
@@ -122,7 +122,9 @@ class Replicas:
             # Copies overlap with the exchange of rows.
             wanted.append((group, "gloo" if self.mode == "shadow" else dist.get_backend(group)))
         self._made_groups = make_groups(wanted, self._device)
-        self._agreement = Agreement(self._made_groups[:agree])
+        every = list(range(dist.get_world_size()))
+        failures = Failures(f"{groups_made()}/{every}", every, dist.get_rank(), [])
+        self._agreement = Agreement(self._made_groups[:agree], failures)
         if not self._layers:
             return
         of_shares, beside = self._made_groups[agree:]
@@ -234,16 +236,19 @@ class Replicas:
                 yield
             wrong = end(step, self._agreement)
         except BaseException as error:
-            self._agreement.leave()
+            ended_by = self._agreement.leave(error)
             if step is not None:
                 explain(step, error)
                 step.close(False)
+            if ended_by:
+                raise RuntimeError(f"{ended_by}: do not use the step's gradients") from error
             raise
         finally:
             self._running = False
         if wrong:
-            self._agreement.leave()
-            raise RuntimeError(f"{wrong}: do not use its gradients")
+            refusal = RuntimeError(f"{wrong}: do not use its gradients")
+            self._agreement.leave(refusal)
+            raise refusal
         if step is not None and plan is not None:
             self._metrics = figures(plan.load, plan.finish(), self._stage.buffers) | step.metrics()
             if self._ranks.rank == 0:

@@ -140,7 +140,7 @@ class Phase:
             raise
 
     def _end_all(self, error: BaseException) -> None:
-        """Raises RuntimeError where another rank failed before."""
+        """Raises RuntimeError where the error is a lost connection to another rank, which failed."""
         failures = self._experts.ranks.failures
         ended_by = failures.end(error) if failures is not None else ""
         if ended_by:

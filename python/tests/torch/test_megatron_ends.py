@@ -191,9 +191,10 @@ def test_replicas_of_a_group_that_failed_do_not_use_its_gradients(found: list[di
 
 def test_an_error_in_one_expert_parallel_group_ends_the_steps_of_the_others(found: list[dict[str, Any]]) -> None:
     for which, ranks in enumerate([(0, 1), (2,)]):
+        failed = tuple(f"rank {rank} failed: ValueError: the loss is not finite: do not use" for rank in ranks)
         for rank, of in enumerate(found):
-            own = "the loss is not finite" if rank in ranks else "another rank left its step by an error"
-            assert of["left"][which].startswith(own), (which, rank, of["left"][which])
+            said = of["left"][which]
+            assert said == "the loss is not finite" if rank in ranks else said.startswith(failed), (which, rank, said)
 
 
 def test_an_error_at_the_end_of_a_step_ends_it_as_one_inside_and_the_other_ranks_hear_of_it(
@@ -203,7 +204,7 @@ def test_an_error_at_the_end_of_a_step_ends_it_as_one_inside_and_the_other_ranks
     assert own["closed"] == [True, False] and own["said"][0] == "a copy was lost" and "attach anew" in own["said"][1]
     for of in others:
         assert of["closed"] == [True] and of["said"][0] == "nothing"
-        assert of["said"][1].startswith("another rank left its step by an error")
+        assert of["said"][1].startswith("rank 2 failed: ValueError: a copy was lost: do not use the step's gradients")
     assert [of["end"]["groups"] for of in found] == [0] * len(found)  # something may be on its way in them
 
 
