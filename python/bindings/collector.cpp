@@ -156,6 +156,9 @@ Raises InputError for a number that was used, and for a row that is no route; th
           "The load when sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.");
 
   m.def("_count_routes", &count_routes, "routes"_a, "num_experts"_a, nb::kw_only(), "distinct"_a = false,
+        nb::sig(
+            "def _count_routes(routes: numpy.typing.NDArray[typing.Any], num_experts: int, *, distinct: bool = False) "
+            "-> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int64]]"),
         R"(Checks and counts the routes of one rank's rows.
 
 routes: integers [tokens, layers, top_k]; −1 in all entries of a row without a route. distinct: every row has a route,

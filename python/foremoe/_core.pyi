@@ -5,6 +5,7 @@ import os
 from typing import Annotated, Any, overload
 
 import numpy
+import numpy.typing
 from numpy.typing import NDArray
 
 class Trace:
@@ -194,6 +195,17 @@ class Collector:
         """
         The load when sequence s runs in micro_step[s] on rank[s]; int32 [sequences] each.
         """
+
+def _count_routes(
+    routes: numpy.typing.NDArray[Any], num_experts: int, *, distinct: bool = False
+) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int64]]:
+    """
+    Checks and counts the routes of one rank's rows.
+
+    routes: integers [tokens, layers, top_k]; −1 in all entries of a row without a route. distinct: every row has a route,
+    and may name an expert twice, which is one row of it. Returns the routes as int32, which are the same array where
+    they were, and int64 [layers, experts]. Raises InputError with index [token, layer, entry].
+    """
 
 def batch(
     lengths: Annotated[NDArray[Any], dict(writable=False)],

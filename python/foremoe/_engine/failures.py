@@ -49,7 +49,7 @@ class Failures:
     def __init__(self, name: str, ranks: Sequence[int], own: int, channels: Sequence[Channel]) -> None:
         """name: of this group and nothing else, the same on all of its ranks. ranks: in the default group. own: this
         rank there. channels: between these ranks."""
-        self._store = dist.PrefixStore(f"foremoe/failures/{name}", distributed_c10d._get_default_store())
+        self._store = distributed_c10d.PrefixStore(f"foremoe/failures/{name}", distributed_c10d._get_default_store())
         self._ranks = list(ranks)
         self._own = own
         self._channels = list(channels)

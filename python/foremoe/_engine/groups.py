@@ -49,7 +49,7 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
 
 def groups_made() -> int:
     """Process groups that this process has made, which is the same number on all ranks."""
-    return distributed_c10d.get_pg_count()  # type: ignore[no-any-return,no-untyped-call]
+    return distributed_c10d.get_pg_count()
 
 
 @functools.cache

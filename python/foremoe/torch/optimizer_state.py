@@ -84,7 +84,8 @@ def whole_optimizer_state(
     cpu_offload: bool = False,
     rank0_only: bool = False,
 ) -> dict[str, Any]:
-    with refused_together({"rank0_only": rank0_only}, parts.group):
+    with refused_together(parts.group) as given:
+        given.expect_alike({"rank0_only": repr(rank0_only)})
         named = _named(model, optimizer)
         own = _description(optimizer, named)
     _expect_equal(own, parts.group)

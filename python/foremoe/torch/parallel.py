@@ -148,8 +148,13 @@ class ExpertParallel:
             dist.all_reduce(torch.zeros(1, device=device), group=copy_group)
         ranks = dist.get_process_group_ranks(self.group)
         failures = Failures(f"{groups_made()}/{ranks}", ranks, dist.get_rank(), list(channels.values()))
-        given = {"rows": Channel(self.group), "copies": Channel(copy_group)}
-        self.ranks = dataclasses.replace(self.ranks, **{**given, **channels}, failures=failures)
+        self.ranks = dataclasses.replace(
+            self.ranks,
+            rows=channels.get("rows", Channel(self.group)),
+            copies=channels.get("copies", Channel(copy_group)),
+            agreement=channels.get("agreement"),
+            failures=failures,
+        )
         return list(channels.values())
 
     def _load(self, counts: Counts) -> foremoe.Load:

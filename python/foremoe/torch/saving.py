@@ -106,7 +106,8 @@ def whole_entries(
 
     Collective: all ranks take all entries, in this order. One entry is whole at a time, unless the caller keeps them.
     """
-    with refused_together({"rank0_only": rank0_only}, parts.group):
+    with refused_together(parts.group) as given:
+        given.expect_alike({"rank0_only": repr(rank0_only)})
         if not isinstance(model, torch.nn.Module):
             raise foremoe.InputError(f"model: is a {type(model).__name__}, expected a torch.nn.Module", field="model")
         entries = _entries_of(parts, unwrapped(model))
