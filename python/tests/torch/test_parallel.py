@@ -126,7 +126,8 @@ def work(rank: int, folder: str) -> None:
     found["state"] = state.keys() == {"matrix"} and torch.equal(state["matrix"], whole)
     ep.load_whole_state_dict(layer, {"matrix": whole + 1})
     found["loaded"] = torch.equal(layer.matrix, whole[2 * rank : 2 * rank + 2] + 1)
-    found["no model"] = refusal(lambda: ep.whole_optimizer_state(torch.optim.SGD([layer.matrix])))
+    unknown = ExpertParallel([Layer()])
+    found["no model"] = refusal(lambda: unknown.whole_optimizer_state(torch.optim.SGD([layer.matrix])))
     found["missing"] = refusal(lambda: ep.load_whole_state_dict(layer, {}))
 
     good = routes_of(rank)
