@@ -72,21 +72,23 @@ class LayerTurn:
             guests.begin_ahead(self.backward)
 
     def wait_for_guests(self) -> None:
-        """Also where no row is theirs: a later turn may find them without a wait of its own."""
+        """Waits until the guests of this pass are there: just before they are read, so that copies overlap with the
+        experts at home. The end of the pass waits where none is read, since a later turn may read them."""
         self._cursor.guests.wait(self._reads)
 
     def end_forward(self) -> None:
+        self.wait_for_guests()
         if not self.ran:
             self.ran = True
             self._end(self.forward)
 
     def begin_backward(self) -> None:
-        """Waits until the guests are there. Raises RuntimeError where another turn is next."""
+        """Begins the copies of a backward. Raises RuntimeError where another turn is next."""
         self._expect_next("backward", self.backward)
         self._cursor.guests.begin(self.backward)
-        self._cursor.guests.wait(self.backward)
 
     def end_backward(self) -> None:
+        self.wait_for_guests()
         self._end(self.backward)
 
     @torch.no_grad()

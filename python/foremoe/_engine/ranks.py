@@ -17,7 +17,8 @@ class Ranks:
 
     homes: experts of each layer that a rank owns, E/R.
     ranks_per_node: ranks that share a fast interconnect and, for the host path, memory.
-    rows, copies: over which rows and copies travel; two groups, so that copies overlap with exchanges of rows.
+    rows, copies: over which rows and copies travel; two groups, so that copies overlap with exchanges of rows. All else
+        that ranks exchange inside a phase goes over the first, so that it ends if a rank fails.
     agreement: of gloo, over which ranks agree about copies by the host path; None where no copy takes it.
     failures: what the ranks say of their failures; None where they have another way.
     """

@@ -44,6 +44,7 @@ class _BackwardBegins(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         ctx.rows.turn.begin_backward()
+        ctx.rows.turn.wait_for_guests()
         return grads[0], None
 
 

@@ -86,4 +86,4 @@ class Dense:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             gradients.append(p.grad)
-        average_in_buckets(gradients, self._experts.ranks.group)
+        average_in_buckets(gradients, self._experts.ranks.rows.group)

@@ -70,7 +70,10 @@ def exchanged(
     back = torch.empty_like(computed).index_copy(0, to.to_slots, computed)
     returned = AllToAll.apply(back, to.recv, to.send, channel, before, None)
     weighted = returned * gates.reshape(-1)[to.order, None].to(returned.dtype)
-    return torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
+    # The rows of a token are summed in a fixed order, in float32 where they are narrower, as in transformers. On CUDA,
+    # index_add() would add them in any order and round each sum.
+    of_tokens = weighted.new_zeros(gates.numel(), hidden.shape[1]).index_copy(0, to.order, weighted)
+    return of_tokens.view(*gates.shape, -1).sum(1).to(hidden.dtype)
 
 
 class GuestRows(torch.autograd.Function):
@@ -98,6 +101,7 @@ class GuestRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         inner, leaves, out, guests = ctx.of
+        guests.wait_for_guests()
         trained = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         inputs = [*([inner] if inner.requires_grad else []), *trained.values()]
         found = list(torch.autograd.grad(out, inputs, grads[0].contiguous()))

@@ -41,7 +41,7 @@ class BesidePlan:
         if self._shares:
             mine = np.stack([self.unplanned, self.mismatched, self.mismatched_tokens])
             of_all = torch.from_numpy(mine).to(ranks.device)
-            dist.all_reduce(of_all, group=ranks.group)
+            dist.all_reduce(of_all, group=ranks.rows.group)
             self.unplanned, self.mismatched, self.mismatched_tokens = of_all.cpu().numpy()
 
 

@@ -109,9 +109,9 @@ class MicroStep:
         to = self._dispatch(of, ids)
 
         def compute(rows: Tensor) -> Tensor:
-            turn.wait_for_guests()
             parts = [layer.forward_rows(rows[: to.home_rows], to.home_ends, local_weights(layer))]
             if len(rows) > to.home_rows:
+                turn.wait_for_guests()
                 guest_rows = rows[to.home_rows :]
                 if torch.is_grad_enabled():
                     parts.append(GuestRows.apply(guest_rows, layer, to.guest_ends, turn))
