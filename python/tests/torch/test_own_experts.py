@@ -96,7 +96,7 @@ def load_the_same_everywhere(rank: int) -> str:
     """Experts that somebody loads on purpose may be alike."""
     model = make_model(torch.float32)
     ep = spread(model)
-    ep.load_full_state_dict({name: torch.ones_like(whole) for name, whole in ep.full_state_dict().items()})
+    ep.load_whole_state_dict(model, {name: torch.ones_like(of) for name, of in ep.whole_state_dict(model).items()})
     return refusal(lambda: ep.plan(draw_routes(rank, 1, 3)))
 
 
