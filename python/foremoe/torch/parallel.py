@@ -195,8 +195,9 @@ class ExpertParallel:
         DistributedDataParallel or that of accelerate; drain() makes their gradients the mean over ranks. Without
         wrap(), drain() raises.
         """
+        wrapped = self._dense.wrap(model, wrapper)
         self._reports.add(model)
-        return self._dense.wrap(model, wrapper)
+        return wrapped
 
     def _expect_usable(self) -> None:
         if self.failed:

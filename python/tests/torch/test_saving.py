@@ -46,7 +46,8 @@ WRAPPERS = (None, "fsdp2")
 def make_model(case: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     family = case.split(",")[0]
-    config = getattr(transformers, f"{family}Config")(**BASE | ALL[case])
+    config_of = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    config = config_of(**BASE | ALL[case])
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -286,7 +287,7 @@ def test_save_pretrained_of_a_spread_model_names_the_one_that_saves_all(found: l
         ("another rank", "it holds the experts of rank"),
         ("other model", "InputError: model: it lacks 4 of the 4 expert parameters"),
         ("other model on rank 2", "model: it lacks 4 of the 4 expert parameters"),
-        ("rank0_only on rank 0", "InputError: rank0_only: True on rank 0, False on rank 1"),
+        ("rank0_only on rank 0", "InputError: rank0_only: True on rank 0, False on ranks 1, 2, 3"),
         ("no module", "InputError: model: is a dict, expected a torch.nn.Module"),
         ("missing", "InputError: state: model.embed_tokens.weight is missing"),
         ("unexpected", "InputError: state: more is not an entry"),
