@@ -7,6 +7,7 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/plan/check_plan.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
 namespace {
@@ -18,7 +19,11 @@ struct Small {
 
   Small() {
     load.load(0, 0, 0, 0) = Tokens{100};
-    plan = empty_plan({.policy = "mine", .guest_slots = 1, .ranks_per_node = 2}, load);
+    plan = empty_plan({.policy = "mine",
+                       .guest_slots = 1,
+                       .ranks_per_node = 2,
+                       .options = test::recorded_options({.guest_slots = 1})},
+                      load);
     for (int e = 0; e < 4; ++e) {
       plan.home(0, e) = RankId{e / 2};
       plan.slot_expert(0, 0, e / 2, e % 2) = ExpertId{e};
