@@ -136,7 +136,7 @@ def _digest(words: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what all ranks run."""
+    """Versions that must be the same on all ranks."""
     return {"foremoe": foremoe.__version__, "torch": str(torch.__version__)}
 
 

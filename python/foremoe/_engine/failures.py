@@ -94,7 +94,7 @@ class Failures:
         if not silent:
             return "the connection between ranks was lost"
         ranks = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
-        return f"{ranks} ended without a word, or did not answer for {PATIENCE_SECONDS:g} seconds"
+        return f"{ranks} died, or did not answer for {PATIENCE_SECONDS:g} seconds"
 
 
 def _is_lost_connection(error: BaseException) -> bool:

@@ -219,7 +219,7 @@ class Guests:
         return gradient
 
     def _new_gradient(self, layer: int, name: str) -> Tensor:
-        """Of one expert."""
+        """Allocates the gradient of one expert."""
         weight = local(self._weights[layer][name].detach())
         return weight.new_empty(weight.shape[1:], dtype=self._type_of_gradient(weight))
 

@@ -42,7 +42,7 @@ class Modelled:
         of = foremoe.evaluate_plan(plan, load, phase="policy_update", model=model, **self._options).figures
         if not of["ok"]:
             raise RuntimeError(f"the plan is wrong: {of['violations'][0]['message']}")
-        (update,) = of["stages"]
+        (update,) = of["phases"]
         return float(update["seconds"])
 
 

@@ -55,7 +55,7 @@ class OwnExperts:
             self._hook.remove()
 
     def loaded(self) -> None:
-        """Says that somebody gave the experts other weights on purpose."""
+        """Accepts the weights that were just loaded on purpose."""
         self._at_first = self._fingerprint()
 
     def expect_no_ddp(self) -> None:

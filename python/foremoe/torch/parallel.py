@@ -239,9 +239,9 @@ class ExpertParallel:
         one of its experts) whose expert was recorded takes the replica that was planned for it; any other one goes to
         its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.
 
-        Raises InputError, on all ranks, for arguments that are not those of another rank, and for routes of any rank
-        that cannot be; where no rank has a micro-step, or ranks have other numbers of them under "ddp" or "fsdp2"; and
-        under drop for rows without a route that something reads, where that can be seen: a row in some layers alone, or
+        Raises InputError, on all ranks, for arguments that are not those of another rank, and for invalid routes on any
+        rank; where no rank has a micro-step, or ranks have different numbers of them under "ddp" or "fsdp2"; and under
+        drop for rows without a route that something reads, where that can be seen: a row in some layers alone, or
         one between rows of its sequence that have a route.
         """
         self._expect_usable()
@@ -342,7 +342,7 @@ class ExpertParallel:
     def _trained_model(self) -> torch.nn.Module:
         model = self._dense.model if self._dense.model is not None else getattr(self.layers[0], "model", None)
         if model is None:
-            raise foremoe.InputError("model: is not known yet; call wrap(model) before", field="model")
+            raise foremoe.InputError("model: unknown; call ep.wrap(model) first", field="model")
         return model  # type: ignore[no-any-return]
 
     def detach(self) -> None:

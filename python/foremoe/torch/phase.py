@@ -177,7 +177,7 @@ class Phase:
     def idle(self, micro_step: int) -> None:
         """Takes part in a micro-step in which this rank has no batch: it serves the rows of others."""
         if self._dense.needs_all_ranks:
-            raise RuntimeError("what reduces the other gradients needs a batch of every rank in every micro-step")
+            raise RuntimeError("DDP and FSDP2 need a batch of every rank in every micro-step: idle() cannot be used")
         with self._running_micro_step(micro_step) as current:
             current.run_idle()
 
@@ -240,7 +240,7 @@ class Phase:
                 )
 
     def figures(self) -> dict[str, Any]:
-        """What the phase was worth, of this rank where ranks differ.
+        """Statistics of balance and copies. Values that differ between ranks are those of this rank.
 
         rho_vanilla, rho_planned, rho_computed: busiest rank's rows ÷ mean, mean and max over layers and micro-steps:
         with experts at home; as planned; and as executed, which is at homes where layers fell back, and with the rows

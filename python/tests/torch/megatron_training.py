@@ -246,7 +246,7 @@ def modelled_seconds(counts: Sequence[Any], in_flight: int = 1) -> dict[str, flo
         in_flight=in_flight,
     )  # fmt: skip
     return {
-        of["policy"]: stage["seconds"] for of in found for stage in of["stages"] if stage["stage"] == "policy_update"
+        of["policy"]: phase["seconds"] for of in found for phase in of["phases"] if phase["phase"] == "policy_update"
     }
 
 

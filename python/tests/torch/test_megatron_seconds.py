@@ -36,6 +36,6 @@ def test_seconds_are_those_of_a_steps_policy_update_and_nothing_is_planned_for_t
         monkeypatch.setattr(_core, name, counting)
     seconds = Modelled("h100", None, config, depth=3, threads=1).seconds(plan, load)
     assert planned == []
-    assert seconds == step.figures["stages"][1]["seconds"]
+    assert seconds == step.figures["phases"][1]["seconds"]
     foremoe.start_plan(load, "vanilla").finish()
     assert planned == ["_start_plan"]

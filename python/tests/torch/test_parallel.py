@@ -212,7 +212,7 @@ def found() -> list[dict[str, Any]]:
         ("experts", "InputError: group: 2 ranks must divide 5 experts"),
         ("shapes", "InputError: layers[1]: is of another shape"),
         ("missing", "InputError: state: matrix is missing"),
-        ("no model", "InputError: model: is not known yet; call wrap(model) before"),
+        ("no model", "InputError: model: unknown; call ep.wrap(model) first"),
         ("floats", "InputError: routes[0]: is torch.float32"),
         ("layers", "expected integers [rows, 1, 1]"),
         ("range", "]: expert 4 of 4"),
