@@ -316,7 +316,8 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   });
   running.finish();
   // Every process has planned for itself. The phase has held slots and homes against each other when it was bound.
-  if (!group_.one_process()) group_.agree({{"quotas", sha256_hex(std::as_bytes(plan.slot_tokens.flat()))}});
+  if (!group_.one_process())
+    group_.agree({{"quotas of the plan", sha256_hex(std::as_bytes(plan.slot_tokens.flat())).substr(0, 16)}});
   if (timeline_ && group_.has_first()) {
     timeline_->add(RankId{0}, Lane::kPlanner, fmt::format("{}, {}: all repeats", policy, to_string(phase)), begin,
                    Timeline::now_ns());

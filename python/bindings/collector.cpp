@@ -85,6 +85,10 @@ std::pair<nb::object, nb::object> count_routes(const AnyArray& routes, int num_e
   constexpr const char* kExpected = "[tokens, layers, top_k]";
   expect_layout(routes, "routes", kExpected, 3);
   expect_range("num_experts", num_experts, 1, kMaxExperts);
+  if (routes.shape(1) == 0 || routes.shape(2) == 0) {
+    throw InputError({.field = "routes"},
+                     fmt::format("is {}; expected {}", foremoe::python::describe(routes), kExpected));
+  }
   const std::size_t layers = routes.shape(1);
   const RowShape shape{.num_tokens = static_cast<std::int64_t>(routes.shape(0)),
                        .num_layers = static_cast<int>(layers),
@@ -111,12 +115,10 @@ std::pair<nb::object, nb::object> count_routes(const AnyArray& routes, int num_e
       !count(std::type_identity<std::uint16_t>{})) {
     refuse_dtype(routes, "routes", "integers", kExpected);
   }
-  const std::array<std::size_t, 2> of_counts{layers, static_cast<std::size_t>(num_experts)};
-  const nb::object as_given = nb::cast(routes);
-  return {converted.empty()
-              ? as_given
-              : nb::cast(array_of(std::move(converted))).attr("reshape")(routes.shape(0), layers, routes.shape(2)),
-          nb::cast(array_of(std::move(counts))).attr("reshape")(of_counts[0], of_counts[1])};
+  const bool stays = distinct || routes.dtype() == nb::dtype<std::int32_t>();
+  return {stays ? nb::cast(routes)
+                : nb::cast(array_of(std::move(converted))).attr("reshape")(routes.shape(0), layers, routes.shape(2)),
+          nb::cast(array_of(std::move(counts))).attr("reshape")(layers, num_experts)};
 }
 
 }  // namespace

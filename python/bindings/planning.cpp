@@ -143,6 +143,7 @@ class BackgroundPlan {
 
   // Ctrl-C ends these waits, and planning with them.
   void begin() {
+    if (planned_ > 0 && planned_ == num_micro_steps()) return;  // also in a child that was forked since
     if (!is_of_this_process()) {
       throw InputError({.field = "plan"}, fmt::format("is in the making in process {}, and this is {}, forked from it: "
                                                       "finish() the plan before the fork",
@@ -160,6 +161,7 @@ class BackgroundPlan {
     if (micro_step < 0 || micro_step >= most) {
       throw InputError({.field = "micro_step"}, fmt::format("{} is none of 0 … {}", micro_step, most - 1));
     }
+    if (micro_step < planned_) return;
     begin();
     run_interruptibly(pool_, [&] { running_->wait_for(MicroStepId{micro_step}); });
     planned_ = std::max(planned_.load(), micro_step + 1);

@@ -217,3 +217,11 @@ def test_errors_in_files_name_the_file(tmp_path: pathlib.Path) -> None:
     with pytest.raises(foremoe.InputError) as raised:
         foremoe.collect(trace_of(draw_routes()), ranks=0)
     assert raised.value.field == "ranks"
+
+
+def test_routes_without_rows_become_int32_and_rows_without_entries_are_refused() -> None:
+    routes, counts = foremoe._core._count_routes(np.zeros((0, 3, 2), np.int64), 8)
+    assert (routes.dtype, routes.shape, counts.shape) == (np.int32, (0, 3, 2), (3, 8))
+    for shape in ((5, 0, 2), (5, 3, 0)):
+        with pytest.raises(foremoe.InputError, match=r"routes: is int64 \[5, "):
+            foremoe._core._count_routes(np.zeros(shape, np.int64), 8)

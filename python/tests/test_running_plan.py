@@ -135,6 +135,10 @@ if os.fork() == 0:
     os._exit(0)
 assert os.wait()[1] == 0
 assert foremoe.check(running.finish(), load) == []
+if os.fork() == 0:  # now there is nothing to wait for
+    pickle.dumps(plan), running.finish()
+    os._exit(0)
+assert os.wait()[1] == 0
 print("finished")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

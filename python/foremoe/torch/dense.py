@@ -11,6 +11,7 @@ from foremoe._engine.alike import fact_of, refused_together
 from foremoe._engine.compiled import expect_not_compiled
 
 from .buckets import average_in_buckets
+from .own_experts import refuse_optimizers_of
 from .spread import SpreadExperts
 from .wrappers import hide_from_ddp, is_sharded_by_fsdp2, shard_by_fsdp2, show_to_ddp
 
@@ -49,7 +50,10 @@ class Dense:
         if wrapper == "ddp":
             return torch.nn.parallel.DistributedDataParallel(model, process_group=group)
         if wrapper == "fsdp2":
+            before = list(model.parameters())
             shard_by_fsdp2(model, experts, group)
+            sharded = {id(p) for p in model.parameters()}
+            refuse_optimizers_of(p for p in before if id(p) not in sharded)
         return model
 
     def unwrap(self) -> None:

@@ -88,7 +88,7 @@ class Measurement:
         ep = self.ep
         ep.arguments = dataclasses.replace(ep.arguments, policy=policy)
         inputs = self._inputs()
-        stretches = Stretches(ep.group, self._now if self.cuda else time.thread_time)
+        stretches = Stretches(ep.ranks.rows.group, self._now if self.cuda else time.thread_time)
         with ep.plan(self.routes) as phase:
             phase.wait_for_plan()
             dist.barrier(ep.group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -21,38 +22,39 @@ _INSTEAD = (
 )
 
 
+# Parameters that others have replaced in their model, by id: by this rank's experts, by whole ones in detach(), by
+# shards. An optimizer that holds one would step it, and never train the model.
+_REPLACED: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
+
+
+def refuse_optimizers_of(replaced: Iterable[torch.nn.Parameter]) -> None:
+    """From now on, no optimizer steps that holds one of these parameters, which others have replaced in the model."""
+    _REPLACED.update({id(weight): weight for weight in replaced})
+    _watch_optimizers()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    def expect_none_replaced(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        held = (p for of in optimizer.param_groups for p in of["params"]) if _REPLACED else ()
+        count = sum(_REPLACED.get(id(p)) is p for p in held)
+        if count:
+            raise RuntimeError(
+                f"the optimizer holds {count} parameters that are no longer the model's, and would never train it: it "
+                "was made before ExpertParallel, wrap() or detach() replaced them; make it afterwards"
+            )
+
+    register_optimizer_step_pre_hook(expect_none_replaced)
+
+
 class OwnExperts:
-    """The experts that a rank owns while a model is spread, and the parameters that they replaced."""
+    """The experts that a rank owns while a model is spread."""
 
     def __init__(self, experts: list[torch.nn.Parameter], group: Any) -> None:
         self._experts = experts
         self._group = group
         self._at_first = self._fingerprint()
         self._checked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._replaced: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
-        self._hook: Any = None
-
-    def refuse_optimizers_of(self, replaced: Iterable[torch.nn.Parameter]) -> None:
-        """From now on, no optimizer steps that holds a parameter which this rank's experts replaced."""
-        gone = self._replaced
-        gone.update({id(weight): weight for weight in replaced})
-
-        def expect_none_replaced(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            held = (p for of in optimizer.param_groups for p in of["params"]) if gone else ()
-            count = sum(gone.get(id(p)) is p for p in held)
-            if count:
-                raise RuntimeError(
-                    f"the optimizer was made before ExpertParallel: {count} of its parameters are experts that were "
-                    "replaced by this rank's own, which it would never train; make it afterwards"
-                )
-
-        self._hook = register_optimizer_step_pre_hook(expect_none_replaced)
-        weakref.finalize(self, self._hook.remove)
-
-    def release(self) -> None:
-        """Ends the refusal of optimizers."""
-        if self._hook is not None:
-            self._hook.remove()
 
     def loaded(self) -> None:
         """Accepts the weights that were just loaded on purpose."""

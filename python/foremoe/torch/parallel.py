@@ -33,7 +33,7 @@ from .arguments import Arguments, ranks_of
 from .dense import Dense
 from .evaluation import Evaluation
 from .one_rank import OneRankReports
-from .own_experts import OwnExperts
+from .own_experts import OwnExperts, refuse_optimizers_of
 from .phase import Phase
 from .routes import Counts, gather_routes
 from .spread import SpreadExperts
@@ -117,7 +117,7 @@ class ExpertParallel:
         self.experts = SpreadExperts(self.layers, self.ranks)
         self._own_experts = OwnExperts(self.experts.parameters(), self.group)
         if not self.experts.is_sharded:
-            self._own_experts.refuse_optimizers_of(replaced)
+            refuse_optimizers_of(replaced)
         del replaced
         self.experts.execute_by(self._execute)
         self._dense = Dense(self.experts)
@@ -167,9 +167,21 @@ class ExpertParallel:
         self._own_experts.expect_no_ddp()
         if self._phase is not None:
             return self._phase.execute(index, hidden, ids, gates)
+        self._expect_usable()
         if self._evaluation is not None:
             self._evaluation.expect_layer(index)
-        return self.experts.at_homes(index, hidden, ids, gates)[0]
+        return self._at_homes(index, hidden, ids, gates)
+
+    def _at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        """A layer without a plan. What one rank raises inside ends those of all ranks, which exchange rows with it."""
+        try:
+            return self.experts.at_homes(index, hidden, ids, gates)[0]
+        except BaseException as error:
+            self.failed = True
+            ended_by = self.ranks.failures.end(error) if self.ranks.failures is not None else ""
+            if ended_by:
+                raise RuntimeError(f"{ended_by}; begin anew after detach()") from error
+            raise
 
     def expert_parameters(self) -> list[torch.nn.Parameter]:
         """This rank's, of all layers."""
@@ -349,11 +361,12 @@ class ExpertParallel:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No phase can
         run afterwards: the groups that were made for copies are gone."""
         self._reports.remove()
-        self._own_experts.release()
         self._dense.unwrap()
         for channel in self._channels:
             if not self.failed:  # else something may be on its way
                 channel.close()
+        if not self.experts.is_sharded:
+            refuse_optimizers_of(self.expert_parameters())
         self.experts.gather()
 
     @contextlib.contextmanager
@@ -378,19 +391,20 @@ class ExpertParallel:
         with torch.no_grad():
             try:
                 yield
+                evaluation.serve(self._serve)
             except BaseException:
-                evaluation.fail()
+                if not self.failed:  # else all ranks know
+                    evaluation.fail()
                 raise
             finally:
                 self._evaluation = None
-            evaluation.serve(self._serve)
 
     def _serve(self, index: int) -> None:
         """One layer on no rows of this rank's own, outside of a phase."""
         layer = self.layers[index]
         hidden = next(iter(local_weights(layer).values())).new_zeros(0, layer.hidden_size)
         gates = hidden.new_zeros(0, layer.top_k)
-        self.experts.at_homes(index, hidden, gates.long(), gates)
+        self._at_homes(index, hidden, gates.long(), gates)
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:

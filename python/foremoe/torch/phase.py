@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
@@ -126,7 +127,9 @@ class Phase:
                 self._experts.layers, _OUT_OF_ORDER, version=version, host_timeout=self._arguments.host_timeout
             )
         except BaseException as error:
-            self.failed = not isinstance(error, foremoe.InputError)  # that one all ranks raise, before any copy
+            if not isinstance(error, foremoe.InputError):  # that one all ranks raise, before any copy
+                self.failed = True
+                self._end_all(error)
             raise
         return planned
 
@@ -147,17 +150,23 @@ class Phase:
             raise RuntimeError(f"{ended_by}; the gradients of this phase are given up") from error
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        complete = error is None and self._drained and self.planned.is_complete()
         with self._inside:
-            complete = kind is None and self._drained and self._next == self._load.num_micro_steps
-            self.failed = True
-            if not complete and self._gradients is not None:
-                self._gradients.give_back()
-            self.planned.close(complete)
-            self.failed = not complete
-        if complete and self.phase == "recompute":
-            self.beside.share(self._experts.ranks)
-            self._expect_recorded_routes()
-        elif not complete:
+            try:
+                if complete and self.phase == "recompute":
+                    with self._ending_all():
+                        self.beside.share(self._experts.ranks)
+                        self._expect_recorded_routes()
+            except BaseException:
+                complete = False
+                raise
+            finally:
+                self.failed = True
+                if not complete and self._gradients is not None:
+                    self._gradients.give_back()
+                self.planned.close(complete)
+                self.failed = not complete
+        if not complete:
             left = "the phase was left before its last micro-step, or without drain(): its gradients are given up"
             self._end_all(error or RuntimeError(left))
             if error is None:
@@ -231,13 +240,19 @@ class Phase:
         self._drained = True
 
     def _expect_recorded_routes(self) -> None:
-        """Waits for the device, once a phase: no layer does."""
-        for layer, differs in zip(self._experts.layers, self.beside.differs, strict=True):
-            if differs is not None and bool(differs):
-                raise RuntimeError(
-                    f"{layer.name}: it ran other experts than its routes say, although they were replayed; "
-                    "under on_mismatch='home' its router may choose"
-                )
+        """Raises RuntimeError, on all ranks, where a layer of any rank ran other experts than its routes say.
+        Collective. Waits for the device, once a phase: no layer does."""
+        ranks, differs = self._experts.ranks, self.beside.differs
+        own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
+        first = torch.tensor([own], device=ranks.device)
+        dist.all_reduce(first, dist.ReduceOp.MAX, group=ranks.rows.group)
+        layer = own if own >= 0 else int(first)
+        if layer >= 0:
+            where = "" if own >= 0 else "on another rank, "
+            raise RuntimeError(
+                f"{self._experts.layers[layer].name}: {where}it ran other experts than its routes say, although they "
+                "were replayed; under on_mismatch='home' its router may choose"
+            )
 
     def figures(self) -> dict[str, Any]:
         """Statistics of balance and copies. Values that differ between ranks are those of this rank.

@@ -128,6 +128,8 @@ def _counted_micro_step(experts: SpreadExperts, of: Tensor, m: int, unrouted: st
     except foremoe.InputError as error:
         refuse(error.problem, error.index)
     own = torch.from_numpy(ids)
+    if own.data_ptr() == of.data_ptr():
+        own = own.clone()  # the trainer may write its own
     found = [torch.empty(0, dtype=torch.int64)] * layers
     num_unrouted = np.zeros((layers, 1), np.int64)
     missing = len(own) - counts.sum(1) // top_k  # rows without a route, by layer

@@ -73,11 +73,10 @@ bool is_count(const json& value) {
   return value.is_number_unsigned() || (value.is_number_integer() && value.get<std::int64_t>() >= 0);
 }
 
-Complaint count(const json& value) {
-  // nlohmann would compare an unsigned value with a signed bound as signed numbers.
-  constexpr std::uint64_t kMost = std::numeric_limits<std::int32_t>::max();
-  if (is_count(value) && value.get<std::uint64_t>() <= kMost) return {};
-  return fmt::format("not a count from 0 to {}", kMost);
+// nlohmann would compare an unsigned value with a signed bound as signed numbers.
+Complaint count(const json& value, std::uint64_t most = std::numeric_limits<std::int32_t>::max()) {
+  if (is_count(value) && value.get<std::uint64_t>() <= most) return {};
+  return fmt::format("not a count from 0 to {}", most);
 }
 
 // A count, or the word for no limit.
@@ -120,10 +119,8 @@ Complaint complaint(const StepPlan& plan, std::string_view option, const json& v
   if (option == "rehome") return limit(value, "free");
   if (option == "seed") return is_count(value) ? Complaint() : "not a count";
   if (option == "homes") return value.is_string() ? Complaint() : "not a string";
-  if (option == "min-tokens-per-guest" || option == "tokens-per-rank" || option == "layers" ||
-      option == "micro-steps") {
-    return count(value);
-  }
+  if (option == "tokens-per-rank") return count(value, std::uint64_t{1} << 40);
+  if (option == "min-tokens-per-guest" || option == "layers" || option == "micro-steps") return count(value);
   return {};  // of a planner that has other options
 }
 

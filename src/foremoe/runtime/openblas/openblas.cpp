@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
@@ -107,6 +108,7 @@ int threads_so_far = 0;  // likewise: for so many there are buffers, and OpenBLA
 
 // Under the mutex.
 void map_buffers(int threads) {
+  if (library().one_at_a_time) threads = std::min(threads, 1);
   if (threads <= threads_so_far) return;
   const std::size_t bytes = kBufferBytes * static_cast<std::size_t>(threads - threads_so_far);
   void* const room = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
