@@ -122,7 +122,7 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
              rollout ? kOfRollout : "", options.memory_budget() ? kOfBudget : "");
 }
 
-int run(SimulateArguments arguments, const Given& given) {
+int run(const SimulateArguments& arguments, const Given& given) {
   PlanningSession session(
       arguments, given,
       {.policies = arguments.policies, .simulates = true, .output = arguments.timeline, .output_option = "timeline"});

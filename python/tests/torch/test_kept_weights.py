@@ -105,7 +105,12 @@ def gradients(multiply: Any, *, lent: bool) -> list[Any]:
     rows = torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH).requires_grad_()
     found: dict[str, Any] = {}
     places = [weights]
-    guests = types.SimpleNamespace(weights=lambda: places[-1], trained=lambda: set(weights), add_gradients=found.update)
+    guests = types.SimpleNamespace(
+        weights=lambda: places[-1],
+        trained=lambda: set(weights),
+        add_gradients=found.update,
+        wait_for_guests=lambda: None,
+    )
     out = GuestRows.apply(rows, layer, None, guests)
     if lent:
         places.append({name: weight.clone() for name, weight in weights.items()})

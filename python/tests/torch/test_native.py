@@ -344,7 +344,7 @@ def test_the_same_count_sees_the_exchange_of_counts_by_transformers(found: list[
         ("version", "InputError: model: its experts are sharded, which needs transformers 5.23 or newer, not 5.22.1"),
         ("wrapper", "InputError: wrapper: 'ddp', but FSDP2 shards the model already"),
         ("stale", "an optimizer of experts stepped inside a phase"),
-        ("idle", "needs a batch of every rank"),
+        ("idle", "need a batch of every rank"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(found: list[dict[str, Any]], case: str, words: str) -> None:
