@@ -222,14 +222,23 @@ TEST(CheckPlan, RefusesEveryRecordedOptionOfAWrongTypeOrOutOfRange) {
   GoodPlan good = with_recorded_options();
   ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
-  const nlohmann::json wrong[] = {
-      nullptr, true, -1, 2.5, 2147483648, "", "x", nlohmann::json::array({1}), nlohmann::json::object()};
+  const nlohmann::json wrong[] = {nullptr,
+                                  true,
+                                  -1,
+                                  2.5,
+                                  2147483648,
+                                  (std::int64_t{1} << 40) + 1,
+                                  "",
+                                  "x",
+                                  nlohmann::json::array({1}),
+                                  nlohmann::json::object()};
   for (const auto& [option, value] : right.items()) {
     for (const nlohmann::json& mutation : wrong) {
       if (mutation == value) continue;
       if (option == "stages" && mutation == "") continue;       // no stage at all
       if (option == "homes" && mutation.is_string()) continue;  // a file's name
-      if (option == "seed" && mutation == 2147483648) continue;
+      if (option == "seed" && mutation.is_number_integer() && mutation > 0) continue;
+      if (option == "tokens-per-rank" && mutation == 2147483648) continue;
       nlohmann::json mutated = right;
       mutated[option] = mutation;
       good.plan.options = mutated.dump();
