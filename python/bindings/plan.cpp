@@ -144,7 +144,8 @@ Plan plan_of_state(const nb::object& given) {
   expect(digest == sha256_hex(bytes), "is damaged: its digest is another");
   StepPlan step = read_plan(Safetensors::parse(bytes, "pickled plan"));
   const auto [first, last, whole] = layers;
-  expect(first >= 0 && first <= last && last <= whole && last - first == step.num_layers(), "has layers that are not the plan's");
+  expect(first >= 0 && first <= last && last <= whole && last - first == step.num_layers(),
+         "has layers that are not the plan's");
   const auto [wall, base, planning] = times;
   return {.step = std::make_shared<const StepPlan>(std::move(step)),
           .layers = {first, last, whole},
