@@ -150,7 +150,8 @@ class Phase:
             raise RuntimeError(f"{ended_by}; the gradients of this phase are given up") from error
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        complete = error is None and self._drained and self.planned.is_complete()
+        done = self.planned.is_complete() if self.phase == "recompute" else self._drained
+        complete = error is None and done and self._next == self._load.num_micro_steps
         with self._inside:
             try:
                 if complete and self.phase == "recompute":
