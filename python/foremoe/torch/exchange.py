@@ -73,7 +73,8 @@ def exchanged(
     # The rows of a token are summed in a fixed order, in float32 where they are narrower, as in transformers. On CUDA,
     # index_add() would add them in any order and round each sum.
     of_tokens = weighted.new_zeros(gates.numel(), hidden.shape[1]).index_copy(0, to.order, weighted)
-    return of_tokens.view(*gates.shape, hidden.shape[1]).sum(1).to(hidden.dtype)
+    out: Tensor = of_tokens.view(*gates.shape, hidden.shape[1]).sum(1).to(hidden.dtype)
+    return out
 
 
 class GuestRows(torch.autograd.Function):
