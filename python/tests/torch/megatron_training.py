@@ -13,8 +13,7 @@ import megatron_on_cpu
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from processes import begin_rank
+from processes import begin_rank, run_ranks
 
 import foremoe
 import foremoe.megatron
@@ -376,7 +375,6 @@ def is_same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     megatron_on_cpu.apply()
     begin_rank(rank, RANKS, folder)
@@ -387,5 +385,5 @@ def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> N
 def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
     """What work(rank) returns, of each rank, in a process each."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_on_rank, (work, folder), nprocs=RANKS)
+        run_ranks(RANKS, _on_rank, work, folder)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]

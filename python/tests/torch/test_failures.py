@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
-from processes import begin_rank
+from processes import begin_rank, rank_starter, run_ranks
 from training import RANKS, draw_batches, draw_routes, make_model, spread
 
 from foremoe._engine import failures
@@ -89,7 +88,7 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (folder,), nprocs=RANKS)
+        run_ranks(RANKS, work, folder)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
 
 
@@ -123,8 +122,7 @@ def work_until_killed(rank: int, folder: str) -> None:
 
 
 def test_survivors_name_a_rank_that_was_killed(tmp_path: pathlib.Path) -> None:
-    context = mp.get_context("spawn")
-    ranks = [context.Process(target=work_until_killed, args=(rank, str(tmp_path))) for rank in range(RANKS)]
+    ranks = [rank_starter().Process(target=work_until_killed, args=(rank, str(tmp_path))) for rank in range(RANKS)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from fake_cuda import DATA_DEPENDENT, FakeCuda, begin_fake_group
+from processes import run_ranks
 
 RANKS, MICRO_STEPS = 4, 2
 MASKED_SELECT = "aten.masked_select.default at moe_utils.py"
@@ -159,7 +159,7 @@ def work(_: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (folder,), nprocs=1)
+        run_ranks(1, work, folder)
         of: dict[str, Any] = torch.load(f"{folder}/found.pt")
         return of
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from processes import begin_rank
+from processes import begin_rank, run_ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 from training import RANKS, draw_batches, draw_routes, loss_of, make_model, reference, spread, worst_difference
 
@@ -50,8 +49,12 @@ def train_step(ep: Any, trained: Any, optimizer: Any, step: int) -> None:
 
 
 def train_eagerly(model: Any, optimizer: Any, step: int) -> None:
+    """On one thread, as ranks compute: routers' softmax is in float32, and its rounding depends on the threads."""
     batches, routes = batches_of(step)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     _, gradients = reference(torch.float64, [[b] for b in batches], [[r] for r in routes], state=model.state_dict())
+    torch.set_num_threads(threads)
     for name, p in model.named_parameters():
         p.grad = gradients[name]
     optimizer.step()
@@ -144,10 +147,10 @@ def resume(rank: int, folder: str, ranks: int, found_in: str) -> None:
 def folder() -> Any:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with tempfile.TemporaryDirectory() as into:
-        mp.spawn(begin, (into,), nprocs=RANKS)
+        run_ranks(RANKS, begin, into)
         for ranks in (4, 2):
             with tempfile.TemporaryDirectory() as other:
-                mp.spawn(resume, (other, ranks, into), nprocs=ranks)
+                run_ranks(ranks, resume, other, ranks, into)
         yield pathlib.Path(into)
 
 

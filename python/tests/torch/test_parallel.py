@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of
-from processes import begin_rank
+from processes import begin_rank, rank_starter, run_ranks
 
 import foremoe
 from foremoe.torch import ExpertParallel
@@ -201,7 +200,7 @@ def leave_undrained(ep: Any, layer: Layer, rank: int) -> None:
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (folder,), nprocs=RANKS)
+        run_ranks(RANKS, work, folder)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
 
 
@@ -280,8 +279,7 @@ def die(rank: int, folder: str) -> None:
 
 def test_a_rank_that_dies_ends_the_others_soon_with_nothing_applied() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("spawn")
-        processes = [context.Process(target=die, args=(rank, folder)) for rank in range(RANKS)]
+        processes = [rank_starter().Process(target=die, args=(rank, folder)) for rank in range(RANKS)]
         for process in processes:
             process.start()
         for process in processes:

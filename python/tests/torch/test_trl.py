@@ -17,11 +17,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import transformers
 import trl
 from grpo import RANKS, STEPS, WORDS, make_model, make_trainer
-from processes import begin_rank
+from processes import begin_rank, run_ranks
 
 import foremoe
 import foremoe.trl
@@ -117,7 +116,6 @@ def work(rank: int, folder: str) -> None:
         RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(RANKS),
         MASTER_ADDR="127.0.0.1", MASTER_PORT="0", HF_HUB_OFFLINE="1", ACCELERATE_USE_CPU="true",
     )  # fmt: skip
-    torch.set_num_threads(1)
     begin_rank(rank, RANKS, folder)
     found: dict[str, Any] = {}
     planned = train_and_resume(found, folder, rank)
@@ -228,7 +226,7 @@ def train_with_other_routers(found: dict[str, Any], folder: str) -> None:
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (folder,), nprocs=RANKS)
+        run_ranks(RANKS, work, folder)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import transformers
-from processes import begin_rank
+from processes import begin_rank, run_ranks
 
 from foremoe.hf import expert_layers
 from foremoe.torch import ExpertParallel
@@ -340,7 +339,6 @@ def assert_equal_to_eager(found: list[dict[str, Any]], *cases: str) -> None:
 
 
 def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> None:
-    torch.set_num_threads(1)
     begin_rank(rank, RANKS, folder)
     torch.use_deterministic_algorithms(True)
     torch.save(work(rank), f"{folder}/{rank}.pt")
@@ -372,5 +370,5 @@ def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
     """What work(rank) returns, of each rank, in a process each."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_on_rank, (work, folder), nprocs=RANKS)
+        run_ranks(RANKS, _on_rank, work, folder)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(RANKS)]
