@@ -7,15 +7,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "bindings.h"
 #include "foremoe/core/error.h"
 
 namespace foremoe::python {
 namespace {
 
-using Experts = std::vector<std::pair<int, int>>;
 using Bytes8 = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstBytes8 = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -23,10 +20,10 @@ struct Arena {
   HostArena arena;
   ExpertLayout layout;
 
-  int index_of(std::pair<int, int> expert) const {
-    const int index = arena.index_of({LayerId{expert.first}, ExpertId{expert.second}});
-    if (index >= 0) return index;
-    throw InputError({.field = "expert"}, fmt::format("layer {}, expert {} is not in it", expert.first, expert.second));
+  int at(int place) const {
+    const auto last = static_cast<int>(arena.num_experts()) - 1;
+    if (place >= 0 && place <= last) return place;
+    throw InputError({.field = "place"}, fmt::format("{}, {}", place, must_be_integer(0, last)));
   }
 
   std::span<const std::byte> segment(int index, std::size_t s) const {
@@ -34,11 +31,12 @@ struct Arena {
   }
 };
 
-std::vector<ArenaExpert> listed(const Experts& experts) {
+// Stand for the experts that Python keeps at these places, which change with each phase.
+std::vector<ArenaExpert> numbered(int places) {
+  if (places < 1) throw InputError({.field = "places"}, fmt::format("{}, must be above 0", places));
   std::vector<ArenaExpert> list;
-  for (const auto& [layer, expert] : experts) list.push_back({.layer = LayerId{layer}, .expert = ExpertId{expert}});
-  if (std::ranges::is_sorted(list)) return list;
-  throw InputError({.field = "experts"}, "must ascend");
+  for (int place = 0; place < places; ++place) list.push_back({.layer = LayerId{0}, .expert = ExpertId{place}});
+  return list;
 }
 
 // Of segments that are known by their sizes alone.
@@ -75,16 +73,16 @@ std::vector<Pointer> pointers_to(const std::vector<Array>& arrays, const Arena& 
   return pointers;
 }
 
-void publish(Arena& self, std::pair<int, int> expert, std::uint64_t version, const std::vector<ConstBytes8>& segments) {
-  const int index = self.index_of(expert);
+void publish(Arena& self, int place, std::uint64_t version, const std::vector<ConstBytes8>& segments) {
+  const int index = self.at(place);
   if (version == 0) throw InputError({.field = "version"}, "must be above 0");
   const auto pointers = pointers_to<const std::byte*>(segments, self);
   const nb::gil_scoped_release release;
   self.arena.publish(index, version, pointers);
 }
 
-bool is_intact(const Arena& self, std::pair<int, int> expert, std::uint64_t version) {
-  const int index = self.index_of(expert);
+bool is_intact(const Arena& self, int place, std::uint64_t version) {
+  const int index = self.at(place);
   const nb::gil_scoped_release release;
   if (self.arena.version(index) != version) return false;
   for (std::size_t s = 0; s < self.layout.num_segments(); ++s) {
@@ -93,8 +91,8 @@ bool is_intact(const Arena& self, std::pair<int, int> expert, std::uint64_t vers
   return true;
 }
 
-bool copy(const Arena& self, std::pair<int, int> expert, std::uint64_t version, const std::vector<Bytes8>& segments) {
-  const int index = self.index_of(expert);
+bool copy(const Arena& self, int place, std::uint64_t version, const std::vector<Bytes8>& segments) {
+  const int index = self.at(place);
   const auto pointers = pointers_to<std::byte*>(segments, self);
   const nb::gil_scoped_release release;
   if (self.arena.version(index) != version) return false;
@@ -105,9 +103,9 @@ bool copy(const Arena& self, std::pair<int, int> expert, std::uint64_t version, 
   return intact;
 }
 
-std::vector<nb::ndarray<nb::numpy, std::uint8_t>> segments_of(const nb::object& self, std::pair<int, int> expert) {
+std::vector<nb::ndarray<nb::numpy, std::uint8_t>> segments_of(const nb::object& self, int place) {
   const auto& arena = nb::cast<const Arena&>(self);
-  const int index = arena.index_of(expert);
+  const int index = arena.at(place);
   std::vector<nb::ndarray<nb::numpy, std::uint8_t>> segments;
   for (std::size_t s = 0; s < arena.layout.num_segments(); ++s) {
     const std::span<const std::byte> bytes = arena.segment(index, s);
@@ -120,47 +118,47 @@ std::vector<nb::ndarray<nb::numpy, std::uint8_t>> segments_of(const nb::object& 
 }  // namespace
 
 void bind_arena(nb::module_& m) {
-  nb::class_<Arena>(m, "HostArena", R"(Weights of experts in memory that the processes of one node share.
+  nb::class_<Arena>(m, "HostArena", R"(Places for experts in memory that the processes of one node share.
 
-An expert is (layer, expert), and consists of segments of bytes: its weights, one after the other. It is written under a
-version, with a checksum of each segment. Used by foremoe.torch.)")
+An expert consists of segments of bytes: its weights, one after the other. It is written under a version, with a
+checksum of each segment. Used by foremoe.torch.)")
       .def_static(
           "create",
-          [](const Experts& experts, const std::vector<std::int64_t>& segment_bytes) {
+          [](int places, const std::vector<std::int64_t>& segment_bytes) {
             const ExpertLayout layout = layout_of(segment_bytes);
-            return Arena{HostArena::create(listed(experts), layout), layout};
+            return Arena{HostArena::create(numbered(places), layout), layout};
           },
-          "experts"_a, "segment_bytes"_a,
-          R"(Memory of a new name for these experts, ascending. segment_bytes: of each segment, even.
+          "places"_a, "segment_bytes"_a,
+          R"(Memory of a new name, with so many places. segment_bytes: of each segment of an expert, even.
 
 Raises InputError where there is too little memory.)")
       .def_static(
           "open",
-          [](const std::string& name, const Experts& experts, const std::vector<std::int64_t>& segment_bytes) {
+          [](const std::string& name, int places, const std::vector<std::int64_t>& segment_bytes) {
             const ExpertLayout layout = layout_of(segment_bytes);
-            return Arena{HostArena::open(name, listed(experts), layout), layout};
+            return Arena{HostArena::open(name, numbered(places), layout), layout};
           },
-          "name"_a, "experts"_a, "segment_bytes"_a,
-          "What another process has created. Raises InputError where there is no such memory, or it is of others.")
+          "name"_a, "places"_a, "segment_bytes"_a,
+          "What another process has created. Raises InputError where there is no such memory, or it has other places.")
       .def_prop_ro("name", [](const Arena& a) { return a.arena.name(); })
       .def_prop_ro("num_bytes", [](const Arena& a) { return a.arena.bytes().value; })
       .def(
           "remove_name", [](Arena& a) { a.arena.remove_name(); },
           "Nobody can open it any more; it lives until the last process that has it lets go. By its creator.")
-      .def("publish", &publish, "expert"_a, "version"_a, "segments"_a.noconvert(),
-           "Writes an expert, uint8 arrays of its segments, then its version, above 0. One writer per expert.")
+      .def("publish", &publish, "place"_a, "version"_a, "segments"_a.noconvert(),
+           "Writes an expert, uint8 arrays of its segments, then its version, above 0. One writer per place.")
       .def(
-          "version", [](const Arena& a, std::pair<int, int> expert) { return a.arena.version(a.index_of(expert)); },
-          "expert"_a, "Under which the expert was published; 0: not yet.")
-      .def("is_intact", &is_intact, "expert"_a, "version"_a,
-           "Is the expert there in this version, with the bytes that were published?")
-      .def("copy", &copy, "expert"_a, "version"_a, "segments"_a.noconvert(),
+          "version", [](const Arena& a, int place) { return a.arena.version(a.at(place)); },
+          "place"_a, "Under which the expert at this place was published; 0: there is none yet.")
+      .def("is_intact", &is_intact, "place"_a, "version"_a,
+           "Is an expert there in this version, with the bytes that were published?")
+      .def("copy", &copy, "place"_a, "version"_a, "segments"_a.noconvert(),
            R"(Copies an expert into uint8 arrays, one per segment; False: not that version, or not the bytes published.
 
 Then what the arrays hold is undefined.)")
-      .def("segments", &segments_of, "expert"_a, "Views of an expert's segments, uint8 [bytes] each, writable.")
+      .def("segments", &segments_of, "place"_a, "Views of an expert's segments, uint8 [bytes] each, writable.")
       .def("__repr__", [](const Arena& a) {
-        return fmt::format("<foremoe.HostArena: {} experts, {} bytes>", a.arena.num_experts(), a.arena.bytes().value);
+        return fmt::format("<foremoe.HostArena: {} places, {} bytes>", a.arena.num_experts(), a.arena.bytes().value);
       });
 }
 

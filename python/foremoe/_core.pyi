@@ -695,24 +695,24 @@ class RankTurns:
 
 class HostArena:
     """
-    Weights of experts in memory that the processes of one node share.
+    Places for experts in memory that the processes of one node share.
 
-    An expert is (layer, expert), and consists of segments of bytes: its weights, one after the other. It is written under a
-    version, with a checksum of each segment. Used by foremoe.torch.
+    An expert consists of segments of bytes: its weights, one after the other. It is written under a version, with a
+    checksum of each segment. Used by foremoe.torch.
     """
 
     @staticmethod
-    def create(experts: Sequence[tuple[int, int]], segment_bytes: Sequence[int]) -> HostArena:
+    def create(places: int, segment_bytes: Sequence[int]) -> HostArena:
         """
-        Memory of a new name for these experts, ascending. segment_bytes: of each segment, even.
+        Memory of a new name, with so many places. segment_bytes: of each segment of an expert, even.
 
         Raises InputError where there is too little memory.
         """
 
     @staticmethod
-    def open(name: str, experts: Sequence[tuple[int, int]], segment_bytes: Sequence[int]) -> HostArena:
+    def open(name: str, places: int, segment_bytes: Sequence[int]) -> HostArena:
         """
-        What another process has created. Raises InputError where there is no such memory, or it is of others.
+        What another process has created. Raises InputError where there is no such memory, or it has other places.
         """
 
     @property
@@ -726,27 +726,29 @@ class HostArena:
 
     def publish(
         self,
-        expert: tuple[int, int],
+        place: int,
         version: int,
         segments: Sequence[
             Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)]
         ],
     ) -> None:
         """
-        Writes an expert, uint8 arrays of its segments, then its version, above 0. One writer per expert.
+        Writes an expert, uint8 arrays of its segments, then its version, above 0. One writer per place.
         """
 
-    def version(self, expert: tuple[int, int]) -> int:
-        """Under which the expert was published; 0: not yet."""
-
-    def is_intact(self, expert: tuple[int, int], version: int) -> bool:
+    def version(self, place: int) -> int:
         """
-        Is the expert there in this version, with the bytes that were published?
+        Under which the expert at this place was published; 0: there is none yet.
+        """
+
+    def is_intact(self, place: int, version: int) -> bool:
+        """
+        Is an expert there in this version, with the bytes that were published?
         """
 
     def copy(
         self,
-        expert: tuple[int, int],
+        place: int,
         version: int,
         segments: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")]],
     ) -> bool:
@@ -756,7 +758,7 @@ class HostArena:
         Then what the arrays hold is undefined.
         """
 
-    def segments(self, expert: tuple[int, int]) -> list[NDArray[numpy.uint8]]:
+    def segments(self, place: int) -> list[NDArray[numpy.uint8]]:
         """Views of an expert's segments, uint8 [bytes] each, writable."""
 
     def __repr__(self) -> str: ...

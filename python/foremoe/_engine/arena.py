@@ -1,43 +1,38 @@
 """The arena of a node: weights of experts in shared memory, from which its ranks copy their guests.
 
 An arena belongs to one phase, and holds the experts that RankTurns lists for the node. Each is written once, in the
-background: by its owner, or by the rank of this node that an owner on another node sends it to. It carries the number
-of the phase and checksums, so that a reader never takes other weights for it. The name of the memory is removed as soon
-as all ranks of the node have it, so that nothing is left behind however a process ends. A process that is killed before
-leaves a name; who makes the next arena removes it (shared_memory.h).
+background: by its owner, or by the rank of this node that an owner on another node sends it to. It carries a version
+and checksums, so that a reader never takes other weights for it. The memory is the node's, and stays for the next phase
+(node_memory.py).
 
 Nobody waits for an expert when the phase is older than its timeout, whatever is slow: an owner, the link between
 nodes, or the writing here. What comes later is written all the same, for the micro-steps after it.
 
-On CUDA the memory is pinned. That was never run.
+On CUDA the copies run on a stream of their own. That was never run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._core import HostArena
 
 from .communication import start_point_to_point
 from .layers import CopiedLayer
+from .node_memory import Expert, NodeMemory
 from .ranks import Ranks
 from .sharded import local_weights
 
-Expert = tuple[int, int]
-"""(layer, expert)"""
-Made = TypeVar("Made")
 POLL_SECONDS = 0.001
 ATTEMPTS = 2  # to copy an expert
 
@@ -87,20 +82,19 @@ class NodeArena:
         layers: Sequence[CopiedLayer],
         turns: foremoe.RankTurns,
         ranks: Ranks,
+        memory: NodeMemory,
         *,
-        version: int,
         timeout: float,
     ) -> None:
-        """version: of the weights, another one in each phase. timeout: seconds that nobody waits longer for an expert,
-        once the arena is made."""
+        """memory: of this node. timeout: seconds that nobody waits longer for an expert, once the arena is made."""
         self._ranks = ranks
-        self._version = version
+        self._memory = memory
         self._timeout = timeout
         self._weights = [local_weights(layer) for layer in layers]
-        self._experts = turns.arena(ranks.node)
-        self._arena = _share(self._experts, self._weights[0], ranks)
+        memory.take_places(
+            turns.arena(ranks.node), [w[0].numel() * w.element_size() for w in self._weights[0].values()]
+        )
         self._stream: Any = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._pinned = self._pin() if self._stream is not None else None
         # Who waits for a slow link, and who writes, keeps nobody from reading. Of two readers one may wait for what
         # others write while the other copies.
         self._receiver = _Receiver()
@@ -195,10 +189,10 @@ class NodeArena:
     def _write(self, expert: Expert, weights: dict[str, Tensor]) -> None:
         with torch.cuda.stream(self._stream):
             segments = [_bytes(w.to("cpu").contiguous()) for w in weights.values()]
-        self._arena.publish(expert, self._version, segments)
+        self._memory.publish(expert, segments)
 
     def check(self, experts: list[Expert]) -> Future[set[Expert]]:
-        """Those of these experts that are there, in this phase's version, with the bytes that were published.
+        """Those of these experts that are there, with the bytes that were published in this phase.
 
         Waits for them in the background: until the phase is as old as its timeout, afterwards not at all.
         """
@@ -207,10 +201,10 @@ class NodeArena:
     def _intact(self, experts: list[Expert]) -> set[Expert]:
         intact: set[Expert] = set()
         for expert in experts:
-            while self._arena.version(expert) != self._version and time.monotonic() < self._deadline:
+            while not self._memory.is_published(expert) and time.monotonic() < self._deadline:
                 if self._stopped.wait(POLL_SECONDS):
                     return intact
-            if self._arena.is_intact(expert, self._version):
+            if self._memory.is_intact(expert):
                 intact.add(expert)
         return intact
 
@@ -238,7 +232,7 @@ class NodeArena:
 
     def _copy_checked(self, expert: Expert, to: dict[str, Tensor]) -> None:
         segments = [_bytes(w) for w in to.values()]
-        if not any(self._arena.copy(expert, self._version, segments) for _ in range(ATTEMPTS)):
+        if not any(self._memory.copy(expert, segments) for _ in range(ATTEMPTS)):
             layer, number = expert
             raise RuntimeError(
                 f"expert {number} of MoE layer {layer} was damaged in the node's arena after it had been checked"
@@ -249,27 +243,16 @@ class NodeArena:
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._ranks.device))  # that read the slot before
         with torch.cuda.stream(stream):
-            for w, segment in zip(to.values(), self._arena.segments(expert), strict=True):
+            for w, segment in zip(to.values(), self._memory.segments(expert), strict=True):
                 w.copy_(torch.from_numpy(segment).view(w.dtype).view(w.shape), non_blocking=True)
         event = stream.record_event()
         return lambda: torch.cuda.current_stream(self._ranks.device).wait_event(event)
 
-    def _pin(self) -> int | None:
-        """Where the memory begins that was pinned, if there is any. Never run."""
-        if not self._experts:
-            return None
-        first, last = self._arena.segments(self._experts[0])[0], self._arena.segments(self._experts[-1])[-1]
-        page = mmap.PAGESIZE
-        begin = first.ctypes.data // page * page
-        end = -(-(last.ctypes.data + last.nbytes) // page) * page
-        cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(cuda.cudaHostRegister(begin, end - begin, 0))
-        return begin
-
     def close(self, complete: bool) -> None:
-        """Lets the memory go; comes last.
+        """Ends what runs in the background; comes last.
 
-        complete: after all copies that were asked for, and after what is still on its way; else as soon as can be.
+        complete: after all copies that were asked for, and after what is still on its way; the next phase takes the
+        same memory. Else as soon as can be, and the memory goes.
         """
         if not complete:
             self._stopped.set()
@@ -282,51 +265,9 @@ class NodeArena:
                 work.wait()
             for future in self._publishing:
                 future.result()
-        if self._pinned is not None:
-            torch.cuda.synchronize(self._ranks.device)
-            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(cuda.cudaHostUnregister(self._pinned))
+        if self._stream is not None:
+            self._stream.synchronize()  # its copies read the memory
         self._sent.clear()
         self._publishing.clear()
-        del self._arena
-
-
-def _share(experts: list[Expert], like: dict[str, Tensor], ranks: Ranks) -> HostArena:
-    """The first rank of a node makes its arena, and the others open it. Collective."""
-    segment_bytes = [w[0].numel() * w.element_size() for w in like.values()]
-    creator = ranks.node * ranks.ranks_per_node
-    arena: HostArena | None = None
-    refusal = ""
-    if ranks.rank == creator:
-        arena, refusal = _attempt(lambda: HostArena.create(experts, segment_bytes))
-    name = _of_all_ranks(arena.name if arena is not None else "", ranks)[creator]
-    if ranks.rank != creator and name:
-        arena, refusal = _attempt(lambda: HostArena.open(name, experts, segment_bytes))
-    refusals = _of_all_ranks(refusal, ranks)
-    if arena is not None:
-        arena.remove_name()
-    for rank, of in enumerate(refusals):
-        if of:
-            raise foremoe.InputError(
-                f"path: rank {rank} cannot share an arena with its node, of {ranks.ranks_per_node} ranks: {of} (path "
-                "'peer' needs none)",
-                field="path",
-            )
-    if arena is None:
-        raise RuntimeError("the arena was neither made nor refused")
-    return arena
-
-
-def _attempt(make: Callable[[], Made]) -> tuple[Made | None, str]:
-    """What was made, or why not."""
-    try:
-        return make(), ""
-    except Exception as error:  # whatever it is: the other ranks wait to be told
-        return None, str(error) or type(error).__name__
-
-
-def _of_all_ranks(text: str, ranks: Ranks) -> list[str]:
-    found: list[Any] = [None] * ranks.num_ranks
-    assert ranks.agreement is not None
-    dist.all_gather_object(found, text, group=ranks.agreement.group)
-    return found
+        if not complete:
+            self._memory.release()

@@ -19,8 +19,9 @@ from torch import Tensor
 
 import foremoe
 
-from .arena import Expert, NodeArena
+from .arena import NodeArena
 from .failures import Channel
+from .node_memory import Expert
 
 
 def _expert_of(copy: foremoe.Copy) -> Expert:

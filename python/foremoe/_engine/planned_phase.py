@@ -15,6 +15,7 @@ from .guests import Guests
 from .host_path import HostPath
 from .layer_turn import LayerTurn, TurnCursor
 from .layers import CopiedLayer
+from .node_memory import NodeMemory
 from .ranks import Ranks
 
 
@@ -62,19 +63,19 @@ class PlannedPhase:
         out_of_order: str,
         *,
         gradient_type: torch.dtype | None = None,
-        version: int = 1,
+        memory: NodeMemory | None = None,
         host_timeout: float = 0.0,
     ) -> None:
         """Makes room for guests and, where copies come by the host path, the arenas of nodes. Collective.
 
-        out_of_order: what to say of a pass that ran out of order. gradient_type: as Guests takes it. version: of the
-        weights in arenas, another one in each phase. host_timeout: seconds that nobody waits longer for these.
+        out_of_order: what to say of a pass that ran out of order. gradient_type: as Guests takes it. memory: for the
+        host path. host_timeout: seconds that nobody waits longer for experts in there.
         """
         self.guests = Guests(layers, self.plan, self.turns, self._ranks, gradient_type)
         self.cursor = TurnCursor(self.guests, out_of_order)
         if any(self.turns.arena(node) for node in range(self._ranks.num_nodes)):
-            arena = NodeArena(layers, self.turns, self._ranks, version=version, timeout=host_timeout)
-            assert self._ranks.agreement is not None
+            assert memory is not None and self._ranks.agreement is not None
+            arena = NodeArena(layers, self.turns, self._ranks, memory, timeout=host_timeout)
             self.guests.host_path = HostPath(
                 arena, self.turns, self._ranks.agreement, len(layers), self.num_micro_steps
             )

@@ -25,6 +25,7 @@ from foremoe._engine.failures import Channel, Failures
 from foremoe._engine.groups import groups_made, make_groups
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
+from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import local, local_weights, sharded_over_ranks
 
@@ -113,6 +114,7 @@ class ExpertParallel:
             if plan_nothing(nothing, self.arguments, path=path).residency == "shared":
                 try_lending_layers(self.layers)
         self._channels = self._make_channels(copy_group)
+        self._memory = NodeMemory(self.ranks)
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
         self._own_experts = OwnExperts(self.experts.parameters(), self.group)
@@ -126,7 +128,6 @@ class ExpertParallel:
         self._reports = OneRankReports(reporting, self.rank, self.num_ranks)
         if (model := getattr(self.layers[0], "model", None)) is not None:
             self._reports.add(model)
-        self.num_phases = 0  # entered
         self.failed = False  # a phase did, with copies on their way
         self._phase: Phase | None = None  # that runs
         self._evaluation: Evaluation | None = None
@@ -216,15 +217,14 @@ class ExpertParallel:
             raise RuntimeError("a phase failed: what it sent may still be on its way; begin anew with other groups")
 
     @contextlib.contextmanager
-    def _entered(self, phase: Phase) -> Iterator[int]:
-        """Layers run by this phase inside. Says how many have been entered by now."""
+    def _entered(self, phase: Phase) -> Iterator[None]:
+        """Layers run by this phase inside."""
         if self._phase is not None:
             raise RuntimeError("another phase is running")
         self._expect_usable()
         self._phase = phase
-        self.num_phases += 1
         try:
-            yield self.num_phases
+            yield
         finally:
             self._phase = None
             self.failed |= phase.failed
@@ -264,8 +264,9 @@ class ExpertParallel:
         load = self._load(gathered.counts)
         running = foremoe.start_plan(load, **self.arguments.planning())
         return Phase(
-            self.experts, self._dense, self.arguments, load, running, gathered, phase=phase, entered=self._entered
-        )
+            self.experts, self._dense, self.arguments, load, running, gathered,
+            phase=phase, memory=self._memory, entered=self._entered,
+        )  # fmt: skip
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -362,6 +363,7 @@ class ExpertParallel:
         run afterwards: the groups that were made for copies are gone."""
         self._reports.remove()
         self._dense.unwrap()
+        self._memory.release()
         for channel in self._channels:
             if not self.failed:  # else something may be on its way
                 channel.close()

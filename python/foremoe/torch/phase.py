@@ -16,6 +16,7 @@ from torch import Tensor
 
 import foremoe
 from foremoe._engine.guests import Guests
+from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.planned_phase import PlannedPhase
 
 from .arguments import Arguments
@@ -50,9 +51,10 @@ class Phase:
         routes: Routes,
         *,
         phase: str,
-        entered: Callable[[Phase], contextlib.AbstractContextManager[int]],
+        memory: NodeMemory,
+        entered: Callable[[Phase], contextlib.AbstractContextManager[None]],
     ):
-        """entered: inside of it layers run by this phase; it says how many have been entered by then."""
+        """memory: for the host path. entered: inside of it layers run by this phase."""
         self.routes = routes
         self.phase = phase
         self.beside = BesidePlan(routes)
@@ -62,6 +64,7 @@ class Phase:
         self._arguments = arguments
         self._load = load
         self._running = running
+        self._memory = memory
         self._entered = entered
         self._inside = contextlib.ExitStack()
         self._planned: PlannedPhase | None = None
@@ -98,8 +101,8 @@ class Phase:
         if self._planned is not None:
             raise RuntimeError("a phase can be entered once")
         with contextlib.ExitStack() as inside:
-            version = inside.enter_context(self._entered(self))
-            self._planned = self._begin(version)
+            inside.enter_context(self._entered(self))
+            self._planned = self._begin()
             if self.phase == "policy_update":
                 self._gradients = PhaseGradients(self._experts, self._dense)
             for layer in self._experts.layers:
@@ -112,7 +115,7 @@ class Phase:
             self._inside = inside.pop_all()
         return self
 
-    def _begin(self, version: int) -> PlannedPhase:
+    def _begin(self) -> PlannedPhase:
         planned = PlannedPhase(
             self._running,
             self._load,
@@ -124,7 +127,7 @@ class Phase:
         )
         try:
             planned.open(
-                self._experts.layers, _OUT_OF_ORDER, version=version, host_timeout=self._arguments.host_timeout
+                self._experts.layers, _OUT_OF_ORDER, memory=self._memory, host_timeout=self._arguments.host_timeout
             )
         except BaseException as error:
             if not isinstance(error, foremoe.InputError):  # that one all ranks raise, before any copy

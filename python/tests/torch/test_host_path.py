@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from processes import begin_rank
+from processes import begin_rank, rank_starter
 from training import (
     LAYERS,
     Spoil,
@@ -35,66 +34,18 @@ from training import (
 
 import foremoe
 from foremoe._core import HostArena
-from foremoe._engine import arena
+from foremoe._engine import arena, node_memory
 from foremoe._engine.arena import NodeArena
 from foremoe._engine.host_path import HostPath
 from foremoe.torch import ExpertParallel
 
 LONG = 60.0  # seconds, far above a stage's host_timeout: who waited for it in full would find nothing missing
-EXPERT_BYTES = [64, 6]
-ARENA = [(0, 3), (2, 1)]
 
 
 def names_in_shared_memory(processes: set[int] | None = None) -> list[str]:
     """That one of these processes made, by default this one."""
     makers = processes or {os.getpid()}
     return [f.name for f in pathlib.Path("/dev/shm").glob("foremoe-*") if int(f.name.split("-")[3]) in makers]
-
-
-def segments(value: int) -> list[np.ndarray]:
-    return [np.full(size, value, np.uint8) for size in EXPERT_BYTES]
-
-
-def test_a_reader_takes_no_expert_but_the_one_that_was_published() -> None:
-    arena = HostArena.create(ARENA, EXPERT_BYTES)
-    reader = HostArena.open(arena.name, ARENA, EXPERT_BYTES)
-    assert names_in_shared_memory()
-    arena.remove_name()
-    assert not names_in_shared_memory()
-    expert, to = (2, 1), segments(0)
-    assert reader.version(expert) == 0
-    assert not reader.copy(expert, 7, to)
-    arena.publish(expert, 7, segments(5))
-    assert reader.version(expert) == 7
-    assert reader.is_intact(expert, 7)
-    assert reader.copy(expert, 7, to)
-    assert all((a == b).all() for a, b in zip(to, segments(5), strict=True))
-    assert not reader.is_intact(expert, 8)  # of another stage
-    assert not reader.copy(expert, 8, to)
-    arena.segments(expert)[1][3] ^= 1
-    assert not reader.is_intact(expert, 7)
-    assert not reader.copy(expert, 7, to)
-
-
-def test_mistakes_with_an_arena_are_named() -> None:
-    arena = HostArena.create(ARENA, EXPERT_BYTES)
-    for call, field in [
-        (lambda: HostArena.create(ARENA[::-1], EXPERT_BYTES), "experts"),
-        (lambda: HostArena.create(ARENA, [7]), "segment_bytes"),
-        (lambda: arena.version((1, 1)), "expert"),
-        (lambda: arena.publish((0, 3), 0, segments(1)), "version"),
-        (lambda: arena.publish((0, 3), 1, segments(1)[:1]), "segments"),
-        (lambda: arena.copy((0, 3), 1, segments(1)[::-1]), "segments"),
-    ]:
-        with pytest.raises(foremoe.InputError) as raised:
-            call()
-        assert raised.value.field == field
-    with pytest.raises(TypeError):
-        arena.copy((0, 3), 1, [s.astype(np.int32) for s in segments(1)])  # converted, it would be lost
-    with pytest.raises(foremoe.InputError, match="there is no such shared memory"):
-        HostArena.open("/foremoe-none", ARENA, EXPERT_BYTES)
-    with pytest.raises(foremoe.InputError, match="not an arena of these"):
-        HostArena.open(arena.name, ARENA[:1], EXPERT_BYTES)
 
 
 def once_filled(change: Callable[[Any], None]) -> Spoil:
@@ -121,19 +72,20 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
 def flip_a_bit(arena: Any) -> None:
     """In the first expert of the first node's arena."""
     if arena._ranks.rank == 0:
-        arena._arena.segments(arena._experts[0])[-1][5] ^= 1
+        arena._memory.segments(next(iter(arena._memory._place)))[-1][5] ^= 1
 
 
 def bring_stale_weights(arena: Any) -> None:
-    """Of the stage before, in place of this one's first expert."""
+    """Of the phase before, in place of this one's first expert."""
+    memory = arena._memory
     if arena._ranks.rank == 0:
-        zeros = [np.zeros_like(segment) for segment in arena._arena.segments(arena._experts[0])]
-        arena._arena.publish(arena._experts[0], arena._version - 1, zeros)
+        zeros = [np.zeros_like(segment) for segment in memory.segments(next(iter(memory._place)))]
+        memory._arena.publish(0, memory._version - 1, zeros)
 
 
 @contextlib.contextmanager
 def stale(ep: Any, stage: Any) -> Iterator[None]:
-    ep.num_phases = 4
+    ep._memory._version = 4
     with once_filled(bring_stale_weights)(ep, stage):
         yield
 
@@ -222,15 +174,15 @@ def refuse_to_share(rank: int) -> dict[str, Any]:
         raise foremoe.InputError("too little memory")
 
     class Refuses:
-        create = staticmethod(too_little if rank == 2 else arena.HostArena.create)
-        open = staticmethod(arena.HostArena.open)
+        create = staticmethod(too_little if rank == 2 else HostArena.create)
+        open = staticmethod(HostArena.open)
 
     model = make_model(torch.float32)
     ep = spread(model, path="host", ranks_per_node=2)
     ep.wrap(model)
     (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
     try:
-        with mock.patch.object(arena, "HostArena", Refuses), ep.plan(routes):
+        with mock.patch.object(node_memory, "HostArena", Refuses), ep.plan(routes):
             said = "nothing"
     except foremoe.InputError as error:
         said = f"{error.field}: {error}"
@@ -247,9 +199,9 @@ def look_inside(rank: int) -> dict[str, Any]:
     model = make_model(torch.float32)
     ep = spread(model, path="host", ranks_per_node=2)
     found = {}
-    with contextlib.suppress(KeyError), ep.plan(draw_routes(rank, 1, 5)) as stage:
+    with contextlib.suppress(KeyError), ep.plan(draw_routes(rank, 1, 5)):
         dist.barrier()
-        found["arena"] = stage.guests.host_path._arena._arena.num_bytes
+        found["arena"] = ep._memory.num_bytes
         found["inside"] = names_in_shared_memory()
         raise KeyError
     found["after"] = names_in_shared_memory()
@@ -315,7 +267,7 @@ def test_nobody_waits_for_a_slow_link_or_a_slow_writer(found: list[dict[str, Any
 
 def test_memory_that_cannot_be_shared_is_refused_on_all_ranks(found: list[dict[str, Any]]) -> None:
     for of in found:
-        assert of["refused"]["said"].startswith("path: path: rank 2 cannot share an arena")
+        assert of["refused"]["said"].startswith("path: path: rank 2 cannot share memory")
         assert "too little memory" in of["refused"]["said"]
     assert sum(of["refused"]["copies"] for of in found) > 0
 
@@ -339,8 +291,8 @@ def train_and_fail(rank: int, folder: str, fails: str) -> None:
         if fails == "killed" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if fails == "damaged":  # after the check
-            for expert in self._arena._experts:
-                self._arena._arena.segments(expert)[0][0] ^= 1 << rank
+            for expert in ep._memory._place:
+                ep._memory.segments(expert)[0][0] ^= 1 << rank
             dist.barrier()
         return at_homes
 
@@ -357,8 +309,9 @@ def train_and_fail(rank: int, folder: str, fails: str) -> None:
 @pytest.mark.parametrize("fails", ["damaged", "killed"])
 def test_a_failure_after_the_agreement_ends_all_ranks_with_nothing_applied(fails: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("spawn")
-        processes = [context.Process(target=train_and_fail, args=(rank, folder, fails)) for rank in range(matrix.RANKS)]
+        processes = [
+            rank_starter().Process(target=train_and_fail, args=(rank, folder, fails)) for rank in range(matrix.RANKS)
+        ]
         for process in processes:
             process.start()
         started = {int(process.pid or 0) for process in processes}

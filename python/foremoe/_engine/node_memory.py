@@ -1,0 +1,164 @@
+"""Memory in which the ranks of a node share experts. It outlives phases: pinning it for CUDA takes long.
+
+Each phase takes places in it for its experts, under a version of its own, by which readers tell them from those of the
+phases before. The memory is made again only where a phase needs more places than there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import foremoe
+from foremoe._core import HostArena
+
+from .ranks import Ranks
+
+Expert = tuple[int, int]
+"""(layer, expert)"""
+Made = TypeVar("Made")
+
+
+class NodeMemory:
+    """One rank's view of its node's memory."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._version = 0
+        self._arena: HostArena | None = None
+        self._places = 0  # that there are
+        self._segment_bytes: list[int] = []
+        self._place: dict[Expert, int] = {}  # of this phase's experts
+        self._unpin: weakref.finalize[Any, Any] | None = None
+
+    def take_places(self, experts: Sequence[Expert], segment_bytes: Sequence[int]) -> None:
+        """Takes places for the experts of the next phase. Collective; every rank has ended the phase before.
+
+        experts: of this rank's node, in the same order on all of its ranks. segment_bytes: of each weight of an expert.
+
+        Raises InputError, on all ranks, where a node's ranks cannot share the memory, and RuntimeError where they take
+        places for different experts.
+        """
+        self._version += 1
+        of_experts = np.array([*segment_bytes, *(number for expert in experts for number in expert)])
+        wanted = hashlib.sha256(of_experts.tobytes()).digest()
+        fits = len(experts) <= self._places and (not experts or list(segment_bytes) == self._segment_bytes)
+        told = self._of_all_ranks((self._ranks.node, wanted, fits))
+        others = [rank for rank, (node, of, _) in enumerate(told) if of != told[self._first_rank(node)][1]]
+        if others:
+            raise RuntimeError(f"ranks {others} share other experts than the first rank of their node")
+        too_small = {node for node, _, of_rank in told if not of_rank}
+        if too_small:
+            self._make(self._ranks.node in too_small, len(experts), list(segment_bytes))
+        self._place = {expert: place for place, expert in enumerate(experts)}
+
+    def _first_rank(self, node: int) -> int:
+        return node * self._ranks.ranks_per_node
+
+    def _make(self, here: bool, places: int, segment_bytes: list[int]) -> None:
+        """The first rank of a node makes its memory, and the others open it. Collective. here: on this node."""
+        creator = self._first_rank(self._ranks.node)
+        if here:
+            # Plans of one model need about as many places each. A quarter more spares the next one that needs more.
+            places += places // 4 if self._arena is not None else 0
+            self.release()
+        arena: HostArena | None = None
+        refusal = ""
+        if here and self._ranks.rank == creator:
+            arena, refusal = _attempt(lambda: HostArena.create(places, segment_bytes))
+        name = self._of_all_ranks(arena.name if arena is not None else "")[creator]
+        if name and arena is None:
+            arena, refusal = _attempt(lambda: HostArena.open(name, places, segment_bytes))
+        refusals = self._of_all_ranks(refusal)
+        if arena is not None:
+            arena.remove_name()
+        for rank, of in enumerate(refusals):
+            if of:
+                raise foremoe.InputError(
+                    f"path: rank {rank} cannot share memory with its node, of {self._ranks.ranks_per_node} ranks: {of} "
+                    "(path 'peer' needs none)",
+                    field="path",
+                )
+        if arena is not None:
+            self._arena, self._places, self._segment_bytes = arena, places, segment_bytes
+            if self._ranks.device.type == "cuda":
+                self._unpin = weakref.finalize(self, _unpin, arena, _pin(arena, places))
+                self._unpin.atexit = False  # the driver may have ended by then
+
+    def _of_all_ranks(self, own: Any) -> list[Any]:
+        found: list[Any] = [None] * self._ranks.num_ranks
+        assert self._ranks.agreement is not None
+        dist.all_gather_object(found, own, group=self._ranks.agreement.group)
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        return self._arena.num_bytes if self._arena is not None else 0
+
+    def _at(self, expert: Expert) -> tuple[HostArena, int]:
+        assert self._arena is not None
+        return self._arena, self._place[expert]
+
+    def publish(self, expert: Expert, segments: list[Any]) -> None:
+        """Writes an expert, uint8 arrays of its segments. One writer per expert."""
+        arena, place = self._at(expert)
+        arena.publish(place, self._version, segments)
+
+    def is_published(self, expert: Expert) -> bool:
+        """In this phase."""
+        arena, place = self._at(expert)
+        return arena.version(place) == self._version
+
+    def is_intact(self, expert: Expert) -> bool:
+        """Whether it was published in this phase, and these bytes are there."""
+        arena, place = self._at(expert)
+        return arena.is_intact(place, self._version)
+
+    def copy(self, expert: Expert, segments: list[Any]) -> bool:
+        """Copies an expert into uint8 arrays; False where it is not intact. Then what they hold is undefined."""
+        arena, place = self._at(expert)
+        return arena.copy(place, self._version, segments)
+
+    def segments(self, expert: Expert) -> list[Any]:
+        """Views of an expert's segments, uint8 [bytes] each, writable."""
+        arena, place = self._at(expert)
+        return arena.segments(place)
+
+    def release(self) -> None:
+        """Lets the memory go, which no copy may read any more. The next phase makes another one."""
+        if self._unpin is not None:
+            self._unpin()
+        self._unpin = self._arena = None
+        self._places = 0
+
+
+def _pin(arena: HostArena, places: int) -> int:
+    """Where the memory begins that it pins. Never run on CUDA."""
+    first, last = arena.segments(0)[0], arena.segments(places - 1)[-1]
+    begin = first.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    end = -(-(last.ctypes.data + last.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(cuda.cudaHostRegister(begin, end - begin, 0))
+    return begin
+
+
+def _unpin(arena: HostArena, begin: int) -> None:
+    """arena: whose memory it is, which lives until then."""
+    torch.cuda.synchronize()
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(cuda.cudaHostUnregister(begin))
+
+
+def _attempt(make: Callable[[], Made]) -> tuple[Made | None, str]:
+    """What was made, or why not."""
+    try:
+        return make(), ""
+    except Exception as error:  # whatever it is: the other ranks wait to be told
+        return None, str(error) or type(error).__name__
