@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from foremoe._engine.failures import Channel
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import KeptWeights
+from foremoe._engine.sharded import local_weights
 
 from .dispatch import Dispatch
 
@@ -77,16 +78,50 @@ def exchanged(
     return out
 
 
+def computed_in_slots(rows: Tensor, to: Dispatch, layer: ExpertLayer, guests: Any) -> Tensor:
+    """This rank's experts on their rows, then guests on theirs; so also in the backward pass, since copies of guests
+    overlap with the experts at home.
+
+    rows: [rows, hidden], as `to` orders them. guests: as GuestRows takes it. Returns [rows, hidden].
+    """
+    of_homes, of_guests = rows[: to.home_rows], rows[to.home_rows :]
+
+    def at_homes() -> Tensor:
+        return layer.forward_rows(of_homes, to.home_ends, local_weights(layer))
+
+    if len(of_guests) == 0:
+        return at_homes()
+    if not torch.is_grad_enabled():
+        computed = at_homes()
+        guests.wait_for_guests()
+        return torch.cat([computed, layer.forward_rows(of_guests, to.guest_ends, guests.weights())])
+    first: list[Tensor] = []
+
+    def compute_first() -> None:
+        with torch.enable_grad():
+            first.append(at_homes())
+
+    by_guests = GuestRows.apply(of_guests, layer, to.guest_ends, guests, compute_first)
+    return torch.cat([*first, by_guests])
+
+
 class GuestRows(torch.autograd.Function):
     """Guests' experts on their rows.
 
     The graph of the layer's own function is kept, but not the weights in it: a buffer may be lent to another expert
     between forward and backward, and then holds the guest again elsewhere. `guests` says where a turn finds them, and
     takes their gradients.
+
+    `first` is called before anything else. Autograd runs the nodes that were made last first: what `first` computes
+    comes before the guests in the backward pass too.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, layer: ExpertLayer, offsets: Tensor, guests: Any) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, layer: ExpertLayer, offsets: Tensor, guests: Any, first: Callable[[], None]
+    ) -> Tensor:
+        first()
+        guests.wait_for_guests()
         weights: dict[str, Tensor] = guests.weights()
         kept = KeptWeights(weights, guests)
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
@@ -100,7 +135,7 @@ class GuestRows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         inner, leaves, out, guests = ctx.of
         guests.wait_for_guests()
         trained = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
@@ -109,4 +144,4 @@ class GuestRows(torch.autograd.Function):
         of_rows = found.pop(0) if inner.requires_grad else None
         guests.add_gradients(dict(zip(trained, found, strict=True)))
         ctx.of = None
-        return of_rows, None, None, None
+        return of_rows, None, None, None, None

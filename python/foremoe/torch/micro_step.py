@@ -13,15 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import foremoe
 from foremoe._engine.layer_turn import LayerTurn
 from foremoe._engine.planned_phase import PlannedPhase
 from foremoe._engine.sharded import local_weights
 
 from .dispatch import Dispatch, chosen_slots, dispatch_to
-from .exchange import GuestRows, exchanged
+from .exchange import computed_in_slots, exchanged
 from .figures import BesidePlan
 from .routes import Routes
 from .spread import SpreadExperts
+from .tables import to_device
 
 
 @dataclass
@@ -54,44 +56,51 @@ class MicroStep:
         self._beside = beside
         self._number = number
         self._rows = len(routes.own[number])
-        self.layers = [self._prepare(layer, layer in at_homes) for layer in range(len(experts.layers))]
+        places = [("forward", number, layer) for layer in range(len(experts.layers))]
+        turns = [planned.turns.at_homes(*at) if at[-1] in at_homes else planned.turns[at] for at in places]
+        tables = to_device([self._tables(turn) for turn in turns], experts.ranks.device)
+        self.layers = [self._prepare(*of) for of in zip(turns, tables, strict=True)]
 
-    def _prepare(self, layer: int, at_home: bool) -> LayerRows:
-        planned, routes, homes = self._planned, self._routes, self._experts.ranks.homes
-        place = "forward", self._number, layer
-        turn = planned.turns.at_homes(*place) if at_home else planned.turns[place]
-        recorded = np.ascontiguousarray(routes.own[self._number][:, layer].numpy())
-        order = turn.row_order(recorded)
+    def _tables(self, turn: foremoe.RankTurn) -> dict[str, Tensor]:
+        """On the host, by their names in LayerRows and Dispatch."""
+        routes, homes = self._routes, self._experts.ranks.homes
+        recorded = np.ascontiguousarray(routes.own[self._number][:, turn.layer].numpy())
         ends = turn.slot_offsets[1:].astype(np.int32)
-        home_rows = int(ends[homes - 1])
-        slots = None
+        tables = {
+            "recorded": torch.from_numpy(recorded).long(),
+            "order": torch.from_numpy(turn.row_order(recorded).astype(np.int64)),
+            "to_slots": torch.from_numpy(turn.to_slots.astype(np.int64)),
+            "home_ends": torch.from_numpy(ends[:homes]),
+            "guest_ends": torch.from_numpy(ends[homes:] - ends[homes - 1]),
+        }
         if routes.on_mismatch == "home":
-            slots = self._upload(torch.from_numpy(turn.slots(recorded).astype(np.int64)))
-        unrouted = routes.num_unrouted[self._number, layer]
-        idle = bool((routes.counts[self._number, layer].sum(-1) + unrouted == 0).any())
+            tables["slots"] = torch.from_numpy(turn.slots(recorded).astype(np.int64))
+        if routes.num_unrouted[self._number, turn.layer].any():
+            tables["unrouted"] = routes.unrouted[self._number][turn.layer]
+        return tables
+
+    def _prepare(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> LayerRows:
+        routes, layer = self._routes, turn.layer
+        rows = routes.counts[self._number, layer].sum(-1) + routes.num_unrouted[self._number, layer]  # [rank]
         return LayerRows(
-            turn=planned.layer_turn(
+            turn=self._planned.layer_turn(
                 self._experts.layers[layer].name,
                 turn,
-                "checkpointing needs rows of every rank in every micro-step, and one is idle" if idle else "",
+                "" if rows.all() else "checkpointing needs rows of every rank in every micro-step, and one is idle",
             ),
             planned=Dispatch(
                 send=turn.send.tolist(),
                 recv=turn.recv.tolist(),
-                order=self._upload(torch.from_numpy(order.astype(np.int64))),
-                to_slots=self._upload(torch.from_numpy(turn.to_slots.astype(np.int64))),
-                home_rows=home_rows,
-                home_ends=self._upload(torch.from_numpy(ends[:homes])),
-                guest_ends=self._upload(torch.from_numpy(ends[homes:] - home_rows)),
+                order=tables["order"],
+                to_slots=tables["to_slots"],
+                home_rows=int(turn.slot_offsets[self._experts.ranks.homes]),
+                home_ends=tables["home_ends"],
+                guest_ends=tables["guest_ends"],
             ),
-            recorded=self._upload(torch.from_numpy(recorded).long()),
-            slots=slots,
-            unrouted=self._upload(routes.unrouted[self._number][layer]) if unrouted.any() else None,
+            recorded=tables["recorded"],
+            slots=tables.get("slots"),
+            unrouted=tables.get("unrouted"),
         )
-
-    def _upload(self, tensor: Tensor) -> Tensor:
-        device = self._experts.ranks.device
-        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
     def execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         """One layer, forward: [tokens, hidden]; ids and gates: [tokens, top_k].
@@ -109,16 +118,9 @@ class MicroStep:
         to = self._dispatch(of, ids)
 
         def compute(rows: Tensor) -> Tensor:
-            parts = [layer.forward_rows(rows[: to.home_rows], to.home_ends, local_weights(layer))]
-            if len(rows) > to.home_rows:
-                turn.wait_for_guests()
-                guest_rows = rows[to.home_rows :]
-                if torch.is_grad_enabled():
-                    parts.append(GuestRows.apply(guest_rows, layer, to.guest_ends, turn))
-                else:
-                    parts.append(layer.forward_rows(guest_rows, to.guest_ends, turn.weights()))
+            computed = computed_in_slots(rows, to, layer, turn)
             turn.end_forward()
-            return torch.cat(parts) if len(parts) > 1 else parts[0]
+            return computed
 
         out = exchanged(hidden, gates, to, ranks.rows, compute, before=turn.begin_backward, after=turn.end_backward)
         if of.unrouted is None or of.slots is not None:

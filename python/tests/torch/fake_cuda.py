@@ -51,6 +51,7 @@ class FakeCuda:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.device = torch.device("cuda", 0)
         self.waits: list[str] = []  # operation and place of each
+        self.uploads = 0  # copies from the host
         self._pinned = WeakIdKeyDictionary()
 
     def parameter_like(self, parameter: torch.Tensor) -> torch.nn.Parameter:
@@ -131,6 +132,7 @@ class _Counter(TorchDispatchMode):
         if _is_on_device(to) == _is_on_device(of):
             return
         host = to if _is_on_device(of) else of
+        self._cuda.uploads += host is of
         if not (non_blocking and self._cuda.is_pinned(host)):
             self._cuda.count(f"{name} {of.device.type} → {to.device.type}")
 

@@ -82,9 +82,11 @@ def waits_of_a_phase(
 @pytest.mark.parametrize("residency", ["static", "resident", "shared"])
 @pytest.mark.parametrize("phase", ["policy_update", "recompute"])
 def test_planned_layers_never_wait_for_the_device(cuda: FakeCuda, residency: str, phase: str) -> None:
+    before = cuda.uploads
     waits, copies = waits_of_a_phase(cuda, phase=phase, residency=residency, guest_slots=2)
     assert copies > 0
     assert waits == []
+    assert cuda.uploads - before == MICRO_STEPS, "one copy brings the tables of all layers"
 
 
 def test_layers_whose_routers_choose_wait_for_counts_and_the_harness_sees_it(cuda: FakeCuda) -> None:

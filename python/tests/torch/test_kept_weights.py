@@ -111,7 +111,7 @@ def gradients(multiply: Any, *, lent: bool) -> list[Any]:
         add_gradients=found.update,
         wait_for_guests=lambda: None,
     )
-    out = GuestRows.apply(rows, layer, None, guests)
+    out = GuestRows.apply(rows, layer, None, guests, lambda: None)
     if lent:
         places.append({name: weight.clone() for name, weight in weights.items()})
         for weight in weights.values():
