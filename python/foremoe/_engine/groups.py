@@ -11,6 +11,7 @@ import atexit
 import functools
 import time
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -28,20 +29,24 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
     wanted: alike on all ranks of a group, in one order; other ranks may want others, or none. device: on which groups
         that are not of gloo communicate.
 
+    A new group has the timeout of the group whose ranks it has; the longest where these differ.
+
     Raises RuntimeError, on all ranks and before any group is made, where ranks would wait for each other forever.
     """
     _end_after_gloo()
-    own: list[tuple[tuple[int, ...], str, int]] = []  # ranks, backend, which of those that are alike
+    own: dict[tuple[tuple[int, ...], str, int], timedelta] = {}  # by ranks, backend, which of those that are alike
     for group, backend in wanted:
         ranks = tuple(dist.get_process_group_ranks(group))
-        own.append((ranks, backend, sum(of[:2] == (ranks, backend) for of in own)))
+        number = sum(of[:2] == (ranks, backend) for of in own)
+        own[ranks, backend, number] = group._get_backend(torch.device(device)).options._timeout
     of_all: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_all, (groups_made(), own))
     made: dict[Any, Any] = {of: None for _, of_rank in of_all for of in of_rank}  # in the same order on all ranks
     _expect_alike([num_made for num_made, _ in of_all])
     _expect_makeable(made, [set(of_rank) for _, of_rank in of_all])
     for of in made:
-        made[of] = dist.new_group(list(of[0]), backend=of[1])
+        timeout = max(of_rank[of] for _, of_rank in of_all if of in of_rank)
+        made[of] = dist.new_group(list(of[0]), timeout=timeout, backend=of[1])
     for of in own:  # the first operation of a group must be one that all of its ranks take part in
         dist.all_reduce(torch.zeros(1, device="cpu" if of[1] == "gloo" else device), group=made[of])
     return [made[of] for of in own]

@@ -12,6 +12,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ from foremoe._engine import groups as groups_module
 from foremoe._engine.groups import make_groups, stand_by
 
 GROUPS = ((0, 2), (1, 3))
+TIMEOUTS = (700.0, 800.0)  # seconds
+OF_WORLD = 1800.0
 
 
 def evaluate(group: Any, seed: int) -> float:
@@ -84,20 +87,25 @@ def after_another_group(group: Any) -> list[Any]:
     return found
 
 
+def timeout_of(group: Any) -> float:
+    """In seconds."""
+    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+
+
 def made_together(group: Any) -> list[Any]:
-    """What this rank asks torch for where each rank wants groups of its own, and the ranks that it then has."""
+    """What this rank asks torch for where each rank wants groups of its own, and what ranks and timeouts these have."""
     own = dist.new_group
 
-    def watched(*ranks: Any, **options: Any) -> Any:
-        asked.append((ranks, options))
-        return own(*ranks, **options)
+    def watched(*ranks: Any, timeout: timedelta, **options: Any) -> Any:
+        asked.append((ranks, options | {"timeout": timeout.total_seconds()}))
+        return own(*ranks, timeout=timeout, **options)
 
     asked: list[Any] = []
     wanted = [(group, "gloo"), (group, "gloo"), (dist.group.WORLD, "gloo")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "new_group", watched)
         made = make_groups(wanted if dist.get_rank() % 2 else wanted[:1] + wanted[2:])
-    of = [dist.get_process_group_ranks(group) for group in made]
+    of = [(dist.get_process_group_ranks(group), timeout_of(group)) for group in made]
     for group in made:
         dist.destroy_process_group(group)
     return [asked, of]
@@ -114,7 +122,10 @@ def alone(of: int, group: Any) -> float:
 
 
 def work(rank: int) -> dict[str, Any]:
-    groups = [dist.new_group(list(ranks)) for ranks in GROUPS]
+    groups = [
+        dist.new_group(list(ranks), timeout=timedelta(seconds=seconds))
+        for ranks, seconds in zip(GROUPS, TIMEOUTS, strict=True)
+    ]
     of = next(i for i, ranks in enumerate(GROUPS) if rank in ranks)
     options: dict[str, Any] = {"group": groups[of], "seed": 20 + of, "model_seed": of}
     own = GROUPS[of].index(rank)
@@ -188,12 +199,17 @@ def test_ranks_that_made_other_groups_before_are_told_so(found: list[dict[str, A
 
 def test_all_ranks_ask_torch_for_the_groups_of_all_in_one_order(found: list[dict[str, Any]]) -> None:
     """Where a new group splits the NCCL communicator, every rank of the default group must do so."""
-    once = [([0, 2],), ([0, 1, 2, 3],), ([1, 3],), ([1, 3],)]
+    once = [([0, 2], TIMEOUTS[0]), ([0, 1, 2, 3], OF_WORLD), ([1, 3], TIMEOUTS[1]), ([1, 3], TIMEOUTS[1])]
+    for of in found:
+        asked, _ = of["made together"]
+        assert asked == [((ranks,), {"timeout": timeout, "backend": "gloo"}) for ranks, timeout in once]
+
+
+def test_new_groups_have_the_ranks_and_the_timeout_of_the_given_ones(found: list[dict[str, Any]]) -> None:
     for rank, of in enumerate(found):
-        asked, own = of["made together"]
-        assert asked == [(ranks, {"backend": "gloo"}) for ranks in once]
-        group = list(GROUPS[of["group"]])
-        assert own == [group, *([group] if rank % 2 else []), [0, 1, 2, 3]]
+        _, own = of["made together"]
+        group = (list(GROUPS[of["group"]]), TIMEOUTS[of["group"]])
+        assert own == [group, *([group] if rank % 2 else []), ([0, 1, 2, 3], OF_WORLD)]
 
 
 def test_ranks_of_no_group_stand_by(found: list[dict[str, Any]]) -> None:
