@@ -13,7 +13,7 @@ from foremoe._engine.compiled import expect_not_compiled
 from .buckets import average_in_buckets
 from .own_experts import refuse_optimizers_of
 from .spread import SpreadExperts
-from .wrappers import hide_from_ddp, is_sharded_by_fsdp2, shard_by_fsdp2, show_to_ddp
+from .wrappers import hide_from_ddp, is_in_ddp, is_sharded_by_fsdp2, shard_by_fsdp2, show_to_ddp, watch_ddp
 
 WRAPPERS = (None, "ddp", "fsdp2", "own")
 
@@ -22,11 +22,16 @@ class Dense:
     """All trained parameters of a model but its experts."""
 
     def __init__(self, experts: SpreadExperts) -> None:
-        self.needs_all_ranks = experts.is_sharded  # in every micro-step
         self._experts = experts
         self.model: Any = None  # from wrap() on
         self._averages = False  # average() does it
         self.is_sharded = experts.is_sharded  # by FSDP2, as by who shards experts
+
+    @property
+    def needs_all_ranks(self) -> bool:
+        """Whether every rank needs a batch in every micro-step. Also the trainer may have made a
+        DistributedDataParallel, which a rank without a batch would leave waiting."""
+        return self.is_sharded or (self.model is not None and is_in_ddp(self.model))
 
     def wrap(self, model: torch.nn.Module, wrapper: str | None) -> torch.nn.Module:
         """As ExpertParallel.wrap(). Collective over the group."""
@@ -44,8 +49,8 @@ class Dense:
                 )
         self.model = model
         self.is_sharded = is_sharded or wrapper == "fsdp2"
-        self.needs_all_ranks = self.is_sharded or wrapper == "ddp"
         self._averages = wrapper is None and not is_sharded
+        watch_ddp()
         hide_from_ddp(model, experts)
         if wrapper == "ddp":
             return torch.nn.parallel.DistributedDataParallel(model, process_group=group)

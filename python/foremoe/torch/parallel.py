@@ -200,7 +200,8 @@ class ExpertParallel:
 
         None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned.
         "fsdp2": in every backward, by fully_shard(), which turns these parameters into DTensors sharded over the group:
-        call it before the optimizer is made. With "ddp" and "fsdp2" all ranks must have the same number of micro-steps.
+        call it before the optimizer is made. With "ddp" and "fsdp2" all ranks must have the same number of micro-steps;
+        so also where the trainer makes a DistributedDataParallel of the model afterwards.
         "own": by the trainer, in every backward or after drain(); so also where the model has no other parameters.
         A model that FSDP2 shards already averages its own gradients; it takes None.
 
@@ -252,8 +253,8 @@ class ExpertParallel:
         its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.
 
         Raises InputError, on all ranks, for arguments that are not those of another rank, and for invalid routes on any
-        rank; where no rank has a micro-step, or ranks have different numbers of them under "ddp" or "fsdp2"; and under
-        drop for rows without a route that something reads, where that can be seen: a row in some layers alone, or
+        rank; where no rank has a micro-step, or ranks have different numbers of them under DistributedDataParallel, whoever
+        made it, or FSDP2; and under drop for rows without a route that something reads, where that can be seen: a row in some layers alone, or
         one between rows of its sequence that have a route.
         """
         self._expect_usable()

@@ -6,11 +6,16 @@ FSDP2 is imported by who asks for it, since that takes a while.
 
 from __future__ import annotations
 
+import functools
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+# Made since watch_ddp() ran.
+_DDP: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def hide_from_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> None:
@@ -36,6 +41,22 @@ def _names_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> 
     ids = {id(weight) for weight in experts}
     names = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in ids}
     return names | {f".{name}" for name in names if "." not in name}  # as DDP also calls those of the model itself
+
+
+@functools.cache
+def watch_ddp() -> None:
+    """From now on, is_in_ddp() knows each DistributedDataParallel that anyone makes."""
+
+    def note(module: torch.nn.Module, *_: Any) -> None:
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            _DDP.add(module)
+
+    torch.nn.modules.module.register_module_module_registration_hook(note)
+
+
+def is_in_ddp(model: torch.nn.Module) -> bool:
+    """Whether a DistributedDataParallel holds the model."""
+    return any(module is model for ddp in list(_DDP) for module in ddp.modules())
 
 
 def shard_by_fsdp2(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> None:

@@ -40,7 +40,7 @@ TRAINERS = {"DistributedDataParallel": DistributedDataParallel, "accelerate": pr
 def refusal(call: Callable[[], Any]) -> str:
     try:
         call()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return str(error)
     return "nothing"
 
@@ -66,6 +66,15 @@ def train_in(trainer: str, wrapper: str | None, rank: int) -> float:
     ep.wrap(model, wrapper)
     step(ep, TRAINERS[trainer](model), rank, 3)
     return worst_difference(whole_gradients(ep, model), expected_gradients(3))[0]
+
+
+def idle_in(trainer: str, wrapper: str | None, rank: int) -> str:
+    """A trainer wraps the model after ep.wrap(), and rank 0 has a batch less than the others."""
+    model = make_model(torch.float32)
+    ep = spread(model)
+    ep.wrap(model, wrapper)
+    trained = TRAINERS[trainer](model)
+    return refusal(lambda: step(ep, trained, rank, 3, micro_steps=1 if rank == 0 else 2))
 
 
 def hold_experts(trainer: str, rank: int) -> dict[str, str]:
@@ -179,6 +188,7 @@ def work(rank: int) -> dict[str, Any]:
     for trainer in TRAINERS:
         for wrapper in (None, "own"):
             found[f"{trainer}, {wrapper}"] = train_in(trainer, wrapper, rank)
+            found[f"{trainer}, {wrapper}, idle"] = idle_in(trainer, wrapper, rank)
         found[f"{trainer}, held"] = hold_experts(trainer, rank)
     found["detached"] = is_ddp_of_the_detached_model_whole()
     found["loaded"] = load_the_same_everywhere(rank)
@@ -203,6 +213,18 @@ def test_a_trainer_that_wraps_the_model_after_ep_wrap_leaves_experts_alone(
 ) -> None:
     for of in found:
         assert of[f"{trainer}, {wrapper}"] <= 1e-12
+
+
+@pytest.mark.parametrize("wrapper", [None, "own"])
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_rank_with_fewer_batches_in_a_trainers_ddp_is_refused_by_all(
+    found: list[dict[str, Any]], trainer: str, wrapper: str | None
+) -> None:
+    """Its idle() would never enter what DistributedDataParallel exchanges, and the others would wait for it."""
+    for of in found:
+        assert of[f"{trainer}, {wrapper}, idle"].startswith(
+            "routes: 1 micro-steps on rank 0, 2 micro-steps on ranks 1, 2, 3; expected the same on all ranks"
+        )
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
