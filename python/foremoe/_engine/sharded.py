@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -39,13 +40,12 @@ def version_of(weight: Tensor) -> int:
     return weight._version + (local(weight)._version if is_dtensor(weight) else 0)
 
 
-def sharded_over_ranks(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Those of which each rank holds another part."""
-    return [p for p in parameters if _is_split(p)]
-
-
-def _is_split(tensor: Tensor) -> bool:
-    return is_dtensor(tensor) and any(not placement.is_replicate() for placement in tensor.placements)
+def num_parts(tensor: Tensor) -> int:
+    """Different parts of a DTensor that its ranks hold, each of them one; 1 for any other tensor."""
+    if not is_dtensor(tensor):
+        return 1
+    of_mesh = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in of_mesh if not placement.is_replicate())
 
 
 def expect_own_experts(layer: ExpertLayer, group: Any) -> None:

@@ -27,7 +27,7 @@ from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.ranks import Ranks
-from foremoe._engine.sharded import local, local_weights, sharded_over_ranks
+from foremoe._engine.sharded import local, local_weights, num_parts
 
 from . import optimizer_state, saving
 from .arguments import Arguments, ranks_of
@@ -38,16 +38,6 @@ from .own_experts import OwnExperts, refuse_optimizers_of
 from .phase import Phase
 from .routes import Counts, gather_routes
 from .spread import SpreadExperts
-
-
-def _squared_norm(parameters: list[torch.nn.Parameter], device: torch.device) -> Tensor:
-    """Of this rank's part of their gradients, float64 [], in no shorter type than float32."""
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for p in parameters:
-        if p.grad is not None:
-            grad = local(p.grad)
-            total += grad.norm(dtype=torch.promote_types(grad.dtype, torch.float32)).double() ** 2
-    return total
 
 
 class ExpertParallel:
@@ -253,9 +243,9 @@ class ExpertParallel:
         its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.
 
         Raises InputError, on all ranks, for arguments that are not those of another rank, and for invalid routes on any
-        rank; where no rank has a micro-step, or ranks have different numbers of them under DistributedDataParallel, whoever
-        made it, or FSDP2; and under drop for rows without a route that something reads, where that can be seen: a row in some layers alone, or
-        one between rows of its sequence that have a route.
+        rank; where no rank has a micro-step, or ranks have different numbers of them under FSDP2, or inside
+        DistributedDataParallel, whoever made it; and under drop for rows without a route that something reads, where
+        that can be seen: a row in some layers alone, or one between rows of its sequence that have a route.
         """
         self._expect_usable()
         self._own_experts.expect_not_overwritten()
@@ -272,17 +262,23 @@ class ExpertParallel:
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
-        dense = self.dense_parameters()
-        sharded = sharded_over_ranks(dense)
-        own = _squared_norm([*self.expert_parameters(), *sharded], self.ranks.device)
-        dist.all_reduce(own, group=self.group)
-        parts = {id(p) for p in sharded}
-        norm: Tensor = (own + _squared_norm([p for p in dense if id(p) not in parts], self.ranks.device)).sqrt()
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for p in [*self.expert_parameters(), *dense]:
+        parameters = [*self.expert_parameters(), *self.dense_parameters()]
+        own = {id(weight) for weight in self.expert_parameters()}
+        squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        for p in parameters:
+            if p.grad is not None:
+                grad = local(p.grad)
+                parts = self.num_ranks if id(p) in own else num_parts(p.grad)
+                # In no shorter type than float32. What several ranks hold, each of them adds in part.
+                norm = grad.norm(dtype=torch.promote_types(grad.dtype, torch.float32)).double()
+                squares += norm**2 * parts / self.num_ranks
+        dist.all_reduce(squares, group=self.group)
+        total: Tensor = squares.sqrt()
+        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for p in parameters:
             if p.grad is not None:
                 local(p.grad).mul_(scale.to(p.grad.dtype))
-        return norm
+        return total
 
     def whole_state_dict(
         self, model: torch.nn.Module, *, cpu_offload: bool = False, rank0_only: bool = False

@@ -5,10 +5,13 @@ One spawn of four processes runs all checks; each rank reports what it found.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from training import (
     RANKS,
     assert_equal_to_eager,
@@ -31,6 +34,18 @@ WRAPPERS = (None, "ddp", "fsdp2")
 MAX_NORM = 0.1
 
 
+def shard_over_two_replicas(model: Any, experts: set[Any]) -> None:
+    """HSDP: each shard is on two ranks."""
+    mesh = init_device_mesh("cpu", (2, RANKS // 2), mesh_dim_names=("replicas", "shards"))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, ignored_params=experts)
+    fully_shard(model, mesh=mesh, ignored_params=experts)
+
+
+# What a trainer does before ep.wrap(model).
+SHARDED: dict[str, Callable[[Any, set[Any]], None]] = {"hsdp": shard_over_two_replicas}
+
+
 def make_optimizer(groups: list[Any]) -> Any:
     return torch.optim.AdamW([{"params": group} for group in groups], lr=1e-2, eps=1e-3, foreach=True)
 
@@ -48,7 +63,9 @@ def train(rank: int, wrapper: str | None) -> dict[str, Any]:
 
     model = make_model(torch.float64)
     ep = spread(model, ranks_per_node=2)
-    trained = ep.wrap(model, wrapper)
+    if wrapper in SHARDED:
+        SHARDED[wrapper](model, set(ep.expert_parameters()))
+    trained = ep.wrap(model, None if wrapper in SHARDED else wrapper)
     optimizer = make_optimizer([ep.dense_parameters(), ep.expert_parameters()])
     for begin in (0, 2):
         with torch.no_grad():
@@ -104,7 +121,7 @@ def idle(rank: int) -> dict[str, str]:
 
 
 def work(rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = {str(wrapper): train(rank, wrapper) for wrapper in WRAPPERS}
+    found: dict[str, Any] = {str(wrapper): train(rank, wrapper) for wrapper in (*WRAPPERS, *SHARDED)}
     for residency in ("static", "resident", "shared"):
         for checkpointing in (False, True):
             found[f"float64, {residency}, {checkpointing}"] = run_step(
@@ -120,7 +137,7 @@ def found() -> list[dict[str, Any]]:
     return on_all_ranks(work)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("wrapper", (*WRAPPERS, *SHARDED))
 def test_an_optimizer_step_of_two_stages_is_that_of_one_eager_process(
     found: list[dict[str, Any]], wrapper: str | None
 ) -> None:
@@ -133,7 +150,7 @@ def test_an_optimizer_step_of_two_stages_is_that_of_one_eager_process(
         assert result["moved"][0] > 1e-3
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("wrapper", (*WRAPPERS, *SHARDED))
 def test_a_stage_that_is_given_up_changes_no_gradients(found: list[dict[str, Any]], wrapper: str | None) -> None:
     for of in found:
         assert of[str(wrapper)]["given up"].startswith("kept: the phase was left"), of[str(wrapper)]["given up"]
@@ -143,6 +160,7 @@ def test_fsdp2_shards_what_is_no_expert(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["None"]["share"] == of["ddp"]["share"] == 1
         assert of["fsdp2"]["share"] == pytest.approx(1 / RANKS, rel=0.1)
+        assert of["hsdp"]["share"] == pytest.approx(2 / RANKS, rel=0.1)
 
 
 def test_a_rank_without_a_batch_is_refused(found: list[dict[str, Any]]) -> None:
