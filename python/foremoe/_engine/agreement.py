@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .alike import expect_none_refused, expect_values_alike, words_of
+from .alike import expect_none_refused, expect_values_alike, number_of, words_of
 from .communication import gathered
 from .failures import Failures
 
@@ -49,12 +49,11 @@ class Agreement:
         what it refuses by. Raises as any().
         """
         words = None if refused is None else words_of(refused)
-        own = json.dumps([words, values]).encode()
-        number = int.from_bytes(hashlib.sha256(own).digest()[:7], "big")
-        word, most, least = self._most(int(refused is not None), number)
+        own = json.dumps([words, values])
+        word, most, least = self._most(int(refused is not None), number_of(own))
         if word != _REFUSES and most == -least:
             return
-        said = self._said(own)
+        said = self._said(own.encode())
         if refused is not None:
             raise refused
         expect_none_refused({rank: words for rank, (words, _) in said.items()})

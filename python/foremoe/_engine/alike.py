@@ -135,6 +135,11 @@ def _digest(words: str) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
+def number_of(words: str) -> int:
+    """A digest that a signed integer of 64 bits holds, and its negative too."""
+    return int(_digest(words)[:14], 16)
+
+
 def versions() -> dict[str, str]:
     """Versions that must be the same on all ranks."""
     return {"foremoe": foremoe.__version__, "torch": str(torch.__version__)}

@@ -83,6 +83,14 @@ class Dense:
                 'Call it before training, or ep.wrap(model, "own") if the trainer averages them itself'
             )
 
+    def averaged(self) -> dict[str, str]:
+        """How the parameters take part in average(), by names for messages; the same on all ranks, or they would wait
+        for each other in it."""
+        if not self._averages:
+            return {}
+        experts = {id(weight) for weight in self._experts.parameters()}
+        return {f"model[{name}]": _part(p) for name, p in self.model.named_parameters() if id(p) not in experts}
+
     def average(self) -> None:
         """Replaces gradients by their means over ranks, unless a wrapper or the trainer does. Collective.
 
@@ -96,3 +104,9 @@ class Dense:
                 p.grad = torch.zeros_like(p)
             gradients.append(p.grad)
         average_in_buckets(gradients, self._experts.ranks.rows.group)
+
+
+def _part(p: torch.nn.Parameter) -> str:
+    if not p.requires_grad:
+        return "frozen"
+    return "trained, with a sparse gradient" if p.grad is not None and p.grad.is_sparse else "trained"

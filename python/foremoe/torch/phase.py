@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.alike import number_of, refused_together
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.planned_phase import PlannedPhase
@@ -160,7 +161,7 @@ class Phase:
                 if complete and self.phase == "recompute":
                     with self._ending_all():
                         self.beside.share(self._experts.ranks)
-                        self._expect_recorded_routes()
+                        self._expect_same_end()
             except BaseException:
                 complete = False
                 raise
@@ -228,7 +229,10 @@ class Phase:
         return self._current.execute(index, hidden, ids, gates)
 
     def drain(self) -> None:
-        """Brings the gradients of all guests home, and makes all gradients the mean over ranks. Collective, once."""
+        """Brings the gradients of all guests home, and makes all gradients the mean over ranks. Collective, once.
+
+        Raises InputError, on all ranks, where one trains other parameters than the others, or has sparse gradients.
+        """
         if self._gradients is None:
             return
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():
@@ -237,26 +241,33 @@ class Phase:
         with self._ending_all():
             self.guests.expect_same_weights()
             self._unchanged.expect()
-            self._expect_recorded_routes()
+            self._expect_same_end()
             self._gradients.finish(self.guests)
             self.beside.share(self._experts.ranks)
         self._unchanged.release()
         self._drained = True
 
-    def _expect_recorded_routes(self) -> None:
-        """Raises RuntimeError, on all ranks, where a layer of any rank ran other experts than its routes say.
-        Collective. Waits for the device, once a phase: no layer does."""
+    def _expect_same_end(self) -> None:
+        """Raises, on all ranks, RuntimeError where a layer of any rank ran other experts than its routes say, and
+        InputError where ranks would average gradients of other parameters than each other. Collective. Waits for the
+        device, once a phase: no layer does."""
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
-        first = torch.tensor([own], device=ranks.device)
-        dist.all_reduce(first, dist.ReduceOp.MAX, group=ranks.rows.group)
-        layer = own if own >= 0 else int(first)
+        averaged = self._dense.averaged() if self.phase == "policy_update" else {}
+        number = number_of(repr(averaged))
+        found = torch.tensor([own, number, -number], device=ranks.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=ranks.rows.group)
+        last, most, least = found.tolist()
+        layer = own if own >= 0 else last
         if layer >= 0:
             where = "" if own >= 0 else "on another rank, "
             raise RuntimeError(
                 f"{self._experts.layers[layer].name}: {where}it ran other experts than its routes say, although they "
                 "were replayed; under on_mismatch='home' its router may choose"
             )
+        if most != -least:
+            with refused_together(ranks.rows.group) as given:
+                given.expect_alike(averaged)
 
     def figures(self) -> dict[str, Any]:
         """Statistics of balance and copies. Values that differ between ranks are those of this rank.

@@ -132,6 +132,34 @@ def forget_wrap(rank: int) -> str:
     return refusal(lambda: step(ep, model, rank, 3))
 
 
+def freeze(model: Any) -> None:
+    model.lm_head.weight.requires_grad_(False)
+
+
+def make_sparse(model: Any) -> None:
+    model.model.embed_tokens.sparse = True
+
+
+# What rank 2 alone does after wrap(), and how the error begins.
+ODD_DENSE: dict[str, tuple[Callable[[Any], None], str]] = {
+    "frozen": (freeze, "model[lm_head.weight]: frozen on rank 2, trained on ranks 0, 1, 3; expected the same"),
+    "sparse": (
+        make_sparse,
+        "model[model.embed_tokens.weight]: trained, with a sparse gradient on rank 2, trained on ranks 0, 1, 3; expected",
+    ),
+}
+
+
+def train_other_dense(rank: int, change: Callable[[Any], None]) -> str:
+    """One rank averages other parameters than the others."""
+    model = make_model(torch.float32)
+    ep = spread(model)
+    ep.wrap(model)
+    if rank == 2:
+        change(model)
+    return refusal(lambda: step(ep, model, rank, 3))
+
+
 def change_dense_inside(rank: int, wrapper: str | None, change: Callable[[list[Any]], None]) -> str:
     """Other weights than experts that change between two micro-steps."""
     model = make_model(torch.float32)
@@ -197,6 +225,8 @@ def work(rank: int) -> dict[str, Any]:
     for wrapper in (None, "ddp", "fsdp2"):
         for name, change in CHANGES.items():
             found[f"{name}, {wrapper}"] = change_dense_inside(rank, wrapper, change)
+    for name, (change, _) in ODD_DENSE.items():
+        found[f"one rank's {name}"] = train_other_dense(rank, change)
     found["afterwards"] = go_backward_afterwards(rank)
     return found
 
@@ -275,6 +305,12 @@ def test_other_weights_that_change_inside_a_phase_are_refused(found: list[dict[s
         assert of[f"stepped, {wrapper}"] == (
             "an optimizer of model.embed_tokens.weight stepped inside a phase, before drain()"
         )
+
+
+@pytest.mark.parametrize("name", ODD_DENSE)
+def test_all_ranks_refuse_to_average_what_one_has_otherwise(found: list[dict[str, Any]], name: str) -> None:
+    for of in found:
+        assert of[f"one rank's {name}"].startswith(ODD_DENSE[name][1])
 
 
 def test_a_backward_after_the_micro_step_is_as_good(found: list[dict[str, Any]]) -> None:
