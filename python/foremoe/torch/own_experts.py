@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from foremoe._engine.communication import gathered
 from foremoe._engine.sharded import local
 
 _SAMPLE = 64  # elements of a weight
@@ -55,6 +55,28 @@ class OwnExperts:
         self._group = group
         self._at_first = self._fingerprint()
         self._checked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._watched: dict[torch.nn.Module, Any] = {}  # the handles of their hooks
+        _SPREAD.add(self)
+
+    def accept_loads_of(self, model: torch.nn.Module) -> None:
+        """From now on, accepts experts that load_state_dict() of the model, or of a part of it, writes."""
+        experts = {id(weight) for weight in self._experts}
+        for module in model.modules():
+            holds = any(id(p) in experts for p in module.parameters(recurse=False))
+            if holds and module not in self._watched:
+                self._watched[module] = module.register_load_state_dict_pre_hook(_accept_loaded)  # type: ignore[no-untyped-call]
+
+    def release(self) -> None:
+        """Undoes accept_loads_of()."""
+        while self._watched:
+            self._watched.popitem()[1].remove()
+
+    @torch.no_grad()
+    def accept(self, weight: torch.nn.Parameter, value: Tensor) -> None:
+        """Accepts what is about to be loaded on purpose into a weight; any other model's is ignored."""
+        for i, own in enumerate(self._experts):
+            if own is weight:
+                self._at_first[i] = _sample(value.to(weight.dtype))
 
     def loaded(self) -> None:
         """Accepts the weights that were just loaded on purpose."""
@@ -82,9 +104,7 @@ class OwnExperts:
         Compares a sample of each weight.
         """
         own = torch.stack([self._at_first, self._fingerprint()])
-        of_all = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(of_all, own, group=self._group)
-        at_first, now = torch.stack(of_all, 1).cpu()  # [ranks, weights, sample]
+        at_first, now = gathered(own, self._group, 1).cpu()  # [ranks, weights, sample]
         first: dict[bytes, int] = {}  # rank that has these experts
         for rank, of in enumerate(now):
             other = first.setdefault(of.numpy().tobytes(), rank)
@@ -98,5 +118,23 @@ class OwnExperts:
     @torch.no_grad()
     def _fingerprint(self) -> Tensor:
         """float64 [weights, sample]: the beginning of each weight of this rank's first expert."""
-        samples = [local(weight)[0].reshape(-1)[:_SAMPLE].double() for weight in self._experts]
-        return torch.stack([torch.nn.functional.pad(of, (0, _SAMPLE - len(of))) for of in samples])
+        return torch.stack([_sample(weight) for weight in self._experts])
+
+
+# All there are. A hook that held its own could not be copied and pickled with the model.
+_SPREAD: weakref.WeakSet[OwnExperts] = weakref.WeakSet()
+
+
+def _accept_loaded(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """A hook before load_state_dict() of a module that holds experts."""
+    for name, weight in module.named_parameters(recurse=False):
+        value = state.get(prefix + name)
+        if isinstance(value, Tensor) and value.shape == weight.shape:
+            for own in list(_SPREAD):
+                own.accept(weight, value)
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """float64 [sample], zeros after its end: the beginning of a weight's first expert on this rank."""
+    sample = local(weight)[0].reshape(-1)[:_SAMPLE].double()
+    return torch.nn.functional.pad(sample, (0, _SAMPLE - len(sample)))

@@ -117,7 +117,7 @@ class ExpertParallel:
         reporting = [] if self.experts.is_sharded else self.expert_parameters()
         self._reports = OneRankReports(reporting, self.rank, self.num_ranks)
         if (model := getattr(self.layers[0], "model", None)) is not None:
-            self._reports.add(model)
+            self._know(model)
         self.failed = False  # a phase did, with copies on their way
         self._phase: Phase | None = None  # that runs
         self._evaluation: Evaluation | None = None
@@ -200,8 +200,13 @@ class ExpertParallel:
         wrap(), drain() raises.
         """
         wrapped = self._dense.wrap(model, wrapper)
-        self._reports.add(model)
+        self._know(model)
         return wrapped
+
+    def _know(self, model: torch.nn.Module) -> None:
+        """Has a model that holds the experts report that it is spread, and what is loaded into it."""
+        self._reports.add(model)
+        self._own_experts.accept_loads_of(model)
 
     def _expect_usable(self) -> None:
         if self.failed:
@@ -359,6 +364,7 @@ class ExpertParallel:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No phase can
         run afterwards: the groups that were made for copies are gone."""
         self._reports.remove()
+        self._own_experts.release()
         self._dense.unwrap()
         self._memory.release()
         for channel in self._channels:

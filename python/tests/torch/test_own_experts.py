@@ -15,6 +15,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from training import (
     RANKS,
@@ -107,6 +108,30 @@ def load_the_same_everywhere(rank: int) -> str:
     ep = spread(model)
     ep.load_whole_state_dict(model, {name: torch.ones_like(of) for name, of in ep.whole_state_dict(model).items()})
     return refusal(lambda: ep.plan(draw_routes(rank, 1, 3)))
+
+
+def load_its_own_state(rank: int) -> dict[str, str]:
+    """The model's own load_state_dict(), and of a part of it. It does not excuse what wrote other weights before."""
+    model = make_model(torch.float32)
+    ep = spread(model)
+    found = {}
+
+    def plan() -> None:
+        ep.plan(draw_routes(rank, 1, 3))
+
+    model.load_state_dict({name: of if "one_rank" in name else of * 0 for name, of in model.state_dict().items()})
+    found["zeros"] = refusal(plan)
+    for layer in model.model.layers:
+        experts = layer.mlp.experts
+        own = {name: of if "one_rank" in name else of + rank for name, of in experts.state_dict().items()}
+        experts.load_state_dict(own)
+    found["different"] = refusal(plan)
+    for weight in ep.expert_parameters():
+        dist.broadcast(weight.detach(), 0)
+    state = {name: of for name, of in model.state_dict().items() if ".experts." not in name}
+    model.load_state_dict(state, strict=False)
+    found["others alone"] = refusal(plan)
+    return found
 
 
 def optimize_what_was_replaced() -> dict[str, Any]:
@@ -220,6 +245,7 @@ def work(rank: int) -> dict[str, Any]:
         found[f"{trainer}, held"] = hold_experts(trainer, rank)
     found["detached"] = is_ddp_of_the_detached_model_whole()
     found["loaded"] = load_the_same_everywhere(rank)
+    found["loaded by the model"] = load_its_own_state(rank)
     found["optimizer"] = optimize_what_was_replaced()
     found["forgotten"] = forget_wrap(rank)
     for wrapper in (None, "ddp", "fsdp2"):
@@ -282,6 +308,12 @@ def test_a_detached_model_is_averaged_whole(found: list[dict[str, Any]]) -> None
 
 def test_experts_that_were_loaded_may_be_alike(found: list[dict[str, Any]]) -> None:
     assert all(of["loaded"] == "nothing" for of in found)
+
+
+def test_the_models_own_state_may_be_alike(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["loaded by the model"]["zeros"] == of["loaded by the model"]["different"] == "nothing"
+        assert of["loaded by the model"]["others alone"].startswith("ranks 0 and 1 have the same experts")
 
 
 def test_an_optimizer_of_parameters_that_were_replaced_is_refused(found: list[dict[str, Any]]) -> None:
