@@ -169,12 +169,18 @@ class Guests:
                     wait()
 
     def add_gradients(self, layer: int, gradients: dict[str, Tensor]) -> None:
+        """gradients: by name [guest slots, …]. Takes them over; autograd gives one tensor for two weights whose sum alone
+        a layer reads."""
+        taken: set[int] = set()
         for name, gradient in gradients.items():
             held = self._gradients.get((layer, name))
-            if held is None:
-                self._gradients[layer, name] = gradient.to(self._type_of_gradient(gradient))
-            else:
+            if held is not None:
                 held += gradient
+                continue
+            own = gradient.to(self._type_of_gradient(gradient))
+            memory = own.untyped_storage().data_ptr()
+            self._gradients[layer, name] = own.clone() if memory in taken else own
+            taken.add(memory)
 
     def end(self, turn: int, layer: int) -> None:
         """Sends home the gradients of guests that leave after this turn."""

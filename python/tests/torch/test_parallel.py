@@ -14,7 +14,7 @@ from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of
 from processes import begin_rank, rank_starter, run_ranks
 
 import foremoe
-from foremoe.torch import ExpertParallel
+from foremoe.torch import ExpertParallel, grouped_linear
 
 # Whose plans are of residency shared, whatever is asked.
 SHARING = ("feplb", "llep", "ultraep", "moonep", "echo", "fastermoe")
@@ -38,6 +38,23 @@ class Hiding(Layer):
         ends = [0, *offsets.tolist()]
         parts = zip(ends[:-1], ends[1:], weights["matrix"], strict=True)
         return torch.cat([Hides.apply(rows[begin:end], weight) for begin, end, weight in parts])
+
+
+class Summed(Layer):
+    """Its experts are sums of two weights, of which autograd gives both gradients in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = torch.nn.Parameter(torch.zeros_like(self.matrix))
+
+    def weights(self) -> dict[str, Any]:
+        return {"matrix": self.matrix, "more": self.more}
+
+    def set_weights(self, weights: dict[str, Any]) -> None:
+        self.matrix, self.more = weights["matrix"], weights["more"]
+
+    def forward_rows(self, rows: Any, offsets: Any, weights: dict[str, Any]) -> Any:
+        return grouped_linear(rows, weights["matrix"] + weights["more"], offsets)
 
 
 # An argument of ExpertParallel, a value that it cannot have, and what is said when it is made.
@@ -84,14 +101,18 @@ def make_parallel(layer: Layer) -> Any:
     return ep
 
 
-def run_one(ep: Any, layer: Layer, rank: int) -> None:
-    stage = ep.plan(routes_of(rank))
-    with stage:
-        with stage.micro_step(0):
-            rows = len(routes_of(rank)[0])
-            out = layer.execute(torch.ones(rows, HIDDEN), layer.ids, torch.ones(rows, TOP_K))
-            out.sum().backward()
-        stage.drain()
+def run_one(ep: Any, layer: Layer, rank: int, micro_steps: int = 1) -> int:
+    """Returns the number of experts that were copied into this rank."""
+    phase = ep.plan(routes_of(rank) * micro_steps)
+    with phase:
+        for m in phase.micro_steps:
+            with phase.micro_step(m):
+                rows = len(routes_of(rank)[0])
+                out = layer.execute(torch.ones(rows, HIDDEN), layer.ids, torch.ones(rows, TOP_K))
+                out.sum().backward()
+        phase.drain()
+    copies: int = phase.figures()["copies"]
+    return copies
 
 
 def work(rank: int, folder: str) -> None:
@@ -114,6 +135,11 @@ def work(rank: int, folder: str) -> None:
     # Rows of ones: the gradient of an expert is its rows, over both ranks, in the mean.
     rows = {0: 4, 1: 1, 2: 0, 3: 1}
     found["gradients"] = [float(g.max()) for g in layer.matrix.grad] == [rows[2 * rank + e] / RANKS for e in range(2)]
+
+    summed = Summed()
+    copies = run_one(make_parallel(summed), summed, rank, micro_steps=2)
+    gradients = [[float(g.min()) for g in weight.grad] for weight in summed.weights().values()]
+    found["of one tensor"] = copies, gradients, [2 * rows[2 * rank + e] / RANKS for e in range(2)]
 
     norm = ep.clip_grad_norm_(1.0)
     found["norm"] = float(norm), float(sum((HIDDEN * n / RANKS) ** 2 for n in rows.values()) ** 0.5)
@@ -256,6 +282,13 @@ def test_a_layer_of_ones_own_is_sharded_trained_clipped_and_saved(found: list[di
         norm, expected = of["norm"]
         assert norm == pytest.approx(expected)
         assert of["clipped"] == pytest.approx(1.0, rel=1e-4)
+
+
+def test_weights_whose_gradients_are_one_tensor_have_their_own_sums(found: list[dict[str, Any]]) -> None:
+    assert sum(of["of one tensor"][0] for of in found) > 0
+    for of in found:
+        _, gradients, expected = of["of one tensor"]
+        assert gradients == [expected, expected]
 
 
 def die(rank: int, folder: str) -> None:
