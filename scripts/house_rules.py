@@ -6,10 +6,11 @@ A rule is a function from a tree, {path: text}, to findings, [(path, line number
 in docs/architecture.md (which folder may see which) and CONTRIBUTING.md (the rest).
 """
 
-import ast
 import re
 import sys
 from pathlib import Path
+
+import import_cycles
 
 # Which folders of src/foremoe a folder may include and link: the arrows of docs/architecture.md, transitively.
 SEES = {
@@ -258,66 +259,6 @@ def seeds_page_names_what_its_files_have(tree):
                         yield SEEDS, number, f"{name} is in none of the files before it"
 
 
-PACKAGE = "python/foremoe"
-
-
-def python_file(tree, name):
-    """The file of a dotted name in the package, or of the module that the name is defined in; None elsewhere."""
-    parts = name.split(".")
-    while parts and parts[0] == "foremoe":
-        stem = "/".join([PACKAGE, *parts[1:]])
-        for path in (f"{stem}.py", f"{stem}.pyi", f"{stem}/__init__.py"):
-            if path in tree:
-                return path
-        parts.pop()
-    return None
-
-
-def imported_files(tree, path):
-    """{file of the package that this one imports: line}, also for types alone, and inside of functions. A submodule is
-    its own file: naming it does not count as an import of the packages that hold it."""
-    folder = path.removeprefix("python/").rsplit("/", 1)[0].split("/")
-    found = {}
-    for node in ast.walk(ast.parse(tree[path])):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = folder[: len(folder) + 1 - node.level] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{module}.{alias.name}" for alias in node.names]
-        for name in names:
-            file = python_file(tree, name)
-            if file and file != path:
-                found.setdefault(file, node.lineno)
-    return found
-
-
-def strongly_connected(graph):
-    """Sets of nodes that reach each other, of more than one. graph: {node: nodes that it leads to}."""
-    reached = {}
-    for start in graph:
-        seen, todo = set(), [start]
-        while todo:
-            for node in graph.get(todo.pop(), ()):
-                if node not in seen:
-                    seen.add(node)
-                    todo.append(node)
-        reached[start] = seen
-    groups = {frozenset(b for b in reached[a] if a in reached.get(b, ())) for a in graph if a in reached[a]}
-    return sorted((group for group in groups if len(group) > 1), key=min)
-
-
-def nothing_imports_back(tree):
-    """No file of the Python package imports one that imports it, over whatever files in between."""
-    files = [path for path in tree if path.startswith(f"{PACKAGE}/") and path.endswith(".py")]
-    graph = {path: imported_files(tree, path) for path in files}
-    for group in strongly_connected(graph):
-        for path in sorted(group):
-            to = min(file for file in graph[path] if file in group)
-            yield path, graph[path][to], f"imports {to}, which imports it back"
-
-
 # Every rule, with a tree each file of which breaks it.
 RULES = {
     includes_point_left: {
@@ -347,13 +288,7 @@ RULES = {
     },
     seeds_page_names_files: {"docs/seeds.md": "`policy/gone.h`\n", "reproduce/figure-1.toml": "\n"},
     seeds_page_names_what_its_files_have: {"docs/seeds.md": "| 1 | `reproduce/figure-1.toml`: `rho_max` |\n"},
-    nothing_imports_back: {
-        "python/foremoe/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from foremoe.c import C\n",
-        "python/foremoe/b/__init__.py": "from .. import a\n",
-        "python/foremoe/c.py": "def f():\n    from . import b\n",
-        "python/foremoe/d.py": "import foremoe.e\n",
-        "python/foremoe/e.py": "from .d import D\n",
-    },
+    import_cycles.nothing_imports_back: import_cycles.BROKEN,
     lines_are_short: {"docs/page.md": "x" * 121 + "\n", "src/foremoe/core/error.cpp": "// " + "x" * 118 + "\n"},
 }
 # A tree that keeps every rule, close to the edge of each.
@@ -371,12 +306,7 @@ CLEAN = {
         "void g() { f(a, b, c, d, e, f); return h(a[1], *b, c.d, e->f, 1, a + b); }\n"
         "const T t(a * b, a * c, a * d, 1 + 2, 7, x.y);  // int a, int b, int c, int d, int e, int f\n"),
     "src/foremoe/core/few_test.cpp": "auto f = [](int a, int b, int c, int d, int e, int f) {};\n",
-    "python/foremoe/__init__.py": "from .first import plan\n",
-    "python/foremoe/_core.pyi": "",
-    "python/foremoe/first.py": "from foremoe._core import Plan\nfrom . import _core\n",
-    "python/foremoe/front/__init__.py": "from .last import Last\n",
-    "python/foremoe/front/last.py": "import foremoe\nfrom .. import first\nfrom foremoe.front.inner import Inner\n",
-    "python/foremoe/front/inner.py": "import foremoe.first\n",
+    **import_cycles.CLEAN,
     "docs/table.md": "|" + "x" * 200 + "|\n```\n" + "x" * 200 + "\n```\n",
     "reproduce/figure-2.toml": 'columns = ["rho_mean"]\n',
     "docs/seeds.md": "`plan/`\n| 2 | `planner/planner.cpp`, `reproduce/figure-2.toml`: `rho_mean` | `vanilla` |\n",

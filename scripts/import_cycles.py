@@ -1,0 +1,81 @@
+"""A rule of the house, for house_rules.py: no file of the Python package imports one that imports it."""
+
+import ast
+
+PACKAGE = "python/foremoe"
+
+
+def python_file(tree, name):
+    """The file of a dotted name in the package, or of the module that the name is defined in; None elsewhere."""
+    parts = name.split(".")
+    while parts and parts[0] == "foremoe":
+        stem = "/".join([PACKAGE, *parts[1:]])
+        for path in (f"{stem}.py", f"{stem}.pyi", f"{stem}/__init__.py"):
+            if path in tree:
+                return path
+        parts.pop()
+    return None
+
+
+def imported_files(tree, path):
+    """{file of the package that this one imports: line}, also for types alone, and inside of functions. A submodule is
+    its own file: naming it does not count as an import of the packages that hold it."""
+    folder = path.removeprefix("python/").rsplit("/", 1)[0].split("/")
+    found = {}
+    for node in ast.walk(ast.parse(tree[path])):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = folder[: len(folder) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        for name in names:
+            file = python_file(tree, name)
+            if file and file != path:
+                found.setdefault(file, node.lineno)
+    return found
+
+
+def strongly_connected(graph):
+    """Sets of nodes that reach each other, of more than one. graph: {node: nodes that it leads to}."""
+    reached = {}
+    for start in graph:
+        seen, todo = set(), [start]
+        while todo:
+            for node in graph.get(todo.pop(), ()):
+                if node not in seen:
+                    seen.add(node)
+                    todo.append(node)
+        reached[start] = seen
+    groups = {frozenset(b for b in reached[a] if a in reached.get(b, ())) for a in graph if a in reached[a]}
+    return sorted((group for group in groups if len(group) > 1), key=min)
+
+
+def nothing_imports_back(tree):
+    """No file of the Python package imports one that imports it, over whatever files in between."""
+    files = [path for path in tree if path.startswith(f"{PACKAGE}/") and path.endswith(".py")]
+    graph = {path: imported_files(tree, path) for path in files}
+    for group in strongly_connected(graph):
+        for path in sorted(group):
+            to = min(file for file in graph[path] if file in group)
+            yield path, graph[path][to], f"imports {to}, which imports it back"
+
+
+# A tree each file of which breaks the rule.
+BROKEN = {
+    "python/foremoe/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from foremoe.c import C\n",
+    "python/foremoe/b/__init__.py": "from .. import a\n",
+    "python/foremoe/c.py": "def f():\n    from . import b\n",
+    "python/foremoe/d.py": "import foremoe.e\n",
+    "python/foremoe/e.py": "from .d import D\n",
+}
+# Files that keep it, close to the edge.
+CLEAN = {
+    "python/foremoe/__init__.py": "from .first import plan\n",
+    "python/foremoe/_core.pyi": "",
+    "python/foremoe/first.py": "from foremoe._core import Plan\nfrom . import _core\n",
+    "python/foremoe/front/__init__.py": "from .last import Last\n",
+    "python/foremoe/front/last.py": "import foremoe\nfrom .. import first\nfrom foremoe.front.inner import Inner\n",
+    "python/foremoe/front/inner.py": "import foremoe.first\n",
+}
