@@ -113,12 +113,14 @@ def expect_values_alike(values: Mapping[int, Mapping[str, str]]) -> None:
 
 
 def spelled(values: Mapping[int, str]) -> str:
-    """values: by rank. Which value is on which ranks, the rarest first: "3 on rank 2, 2 on ranks 0, 1, 3"."""
+    """values: by rank. Which value is on which ranks, the rarest first: "3 on rank 2, 2 on ranks 0, 1, 3"; with
+    semicolons where a list of ranks would run into the next value: "1 on ranks 0, 2; 2 on ranks 1, 3"."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in values.items():
         ranks_of.setdefault(value, []).append(rank)
     rarest_first = sorted(ranks_of.items(), key=lambda of: (len(of[1]), of[1]))
-    return ", ".join(f"{value} on {_listed(ranks)}" for value, ranks in rarest_first)
+    runs_on = any(len(ranks) > 1 for _, ranks in rarest_first[:-1])
+    return ("; " if runs_on else ", ").join(f"{value} on {_listed(ranks)}" for value, ranks in rarest_first)
 
 
 def _listed(ranks: list[int]) -> str:

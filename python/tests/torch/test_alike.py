@@ -310,6 +310,7 @@ def test_a_long_value_is_shortened_and_yet_compared() -> None:
 def test_the_rarest_value_comes_first_and_few_ranks_are_listed() -> None:
     assert spelled({0: "2", 1: "2", 2: "3", 3: "2"}) == "3 on rank 2, 2 on ranks 0, 1, 3"
     assert spelled({0: "a", 1: "b"}) == "a on rank 0, b on rank 1"
+    assert spelled({0: "1", 1: "2", 2: "1", 3: "2"}) == "1 on ranks 0, 2; 2 on ranks 1, 3"
     assert spelled(dict.fromkeys(range(20), "a") | {20: "b"}).endswith("a on ranks 0, 1, 2, 3, 4, 5, 6, 7, … (20)")
 
 
