@@ -9,11 +9,12 @@ import torch
 import foremoe
 from foremoe._engine.alike import fact_of, refused_together
 from foremoe._engine.compiled import expect_not_compiled
+from foremoe._engine.sharded import is_dtensor
 
 from .buckets import average_in_buckets
 from .own_experts import refuse_optimizers_of
 from .spread import SpreadExperts
-from .wrappers import hide_from_ddp, is_in_ddp, is_sharded_by_fsdp2, shard_by_fsdp2, show_to_ddp, watch_ddp
+from .wrappers import fsdp2_modules, hide_from_ddp, is_in_ddp, reshard, shard_by_fsdp2, show_to_ddp, watch_ddp
 
 WRAPPERS = (None, "ddp", "fsdp2", "own")
 
@@ -42,14 +43,14 @@ class Dense:
             if wrapper not in WRAPPERS:
                 raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp, fsdp2 or own", field="wrapper")
             expect_not_compiled(model, experts)
-            is_sharded = is_sharded_by_fsdp2(model)
+            is_sharded = bool(fsdp2_modules(model))
             if is_sharded and wrapper in ("ddp", "fsdp2"):
                 raise foremoe.InputError(
                     f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
                 )
         self.model = model
         self.is_sharded = is_sharded or wrapper == "fsdp2"
-        self._averages = wrapper is None and not is_sharded
+        self._averages = wrapper is None
         watch_ddp()
         hide_from_ddp(model, experts)
         if wrapper == "ddp":
@@ -68,12 +69,16 @@ class Dense:
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Those that are trained, by name; under "fsdp2" this rank's shards. Not inside of forward or backward."""
+        return {name: p for name, p in self._all() if p.requires_grad}
+
+    def _all(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Also those that are frozen."""
         if self.model is None:
-            return {}
+            return []
         if self.is_sharded:
-            self.model.reshard()  # a forward without a backward leaves the root's whole
+            reshard(self.model)
         experts = {id(weight) for weight in self._experts.parameters()}
-        return {name: p for name, p in self.model.named_parameters() if id(p) not in experts and p.requires_grad}
+        return [(name, p) for name, p in self.model.named_parameters() if id(p) not in experts]
 
     def expect_averaged(self) -> None:
         """Raises RuntimeError where nobody was asked to average these gradients."""
@@ -88,8 +93,7 @@ class Dense:
         for each other in it."""
         if not self._averages:
             return {}
-        experts = {id(weight) for weight in self._experts.parameters()}
-        return {f"model[{name}]": _part(p) for name, p in self.model.named_parameters() if id(p) not in experts}
+        return {f"model[{name}]": _part(p) for name, p in self._all() if not self._is_shard(p)}
 
     def average(self) -> None:
         """Replaces gradients by their means over ranks, unless a wrapper or the trainer does. Collective.
@@ -100,10 +104,15 @@ class Dense:
             return
         gradients = []
         for p in self.named_parameters().values():
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            gradients.append(p.grad)
+            if not self._is_shard(p):
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                gradients.append(p.grad)
         average_in_buckets(gradients, self._experts.ranks.rows.group)
+
+    def _is_shard(self, p: torch.nn.Parameter) -> bool:
+        """Whether FSDP2 averages its gradient."""
+        return self.is_sharded and is_dtensor(p)
 
 
 def _part(p: torch.nn.Parameter) -> str:

@@ -193,7 +193,7 @@ class ExpertParallel:
         call it before the optimizer is made. With "ddp" and "fsdp2" all ranks must have the same number of micro-steps;
         so also where the trainer makes a DistributedDataParallel of the model afterwards.
         "own": by the trainer, in every backward or after drain(); so also where the model has no other parameters.
-        A model that FSDP2 shards already averages its own gradients; it takes None.
+        What FSDP2 shards already, the model or parts of it, averages its own gradients; None averages the others.
 
         No wrapper sees experts, also none that the trainer makes of this model afterwards, such as
         DistributedDataParallel or that of accelerate; drain() makes their gradients the mean over ranks. Without

@@ -17,7 +17,7 @@ from foremoe._engine.alike import refused_together
 from foremoe._engine.sharded import is_dtensor
 
 from .one_rank import ONE_RANK_OF
-from .wrappers import is_sharded_by_fsdp2
+from .wrappers import fsdp2_modules, reshard
 
 
 class ExpertParts:
@@ -79,8 +79,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """The model inside DistributedDataParallel, with the parameters that its optimizer knows."""
     while isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
-    if is_sharded_by_fsdp2(model):
-        model.reshard()  # type: ignore[operator]  # a forward without a backward leaves whole parameters at the root
+    reshard(model)
     return model
 
 
@@ -184,7 +183,7 @@ def _as_unspread(parts: ExpertParts, model: torch.nn.Module) -> Iterator[None]:
     num_parameters = sum(math.prod(parts.whole_shape(p)) for p in model.parameters())
     vars(model).pop("save_pretrained", None)
     vars(model)["num_parameters"] = lambda *_: num_parameters  # which the index of several files has
-    if is_sharded_by_fsdp2(model):
+    if model in fsdp2_modules(model):
         model.__class__ = kind.__mro__[2]  # [FSDP2's own, FSDPModule, the model's]: names of weights depend on it
     try:
         yield

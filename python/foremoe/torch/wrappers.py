@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-# Made since watch_ddp() ran.
-_DDP: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+# Models of which a DistributedDataParallel was made since watch_ddp() ran. It may be gone, on some ranks before others.
+_IN_DDP: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def hide_from_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> None:
@@ -47,16 +47,16 @@ def _names_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> 
 def watch_ddp() -> None:
     """From now on, is_in_ddp() knows each DistributedDataParallel that anyone makes."""
 
-    def note(module: torch.nn.Module, *_: Any) -> None:
+    def note(module: torch.nn.Module, _: str, child: torch.nn.Module) -> None:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            _DDP.add(module)
+            _IN_DDP.add(child)
 
     torch.nn.modules.module.register_module_module_registration_hook(note)
 
 
 def is_in_ddp(model: torch.nn.Module) -> bool:
-    """Whether a DistributedDataParallel holds the model."""
-    return any(module is model for ddp in list(_DDP) for module in ddp.modules())
+    """Whether a DistributedDataParallel was made of the model, or of one that holds it."""
+    return any(module is model for of in list(_IN_DDP) for module in of.modules())
 
 
 def shard_by_fsdp2(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> None:
@@ -82,7 +82,13 @@ def _decoder_layers(module: torch.nn.Module, experts: set[torch.nn.Parameter]) -
             yield from _decoder_layers(child, experts)
 
 
-def is_sharded_by_fsdp2(model: torch.nn.Module) -> bool:
-    """Whether fully_shard() was called on it, for which somebody must have imported it."""
+def fsdp2_modules(model: torch.nn.Module) -> list[Any]:
+    """The model, or parts of it, on which fully_shard() was called, for which somebody must have imported it."""
     module = sys.modules.get("torch.distributed.fsdp")
-    return module is not None and isinstance(model, module.FSDPModule)
+    return [of for of in model.modules() if isinstance(of, module.FSDPModule)] if module is not None else []
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Lets go of whole parameters, which a forward without a backward leaves at each outermost module of FSDP2."""
+    for module in fsdp2_modules(model):
+        module.reshard()

@@ -42,8 +42,17 @@ def shard_over_two_replicas(model: Any, experts: set[Any]) -> None:
     fully_shard(model, mesh=mesh, ignored_params=experts)
 
 
+def shard_decoder_layers_alone(model: Any, experts: set[Any]) -> None:
+    """Embeddings and head stay whole on every rank."""
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)), ignored_params=experts)
+
+
 # What a trainer does before ep.wrap(model).
-SHARDED: dict[str, Callable[[Any, set[Any]], None]] = {"hsdp": shard_over_two_replicas}
+SHARDED: dict[str, Callable[[Any, set[Any]], None]] = {
+    "hsdp": shard_over_two_replicas,
+    "decoder layers": shard_decoder_layers_alone,
+}
 
 
 def make_optimizer(groups: list[Any]) -> Any:
@@ -51,7 +60,7 @@ def make_optimizer(groups: list[Any]) -> Any:
 
 
 def train(rank: int, wrapper: str | None) -> dict[str, Any]:
-    """An optimizer step of two stages, after an evaluation, and a third stage that is given up."""
+    """An optimizer step of two phases, after an evaluation, and a third phase that is given up."""
     batches = [draw_batches(r, 4, 11) for r in range(RANKS)]
     routes = [draw_routes(r, 4, 11) for r in range(RANKS)]
     _, expected = reference(torch.float64, batches, routes)
@@ -66,15 +75,17 @@ def train(rank: int, wrapper: str | None) -> dict[str, Any]:
     if wrapper in SHARDED:
         SHARDED[wrapper](model, set(ep.expert_parameters()))
     trained = ep.wrap(model, None if wrapper in SHARDED else wrapper)
-    optimizer = make_optimizer([ep.dense_parameters(), ep.expert_parameters()])
+    shards = [p for p in ep.dense_parameters() if hasattr(p, "to_local")]  # which foreach takes by themselves
+    others = [p for p in ep.dense_parameters() if not hasattr(p, "to_local")]
+    optimizer = make_optimizer([shards, others, ep.expert_parameters()])
     for begin in (0, 2):
         with torch.no_grad():
             trained(input_ids=batches[rank][0], use_cache=False)  # leaves FSDP2's root with whole parameters
-        with ep.plan(routes[rank][begin : begin + 2]) as stage:
-            for m in stage.micro_steps:
-                with stage.micro_step(m):
+        with ep.plan(routes[rank][begin : begin + 2]) as phase:
+            for m in phase.micro_steps:
+                with phase.micro_step(m):
                     loss_of(trained, batches[rank][begin + m]).backward()
-            stage.drain()
+            phase.drain()
     found: dict[str, Any] = {"gradients": worst_difference(whole_gradients(ep, model), expected)}
     with torch.no_grad():
         trained(input_ids=batches[rank][0], use_cache=False)
@@ -93,11 +104,11 @@ def train(rank: int, wrapper: str | None) -> dict[str, Any]:
 
 
 def give_up(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
-    """A stage without drain() changes no gradients, whoever averages them."""
+    """A phase without drain() changes no gradients, whoever averages them."""
     parameters = [*ep.dense_parameters(), *ep.expert_parameters()]
     before = [(p.grad, whole(p.grad).clone()) for p in parameters]
     try:
-        with ep.plan(routes) as stage, stage.micro_step(0):
+        with ep.plan(routes) as phase, phase.micro_step(0):
             loss_of(trained, batch).backward()
     except RuntimeError as error:
         same = all(p.grad is grad for p, (grad, _) in zip(parameters, before, strict=True))
@@ -138,7 +149,7 @@ def found() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("wrapper", (*WRAPPERS, *SHARDED))
-def test_an_optimizer_step_of_two_stages_is_that_of_one_eager_process(
+def test_an_optimizer_step_of_two_phases_is_that_of_one_eager_process(
     found: list[dict[str, Any]], wrapper: str | None
 ) -> None:
     for rank, of in enumerate(found):
@@ -151,7 +162,7 @@ def test_an_optimizer_step_of_two_stages_is_that_of_one_eager_process(
 
 
 @pytest.mark.parametrize("wrapper", (*WRAPPERS, *SHARDED))
-def test_a_stage_that_is_given_up_changes_no_gradients(found: list[dict[str, Any]], wrapper: str | None) -> None:
+def test_a_phase_that_is_given_up_changes_no_gradients(found: list[dict[str, Any]], wrapper: str | None) -> None:
     for of in found:
         assert of[str(wrapper)]["given up"].startswith("kept: the phase was left"), of[str(wrapper)]["given up"]
 
