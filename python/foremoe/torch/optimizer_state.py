@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
@@ -66,16 +65,6 @@ def _description(optimizer: torch.optim.Optimizer, named: list[list[tuple[str, T
     return equal
 
 
-def _expect_equal(own: dict[str, str], group: Any) -> None:
-    of_all: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(of_all, own, group=group)
-    for rank, there in enumerate(of_all):
-        for what in {**of_all[0], **there}:
-            first, other = (of.get(what, "missing") for of in (of_all[0], there))
-            if first != other:
-                raise _refuse("optimizer", f"{what} is {first} on rank 0, {other} on rank {rank}")
-
-
 def whole_optimizer_state(
     parts: ExpertParts,
     model: torch.nn.Module,
@@ -87,11 +76,10 @@ def whole_optimizer_state(
     with refused_together(parts.group) as given:
         given.expect_alike({"rank0_only": repr(rank0_only)})
         named = _named(model, optimizer)
-        own = _description(optimizer, named)
-    _expect_equal(own, parts.group)
+        given.expect_alike({f"optimizer[{what}]": of for what, of in _description(optimizer, named).items()})
     state: dict[str, dict[str, Any]] = {}
     for name, p in (pair for of in named for pair in of):
-        for key, value in optimizer.state.get(p, {}).items():
+        for key, value in sorted(optimizer.state.get(p, {}).items()):  # in one order on all ranks
             kept = value if _is_scalar(value) else parts.whole(value, p, rank0_only)
             kept = kept.cpu() if cpu_offload and isinstance(kept, Tensor) else kept
             if not rank0_only or parts.rank == 0:
