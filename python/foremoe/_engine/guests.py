@@ -123,7 +123,7 @@ class Guests:
     def _start_peers(self, turn: int, copies: list[foremoe.Copy]) -> None:
         if not copies:
             return
-        self.expect_same_weights()
+        self._expect_same_weights()
         operations: list[Any] = []
         arrives: list[int | None] = []  # turn, of what this rank receives
         for copy in copies:
@@ -147,7 +147,7 @@ class Guests:
         buffers, slot = divmod(copy.buffer, self._slots)
         return {name: w[slot] for name, w in self._buffers[buffers].items()}
 
-    def expect_same_weights(self) -> None:
+    def _expect_same_weights(self) -> None:
         """Refuses weights that somebody changed since the phase began: guests are copies of those before."""
         for i, layer in enumerate(self._layers):
             for name, weight in layer.weights().items():
@@ -169,8 +169,8 @@ class Guests:
                     wait()
 
     def add_gradients(self, layer: int, gradients: dict[str, Tensor]) -> None:
-        """gradients: by name [guest slots, …]. Takes them over; autograd gives one tensor for two weights whose sum alone
-        a layer reads."""
+        """gradients: by name [guest slots, …]; from now on they are the guests'. Two of them may be one tensor, as
+        autograd gives for two weights of which a layer reads the sum alone."""
         taken: set[int] = set()
         for name, gradient in gradients.items():
             held = self._gradients.get((layer, name))

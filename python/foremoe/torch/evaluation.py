@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from foremoe._engine.communication import gathered
 
 _DONE, _FAILED = -1, -2
 
@@ -37,10 +38,7 @@ class Evaluation:
 
     def _agree(self, own: int) -> int:
         """The layer that the other ranks run; negative when all are done."""
-        ranks = dist.get_world_size(self._group)
-        of_all = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in range(ranks)]
-        dist.all_gather(of_all, torch.tensor([own], device=self._device), group=self._group)
-        said: list[int] = torch.cat(of_all).tolist()
+        said: list[int] = gathered(torch.tensor(own, device=self._device), self._group).tolist()
         running = {layer: rank for rank, layer in enumerate(said) if layer >= 0}
         self._ended = _FAILED in said or len(running) > 1
         if _FAILED in said:

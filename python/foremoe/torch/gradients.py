@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from foremoe._engine.guests import Guests
@@ -12,12 +14,12 @@ from .spread import SpreadExperts
 
 
 class PhaseGradients:
-    """Takes the gradients of all trained parameters away when it is made. They come back, with those of the phase added
-    (finish), or as they were (give_back)."""
+    """Takes the gradients of parameters away when it is made. They come back with those of the phase added (finish), or
+    as they were (give_back)."""
 
-    def __init__(self, experts: SpreadExperts, dense: Dense) -> None:
+    def __init__(self, experts: SpreadExperts, dense: Dense, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """parameters: all of both; those that are frozen are left alone."""
         self._experts, self._dense = experts, dense
-        parameters = [*experts.parameters(), *dense.named_parameters().values()]
         self._before = [(weight, weight.grad) for weight in parameters if weight.requires_grad]
         for weight, _ in self._before:
             weight.grad = None
