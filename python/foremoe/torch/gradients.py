@@ -1,13 +1,16 @@
-"""Gradients of a phase, which begin with none and end as the mean over ranks."""
+"""Gradients of a phase, which begin with none and end as the mean over ranks; and their norm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from foremoe._engine.guests import Guests
-from foremoe._engine.sharded import local
+from foremoe._engine.ranks import Ranks
+from foremoe._engine.sharded import local, num_parts
 
 from .dense import Dense
 from .spread import SpreadExperts
@@ -49,3 +52,24 @@ class PhaseGradients:
         for weight, before in self._before:
             if before is not None:
                 weight.grad = before if weight.grad is None else weight.grad.add_(before)
+
+
+@torch.no_grad()
+def clip(
+    experts: Sequence[torch.nn.Parameter], dense: Sequence[torch.nn.Parameter], ranks: Ranks, max_norm: float
+) -> Tensor:
+    """As ExpertParallel.clip_grad_norm_(). experts: this rank's. dense: all others; whole, or shards of FSDP2."""
+    parts = [(p, ranks.num_ranks) for p in experts] + [(p, num_parts(p)) for p in dense]
+    squares = torch.zeros((), dtype=torch.float64, device=ranks.device)
+    for p, of in parts:
+        if p.grad is not None:
+            grad = local(p.grad)
+            norm = grad.norm(dtype=torch.promote_types(grad.dtype, torch.float32)).double()
+            squares += norm**2 * of / ranks.num_ranks  # each rank adds its share of what several hold
+    dist.all_reduce(squares, group=ranks.group)
+    norm = squares.sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for p, _ in parts:
+        if p.grad is not None:
+            local(p.grad).mul_(scale.to(p.grad.dtype))
+    return norm

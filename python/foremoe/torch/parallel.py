@@ -7,7 +7,6 @@ While a phase runs, the phase executes them; without one, every row goes home, w
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,18 +20,18 @@ import foremoe
 from foremoe._engine.alike import facts_of, refused_together, versions
 from foremoe._engine.arguments import expect_layers, plan_nothing
 from foremoe._engine.compiled import expect_not_compiling
-from foremoe._engine.failures import Channel, Failures
-from foremoe._engine.groups import groups_made, make_groups
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.ranks import Ranks
-from foremoe._engine.sharded import local, local_weights, num_parts
+from foremoe._engine.sharded import local_weights
 
 from . import optimizer_state, saving
 from .arguments import Arguments, ranks_of
+from .channels import with_channels
 from .dense import Dense
 from .evaluation import Evaluation
+from .gradients import clip
 from .one_rank import OneRankReports
 from .own_experts import OwnExperts, refuse_optimizers_of
 from .phase import Phase
@@ -103,7 +102,7 @@ class ExpertParallel:
             nothing = self._load(np.zeros((1, 1, self.num_ranks, num_experts), np.int64))
             if plan_nothing(nothing, self.arguments, path=path).residency == "shared":
                 try_lending_layers(self.layers)
-        self._channels = self._make_channels(copy_group)
+        self.ranks, self._channels = with_channels(self.ranks, copy_group, agree=path != "peer")
         self._memory = NodeMemory(self.ranks)
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
@@ -121,32 +120,6 @@ class ExpertParallel:
         self.failed = False  # a phase did, with copies on their way
         self._phase: Phase | None = None  # that runs
         self._evaluation: Evaluation | None = None
-
-    def _make_channels(self, copy_group: Any) -> list[Channel]:
-        """Gives self.ranks its channels, and returns those that are closed after a failure. Collective."""
-        backend, device = dist.get_backend(self.group), self.ranks.device
-        # On gloo rows have a group of their own, which ends when a rank fails. On NCCL one would take memory, and would
-        # not end.
-        wanted = {"rows": backend} if backend == "gloo" else {}
-        if copy_group is None:
-            wanted["copies"] = backend
-        if self.arguments.path != "peer":
-            wanted["agreement"] = "gloo"
-        made = make_groups([(self.group, of) for of in wanted.values()], device)
-        channels = {name: Channel(group, is_own=True) for name, group in zip(wanted, made, strict=True)}
-        if copy_group is not None:
-            # The first operation of a group must be one that all ranks take part in.
-            dist.all_reduce(torch.zeros(1, device=device), group=copy_group)
-        ranks = dist.get_process_group_ranks(self.group)
-        failures = Failures(f"{groups_made()}/{ranks}", ranks, dist.get_rank(), list(channels.values()))
-        self.ranks = dataclasses.replace(
-            self.ranks,
-            rows=channels.get("rows", Channel(self.group)),
-            copies=channels.get("copies", Channel(copy_group)),
-            agreement=channels.get("agreement"),
-            failures=failures,
-        )
-        return list(channels.values())
 
     def _load(self, counts: Counts) -> foremoe.Load:
         return foremoe.Load.from_array(
@@ -264,26 +237,9 @@ class ExpertParallel:
             phase=phase, memory=self._memory, entered=self._entered,
         )  # fmt: skip
 
-    @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
-        parameters = [*self.expert_parameters(), *self.dense_parameters()]
-        own = {id(weight) for weight in self.expert_parameters()}
-        squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for p in parameters:
-            if p.grad is not None:
-                grad = local(p.grad)
-                parts = self.num_ranks if id(p) in own else num_parts(p.grad)
-                # In no shorter type than float32. What several ranks hold, each of them adds in part.
-                norm = grad.norm(dtype=torch.promote_types(grad.dtype, torch.float32)).double()
-                squares += norm**2 * parts / self.num_ranks
-        dist.all_reduce(squares, group=self.group)
-        total: Tensor = squares.sqrt()
-        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        for p in parameters:
-            if p.grad is not None:
-                local(p.grad).mul_(scale.to(p.grad.dtype))
-        return total
+        return clip(self.expert_parameters(), self.dense_parameters(), self.ranks, max_norm)
 
     def whole_state_dict(
         self, model: torch.nn.Module, *, cpu_offload: bool = False, rank0_only: bool = False
