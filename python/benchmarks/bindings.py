@@ -9,22 +9,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
+from timing import median_seconds
 
 import foremoe
-
-
-def median_seconds(call: Callable[[], object], runs: int) -> float:
-    """Of one call, after one that warms it up."""
-    call()
-    seconds = []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
 
 
 def overhead_of_plan(load: foremoe.Load, runs: int) -> float:

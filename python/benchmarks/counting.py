@@ -6,12 +6,9 @@ PYTHONPATH=build/python $(scripts/python_environment torch) python/benchmarks/co
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
+from timing import median_seconds
 
 from foremoe import _core
 
@@ -30,16 +27,6 @@ def in_torch(routes: torch.Tensor, num_experts: int) -> torch.Tensor:
         ids = flat[:, layer].reshape(-1)
         counts[layer] = torch.bincount(ids[ids >= 0], minlength=num_experts)
     return counts
-
-
-def median_seconds(call: Callable[[], Any], runs: int) -> float:
-    call()
-    seconds = []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
 
 
 def main() -> None:

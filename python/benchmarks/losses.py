@@ -62,17 +62,17 @@ class Trainer:
         order = range(MICRO_STEPS)[:: -1 if self.backwards else 1]
         self.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64)
-        with self.ep.plan([routes[m] for m in order]) as stage:
-            for m, ids in zip(stage.micro_steps, (batches[m] for m in order), strict=True):
-                with stage.micro_step(m):
+        with self.ep.plan([routes[m] for m in order]) as phase:
+            for m, ids in zip(phase.micro_steps, (batches[m] for m in order), strict=True):
+                with phase.micro_step(m):
                     logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
                     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()) / MICRO_STEPS
                     loss.backward()
                 total += loss.detach() / RANKS
-            stage.drain()
+            phase.drain()
         self.optimizer.step()
         dist.all_reduce(total)
-        return float(total), stage.figures()
+        return float(total), phase.figures()
 
 
 def batches_of(step: int, rank: int) -> list[Tensor]:

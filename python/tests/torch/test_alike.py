@@ -6,7 +6,6 @@ One spawn of four processes runs all checks.
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from matrix import HIDDEN, Layer
+from refusals import ODD, OTHERS, timed_refusal
 from training import RANKS, on_all_ranks
 
 import foremoe
 from foremoe._engine.alike import refused_together, shortened, spelled
 from foremoe._engine.arguments import OPTIONS
 from foremoe.torch import ExpertParallel, stand_by
-
-ODD = 2  # the rank that is given something else
-OTHERS = "ranks 0, 1, 3"
 
 # By argument of ExpertParallel: what rank 2 is given, and what all others are.
 ARGUMENTS: dict[str, tuple[Any, Any]] = {
@@ -106,38 +103,29 @@ ODD_LAYERS: dict[str, tuple[Callable[[], list[Any]], str]] = {
 }
 
 
-def refusal(act: Callable[[], Any]) -> dict[str, Any]:
-    """What it raised, its field, and after how many seconds."""
-    dist.barrier()
-    since = time.monotonic()
-    try:
-        act()
-    except foremoe.InputError as error:
-        return {"said": str(error), "field": error.field, "seconds": time.monotonic() - since}
-    return {"said": "nothing", "field": "", "seconds": time.monotonic() - since}
-
-
 def of_creation(rank: int) -> dict[str, Any]:
     """By argument."""
     found = {}
     for name, (odd, others) in ARGUMENTS.items():
         options = {name: odd if rank == ODD else others}
-        found[name] = refusal(lambda options=options: ExpertParallel(layers_of(), **options))
+        found[name] = timed_refusal(lambda options=options: ExpertParallel(layers_of(), **options))
     not_given = {"tolerance": 0.1} if rank == ODD else {}
-    found["an option that others are not given"] = refusal(lambda: ExpertParallel(layers_of(), **not_given))
+    found["an option that others are not given"] = timed_refusal(lambda: ExpertParallel(layers_of(), **not_given))
     threads = 2 if rank == ODD else 1
-    found["threads"] = refusal(lambda: ExpertParallel(layers_of(), threads=threads).detach())
+    found["threads"] = timed_refusal(lambda: ExpertParallel(layers_of(), threads=threads).detach())
     for name, (odd_layers, _) in ODD_LAYERS.items():
         layers = odd_layers() if rank == ODD else layers_of()
-        found[f"layers: {name}"] = refusal(lambda layers=layers: ExpertParallel(layers))
-    found["a wrong layer"] = refusal(lambda: ExpertParallel([] if rank == ODD else layers_of()))
-    found["a wrong argument"] = refusal(lambda: ExpertParallel(layers_of(), path="air" if rank == ODD else "peer"))
+        found[f"layers: {name}"] = timed_refusal(lambda layers=layers: ExpertParallel(layers))
+    found["a wrong layer"] = timed_refusal(lambda: ExpertParallel([] if rank == ODD else layers_of()))
+    found["a wrong argument"] = timed_refusal(
+        lambda: ExpertParallel(layers_of(), path="air" if rank == ODD else "peer")
+    )
     for of in ("foremoe", "torch"):
         with pytest.MonkeyPatch.context() as patch:
             if rank == ODD:
                 patch.setattr({"foremoe": foremoe, "torch": torch}[of], "__version__", "0.0.1")
-            found[of] = refusal(lambda: ExpertParallel(layers_of()))
-            found[f"{of} where all stand by"] = refusal(stand_by)
+            found[of] = timed_refusal(lambda: ExpertParallel(layers_of()))
+            found[f"{of} where all stand by"] = timed_refusal(stand_by)
     return found
 
 
@@ -156,12 +144,13 @@ def of_groups(rank: int) -> dict[str, Any]:
         "of both halves": {"group": half, "depth": 3 if rank > 1 else 2},
     }
     found = {
-        name: refusal(lambda options=options: ExpertParallel(layers_of(), **options)) for name, options in cases.items()
+        name: timed_refusal(lambda options=options: ExpertParallel(layers_of(), **options))
+        for name, options in cases.items()
     }
-    found["a rank that stands by"] = refusal(
+    found["a rank that stands by"] = timed_refusal(
         lambda: stand_by() if rank == ODD else ExpertParallel(layers_of(), group=halves[0] if rank < 2 else halves[1])
     )
-    found["a half stands by"] = refusal(
+    found["a half stands by"] = timed_refusal(
         lambda: ExpertParallel(layers_of(), group=half).detach() if rank < 2 else stand_by()
     )
     return found
@@ -176,15 +165,15 @@ def of_plan(rank: int) -> dict[str, Any]:
         "unrouted": {"unrouted": "home" if rank == ODD else "drop"},
         "on_mismatch": {"on_mismatch": "home" if rank == ODD else "refuse"},
     }
-    found = {name: refusal(lambda options=options: ep.plan(good, **options)) for name, options in cases.items()}
-    found["routes"] = refusal(lambda: ep.plan([good[0].repeat(1, 1, 1 + (rank == ODD))]))
+    found = {name: timed_refusal(lambda options=options: ep.plan(good, **options)) for name, options in cases.items()}
+    found["routes"] = timed_refusal(lambda: ep.plan([good[0].repeat(1, 1, 1 + (rank == ODD))]))
     model = torch.nn.Linear(2, 2)
-    found["wrapper"] = refusal(lambda: ep.wrap(model, "ddp" if rank == ODD else None))
-    found["model"] = refusal(lambda: ep.wrap(torch.nn.Linear(2, 3) if rank == ODD else model))
+    found["wrapper"] = timed_refusal(lambda: ep.wrap(model, "ddp" if rank == ODD else None))
+    found["model"] = timed_refusal(lambda: ep.wrap(torch.nn.Linear(2, 3) if rank == ODD else model))
     ep.wrap(model, "ddp")
-    found["micro-steps under ddp"] = refusal(lambda: ep.plan(good * (1 + (rank == ODD))))
+    found["micro-steps under ddp"] = timed_refusal(lambda: ep.plan(good * (1 + (rank == ODD))))
     ep.layers[0].weights()["matrix"].requires_grad_(rank != ODD)
-    found["frozen since"] = refusal(lambda: ep.plan(good))
+    found["frozen since"] = timed_refusal(lambda: ep.plan(good))
     return found
 
 

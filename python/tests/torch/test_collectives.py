@@ -1,4 +1,4 @@
-"""What the layers of a planned stage ask of process groups and the device: two all-to-alls a pass, and nothing else."""
+"""What the layers of a planned phase ask of process groups and the device: two all-to-alls a pass, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lacking_in(layer: int | None, rank: int) -> list[Any]:
     return routes
 
 
-def count_in_a_stage(
+def count_in_a_phase(
     rank: int,
     *,
     planned: bool = True,
@@ -45,17 +45,17 @@ def count_in_a_stage(
     ep = spread(model, path=path)
     ep.wrap(model)
     (batch,) = draw_batches(rank, 1, 8)
-    stage = ep.plan(routes or draw_routes(rank, 1, 8), unrouted=unrouted, on_mismatch=on_mismatch)
+    phase = ep.plan(routes or draw_routes(rank, 1, 8), unrouted=unrouted, on_mismatch=on_mismatch)
     counter = Counter()
 
     def run(m: int) -> None:
-        with stage.micro_step(m):
+        with phase.micro_step(m):
             model.model(batch, use_cache=False).last_hidden_state.sum().backward()
 
-    with stage:
+    with phase:
         for m in range(micro_step):
             run(m)
-        with stage.micro_step(micro_step):
+        with phase.micro_step(micro_step):
             if not planned:
                 ep._phase = None
             executes = [_EXECUTE[layer.experts] for layer in ep.layers]
@@ -67,25 +67,25 @@ def count_in_a_stage(
                     out.backward(torch.ones_like(out))
             for layer, execute in zip(ep.layers, executes, strict=True):
                 layer.execute_by(execute)
-        ep._phase = stage
+        ep._phase = phase
         if planned:
-            for m in range(micro_step + 1, len(stage.micro_steps)):
+            for m in range(micro_step + 1, len(phase.micro_steps)):
                 run(m)
-            stage.drain()
+            phase.drain()
         else:
-            stage._drained, stage._next = True, len(stage.micro_steps)
+            phase._drained, phase._next = True, len(phase.micro_steps)
     return counter.counts
 
 
 def work(rank: int) -> dict[str, Any]:
     return {
-        "peer": count_in_a_stage(rank),
-        "host": count_in_a_stage(rank, path="host"),
-        "home, none lacks": count_in_a_stage(rank, routes=lacking_in(None, rank), unrouted="home"),
-        "home, layer 1": count_in_a_stage(rank, routes=lacking_in(1, rank), unrouted="home"),
-        "home, the next micro-step": count_in_a_stage(rank, routes=lacking_in(1, rank), unrouted="home", micro_step=1),
-        "routers choose": count_in_a_stage(rank, on_mismatch="home"),
-        "unplanned": count_in_a_stage(rank, planned=False),
+        "peer": count_in_a_phase(rank),
+        "host": count_in_a_phase(rank, path="host"),
+        "home, none lacks": count_in_a_phase(rank, routes=lacking_in(None, rank), unrouted="home"),
+        "home, layer 1": count_in_a_phase(rank, routes=lacking_in(1, rank), unrouted="home"),
+        "home, the next micro-step": count_in_a_phase(rank, routes=lacking_in(1, rank), unrouted="home", micro_step=1),
+        "routers choose": count_in_a_phase(rank, on_mismatch="home"),
+        "unplanned": count_in_a_phase(rank, planned=False),
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refusal
 from training import draw_batches, draw_routes, make_model, on_all_ranks, spread
 
 
@@ -24,14 +25,6 @@ def generate(rank: int) -> dict[str, Any]:
     with torch.no_grad(), ep.plan(draw_routes(rank, 1, 7), phase="recompute") as phase, phase.micro_step(0):
         model(prompt)
     return found
-
-
-def refusal(call: Any) -> str:
-    try:
-        call()
-    except (RuntimeError, KeyError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
 
 
 def fail(rank: int) -> dict[str, str]:

@@ -39,7 +39,7 @@ OF_WORLD = 1800.0
 
 
 def evaluate(group: Any, seed: int) -> float:
-    """Without a stage, between a group's whole model and its spread one."""
+    """Without a phase, between a group's whole model and its spread one."""
     whole, model = make_model(torch.float32, seed), make_model(torch.float32, seed)
     ep = spread(model, group)
     batch = torch.arange(24).view(2, 12) + dist.get_rank()

@@ -39,7 +39,7 @@ from foremoe._engine.arena import NodeArena
 from foremoe._engine.host_path import HostPath
 from foremoe.torch import ExpertParallel
 
-LONG = 60.0  # seconds, far above a stage's host_timeout: who waited for it in full would find nothing missing
+LONG = 60.0  # seconds, far above a phase's host_timeout: who waited for it in full would find nothing missing
 
 
 def names_in_shared_memory(processes: set[int] | None = None) -> list[str]:
@@ -52,7 +52,7 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
     """On each rank: change(arena) when all is published and nothing was read."""
 
     @contextlib.contextmanager
-    def spoil(ep: Any, stage: Any) -> Iterator[None]:
+    def spoil(ep: Any, phase: Any) -> Iterator[None]:
         make = NodeArena.__init__
 
         def changed(self: Any, *of: Any, **more: Any) -> None:
@@ -84,20 +84,20 @@ def bring_stale_weights(arena: Any) -> None:
 
 
 @contextlib.contextmanager
-def stale(ep: Any, stage: Any) -> Iterator[None]:
+def stale(ep: Any, phase: Any) -> Iterator[None]:
     ep._memory._version = 4
-    with once_filled(bring_stale_weights)(ep, stage):
+    with once_filled(bring_stale_weights)(ep, phase):
         yield
 
 
 @contextlib.contextmanager
-def publish_nothing(ep: Any, stage: Any) -> Iterator[None]:
+def publish_nothing(ep: Any, phase: Any) -> Iterator[None]:
     with mock.patch.object(NodeArena, "_publish", lambda self, *_: self._writers.submit(lambda: None)):
         yield
 
 
 @contextlib.contextmanager
-def publish_late(ep: Any, stage: Any) -> Iterator[None]:
+def publish_late(ep: Any, phase: Any) -> Iterator[None]:
     """Experts come after micro-step 0, when nobody waits for them any more."""
     publish, agree = NodeArena._publish, HostPath.agree
     late: list[Any] = []
@@ -134,8 +134,8 @@ def until_the_end() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def hold_what_comes(ep: Any, stage: Any) -> Iterator[None]:
-    """What owners on other nodes send is on its way until the stage ends."""
+def hold_what_comes(ep: Any, phase: Any) -> Iterator[None]:
+    """What owners on other nodes send is on its way until the phase ends."""
     start = arena.start_point_to_point
 
     class Held:
@@ -155,8 +155,8 @@ def hold_what_comes(ep: Any, stage: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hold_what_is_written(ep: Any, stage: Any) -> Iterator[None]:
-    """Each rank writes nothing into its arena until the stage ends."""
+def hold_what_is_written(ep: Any, phase: Any) -> Iterator[None]:
+    """Each rank writes nothing into its arena until the phase ends."""
     write = NodeArena._write
 
     def held(self: Any, *of: Any) -> None:
@@ -187,15 +187,15 @@ def refuse_to_share(rank: int) -> dict[str, Any]:
     except foremoe.InputError as error:
         said = f"{error.field}: {error}"
     ep.arguments = dataclasses.replace(ep.arguments, path="peer")
-    with ep.plan(routes) as stage:
-        with stage.micro_step(0):
+    with ep.plan(routes) as phase:
+        with phase.micro_step(0):
             loss_of(model, batch).backward()
-        stage.drain()
-    return {"said": said, "copies": stage.figures()["copies"]}
+        phase.drain()
+    return {"said": said, "copies": phase.figures()["copies"]}
 
 
 def look_inside(rank: int) -> dict[str, Any]:
-    """The names in shared memory while a stage runs, and after one that was left by an exception."""
+    """The names in shared memory while a phase runs, and after one that was left by an exception."""
     model = make_model(torch.float32)
     ep = spread(model, path="host", ranks_per_node=2)
     found = {}
@@ -298,7 +298,7 @@ def train_and_fail(rank: int, folder: str, fails: str) -> None:
 
     routes = matrix.routes_of(rank)
     try:
-        with mock.patch.object(HostPath, "agree", agree_then_fail), ep.plan(routes) as stage, stage.micro_step(0):
+        with mock.patch.object(HostPath, "agree", agree_then_fail), ep.plan(routes) as phase, phase.micro_step(0):
             rows = len(routes[0])
             layer.execute(torch.ones(rows, matrix.HIDDEN), layer.ids, torch.ones(rows, 1)).sum().backward()
     except RuntimeError as error:

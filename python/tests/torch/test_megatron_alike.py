@@ -6,22 +6,17 @@ One spawn of four processes runs all checks.
 from __future__ import annotations
 
 import inspect
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from megatron_training import RANKS, Case, begin_groups, counts_of, make_config, make_net, on_all_ranks
+from refusals import ODD, OTHERS, timed_refusal
 
 import foremoe
 import foremoe.megatron
 from foremoe._engine.arguments import OPTIONS
 from foremoe.megatron import supported
-
-ODD = 2  # the rank that is given something else
-OTHERS = "ranks 0, 1, 3"
 
 # By argument of attach(): what rank 2 is given, and what all others are.
 ARGUMENTS: dict[str, tuple[Any, Any]] = {
@@ -44,28 +39,17 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
 MAY_DIFFER = {"threads"}
 
 
-def refusal(act: Callable[[], Any]) -> dict[str, Any]:
-    """What it raised, its field, and after how many seconds."""
-    dist.barrier()
-    since = time.monotonic()
-    try:
-        act()
-    except foremoe.InputError as error:
-        return {"said": str(error), "field": error.field, "seconds": time.monotonic() - since}
-    return {"said": "nothing", "field": "", "seconds": time.monotonic() - since}
-
-
 def of_arguments(rank: int, net: Any) -> dict[str, Any]:
     found = {}
     attach = foremoe.megatron.attach
     for name, (odd, others) in ARGUMENTS.items():
         options = {name: odd if rank == ODD else others}
-        found[name] = refusal(lambda options=options: attach(net, **options))
-    found["threads"] = refusal(lambda: attach(net, threads=1 + (rank == ODD)).detach())
+        found[name] = timed_refusal(lambda options=options: attach(net, **options))
+    found["threads"] = timed_refusal(lambda: attach(net, threads=1 + (rank == ODD)).detach())
     with pytest.MonkeyPatch.context() as patch:
         if rank == ODD:
             patch.setattr("megatron.core.__version__", "0.16.99")
-        found["version"] = refusal(lambda: attach(net))
+        found["version"] = timed_refusal(lambda: attach(net))
     return found
 
 
@@ -79,13 +63,13 @@ def of_models(rank: int, net: Any) -> dict[str, Any]:
     frozen.moe[1].experts.requires_grad_(rank != ODD)
     attach = foremoe.megatron.attach
     return {
-        "layers": refusal(lambda: attach(make_net(make_config(case), layers=2 if rank == ODD else 3))),
-        "top_k": refusal(lambda: attach(odd_net(moe_router_topk=1, moe_router_pre_softmax=True))),
-        "dispatcher": refusal(lambda: attach(odd_net(moe_token_dispatcher_type="allgather"))),
-        "type": refusal(lambda: attach(odd_net(params_dtype=torch.float32))),
-        "chunks": refusal(lambda: attach([net, torch.nn.Linear(2, 2)] if rank == ODD else net)),
-        "frozen": refusal(lambda: attach(frozen)),
-        "frozen in shadow mode": refusal(lambda: attach(frozen, mode="shadow").detach()),
+        "layers": timed_refusal(lambda: attach(make_net(make_config(case), layers=2 if rank == ODD else 3))),
+        "top_k": timed_refusal(lambda: attach(odd_net(moe_router_topk=1, moe_router_pre_softmax=True))),
+        "dispatcher": timed_refusal(lambda: attach(odd_net(moe_token_dispatcher_type="allgather"))),
+        "type": timed_refusal(lambda: attach(odd_net(params_dtype=torch.float32))),
+        "chunks": timed_refusal(lambda: attach([net, torch.nn.Linear(2, 2)] if rank == ODD else net)),
+        "frozen": timed_refusal(lambda: attach(frozen)),
+        "frozen in shadow mode": timed_refusal(lambda: attach(frozen, mode="shadow").detach()),
     }
 
 
@@ -96,10 +80,10 @@ def of_plan(rank: int, net: Any) -> dict[str, Any]:
     phase = "recompute" if rank == ODD else "policy_update"
     wrong = -good if rank == ODD else good
     found = {
-        "phase": refusal(lambda: replicas.plan(good, phase)),
-        "begun": refusal(lambda: replicas.plan(good, begun=begun if rank == ODD else None)),
-        "micro-steps": refusal(lambda: replicas.plan(good[: 3 - (rank == ODD)])),
-        "counts": refusal(lambda: replicas.plan(wrong)),
+        "phase": timed_refusal(lambda: replicas.plan(good, phase)),
+        "begun": timed_refusal(lambda: replicas.plan(good, begun=begun if rank == ODD else None)),
+        "micro-steps": timed_refusal(lambda: replicas.plan(good[: 3 - (rank == ODD)])),
+        "counts": timed_refusal(lambda: replicas.plan(wrong)),
     }
     replicas.detach()
     return found

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import transformers
 import transformers.distributed.expert_parallel as native
 from counting import Counter
+from refusals import refusal
 from training import (
     EXPERTS,
     LAYERS,
@@ -58,19 +59,19 @@ def attach(model: Any, **options: Any) -> Any:
     return ep
 
 
-def run_stage(ep: Any, model: Any, batches: list[Any], routes: list[Any]) -> tuple[float, Any]:
-    """The loss, mean over ranks, and the stage's figures."""
+def run_phase(ep: Any, model: Any, batches: list[Any], routes: list[Any]) -> tuple[float, Any]:
+    """The loss, mean over ranks, and the phase's figures."""
     total = 0.0
-    with ep.plan(routes) as stage:
+    with ep.plan(routes) as phase:
         for m, batch in enumerate(batches):
-            with stage.micro_step(m):
+            with phase.micro_step(m):
                 loss = loss_of(model, batch)
                 loss.backward()
                 total += float(loss.detach())
-        stage.drain()
+        phase.drain()
     mean = torch.tensor(total / RANKS, dtype=torch.float64)
     dist.all_reduce(mean)
-    return float(mean), stage.figures()
+    return float(mean), phase.figures()
 
 
 def gradients_of(model: Any) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def draw(seed: int) -> tuple[list[Any], list[Any]]:
     return [draw_batches(r, 3, seed) for r in range(RANKS)], [draw_routes(r, 3, seed) for r in range(RANKS)]
 
 
-def one_stage(rank: int, folder: str, dtype: Any, *, checkpointing: bool = False, **options: Any) -> dict[str, Any]:
+def one_phase(rank: int, folder: str, dtype: Any, *, checkpointing: bool = False, **options: Any) -> dict[str, Any]:
     batches, routes = draw(seed=0)
     expected_loss, expected = reference(dtype, batches, routes)
     model = load(folder, dtype)
@@ -90,7 +91,7 @@ def one_stage(rank: int, folder: str, dtype: Any, *, checkpointing: bool = False
         model.gradient_checkpointing_enable()
         model.train()
     ep = attach(model, **options)
-    loss, figures = run_stage(ep, model, batches[rank], routes[rank])
+    loss, figures = run_phase(ep, model, batches[rank], routes[rank])
     difference, whose = worst_difference(gradients_of(model), expected)
     ep.detach()
     return {
@@ -104,7 +105,7 @@ def one_stage(rank: int, folder: str, dtype: Any, *, checkpointing: bool = False
 
 
 def train(rank: int, folder: str) -> dict[str, Any]:
-    """Two clipped steps of AdamW, the second of two stages; the weights in every form in which they leave the ranks."""
+    """Two clipped steps of AdamW, the second of two phases; the weights in every form in which they leave the ranks."""
     model, eager = load(folder, torch.float64), make_model(torch.float64)
     ep = attach(model)
     optimizer, expected = (torch.optim.AdamW(m.parameters(), lr=0.05, weight_decay=0.1) for m in (model, eager))
@@ -114,7 +115,7 @@ def train(rank: int, folder: str) -> dict[str, Any]:
         expected.zero_grad(set_to_none=True)
         for seed in seeds:
             batches, routes = draw(seed)
-            run_stage(ep, model, batches[rank], routes[rank])
+            run_phase(ep, model, batches[rank], routes[rank])
             _, gradients = reference(torch.float64, batches, routes, state=eager.state_dict())
             for name, p in eager.named_parameters():
                 p.grad = gradients[name] if p.grad is None else p.grad + gradients[name]
@@ -150,7 +151,7 @@ def train(rank: int, folder: str) -> dict[str, Any]:
 
 
 def evaluate(rank: int, folder: str) -> dict[str, Any]:
-    """Logits before a plan can be made, without one, within a stage, and when the executor is gone again."""
+    """Logits before a plan can be made, without one, within a phase, and when the executor is gone again."""
     whole, model = make_model(torch.float64), load(folder, torch.float64)
     whole.set_experts_implementation("eager")
     (batch,) = draw_batches(rank, 1, 7)
@@ -161,11 +162,11 @@ def evaluate(rank: int, folder: str) -> dict[str, Any]:
 
     found = {"before": difference()}
     ep = attach(model)
-    found["without a stage"] = difference()
-    with ep.plan([draw_routes(rank, 1, 7)[0]], phase="recompute") as stage:
+    found["without a phase"] = difference()
+    with ep.plan([draw_routes(rank, 1, 7)[0]], phase="recompute") as phase:
         with ep.unplanned():
-            found["in a stage"] = difference()
-        with stage.micro_step(0), torch.no_grad():
+            found["in a phase"] = difference()
+        with phase.micro_step(0), torch.no_grad():
             model(batch)
     ep.detach()
     found["detached"] = difference()
@@ -181,7 +182,7 @@ def record_and_replay(rank: int, folder: str) -> dict[str, Any]:
     with record(model) as recorder, torch.no_grad():
         out = model.generate(input_ids=prompt, attention_mask=mask, min_new_tokens=6, max_new_tokens=6, do_sample=False)
     routes = recorder.routes(out, torch.ones_like(out))
-    _, figures = run_stage(ep, model, [out], [routes])
+    _, figures = run_phase(ep, model, [out], [routes])
     return {"routes": tuple(routes.shape), "mismatch": figures["mismatch"], "rho": figures["rho_vanilla"]["mean"]}
 
 
@@ -195,8 +196,8 @@ def count(rank: int, folder: str, *, planned: bool) -> dict[str, int]:
         if planned:
             ep = attach(model)
             layers = ep.layers
-            stage = inside.enter_context(ep.plan(routes))
-            inside.enter_context(stage.micro_step(0))
+            phase = inside.enter_context(ep.plan(routes))
+            inside.enter_context(phase.micro_step(0))
         for layer in layers:
             own = super(type(layer._by), layer._by).__call__
             layer.execute_by(counter.watched(layer._by.execute or own))
@@ -205,16 +206,8 @@ def count(rank: int, folder: str, *, planned: bool) -> dict[str, int]:
             with counter.waits():
                 out.backward(torch.ones_like(out))
         if planned:
-            stage._drained = True
+            phase._drained = True
     return counter.counts
-
-
-def refusal(call: Any) -> str:
-    try:
-        call()
-    except (foremoe.InputError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
 
 
 def refusals(rank: int, folder: str) -> dict[str, str]:
@@ -238,15 +231,15 @@ def refusals(rank: int, folder: str) -> dict[str, str]:
     (batch,), routes = draw_batches(rank, 1, 5), draw_routes(rank, 1, 5)
 
     def step_inside() -> None:
-        with ep.plan(routes) as stage:
-            with stage.micro_step(0):
+        with ep.plan(routes) as phase:
+            with phase.micro_step(0):
                 loss_of(model, batch).backward()
             optimizer.step()
-            stage.drain()
+            phase.drain()
 
     def stay_idle() -> None:
-        with ep.plan(routes) as stage:
-            stage.idle(0)
+        with ep.plan(routes) as phase:
+            phase.idle(0)
 
     found["stale"] = refusal(step_inside)
     ep.failed = False
@@ -266,10 +259,10 @@ def work(rank: int) -> dict[str, Any]:
     dist.barrier()
     f32, f64 = f"{folder}/{torch.float32}", f"{folder}/{torch.float64}"
     found: dict[str, Any] = {
-        "float64, resident": one_stage(rank, f64, torch.float64),
-        "float32, resident": one_stage(rank, f32, torch.float32),
-        "float64, shared, host": one_stage(rank, f64, torch.float64, residency="shared", path="host"),
-        "float64, static, checkpointing": one_stage(rank, f64, torch.float64, checkpointing=True, residency="static"),
+        "float64, resident": one_phase(rank, f64, torch.float64),
+        "float32, resident": one_phase(rank, f32, torch.float32),
+        "float64, shared, host": one_phase(rank, f64, torch.float64, residency="shared", path="host"),
+        "float64, static, checkpointing": one_phase(rank, f64, torch.float64, checkpointing=True, residency="static"),
         "training": train(rank, f64),
         "evaluation": evaluate(rank, f64),
         "replay": record_and_replay(rank, f32),

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of
 from processes import begin_rank, rank_starter, run_ranks
+from refusals import refusal
 
-import foremoe
 from foremoe.torch import ExpertParallel, grouped_linear
 
 # Whose plans are of residency shared, whatever is asked.
@@ -84,14 +84,6 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("rehome", 1, "InputError: rehome: is none of"),
     ("in_flight", 2, "InputError: in_flight: is none of"),
 ]
-
-
-def refusal(call: Any) -> str:
-    try:
-        call()
-    except (foremoe.InputError, foremoe.PolicySkipped, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
 
 
 def make_parallel(layer: Layer) -> Any:
@@ -188,14 +180,14 @@ def work(rank: int, folder: str) -> None:
     found["wrapper"] = refusal(lambda: ep.wrap(torch.nn.Linear(1, 1), "fsdp"))
     two = ExpertParallel([Layer(), Layer()])
     found["some layers"] = refusal(lambda: two.plan([torch.tensor([[[0], [1]], [[2], [-1]]])]))
-    stage = ep.plan(good)
-    found["not entered"] = refusal(lambda: stage.guests)
-    with stage:
-        found["order"] = refusal(lambda: stage.micro_step(1).__enter__())
+    phase = ep.plan(good)
+    found["not entered"] = refusal(lambda: phase.guests)
+    with phase:
+        found["order"] = refusal(lambda: phase.micro_step(1).__enter__())
         found["outside"] = refusal(lambda: layer.execute(torch.ones(1, HIDDEN), None, torch.ones(1, 1)))
-        found["two stages"] = refusal(lambda: ep.plan(good).__enter__())
-        found["too early"] = refusal(stage.drain)
-        with stage.micro_step(0):
+        found["two phases"] = refusal(lambda: ep.plan(good).__enter__())
+        found["too early"] = refusal(phase.drain)
+        with phase.micro_step(0):
             rows_here = len(good[0])
             one = torch.ones(rows_here, HIDDEN), layer.ids, torch.ones(rows_here, 1)
             found["rows"] = refusal(lambda: layer.execute(torch.ones(9, HIDDEN), None, torch.ones(9, 1)))
@@ -203,8 +195,8 @@ def work(rank: int, folder: str) -> None:
             found["twice"] = refusal(lambda: layer.execute(*one))
             out.sum().backward(retain_graph=True)
             found["backward twice"] = refusal(out.sum().backward)
-        stage.drain()
-        found["drained twice"] = refusal(stage.drain)
+        phase.drain()
+        found["drained twice"] = refusal(phase.drain)
     frozen = Layer()
     frozen.matrix.requires_grad_(False)
     of_frozen = make_parallel(frozen)
@@ -218,7 +210,7 @@ def work(rank: int, folder: str) -> None:
 
 
 def leave_undrained(ep: Any, layer: Layer, rank: int) -> None:
-    with ep.plan(routes_of(rank)) as stage, stage.micro_step(0):
+    with ep.plan(routes_of(rank)) as phase, phase.micro_step(0):
         rows = len(routes_of(rank)[0])
         layer.execute(torch.ones(rows, HIDDEN), layer.ids, torch.ones(rows, 1)).sum().backward()
 
@@ -254,7 +246,7 @@ def found() -> list[dict[str, Any]]:
         ("not entered", "the phase has not been entered"),
         ("order", "micro-step 1 was entered, but 0 comes next"),
         ("outside", "outside of micro_step()"),
-        ("two stages", "another phase is running"),
+        ("two phases", "another phase is running"),
         ("undrained", "without drain()"),
         *((f"{name}={value!r}", words) for name, value, words in REFUSED),
         *((f"hiding, {policy}", "InputError: residency: shared, but the experts of own read") for policy in SHARING),
@@ -298,9 +290,9 @@ def die(rank: int, folder: str) -> None:
     gradient = torch.ones_like(layer.matrix)
     layer.matrix.grad = gradient
     weights = layer.matrix.detach().clone()
-    stage = ep.plan(routes_of(rank))
+    phase = ep.plan(routes_of(rank))
     try:
-        with stage, stage.micro_step(0):
+        with phase, phase.micro_step(0):
             if rank == 1:
                 time.sleep(1)
                 raise KeyboardInterrupt

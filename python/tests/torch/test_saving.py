@@ -11,13 +11,13 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from refusals import refusal
 from safetensors.torch import load_file
 from test_hf import BASE, EXPERTS, FAMILIES, MOE
 from training import RANKS, on_all_ranks
@@ -70,14 +70,6 @@ def train(model: Any) -> None:
     for name, buffer in model.named_buffers():
         if "bias" in name:
             buffer.add_(0.25)
-
-
-def outcome(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except (RuntimeError, ValueError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
 
 
 def equal(these: dict[str, Any], those: dict[str, Any]) -> str:
@@ -156,53 +148,53 @@ def report(rank: int, folder: str) -> dict[str, Any]:
     own = model.state_dict()
     found: dict[str, Any] = {"key": own.get(ONE_RANK_OF, torch.zeros(2)).tolist()}
     found["keys"] = [key for key in own if ONE_RANK_OF in key]
-    found["own"] = outcome(lambda: model.load_state_dict(own))
-    found["elsewhere"] = outcome(lambda: make_model("Qwen3Moe").load_state_dict(own))
+    found["own"] = refusal(lambda: model.load_state_dict(own))
+    found["elsewhere"] = refusal(lambda: make_model("Qwen3Moe").load_state_dict(own))
     there = own | {ONE_RANK_OF: torch.tensor([(rank + 1) % RANKS, RANKS])}
-    found["another rank"] = outcome(lambda: model.load_state_dict(there))
+    found["another rank"] = refusal(lambda: model.load_state_dict(there))
     part = model.model.layers[1].mlp.state_dict()
     found["part"] = [key for key in part if ONE_RANK_OF in key]
-    found["part elsewhere"] = outcome(lambda: make_model("Qwen3Moe").model.layers[1].mlp.load_state_dict(part))
-    found["part here"] = outcome(lambda: model.model.layers[1].mlp.load_state_dict(part))
+    found["part elsewhere"] = refusal(lambda: make_model("Qwen3Moe").model.layers[1].mlp.load_state_dict(part))
+    found["part here"] = refusal(lambda: model.model.layers[1].mlp.load_state_dict(part))
     found["base keys"] = [key for key in model.model.state_dict() if ONE_RANK_OF in key]
 
     where = f"{folder}/report"
-    found["save"] = outcome(lambda: model.save_pretrained(where))
-    found["save base"] = outcome(lambda: model.model.save_pretrained(where))
-    found["save own"] = outcome(lambda: model.save_pretrained(where, state_dict=own))
+    found["save"] = refusal(lambda: model.save_pretrained(where))
+    found["save base"] = refusal(lambda: model.model.save_pretrained(where))
+    found["save own"] = refusal(lambda: model.save_pretrained(where, state_dict=own))
     found["nothing written"] = not os.path.exists(where)
     whole = ep.whole_state_dict(model)
-    found["save whole"] = outcome(lambda: model.save_pretrained(f"{where}/{rank}", state_dict=whole))
+    found["save whole"] = refusal(lambda: model.save_pretrained(f"{where}/{rank}", state_dict=whole))
     found["copy"] = ONE_RANK_OF in copy.deepcopy(model).state_dict()
     file = io.BytesIO()
     torch.save(own, file)
     file.seek(0)
-    found["from a file"] = outcome(lambda: model.load_state_dict(torch.load(file)))
+    found["from a file"] = refusal(lambda: model.load_state_dict(torch.load(file)))
 
     ddp = ep.wrap(model, "ddp")
     found["ddp keys"] = [key for key in ddp.state_dict() if ONE_RANK_OF in key]
-    found["ddp"] = outcome(lambda: ddp.load_state_dict(ddp.state_dict()))
+    found["ddp"] = refusal(lambda: ddp.load_state_dict(ddp.state_dict()))
     found["whole of ddp"] = equal(ep.whole_state_dict(ddp), whole)
 
-    found["other model"] = outcome(lambda: ep.whole_state_dict(make_model("Qwen3Moe")))
-    found["other model on rank 2"] = outcome(
+    found["other model"] = refusal(lambda: ep.whole_state_dict(make_model("Qwen3Moe")))
+    found["other model on rank 2"] = refusal(
         lambda: ep.whole_state_dict(make_model("Qwen3Moe") if rank == 2 else model)
     )
-    found["rank0_only on rank 0"] = outcome(lambda: ep.whole_state_dict(model, rank0_only=rank == 0))
-    found["no module"] = outcome(lambda: ep.whole_state_dict(whole))
-    found["missing"] = outcome(lambda: ep.load_whole_state_dict(model, {k: whole[k] for k in list(whole)[1:]}))
-    found["unexpected"] = outcome(lambda: ep.load_whole_state_dict(model, whole | {"more": torch.ones(1)}))
+    found["rank0_only on rank 0"] = refusal(lambda: ep.whole_state_dict(model, rank0_only=rank == 0))
+    found["no module"] = refusal(lambda: ep.whole_state_dict(whole))
+    found["missing"] = refusal(lambda: ep.load_whole_state_dict(model, {k: whole[k] for k in list(whole)[1:]}))
+    found["unexpected"] = refusal(lambda: ep.load_whole_state_dict(model, whole | {"more": torch.ones(1)}))
     expert = "model.layers.0.mlp.experts.down_proj"
-    found["own part"] = outcome(lambda: ep.load_whole_state_dict(model, whole | {expert: own[expert]}))
-    found["own state"] = outcome(lambda: ep.load_whole_state_dict(model, own))
+    found["own part"] = refusal(lambda: ep.load_whole_state_dict(model, whole | {expert: own[expert]}))
+    found["own state"] = refusal(lambda: ep.load_whole_state_dict(model, own))
     pathlib.Path(folder, "file").touch()
-    found["a file"] = outcome(lambda: ep.save_pretrained(model, f"{folder}/file"))
-    found["below a file"] = outcome(lambda: ep.save_pretrained(model, f"{folder}/file/model"))
-    found["option"] = outcome(lambda: ep.save_pretrained(model, f"{folder}/option", state_dict=own))
+    found["a file"] = refusal(lambda: ep.save_pretrained(model, f"{folder}/file"))
+    found["below a file"] = refusal(lambda: ep.save_pretrained(model, f"{folder}/file/model"))
+    found["option"] = refusal(lambda: ep.save_pretrained(model, f"{folder}/option", state_dict=own))
 
     ep.detach()
     found["detached"] = equal(model.state_dict(), make_model("Qwen3Moe").state_dict())
-    found["save detached"] = outcome(lambda: model.save_pretrained(f"{where}/detached/{rank}"))
+    found["save detached"] = refusal(lambda: model.save_pretrained(f"{where}/detached/{rank}"))
     return found
 
 

@@ -16,7 +16,7 @@ from foremoe._engine.guests import Guests
 
 
 @contextlib.contextmanager
-def drop_guests_gradients(ep: Any, stage: Any) -> Iterator[None]:
+def drop_guests_gradients(ep: Any, phase: Any) -> Iterator[None]:
     add = Guests.add_gradients
 
     def nothing(self: Any, layer: int, gradients: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ def drop_guests_gradients(ep: Any, stage: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def drop_copies(ep: Any, stage: Any) -> Iterator[None]:
+def drop_copies(ep: Any, phase: Any) -> Iterator[None]:
     """Guest slots hold something else than the weights that came."""
     wait = Guests.wait
 
@@ -42,8 +42,8 @@ def drop_copies(ep: Any, stage: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def turn_rows(ep: Any, stage: Any) -> Iterator[None]:
-    prepare = stage._prepare
+def turn_rows(ep: Any, phase: Any) -> Iterator[None]:
+    prepare = phase._prepare
 
     def rolled(micro_step: int, at_homes: set[int]) -> Any:
         prepared = prepare(micro_step, at_homes)
@@ -51,22 +51,22 @@ def turn_rows(ep: Any, stage: Any) -> Iterator[None]:
             of.planned = dataclasses.replace(of.planned, to_slots=of.planned.to_slots.roll(1))
         return prepared
 
-    with mock.patch.object(stage, "_prepare", rolled):
+    with mock.patch.object(phase, "_prepare", rolled):
         yield
 
 
 @contextlib.contextmanager
-def replay_nothing(ep: Any, stage: Any) -> Iterator[None]:
+def replay_nothing(ep: Any, phase: Any) -> Iterator[None]:
     for layer in ep.layers:
         layer.replay = lambda ids: None
     yield
 
 
 @contextlib.contextmanager
-def swap_micro_steps(ep: Any, stage: Any) -> Iterator[None]:
+def swap_micro_steps(ep: Any, phase: Any) -> Iterator[None]:
     """The routes of one micro-step are replayed under the plan of another."""
     for i, layer in enumerate(ep.layers):
-        replay, of = layer.replay, iter([stage.routes.own[m ^ 1][:, i].long() for m in stage.micro_steps])
+        replay, of = layer.replay, iter([phase.routes.own[m ^ 1][:, i].long() for m in phase.micro_steps])
         layer.replay = lambda ids, replay=replay, of=of: replay(None if ids is None else next(of))
     yield
 

@@ -23,7 +23,7 @@ LAYERS = 3
 TOP_K = 2
 
 Spoil = Callable[[Any, Any], contextlib.AbstractContextManager[None]]
-"""(ep, stage) → a context in which the step goes wrong."""
+"""(ep, phase) → a context in which the step goes wrong."""
 
 
 def make_model(dtype: Any, seed: int = 0) -> Any:
@@ -275,27 +275,27 @@ def run_step(
         model.train()
     ep = spread(model, **{"ranks_per_node": 2, **options})
     trained = ep.wrap(model, wrapper)
-    stage = ep.plan(routes[rank], unrouted=unrouted, on_mismatch=on_mismatch)
+    phase = ep.plan(routes[rank], unrouted=unrouted, on_mismatch=on_mismatch)
     total = 0.0
-    with spoil(ep, stage) if spoil is not None else contextlib.nullcontext(), stage:
-        for m in stage.micro_steps:
+    with spoil(ep, phase) if spoil is not None else contextlib.nullcontext(), phase:
+        for m in phase.micro_steps:
             if m >= len(batches[rank]):
-                stage.idle(m)
+                phase.idle(m)
                 continue
-            with stage.micro_step(m):
+            with phase.micro_step(m):
                 forward = functools.partial(loss_of, trained, every_row=unrouted == "home")
                 if checkpointing == "whole":
                     forward = functools.partial(torch.utils.checkpoint.checkpoint, forward, use_reentrant=False)
                 loss = forward(batches[rank][m])
                 loss.backward()
                 total += float(loss.detach())
-        stage.drain()
+        phase.drain()
     loss_all = torch.tensor(total, dtype=torch.float64)
     dist.all_reduce(loss_all, group=ep.group)
     difference, whose = worst_difference(whole_gradients(ep, model), expected)
-    figures = stage.figures()
+    figures = phase.figures()
     computed = torch.zeros(max(micro_steps), LAYERS, ranks, dtype=torch.long)
-    computed[stage.plan.event_micro_step] = torch.from_numpy(stage.plan.slot_tokens.sum(-1))
+    computed[phase.plan.event_micro_step] = torch.from_numpy(phase.plan.slot_tokens.sum(-1))
     at_homes = chosen.view(*chosen.shape[:2], ranks, -1).sum(-1)
     computed += at_homes
     result = {
@@ -307,7 +307,7 @@ def run_step(
         **{name: figures[name]["mean"] for name in ("rho_vanilla", "rho_planned", "rho_computed")},
         "mismatched": figures.get("mismatched"),
         "mismatched_expected": mismatched.tolist(),
-        "unplanned": stage.beside.unplanned.sum(-1).tolist(),
+        "unplanned": phase.beside.unplanned.sum(-1).tolist(),
         "unplanned_expected": (at_homes.sum(-1) - mismatched).tolist(),
         "rho_at_homes": float((at_homes.amax(-1) / at_homes.double().mean(-1)).mean()),
         "rho_expected": float((computed.amax(-1) / computed.double().mean(-1)).mean()),
@@ -347,7 +347,7 @@ def _on_rank(rank: int, work: Callable[[int], dict[str, Any]], folder: str) -> N
 
 def recompute(rank: int, draw: Callable[[int, int, int], Any], wrong: float | None = None, **options: Any) -> Any:
     """Forwards alone under a plan against those with every row at its home, with the same replay: the worst difference,
-    and the stage's figures. draw: routes of a rank, of so many micro-steps, by a seed. wrong: as run_step() takes it.
+    and the phase's figures. draw: routes of a rank, of so many micro-steps, by a seed. wrong: as run_step() takes it.
     options: of ExpertParallel.plan()."""
     batches, routes = draw_batches(rank, 3, 8), draw(rank, 3, 8)
     if wrong is not None:
@@ -355,15 +355,15 @@ def recompute(rank: int, draw: Callable[[int, int, int], Any], wrong: float | No
     model = make_model(torch.float64)
     ep = spread(model, ranks_per_node=2)
     worst = 0.0
-    stage = ep.plan(routes, phase="recompute", **options)
-    with torch.no_grad(), stage:
+    phase = ep.plan(routes, phase="recompute", **options)
+    with torch.no_grad(), phase:
         for m, batch in enumerate(batches):
-            with stage.micro_step(m):
+            with phase.micro_step(m):
                 with ep.unplanned():
                     expected = model(batch).logits
                 found = model(batch).logits
             worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
-    return worst, stage.figures()
+    return worst, phase.figures()
 
 
 def on_all_ranks(work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
