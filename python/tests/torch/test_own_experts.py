@@ -42,9 +42,12 @@ TRAINERS = {"DistributedDataParallel": DistributedDataParallel, "accelerate": pr
 def step(ep: Any, model: Any, rank: int, seed: int, micro_steps: int = 2) -> None:
     batches = draw_batches(rank, micro_steps, seed)
     with ep.plan(draw_routes(rank, micro_steps, seed)) as phase:
-        for m, batch in enumerate(batches):
+        for m in phase.micro_steps:
+            if m >= len(batches):
+                phase.idle(m)
+                continue
             with phase.micro_step(m):
-                loss_of(model, batch).backward()
+                loss_of(model, batches[m]).backward()
         phase.drain()
 
 
@@ -112,7 +115,8 @@ def load_its_own_state(rank: int) -> dict[str, str]:
     def plan() -> None:
         ep.plan(draw_routes(rank, 1, 3))
 
-    model.load_state_dict({name: of if "one_rank" in name else of * 0 for name, of in model.state_dict().items()})
+    zeros = {name: of if "one_rank" in name else torch.zeros_like(of) for name, of in model.state_dict().items()}
+    model.load_state_dict(zeros)
     found["zeros"] = refusal(plan)
     for layer in model.model.layers:
         experts = layer.mlp.experts
