@@ -144,28 +144,37 @@ class WrongUsage(CommandTest):
         done = self.foremoe("compare", step, "--policy", "eplb,foremoe", "--residency", "resident")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
-    def test_mpirun_without_its_ranks_is_refused(self):
+    def test_each_of_several_processes_refuses_work_that_one_would_do(self):
         step = self.synthesise()
-        done = subprocess.run([FOREMOE, "run", step], cwd=self.folder, capture_output=True, text=True,
-                              env={**os.environ, "OMPI_COMM_WORLD_SIZE": "4"})  # fmt: skip
-        self.assertEqual(done.returncode, 2, done.stdout)
-        self.assertIn("--comm", done.stderr)
-        self.assertIn("mpi", done.stderr)
-
-    def test_of_several_processes_of_mpirun_none_does_what_is_not_run(self):
-        step = self.synthesise()
-        for command in (["plan", step, "--out", "p"], ["compare", step], ["synth", "--out", "q"]):
+        mpirun = {"OMPI_COMM_WORLD_SIZE": "4"}
+        srun = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "PMIX_RANK": "3"}
+        for command, launcher in (
+            (["plan", step, "--out", "p"], srun), (["compare", step], mpirun), (["synth", "--out", "q"], mpirun),
+            (["run", step], mpirun),
+        ):  # fmt: skip
             with self.subTest(command):
-                done = subprocess.run([FOREMOE, *command], cwd=self.folder, capture_output=True, text=True,
-                                      env={**os.environ, "OMPI_COMM_WORLD_SIZE": "4"})  # fmt: skip
+                done = self.launched(launcher, *command)
                 self.assertEqual(done.returncode, 2, done.stdout)
                 self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-                self.assertIn("mpirun has started 4 processes", done.stderr)
+                self.assertIn("mpirun or srun has started 4 processes", done.stderr)
                 self.assertIn("foremoe run --comm mpi", done.stderr)
         self.assertFalse(os.path.exists(os.path.join(self.folder, "p")))
-        done = subprocess.run([FOREMOE, "inspect", step], cwd=self.folder, capture_output=True, text=True,
-                              env={**os.environ, "OMPI_COMM_WORLD_SIZE": "1"})  # fmt: skip
+
+    def test_each_of_several_processes_may_read(self):
+        step = self.synthesise()
+        for command in (["inspect", step], ["options"], ["--version"], ["plan", "--help"]):
+            with self.subTest(command):
+                done = self.launched({"OMPI_COMM_WORLD_SIZE": "4"}, *command)
+                self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_batch_script_of_slurm_is_one_process(self):
+        done = self.launched({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "plan", self.synthesise(), "--out", "p")
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    def launched(self, launcher, *command):
+        """Runs foremoe with the environment variables of a launcher."""
+        return subprocess.run([FOREMOE, *command], cwd=self.folder, capture_output=True, text=True,
+                              env={**os.environ, **launcher})  # fmt: skip
 
     def test_a_budget_without_a_residency_to_choose_is_of_no_use_to_plan(self):
         step = self.synthesise()

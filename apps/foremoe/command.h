@@ -45,6 +45,8 @@ struct Command {
   std::string meaning;   // what words and columns mean: the end of the full help
   std::vector<Option> options;
   std::function<int(const Given&)> run;  // the exit code; throws InputError
+  // May every process of mpirun or srun run it? True for commands that write no file and only read their input once.
+  bool any_process = false;
 };
 
 Command synth_command();

@@ -15,7 +15,7 @@
 #include "command.h"
 #include "console.h"
 #include "foremoe/core/error.h"
-#include "run_group.h"
+#include "foremoe/core/launch.h"
 
 namespace foremoe::cli {
 namespace {
@@ -206,12 +206,15 @@ int finish(const std::string& command, int code) {
   return std::fflush(stdout) != 0 || std::ferror(stdout) != 0 ? fail_for_stdout(command) : code;
 }
 
-// Each process of mpirun would do the same work, and write the same files.
-void expect_one_process() {
-  const int processes = launched_processes();
+// Refuses to do the same work, and to write the same files, in each process of mpirun or srun. `run --comm mpi` shares
+// its work among them.
+void expect_one_process(const Command& command, const Given& given) {
+  const auto comm = given.texts().find("comm");
+  if (command.any_process || (comm != given.texts().end() && comm->second == "mpi")) return;
+  const int processes = launch().processes;
   if (processes <= 1) return;
-  throw InputError({}, fmt::format("mpirun has started {} processes, and each would do all of it; what MPI executes is "
-                                   "foremoe run --comm mpi",
+  throw InputError({}, fmt::format("mpirun or srun has started {} processes, and each would do all of the work; start "
+                                   "one process. Only foremoe run --comm mpi runs as several",
                                    processes));
 }
 
@@ -280,7 +283,7 @@ int run_command_line(int argc, char** argv) {
     }
     name += ' ' + called()->name;
     usage = false;
-    if (called()->name != "run") expect_one_process();
+    expect_one_process(*called(), given);
     return finish(name, called()->run(given));
   } catch (const CLI::ParseError& error) {
     if (called() != nullptr) return fail("foremoe " + called()->name, error.what(), usage);

@@ -331,7 +331,8 @@ Command inspect_command() {
             integer_option({.name = "rows", .value = "N", .help = "Micro-steps to draw", .main = true}, a->rows,
                            kFrom0),
             json_option(a->json, "Print all figures as one JSON object")}}),
-      .run = [a](const Given& given) { return cli::run(*a, given); }};
+      .run = [a](const Given& given) { return cli::run(*a, given); },
+      .any_process = true};
 }
 
 }  // namespace foremoe::cli

@@ -52,7 +52,8 @@ Command options_command() {
           .summary = "List every option of every command: name, type, range, default",
           .examples = "  foremoe options\n  foremoe options --json\n",
           .options = {json_option(*json, "Print an object: command → list of options")},
-          .run = [json](const Given&) { return cli::run(*json); }};
+          .run = [json](const Given&) { return cli::run(*json); },
+          .any_process = true};
 }
 
 }  // namespace foremoe::cli

@@ -3,13 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "command.h"
 #include "console.h"
-#include "foremoe/core/error.h"
 #include "run_execution.h"
 #include "run_report.h"
 
@@ -35,18 +33,7 @@ Exit codes: 0 every result is equal to the reference; 1 one is not, or repeats d
 could not go on: a rank died, or a copy never came that could not be done without.
 )";
 
-// Each process of mpirun would run the whole job, and write the same files.
-void expect_no_other_copies(const RunArguments& arguments) {
-  const int processes = launched_processes();
-  if (arguments.comm == Comm::kMpi || processes <= 1) return;
-  throw InputError({.field = "comm"},
-                   fmt::format("threads: mpirun has started {} processes, and each would run the whole job; say --comm "
-                               "mpi for one rank per process",
-                               processes));
-}
-
 int run(const RunArguments& arguments) {
-  expect_no_other_copies(arguments);
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * arguments.timeout_seconds));
   const std::unique_ptr<RankGroup> group = make_rank_group(arguments.comm, timeout);
   if (!group->has_first()) be_quiet();

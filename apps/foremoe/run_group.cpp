@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <future>
 #include <optional>
@@ -149,14 +148,6 @@ class Processes final : public RankGroup {
 };
 
 }  // namespace
-
-int launched_processes() {
-  for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"}) {
-    const char* const value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets the environment here
-    if (value != nullptr) return std::atoi(value);
-  }
-  return 1;
-}
 
 std::unique_ptr<RankGroup> make_rank_group(Comm comm, std::chrono::milliseconds timeout) {
   if (comm == Comm::kMpi) return std::make_unique<Processes>(timeout);

@@ -14,9 +14,6 @@ namespace foremoe::cli {
 
 enum class Comm : std::uint8_t { kThreads, kMpi };
 
-// How many processes an MPI launcher has started; 1 where none has.
-int launched_processes();
-
 // What ended this process was told by another.
 class ToldElsewhere : public std::runtime_error {
  public:

@@ -99,7 +99,8 @@ Command verify_command() {
                 {.name = "max_listed", .value = "N", .help = "Violations listed; all are counted", .main = true},
                 a->max_listed, {0, std::numeric_limits<int>::max()}),
             json_option(a->json, "Print {ok, violations, …} as JSON")}}),
-      .run = [a](const Given& given) { return cli::run(*a, given); }};
+      .run = [a](const Given& given) { return cli::run(*a, given); },
+      .any_process = true};
 }
 
 }  // namespace foremoe::cli

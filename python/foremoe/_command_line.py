@@ -80,7 +80,9 @@ def main(command: Command, arguments: Sequence[str]) -> int:
         return fail(command, OUTPUT_FAILED, BAD_INPUT)
     try:
         try:
-            code = command.run(parse(command, arguments))
+            given = parse(command, arguments)
+            _expect_one_process()
+            code = command.run(given)
         except SystemExit as end:  # after --help, or a wrong line
             code = end.code if isinstance(end.code, int) else BAD_INPUT
         sys.stdout.flush()
@@ -98,6 +100,15 @@ def main(command: Command, arguments: Sequence[str]) -> int:
             raise
         _discard_output()
         return fail(command, OUTPUT_FAILED, BAD_INPUT)  # an error of a file names the file
+
+
+def _expect_one_process() -> None:
+    """Refuses to do the same work, and to write the same files, in each process of mpirun or srun."""
+    processes = _core._launched_processes()
+    if processes > 1:
+        raise InputError(
+            f"mpirun or srun has started {processes} processes, and each would do all of the work; start one process"
+        )
 
 
 def _discard_output() -> None:

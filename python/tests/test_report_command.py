@@ -156,6 +156,17 @@ def test_what_cannot_be_is_refused_in_one_line_before_the_work(
     assert [p.name for p in pathlib.Path.cwd().iterdir()] == ["step.load.safetensors"]
 
 
+def test_each_of_several_processes_refuses_but_may_print_help(
+    given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert main([*given, "--out", "page.html"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("foremoe report: mpirun or srun has started 4 processes") and said.count("\n") == 1
+    assert not pathlib.Path("page.html").exists()
+    assert main(["--help"]) == 0
+
+
 def test_without_plotly_the_command_says_what_to_install(
     given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

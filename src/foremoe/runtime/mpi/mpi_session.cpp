@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <string>
 #include <thread>
 
 #include "foremoe/core/error.h"
+#include "foremoe/core/launch.h"
 #include "foremoe/runtime/communicator.h"
 #include "foremoe/runtime/process_group.h"
 
@@ -17,19 +17,11 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& why) { throw InputError({.file = "MPI", .field = "", .index = ""}, why); }
 
-// Open MPI's mpirun, process managers that speak PMIx (srun among them), and MPICH's, by what they tell each process.
-bool launched() {
-  constexpr std::array kTold{"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
-  return std::ranges::any_of(kTold, [](const char* name) {
-    return std::getenv(name) != nullptr;  // NOLINT(concurrency-mt-unsafe): nobody sets the environment here
-  });
-}
-
 }  // namespace
 
 MpiSession::MpiSession() {
   // MPI would make a group of this process alone, which nobody means who asks for several.
-  if (!launched()) refuse("has no launcher here: start one process for each rank, as mpirun -np RANKS does");
+  if (!launch().joins) refuse("has no launcher here: start one process for each rank, as mpirun -np RANKS does");
   int started = 0;
   MPI_Initialized(&started);
   if (started != 0) refuse("was started before: a process joins its group once");

@@ -1,0 +1,44 @@
+#include "foremoe/core/launch.h"
+
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+
+namespace foremoe {
+namespace {
+
+bool is_set(const char* variable) {
+  return std::getenv(variable) != nullptr;  // NOLINT(concurrency-mt-unsafe): nobody sets the environment here
+}
+
+std::optional<std::uint32_t> number_in(const char* variable) {
+  const char* const value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): as above
+  if (value == nullptr) return {};
+  const std::string_view text(value);
+  std::uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+// Slurm's ids of steps that srun did not start: the script of an sbatch, the shell of an salloc and others.
+constexpr std::uint32_t kFirstReservedStep = 0xffff'fff0;
+
+std::optional<std::uint32_t> tasks_of_srun() {
+  const auto step = number_in("SLURM_STEP_ID");
+  if (!step || *step >= kFirstReservedStep) return {};
+  return number_in("SLURM_STEP_NUM_TASKS");
+}
+
+}  // namespace
+
+Launch launch() {
+  const bool joins = is_set("OMPI_COMM_WORLD_SIZE") || is_set("PMI_RANK") || is_set("PMIX_RANK");
+  std::optional<std::uint32_t> processes = number_in("OMPI_COMM_WORLD_SIZE");
+  if (!processes) processes = number_in("PMI_SIZE");
+  if (!processes) processes = tasks_of_srun();
+  return {.processes = static_cast<int>(processes.value_or(1)), .joins = joins};
+}
+
+}  // namespace foremoe
