@@ -159,11 +159,10 @@ nb::any check(const Plan& plan, const Load& load, const RoutingTrace* trace, int
   CheckOptions options = options_for(load, trace, align);
   const Array<RankId, 2> initial = homes_of(homes, load);
   if (!homes.is_none()) options.initial_home = initial;
+  ThreadPool pool(1);
+  options.pool = &pool;
   std::string json;
-  {
-    const nb::gil_scoped_release release;
-    json = to_json(check_plan(step, load.table(), options)).dump();
-  }
+  run_interruptibly(pool, [&] { json = to_json(check_plan(step, load.table(), options)).dump(); });
   return parse_json(json);
 }
 
@@ -174,19 +173,23 @@ nb::any figures(const Plan& plan, const Load& load, const RoutingTrace* trace, i
   CheckOptions options = options_for(load, trace, align);
   const Array<RankId, 2> initial = homes_of(homes, load);
   options.initial_home = initial;
+  ThreadPool pool(1);
+  options.pool = &pool;
   std::string json;
-  {
-    const nb::gil_scoped_release release;
+  run_interruptibly(pool, [&] {
     const CheckReport report = check_plan(step, load.table(), options);
     if (!report.ok()) {
       throw InputError({.field = "plan"},
                        fmt::format("is not right for this load: {}", report.violations.front().message));
     }
-    json = to_json(plan_figures(
-                       *plan.step, load.table(),
-                       {.initial_home = initial, .align = align, .trace = options.trace, .batching = options.batching}))
+    json = to_json(plan_figures(*plan.step, load.table(),
+                                {.initial_home = initial,
+                                 .align = align,
+                                 .trace = options.trace,
+                                 .batching = options.batching,
+                                 .pool = &pool}))
                .dump();
-  }
+  });
   return parse_json(json);
 }
 

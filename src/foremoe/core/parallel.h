@@ -39,6 +39,7 @@ class ThreadPool {
   // From any thread, for good: no further task begins, and whoever waits for tasks gets Cancelled when those that run
   // are done.
   void cancel() { cancelled_ = true; }
+  void expect_going_on() const;  // for long work outside of tasks: throws Cancelled when the pool was cancelled
 
  private:
   struct Batch;

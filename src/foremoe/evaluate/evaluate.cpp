@@ -103,35 +103,36 @@ class Evaluator {
     if (!options_.check) return;
     progress("checking the plan of");
     e.check =
-        check_plan(e.plan, input_.load, check_options(input_, unmeasured_ ? nullptr : &e.figures, options_.align));
+        check_plan(e.plan, input_.load, interruptible_check(unmeasured_ ? nullptr : &e.figures));
     if (unmeasured_ && e.check.ok()) std::rethrow_exception(unmeasured_);
     if (!e.recompute_plan || !e.check.ok()) return;
-    CheckReport report = check_plan(*e.recompute_plan, input_.load, check_options(input_, nullptr, options_.align));
+    CheckReport report = check_plan(*e.recompute_plan, input_.load, interruptible_check(nullptr));
     if (!report.ok()) e.check = std::move(report);
+  }
+
+  CheckOptions interruptible_check(const PlanFigures* reported) const {
+    CheckOptions options = check_options(input_, reported, options_.align);
+    options.pool = &context_.pool;
+    return options;
   }
 
   // A plan may be too broken to measure: that is for the check to say, where there is one.
   void measure(Evaluation& e) {
-    expect_going_on();
     try {
       e.figures = plan_figures(e.plan, input_.load,
                                {.initial_home = input_.homes,
                                 .align = options_.align,
                                 .trace = input_.trace_or_null(),
-                                .batching = input_.batching_or_null()});
+                                .batching = input_.batching_or_null(),
+                                .pool = &context_.pool});
     } catch (const InputError&) {
       if (!options_.check) throw;
       unmeasured_ = std::current_exception();
     }
   }
 
-  // Between parts that take long: a cancelled pool ends the evaluation here.
-  void expect_going_on() const {
-    context_.pool.for_each_index(0, [](std::size_t, std::size_t) {});  // throws Cancelled
-  }
-
   void progress(const char* what) const {
-    expect_going_on();
+    context_.pool.expect_going_on();
     if (context_.progress) context_.progress(fmt::format("{} {}", what, policy_.name()));
   }
 

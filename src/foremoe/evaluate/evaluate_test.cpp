@@ -103,6 +103,14 @@ TEST_F(Evaluations, AreNotCheckedWhereTheCallerDoesThat) {
   EXPECT_FALSE(e.check.figures) << "check_plan recomputes them";
 }
 
+TEST_F(Evaluations, EndWhileThePlanIsCheckedWhereThePoolIsCancelled) {
+  const auto cancel_in_the_check = [&](const std::string& what) {
+    if (what.starts_with("checking")) pool_.cancel();
+  };
+  EXPECT_THROW(evaluate(policy_named("foremoe"), input_, {}, {.pool = pool_, .progress = cancel_in_the_check}),
+               Cancelled);
+}
+
 TEST_F(Evaluations, OfAPolicyThatIsNotDefinedHereSayWhy) {
   const Evaluation e = evaluate(Broken(/*skips=*/true), input_, {}, {.pool = pool_, .cost = &cost_});
   EXPECT_EQ(e.skipped, "not today");

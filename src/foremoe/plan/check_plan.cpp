@@ -208,27 +208,24 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
   check::Subject subject{plan, load, options};
   check::Findings findings(report, options.max_listed);
 
-  check::shapes(subject, findings);
-  if (findings.has(kShape)) return report;
-  check::digest(subject, findings);
-  check::recorded_options(subject, findings);
+  using Rule = void(const check::Subject&, check::Findings&);
+  const auto hold = [&](std::initializer_list<Rule*> rules) {
+    for (Rule* const rule : rules) {
+      subject.expect_going_on();
+      rule(subject, findings);
+    }
+  };
 
-  check::expert_ids(subject, findings);
-  check::homes(subject, findings);
-  check::event_order(subject, findings);
+  hold({check::shapes});
+  if (findings.has(kShape)) return report;
+  hold({check::digest, check::recorded_options, check::expert_ids, check::homes, check::event_order});
   if (findings.has(kUnknownExpert) || findings.has(kHomes) || findings.has(kEvents)) {
     findings.not_checked("slots, quotas, budgets, routes and figures: ids, homes or events are wrong");
     return report;
   }
 
-  check::home_slots(subject, findings);
-  check::replicas(subject, findings);
-  check::staying_experts(subject, findings);
-  check::static_guests(subject, findings);
-  check::forward_only(subject, findings);
-  check::quotas(subject, findings);
-  check::passes(subject, findings);
-  check::budgets(subject, findings);
+  hold({check::home_slots, check::replicas, check::staying_experts, check::static_guests, check::forward_only,
+        check::quotas, check::passes, check::budgets});
   if (findings.has(kQuota) || findings.has(kDuplicate) || findings.has(kPasses)) {
     findings.not_checked("bounds, routes and figures: quotas or replicas are wrong");
     return report;
@@ -240,8 +237,7 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
   }
   std::optional<SourceTokens> tokens;
   if (options.trace) subject.tokens = &tokens.emplace(*options.trace, *options.batching);
-  check::bounds(subject, findings);
-  check::routes(subject, findings);
+  hold({check::bounds, check::routes});
   report.figures = check::recompute_figures(subject);
   if (options.reported) check::reported_figures(*options.reported, *report.figures, findings);
   return report;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "foremoe/core/parallel.h"
 #include "foremoe/plan/plan_figures.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/load_table.h"
@@ -64,6 +65,7 @@ struct CheckOptions {
   const Batching* batching = nullptr;
   const PlanFigures* reported = nullptr;  // figures to hold against the recomputed ones
   int max_listed = 100;                   // violations listed; all are counted
+  const ThreadPool* pool = nullptr;       // the check ends with Cancelled once this pool is cancelled
 };
 
 struct CheckReport {
@@ -76,7 +78,7 @@ struct CheckReport {
   bool ok() const { return num_violations() == 0; }
 };
 
-// Never throws for a bad plan: whatever is wrong with it is a violation.
+// Never throws for a bad plan: whatever is wrong with it is a violation. Throws Cancelled.
 CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckOptions& options = {});
 
 }  // namespace foremoe

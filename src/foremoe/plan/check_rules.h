@@ -14,6 +14,11 @@ struct Subject {
   const LoadTable& load;
   const CheckOptions& options;
   const SourceTokens* tokens = nullptr;  // behind the load, where the options tell them
+
+  // Between rules, and within long ones between layers.
+  void expect_going_on() const {
+    if (options.pool != nullptr) options.pool->expect_going_on();
+  }
 };
 
 // Where the rules put what they find.

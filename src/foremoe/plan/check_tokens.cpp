@@ -249,6 +249,7 @@ bool trace_has_the_load(const Subject& subject) {
   Array<Tokens, 4> counted(load.load.shape());
   std::vector<ExpertId> route(trace.top_k);
   for (int s = 0; s < trace.num_sequences(); ++s) {
+    subject.expect_going_on();
     for (std::int64_t token = trace.cu_seqlens[s]; token < trace.cu_seqlens[s + 1]; ++token) {
       for (int l = 0; l < trace.num_layers; ++l) {
         trace.route(token, LayerId{l}, route);
@@ -266,6 +267,7 @@ void routes(const Subject& subject, Findings& findings) {
   const Topology topology{.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
   for (int t = 0; t < plan.num_events(); ++t) {
     for (int l = 0; l < plan.num_layers(); ++l) {
+      subject.expect_going_on();
       const LayerQuotas quotas = layer_quotas(plan, EventId{t}, LayerId{l});
       const RoutedLayer routed = route_tokens({subject.load.load[plan.event_micro_step[t]][l], quotas, topology});
       shipped_rows(subject, EventId{t}, LayerId{l}, routed, findings);

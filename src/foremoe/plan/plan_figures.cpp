@@ -88,6 +88,7 @@ void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const 
     if (plan.in_flight > 1 && plan.event_pass[t] == Pass::kBackward) continue;  // counted at its forward
     const MicroStepId m = plan.event_micro_step[t];
     for (int l = 0; l < plan.num_layers(); ++l) {
+      if (options.pool != nullptr) options.pool->expect_going_on();
       const Pair pair{layer_quotas(plan, EventId{t}, LayerId{l}), load.load[m][l], topology};
       const RankLoads loads = rank_loads(pair, options.align);
       if (loads.total == 0) continue;
@@ -109,9 +110,10 @@ void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const 
   if (tokens) figures.node_link_rows = spread_of(std::move(node_link_rows), 0);
 }
 
-void add_copies_and_guests(const StepPlan& plan, PlanFigures& figures) {
+void add_copies_and_guests(const StepPlan& plan, const ThreadPool* pool, PlanFigures& figures) {
   std::int64_t guests = 0;  // with quota, over all events, layers and ranks
   for (int l = 0; l < plan.num_layers(); ++l) {
+    if (pool != nullptr) pool->expect_going_on();
     CopyFinder copies(plan, LayerId{l});
     for (int t = 0; t < plan.num_events(); ++t) {
       for (int r = 0; r < plan.num_ranks(); ++r) {
@@ -172,7 +174,7 @@ PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const Figu
                       .in_flight = plan.in_flight,
                       .align = options.align};
   add_balance_and_traffic(plan, load, options, figures);
-  add_copies_and_guests(plan, figures);
+  add_copies_and_guests(plan, options.pool, figures);
   figures.home_moves = count_home_moves(plan, options.initial_home);
   return figures;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "foremoe/core/array.h"
+#include "foremoe/core/parallel.h"
 #include "foremoe/core/units.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/batching.h"
@@ -63,6 +64,7 @@ struct FiguresOptions {
   int align = 128;                          // tokens, ≥ 1
   const RoutingTrace* trace = nullptr;      // with batching: the tokens behind the load
   const Batching* batching = nullptr;
+  const ThreadPool* pool = nullptr;  // measuring ends with Cancelled once this pool is cancelled
 };
 
 // The plan must be one that check_plan accepts for this load. Nodes are those of the plan.

@@ -47,6 +47,14 @@ struct WorkedExample {
   }
 };
 
+TEST(PlanFigures, AreGivenUpOnceThePoolIsCancelled) {
+  const WorkedExample example;
+  ThreadPool pool(1);
+  EXPECT_EQ(plan_figures(example.plan, example.load, {.pool = &pool}).events, 3);
+  pool.cancel();
+  EXPECT_THROW(plan_figures(example.plan, example.load, {.pool = &pool}), Cancelled);
+}
+
 TEST(PlanFigures, AgreeWithAnExampleWorkedByHand) {
   const WorkedExample example;
   const PlanFigures figures = plan_figures(example.plan, example.load, {.align = 4});
