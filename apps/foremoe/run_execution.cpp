@@ -315,9 +315,12 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     if (rank == RankId{0}) row.outcome = std::move(outcome);
   });
   running.finish();
-  // Every process has planned for itself. The phase has held slots and homes against each other when it was bound.
-  if (!group_.one_process())
-    group_.agree({{"quotas of the plan", sha256_hex(std::as_bytes(plan.slot_tokens.flat())).substr(0, 16)}});
+  // Every process has planned for itself. The phase has held slots and homes against each other when it was bound. The
+  // input is the same, so other quotas are no fault of the user's.
+  const std::string quotas = sha256_hex(std::as_bytes(plan.slot_tokens.flat())).substr(0, 16);
+  if (const auto differs = group_.difference({{"quotas of the plan", quotas}})) {
+    throw PhaseFailed(fmt::format("{} differ: {}", differs->name, differs->who));
+  }
   if (timeline_ && group_.has_first()) {
     timeline_->add(RankId{0}, Lane::kPlanner, fmt::format("{}, {}: all repeats", policy, to_string(phase)), begin,
                    Timeline::now_ns());

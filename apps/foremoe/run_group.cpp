@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <exception>
 #include <future>
-#include <optional>
 
 #include "console.h"
 #include "foremoe/core/error.h"
@@ -24,7 +23,7 @@ class Threads final : public RankGroup {
   int num_ranks() const override { return 0; }
   bool one_process() const override { return true; }
   void prepare(const std::function<void()>& f) override { f(); }
-  void agree(const Facts&) override {}
+  std::optional<Difference> difference(const Facts&) override { return {}; }
   void set_topology(const Topology& topology) override { topology_ = topology; }
   void run_at_first(const std::function<void()>& f) override { f(); }
 
@@ -84,7 +83,7 @@ class Processes final : public RankGroup {
     throw InputError({}, fmt::format("on rank {}: {}", rank, text));
   }
 
-  void agree(const Facts& facts) override {
+  std::optional<Difference> difference(const Facts& facts) override {
     std::optional<Difference> difference;
     std::byte differs{0};
     or_end_job([&] {
@@ -96,9 +95,8 @@ class Processes final : public RankGroup {
       differs = std::byte{difference.has_value()};
       everybody_->broadcast(std::span(&differs, 1), RankId{0});
     });
-    if (differs == std::byte{0}) return;
-    if (!has_first()) throw ToldElsewhere("the processes differ");
-    throw InputError({.field = difference->name}, difference->who);
+    if (differs != std::byte{0} && !has_first()) throw ToldElsewhere("the processes differ");
+    return difference;
   }
 
   void set_topology(const Topology& topology) override { communicator_ = meet(topology); }
@@ -148,6 +146,10 @@ class Processes final : public RankGroup {
 };
 
 }  // namespace
+
+void RankGroup::agree(const Facts& facts) {
+  if (const auto differs = difference(facts)) throw InputError({.field = differs->name}, differs->who);
+}
 
 std::unique_ptr<RankGroup> make_rank_group(Comm comm, std::chrono::milliseconds timeout) {
   if (comm == Comm::kMpi) return std::make_unique<Processes>(timeout);

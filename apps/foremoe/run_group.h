@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "agreement.h"
@@ -32,8 +33,10 @@ class RankGroup {
   // On every process, before there are ranks. When f throws InputError on any, this throws on all: InputError where
   // it is to be told, ToldElsewhere on the others.
   virtual void prepare(const std::function<void()>& f) = 0;
-  // On every process: throws, likewise on all, where their facts are not the same.
-  virtual void agree(const Facts& facts) = 0;
+  // On every process: the first of their facts that is not the same, to rank 0; ToldElsewhere is thrown on the others.
+  virtual std::optional<Difference> difference(const Facts& facts) = 0;
+  // The same, for facts that come from the user: throws InputError at rank 0.
+  void agree(const Facts& facts);
   virtual void set_topology(const Topology& topology) = 0;
   // f on every rank of this process. What ends it on one ends it on all.
   virtual void run(const Execute& f) = 0;
