@@ -1,5 +1,7 @@
 #include "foremoe/runtime/communicator.h"
 
+#include <fmt/format.h>
+
 #include <cassert>
 #include <numeric>
 
@@ -26,6 +28,14 @@ void Communicator::prepare_blocks() {
   receive_.assign(send_.size(), {});
 }
 
+void Communicator::run(const char* call) {
+  try {
+    exchange_blocks(send_, receive_);
+  } catch (const PhaseFailed& failed) {
+    throw PhaseFailed(fmt::format("{}: {}", call, failed.what()));
+  }
+}
+
 void Communicator::exchange(const AllToAll& blocks) {
   prepare_blocks();
   assert(blocks.send_bytes.size() == send_.size() && blocks.receive_bytes.size() == send_.size());
@@ -37,7 +47,7 @@ void Communicator::exchange(const AllToAll& blocks) {
     from += blocks.send_bytes[r];
     to += blocks.receive_bytes[r];
   }
-  run();
+  run("all-to-all");
 }
 
 void Communicator::all_reduce_sum(std::span<float> values) {
@@ -53,7 +63,7 @@ void Communicator::all_reduce_sum(std::span<float> values) {
     send_[r] = {reinterpret_cast<const std::byte*>(values.data() + begin(r)), bytes(begin(r + 1) - begin(r))};
     receive_[r] = {reinterpret_cast<std::byte*>(slices_.data() + r * mine), bytes(mine)};
   }
-  run();
+  run("sum");
   for (std::size_t r = 1; r < num_ranks; ++r) {
     for (std::size_t i = 0; i < mine; ++i) slices_[i] += slices_[r * mine + i];
   }
@@ -61,7 +71,7 @@ void Communicator::all_reduce_sum(std::span<float> values) {
     send_[r] = {reinterpret_cast<const std::byte*>(slices_.data()), bytes(mine)};
     receive_[r] = {reinterpret_cast<std::byte*>(values.data() + begin(r)), bytes(begin(r + 1) - begin(r))};
   }
-  run();
+  run("sum");
 }
 
 void Communicator::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
@@ -72,7 +82,7 @@ void Communicator::all_gather(std::span<const std::byte> mine, std::span<std::by
     send_[r] = {mine.data(), bytes};
     receive_[r] = {all.data() + r * mine.size(), bytes};
   }
-  run();
+  run("all-gather");
 }
 
 void Communicator::broadcast(std::span<std::byte> bytes, RankId root) {
@@ -80,12 +90,12 @@ void Communicator::broadcast(std::span<std::byte> bytes, RankId root) {
   const auto size = static_cast<std::int64_t>(bytes.size());
   if (rank() == root) send_.assign(send_.size(), {bytes.data(), size});
   receive_[root.index()] = {bytes.data(), size};
-  run();
+  run("broadcast");
 }
 
 void Communicator::barrier() {
   prepare_blocks();
-  run();
+  run("barrier");
 }
 
 double sum(Communicator& communicator, double value) { return sum_values(communicator, value); }

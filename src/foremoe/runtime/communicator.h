@@ -1,8 +1,8 @@
 #pragma once
 
-// What ranks say to each other. One object per rank; every rank makes the same calls in the same order. Results are
-// the same bits for any backend: sums are taken in rank order. Each wait is bounded by a timeout given at creation; a
-// rank that gives up makes the others' waits throw PeerFailed.
+// Collective calls between ranks, in host memory. Each rank has one communicator, and all ranks make the same calls in
+// the same order. Sums are taken in rank order, so every backend gives the same bits. Each wait ends after a timeout
+// that is given at creation. When a rank gives up, the waits of the others throw PeerFailed.
 
 #include <cstdint>
 #include <memory>
@@ -91,7 +91,7 @@ class Communicator {
 
  private:
   void prepare_blocks();
-  void run() { exchange_blocks(send_, receive_); }
+  void run(const char* call);  // names the call in a PhaseFailed
 
   std::vector<SendBlock> send_;        // [rank], of the call under way
   std::vector<ReceiveBlock> receive_;  // [rank]

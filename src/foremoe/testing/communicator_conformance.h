@@ -209,6 +209,39 @@ TEST_P(CommunicatorConformance, NoOutcomeIsKnownBeforeAllHaveVoted) {
   });
 }
 
+TEST_P(CommunicatorConformance, ErrorsOfSizeNameTheCall) {
+  const std::pair<const char*, std::function<void(Communicator&, std::size_t)>> calls[] = {
+      {"sum: rank 0",
+       [](Communicator& communicator, std::size_t size) {
+         std::vector<float> values(size * static_cast<std::size_t>(communicator.num_ranks()));
+         communicator.all_reduce_sum(values);
+       }},
+      {"all-gather: rank 0",
+       [](Communicator& communicator, std::size_t size) {
+         const std::vector<std::byte> mine(size);
+         std::vector<std::byte> all(size * static_cast<std::size_t>(communicator.num_ranks()));
+         communicator.all_gather(mine, all);
+       }},
+      {"broadcast: rank 0", [](Communicator& communicator, std::size_t size) {
+         std::vector<std::byte> bytes(size);
+         communicator.broadcast(bytes, RankId{0});
+       }}};
+  for (const auto& [begin, call] : calls) {
+    run([&, begin = begin, &call = call](Communicator& communicator) {
+      if (communicator.num_ranks() == 1) return;
+      std::string error;
+      try {
+        call(communicator, communicator.rank() == RankId{0} ? 8 : 4);
+      } catch (const PhaseFailed& e) {
+        error = e.what();
+      } catch (const PeerFailed&) {
+        EXPECT_EQ(communicator.rank(), RankId{0});
+      }
+      if (communicator.rank() != RankId{0}) EXPECT_THAT(error, testing::StartsWith(begin));
+    });
+  }
+}
+
 TEST_P(CommunicatorConformance, BlocksOfUnexpectedSizeAreAnErrorThatNamesBothRanks) {
   // Sent and expected: one is larger, by little or much, or empty.
   const std::pair<std::int64_t, std::int64_t> sizes[] = {{8, 4}, {4, 8},         {0, 4},

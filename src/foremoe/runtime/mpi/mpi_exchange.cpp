@@ -29,7 +29,7 @@ void MpiExchange::run(std::span<const SendBlock> send, std::span<const ReceiveBl
     std::erase_if(pieces_, [](const Piece& piece) { return piece.settled; });
     if (!pieces_.empty() && !patience.pause()) take_back();
   }
-  if (!mismatch_.empty()) throw PhaseFailed("all-to-all: " + mismatch_);
+  if (!mismatch_.empty()) throw PhaseFailed(mismatch_);
 }
 
 void MpiExchange::post(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive, int tag) {
@@ -102,7 +102,7 @@ void MpiExchange::take_back() {
   } while (!pieces_.empty() && patience.pause());
   for (Piece& piece : pieces_) MPI_Request_free(&piece.request);
   pieces_.clear();
-  if (!mismatch_.empty()) throw PhaseFailed("all-to-all: " + mismatch_);
+  if (!mismatch_.empty()) throw PhaseFailed(mismatch_);
   throw PeerFailed(fmt::format("rank {} waited {} ms for rank {}", session_.rank().value, options_.timeout.count(),
                                fmt::join(late, ", ")));
 }

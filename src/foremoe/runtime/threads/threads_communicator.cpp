@@ -105,8 +105,8 @@ class ThreadsCommunicator final : public Communicator, private PeerAccess {
     const std::int64_t sent = group_->post(from).send[to.index()].bytes;
     const std::int64_t expected = group_->post(to).receive[from.index()].bytes;
     if (sent == expected) return;
-    throw PhaseFailed(fmt::format("all-to-all: rank {} sends {} bytes to rank {}, which expects {}", from.value, sent,
-                                  to.value, expected));
+    throw PhaseFailed(
+        fmt::format("rank {} sends {} bytes to rank {}, which expects {}", from.value, sent, to.value, expected));
   }
 
   std::shared_ptr<ThreadGroup> group_;
