@@ -12,7 +12,7 @@ bool blas_is_built();
 // Has OpenBLAS map its buffers for so many threads that multiply at the same time. Throws InputError when this build
 // has no OpenBLAS or its library is not installed, and std::system_error when the address space has no room for them:
 // OpenBLAS would wait for that room without end. Call it before the threads start: what another thread maps meanwhile
-// can take the room that was found.
+// can take the room that was found. More threads than OpenBLAS was built for share its buffers: their products wait.
 void reserve_blas(int threads);
 
 // Every thread that multiplies holds one while it does. Throws as reserve_blas(), which it calls when more multiply

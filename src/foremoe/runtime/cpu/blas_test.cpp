@@ -70,6 +70,25 @@ TEST(BlasDeathTest, SaysSoWhereTheAddressSpaceHasNoRoomForAnotherThread) {
       testing::ExitedWithCode(0), "");
 }
 
+TEST(BlasDeathTest, HasMoreThreadsThanOpenBlasHasBuffers) {
+  if (test::kSanitized) GTEST_SKIP() << "a sanitizer cannot live beside so many buffers";
+  const auto multiply_on_many_threads = [] {
+    reserve_blas(1'000);
+    std::vector<int> wrong(300);
+    {
+      std::vector<std::jthread> threads;
+      for (std::size_t t = 0; t < wrong.size(); ++t) {
+        threads.emplace_back([&, t] {
+          const BlasThread thread;
+          wrong[t] = product_is_right(64, static_cast<float>(t % 8 + 1)) ? 0 : 1;
+        });
+      }
+    }
+    std::exit(wrong == std::vector<int>(wrong.size()) ? 0 : 1);
+  };
+  EXPECT_EXIT(multiply_on_many_threads(), testing::ExitedWithCode(0), "^$") << "OpenBLAS complains on stderr";
+}
+
 TEST(Blas, ADepthOfNothingLeavesTheSumAndNoRowsAreLegal) {
   std::vector<double> c{5};
   multiply({.rows = 1, .columns = 1, .depth = 0}, c.data(), c.data(), c.data());

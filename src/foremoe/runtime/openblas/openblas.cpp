@@ -12,9 +12,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <condition_variable>
 #include <cstdlib>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -29,6 +32,8 @@ constexpr int kRowMajor = 101;
 constexpr int kPlain = 111;
 constexpr int kTransposed = 112;
 constexpr int kSequentialBuild = 0;
+
+constexpr int kFewestBuffers = 50;  // of any build
 
 template <class T>
 using Gemm = void (*)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha, const T* a, int lda,
@@ -67,8 +72,18 @@ struct Library {
   // mapped.
   void* (*take_buffer)(int) = nullptr;
   void (*return_buffer)(void*) = nullptr;
-  bool one_at_a_time = false;
+  int most_at_once = 1;  // products
 };
+
+// OpenBLAS has two buffers for each thread that its build knows of, and fails beyond them.
+int buffers_of(std::string_view config) {
+  constexpr std::string_view kKey = "MAX_THREADS=";
+  const auto at = config.find(kKey);
+  int threads = 0;
+  if (at != std::string_view::npos)
+    std::from_chars(config.data() + at + kKey.size(), config.data() + config.size(), threads);
+  return std::max(kFewestBuffers, 2 * threads);
+}
 
 Library load() {
   const OneThread one_thread;
@@ -89,7 +104,8 @@ Library load() {
                   .dgemm = reinterpret_cast<Gemm<double>>(find("cblas_dgemm")),
                   .take_buffer = reinterpret_cast<void* (*)(int)>(dlsym(handle, "blas_memory_alloc")),
                   .return_buffer = reinterpret_cast<void (*)(void*)>(dlsym(handle, "blas_memory_free"))};
-  library.one_at_a_time = reinterpret_cast<int (*)()>(find("openblas_get_parallel"))() == kSequentialBuild;
+  if (reinterpret_cast<int (*)()>(find("openblas_get_parallel"))() != kSequentialBuild)
+    library.most_at_once = buffers_of(reinterpret_cast<const char* (*)()>(find("openblas_get_config"))());
   reinterpret_cast<void (*)(int)>(find("openblas_set_num_threads"))(1);  // where OpenMP counts threads
   return library;
 }
@@ -99,6 +115,43 @@ const Library& library() {
   return loaded;
 }
 
+// Admits as many products at a time as there are buffers, and none while buffers are mapped: those that products hold
+// would not be among the ones that mapping takes, which would then map more than there is room for.
+class Gate {
+ public:
+  void enter() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !closed_ && inside_ < library().most_at_once; });
+    ++inside_;
+  }
+  void leave() {
+    {
+      const std::lock_guard lock(mutex_);
+      --inside_;
+    }
+    changed_.notify_all();
+  }
+  void close() {
+    std::unique_lock lock(mutex_);
+    closed_ = true;
+    changed_.wait(lock, [&] { return inside_ == 0; });
+  }
+  void open() {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = false;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int inside_ = 0;       // products; guarded by mutex_
+  bool closed_ = false;  // likewise
+};
+Gate gate;
+
 // What OpenBLAS maps for each thread that multiplies at the same time, on the machines where it is largest.
 constexpr std::size_t kBufferBytes = std::size_t{160} << 20;
 
@@ -106,9 +159,29 @@ std::mutex threads_mutex;
 int threads_now = 0;     // guarded by threads_mutex
 int threads_so_far = 0;  // likewise: for so many there are buffers, and OpenBLAS gives none back to the system
 
+// Takes as many buffers at once, which are then different ones, and returns them.
+void take_buffers(int threads) {
+  if (library().take_buffer == nullptr || library().return_buffer == nullptr) return;
+  std::vector<void*> buffers;
+  buffers.reserve(static_cast<std::size_t>(threads));
+  gate.close();
+  for (int i = 0; i < threads; ++i) {
+    void* const buffer = library().take_buffer(0);
+    if (buffer == nullptr) break;
+    buffers.push_back(buffer);
+  }
+  for (void* const buffer : buffers) library().return_buffer(buffer);
+  gate.open();
+  if (buffers.size() < static_cast<std::size_t>(threads)) {
+    throw std::system_error(
+        ENOMEM, std::generic_category(),
+        fmt::format("OpenBLAS has buffers for {} of {} threads that multiply", buffers.size(), threads));
+  }
+}
+
 // Under the mutex.
 void map_buffers(int threads) {
-  if (library().one_at_a_time) threads = std::min(threads, 1);
+  threads = std::min(threads, library().most_at_once);
   if (threads <= threads_so_far) return;
   const std::size_t bytes = kBufferBytes * static_cast<std::size_t>(threads - threads_so_far);
   void* const room = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -118,24 +191,19 @@ void map_buffers(int threads) {
                                         kBufferBytes >> 20, threads));
   }
   munmap(room, bytes);
-  if (library().take_buffer != nullptr && library().return_buffer != nullptr) {
-    std::vector<void*> buffers;  // all at once, so that they are different ones
-    for (int i = 0; i < threads; ++i) buffers.push_back(library().take_buffer(0));
-    for (void* const buffer : buffers) library().return_buffer(buffer);
-  }
+  take_buffers(threads);
   threads_so_far = threads;
 }
 
 template <class T>
 void multiply_by(Gemm<T> gemm, const Product& p, const T* a, const T* b, T* c) {
   if (p.rows == 0 || p.columns == 0 || p.depth == 0) return;
-  static std::mutex one_product;
-  std::unique_lock lock(one_product, std::defer_lock);
-  if (library().one_at_a_time) lock.lock();
   const auto size = [](std::int64_t n) { return static_cast<int>(n); };
+  gate.enter();
   gemm(kRowMajor, p.transpose_a ? kTransposed : kPlain, p.transpose_b ? kTransposed : kPlain, size(p.rows),
        size(p.columns), size(p.depth), T{1}, a, size(p.transpose_a ? p.rows : p.depth), b,
        size(p.transpose_b ? p.depth : p.columns), p.add ? T{1} : T{0}, c, size(p.columns));
+  gate.leave();
 }
 
 }  // namespace
