@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "foremoe/core/error.h"
 #include "foremoe/core/mapped_file.h"
@@ -19,6 +20,8 @@
 
 namespace foremoe {
 namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // of a rank in a micro-step
 
 [[noreturn]] void reject(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
@@ -111,7 +114,7 @@ std::vector<Option> options_of(InputOptions& o) {
                       .value = "N",
                       .help = "Bound on a rank's tokens in one micro-step when a trace is batched anew. A token counts "
                               "once here, however many experts it chose"},
-                     o.tokens_per_rank, {1, std::int64_t{1} << 40}),
+                     o.tokens_per_rank, {1, kMostTokens}),
       integer_option({.name = "layers", .value = "N", .help = "Use the first N layers alone", .initial = "all"},
                      o.layers, kFirst),
       integer_option(
@@ -239,8 +242,9 @@ void record_input_options(const StepInput& input, StepPlan& plan) {
 InputOptions input_as_planned(const StepPlan& plan, InputOptions options) {
   const auto recorded = nlohmann::json::parse(plan.options);
   const auto take = [&](const char* key, auto initial, auto& value) {
+    const std::uint64_t most = std::is_same_v<decltype(initial), int> ? std::numeric_limits<int>::max() : kMostTokens;
     const auto at = recorded.find(key);
-    if (value == initial && at != recorded.end() && at->is_number_unsigned() && *at <= (1U << 30U)) at->get_to(value);
+    if (value == initial && at != recorded.end() && at->is_number_unsigned() && *at <= most) at->get_to(value);
   };
   options.wanted_ranks = plan.num_ranks();
   if (options.ranks_per_node == 0) options.ranks_per_node = plan.ranks_per_node;
