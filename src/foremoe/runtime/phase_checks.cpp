@@ -34,6 +34,10 @@ void expect_float32(const ExpertLayout& layout, const ExpertShape& shape) {
 void expect_fitting(const PhaseParts& parts, const Communicator& communicator) {
   const StepPlan& plan = parts.plan();
   const LoadTable& load = parts.load();
+  if (parts.turns.rank() != communicator.rank()) {
+    throw InputError({.field = "turns"}, fmt::format("of rank {}, the communicator is rank {}'s",
+                                                     parts.turns.rank().value, communicator.rank().value));
+  }
   const auto expect = [](const char* what, int of_plan, int other, const char* of) {
     if (of_plan == other) return;
     throw InputError({.field = "plan"}, fmt::format("{} {}, {} has {}", of_plan, what, of, other));

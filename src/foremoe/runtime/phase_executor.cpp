@@ -89,6 +89,7 @@ struct PhaseExecutor::State {
   DispatchWorkspace workspace;
   KeptLayers kept_layers;
   std::optional<GradientReturns> returns;  // policy update alone
+  std::vector<int> backwards_left;         // [layer], turns
   std::vector<char> drained;               // [layer]
 
   PhaseFigures figures;
@@ -111,7 +112,11 @@ PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& lent, Com
            {.shape = parts.shape, .top_k = parts.load().top_k, .position_independent = options.position_independent}),
       unrouted(communicator, parts.plan()),
       kept_layers(parts),
-      drained(static_cast<std::size_t>(parts.plan().num_layers())) {
+      backwards_left(static_cast<std::size_t>(parts.plan().num_layers())),
+      drained(backwards_left.size()) {
+  for (const Turn& turn : parts.schedule().order.turns) {
+    if (turn.pass == Pass::kBackward) ++backwards_left[turn.layer.index()];
+  }
   if (parts.schedule().phase == Phase::kPolicyUpdate) returns.emplace(parts, pool, communicator);
   figures.turns.resize(parts.schedule().order.turns.size());
   figures.arena = arena ? arena->bytes() : Bytes{};
@@ -227,7 +232,9 @@ void PhaseExecutor::State::send_home(LayerId layer, std::span<const GradientRetu
 
 void PhaseExecutor::State::end_turn(TurnId turn) {
   engine->release(turn);
-  if (backward()) send_home(parts.turns.order()[turn].layer, parts.turns.returning(turn, RankTurns::Whose::kAll));
+  const Turn& at = parts.turns.order()[turn];
+  if (at.pass == Pass::kBackward) --backwards_left[at.layer.index()];
+  if (backward()) send_home(at.layer, parts.turns.returning(turn, RankTurns::Whose::kAll));
 }
 
 PhaseExecutor::PhaseExecutor(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator,
@@ -298,6 +305,7 @@ void PhaseExecutor::backward(TurnId turn, const LayerBackward& layer) {
 void PhaseExecutor::drain(std::span<const LayerId> layers) {
   State& s = *state_;
   for (const LayerId layer : layers) {
+    assert(s.backwards_left[layer.index()] == 0);
     if (!s.backward() || std::exchange(s.drained[layer.index()], 1) != 0) continue;
     s.send_home(layer, s.parts.turns.draining(layer, RankTurns::Whose::kAll));
   }
