@@ -95,7 +95,7 @@ std::pair<nb::object, nb::object> count_routes(const AnyArray& routes, int num_e
                        .top_k = static_cast<int>(routes.shape(2)),
                        .num_experts = num_experts};
   std::vector<std::int64_t> counts(layers * static_cast<std::size_t>(num_experts));
-  std::vector<std::int32_t> converted;
+  std::unique_ptr<std::int32_t[]> converted;  // not initialised: writing it twice would dominate the cost
   const auto count = [&]<class Id>(std::type_identity<Id>) {
     if (routes.dtype() != nb::dtype<Id>()) return false;
     const nb::gil_scoped_release release;
@@ -105,8 +105,8 @@ std::pair<nb::object, nb::object> count_routes(const AnyArray& routes, int num_e
     } else if constexpr (std::is_same_v<Id, std::int32_t>) {
       count_rows(ids, shape, counts);
     } else {
-      converted.resize(ids.size());
-      count_rows(ids, shape, converted, counts);
+      converted = std::make_unique_for_overwrite<std::int32_t[]>(ids.size());
+      count_rows(ids, shape, std::span(converted.get(), ids.size()), counts);
     }
     return true;
   };
@@ -115,10 +115,14 @@ std::pair<nb::object, nb::object> count_routes(const AnyArray& routes, int num_e
       !count(std::type_identity<std::uint16_t>{})) {
     refuse_dtype(routes, "routes", "integers", kExpected);
   }
-  const bool stays = distinct || routes.dtype() == nb::dtype<std::int32_t>();
-  return {stays ? nb::cast(routes)
-                : nb::cast(array_of(std::move(converted))).attr("reshape")(routes.shape(0), layers, routes.shape(2)),
-          nb::cast(array_of(std::move(counts))).attr("reshape")(layers, num_experts)};
+  nb::object int32_routes = nb::cast(routes);
+  if (converted) {
+    std::int32_t* const data = converted.release();
+    const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<std::int32_t*>(p); });
+    const std::size_t extents[] = {routes.shape(0), layers, routes.shape(2)};
+    int32_routes = nb::cast(nb::ndarray<nb::numpy, std::int32_t, nb::ndim<3>>(data, 3, extents, owner));
+  }
+  return {int32_routes, nb::cast(array_of(std::move(counts))).attr("reshape")(layers, num_experts)};
 }
 
 }  // namespace
