@@ -39,6 +39,7 @@ struct RankDispatchWorkspace {
   RoutedRank routed;
   std::vector<std::int64_t> first;  // [slot][source], first received row
   std::vector<std::int64_t> next;   // [rank], next sent or received row; [rank·slots + slot], next sent row
+  Array<Tokens, 2> home_tokens;     // [rank][home slot] of rows_at_homes()
 };
 
 // Throws InputError, field `slot_tokens`, where the quotas of an expert are not its load.

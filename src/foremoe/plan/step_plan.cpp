@@ -130,6 +130,16 @@ std::optional<double> imbalance(std::span<const Tokens> rank_loads) {
          static_cast<double>(total.value);
 }
 
+std::vector<SlotId> home_slots(std::span<const RankId> home) {
+  std::vector<int> next;  // [rank], slot
+  std::vector<SlotId> slots;
+  for (const RankId rank : home) {
+    if (rank.index() >= next.size()) next.resize(rank.index() + 1);
+    slots.push_back(SlotId{next[rank.index()]++});
+  }
+  return slots;
+}
+
 std::span<const Copy> CopyFinder::into(EventId event, RankId rank) {
   copies_.clear();
   for (int s = 0; s < plan_.num_slots(); ++s) {

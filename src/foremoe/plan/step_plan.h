@@ -99,6 +99,10 @@ Array<Tokens, 3> planned_loads(const StepPlan& plan);
 // ρ of one micro-step and layer: largest ÷ mean of `rank_loads`, [rank]; none without load. Throws nothing.
 std::optional<double> imbalance(std::span<const Tokens> rank_loads);
 
+// [expert], the slot of each expert on its home, from the homes of one layer: the experts of a rank fill its first
+// slots in ascending order. Ranks must not be negative.
+std::vector<SlotId> home_slots(std::span<const RankId> home);
+
 struct Copy {
   ExpertId expert;
   SlotId slot;  // where it goes

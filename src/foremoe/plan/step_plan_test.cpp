@@ -151,6 +151,11 @@ TEST(PlannedLoads, HaveTheLargestLoadsThatThePlanRecords) {
   }
 }
 
+TEST(HomeSlots, AreFilledByEachRanksExpertsInAscendingOrder) {
+  const std::vector<RankId> home{RankId{2}, RankId{0}, RankId{2}, RankId{0}, RankId{2}};
+  EXPECT_THAT(home_slots(home), ElementsAre(SlotId{0}, SlotId{0}, SlotId{1}, SlotId{1}, SlotId{2}));
+}
+
 TEST(Imbalance, IsTheLargestLoadByTheMean) {
   const std::vector<Tokens> loads{Tokens{7}, Tokens{5}, Tokens{0}};
   EXPECT_EQ(imbalance(loads), 7.0 / 4);

@@ -143,9 +143,9 @@ class LayerMove {
     std::vector<States> leaving(num_ranks);  // [destination], experts ascending
     States staying;
     std::vector<std::int64_t> receive_bytes(num_ranks);
-    int slot = 0;
+    const std::vector<SlotId> slots_before = home_slots(from);
     for (std::size_t e = 0; e < from.size(); ++e) {
-      if (from[e] == self) save(slot++, to[e] == self ? staying : leaving[to[e].index()]);
+      if (from[e] == self) save(slots_before[e].value, to[e] == self ? staying : leaving[to[e].index()]);
       if (from[e] != self && to[e] == self) receive_bytes[from[e].index()] += static_cast<std::int64_t>(bytes_);
     }
 
@@ -165,13 +165,13 @@ class LayerMove {
     communicator_.exchange(
         {.send = send.data(), .send_bytes = send_bytes, .receive = receive.data(), .receive_bytes = receive_bytes});
 
-    slot = 0;
+    const std::vector<SlotId> slots = home_slots(to);
     std::size_t next_staying = 0;
     for (std::size_t e = 0; e < to.size(); ++e) {
       if (to[e] != self) continue;
       const bool stays = from[e] == self;
       std::size_t& at = stays ? next_staying : next[from[e].index()];
-      store_.load_state(layer_, slot++, std::span(stays ? staying : receive).subspan(at, bytes_));
+      store_.load_state(layer_, slots[e].value, std::span(stays ? staying : receive).subspan(at, bytes_));
       at += bytes_;
     }
     return Bytes{send.size()};
@@ -191,7 +191,7 @@ class LayerMove {
 
 }  // namespace
 
-Array<ExpertId, 2> home_slots(ArrayView<const RankId, 2> home, int num_ranks, RankId rank) {
+Array<ExpertId, 2> homes_on(ArrayView<const RankId, 2> home, int num_ranks, RankId rank) {
   const std::size_t layers = home.extent(0);
   const std::size_t experts = home.extent(1);
   const auto ranks = static_cast<std::size_t>(num_ranks);
@@ -202,19 +202,20 @@ Array<ExpertId, 2> home_slots(ArrayView<const RankId, 2> home, int num_ranks, Ra
   const std::size_t slots = experts / ranks;
   Array<ExpertId, 2> here({layers, slots});
   for (std::size_t l = 0; l < layers; ++l) {
-    std::vector<std::size_t> count(ranks);
     for (std::size_t e = 0; e < experts; ++e) {
       const RankId owner = home(l, e);
       if (owner.value < 0 || owner.value >= num_ranks) {
         throw InputError({.field = "home", .index = fmt::format("[{}, {}]", l, e)},
                          fmt::format("{} is none of {} ranks", owner.value, num_ranks));
       }
-      const std::size_t slot = count[owner.index()]++;
-      if (slot >= slots) {
+    }
+    const std::vector<SlotId> slot = home_slots(home.row(l));
+    for (std::size_t e = 0; e < experts; ++e) {
+      if (slot[e].index() >= slots) {
         throw InputError({.field = "home", .index = fmt::format("[{}, {}]", l, e)},
-                         fmt::format("rank {} would be home to more than {} experts", owner.value, slots));
+                         fmt::format("rank {} would be home to more than {} experts", home(l, e).value, slots));
       }
-      if (owner == rank) here(l, slot) = ExpertId{e};
+      if (home(l, e) == rank) here(l, slot[e]) = ExpertId{e};
     }
   }
   return here;

@@ -73,7 +73,7 @@ class ExpertStore {
 
 // [layer][home slot], ascending, of one rank. Throws InputError unless every rank is home to E/R experts of each layer
 // and all homes are ranks.
-Array<ExpertId, 2> home_slots(ArrayView<const RankId, 2> home, int num_ranks, RankId rank);
+Array<ExpertId, 2> homes_on(ArrayView<const RankId, 2> home, int num_ranks, RankId rank);
 
 struct HomeMove {
   ArrayView<const RankId, 2> from;  // [layer][expert], where they are

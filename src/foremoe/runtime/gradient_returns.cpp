@@ -64,9 +64,10 @@ Bytes GradientReturns::send_home(LayerId layer, std::span<const GradientReturn> 
 void GradientReturns::add_to_homes(LayerId layer, std::span<const GradientReturn> guests) {
   std::vector<std::int64_t> at(bytes_from_.size());  // next byte of each source
   std::exclusive_scan(bytes_from_.begin(), bytes_from_.end(), at.begin(), std::int64_t{0});
+  const std::vector<SlotId> slots = home_slots(parts_.plan().home.row(layer));
   for (const GradientReturn& guest : guests) {  // ascending (expert, rank)
     if (guest.home != communicator_.rank()) continue;
-    const auto gradients = pool_.gradients(layer, pool_.home_slot(layer, guest.expert));
+    const auto gradients = pool_.gradients(layer, slots[guest.expert.index()]);
     std::int64_t& from = at[guest.guest.index()];
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       const Segment& segment = parts_.layout.segments()[i];

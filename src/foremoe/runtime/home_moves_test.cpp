@@ -44,7 +44,7 @@ TEST(HomeSlots, AreAscendingOnEveryRank) {
   const Home home = shuffled(3);
   std::vector<int> seen(kExperts);
   for (int r = 0; r < kRanks; ++r) {
-    const Array<ExpertId, 2> slots = home_slots(home, kRanks, RankId{r});
+    const Array<ExpertId, 2> slots = homes_on(home, kRanks, RankId{r});
     EXPECT_EQ(slots.extent(1), std::size_t{kExperts / kRanks});
     EXPECT_TRUE(std::ranges::is_sorted(slots.row(1)));
     for (const ExpertId e : slots.row(1)) {
@@ -57,7 +57,7 @@ TEST(HomeSlots, AreAscendingOnEveryRank) {
 
 std::string refusal(const Home& home, int num_ranks) {
   try {
-    home_slots(home, num_ranks, RankId{0});
+    homes_on(home, num_ranks, RankId{0});
   } catch (const InputError& error) {
     return error.what();
   }
@@ -122,7 +122,7 @@ class Training {
 
   template <class F>
   static void for_each_home(const Home& home, RankId rank, F f) {
-    const Array<ExpertId, 2> slots = home_slots(home, kRanks, rank);
+    const Array<ExpertId, 2> slots = homes_on(home, kRanks, rank);
     for (int l = 0; l < kLayers; ++l) {
       for (int s = 0; s < kExperts / kRanks; ++s) f(l, s, slots(l, s));
     }

@@ -38,7 +38,7 @@ struct MoeModel::State {
       : size(model_size),
         communicator(model_communicator),
         home(copy_of(fitting(model_home, size))),
-        slots(home_slots(home, communicator.num_ranks(), communicator.rank())),
+        slots(homes_on(home, communicator.num_ranks(), communicator.rank())),
         store({.layers = size.layers,
                .slots = static_cast<int>(slots.extent(1)),
                .layout = swiglu_layout(size.shape.hidden, size.shape.intermediate)},
@@ -131,7 +131,7 @@ void MoeModel::optimize(const Optimizer& optimizer) {
 
 Bytes MoeModel::move_homes(ArrayView<const RankId, 2> home) {
   State& s = *state_;
-  Array<ExpertId, 2> slots = home_slots(fitting(home, s.size), s.communicator.num_ranks(), s.communicator.rank());
+  Array<ExpertId, 2> slots = homes_on(fitting(home, s.size), s.communicator.num_ranks(), s.communicator.rank());
   const Bytes sent = foremoe::move_homes({.from = s.home, .to = home}, s.store, s.communicator);
   s.home = copy_of(home);
   s.slots = std::move(slots);

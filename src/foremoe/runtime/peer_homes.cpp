@@ -126,12 +126,12 @@ PeerHomes::PeerHomes(const PhaseParts& parts, const HomeExperts& homes, Communic
   const auto layers = static_cast<std::size_t>(plan_.num_layers());
   const auto experts = static_cast<std::size_t>(plan_.num_experts());
   segments_.resize(layers * experts * num_segments_);
-  std::vector<std::size_t> next(num_ranks);  // homes on a rank are in ascending order of experts
   for (std::size_t l = 0; l < layers; ++l) {
+    const std::vector<SlotId> slots = home_slots(plan_.home.row(l));
     for (std::size_t e = 0; e < experts; ++e) {
-      const RankId owner = plan_.home(l, e);
+      const std::size_t first = 1 + (l * homes.experts.extent(1) + slots[e].index()) * num_segments_;
       for (std::size_t i = 0; i < num_segments_; ++i) {
-        segments_[(l * experts + e) * num_segments_ + i] = address(owner, 1 + next[owner.index()]++);
+        segments_[(l * experts + e) * num_segments_ + i] = address(plan_.home(l, e), first + i);
       }
     }
   }

@@ -1,7 +1,5 @@
 #include "foremoe/runtime/slot_pool.h"
 
-#include <algorithm>
-
 namespace foremoe {
 SlotPool::SlotPool(const PhaseParts& parts, const HomeExperts& homes)
     : parts_(parts), homes_(homes), homes_per_rank_(parts.plan().num_slots() - parts.plan().guest_slots) {
@@ -67,11 +65,6 @@ std::span<float* const> SlotPool::gradients(LayerId layer, SlotId slot) const {
 
 std::span<std::byte* const> SlotPool::home_weights(LayerId layer, SlotId home_slot) const {
   return homes_.experts(layer, home_slot).weights;
-}
-
-SlotId SlotPool::home_slot(LayerId layer, ExpertId expert) const {
-  const std::span<const RankId> home = parts_.plan().home.row(layer);
-  return SlotId{std::ranges::count(home.first(expert.index()), home[expert.index()])};
 }
 
 }  // namespace foremoe

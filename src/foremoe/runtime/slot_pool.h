@@ -22,7 +22,6 @@ class SlotPool {
   std::span<std::byte* const> weights(TurnId turn, SlotId slot) const;  // [segment], during this turn
   std::span<float* const> gradients(LayerId layer, SlotId slot) const;  // [segment]
   std::span<std::byte* const> home_weights(LayerId layer, SlotId home_slot) const;
-  SlotId home_slot(LayerId layer, ExpertId expert) const;  // on its home
   Bytes guest_weights() const { return guest_weights_.bytes(); }
   Bytes guest_gradients() const { return guest_gradients_.bytes(); }
 

@@ -30,28 +30,16 @@ std::shared_ptr<const TransferSchedule> schedule_of(const StepPlan& plan, const 
   return std::make_shared<const TransferSchedule>(make_transfer_schedule(plan, layout, options.schedule));
 }
 
-// A layer that runs without its guests: every expert at its home alone, with all of its tokens.
-struct HomeQuotas {
-  HomeQuotas(const StepPlan& plan, const LoadTable& load, const Turn& turn);
-
-  Array<ExpertId, 2> experts;  // [rank][home slot]
-  Array<Tokens, 2> tokens;
-};
-
-HomeQuotas::HomeQuotas(const StepPlan& plan, const LoadTable& load, const Turn& turn)
-    : experts(
-          {static_cast<std::size_t>(plan.num_ranks()), static_cast<std::size_t>(plan.num_slots() - plan.guest_slots)},
-          kNoExpert),
-      tokens(experts.shape()) {
-  std::vector<std::int64_t> total(static_cast<std::size_t>(plan.num_experts()));
-  load.expert_loads(turn.micro_step, turn.layer, total);
-  std::vector<std::size_t> next(experts.extent(0));
-  for (int e = 0; e < plan.num_experts(); ++e) {
-    const RankId owner = plan.home(turn.layer, e);
-    const std::size_t slot = next[owner.index()]++;
-    experts(owner, slot) = ExpertId{e};
-    tokens(owner, slot) = Tokens{total[static_cast<std::size_t>(e)]};
+Array<ExpertId, 3> home_experts_of(const StepPlan& plan) {
+  Array<ExpertId, 3> experts({static_cast<std::size_t>(plan.num_layers()), static_cast<std::size_t>(plan.num_ranks()),
+                              static_cast<std::size_t>(plan.num_slots() - plan.guest_slots)},
+                             kNoExpert);
+  for (int l = 0; l < plan.num_layers(); ++l) {
+    const std::span<const RankId> home = plan.home.row(l);
+    const std::vector<SlotId> slots = home_slots(home);
+    for (std::size_t e = 0; e < home.size(); ++e) experts(l, home[e], slots[e]) = ExpertId{e};
   }
+  return experts;
 }
 
 }  // namespace
@@ -61,7 +49,7 @@ RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurn
 
 RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank,
                      std::shared_ptr<const TransferSchedule> schedule)
-    : plan_(plan), load_(load), rank_(rank), schedule_(std::move(schedule)) {
+    : plan_(plan), load_(load), rank_(rank), schedule_(std::move(schedule)), home_expert_(home_experts_of(plan)) {
   expect_index("rank", rank.value, plan.num_ranks());
   const std::array<std::size_t, 4> expected{
       static_cast<std::size_t>(plan.num_micro_steps()), static_cast<std::size_t>(plan.num_layers()),
@@ -113,9 +101,16 @@ void RankTurns::rows(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& r
 
 void RankTurns::rows_at_homes(TurnId t, RankDispatchWorkspace& workspace, RankDispatch& rows) const {
   const Turn& turn = order()[t];
-  const HomeQuotas quotas(plan_, load_, turn);
-  rank_dispatch({load_.load[turn.micro_step][turn.layer], {quotas.experts, quotas.tokens}, load_.topology()}, rank_,
-                workspace, rows);
+  const ArrayView<const ExpertId, 2> experts = home_expert_[turn.layer];
+  const ArrayView<const Tokens, 2> load = load_.load[turn.micro_step][turn.layer];
+  Array<Tokens, 2>& tokens = workspace.home_tokens;  // all of every expert's
+  if (tokens.shape() != experts.shape()) tokens = Array<Tokens, 2>(experts.shape());
+  std::ranges::fill(tokens.flat(), Tokens{0});
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const ExpertId e = experts.flat()[i];
+    for (int source = 0; e != kNoExpert && source < load_.num_ranks(); ++source) tokens.flat()[i] += load(source, e);
+  }
+  rank_dispatch({load, {experts, tokens}, load_.topology()}, rank_, workspace, rows);
   rows.num_slots = plan_.num_slots();
 }
 
