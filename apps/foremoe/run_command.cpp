@@ -163,8 +163,7 @@ Command run_command() {
   Option phase = word_option({.name = "phase",
                               .value = "both|recompute|policy_update",
                               .help = "Which phases of a step run",
-                              .initial = "both",
-                              .former = "stage"},
+                              .initial = "both"},
                              {"both", "recompute", "policy_update"}, [a](std::size_t i) {
                                a->phase.reset();
                                if (i > 0) a->phase = i == 1 ? Phase::kRecompute : Phase::kPolicyUpdate;

@@ -74,7 +74,7 @@ def test_of_several_policies_each_takes_the_options_that_it_has(drifting):
         (["finemoe"], {"threshold": 0.5}, "threshold", "0.5"),
         (["finemoe"], {"samples": 0}, "samples", "0"),
         (["finemoe"], {"solver": "highs"}, "solver", "expected lp or exact"),
-        (["finemoe"], {"solver": "exact", "alpha_ranks": 1}, "solver", "exact is of LP 1"),
+        (["finemoe"], {"solver": "exact", "alpha_ranks": 1}, "solver", "exact solves LP 1"),
         (["eplb-ema"], {"alpha": 0}, "alpha", "0"),
     ],
 )

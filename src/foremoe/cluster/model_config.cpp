@@ -153,8 +153,7 @@ class ConfigReader {
     const int value = required(keys);
     for (const char* const key : keys) {
       const int other = optional({key}, 1);
-      if (other != 0 && other != value)
-        fail(key, fmt::format("{} is not the other number of experts, {}", other, value));
+      if (other != 0 && other != value) fail(key, fmt::format("{} experts, but another key says {}", other, value));
     }
     return value;
   }

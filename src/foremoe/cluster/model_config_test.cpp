@@ -151,7 +151,7 @@ TEST(ModelConfig, NumbersThatContradictEachOtherAreRefused) {
   const std::string file = "some/model/config.json: ";
   json config = qwen3();
   config["num_local_experts"] = 64;
-  EXPECT_EQ(error_of(config), file + "num_local_experts: 64 is not the other number of experts, 128");
+  EXPECT_EQ(error_of(config), file + "num_local_experts: 64 experts, but another key says 128");
   config["num_local_experts"] = 128;
   EXPECT_EQ(error_of(config), "no error");
 

@@ -147,7 +147,7 @@ ModelShape model_named(const std::string& name_or_path) {
   std::error_code error;
   if (std::filesystem::exists(name_or_path, error)) return read_model_config(name_or_path);
   throw InputError({.field = "model"},
-                   fmt::format("'{}' is no file and none of {}", name_or_path, fmt::join(model_names(), ", ")));
+                   fmt::format("'{}' is neither a file nor one of {}", name_or_path, fmt::join(model_names(), ", ")));
 }
 
 }  // namespace foremoe

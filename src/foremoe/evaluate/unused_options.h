@@ -1,7 +1,6 @@
 #pragma once
 
-// Options that were given and have no effect, in sentences that name options in backquotes: nobody should believe that
-// an option did something that it did not.
+// Remarks on options that were given but have no effect. Each is a sentence that names the option in backquotes.
 
 #include <set>
 #include <span>
@@ -14,15 +13,15 @@ namespace foremoe {
 
 using GivenNames = std::set<std::string, std::less<>>;
 
-// On the input and, where one policy alone is asked, on it; of several policies each uses what it can. Whether the
-// residency can be is for the plan to say.
+// Options that have no effect on this input or, if only one policy is asked, on that policy. (Each of several policies
+// uses the options that it has.) Whether a policy supports the residency is checked when it plans.
 std::vector<std::string> remarks_on_unused(const StepInput& input, const std::vector<const Policy*>& policies,
                                            const PolicyInput& asked, const GivenNames& given);
 
-// On how an input is batched, where it is a load or was recorded in batches.
+// Batching options, which have no effect on a load nor on a trace that recorded its batches.
 std::vector<std::string> remarks_on_batching(const StepInput& input, const GivenNames& given);
 
-// On each of the options that was given: "`sequence_tokens` has no effect without a cluster".
+// A remark on each of these options that was given: "`sequence_tokens` has no effect without a cluster".
 std::vector<std::string> remarks_on_all(std::span<const Option> options, const GivenNames& given, std::string_view why);
 
 }  // namespace foremoe

@@ -78,7 +78,7 @@ StoredTensors stored_tensors(const Safetensors& file, int in_flight) {
   const TensorView& slot_expert = file.tensor("slot_expert", {DType::kI16, DType::kI32}, 4);
   if (slot_expert.num_elements() == 0 || slot_expert.shape[2] > kMaxRanks ||
       slot_expert.shape[0] > std::numeric_limits<int>::max()) {
-    file.fail("slot_expert", "", fmt::format("shape [{}] is no plan's", fmt::join(slot_expert.shape, ", ")));
+    file.fail("slot_expert", "", fmt::format("shape [{}] is not that of a plan", fmt::join(slot_expert.shape, ", ")));
   }
   const TensorView& home = file.tensor("home", {DType::kI32}, 2);
   if (home.shape[0] != slot_expert.shape[1]) {

@@ -156,7 +156,7 @@ class FineMoe final : public Policy {
   }
 
   [[noreturn]] static void refuse_weights_beside_exact() {
-    throw InputError({.field = "solver"}, "exact is of LP 1, which has no alpha_… weights");
+    throw InputError({.field = "solver"}, "exact solves LP 1, which has no alpha_… weights");
   }
 
   // Set between what figure 11 measures for stable loads and for new orders (reproduce/finemoe-figure-11.toml).
