@@ -8,10 +8,10 @@
 
 #include "command.h"
 #include "console.h"
+#include "foremoe/calibration/machine_speed.h"
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/core/atomic_file.h"
 #include "foremoe/core/error.h"
-#include "foremoe/runtime/machine_speed.h"
 
 namespace foremoe::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/runtime/run_reference.h"
+#include "foremoe/reference/run_reference.h"
 
 namespace foremoe::cli {
 

@@ -4,7 +4,7 @@
 
 #include "foremoe/core/random.h"
 #include "foremoe/plan/check_plan.h"
-#include "foremoe/runtime/tensor_error.h"
+#include "foremoe/reference/tensor_error.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
 
 namespace foremoe::test {

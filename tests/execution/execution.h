@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "foremoe/planner/planner.h"
+#include "foremoe/reference/reference_model.h"
 #include "foremoe/runtime/moe_model.h"
-#include "foremoe/runtime/reference_model.h"
 #include "foremoe/runtime/replay_routes.h"
 
 namespace foremoe::test {

@@ -6,9 +6,9 @@
 #include <cmath>
 
 #include "foremoe/core/error.h"
+#include "foremoe/reference/reference_model.h"
+#include "foremoe/reference/tensor_error.h"
 #include "foremoe/runtime/rank_run.h"
-#include "foremoe/runtime/reference_model.h"
-#include "foremoe/runtime/tensor_error.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
 #include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/random_plans.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "foremoe/core/random.h"
-#include "foremoe/runtime/tensor_error.h"
+#include "foremoe/reference/tensor_error.h"
 
 namespace foremoe::test {
 

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <thread>
 
+#include "foremoe/reference/reference_expert.h"
 #include "foremoe/runtime/memory.h"
-#include "foremoe/runtime/reference_expert.h"
 #include "foremoe/testing/arithmetic.h"
 
 namespace foremoe::cpu {

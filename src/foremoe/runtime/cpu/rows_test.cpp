@@ -7,7 +7,6 @@
 #include <numeric>
 #include <thread>
 
-#include "foremoe/runtime/reference_expert.h"
 #include "foremoe/testing/arithmetic.h"
 
 namespace foremoe::cpu {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "foremoe/reference/reference_model.h"
 #include "foremoe/runtime/rank_run.h"
-#include "foremoe/runtime/reference_model.h"
 
 namespace foremoe {
 

@@ -1,4 +1,4 @@
-#include "foremoe/runtime/machine_speed.h"
+#include "foremoe/calibration/machine_speed.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "foremoe/runtime/tensor_error.h"
+#include "foremoe/reference/tensor_error.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "foremoe/runtime/reference_pass.h"
+#include "foremoe/reference/reference_pass.h"
 
 #include <algorithm>
 #include <cmath>

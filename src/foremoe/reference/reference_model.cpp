@@ -1,4 +1,4 @@
-#include "foremoe/runtime/reference_model.h"
+#include "foremoe/reference/reference_model.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "foremoe/runtime/run_reference.h"
+#include "foremoe/reference/run_reference.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "foremoe/core/sha256.h"
-#include "foremoe/runtime/tensor_error.h"
+#include "foremoe/reference/tensor_error.h"
 
 namespace foremoe {
 namespace {

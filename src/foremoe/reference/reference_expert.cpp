@@ -1,4 +1,4 @@
-#include "foremoe/runtime/reference_expert.h"
+#include "foremoe/reference/reference_expert.h"
 
 #include <cmath>
 #include <utility>

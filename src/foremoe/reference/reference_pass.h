@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "foremoe/core/parallel.h"
+#include "foremoe/reference/reference_expert.h"
 #include "foremoe/runtime/moe_model.h"
-#include "foremoe/runtime/reference_expert.h"
 
 namespace foremoe {
 

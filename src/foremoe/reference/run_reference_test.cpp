@@ -1,4 +1,4 @@
-#include "foremoe/runtime/run_reference.h"
+#include "foremoe/reference/run_reference.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "foremoe/core/parallel.h"
+#include "foremoe/reference/reference_pass.h"
 #include "foremoe/runtime/moe_model.h"
-#include "foremoe/runtime/reference_pass.h"
 
 namespace foremoe {
 
