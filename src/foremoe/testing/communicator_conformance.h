@@ -237,7 +237,8 @@ TEST_P(CommunicatorConformance, ErrorsOfSizeNameTheCall) {
       } catch (const PeerFailed&) {
         EXPECT_EQ(communicator.rank(), RankId{0});
       }
-      if (communicator.rank() != RankId{0}) EXPECT_THAT(error, testing::StartsWith(begin));
+      if (communicator.rank() == RankId{0}) return;
+      EXPECT_THAT(error, testing::StartsWith(begin));
     });
   }
 }
