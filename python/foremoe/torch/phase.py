@@ -104,13 +104,13 @@ class Phase:
         with contextlib.ExitStack() as inside:
             inside.enter_context(self._entered(self))
             self._planned = self._begin()
-            experts, dense = self._experts.parameters(), self._dense.named_parameters()
+            dense = self._dense.named_parameters()
             if self.phase == "policy_update":
-                self._gradients = PhaseGradients(self._experts, self._dense, [*experts, *dense.values()])
+                trained = [*self._experts.parameters(), *dense.values()]
+                self._gradients = PhaseGradients(self._experts, self._dense, trained)
             for layer in self._experts.layers:
                 layer.replayed_rows = layer.mismatched_rows = 0  # type: ignore[attr-defined]
-            weights = [*(("experts", weight) for weight in experts), *dense.items()]
-            self._unchanged = Unchanged(weights, steps=self.phase == "recompute")
+            self._unchanged = Unchanged(self._experts.parameters, dense, steps=self.phase == "recompute")
             inside.callback(self._unchanged.release)
             self._inside = inside.pop_all()
         return self

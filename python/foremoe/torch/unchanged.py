@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,16 +17,27 @@ class Unchanged:
     Versions do not tell of every step: foreach and fused optimizers write DTensors without a new version.
     """
 
-    def __init__(self, weights: Iterable[tuple[str, torch.nn.Parameter]], *, steps: bool) -> None:
-        """weights: with names for messages. steps: whether optimizers may step."""
+    def __init__(
+        self,
+        experts: Callable[[], Sequence[torch.nn.Parameter]],
+        others: Mapping[str, torch.nn.Parameter],
+        *,
+        steps: bool,
+    ) -> None:
+        """experts: those that layers have now. others: by name. steps: whether optimizers may step."""
+        self._experts = experts
+        weights = [*(("experts", weight) for weight in experts()), *others.items()]
         self._weights = [(name, weight, version_of(weight)) for name, weight in weights]
         self._hook = None if steps else register_optimizer_step_pre_hook(self._expect_no_step)
 
     def expect(self) -> None:
-        """Raises RuntimeError where a weight was written."""
+        """Raises RuntimeError where a weight was written, or an expert's was replaced."""
         for name, weight, version in self._weights:
             if version_of(weight) != version:
                 raise RuntimeError(f"the weights {name} were changed inside a phase, before drain()")
+        for now, (name, weight, _) in zip(self._experts(), self._weights, strict=False):  # experts come first
+            if now is not weight:
+                raise RuntimeError(f"the weights {name} were replaced inside a phase, before drain()")
 
     def _expect_no_step(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}

@@ -55,12 +55,13 @@ def compare_rounding(rank: int, dtype: Any) -> dict[str, Any]:
     return {"planned": error_of(whole_gradients(ep, model), exact), "eager": error_of(eager, exact)}
 
 
-def change_weights_inside(rank: int, change: Callable[[list[Any]], None]) -> str:
+def change_weights_inside(rank: int, change: Callable[[Any], None]) -> str:
     """Weights that change inside a phase make guests stale: that is refused on every rank alike."""
     model = make_model(torch.float32)
     ep = spread(model, residency="shared")
-    grads = [torch.ones_like(w) for w in ep.expert_parameters()]
-    for weight, grad in zip(ep.expert_parameters(), grads, strict=True):
+    weights = ep.expert_parameters()
+    grads = [torch.ones_like(w) for w in weights]
+    for weight, grad in zip(weights, grads, strict=True):
         weight.grad = grad
     batches, routes = draw_batches(rank, 2, 5), draw_routes(rank, 2, 5)
     try:
@@ -68,21 +69,26 @@ def change_weights_inside(rank: int, change: Callable[[list[Any]], None]) -> str
             for m, batch in enumerate(batches):
                 with phase.micro_step(m):
                     loss_of(model, batch).backward()
-                change(ep.expert_parameters())
+                change(ep)
     except RuntimeError as error:
-        back = all(w.grad is g for w, g in zip(ep.expert_parameters(), grads, strict=True))
+        back = all(w.grad is g for w, g in zip(weights, grads, strict=True))
         return f"{error}; gradients {'as before' if back else 'changed'}"
     return "nothing"
 
 
-def step_an_optimizer(experts: list[Any]) -> None:
-    torch.optim.SGD(experts, lr=0.1).step()
+def step_an_optimizer(ep: Any) -> None:
+    torch.optim.SGD(ep.expert_parameters(), lr=0.1).step()
 
 
 @torch.no_grad()
-def scale_by_hand(experts: list[Any]) -> None:
-    for weight in experts:
+def scale_by_hand(ep: Any) -> None:
+    for weight in ep.expert_parameters():
         weight.mul_(0.9)
+
+
+def replace(ep: Any) -> None:
+    last = ep.layers[-1]
+    last.set_weights({name: torch.nn.Parameter(0.9 * w.detach()) for name, w in last.weights().items()})
 
 
 def checkpoint_all_layers(rank: int) -> str:
@@ -158,6 +164,7 @@ def work(rank: int) -> dict[str, Any]:
         found[f"rounding, {name}"] = compare_rounding(rank, getattr(torch, name))
     found["stepped"] = change_weights_inside(rank, step_an_optimizer)
     found["scaled"] = change_weights_inside(rank, scale_by_hand)
+    found["replaced"] = change_weights_inside(rank, replace)
     found["evaluation"] = evaluate(rank)
     found["recompute"] = {path: recompute(rank, path) for path in ("peer", "host")}
     found["several layers"] = checkpoint_all_layers(rank)
@@ -220,6 +227,7 @@ def test_stale_weights_are_refused_and_gradients_stay(found: list[dict[str, Any]
     for of in found:
         assert of["stepped"] == "an optimizer of experts stepped inside a phase, before drain(); gradients as before"
         assert of["scaled"] == "the weights experts were changed inside a phase, before drain(); gradients as before"
+        assert of["replaced"] == "the weights experts were replaced inside a phase, before drain(); gradients as before"
 
 
 def test_a_checkpoint_of_several_layers_is_refused_under_shared(found: list[dict[str, Any]]) -> None:
