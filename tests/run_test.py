@@ -164,6 +164,9 @@ class Results(Run):
         self.succeed("plan", step, "--in-flight", 2, "--out", "plan")
         self.refuse("run", step, "--plan", "plan", "--phase", "recompute", saying=["policy update"])
 
+    def test_the_former_name_of_an_option_is_refused_with_the_new_one(self):
+        self.refuse("run", self.trace(), "--stage", "recompute", saying=["--stage is now called --phase"])
+
     def test_without_a_reference_nothing_is_said_of_it(self):
         for row in self.run_json(self.trace(), "--no-reference"):
             self.assertLessEqual(KEYS, row.keys())

@@ -172,6 +172,11 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   }
   if (option.type == "list") bound->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
   bound->required(option.required);
+  if (option.former.empty()) return;
+  app.add_option_function<std::string>(command_line_name(option.former), [&option](const std::string&) {
+    throw InputError(
+        {}, fmt::format("{} is now called {}", command_line_name(option.former), command_line_name(option.name)));
+  });
 }
 
 // The first argument that is no option; empty where there is none.

@@ -163,7 +163,8 @@ Command run_command() {
   Option phase = word_option({.name = "phase",
                               .value = "both|recompute|policy_update",
                               .help = "Which phases of a step run",
-                              .initial = "both"},
+                              .initial = "both",
+                              .former = "stage"},
                              {"both", "recompute", "policy_update"}, [a](std::size_t i) {
                                a->phase.reset();
                                if (i > 0) a->phase = i == 1 ? Phase::kRecompute : Phase::kPolicyUpdate;

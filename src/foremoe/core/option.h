@@ -27,6 +27,7 @@ struct Option {
   std::string help;
   std::string initial;  // the default as text; empty: what the variable holds, or none at all
   std::string group;    // heading in the full help
+  std::string former;   // the name that it had before: where that is given, an error names this one
   bool main = false;    // in the short help too
   bool required = false;
   bool positional = false;
