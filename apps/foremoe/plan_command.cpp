@@ -74,8 +74,8 @@ int run(PlanArguments arguments, const Given& given) {
   if (options.memory_budget_gigabytes > 0 && !options.choose_residency) {
     throw InputError({.field = "memory_budget"}, "serves --residency auto alone");
   }
-  const std::string policy(policy_named(arguments.policy).name());  // one: a list may say all
-  PlanningSession session(arguments, given, {.policies = {policy}, .output = arguments.out});
+  PlanningSession session(arguments, given,
+                          {.policies = {arguments.policy}, .one_policy = true, .output = arguments.out});
   const LoadTable& load = session.input.load;
 
   options.check = false;  // verify is for that

@@ -18,18 +18,6 @@ std::vector<std::string> files_of(const PlanningArguments& a) {
   return files;
 }
 
-// `assignments`: texts "name=value".
-std::vector<std::shared_ptr<const Policy>> policies_of(const std::vector<const Policy*>& named,
-                                                       const std::vector<std::string>& assignments) {
-  std::vector<std::shared_ptr<const Policy>> policies;
-  try {
-    for (const PolicyWithOptions& with : policies_with_options(named, assignments)) policies.push_back(with.policy);
-  } catch (const InputError& error) {
-    throw InputError({.field = "policy_option"}, fmt::format("{}: {}", error.where().field, error.problem()));
-  }
-  return policies;
-}
-
 }  // namespace
 
 std::vector<Option> planning_options(PlanningArguments& a, bool residency_auto) {
@@ -55,8 +43,14 @@ std::vector<std::string> files_of(const InputOptions& input) {
 PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given, const SessionRequest& request)
     : pool(static_cast<std::size_t>(a.threads)) {
   const std::vector<std::string> files = files_of(a);
-  owned = policies_of(policies_named(request.policies), a.policy_options);
-  for (const auto& policy : owned) policies.push_back(policy.get());
+  const std::vector<const Policy*> named_policies = policies_named(request.policies);
+  if (request.one_policy && named_policies.size() > 1) {
+    throw InputError({.field = "policy"}, fmt::format("'{}', expected one policy", request.policies.front()));
+  }
+  for (const PolicyWithOptions& with : policies_with_options(named_policies, a.policy_options)) {
+    owned.push_back(with.policy);
+    policies.push_back(with.policy.get());
+  }
   expect_output(request.output, files, request.output_option);
 
   const NamedCost named = read_cost(a.cost);

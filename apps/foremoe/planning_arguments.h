@@ -32,7 +32,8 @@ std::vector<std::string> files_of(const InputOptions& input);
 
 // What one command asks of the arguments that all three have.
 struct SessionRequest {
-  std::vector<std::string> policies;
+  std::vector<std::string> policies;  // names; "all" stands for every system
+  bool one_policy = false;
   bool simulates = false;             // a cluster is needed; the model may be the one that fits the input
   std::string output = {};            // a file that will be written; empty: none
   const char* output_option = "out";  // which names it

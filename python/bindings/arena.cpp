@@ -148,8 +148,8 @@ Raises InputError where there is too little memory.)")
       .def("publish", &publish, "place"_a, "version"_a, "segments"_a.noconvert(),
            "Writes an expert, uint8 arrays of its segments, then its version, above 0. One writer per place.")
       .def(
-          "version", [](const Arena& a, int place) { return a.arena.version(a.at(place)); },
-          "place"_a, "Under which the expert at this place was published; 0: there is none yet.")
+          "version", [](const Arena& a, int place) { return a.arena.version(a.at(place)); }, "place"_a,
+          "Under which the expert at this place was published; 0: there is none yet.")
       .def("is_intact", &is_intact, "place"_a, "version"_a,
            "Is an expert there in this version, with the bytes that were published?")
       .def("copy", &copy, "place"_a, "version"_a, "segments"_a.noconvert(),

@@ -102,8 +102,7 @@ class Evaluator {
   void check(Evaluation& e) const {
     if (!options_.check) return;
     progress("checking the plan of");
-    e.check =
-        check_plan(e.plan, input_.load, interruptible_check(unmeasured_ ? nullptr : &e.figures));
+    e.check = check_plan(e.plan, input_.load, interruptible_check(unmeasured_ ? nullptr : &e.figures));
     if (unmeasured_ && e.check.ok()) std::rethrow_exception(unmeasured_);
     if (!e.recompute_plan || !e.check.ok()) return;
     CheckReport report = check_plan(*e.recompute_plan, input_.load, interruptible_check(nullptr));

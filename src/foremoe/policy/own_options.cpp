@@ -34,21 +34,33 @@ std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policie
                        : fmt::format("{} {} {}", whose, one ? "has" : "have", fmt::join(known, ", ")));
 }
 
-std::vector<PolicyWithOptions> policies_with_options(const std::vector<const Policy*>& policies,
-                                                     const std::vector<std::string>& assignments) {
-  std::vector<PolicyWithOptions> with;
-  for (const Policy* policy : policies) with.push_back(policy_with_options(*policy));
+namespace {
+
+void set(const std::vector<PolicyWithOptions>& policies, const std::vector<std::string>& assignments) {
   std::vector<std::pair<Option, std::string>> chosen;  // all names are found before a value is set
   for (const std::string& assignment : assignments) {
     const std::size_t equals = assignment.find('=');
     if (equals == std::string::npos) {
       throw InputError({.field = assignment}, "expected NAME=VALUE");
     }
-    for (Option& option : own_options_named(with, assignment.substr(0, equals))) {
+    for (Option& option : own_options_named(policies, assignment.substr(0, equals))) {
       chosen.emplace_back(std::move(option), assignment.substr(equals + 1));
     }
   }
   for (const auto& [option, value] : chosen) option.set(value);
+}
+
+}  // namespace
+
+std::vector<PolicyWithOptions> policies_with_options(const std::vector<const Policy*>& policies,
+                                                     const std::vector<std::string>& assignments) {
+  std::vector<PolicyWithOptions> with;
+  for (const Policy* policy : policies) with.push_back(policy_with_options(*policy));
+  try {
+    set(with, assignments);
+  } catch (const InputError& error) {
+    throw InputError({.field = "policy_option"}, fmt::format("{}: {}", error.where().field, error.problem()));
+  }
   return with;
 }
 

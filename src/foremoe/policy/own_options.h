@@ -28,8 +28,8 @@ PolicyWithOptions policy_with_options(const Policy& policy);
 // The option of that name of each policy that has it. Throws InputError that lists what they have when none has.
 std::vector<Option> own_options_named(std::span<const PolicyWithOptions> policies, const std::string& name);
 
-// Policies with their options set by texts "name=value", each for all of them that have it. Throws InputError for an
-// option that none of them has, and for an invalid value.
+// Policies with their options set by texts "name=value", each for all of them that have it. Throws InputError for
+// `policy_option`: an option that none of them has, or an invalid value.
 std::vector<PolicyWithOptions> policies_with_options(const std::vector<const Policy*>& policies,
                                                      const std::vector<std::string>& assignments);
 

@@ -10,7 +10,9 @@
 namespace foremoe {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 TEST(OwnOptions, AreSetOnACopyAndNeverOnTheRegisteredPolicy) {
   PolicyWithOptions feplb = policy_with_options(policy_named("feplb"));
@@ -53,8 +55,8 @@ TEST(OwnOptions, ThatExcludeEachOtherAreRefusedInEitherOrder) {
       (void)policies_with_options({&policy_named("finemoe")}, {first, second});
       FAIL() << first << ", " << second;
     } catch (const InputError& error) {
-      EXPECT_EQ(error.where().field, "solver");
-      EXPECT_THAT(error.problem(), HasSubstr("alpha_"));
+      EXPECT_EQ(error.where().field, "policy_option");
+      EXPECT_THAT(error.problem(), AllOf(StartsWith("solver: "), HasSubstr("alpha_")));
     }
   }
 }
