@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The figures of docs/performance.md, printed as Markdown tables.
+"""The figures of lab/performance.md, printed as Markdown tables.
 
     bench/figures.py balance|static|shared|rehome|in-flight|links|ablation|growth|whole-step [--data DIR] [--foremoe PROGRAM]
 

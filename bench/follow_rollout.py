@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Planning behind a rollout, as a timeline printed as a Markdown table in docs/performance.md.
+"""Planning behind a rollout, as a timeline printed as a Markdown table in lab/performance.md.
 
     bench/follow_rollout.py [--files 12] [--seconds 12] [--foremoe PROGRAM]
 

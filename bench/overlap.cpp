@@ -1,6 +1,6 @@
 // How much of the copying hides behind the work between layers, where the device computes and the links are throttled.
 //
-//   overlap [work_ms]          prints Markdown tables for docs/performance.md
+//   overlap [work_ms]          prints Markdown tables for lab/performance.md
 //
 // Every rank fetches the same number of experts at every turn (residency `shared`, two guests of two, forward only), so
 // copying takes a known share of the work of a turn: 90 %, where all of it should hide, and 150 %, where half a work

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The figures of executing plans in docs/performance.md, printed as Markdown tables.
+"""The figures of executing plans in lab/performance.md, printed as Markdown tables.
 
     bench/run_figures.py gain|memory|returns|bitwise|regression [--data DIR] [--foremoe PROGRAM] [--plot FILE]
 

@@ -1,8 +1,8 @@
 # One folder, one library: foremoe_folder(plan DEPENDS rollout cluster LINKS fmt::fmt) makes the library
 # foremoe_plan of every source in this folder that is not a test, and the test program plan_test of every
 # *_test.cpp beside them. A folder of headers alone becomes an interface library. DEPENDS are folders: the arrows
-# of docs/architecture.md, kept by the linker. A folder beneath it that has a CMakeLists.txt is a library of its own.
-# Sources may use fmt and nlohmann's JSON; public headers must not, so that a consumer needs neither.
+# of docs/developers/architecture.md, kept by the linker. A folder beneath it that has a CMakeLists.txt is a library of
+# its own. Sources may use fmt and nlohmann's JSON; public headers must not, so that a consumer needs neither.
 
 include(TestPrograms)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Has `foremoe` write a trace, a load and a plan, and reads them with the safetensors package alone: names, shapes,
-dtypes, metadata (docs/formats.md), and the sums that tie the three together. Called by scripts/python_interop.
+dtypes, metadata (docs/users/formats.md), and the sums that tie the three together. Called by scripts/python_interop.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 prints how much C++ there is.
 
 A rule is a function from a tree, {path: text}, to findings, [(path, line number, what is wrong)]. The rules are told
-in docs/architecture.md (which folder may see which) and CONTRIBUTING.md (the rest).
+in docs/developers/architecture.md (which folder may see which) and docs/developers/contributing.md (the rest).
 """
 
 import re
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import import_cycles
 
-# Which folders of src/foremoe a folder may include and link: the arrows of docs/architecture.md, transitively.
+# Which folders of src/foremoe a folder may include and link: the arrows of docs/developers/architecture.md, and those
+# that follow from them.
 SEES = {
     "core": set(),
     "cluster": {"core"},
@@ -61,7 +62,7 @@ def includes_point_left(tree):
     for path, number, match in lines(tree, INCLUDE, lambda p: p.endswith(CPP) and folder_of(p)):
         here, there = folder_of(path), match[1]
         if here not in SEES:
-            yield path, number, f"folder {here} is not in docs/architecture.md"
+            yield path, number, f"folder {here} is not in docs/developers/architecture.md"
         elif there != here and there not in SEES[here] | (of_tests(here) if path.endswith("_test.cpp") else set()):
             yield path, number, f"{here}/ must not include {there}/"
 
@@ -203,9 +204,9 @@ def functions_take_few_arguments(tree):
 LONGEST_LINE = 120
 # Pages that are still to be laid out. This list only shrinks.
 LONG_LINES_TODAY = {
-    "CHANGELOG.md", "README.md", "data/README.md", "docs/algorithms.md", "docs/architecture.md",
-    "docs/execution.md", "docs/formats.md", "docs/glossary.md", "docs/performance.md", "docs/policies.md",
-    "docs/results.md", "docs/simulation.md",
+    "CHANGELOG.md", "README.md", "data/README.md", "docs/developers/algorithms.md", "docs/developers/architecture.md",
+    "docs/developers/execution.md", "docs/users/formats.md", "docs/users/glossary.md", "lab/performance.md", "lab/policies.md",
+    "lab/results.md", "docs/users/simulation.md",
 }
 
 
@@ -226,7 +227,7 @@ def lines_are_short(tree):
                 yield path, number, f"{len(line)} characters, more than {LONGEST_LINE}"
 
 
-SEEDS = "docs/seeds.md"
+SEEDS = "lab/seeds.md"
 IN_CODE = re.compile(r"`([^`]+)`")
 
 
@@ -247,7 +248,7 @@ def seeds_page_names_files(tree):
             if re.fullmatch(r"[\w.\-]+/[\w.\-/]*", name) and not file_named(tree, name):
                 yield SEEDS, number, f"there is no {name}"
     for path in tree:
-        if re.fullmatch(r"reproduce/[^/]+\.toml", path) and f"`{path}`" not in tree[SEEDS]:
+        if re.fullmatch(r"lab/experiments/[^/]+\.toml", path) and f"`{path}`" not in tree[SEEDS]:
             yield path, 0, f"is not on {SEEDS}"
 
 
@@ -284,15 +285,15 @@ RULES = {
     names_say_something: {"src/foremoe/core/string_utils.cpp": "\n"},
     libraries_are_silent: {"src/foremoe/core/error.cpp": 'void f() { std::cerr << "x"; }\n'},
     nothing_is_left_open: {"src/foremoe/core/error.cpp": "// TO" "DO: finish\n"},
-    no_machine_is_named: {"docs/formats.md": "see /ho" "me/someone/trace.safetensors\n"},
+    no_machine_is_named: {"docs/users/formats.md": "see /ho" "me/someone/trace.safetensors\n"},
     headers_are_guarded: {"src/foremoe/core/ids.h": "#ifndef IDS_H\n"},
     functions_take_few_arguments: {
         "src/foremoe/core/a.h": "#pragma once\nvoid f(int a, int b, int c,  // three\n       int d, int e,\n       int f = 3);\n",
         "src/foremoe/core/b.cpp": "Sum::Sum(const A& a, B* b, std::span<const int> c, C c, D d, std::function<void(int, int)> e) : a_(a) {}\n",
         "apps/foremoe/c.cpp": "auto f = [&](int a, Grid<int, 2> b, int c, int d, int e, int f) { return a; };\n",
     },
-    seeds_page_names_files: {"docs/seeds.md": "`policy/gone.h`\n", "reproduce/figure-1.toml": "\n"},
-    seeds_page_names_what_its_files_have: {"docs/seeds.md": "| 1 | `reproduce/figure-1.toml`: `rho_max` |\n"},
+    seeds_page_names_files: {"lab/seeds.md": "`policy/gone.h`\n", "lab/experiments/figure-1.toml": "\n"},
+    seeds_page_names_what_its_files_have: {"lab/seeds.md": "| 1 | `lab/experiments/figure-1.toml`: `rho_max` |\n"},
     import_cycles.nothing_imports_back: import_cycles.BROKEN,
     lines_are_short: {"docs/page.md": "x" * 121 + "\n", "src/foremoe/core/error.cpp": "// " + "x" * 118 + "\n"},
 }
@@ -314,8 +315,8 @@ CLEAN = {
     "src/foremoe/core/few_test.cpp": "auto f = [](int a, int b, int c, int d, int e, int f) {};\n",
     **import_cycles.CLEAN,
     "docs/table.md": "|" + "x" * 200 + "|\n```\n" + "x" * 200 + "\n```\n",
-    "reproduce/figure-2.toml": 'columns = ["rho_mean"]\n',
-    "docs/seeds.md": "`plan/`\n| 2 | `planner/planner.cpp`, `reproduce/figure-2.toml`: `rho_mean` | `vanilla` |\n",
+    "lab/experiments/figure-2.toml": 'columns = ["rho_mean"]\n',
+    "lab/seeds.md": "`plan/`\n| 2 | `planner/planner.cpp`, `lab/experiments/figure-2.toml`: `rho_mean` | `vanilla` |\n",
     "README.md": "build/release/bin/foremoe, ~/tmp, ${dir}/tmp, https://example.org/tmp\n",
 }
 

@@ -24,7 +24,7 @@ constexpr std::string_view kExamples =
 constexpr std::string_view kMeaning =
     R"(A step is recompute (forward) and policy update (forward, backward, optimizer). Ranks wait for each other at every
 exchange of rows. Copies travel meanwhile over what the exchanges leave of the links; a copy that is late is waited for.
-docs/simulation.md says what is modelled and what is not. Every plan is checked before it is simulated.
+docs/users/simulation.md says what is modelled and what is not. Every plan is checked before it is simulated.
 An input of fewer layers than the model stands for all of them: each of its layers for several of the model's, in
 seconds, in memory and in bytes. Nodes are as large as the cluster's, unless --ranks-per-node says otherwise.
 

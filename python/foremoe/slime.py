@@ -17,7 +17,7 @@ That is shadow mode: each step's routes are counted, and the log says what balan
 Active mode knows routes from the lists that slime replays (--use-rollout-routing-replay, --use-routing-replay).
 
 Written from slime's sources of August 2026 (624b824), and tested with stand-ins for them. It was not run with slime.
-miles has the same flags; there the first one serves shadow mode, and active mode is refused (docs/adopting.md).
+miles has the same flags; there the first one serves shadow mode, and active mode is refused (docs/users/adopting.md).
 """
 
 from __future__ import annotations

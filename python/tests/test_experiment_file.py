@@ -200,7 +200,7 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
 
 
 def test_every_experiment_of_the_package_can_be_read() -> None:
-    assert set(reproduce.experiment_names()) == {path.stem for path in (ROOT / "reproduce").glob("*.toml")}
+    assert set(reproduce.experiment_names()) == {path.stem for path in (ROOT / "lab" / "experiments").glob("*.toml")}
     for name in reproduce.experiment_names():
         experiment = reproduce.read_experiment(name)
         assert (experiment.name, experiment.argument) == (name, name)

@@ -20,7 +20,7 @@ from served import SHAPE, draw_rows, expect_routes, flat, npy, sglang_body, span
 import foremoe
 from foremoe.recorders import Recorder, Segment, from_sglang, from_vllm
 
-DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "recorders.md"
+DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "users" / "recorders.md"
 
 
 # Starts and turns.

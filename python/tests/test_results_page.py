@@ -1,4 +1,4 @@
-"""scripts/results --compare: what differs between docs/results.md and a new run is found, wherever it stands."""
+"""scripts/results --compare: what differs between lab/results.md and a new run is found, wherever it stands."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_compare_tells_the_line_of_the_page(
     results.PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert results.compare(["one", "two"])
     found, count = capsys.readouterr().out.splitlines()
-    assert found == f"docs/results.md:{at + 1}: ρ mean of EP 2, ours: 1.0100 there, 1.0000 now"
+    assert found == f"lab/results.md:{at + 1}: ρ mean of EP 2, ours: 1.0100 there, 1.0000 now"
     assert count.startswith("2 experiments, 1 differences")
     assert not results.compare(["one"])
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // All that a program needs to plan a step: read loads and traces, plan, check, measure, write, schedule the copies.
-// docs/library.md begins with the shortest such program. What executes plans (foremoe::runtime) is not in here.
+// docs/users/library.md begins with the shortest such program. What executes plans (foremoe::runtime) is not in here.
 
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluate.h"

@@ -1,5 +1,5 @@
 // Copies that are late, reordered, lost, refused or damaged: no hang, no wrong result, every fallback counted. How many
-// random schedules are tried is FOREMOE_FAULT_SCHEDULES (default 400); docs/performance.md tells of 10,000.
+// random schedules are tried is FOREMOE_FAULT_SCHEDULES (default 400); lab/performance.md tells of 10,000.
 
 #include <gmock/gmock.h>
 

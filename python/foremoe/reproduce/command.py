@@ -20,12 +20,12 @@ EXAMPLES = """\
   foremoe reproduce --list
   foremoe reproduce ultraep-table
   foremoe reproduce all --json
-  foremoe reproduce mine.toml --markdown     an experiment of your own: docs/formats.md lists the keys
+  foremoe reproduce mine.toml --markdown     an experiment of your own: docs/users/formats.md lists the keys
 """
 
 MEANING = """\
 Exact figures are counted in loads and plans, modelled ones come from a replay on a modelled cluster
-(docs/simulation.md), and what is measured here is time on the machine that runs this.
+(docs/users/simulation.md), and what is measured here is time on the machine that runs this.
 
 Columns:
 """
@@ -36,7 +36,7 @@ OPTIONS = [
     Option("name", "Experiment of --list, all, or a TOML file of your own", "NAME", positional=True),
     Option("list", "List the experiments", main=True),
     Option("json", "Print figures and aims as JSON", main=True),
-    Option("markdown", "Print a section as docs/results.md has it", main=True),
+    Option("markdown", "Print a section as lab/results.md has it", main=True),
     THREADS,
 ]
 

@@ -1,4 +1,4 @@
-"""Experiments as TOML files; docs/formats.md lists the keys.
+"""Experiments as TOML files; docs/users/formats.md lists the keys.
 
 [every_input] and [every_system] hold for each input and system that can use a key and does not set its own. A list in
 place of one value makes one input (or system) of each of its values, and {key} in the label becomes that key's value.
@@ -22,7 +22,7 @@ from .experiment import Aim, Experiment, Input, Published, System
 from .finding import expect_known_cells
 from .toml_table import Options, Table
 
-FOLDER = pathlib.Path(__file__).with_name("experiments")  # of the installed package: reproduce/*.toml
+FOLDER = pathlib.Path(__file__).with_name("experiments")  # of the installed package: lab/experiments/*.toml
 
 _TABLES = {name: {option["name"] for option in table} for name, table in _core._option_tables().items()}
 _DRAWN = _TABLES["synthesis"] - {"shape"}  # which is `model` here

@@ -36,7 +36,7 @@ from foremoe.megatron import experts
 from foremoe.megatron import shadow as shadow_module
 from foremoe.megatron import step as steps
 
-DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adopting.md"
 OVERLAP = {"overlap_grad_reduce": True}
 SHARDED = {"use_distributed_optimizer": True}
 CASES = {

@@ -46,7 +46,7 @@ from foremoe.megatron.counts import gathered_counts
 from foremoe.megatron.metrics import figures
 from foremoe.megatron.shares import Shares
 
-DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adopting.md"
 PLANNED = [
     {"policy": "foremoe", "residency": "resident"},
     {"policy": "foremoe", "residency": "resident", "prefer": "links", "seed": 7},
@@ -244,7 +244,7 @@ def log_probabilities(model: Any) -> list[Any]:
 
 
 def documented_hook() -> Any:
-    """By the flag of docs/adopting.md, as slime finds it."""
+    """By the flag of docs/users/adopting.md, as slime finds it."""
     (path,) = re.findall(r"--custom-megatron-before-train-step-hook-path (\S+)", DOCS.read_text())
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)

@@ -33,7 +33,7 @@ from megatron_training import (
 
 import foremoe.megatron
 
-DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adopting.md"
 OVERLAP = {"overlap_grad_reduce": True}
 SHARDED = {"use_distributed_optimizer": True}
 OPTIMIZED = [
@@ -43,7 +43,7 @@ OPTIMIZED = [
 
 
 def documented() -> dict[str, float]:
-    """The snippet of docs/adopting.md, with Megatron-LM's own schedule, against that schedule without it."""
+    """The snippet of docs/users/adopting.md, with Megatron-LM's own schedule, against that schedule without it."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     snippet = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[0]
@@ -89,7 +89,7 @@ def documented() -> dict[str, float]:
 
 
 def in_shadow() -> dict[str, Any]:
-    """The wrap that docs/adopting.md has for a trainer's training step, around Megatron-LM's own schedule, by the line
+    """The wrap that docs/users/adopting.md has for a trainer's training step, around Megatron-LM's own schedule, by the line
     for each trainer."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 

@@ -1,6 +1,6 @@
 """foremoe.verl in verl itself: its registry, its micro-batches, its replay of routes and its schedule, on CPU.
 
-One spawn of four processes runs all checks, with the variables that docs/adopting.md tells a user to set.
+One spawn of four processes runs all checks, with the variables that docs/users/adopting.md tells a user to set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import foremoe
 
 
 def section_of_the_document() -> str:
-    document = pathlib.Path(__file__).resolve().parents[3] / "docs" / "adopting.md"
+    document = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adopting.md"
     return document.read_text().split("\n## verl\n")[1].split("\n## ")[0]
 
 

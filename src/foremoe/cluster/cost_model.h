@@ -9,8 +9,8 @@
 // 512 rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the busiest of a rank's link directions;
 // rows to another node count once per token and node where the tokens are known. A backward pass multiplies twice as
 // much as a forward, three times where activations are computed anew. Attention multiplies 2.5 times as much, because
-// its scores are computed again (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/simulation.md has the formulas and
-// lists what is left out.
+// its scores are computed again (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md has the formulas
+// and lists what is left out.
 
 #include <cstdint>
 #include <span>

@@ -1,7 +1,7 @@
 #pragma once
 
 // The identifiers of the project. Each counts from 0 and converts explicitly, so that a rank is never
-// mistaken for an expert. Words as in docs/glossary.md.
+// mistaken for an expert. Words as in docs/users/glossary.md.
 
 #include <compare>
 #include <concepts>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What placement costs: a policy's plan, and how long the step waits for it. docs/simulation.md has the rule.
+// What placement costs: a policy's plan, and how long the step waits for it. docs/users/simulation.md has the rule.
 
 #include <optional>
 #include <string>

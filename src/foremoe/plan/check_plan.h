@@ -1,8 +1,8 @@
 #pragma once
 
 // The independent check of a plan against the load that it claims to serve. It is written from the definitions of
-// docs/formats.md and docs/glossary.md, and shares no code with any planner nor with plan_figures, so that what
-// `foremoe verify` accepts is right for reasons of its own. Where it has a choice it is plain rather than fast.
+// docs/users/formats.md and docs/users/glossary.md, and shares no code with any planner nor with plan_figures, so that
+// what `foremoe verify` accepts is right for reasons of its own. Where it has a choice it is plain rather than fast.
 
 #include <array>
 #include <optional>

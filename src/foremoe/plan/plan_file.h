@@ -1,6 +1,6 @@
 #pragma once
 
-// foremoe.plan/1: a step's plan as a safetensors file (docs/formats.md).
+// foremoe.plan/1: a step's plan as a safetensors file (docs/users/formats.md).
 //
 //   slot_expert        [events, layers, ranks, slots]  I16 or I32; the expert in that slot, −1 when empty
 //   slot_tokens        [events, layers, ranks, slots]  U32 or I64; its quota

@@ -1,6 +1,6 @@
 #pragma once
 
-// The planner: from a step's loads to a plan, by four stages per layer (see docs/algorithms.md).
+// The planner: from a step's loads to a plan, by four stages per layer (see docs/developers/algorithms.md).
 //
 // clang-format off
 //   B  base placement    once per step      homes (with `rehome`) and the guests that the step begins with

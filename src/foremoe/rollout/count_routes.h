@@ -15,7 +15,7 @@
 // 128 experts), rows become sets of bits and are added 64 experts at a time (count_rows_avx512.cpp).
 //
 // Cost: the scatter is bound by one addition to memory per id, about a cycle; validation by vectors adds a tenth,
-// row by row three times as much again; sets of bits take half a cycle in all. Measured in docs/performance.md.
+// row by row three times as much again; sets of bits take half a cycle in all. Measured in lab/performance.md.
 
 #include <cstddef>
 #include <cstdint>

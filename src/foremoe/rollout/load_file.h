@@ -1,6 +1,6 @@
 #pragma once
 
-// foremoe.load/1: the counts of a load table as a safetensors file (docs/formats.md).
+// foremoe.load/1: the counts of a load table as a safetensors file (docs/users/formats.md).
 //
 //   load  [micro_steps, layers, ranks, experts]  U16, U32, I32 or I64; tokens, never negative
 //   metadata: num_experts, top_k, ranks_per_node; name and whatever else the writer wants to tell

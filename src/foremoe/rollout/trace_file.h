@@ -1,6 +1,6 @@
 #pragma once
 
-// foremoe.trace/1: a recorded rollout as a safetensors file (docs/formats.md).
+// foremoe.trace/1: a recorded rollout as a safetensors file (docs/users/formats.md).
 //
 //   routed_experts  [tokens, layers, top_k]  U8, U16, I16 or I32
 //   cu_seqlens      [sequences + 1]  I64

@@ -1,8 +1,8 @@
 #pragma once
 
 // The routes that a step replays: for each token of a source rank in a micro-step, the experts that it visits in a
-// layer. From a trace they are what was recorded; from a load alone they are dealt (docs/formats.md): a source has
-// T = max over layers of max(⌈Σ load/k⌉, largest load) tokens in that micro-step, and in each layer the experts,
+// layer. From a trace they are what was recorded; from a load alone they are dealt (docs/users/formats.md): a source
+// has T = max over layers of max(⌈Σ load/k⌉, largest load) tokens in that micro-step, and in each layer the experts,
 // ascending, are dealt one assignment at a time to tokens 0, 1, …, T−1, 0, …, each going on where the one before
 // stopped. No token then has an expert twice or more than k; one with fewer is legal and adds nothing for the rest.
 

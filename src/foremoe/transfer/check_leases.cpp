@@ -1,6 +1,6 @@
-// The independent check of a schedule: written from what transfer_schedule.h and docs/formats.md say, sharing no code
-// with make_transfer_schedule, the turn order or CopyFinder. Plain rather than fast. Each check takes for granted what
-// the ones before it establish.
+// The independent check of a schedule: written from what transfer_schedule.h and docs/users/formats.md say, sharing no
+// code with make_transfer_schedule, the turn order or CopyFinder. Plain rather than fast. Each check takes for granted
+// what the ones before it establish.
 
 #include <fmt/format.h>
 

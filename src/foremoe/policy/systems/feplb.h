@@ -22,7 +22,7 @@
 //     would balance better;
 //   - an expert moves once, from its home; a rank without a free buffer receives none.
 // With a routing model fitted to the published waste before balancing, these readings come nearest to what is
-// published, both in how much of the straggler goes at EP8 and in how little dyn matters; docs/policies.md has the
+// published, both in how much of the straggler goes at EP8 and in how little dyn matters; lab/policies.md has the
 // figures.
 //
 // "Copies its weights to all other devices" and routes the "remaining tokens across all devices", which the description

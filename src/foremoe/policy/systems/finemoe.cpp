@@ -159,7 +159,7 @@ class FineMoe final : public Policy {
     throw InputError({.field = "solver"}, "exact solves LP 1, which has no alpha_… weights");
   }
 
-  // Set between what figure 11 measures for stable loads and for new orders (reproduce/finemoe-figure-11.toml).
+  // Set between what figure 11 measures for stable loads and for new orders (lab/experiments/finemoe-figure-11.toml).
   double seconds_per_slot() const {
     if (options_.scheduler.scheduled_fraction <= 0) return 0;
     switch (options_.scheduler.solver) {

@@ -12,7 +12,7 @@
 // Where the new replica goes. Packed, as Galvatron has it: to the first rank that already holds the expert and has
 // another one, whose expert with most tokens per replica goes to the slot that became free; so that fewer ranks reduce
 // the expert's gradients. Spread: into the slot that became free. `packed` says which; spread is the default, as it is
-// the better balanced of the two (docs/policies.md).
+// the better balanced of the two (lab/policies.md).
 //
 // Inferred. Loads are those of the micro-step before, as Galvatron's planner has them when it runs (`oracle`: of the
 // micro-step itself); the first of a step goes by the last one of `previous_load`, without it by this step's sum, which
