@@ -89,8 +89,8 @@ def documented() -> dict[str, float]:
 
 
 def in_shadow() -> dict[str, Any]:
-    """The wrap that docs/users/adopting.md has for a trainer's training step, around Megatron-LM's own schedule, by the line
-    for each trainer."""
+    """The wrap that docs/users/adopting.md has for a trainer's training step, around Megatron-LM's own schedule, by the
+    line for each trainer."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     document = DOCS.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import tempfile
@@ -231,6 +232,40 @@ def worst_difference(gradients: dict[str, Any], expected: dict[str, Any]) -> tup
     return worst
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What run_step() runs, and what one eager process finds. Nobody writes it."""
+
+    batches: list[list[Any]]  # [rank][micro-step]
+    routes: list[list[Any]]
+    on_mismatch: str
+    chosen: Any  # int64 [micro-step, layer, expert], rows without a route
+    mismatched: Any  # int64 [micro-step, layer]
+    loss: float
+    gradients: dict[str, Any]
+
+
+@functools.cache
+def draw_step(
+    dtype: Any, seed: int, model_seed: int, micro_steps: tuple[int, ...], unrouted: str, wrong: float | None
+) -> Step:
+    """micro_steps: of each rank. The rest as run_step() takes it. Drawn once, since the eager process takes most of a
+    test's time."""
+    draw = draw_routes if unrouted == "drop" else draw_partial_routes
+    batches = [draw_batches(r, m, seed) for r, m in enumerate(micro_steps)]
+    routes = [draw(r, m, seed) for r, m in enumerate(micro_steps)]
+    on_mismatch = "refuse" if wrong is None else "home"
+    if wrong is not None:
+        routes = [wrong_routes(dtype, batches[r], of, wrong, 10 * seed + r) for r, of in enumerate(routes)]
+    chosen = torch.zeros(max(micro_steps), LAYERS, EXPERTS, dtype=torch.long)
+    mismatched = torch.zeros(max(micro_steps), LAYERS, dtype=torch.long)
+    loss, gradients = reference(
+        dtype, batches, routes, model_seed=model_seed, unrouted=unrouted, on_mismatch=on_mismatch,
+        chosen=chosen, mismatched=mismatched,
+    )  # fmt: skip
+    return Step(batches, routes, on_mismatch, chosen, mismatched, loss, gradients)
+
+
 def run_step(
     rank: int,
     dtype: Any,
@@ -250,25 +285,10 @@ def run_step(
     with on_mismatch="home"; None: routes are replayed. rank: of the group among options, which are those of
     ExpertParallel."""
     ranks = dist.get_world_size(options.get("group"))
-    micro_steps = [*[3] * (ranks - 1), 2] if uneven else [4] * ranks
-    draw = draw_routes if unrouted == "drop" else draw_partial_routes
-    batches = [draw_batches(r, m, seed) for r, m in enumerate(micro_steps)]
-    routes = [draw(r, m, seed) for r, m in enumerate(micro_steps)]
-    on_mismatch = "refuse" if wrong is None else "home"
-    if wrong is not None:
-        routes = [wrong_routes(dtype, batches[r], of, wrong, 10 * seed + r) for r, of in enumerate(routes)]
-    chosen = torch.zeros(max(micro_steps), LAYERS, EXPERTS, dtype=torch.long)
-    mismatched = torch.zeros(max(micro_steps), LAYERS, dtype=torch.long)
-    loss_expected, expected = reference(
-        dtype,
-        batches,
-        routes,
-        model_seed=model_seed,
-        unrouted=unrouted,
-        on_mismatch=on_mismatch,
-        chosen=chosen,
-        mismatched=mismatched,
-    )
+    micro_steps = (*[3] * (ranks - 1), 2) if uneven else (4,) * ranks
+    step = draw_step(dtype, seed, model_seed, micro_steps, unrouted, wrong)
+    batches, routes, on_mismatch = step.batches, step.routes, step.on_mismatch
+    chosen, mismatched = step.chosen, step.mismatched
     model = make_model(dtype, model_seed)
     if checkpointing is True:
         model.gradient_checkpointing_enable()
@@ -292,7 +312,7 @@ def run_step(
         phase.drain()
     loss_all = torch.tensor(total, dtype=torch.float64)
     dist.all_reduce(loss_all, group=ep.group)
-    difference, whose = worst_difference(whole_gradients(ep, model), expected)
+    difference, whose = worst_difference(whole_gradients(ep, model), step.gradients)
     figures = phase.figures()
     computed = torch.zeros(max(micro_steps), LAYERS, ranks, dtype=torch.long)
     computed[phase.plan.event_micro_step] = torch.from_numpy(phase.plan.slot_tokens.sum(-1))
@@ -300,7 +320,7 @@ def run_step(
     computed += at_homes
     result = {
         "dtype": str(dtype),
-        "loss": abs(float(loss_all) / ranks - loss_expected) / abs(loss_expected),
+        "loss": abs(float(loss_all) / ranks - step.loss) / abs(step.loss),
         "difference": difference,
         "whose": whose,
         **{name: figures[name] for name in ("copies", "host_copies", "fallbacks", "mismatch")},
