@@ -213,7 +213,8 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         widest = functools.reduce(torch.promote_types, (p.dtype for p in self.model.parameters()))
-        whole = type(self.model).from_pretrained(resume_from_checkpoint, dtype=widest)
+        with refused_together():
+            whole = type(self.model).from_pretrained(resume_from_checkpoint, dtype=widest)
         self.expert_parallel.load_whole_state_dict(self.model, whole.state_dict())
 
     def _load_best_model(self) -> None:
@@ -227,7 +228,12 @@ class GRPOTrainer(trl.GRPOTrainer):
                 torch.save(whole, os.path.join(output_dir, OPTIMIZER_NAME))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not os.path.isfile(os.path.join(checkpoint, OPTIMIZER_NAME)):
+        if checkpoint is None:
+            return
+        has_state = os.path.isfile(os.path.join(checkpoint, OPTIMIZER_NAME))
+        with refused_together() as given:
+            given.expect_alike({f"resume_from_checkpoint[{OPTIMIZER_NAME}]": "a file" if has_state else "no file"})
+        if not has_state:
             return
         whole, of_scheduler = (
             torch.load(os.path.join(checkpoint, name), map_location="cpu", mmap=True, weights_only=True)

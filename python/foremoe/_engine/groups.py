@@ -34,22 +34,30 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
     Raises RuntimeError, on all ranks and before any group is made, where ranks would wait for each other forever.
     """
     _end_after_gloo()
-    own: dict[tuple[tuple[int, ...], str, int], timedelta] = {}  # by ranks, backend, which of those that are alike
+    own: dict[
+        tuple[tuple[int, ...], str, int], timedelta | None
+    ] = {}  # by ranks, backend, which of those that are alike
     for group, backend in wanted:
         ranks = tuple(dist.get_process_group_ranks(group))
         number = sum(of[:2] == (ranks, backend) for of in own)
-        own[ranks, backend, number] = group._get_backend(torch.device(device)).options._timeout
+        own[ranks, backend, number] = _timeout_of(group, torch.device(device))
     of_all: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_all, (groups_made(), own))
     made: dict[Any, Any] = {of: None for _, of_rank in of_all for of in of_rank}  # in the same order on all ranks
     _expect_alike([num_made for num_made, _ in of_all])
     _expect_makeable(made, [set(of_rank) for _, of_rank in of_all])
     for of in made:
-        timeout = max(of_rank[of] for _, of_rank in of_all if of in of_rank)
-        made[of] = dist.new_group(list(of[0]), timeout=timeout, backend=of[1])
+        timeouts = [of_rank[of] for _, of_rank in of_all if of_rank.get(of) is not None]
+        made[of] = dist.new_group(list(of[0]), timeout=max(timeouts, default=None), backend=of[1])
     for of in own:  # the first operation of a group must be one that all of its ranks take part in
         dist.all_reduce(torch.zeros(1, device="cpu" if of[1] == "gloo" else device), group=made[of])
     return [made[of] for of in own]
+
+
+def _timeout_of(group: Any, device: torch.device) -> timedelta | None:
+    """None where its backend has none of its own, as only gloo and NCCL have."""
+    timeout: timedelta | None = getattr(group._get_backend(device).options, "_timeout", None)
+    return timeout
 
 
 def groups_made() -> int:

@@ -51,6 +51,8 @@ class Guests:
         self.are_lent = plan.residency == "shared"  # buffers serve all layers in turn
         self._homes = ranks.homes
         self._weights = [layer.weights() for layer in layers]
+        # As the phase begins: a weight that is frozen inside of it has partners on other ranks all the same.
+        self._trained = [{name for name, w in weights.items() if w.requires_grad} for weights in self._weights]
         self._versions = [{name: version_of(w) for name, w in weights.items()} for weights in self._weights]
         self._begun = -1  # the last turn whose copies have been started
         self._ahead: set[int] = set()  # later turns that read copies which have all been started
@@ -156,7 +158,7 @@ class Guests:
 
     def trained(self, layer: int) -> set[str]:
         """The names of weights that have gradients."""
-        return {name for name, weight in self._weights[layer].items() if weight.requires_grad}
+        return self._trained[layer]
 
     def wait(self, turn: int) -> None:
         """Until the copies that this turn reads are there."""

@@ -10,7 +10,7 @@ import hashlib
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from .ranks import Ranks
 
 Expert = tuple[int, int]
 """(layer, expert)"""
-Made = TypeVar("Made")
 
 
 class NodeMemory:
@@ -64,33 +63,44 @@ class NodeMemory:
 
     def _make(self, here: bool, places: int, segment_bytes: list[int]) -> None:
         """The first rank of a node makes its memory, and the others open it. Collective. here: on this node."""
-        creator = self._first_rank(self._ranks.node)
+        first = self._first_rank(self._ranks.node)
+        # Plans of one model need about as many places each. A quarter more spares the next one that needs more.
+        sizes = [places + places // 4, places] if self._arena is not None else [places]
         if here:
-            # Plans of one model need about as many places each. A quarter more spares the next one that needs more.
-            places += places // 4 if self._arena is not None else 0
             self.release()
-        arena: HostArena | None = None
+        self._of_all_ranks(None)  # nobody holds the memory of before
         refusal = ""
-        if here and self._ranks.rank == creator:
-            arena, refusal = _attempt(lambda: HostArena.create(places, segment_bytes))
-        name = self._of_all_ranks(arena.name if arena is not None else "")[creator]
-        if name and arena is None:
-            arena, refusal = _attempt(lambda: HostArena.open(name, places, segment_bytes))
+        for size in sizes if here and self._ranks.rank == first else []:
+            refusal = self._hold(lambda size=size: HostArena.create(size, segment_bytes), size)  # type: ignore[misc]
+            if not refusal:
+                break
+        name, places = self._of_all_ranks((self._arena.name if self._arena is not None else "", self._places))[first]
+        if here and name and self._arena is None:
+            refusal = self._hold(lambda: HostArena.open(name, places, segment_bytes), places)
         refusals = self._of_all_ranks(refusal)
-        if arena is not None:
-            arena.remove_name()
+        if here and self._arena is not None:
+            self._arena.remove_name()
+        self._segment_bytes = segment_bytes if here else self._segment_bytes
         for rank, of in enumerate(refusals):
             if of:
+                self.release()
                 raise foremoe.InputError(
                     f"path: rank {rank} cannot share memory with its node, of {self._ranks.ranks_per_node} ranks: {of} "
                     "(path 'peer' needs none)",
                     field="path",
                 )
-        if arena is not None:
-            self._arena, self._places, self._segment_bytes = arena, places, segment_bytes
+
+    def _hold(self, make: Callable[[], HostArena], places: int) -> str:
+        """Holds the memory that it makes, pinned for CUDA. Returns why it cannot, for the other ranks, which wait."""
+        try:
+            arena = make()
             if self._ranks.device.type == "cuda":
-                self._unpin = weakref.finalize(self, _unpin, arena, _pin(arena, places))
+                self._unpin = weakref.finalize(self, _unpin, arena, _pin(arena, places), self._ranks.device)
                 self._unpin.atexit = False  # the driver may have ended by then
+        except Exception as error:  # whatever it is
+            return str(error) or type(error).__name__
+        self._arena, self._places = arena, places
+        return ""
 
     def _of_all_ranks(self, own: Any) -> list[Any]:
         found: list[Any] = [None] * self._ranks.num_ranks
@@ -149,16 +159,8 @@ def _pin(arena: HostArena, places: int) -> int:
     return begin
 
 
-def _unpin(arena: HostArena, begin: int) -> None:
+def _unpin(arena: HostArena, begin: int, device: torch.device) -> None:
     """arena: whose memory it is, which lives until then."""
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(cuda.cudaHostUnregister(begin))
-
-
-def _attempt(make: Callable[[], Made]) -> tuple[Made | None, str]:
-    """What was made, or why not."""
-    try:
-        return make(), ""
-    except Exception as error:  # whatever it is: the other ranks wait to be told
-        return None, str(error) or type(error).__name__

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 
 import foremoe
-from foremoe._engine.alike import fact_of, refused_together
+from foremoe._engine.alike import fact_of, refused_together, shortened
 from foremoe._engine.compiled import expect_not_compiled
 from foremoe._engine.sharded import is_dtensor
 
@@ -40,6 +41,7 @@ class Dense:
         with refused_together(group) as given:
             given.expect_alike({"wrapper": repr(wrapper)})
             given.expect_alike({f"model[{name}]": fact_of(p) for name, p in model.named_parameters()})
+            given.expect_alike({"order of the model's parameters": shortened(" ".join(dict(model.named_parameters())))})
             if wrapper not in WRAPPERS:
                 raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp, fsdp2 or own", field="wrapper")
             expect_not_compiled(model, experts)
@@ -93,7 +95,11 @@ class Dense:
         for each other in it."""
         if not self._averages:
             return {}
-        return {f"model[{name}]": _part(p) for name, p in self._all() if not self._is_shard(p)}
+        return {
+            f"model[{name}]": _part(p)
+            for name, p in sorted(self._all(), key=operator.itemgetter(0))
+            if not self._is_shard(p)
+        }
 
     def average(self) -> None:
         """Replaces gradients by their means over ranks, unless a wrapper or the trainer does. Collective.
@@ -103,7 +109,7 @@ class Dense:
         if not self._averages:
             return
         gradients = []
-        for p in self.named_parameters().values():
+        for _, p in sorted(self.named_parameters().items(), key=operator.itemgetter(0)):
             if not self._is_shard(p):
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)

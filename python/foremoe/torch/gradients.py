@@ -23,13 +23,20 @@ class PhaseGradients:
     def __init__(self, experts: SpreadExperts, dense: Dense, parameters: Iterable[torch.nn.Parameter]) -> None:
         """parameters: all of both; those that are frozen are left alone."""
         self._experts, self._dense = experts, dense
-        self._before = [(weight, weight.grad) for weight in parameters if weight.requires_grad]
-        for weight, _ in self._before:
+        # A gradient that is a view lies in a bucket of DistributedDataParallel, whose backward writes there again.
+        self._before = [
+            (weight, grad, grad.clone() if grad is not None and grad._is_view() else grad)
+            for weight, grad in ((weight, weight.grad) for weight in parameters if weight.requires_grad)
+        ]
+        for weight, _, _ in self._before:
             weight.grad = None
 
+    @torch.no_grad()
     def give_back(self) -> None:
         """Nothing is half applied."""
-        for weight, grad in self._before:
+        for weight, grad, value in self._before:
+            if grad is not None and value is not None and value is not grad:
+                grad.copy_(value)
             weight.grad = grad
 
     @torch.no_grad()
@@ -49,7 +56,7 @@ class PhaseGradients:
                     weight.grad = torch.zeros_like(weight)
                 weight.grad /= self._experts.ranks.num_ranks
         self._dense.average()
-        for weight, before in self._before:
+        for weight, _, before in self._before:
             if before is not None:
                 weight.grad = before if weight.grad is None else weight.grad.add_(before)
 

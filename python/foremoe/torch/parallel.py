@@ -226,6 +226,8 @@ class ExpertParallel:
         that can be seen: a row in some layers alone, or one between rows of its sequence that have a route.
         """
         self._expect_usable()
+        if self.ranks.failures is not None and (reason := self.ranks.failures.reason()):
+            raise RuntimeError(f"{reason}; begin anew after detach()")
         self._own_experts.expect_not_overwritten()
         gathered = gather_routes(
             self.experts, routes, phase, unrouted, on_mismatch, as_many=self._dense.needs_all_ranks

@@ -7,6 +7,7 @@ was not completed. What a layer does is told in micro_step.py.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.agreement import others_than
 from foremoe._engine.alike import number_of, refused_together
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
@@ -28,6 +30,7 @@ from .micro_step import MicroStep
 from .routes import Routes
 from .spread import SpreadExperts
 from .unchanged import Unchanged
+from .wrappers import is_in_no_sync
 
 _OUT_OF_ORDER = "ran out of order, or twice"
 
@@ -72,6 +75,7 @@ class Phase:
         self._current: MicroStep | None = None
         self._next = 0  # micro-step
         self._gradients: PhaseGradients | None = None  # of a policy update
+        self._in_no_sync = False  # the last layer ran
         self._drained = phase == "recompute"
 
     @property
@@ -103,19 +107,19 @@ class Phase:
             raise RuntimeError("a phase can be entered once")
         with contextlib.ExitStack() as inside:
             inside.enter_context(self._entered(self))
-            self._planned = self._begin()
-            dense = self._dense.named_parameters()
-            if self.phase == "policy_update":
-                trained = [*self._experts.parameters(), *dense.values()]
-                self._gradients = PhaseGradients(self._experts, self._dense, trained)
-            for layer in self._experts.layers:
-                layer.replayed_rows = layer.mismatched_rows = 0  # type: ignore[attr-defined]
-            self._unchanged = Unchanged(self._experts.parameters, dense, steps=self.phase == "recompute")
+            try:
+                self._begin()
+            except BaseException as error:
+                if not isinstance(error, foremoe.InputError):  # that one all ranks raise, before any copy
+                    self.failed = True
+                    self._give_up()
+                    self._end_all(error)
+                raise
             inside.callback(self._unchanged.release)
             self._inside = inside.pop_all()
         return self
 
-    def _begin(self) -> PlannedPhase:
+    def _begin(self) -> None:
         planned = PlannedPhase(
             self._running,
             self._load,
@@ -125,16 +129,27 @@ class Phase:
             path=self._arguments.path,
             depth=self._arguments.depth,
         )
-        try:
-            planned.open(
-                self._experts.layers, _OUT_OF_ORDER, memory=self._memory, host_timeout=self._arguments.host_timeout
-            )
-        except BaseException as error:
-            if not isinstance(error, foremoe.InputError):  # that one all ranks raise, before any copy
-                self.failed = True
-                self._end_all(error)
-            raise
-        return planned
+        ranks = self._experts.ranks
+        if others := others_than("", planned.plan.slot_expert, ranks.group, ranks.device):
+            raise RuntimeError(f"ranks {others} of the group planned other guests than rank {ranks.rank}")
+        planned.open(
+            self._experts.layers, _OUT_OF_ORDER, memory=self._memory, host_timeout=self._arguments.host_timeout
+        )
+        self._planned = planned
+        dense = self._dense.named_parameters()
+        if self.phase == "policy_update":
+            trained = [*self._experts.parameters(), *dense.values()]
+            self._gradients = PhaseGradients(self._experts, self._dense, trained)
+        for layer in self._experts.layers:
+            layer.replayed_rows = layer.mismatched_rows = 0  # type: ignore[attr-defined]
+        self._unchanged = Unchanged(self._experts.parameters, dense, steps=self.phase == "recompute")
+
+    def _give_up(self) -> None:
+        """Lets go of what has begun."""
+        if self._gradients is not None:
+            self._gradients.give_back()
+        if self._planned is not None:
+            self._planned.close(complete=False)
 
     @contextlib.contextmanager
     def _ending_all(self) -> Iterator[None]:
@@ -154,7 +169,9 @@ class Phase:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         done = self.planned.is_complete() if self.phase == "recompute" else self._drained
-        complete = error is None and done and self._next == self._load.num_micro_steps
+        # An error after drain() takes nothing away: all ranks have the gradients.
+        undisturbed = error is None or (self.phase == "policy_update" and self._drained)
+        complete = undisturbed and done and self._next == self._load.num_micro_steps
         with self._inside:
             try:
                 if complete and self.phase == "recompute":
@@ -166,9 +183,11 @@ class Phase:
                 raise
             finally:
                 self.failed = True
-                if not complete and self._gradients is not None:
-                    self._gradients.give_back()
-                self.planned.close(complete)
+                if complete:
+                    with self._ending_all():
+                        self.planned.close(complete=True)
+                else:
+                    self._give_up()
                 self.failed = not complete
         if not complete:
             left = "the phase was left before its last micro-step, or without drain(): its gradients are given up"
@@ -224,6 +243,7 @@ class Phase:
         """
         if self._current is None:
             raise RuntimeError("a planned layer ran outside of micro_step()")
+        self._in_no_sync = is_in_no_sync()
         return self._current.execute(index, hidden, ids, gates)
 
     def drain(self) -> None:
@@ -236,6 +256,11 @@ class Phase:
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():
             raise RuntimeError("drain() comes once, after the backward of the last micro-step")
         self._dense.expect_averaged()
+        if self._in_no_sync:
+            raise RuntimeError(
+                "the last micro-step ran inside no_sync() of DistributedDataParallel, which then averages no gradients "
+                "of this phase; run the last micro-step outside of it, and accumulate inside one phase"
+            )
         with self._ending_all():
             self._unchanged.expect()
             self._expect_same_end()
@@ -251,7 +276,8 @@ class Phase:
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
-        number = number_of(repr(averaged))
+        alike = averaged | {"quotas of the plan": hashlib.sha256(self.plan.slot_tokens.tobytes()).hexdigest()[:8]}
+        number = number_of(repr(alike))
         found = torch.tensor([own, number, -number], device=ranks.device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=ranks.rows.group)
         last, most, least = found.tolist()
@@ -264,7 +290,7 @@ class Phase:
             )
         if most != -least:
             with refused_together(ranks.rows.group) as given:
-                given.expect_alike(averaged)
+                given.expect_alike(alike)
 
     def figures(self) -> dict[str, Any]:
         """Statistics of balance and copies. Values that differ between ranks are those of this rank.

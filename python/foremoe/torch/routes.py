@@ -61,6 +61,7 @@ def gather_routes(
         given.expect_alike(facts_of(experts.layers))  # weights may have been frozen since
         if on_mismatch not in ON_MISMATCH:
             raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")
+        experts.expect_own()
         own = _counted(experts, routes, phase, unrouted)
         given.told = len(own)
         if as_many:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.alike import refused_together
+from foremoe._engine.alike import refused_together, shortened
 from foremoe._engine.sharded import is_dtensor
 
 from .one_rank import ONE_RANK_OF
@@ -110,6 +110,7 @@ def whole_entries(
         if not isinstance(model, torch.nn.Module):
             raise foremoe.InputError(f"model: is a {type(model).__name__}, expected a torch.nn.Module", field="model")
         entries = _entries_of(parts, unwrapped(model))
+        given.expect_alike({"order of the model's entries": shortened(" ".join(entries))})
     names: dict[int, list[str]] = {}
     for name, value in entries.items():
         names.setdefault(id(value), []).append(name)

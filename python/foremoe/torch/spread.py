@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+import foremoe
 from foremoe._engine.arguments import mark_spread, unmark_spread
 from foremoe._engine.communication import gathered
 from foremoe._engine.layers import Execute, ExpertLayer
@@ -32,7 +33,8 @@ class SpreadExperts:
         if not self.is_sharded:
             for layer in layers:
                 _replace(layer, {of: self._of_this_rank(w.detach()).clone() for of, w in layer.weights().items()})
-        mark_spread(self.parameters())
+        self._spread = self.parameters()
+        mark_spread(self._spread)
 
     def _of_this_rank(self, whole: Tensor) -> Tensor:
         """whole: [experts, …]."""
@@ -41,6 +43,17 @@ class SpreadExperts:
     def parameters(self) -> list[torch.nn.Parameter]:
         """This rank's, of all layers."""
         return [weight for layer in self.layers for weight in layer.weights().values()]
+
+    def expect_own(self) -> None:
+        """Raises InputError where layers have other parameters than this rank's, which were put there."""
+        for layer in [] if self.is_sharded else self.layers:
+            for name, weight in layer.weights().items():
+                if all(weight is not own for own in self._spread):
+                    raise foremoe.InputError(
+                        f"layers: the {name} of {layer.name} is no longer the parameter that was spread; "
+                        "fully_shard(), load_state_dict(assign=True) or something else replaced it",
+                        field="layers",
+                    )
 
     def execute_by(self, execute: Callable[[int, Tensor, Tensor, Tensor], Tensor] | None) -> None:
         """From now on layers call this with their index, and what Execute takes; None: their own code."""

@@ -28,13 +28,17 @@ class Unchanged:
         self._experts = experts
         weights = [*(("experts", weight) for weight in experts()), *others.items()]
         self._weights = [(name, weight, version_of(weight)) for name, weight in weights]
+        self._trained = [weight.requires_grad for _, weight in weights]
         self._hook = None if steps else register_optimizer_step_pre_hook(self._expect_no_step)
 
     def expect(self) -> None:
-        """Raises RuntimeError where a weight was written, or an expert's was replaced."""
+        """Raises RuntimeError where a weight was written or frozen, or an expert's was replaced."""
         for name, weight, version in self._weights:
             if version_of(weight) != version:
                 raise RuntimeError(f"the weights {name} were changed inside a phase, before drain()")
+        for (name, weight, _), trained in zip(self._weights, self._trained, strict=True):
+            if weight.requires_grad != trained:
+                raise RuntimeError(f"the weights {name} were frozen or unfrozen inside a phase, before drain()")
         for now, (name, weight, _) in zip(self._experts(), self._weights, strict=False):  # experts come first
             if now is not weight:
                 raise RuntimeError(f"the weights {name} were replaced inside a phase, before drain()")

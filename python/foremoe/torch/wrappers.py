@@ -59,6 +59,12 @@ def is_in_ddp(model: torch.nn.Module) -> bool:
     return any(module is model for of in list(_IN_DDP) for module in of.modules())
 
 
+def is_in_no_sync() -> bool:
+    """Whether the forward of a DistributedDataParallel runs whose backward will not average gradients."""
+    ddp: Any = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    return ddp is not None and not ddp.require_backward_grad_sync
+
+
 def shard_by_fsdp2(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> None:
     """Turns parameters into DTensors over the group, gathered a decoder layer at a time.
 

@@ -305,7 +305,7 @@ def test_all_ranks_refuse_what_one_refuses(found: list[dict[str, Any]]) -> None:
     own = "counts[1, 2, 3]: -1 rows, expected 0 to 2147483647"
     assert refused == [f"counts: {own if rank == 1 else f'rank 1 refused: {own}'}" for rank in range(4)]
     for of in found:
-        assert of["refused"]["micro-steps"].startswith("counts: counts: 2 micro-steps on ranks 0, 2, 3 micro-steps on ")
+        assert of["refused"]["micro-steps"].startswith("counts: counts: 2 micro-steps on ranks 0, 2; 3 micro-steps on ")
 
 
 def test_all_ranks_refuse_a_model_that_one_refuses_and_make_no_group(found: list[dict[str, Any]]) -> None:

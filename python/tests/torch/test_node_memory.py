@@ -130,7 +130,7 @@ def pin_memory(rank: int) -> dict[str, Any]:
     with (
         mock.patch.object(torch.cuda, "cudart", lambda: driver),
         mock.patch.object(torch.cuda, "check_error", lambda code: None),
-        mock.patch.object(torch.cuda, "synchronize", lambda: waits.append(len(driver.let_go))),
+        mock.patch.object(torch.cuda, "synchronize", lambda device: waits.append(len(driver.let_go))),
     ):
         for experts in ([(0, 1), (0, 3)], [(1, 2)], [(0, 1), (1, 2)], [(0, 0), (0, 1), (0, 2), (0, 3)]):
             memory.take_places(experts, [8192, 6])
