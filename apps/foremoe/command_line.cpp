@@ -211,11 +211,12 @@ int finish(const std::string& command, int code) {
 void expect_one_process(const Command& command, const Given& given) {
   const auto comm = given.texts().find("comm");
   if (command.any_process || (comm != given.texts().end() && comm->second == "mpi")) return;
-  const int processes = launch().processes;
-  if (processes <= 1) return;
-  throw InputError({}, fmt::format("mpirun or srun has started {} processes, and each would do all of the work; start "
-                                   "one process. Only foremoe run --comm mpi runs as several",
-                                   processes));
+  const Launch started = launch();
+  if (started.processes <= 1) return;
+  throw InputError({}, fmt::format("mpirun or srun has started {} processes ({}), and each would do all of the work; "
+                                   "start one process, or unset that variable where this one runs alone. Only foremoe "
+                                   "run --comm mpi runs as several",
+                                   started.processes, started.variable));
 }
 
 // A library names its fields; the user knows them as options.

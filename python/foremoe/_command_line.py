@@ -104,10 +104,11 @@ def main(command: Command, arguments: Sequence[str]) -> int:
 
 def _expect_one_process() -> None:
     """Refuses to do the same work, and to write the same files, in each process of mpirun or srun."""
-    processes = _core._launched_processes()
+    processes, variable = _core._launched_processes()
     if processes > 1:
         raise InputError(
-            f"mpirun or srun has started {processes} processes, and each would do all of the work; start one process"
+            f"mpirun or srun has started {processes} processes ({variable}), and each would do all of the work; start "
+            "one process, or unset that variable where this one runs alone"
         )
 
 

@@ -27,7 +27,7 @@ constexpr std::uint32_t kFirstReservedStep = 0xffff'fff0;
 
 std::optional<std::uint32_t> tasks_of_srun() {
   const auto step = number_in("SLURM_STEP_ID");
-  if (!step || *step >= kFirstReservedStep) return {};
+  if (!step || *step >= kFirstReservedStep || is_set("SLURM_PTY_PORT")) return {};
   return number_in("SLURM_STEP_NUM_TASKS");
 }
 
@@ -35,10 +35,16 @@ std::optional<std::uint32_t> tasks_of_srun() {
 
 Launch launch() {
   const bool joins = is_set("OMPI_COMM_WORLD_SIZE") || is_set("PMI_RANK") || is_set("PMIX_RANK");
-  std::optional<std::uint32_t> processes = number_in("OMPI_COMM_WORLD_SIZE");
-  if (!processes) processes = number_in("PMI_SIZE");
-  if (!processes) processes = tasks_of_srun();
-  return {.processes = static_cast<int>(processes.value_or(1)), .joins = joins};
+  const struct {
+    const char* variable;
+    std::optional<std::uint32_t> processes;
+  } launchers[] = {{"OMPI_COMM_WORLD_SIZE", number_in("OMPI_COMM_WORLD_SIZE")},
+                   {"PMI_SIZE", number_in("PMI_SIZE")},
+                   {"SLURM_STEP_NUM_TASKS", tasks_of_srun()}};
+  for (const auto& [variable, processes] : launchers) {
+    if (processes) return {.processes = static_cast<int>(*processes), .variable = variable, .joins = joins};
+  }
+  return {.joins = joins};
 }
 
 }  // namespace foremoe

@@ -12,7 +12,7 @@ namespace {
 // What a process sees in which a launcher has set these variables and no others.
 Launch launch_with(const std::map<std::string, std::string>& variables) {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_ID",
-                           "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID"}) {
+                           "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_PTY_PORT"}) {
     unsetenv(name);
   }
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
@@ -56,6 +56,7 @@ TEST(Launch, IsOneProcessWithoutALauncher) {
       {"sbatch", of_job},
       {"sbatch in a step", script_of_a_step},
       {"salloc", {{"SLURM_NTASKS", "4"}}},
+      {"srun --pty", {{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PTY_PORT", "41234"}}},
       {"nonsense", {{"OMPI_COMM_WORLD_SIZE", "many"}}}};
   for (const auto& [launcher, variables] : cases) EXPECT_EQ(launch_with(variables).processes, 1) << launcher;
 }
