@@ -44,57 +44,62 @@ def results() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("page", "before", "now", "expected"),
+    ("before", "now", "lines"),
     [
-        (LONG, "1.0000 | – | 34", "1.0001 | – | 34", [(7, "ρ mean of EP 2, ours: 1.0000 there, 1.0001 now")]),
-        (LONG, "1.5000 | 1.4 | 12", "1.5000 | 1.3 | 99", [(6, "published of EP 2, before: 1.4 there, 1.3 now")]),
-        (WIDE, "1.0000 [1.1]", "1.0001 [1.1]", None),
-        (LONG, "skipped: no such file", "skipped: other", [(8, "ρ mean of EP 4, ours: skipped: no such file there")]),
-        (LONG, "met, it is 1.0000", "missed, it is 1.1", [(10, "missed, it is 1.1' now")]),
-        (LONG, "About it.", "About more.", [(2, "'About it.' there, 'About more.' now")]),
-        (
-            LONG,
-            "| EP 2 | before",
-            "| EP 2 | first | 1 | 2 | 3 |\n| EP 2 | before",
-            [(5, "nothing there, '| EP 2 | first")],
-        ),
-        (LONG, "| EP 2 | ours | 1.0000 | – | 34 |\n", "", [(7, "nothing now")]),
+        ("1.0000 | – | 34", "1.0001 | – | 34", [4]),  # of the digest
+        ("1.5000 | 1.4 | 12", "1.5000 | 1.3 | 99", [4]),
+        ("skipped: no such file", "skipped: other", [4]),
+        ("met, it is 1.0000", "missed, it is 1.1", [6]),
+        ("About it.", "About more.", [2]),
+        ("| EP 2 | before", "| EP 2 | first | 1 | 2 | 3 |\n| EP 2 | before", [4]),
+        ("| EP 2 | ours | 1.0000 | – | 34 |\n", "", [4]),
+        ("ρ mean |", "ρ max |", [4]),
+        ("| 34 |", "| 35 |", []),  # measured
     ],
 )
-def test_a_changed_figure_is_named_with_its_line(
-    results: Any, page: str, before: str, now: str, expected: list[tuple[int, str]] | None
+def test_what_changes_in_an_experiment_is_seen_in_its_headlines(
+    results: Any, before: str, now: str, lines: list[int]
 ) -> None:
-    found = list(results.differences(page, changed(page, before, now), MEASURED))
-    if expected is None:
-        expected = [(2, "ours of EP 2: 1.0000 [1.1] / measured there, 1.0001 [1.1] / measured now")]
-    assert [line for line, _ in found] == [line for line, _ in expected]
-    for (_, what), (_, words) in zip(found, expected, strict=True):
-        assert words in what
+    there, changed_now = (results.headlines("one", text, MEASURED) for text in (LONG, changed(LONG, before, now)))
+    assert [line for line, _ in results.differences(there, changed_now)] == lines
+
+
+def test_headlines_have_no_table_and_say_where_it_is(results: Any) -> None:
+    told = results.headlines("one", LONG, MEASURED)
+    assert "|" not in told
+    assert told.startswith("## one: Title\n\nAbout it.\n\n`foremoe reproduce one` prints the table, of digest ")
+    assert told.endswith("- Aim: ρ mean of ours ≤ 1: met, it is 1.0000\n\n")
 
 
 def test_only_columns_of_measured_figures_may_differ(results: Any) -> None:
     for page, old, new in ((LONG, "| 12 |", "| 99 |"), (WIDE, "/ 34", "/ 99"), (WIDE, "1.6000 / 13", "1.6000 / 1")):
-        assert not list(results.differences(page, changed(page, old, new), MEASURED))
-        assert list(results.differences(page, changed(page, old, new), set()))
+        page = page if page is LONG else f"## wide: Title\n\nAbout it.\n\n{page}"
+        there, now = page, changed(page, old, new)
+        assert results.headlines("wide", there, MEASURED) == results.headlines("wide", now, MEASURED)
+        assert results.headlines("wide", there, set()) != results.headlines("wide", now, set())
 
 
 def test_compare_tells_the_line_of_the_page(
     results: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = "# Results\n\nhead\n\n" + LONG + "\n" + LONG.replace("one", "two").rstrip() + "\n"
+    of = {name: LONG.replace("one", name) + "\n" for name in ("one", "two")}
+    monkeypatch.setattr(results, "measured_titles", lambda: MEASURED)
     monkeypatch.setattr(results, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(results, "experiments", lambda: ["one", "two"])
-    monkeypatch.setattr(results, "foremoe", lambda _, name, kind: LONG.replace("one", name) + "\n")
-    results.PAGE.write_text(page, encoding="utf-8")
+    monkeypatch.setattr(results, "foremoe", lambda _, name, kind: of[name])
+    page = results.wrapped(
+        "# Results\n\nhead\n\n" + "".join(results.headlines(name, of[name], MEASURED) for name in of)
+    )
+    results.PAGE.write_text(page.rstrip() + "\n", encoding="utf-8")
     assert not results.compare(["one", "two"])
     assert capsys.readouterr().out.startswith("2 experiments, 0 differences")
-    lines = page.splitlines()
-    at = max(i for i, line in enumerate(lines) if "ours | 1.0000" in line)
-    lines[at] = lines[at].replace("1.0000", "1.0100").replace("34", "35")
-    results.PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    of["two"] = of["two"].replace("it is 1.0000", "it is 1.0100")
     assert results.compare(["one", "two"])
     found, count = capsys.readouterr().out.splitlines()
-    assert found == f"lab/results.md:{at + 1}: ρ mean of EP 2, ours: 1.0100 there, 1.0000 now"
+    at = page.splitlines().index(
+        "- Aim: ρ mean of ours ≤ 1: met, it is 1.0000", page[: page.index("## two")].count("\n")
+    )
+    assert found.startswith(f"lab/results.md:{at + 1}: '- Aim: ρ mean of ours ≤ 1: met, it is 1.0000' there, ")
     assert count.startswith("2 experiments, 1 differences")
     assert not results.compare(["one"])
 

@@ -36,7 +36,7 @@ OPTIONS = [
     Option("name", "Experiment of --list, all, or a TOML file of your own", "NAME", positional=True),
     Option("list", "List the experiments", main=True),
     Option("json", "Print figures and aims as JSON", main=True),
-    Option("markdown", "Print a section as lab/results.md has it", main=True),
+    Option("markdown", "Print it as Markdown, with the table", main=True),
     THREADS,
 ]
 
