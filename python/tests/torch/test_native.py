@@ -241,9 +241,10 @@ def refusals(rank: int, folder: str) -> dict[str, str]:
         with ep.plan(routes) as phase:
             phase.idle(0)
 
-    found["stale"] = refusal(step_inside)
-    ep.failed = False
     found["idle"] = refusal(stay_idle)
+    ep.detach()
+    ep = ExpertParallel(expert_layers(model))
+    found["stale"] = refusal(step_inside)
     return found
 
 
