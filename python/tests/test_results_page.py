@@ -67,7 +67,7 @@ def test_what_changes_in_an_experiment_is_seen_in_its_headlines(
 def test_headlines_have_no_table_and_say_where_it_is(results: Any) -> None:
     told = results.headlines("one", LONG, MEASURED)
     assert "|" not in told
-    assert told.startswith("## one: Title\n\nAbout it.\n\n`foremoe reproduce one` prints the table, of digest ")
+    assert told.startswith("## one: Title\n\nAbout it.\n\n`foremoe reproduce one` prints its table (digest ")
     assert told.endswith("- Aim: ρ mean of ours ≤ 1: met, it is 1.0000\n\n")
 
 

@@ -7,7 +7,6 @@ others would wait for it in the next exchange, until a timeout.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .alike import expect_none_refused, expect_values_alike, number_of, words_of
+from .alike import digest_of, expect_none_refused, expect_values_alike, number_of, words_of
 from .communication import gathered
 from .failures import Failures
 
@@ -98,7 +97,6 @@ class Agreement:
 
 def others_than(decides: Any, table: np.ndarray[Any, Any], group: Any, device: torch.device) -> list[int]:
     """The ranks of the group that have another one. Collective."""
-    digest = hashlib.sha256(repr(decides).encode())
-    digest.update(np.ascontiguousarray(table).tobytes())
-    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(device)
+    digest = bytes.fromhex(digest_of(decides, table))
+    mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
     return [rank for rank, of in enumerate(gathered(mine, group)) if not torch.equal(of, mine)]

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -135,6 +136,17 @@ def shortened(value: str) -> str:
 
 def _digest(words: str) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
+
+
+def digest_of(*values: Any) -> str:
+    """SHA-256, in hex; the same where arrays have the same values, and everything else prints the same."""
+    digest = hashlib.sha256()
+    for value in values:
+        if isinstance(value, np.ndarray):
+            digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        else:
+            digest.update(repr(value).encode())
+    return digest.hexdigest()
 
 
 def number_of(words: str) -> int:

@@ -86,14 +86,13 @@ class NodeArena:
         *,
         timeout: float,
     ) -> None:
-        """memory: of this node. timeout: seconds that nobody waits longer for an expert, once the arena is made."""
+        """memory: of this node. timeout: for how many seconds a phase waits for its experts, from here on."""
         self._ranks = ranks
         self._memory = memory
         self._timeout = timeout
         self._weights = [local_weights(layer) for layer in layers]
-        memory.take_places(
-            turns.arena(ranks.node), [w[0].numel() * w.element_size() for w in self._weights[0].values()]
-        )
+        segment_bytes = [w[0].numel() * w.element_size() for w in self._weights[0].values()]
+        self._places = memory.take_places(turns.arena(ranks.node), segment_bytes)
         self._stream: Any = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # Who waits for a slow link, and who writes, keeps nobody from reading. Of two readers one may wait for what
         # others write while the other copies.
@@ -189,7 +188,7 @@ class NodeArena:
     def _write(self, expert: Expert, weights: dict[str, Tensor]) -> None:
         with torch.cuda.stream(self._stream):
             segments = [_bytes(w.to("cpu").contiguous()) for w in weights.values()]
-        self._memory.publish(expert, segments)
+        self._places.publish(expert, segments)
 
     def check(self, experts: list[Expert]) -> Future[set[Expert]]:
         """Those of these experts that are there, with the bytes that were published in this phase.
@@ -201,10 +200,10 @@ class NodeArena:
     def _intact(self, experts: list[Expert]) -> set[Expert]:
         intact: set[Expert] = set()
         for expert in experts:
-            while not self._memory.is_published(expert) and time.monotonic() < self._deadline:
+            while not self._places.is_published(expert) and time.monotonic() < self._deadline:
                 if self._stopped.wait(POLL_SECONDS):
                     return intact
-            if self._memory.is_intact(expert):
+            if self._places.is_intact(expert):
                 intact.add(expert)
         return intact
 
@@ -232,7 +231,7 @@ class NodeArena:
 
     def _copy_checked(self, expert: Expert, to: dict[str, Tensor]) -> None:
         segments = [_bytes(w) for w in to.values()]
-        if not any(self._memory.copy(expert, segments) for _ in range(ATTEMPTS)):
+        if not any(self._places.copy(expert, segments) for _ in range(ATTEMPTS)):
             layer, number = expert
             raise RuntimeError(
                 f"expert {number} of MoE layer {layer} was damaged in the node's arena after it had been checked"
@@ -243,7 +242,7 @@ class NodeArena:
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._ranks.device))  # that read the slot before
         with torch.cuda.stream(stream):
-            for w, segment in zip(to.values(), self._memory.segments(expert), strict=True):
+            for w, segment in zip(to.values(), self._places.segments(expert), strict=True):
                 w.copy_(torch.from_numpy(segment).view(w.dtype).view(w.shape), non_blocking=True)
         event = stream.record_event()
         return lambda: torch.cuda.current_stream(self._ranks.device).wait_event(event)
@@ -269,5 +268,6 @@ class NodeArena:
             self._stream.synchronize()  # its copies read the memory
         self._sent.clear()
         self._publishing.clear()
+        self._places.release()
         if not complete:
             self._memory.release()

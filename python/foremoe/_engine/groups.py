@@ -23,6 +23,10 @@ from .alike import refused_together, versions
 _SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group leaves the default NCCL communicator alone
 
 
+_Wanted = tuple[tuple[int, ...], str, int]
+"""Ranks, backend, and which of those that are alike."""
+
+
 def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = "cpu") -> list[Any]:
     """Another group of the same ranks for each (group, backend). Collective over the default group.
 
@@ -34,9 +38,7 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
     Raises RuntimeError, on all ranks and before any group is made, where ranks would wait for each other forever.
     """
     _end_after_gloo()
-    own: dict[
-        tuple[tuple[int, ...], str, int], timedelta | None
-    ] = {}  # by ranks, backend, which of those that are alike
+    own: dict[_Wanted, timedelta | None] = {}
     for group, backend in wanted:
         ranks = tuple(dist.get_process_group_ranks(group))
         number = sum(of[:2] == (ranks, backend) for of in own)

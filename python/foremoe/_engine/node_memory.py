@@ -6,23 +6,63 @@ phases before. The memory is made again only where a phase needs more places tha
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 import foremoe
 from foremoe._core import HostArena
 
+from .alike import digest_of
 from .ranks import Ranks
 
 Expert = tuple[int, int]
 """(layer, expert)"""
+
+
+class Places:
+    """Of one phase's experts in the memory."""
+
+    def __init__(self, arena: HostArena | None, version: int, of: dict[Expert, int]) -> None:
+        """arena: None where there are no experts. version: of the phase. of: place, by expert."""
+        self._arena, self._version, self._of = arena, version, of
+
+    def _at(self, expert: Expert) -> tuple[HostArena, int]:
+        assert self._arena is not None
+        return self._arena, self._of[expert]
+
+    def publish(self, expert: Expert, segments: list[Any]) -> None:
+        """Writes an expert, uint8 arrays of its segments. One writer per expert."""
+        arena, place = self._at(expert)
+        arena.publish(place, self._version, segments)
+
+    def is_published(self, expert: Expert) -> bool:
+        """In this phase."""
+        arena, place = self._at(expert)
+        return arena.version(place) == self._version
+
+    def is_intact(self, expert: Expert) -> bool:
+        """Whether it was published in this phase, and these bytes are there."""
+        arena, place = self._at(expert)
+        return arena.is_intact(place, self._version)
+
+    def copy(self, expert: Expert, segments: list[Any]) -> bool:
+        """Copies an expert into uint8 arrays; False where it is not intact. Then what they hold is undefined."""
+        arena, place = self._at(expert)
+        return arena.copy(place, self._version, segments)
+
+    def segments(self, expert: Expert) -> list[Any]:
+        """Views of an expert's segments, uint8 [bytes] each, writable."""
+        arena, place = self._at(expert)
+        return arena.segments(place)
+
+    def release(self) -> None:
+        """Lets go of the memory; nothing can be read or written any more."""
+        self._arena = None
 
 
 class NodeMemory:
@@ -34,10 +74,9 @@ class NodeMemory:
         self._arena: HostArena | None = None
         self._places = 0  # that there are
         self._segment_bytes: list[int] = []
-        self._place: dict[Expert, int] = {}  # of this phase's experts
         self._unpin: weakref.finalize[Any, Any] | None = None
 
-    def take_places(self, experts: Sequence[Expert], segment_bytes: Sequence[int]) -> None:
+    def take_places(self, experts: Sequence[Expert], segment_bytes: Sequence[int]) -> Places:
         """Takes places for the experts of the next phase. Collective; every rank has ended the phase before.
 
         experts: of this rank's node, in the same order on all of its ranks. segment_bytes: of each weight of an expert.
@@ -46,8 +85,7 @@ class NodeMemory:
         places for different experts.
         """
         self._version += 1
-        of_experts = np.array([*segment_bytes, *(number for expert in experts for number in expert)])
-        wanted = hashlib.sha256(of_experts.tobytes()).digest()
+        wanted = digest_of(list(segment_bytes), list(experts))
         fits = len(experts) <= self._places and (not experts or list(segment_bytes) == self._segment_bytes)
         told = self._of_all_ranks((self._ranks.node, wanted, fits))
         others = [rank for rank, (node, of, _) in enumerate(told) if of != told[self._first_rank(node)][1]]
@@ -56,7 +94,7 @@ class NodeMemory:
         too_small = {node for node, _, of_rank in told if not of_rank}
         if too_small:
             self._make(self._ranks.node in too_small, len(experts), list(segment_bytes))
-        self._place = {expert: place for place, expert in enumerate(experts)}
+        return Places(self._arena, self._version, {expert: place for place, expert in enumerate(experts)})
 
     def _first_rank(self, node: int) -> int:
         return node * self._ranks.ranks_per_node
@@ -68,7 +106,7 @@ class NodeMemory:
         sizes = [places + places // 4, places] if self._arena is not None else [places]
         if here:
             self.release()
-        self._of_all_ranks(None)  # nobody holds the memory of before
+        self._of_all_ranks(None)  # all ranks have let go of the old memory
         refusal = ""
         for size in sizes if here and self._ranks.rank == first else []:
             refusal = self._hold(lambda size=size: HostArena.create(size, segment_bytes), size)  # type: ignore[misc]
@@ -83,7 +121,8 @@ class NodeMemory:
         self._segment_bytes = segment_bytes if here else self._segment_bytes
         for rank, of in enumerate(refusals):
             if of:
-                self.release()
+                if here:
+                    self.release()
                 raise foremoe.InputError(
                     f"path: rank {rank} cannot share memory with its node, of {self._ranks.ranks_per_node} ranks: {of} "
                     "(path 'peer' needs none)",
@@ -111,35 +150,6 @@ class NodeMemory:
     @property
     def num_bytes(self) -> int:
         return self._arena.num_bytes if self._arena is not None else 0
-
-    def _at(self, expert: Expert) -> tuple[HostArena, int]:
-        assert self._arena is not None
-        return self._arena, self._place[expert]
-
-    def publish(self, expert: Expert, segments: list[Any]) -> None:
-        """Writes an expert, uint8 arrays of its segments. One writer per expert."""
-        arena, place = self._at(expert)
-        arena.publish(place, self._version, segments)
-
-    def is_published(self, expert: Expert) -> bool:
-        """In this phase."""
-        arena, place = self._at(expert)
-        return arena.version(place) == self._version
-
-    def is_intact(self, expert: Expert) -> bool:
-        """Whether it was published in this phase, and these bytes are there."""
-        arena, place = self._at(expert)
-        return arena.is_intact(place, self._version)
-
-    def copy(self, expert: Expert, segments: list[Any]) -> bool:
-        """Copies an expert into uint8 arrays; False where it is not intact. Then what they hold is undefined."""
-        arena, place = self._at(expert)
-        return arena.copy(place, self._version, segments)
-
-    def segments(self, expert: Expert) -> list[Any]:
-        """Views of an expert's segments, uint8 [bytes] each, writable."""
-        arena, place = self._at(expert)
-        return arena.segments(place)
 
     def release(self) -> None:
         """Lets the memory go, which no copy may read any more. The next phase makes another one."""

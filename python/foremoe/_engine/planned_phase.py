@@ -69,7 +69,7 @@ class PlannedPhase:
         """Makes room for guests and, where copies come by the host path, the arenas of nodes. Collective.
 
         out_of_order: what to say of a pass that ran out of order. gradient_type: as Guests takes it. memory: for the
-        host path. host_timeout: seconds that nobody waits longer for experts in there.
+        host path. host_timeout: for how many seconds a phase waits for experts in there.
         """
         self.guests = Guests(layers, self.plan, self.turns, self._ranks, gradient_type)
         self.cursor = TurnCursor(self.guests, out_of_order)

@@ -95,11 +95,7 @@ class Dense:
         for each other in it."""
         if not self._averages:
             return {}
-        return {
-            f"model[{name}]": _part(p)
-            for name, p in sorted(self._all(), key=operator.itemgetter(0))
-            if not self._is_shard(p)
-        }
+        return {f"model[{name}]": _part(p) for name, p in self._whole()}
 
     def average(self) -> None:
         """Replaces gradients by their means over ranks, unless a wrapper or the trainer does. Collective.
@@ -109,16 +105,17 @@ class Dense:
         if not self._averages:
             return
         gradients = []
-        for _, p in sorted(self.named_parameters().items(), key=operator.itemgetter(0)):
-            if not self._is_shard(p):
+        for _, p in self._whole():
+            if p.requires_grad:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
                 gradients.append(p.grad)
         average_in_buckets(gradients, self._experts.ranks.rows.group)
 
-    def _is_shard(self, p: torch.nn.Parameter) -> bool:
-        """Whether FSDP2 averages its gradient."""
-        return self.is_sharded and is_dtensor(p)
+    def _whole(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Those that are no shards, whose gradients FSDP2 averages; in the same order on all ranks."""
+        whole = [(name, p) for name, p in self._all() if not (self.is_sharded and is_dtensor(p))]
+        return sorted(whole, key=operator.itemgetter(0))
 
 
 def _part(p: torch.nn.Parameter) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,10 @@ class PhaseGradients:
     """Takes the gradients of parameters away when it is made. They come back with those of the phase added (finish), or
     as they were (give_back)."""
 
-    def __init__(self, experts: SpreadExperts, dense: Dense, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """parameters: all of both; those that are frozen are left alone."""
+    def __init__(self, experts: SpreadExperts, dense: Dense) -> None:
         self._experts, self._dense = experts, dense
-        # A gradient that is a view lies in a bucket of DistributedDataParallel, whose backward writes there again.
+        parameters = [*experts.parameters(), *dense.named_parameters().values()]
+        # A gradient that is a view lies in a bucket of DistributedDataParallel, which its next backward overwrites.
         self._before = [
             (weight, grad, grad.clone() if grad is not None and grad._is_view() else grad)
             for weight, grad in ((weight, weight.grad) for weight in parameters if weight.requires_grad)

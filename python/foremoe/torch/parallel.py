@@ -221,9 +221,10 @@ class ExpertParallel:
         its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.
 
         Raises InputError, on all ranks, for arguments that are not those of another rank, and for invalid routes on any
-        rank; where no rank has a micro-step, or ranks have different numbers of them under FSDP2, or inside
-        DistributedDataParallel, whoever made it; and under drop for rows without a route that something reads, where
-        that can be seen: a row in some layers alone, or one between rows of its sequence that have a route.
+        rank; where no rank has a micro-step; where ranks have different numbers of them although FSDP2, or a
+        DistributedDataParallel of the trainer's or of wrap()'s, needs a batch of each; and, under drop, for rows
+        without a route that something certainly reads: a row that has one in other layers, or that lies between rows of
+        its sequence that have one.
         """
         self._expect_usable()
         if self.ranks.failures is not None and (reason := self.ranks.failures.reason()):

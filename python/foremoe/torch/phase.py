@@ -7,7 +7,6 @@ was not completed. What a layer does is told in micro_step.py.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 import foremoe
 from foremoe._engine.agreement import others_than
-from foremoe._engine.alike import number_of, refused_together
+from foremoe._engine.alike import digest_of, number_of, refused_together
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.planned_phase import PlannedPhase
@@ -130,7 +129,7 @@ class Phase:
             depth=self._arguments.depth,
         )
         ranks = self._experts.ranks
-        if others := others_than("", planned.plan.slot_expert, ranks.group, ranks.device):
+        if others := others_than("", planned.plan.slot_expert, ranks.rows.group, ranks.device):
             raise RuntimeError(f"ranks {others} of the group planned other guests than rank {ranks.rank}")
         planned.open(
             self._experts.layers, _OUT_OF_ORDER, memory=self._memory, host_timeout=self._arguments.host_timeout
@@ -138,8 +137,7 @@ class Phase:
         self._planned = planned
         dense = self._dense.named_parameters()
         if self.phase == "policy_update":
-            trained = [*self._experts.parameters(), *dense.values()]
-            self._gradients = PhaseGradients(self._experts, self._dense, trained)
+            self._gradients = PhaseGradients(self._experts, self._dense)
         for layer in self._experts.layers:
             layer.replayed_rows = layer.mismatched_rows = 0  # type: ignore[attr-defined]
         self._unchanged = Unchanged(self._experts.parameters, dense, steps=self.phase == "recompute")
@@ -276,7 +274,7 @@ class Phase:
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
-        alike = averaged | {"quotas of the plan": hashlib.sha256(self.plan.slot_tokens.tobytes()).hexdigest()[:8]}
+        alike = averaged | {"quotas of the plan": digest_of(self.plan.slot_tokens)[:8]}
         number = number_of(repr(alike))
         found = torch.tensor([own, number, -number], device=ranks.device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=ranks.rows.group)

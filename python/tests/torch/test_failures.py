@@ -10,13 +10,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from processes import begin_rank, rank_starter, run_ranks
 from training import RANKS, draw_batches, draw_routes, make_model, spread
 
-from foremoe._engine import failures
+from foremoe._engine import failures, planned_phase
 
 FAILING = 2
 SECONDS = 60.0
@@ -31,6 +32,11 @@ def break_here() -> None:
     raise Broken("the loss\nis no number")
 
 
+def break_in_planned_phase() -> None:
+    """When the next phase is entered, before its ranks have compared their plans."""
+    mock.patch.object(planned_phase, "expect_executable", side_effect=[Broken("the loss\nis no number")]).start()
+
+
 def train(rank: int, ep: Any, model: Any, breaks: dict[str, Callable[[], None]]) -> None:
     """A phase of two micro-steps; `breaks` says what happens on the failing rank, by place."""
     batches, routes = draw_batches(rank, 2, 1), draw_routes(rank, 2, 1)
@@ -39,6 +45,7 @@ def train(rank: int, ep: Any, model: Any, breaks: dict[str, Callable[[], None]])
         if rank == FAILING and place in breaks:
             breaks[place]()
 
+    pass_by("before")
     with ep.plan(routes) as phase:
         for m, batch in enumerate(batches):
             pass_by("between")
@@ -51,6 +58,7 @@ def train(rank: int, ep: Any, model: Any, breaks: dict[str, Callable[[], None]])
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], None]]]] = {
+    "entering": ({}, {"before": break_in_planned_phase}),
     "inside": ({}, {"inside": break_here}),
     "inside, shared": ({"residency": "shared", "depth": 3}, {"inside": break_here}),
     "inside, host path": ({"path": "host", "ranks_per_node": 2}, {"inside": break_here}),
@@ -72,6 +80,7 @@ def work(rank: int, folder: str) -> None:
             found[name] = "", 0.0
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}", time.monotonic() - begin
+        mock.patch.stopall()
         with contextlib.suppress(RuntimeError):
             ep.plan(draw_routes(rank, 2, 1))
             found[name] = "it could be used again", 0.0

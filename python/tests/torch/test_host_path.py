@@ -72,15 +72,15 @@ def once_filled(change: Callable[[Any], None]) -> Spoil:
 def flip_a_bit(arena: Any) -> None:
     """In the first expert of the first node's arena."""
     if arena._ranks.rank == 0:
-        arena._memory.segments(next(iter(arena._memory._place)))[-1][5] ^= 1
+        arena._places.segments(next(iter(arena._places._of)))[-1][5] ^= 1
 
 
 def bring_stale_weights(arena: Any) -> None:
     """Of the phase before, in place of this one's first expert."""
-    memory = arena._memory
+    places = arena._places
     if arena._ranks.rank == 0:
-        zeros = [np.zeros_like(segment) for segment in memory.segments(next(iter(memory._place)))]
-        memory._arena.publish(0, memory._version - 1, zeros)
+        zeros = [np.zeros_like(segment) for segment in places.segments(next(iter(places._of)))]
+        places._arena.publish(0, places._version - 1, zeros)
 
 
 @contextlib.contextmanager
@@ -291,8 +291,8 @@ def train_and_fail(rank: int, folder: str, fails: str) -> None:
         if fails == "killed" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if fails == "damaged":  # after the check
-            for expert in ep._memory._place:
-                ep._memory.segments(expert)[0][0] ^= 1 << rank
+            for expert in self._arena._places._of:
+                self._arena._places.segments(expert)[0][0] ^= 1 << rank
             dist.barrier()
         return at_homes
 

@@ -133,17 +133,17 @@ def pin_memory(rank: int) -> dict[str, Any]:
         mock.patch.object(torch.cuda, "synchronize", lambda device: waits.append(len(driver.let_go))),
     ):
         for experts in ([(0, 1), (0, 3)], [(1, 2)], [(0, 1), (1, 2)], [(0, 0), (0, 1), (0, 2), (0, 3)]):
-            memory.take_places(experts, [8192, 6])
-            found["left over"] += [memory.is_published(expert) or memory.is_intact(expert) for expert in experts]
+            places = memory.take_places(experts, [8192, 6])
+            found["left over"] += [places.is_published(expert) or places.is_intact(expert) for expert in experts]
             dist.barrier(ep.ranks.agreement.group)
             if rank == ep.ranks.node * ep.ranks.ranks_per_node:
                 for expert in experts:
-                    memory.publish(expert, [np.full(size, 1, np.uint8) for size in (8192, 6)])
+                    places.publish(expert, [np.full(size, 1, np.uint8) for size in (8192, 6)])
             dist.barrier(ep.ranks.agreement.group)
-            assert all(memory.is_intact(expert) for expert in experts)
-        (begin, size), last = driver.pinned[-1], memory.segments((0, 3))[-1]
+            assert all(places.is_intact(expert) for expert in experts)
+        (begin, size), last = driver.pinned[-1], places.segments((0, 3))[-1]
         found |= {"pinned": len(driver.pinned), "let go": len(driver.let_go)}
-        found["first"] = begin <= memory.segments((0, 0))[0].ctypes.data
+        found["first"] = begin <= places.segments((0, 0))[0].ctypes.data
         found["last"] = last.ctypes.data + last.nbytes <= begin + size
         found["pages"] = begin % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
         other = [(0, 2)] if rank == 3 else [(0, 1)]

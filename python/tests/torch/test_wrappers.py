@@ -104,7 +104,7 @@ def train(rank: int, wrapper: str | None) -> dict[str, Any]:
 
 
 def give_up(ep: Any, trained: Any, batch: Any, routes: list[Any]) -> str:
-    """A phase without drain() changes no gradients, whoever averages them."""
+    """A phase without drain() changes no gradients, under any wrapper."""
     parameters = [*ep.dense_parameters(), *ep.expert_parameters()]
     before = [(p.grad, whole(p.grad).clone()) for p in parameters]
     try:
