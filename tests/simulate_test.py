@@ -39,6 +39,31 @@ class Simulate(CommandTest):
         for row in rows:
             self.assertAlmostEqual(row["speedup_over_vanilla"], vanilla["step_seconds"] / row["step_seconds"])
 
+    def test_a_load_tells_what_its_trace_does_by_row_exactly_and_by_token_nearly(self):
+        self.succeed("synth", "--kind", "trace", "--out", "two.trace.safetensors", "--layers", 2, "--experts", 16, "--top-k", 2, "--ranks", 4,
+                     "--micro-steps", 3, "--tokens-per-rank", 512, "--group-spread", 1)  # fmt: skip
+        self.succeed("collect", "two.trace.safetensors", "--out", "two.load.safetensors")
+
+        def seconds(kind, dispatch):
+            rows = self.json_of("simulate", f"two.{kind}.safetensors", "--cluster", "h100", "--model", "small.json", "--guest-slots", 1,
+                                "--ranks-per-node", 2, "--policy", "vanilla,foremoe", "--dispatch", dispatch)  # fmt: skip
+            for row in rows:
+                self.assertEqual(row["dispatch"], dispatch)
+                self.assertEqual(row["dispatch_estimated"], (kind, dispatch) == ("load", "token"))
+            return [row["step_seconds"] for row in rows]
+
+        self.assertEqual(seconds("trace", "row"), seconds("load", "row"))
+        by_token = seconds("trace", "token")
+        for counted, expected, by_row in zip(by_token, seconds("load", "token"), seconds("trace", "row")):
+            self.assertLess(counted, by_row)
+            self.assertAlmostEqual(expected / counted, 1, delta=0.03)
+
+    def test_the_table_says_which_dispatch_is_modelled(self):
+        self.assertIn("dispatch token: a token once to each node, and from there once to each rank; estimated", self.on_small()[0])
+        self.assertIn("dispatch row: every token–expert assignment directly to its rank\n", self.on_small("--dispatch", "row")[0])
+        self.refuse("simulate", self.step, "--cluster", "h100", "--model", "small.json", "--dispatch", "packet",
+                    saying=("--dispatch", "packet", "token", "row"))  # fmt: skip
+
     def test_vanilla_is_simulated_for_the_speedup_even_where_it_is_not_asked_for(self):
         (alone,) = self.simulate("--policy", "foremoe")
         beside = self.simulate("--policy", "vanilla,foremoe")[1]
@@ -66,14 +91,15 @@ class Simulate(CommandTest):
         self.assertLessEqual(row["step_seconds"], quickest)
 
     def test_residency_auto_gives_up_the_quickest_where_it_exceeds_the_budget(self):
-        rows = [self.simulate("--policy", "foremoe", "--residency", r)[0] for r in ("static", "resident", "shared")]
+        given = ("--policy", "foremoe", "--dispatch", "row", "--residency")  # by token the leanest is the quickest here
+        rows = [self.simulate(*given, r)[0] for r in ("static", "resident", "shared")]
         quickest = min(rows, key=lambda row: row["step_seconds"])
         leanest = min(rows, key=lambda row: row["memory_bytes_per_rank"])
         self.assertLess(leanest["memory_bytes_per_rank"], quickest["memory_bytes_per_rank"])
         budget = (leanest["memory_bytes_per_rank"] + quickest["memory_bytes_per_rank"]) / 2
-        (unbounded,) = self.simulate("--policy", "foremoe", "--residency", "auto")
+        (unbounded,) = self.simulate(*given, "auto")
         self.assertEqual(unbounded["residency"], quickest["residency"])
-        (row,) = self.simulate("--policy", "foremoe", "--residency", "auto", "--memory-budget", budget / 1e9)
+        (row,) = self.simulate(*given, "auto", "--memory-budget", budget / 1e9)
         self.assertLessEqual(row["memory_bytes_per_rank"], budget)
         fitting = [other for other in rows if other["memory_bytes_per_rank"] <= budget]
         self.assertEqual(row["residency"], min(fitting, key=lambda other: other["step_seconds"])["residency"])

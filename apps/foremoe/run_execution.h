@@ -23,27 +23,26 @@ struct RunArguments {
   InputOptions input;
   EvaluateOptions evaluate;  // of it planner, path and depth
   std::vector<std::string> policies{"vanilla", "foremoe"};
-  bool fit_plan = false;       // one that was made for another load: rows that it does not know go home
-  std::string plan;            // a plan file, executed alone; empty: policies plan
-  std::optional<Phase> phase;  // none: both
+  std::string plan;  // a plan file, executed alone; empty: policies plan
   Given given;
-  int threads = 0;  // of the planner; 0: as many as processors
+  bool fit_plan = false;       // one that was made for another load: rows that it does not know go home
+  std::optional<Phase> phase;  // none: both
+  int threads = 0;             // of the planner; 0: as many as processors
 
-  Comm comm = Comm::kThreads;
   double timeout_seconds = 60;
-  ExpertShape shape{.hidden = 64, .intermediate = 32};
-  Optimizer::Kind optimizer = Optimizer::Kind::kSgd;
-  double rate = 0;  // 0: the optimizer's own
-  int repeats = 5;
-  int steps = 1;
-  bool bitwise = false;
-  bool no_reference = false;
-
   double link_throttle = 0;  // bytes per second; 0: none
   WorkOptions work;
 
-  std::string timeline;
+  double rate = 0;  // 0: the optimizer's own
+  ExpertShape shape{.hidden = 64, .intermediate = 32};
+  int repeats = 5;
+  int steps = 1;
+  Comm comm = Comm::kThreads;
+  Optimizer::Kind optimizer = Optimizer::Kind::kSgd;
+  bool bitwise = false;
+  bool no_reference = false;
   bool json = false;
+  std::string timeline;
 
   Optimizer optimizer_options() const;
   bool runs(Phase p) const { return !phase || *phase == p; }

@@ -81,6 +81,16 @@ void print_placement(const std::vector<Evaluation>& evaluations) {
   if (any) fmt::print("\n");
 }
 
+std::string describe_dispatch(const std::vector<Evaluation>& evaluations) {
+  const auto first = std::ranges::find_if(evaluations, [](const Evaluation& e) { return e.step.has_value(); });
+  if (first == evaluations.end()) return "";
+  const SimulatedPhase& phase = first->step->policy_update;
+  if (phase.dispatch == Dispatch::kRow) return "dispatch row: every token–expert assignment directly to its rank\n";
+  return fmt::format(
+      "dispatch token: a token once to each node, and from there once to each rank{}\n",
+      phase.dispatch_estimated ? "; estimated, since a load does not tell which experts a token shares" : "");
+}
+
 void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options,
            const CostModel& cost) {
   print_values("{}: {}\n{}; {}\n", load.name, describe(load), describe(cost), describe(options));
@@ -88,6 +98,7 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
     fmt::print("each layer of the input stands for {:.4g} of the model's {}\n",
                static_cast<double>(cost.model().moe_layers) / load.num_layers(), cost.model().moe_layers);
   }
+  fmt::print("{}", describe_dispatch(evaluations));
   const bool chooses = options.choose_residency;
   const bool rollout = options.rollout_seconds > 0;
   std::vector<std::string> head{"policy", "step s", "speedup", "of ideal", "exposed s", "peak", "GB"};

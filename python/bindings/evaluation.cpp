@@ -165,6 +165,7 @@ nb::object cost_facts(const Evaluated& e) {
   d["moe_layers"] = cost.model().moe_layers;
   d["sequence_tokens"] = cost.options().sequence_tokens;
   d["optimizer_shards"] = cost.options().optimizer_shards;
+  d["dispatch"] = std::string(to_string(cost.options().dispatch));
   d["keep_activations"] = !cost.options().recompute_activations;
   d["memory_bytes"] = cost.cluster().memory.value;
   const LinkSpeed& host = cost.cluster().host;

@@ -74,14 +74,18 @@ class ModelOptions(TypedDict, total=False):
 
     model: Annotated[str | Mapping[str, Any] | None, None,
         "Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json. "
-        "Or a dict of its shape: name, moe_layers, experts, top_k, shared_experts, hidden, intermediate, vocabulary, "
-        "heads, kv_heads, head_width."]
+        "Or a dict of its shape: name, moe_layers, experts, top_k, expert_groups, groups_per_token, shared_experts, "
+        "hidden, intermediate, vocabulary, heads, kv_heads, head_width."]
     sequence_tokens: Annotated[int, 4096,
         "Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216."]
     keep_activations: Annotated[bool, False,
         "Keep all activations for the backward pass (default: keep layer inputs, recompute the rest)."]
     bytes_per_parameter: Annotated[int, 2, "Size of a weight and of a row's element: 2 for bf16, 4 for float32. 1 … 8."]
     optimizer_shards: Annotated[int, 1, "Data-parallel ranks that share one expert's optimizer state. 1 … 65536."]
+    dispatch: Annotated[Literal["token", "row"], "token",
+        "How rows travel. token: a token once to each node that serves it and from there once to each rank, as in "
+        "DeepEP and HybridEP. row: every token–expert assignment directly to its rank, as in Megatron-LM's alltoall "
+        "and in foremoe.torch. Of a load, which tokens share experts is not known: token is then an expectation."]
     separate_uplinks: Annotated[bool, False,
         "Model host copies and network traffic on separate PCIe uplinks (default: shared)."]
     align: Annotated[int, 128, "Tokens: rho_padded rounds each replica up to a multiple of it."]

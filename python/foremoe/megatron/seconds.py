@@ -20,6 +20,9 @@ class Modelled:
         self._model = model
         self._options: dict[str, Any] = {
             "cluster": cluster,
+            # DeepEP and HybridEP send a token once to each node. allgather sends every token to every rank, which no
+            # plan changes; what is modelled of it is an all-to-all.
+            "dispatch": "token" if config.moe_token_dispatcher_type == "flex" else "row",
             "bytes_per_parameter": config.params_dtype.itemsize,
             "keep_activations": config.recompute_granularity is None,
             "prefetch_depth": depth,
@@ -55,11 +58,14 @@ def shape_of(config: Any, layers: int) -> dict[str, Any]:
     width = int(config.moe_ffn_hidden_size or config.ffn_hidden_size)
     shared = int(getattr(config, "moe_shared_expert_intermediate_size", None) or 0)
     heads = int(config.num_attention_heads)
+    groups = int(config.moe_router_num_groups or 1)
     return {
         "name": "this model",
         "moe_layers": layers,
         "experts": int(config.num_moe_experts),
         "top_k": int(config.moe_router_topk),
+        "expert_groups": groups,
+        "groups_per_token": int(config.moe_router_group_topk or groups),
         "shared_experts": -(-shared // width),
         "hidden": int(config.hidden_size),
         "intermediate": width if config.gated_linear_unit else max(1, 2 * width // 3),

@@ -172,6 +172,13 @@ class _Gatherer:
                     points.append(MemoryPoint(residency, slots, result))
         return points
 
+    def dispatch(self, cost: Mapping[str, Any]) -> str:
+        """How rows travel, in words."""
+        if cost["dispatch"] == "row":
+            return "every token–expert assignment directly to its rank"
+        estimated = ", estimated from the load" if self.baseline.figures["dispatch_estimated"] else ""
+        return f"a token once to each node, and from there once to each rank{estimated}"
+
     def settings(self, cost: Mapping[str, Any]) -> dict[str, str]:
         """What was asked for, in words."""
         initial = {option["name"]: option["default"] for option in _core._option_tables()["planner"]}
@@ -187,6 +194,7 @@ class _Gatherer:
             "tokens of a sequence": str(cost["sequence_tokens"]),
             "data-parallel ranks that share optimizer state": str(cost["optimizer_shards"]),
             "memory of a rank": f"{cost['memory_bytes'] / 1e9:.1f} GB",
+            "dispatch": self.dispatch(cost),
             "activations": "kept" if cost["keep_activations"] else "computed anew in the backward pass",
         }
         moe_layers = cost["moe_layers"]

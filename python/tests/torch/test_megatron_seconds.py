@@ -13,16 +13,18 @@ from foremoe.megatron.seconds import Modelled, shape_of
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize(("dispatcher", "dispatch"), [("alltoall", "row"), ("flex", "token")])
 def test_seconds_are_those_of_a_steps_policy_update_and_nothing_is_planned_for_them(
-    monkeypatch: pytest.MonkeyPatch, in_flight: int
+    monkeypatch: pytest.MonkeyPatch, in_flight: int, dispatcher: str, dispatch: str
 ) -> None:
     config = make_config(Case())
+    config.moe_token_dispatcher_type = dispatcher
     load = foremoe.synthesize_load(layers=2, experts=EXPERTS, top_k=TOP_K, micro_steps=4, ranks=4, tokens_per_rank=64)
     plan = foremoe.plan(load, guest_slots=2, in_flight=in_flight)
     step = foremoe.evaluate_plan(
         plan, load, recompute_plan=foremoe.plan(load, "vanilla") if in_flight > 1 else None,
         cluster="h100", model=shape_of(config, load.num_layers), bytes_per_parameter=8, keep_activations=True,
-        path="peer", prefetch_depth=3,
+        path="peer", prefetch_depth=3, dispatch=dispatch,
     )  # fmt: skip
 
     planned = []

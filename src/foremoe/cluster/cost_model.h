@@ -7,13 +7,14 @@
 // Waterman, Patterson, 2009). A grouped product multiplies each replica's rows in whole row tiles and reads each
 // replica's weights once, so splitting is not free: 64 replicas of 8 rows use 64 tiles of 128 rows where one replica of
 // 512 rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the busiest of a rank's link directions;
-// rows to another node count once per token and node where the tokens are known. A backward pass multiplies twice as
+// which rows these are, the dispatch says. A backward pass multiplies twice as
 // much as a forward, three times where activations are computed anew. Attention multiplies 2.5 times as much, because
 // its scores are computed again (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md has the formulas
 // and lists what is left out.
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/cluster/model_shape.h"
@@ -21,6 +22,14 @@
 #include "foremoe/core/units.h"
 
 namespace foremoe {
+
+// How rows travel between ranks.
+//   row    every token–expert assignment by itself, directly to the rank that serves it
+//   token  a token once to each node that serves it, to the rank there with its source's place on the node, and from
+//          there once to each rank that serves it. Results come back along the same way, added up
+enum class Dispatch : std::uint8_t { kRow, kToken };
+
+std::string_view to_string(Dispatch dispatch);
 
 struct CostOptions {
   int sequence_tokens = 4096;              // of a sequence: a token attends to half as many in the mean
@@ -30,13 +39,14 @@ struct CostOptions {
   int optimizer_bytes_per_parameter = 12;  // master weights and two moments, float32
   int optimizer_shards = 1;                // data-parallel ranks that share one expert's optimizer state, ≥ 1
   bool shares_uplink = true;               // host path and network cards meet at the switch
+  Dispatch dispatch = Dispatch::kToken;
 };
 
-// Rows of one rank in one exchange; rows that stay on their rank are in none.
+// Rows of one rank in one exchange, as the dispatch has them; rows that stay on their rank are in none.
 struct RankRows {
   std::int64_t sent_to_peers = 0;
   std::int64_t received_from_peers = 0;
-  std::int64_t sent_to_nodes = 0;  // one per token and node where tokens are known, else one per assignment
+  std::int64_t sent_to_nodes = 0;
   std::int64_t received_from_nodes = 0;
 };
 

@@ -99,6 +99,7 @@ class ConfigReader {
     read_shared_experts(shape);
     read_attention(shape);
     if (shape.top_k > shape.experts) fail("num_experts_per_tok", "is more than the experts there are");
+    read_groups(shape);
     return shape;
   }
 
@@ -207,6 +208,21 @@ class ConfigReader {
     const int listed = num_listed("mlp_only_layers", layers);
     if (listed > 0 && step > 1) fail("mlp_only_layers", "is not understood where decoder_sparse_step is above 1");
     return layers / step - listed;
+  }
+
+  void read_groups(ModelShape& shape) const {
+    const json* const method = find("topk_method");
+    if (method != nullptr && *method == "greedy") return;  // of all experts, whatever the other keys say
+    const int count = optional({"n_group"}, 1);
+    const int per_token = optional({"topk_group"}, 1);
+    if (count <= 1) return;
+    if (shape.experts % count != 0) fail("n_group", fmt::format("{} does not divide {} experts", count, shape.experts));
+    if (per_token == 0) fail("topk_group", "is missing");
+    if (per_token > count) fail("topk_group", fmt::format("{} is more than n_group, {}", per_token, count));
+    if (shape.experts / count * per_token < shape.top_k) {
+      fail("topk_group", fmt::format("{} groups have fewer experts than a token chooses", per_token));
+    }
+    shape.groups = {.count = count, .per_token = per_token};
   }
 
   void read_shared_experts(ModelShape& shape) const {

@@ -22,12 +22,27 @@ json qwen3() {
 }
 
 json deepseek_v3() {
-  return {{"hidden_size", 7168},           {"num_hidden_layers", 61},    {"first_k_dense_replace", 3},
-          {"n_routed_experts", 256},       {"num_experts_per_tok", 8},   {"n_shared_experts", 1},
-          {"moe_intermediate_size", 2048}, {"intermediate_size", 18432}, {"num_attention_heads", 128},
-          {"num_key_value_heads", 128},    {"q_lora_rank", 1536},        {"kv_lora_rank", 512},
-          {"qk_nope_head_dim", 128},       {"qk_rope_head_dim", 64},     {"v_head_dim", 128},
-          {"vocab_size", 129280},          {"moe_layer_freq", 1},        {"model_type", "deepseek_v3"}};
+  return {{"hidden_size", 7168},
+          {"num_hidden_layers", 61},
+          {"first_k_dense_replace", 3},
+          {"n_routed_experts", 256},
+          {"num_experts_per_tok", 8},
+          {"n_shared_experts", 1},
+          {"moe_intermediate_size", 2048},
+          {"intermediate_size", 18432},
+          {"num_attention_heads", 128},
+          {"num_key_value_heads", 128},
+          {"q_lora_rank", 1536},
+          {"kv_lora_rank", 512},
+          {"qk_nope_head_dim", 128},
+          {"qk_rope_head_dim", 64},
+          {"v_head_dim", 128},
+          {"vocab_size", 129280},
+          {"moe_layer_freq", 1},
+          {"model_type", "deepseek_v3"},
+          {"n_group", 8},
+          {"topk_group", 4},
+          {"topk_method", "noaux_tc"}};
 }
 
 json mixtral() {
@@ -75,6 +90,7 @@ void expect_same(const ModelShape& a, const ModelShape& b) {
   EXPECT_EQ(a.experts, b.experts);
   EXPECT_EQ(a.top_k, b.top_k);
   EXPECT_EQ(a.shared_experts, b.shared_experts);
+  EXPECT_EQ(a.groups, b.groups);
   EXPECT_EQ(a.attention_parameters(), b.attention_parameters());
   EXPECT_EQ(a.attention.flops_per_token(100), b.attention.flops_per_token(100));
   EXPECT_EQ(a.parameters_besides_experts(), b.parameters_besides_experts());
@@ -116,6 +132,25 @@ TEST(ModelConfig, CountsTheLayersThatHaveExperts) {
   EXPECT_THAT(error_of(qwen), testing::HasSubstr("mlp_only_layers"));
   qwen["mlp_only_layers"] = {48};
   EXPECT_THAT(error_of(qwen), testing::HasSubstr("mlp_only_layers: 48 is not a layer from 0 to 47"));
+}
+
+TEST(ModelConfig, GroupsOfExpertsAreThoseThatARouterChoosesFrom) {
+  const auto groups_with = [](const char* key, const json& value) {
+    json config = deepseek_v3();
+    config[key] = value;
+    return parse_model_config(config.dump(), "x").groups;
+  };
+  constexpr ExpertGroups kNone{};
+  EXPECT_EQ(groups_with("topk_group", 2), (ExpertGroups{.count = 8, .per_token = 2}));
+  EXPECT_EQ(groups_with("n_group", 1), kNone);
+  EXPECT_EQ(groups_with("n_group", nullptr), kNone);
+  EXPECT_EQ(groups_with("topk_method", "greedy"), kNone);
+  EXPECT_THAT(error_with("n_group", 7), testing::HasSubstr("n_group: 7 does not divide 256 experts"));
+  EXPECT_THAT(error_with("topk_group", nullptr), testing::HasSubstr("topk_group: is missing"));
+  EXPECT_THAT(error_with("topk_group", 9), testing::HasSubstr("topk_group: 9 is more than n_group, 8"));
+  json small = deepseek_v3();
+  small["n_routed_experts"] = 8;
+  EXPECT_THAT(error_of(small), testing::HasSubstr("topk_group: 4 groups have fewer experts than a token chooses"));
 }
 
 TEST(ModelConfig, OtherFamiliesAreRefusedByName) {

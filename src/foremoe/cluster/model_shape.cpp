@@ -43,7 +43,7 @@ std::int64_t ModelShape::parameters() const {
 std::span<const ModelShape> model_shapes() {
   // From each model's config.json on huggingface.co: hidden_size, moe_intermediate_size, intermediate_size (of dense
   // layers), num_attention_heads, num_key_value_heads, head_dim, q_lora_rank, kv_lora_rank, qk_nope_head_dim +
-  // qk_rope_head_dim, v_head_dim, vocab_size.
+  // qk_rope_head_dim, v_head_dim, vocab_size, n_group, topk_group.
   static const std::array<ModelShape, 6> kShapes{{
       // Qwen/Qwen3-30B-A3B: num_hidden_layers 48
       {.name = "Qwen3-30B-A3B",
@@ -70,6 +70,7 @@ std::span<const ModelShape> model_shapes() {
        .dense_layers = 3,
        .experts = 256,
        .top_k = 8,
+       .groups = {.count = 8, .per_token = 4},
        .shared_experts = 1,
        .hidden = 7168,
        .intermediate = 2048,

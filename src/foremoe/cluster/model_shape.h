@@ -30,12 +30,22 @@ struct AttentionShape {
   std::int64_t token_width() const;
 };
 
+// Groups of a layer's experts, in equal runs. A token chooses its experts from no more than `per_token` groups
+// (DeepSeek-V3, arXiv 2412.19437, §2.1.2).
+struct ExpertGroups {
+  int count = 1;
+  int per_token = 1;
+
+  friend bool operator==(const ExpertGroups&, const ExpertGroups&) = default;
+};
+
 struct ModelShape {
   std::string name;
   int moe_layers = 0;
   int dense_layers = 0;        // layers with an ordinary feed-forward block
   int experts = 0;             // routed experts per MoE layer
   int top_k = 0;               // routed experts per token
+  ExpertGroups groups;         // of the routed experts
   int shared_experts = 0;      // that every token visits on its own rank, besides top_k
   int hidden = 0;              // width of a token
   int intermediate = 0;        // width inside one routed expert, and inside one shared expert

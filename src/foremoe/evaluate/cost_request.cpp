@@ -73,6 +73,15 @@ std::vector<Option> options_of(CostRequest& r) {
                       .help = "Data-parallel ranks that share one expert's optimizer state",
                       .group = group},
                      r.options.optimizer_shards, {1, 1 << 16}),
+      word_option<Dispatch>(
+          {.name = "dispatch",
+           .value = "WORD",
+           .help = "How rows travel. token: a token once to each node that serves it and from there once to each rank, "
+                   "as in DeepEP and HybridEP. row: every token–expert assignment directly to its rank, as in "
+                   "Megatron-LM's alltoall and in foremoe.torch. Of a load, which tokens share experts is not known: "
+                   "token is then an expectation",
+           .group = group},
+          r.options.dispatch, {{"token", Dispatch::kToken}, {"row", Dispatch::kRow}}),
       flag_option({.name = "separate_uplinks",
                    .help = "Model host copies and network traffic on separate PCIe uplinks (default: shared)",
                    .group = group},
@@ -89,6 +98,8 @@ std::vector<Option> options_of(ModelShape& s) {
           count("moe_layers", s.moe_layers, "MoE layers"),
           count("experts", s.experts, "Routed experts of a layer"),
           count("top_k", s.top_k, "Experts that a token chooses"),
+          count("expert_groups", s.groups.count, "Groups of experts, of which a token takes no more than the next"),
+          count("groups_per_token", s.groups.per_token, "Groups that a token's experts may come from"),
           count("shared_experts", s.shared_experts, "Experts that every token visits besides", 0),
           count("hidden", s.hidden, "Width of a token"),
           count("intermediate", s.intermediate, "Width inside an expert"),

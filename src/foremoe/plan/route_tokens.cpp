@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <numeric>
 
 #include "foremoe/core/error.h"
 
@@ -116,6 +117,7 @@ void route_tokens(const RoutingProblem& problem, RouteWorkspace& ws, RoutedLayer
     for (std::size_t s = 0; s < num_ranks; ++s) ws.rows_left[s] = problem.load(s, e).value;
     const std::span replicas =
         std::span(ws.replicas).subspan(ws.first_replica[e], ws.first_replica[e + 1] - ws.first_replica[e]);
+    expect_quotas(replicas, ExpertId{e}, std::accumulate(ws.rows_left.begin(), ws.rows_left.end(), std::int64_t{0}));
     route_expert({ExpertId{e}, ws.rows_left, ws.by_expert}, replicas, problem.topology);
     assert(std::ranges::all_of(ws.rows_left, [](std::int64_t left) { return left == 0; }));
     assert(std::ranges::all_of(replicas, [](const Replica& r) { return r.left == 0; }));

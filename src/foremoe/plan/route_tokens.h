@@ -89,11 +89,11 @@ struct RoutingProblem {
   Topology topology;
 };
 
+// Throws InputError, field `slot_tokens`, where the quotas of an expert are not its load.
 void route_tokens(const RoutingProblem& problem, RouteWorkspace& workspace, RoutedLayer& routed);
 RoutedLayer route_tokens(const RoutingProblem& problem);
 
-// The same shipments, of one rank alone: an expert with a single replica needs no sweep. Throws InputError, field
-// `slot_tokens`, where the quotas of an expert are not its load.
+// The same shipments, of one rank alone: an expert with a single replica needs no sweep.
 void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace& workspace, RoutedRank& routed);
 
 // Which shipment carries each row: of_row[row] becomes an index into `sent`, −1 where routes[row] is negative. `sent`

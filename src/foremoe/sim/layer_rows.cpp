@@ -149,10 +149,9 @@ void count_rows(const RoutingProblem& problem, RowWorkspace& workspace, LayerRow
   Counter(problem, workspace, rows).count();
 }
 
-void count_token_rows(const RoutingProblem& problem, const TokenDispatchProblem& tokens, LayerRows& rows) {
+void count_token_rows(const RoutingProblem& problem, const TokenDispatch& dispatch, LayerRows& rows) {
   const Topology& topology = problem.topology;
   clear(topology, rows);
-  const TokenDispatch dispatch = token_dispatch(route_tokens(problem), tokens);
   const auto within = [&](RankId gate, NodeId node, RankId source) {
     const RankRange ranks = topology.ranks_of(node);
     for (int d = ranks.first; d < ranks.last; ++d) {

@@ -6,8 +6,8 @@
 // Method. An expert's first two sweeps concern only the nodes that hold it; what a source then still has goes to other
 //   nodes, and what a replica then still lacks comes from them. The third sweep only has to tell which node sends to
 //   which, and sources ascending are nodes ascending.
-// Where tokens are known a token crosses to a node once, to the rank there with its source's place on the node, and
-//   from there to each rank that serves it, once.
+// Where tokens are sent, not rows, a token crosses to a node once, to the rank there with its source's place on the
+//   node, and from there to each rank that serves it, once.
 // Complexity. O(ranks · experts + experts · nodes + replicas · ranks of a node).
 
 #include <cstdint>
@@ -41,7 +41,7 @@ struct RowWorkspace {
 // Throws InputError (field "slot_tokens", index [expert]) when an expert's quotas do not sum to its load.
 void count_rows(const RoutingProblem& problem, RowWorkspace& workspace, LayerRows& rows);
 
-// The same where tokens are known.
-void count_token_rows(const RoutingProblem& problem, const TokenDispatchProblem& tokens, LayerRows& rows);
+// The same of tokens, by a table of them that was counted or is expected.
+void count_token_rows(const RoutingProblem& problem, const TokenDispatch& dispatch, LayerRows& rows);
 
 }  // namespace foremoe

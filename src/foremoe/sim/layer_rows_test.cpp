@@ -186,7 +186,7 @@ TEST(TokenRowsTest, CarryATokenToANodeOnceAndFromThereOnceToEachRankThatServesIt
   std::vector<ExpertId> routes;
   std::vector<RankId> replicas;
   for_token_layers([&](const TokenLayer& layer) {
-    count_token_rows(layer.problem, layer.tokens, rows);
+    count_token_rows(layer.problem, token_dispatch(route_tokens(layer.problem), layer.tokens), rows);
 
     const TokenDispatchProblem& tokens = layer.tokens;
     const RoutedLayer routed = route_tokens(layer.problem);
@@ -213,7 +213,7 @@ TEST(TokenRowsTest, AddUpToTheTokenDispatchAndWhatIsSentIsReceived) {
   RowWorkspace workspace;
   std::int64_t saved = 0;  // rows between nodes, over all layers
   for_token_layers([&](const TokenLayer& layer) {
-    count_token_rows(layer.problem, layer.tokens, rows);
+    count_token_rows(layer.problem, token_dispatch(route_tokens(layer.problem), layer.tokens), rows);
     count_rows(layer.problem, workspace, of_assignments);
     const Topology& topology = layer.tokens.topology;
     const TokenDispatch dispatch = token_dispatch(route_tokens(layer.problem), layer.tokens);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "foremoe/core/error.h"
+#include "foremoe/plan/expected_dispatch.h"
 #include "foremoe/plan/route_tokens.h"
 
 namespace foremoe {
@@ -81,7 +82,7 @@ class Profiler {
         event_(event_of_micro_step(input.plan)),
         kernels_forward_(kernels(input.cost, Pass::kForward)),
         kernels_backward_(kernels(input.cost, Pass::kBackward)) {
-    if (input.trace != nullptr && input.batching != nullptr) tokens_.emplace(*input.trace, *input.batching);
+    if (input.knows_tokens()) tokens_.emplace(*input.trace, *input.batching);
   }
 
   PhaseProfile profile() {
@@ -122,13 +123,7 @@ class Profiler {
     const RoutingProblem problem{.load = load.load[of_load][l],
                                  .quotas = online_.plans_after_dispatch ? quotas_of_homes(l, quotas, scratch) : quotas,
                                  .topology = {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}};
-    if (tokens_) {
-      const TokenDispatchProblem tokens{
-          .tokens = *tokens_, .micro_step = of_load, .layer = l, .topology = problem.topology};
-      count_token_rows(problem, tokens, scratch.rows);
-    } else {
-      count_rows(problem, scratch.workspace, scratch.rows);
-    }
+    count_rows_of(problem, of_load, l, scratch);
     LayerProfile& layer = result_.layers[m.index() * static_cast<std::size_t>(plan.num_layers()) + l.index()];
     if (online_.plans_after_dispatch) pass_on(l, quotas, layer);
     add(scratch);
@@ -138,6 +133,23 @@ class Profiler {
     count_tokens(m, quotas, scratch, layer);
     time_experts(Pass::kForward, l, quotas, scratch, layer.forward);
     if (phase_ == Phase::kPolicyUpdate) time_experts(Pass::kBackward, l, quotas, scratch, layer.backward);
+  }
+
+  void count_rows_of(const RoutingProblem& problem, MicroStepId m, LayerId l, Scratch& scratch) const {
+    if (input_.cost.options().dispatch == Dispatch::kRow) {
+      count_rows(problem, scratch.workspace, scratch.rows);
+      return;
+    }
+    const RoutedLayer routed = route_tokens(problem);
+    count_token_rows(
+        problem,
+        tokens_
+            ? token_dispatch(routed, {.tokens = *tokens_, .micro_step = m, .layer = l, .topology = problem.topology})
+            : expected_token_dispatch(routed, {.load = problem.load,
+                                               .top_k = input_.load.top_k,
+                                               .groups = input_.cost.model().groups,
+                                               .topology = problem.topology}),
+        scratch.rows);
   }
 
   // What an exchange is told that knows of no guests: every expert's rows go to its home.

@@ -50,7 +50,12 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
                               .start_seconds = options.timeline_begins + arena.seconds};
   const Replay replay = replay_phase(problem);
 
-  SimulatedPhase phase{.phase = options.phase, .path = options.path, .parts = replay.parts};
+  const Dispatch dispatch = input.cost.options().dispatch;
+  SimulatedPhase phase{.dispatch = dispatch,
+                       .dispatch_estimated = dispatch == Dispatch::kToken && !input.knows_tokens(),
+                       .phase = options.phase,
+                       .path = options.path,
+                       .parts = replay.parts};
   scale(phase.parts, problem.layer_scale);
   phase.parts.arena_refresh = arena.seconds * problem.layer_scale;
   if (options.phase == Phase::kPolicyUpdate) phase.parts.optimizer = input.cost.optimizer(home_experts(input));

@@ -60,9 +60,11 @@ struct SimulationInput {
   const LoadTable& load;
   const StepPlan& plan;  // that check_plan accepts for this load
   const CostModel& cost;
-  const RoutingTrace* trace = nullptr;  // with batching: the tokens behind the load; rows to other nodes are then one
-  const Batching* batching = nullptr;   // per token and node
+  const RoutingTrace* trace = nullptr;  // with batching: the tokens behind the load, so that a dispatch of tokens is
+  const Batching* batching = nullptr;   // counted; otherwise it is expected (plan/expected_dispatch.h)
   bool repeat_load = false;             // a plan of more micro-steps than the load: it begins anew when it is through
+
+  bool knows_tokens() const { return trace != nullptr && batching != nullptr; }
 };
 
 // Seconds of the critical path, by what the ranks were doing; they sum to the phase's.
@@ -108,6 +110,8 @@ struct LinkTraffic {
 };
 
 struct SimulatedPhase {
+  Dispatch dispatch = Dispatch::kToken;
+  bool dispatch_estimated = false;  // where the tokens behind the load are not known
   Phase phase = Phase::kRecompute;
   PathChoice path = PathChoice::kAuto;  // of its schedule: what the engine must be given to run the same one
   double seconds = 0;

@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "foremoe/core/error.h"
+#include "foremoe/plan/route_tokens.h"
 #include "foremoe/policy/systems/feplb.h"
+#include "foremoe/testing/batched_traces.h"
 #include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe {
@@ -358,6 +362,56 @@ TEST(SimulationTest, ThePlacementOfAllLayersIsPaidOnceUnlessTheRolloutsTailHides
   EXPECT_EQ(placed(5), 0);
 }
 
+// Of rows alone, over all links of a kind.
+Bytes row_bytes(const SimulatedPhase& phase, std::string_view link) {
+  const auto of = std::ranges::find(phase.traffic, link, &LinkTraffic::link);
+  return of == phase.traffic.end() ? Bytes{} : of->rows;
+}
+
+TEST(SimulationTest, TheDispatchDecidesWhichRowsTravel) {
+  const test::BatchedTrace recorded = test::random_trace(2, 400);
+  const StepPlan plan = homes_plan(recorded.load, 0);
+  const auto simulated = [&](Dispatch dispatch, bool with_tokens) {
+    CostOptions options = round_options();
+    options.dispatch = dispatch;
+    const CostModel cost(round_cluster(), round_model(2, 8, 3), options);
+    return simulate_phase({.load = recorded.load,
+                           .plan = plan,
+                           .cost = cost,
+                           .trace = with_tokens ? &recorded.trace : nullptr,
+                           .batching = with_tokens ? &recorded.batching : nullptr},
+                          {});
+  };
+  const SimulatedPhase rows = simulated(Dispatch::kRow, true);
+  EXPECT_EQ(rows.seconds, simulated(Dispatch::kRow, false).seconds);
+  EXPECT_FALSE(rows.dispatch_estimated);
+  const SimulatedPhase counted = simulated(Dispatch::kToken, true);
+  EXPECT_FALSE(counted.dispatch_estimated);
+  const SimulatedPhase expected = simulated(Dispatch::kToken, false);
+  EXPECT_TRUE(expected.dispatch_estimated);
+  EXPECT_EQ(expected.dispatch, Dispatch::kToken);
+
+  std::int64_t between_nodes = 0;  // one row for each token that another node serves
+  const SourceTokens tokens(recorded.trace, recorded.batching);
+  for (int m = 0; m < 2; ++m) {
+    for (int l = 0; l < 2; ++l) {
+      const Topology topology = recorded.load.topology();
+      const RoutedLayer routed = route_tokens({.load = recorded.load.load[m][l],
+                                               .quotas = layer_quotas(plan, EventId{m}, LayerId{l}),
+                                               .topology = topology});
+      const TokenDispatch dispatch = token_dispatch(routed, {tokens, MicroStepId{m}, LayerId{l}, topology});
+      for (int s = 0; s < 4; ++s) between_nodes += dispatch.to_node(s, 1 - s / 2).value;
+    }
+  }
+  constexpr std::int64_t kThereAndBack = 2;
+  EXPECT_EQ(row_bytes(counted, "network").value, kThereAndBack * between_nodes * 20);
+  EXPECT_LT(row_bytes(counted, "network"), row_bytes(rows, "network"));
+  EXPECT_NEAR(static_cast<double>(row_bytes(expected, "network").value),
+              static_cast<double>(row_bytes(counted, "network").value), 0.05 * kThereAndBack * between_nodes * 20);
+  EXPECT_LT(counted.parts.dispatch, rows.parts.dispatch);
+  EXPECT_NEAR(expected.parts.dispatch, counted.parts.dispatch, 0.05 * counted.parts.dispatch);
+}
+
 TEST(SimulationTest, TheLargestMicroBatchFillsTheBudgetWithActivations) {
   SimulatedStep step;
   step.recompute.memory = {.state = Bytes{100}, .activations = Bytes{10}};
@@ -381,7 +435,11 @@ TEST(SimulationTest, WhatDoesNotFitIsRefusedByName) {
   const CostModel two_of_two{round_cluster(), round_model(1, 2, 2), round_options()};
   EXPECT_THAT(message(two_of_two), testing::HasSubstr("top_k"));
   plan.slot_tokens(0, 0, 0, 0) = Tokens{89};
-  EXPECT_THAT(message(round_cost(1, 2)), testing::HasSubstr("expert 0"));
+  for (const Dispatch dispatch : {Dispatch::kRow, Dispatch::kToken}) {
+    CostOptions options = round_options();
+    options.dispatch = dispatch;
+    EXPECT_THAT(message({round_cluster(), round_model(1, 2), options}), testing::HasSubstr("expert 0"));
+  }
 }
 
 }  // namespace

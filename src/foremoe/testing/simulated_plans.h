@@ -46,7 +46,8 @@ inline ModelShape round_model(int layers, int experts, int top_k = 1) {
           .attention = {.heads = 1, .kv_heads = 1, .key_width = 1, .value_width = 1}};
 }
 
-inline CostOptions round_options() { return {.sequence_tokens = 2}; }
+// Rows travel directly to their ranks.
+inline CostOptions round_options() { return {.sequence_tokens = 2, .dispatch = Dispatch::kRow}; }
 
 // [micro_step][layer][source][expert]; one layer: rows of each micro-step by source.
 inline LoadTable one_layer(const std::vector<std::vector<std::vector<int>>>& load, int ranks_per_node = 2) {

@@ -1,0 +1,152 @@
+#include "foremoe/plan/token_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "foremoe/core/random.h"
+
+namespace foremoe {
+namespace {
+
+struct Case {
+  int experts = 0;
+  int top_k = 0;
+  ExpertGroups groups;
+};
+
+using Set = unsigned;  // of experts, one bit each
+
+bool holds(Set set, std::size_t expert) { return (set >> expert & 1U) != 0; }
+
+// All that a token may choose.
+std::vector<Set> sets_of(const Case& c) {
+  std::vector<Set> sets;
+  const int size = c.experts / c.groups.count;
+  for (Set set = 0; set < 1U << c.experts; ++set) {
+    int groups = 0;
+    for (int g = 0; g < c.groups.count; ++g) groups += (set >> (g * size) & ((1U << size) - 1)) != 0 ? 1 : 0;
+    if (std::popcount(set) == c.top_k && groups <= c.groups.per_token) sets.push_back(set);
+  }
+  return sets;
+}
+
+// The distribution of largest entropy with these frequencies, by scaling one expert's sets after the other.
+std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<const double> frequency) {
+  std::vector<double> p(sets.size(), 1.0 / static_cast<double>(sets.size()));
+  for (int sweep = 0; sweep < 3000; ++sweep) {
+    for (std::size_t e = 0; e < frequency.size(); ++e) {
+      double with = 0;
+      for (std::size_t i = 0; i < sets.size(); ++i) with += holds(sets[i], e) ? p[i] : 0;
+      for (std::size_t i = 0; i < sets.size(); ++i) {
+        p[i] *= holds(sets[i], e) ? frequency[e] / with : (1 - frequency[e]) / (1 - with);
+      }
+    }
+  }
+  return p;
+}
+
+// How often each expert is chosen by tokens that choose any set as often as drawn.
+std::vector<Tokens> draw_counts(const std::vector<Set>& sets, const Case& c, Random& random) {
+  std::vector<Tokens> counts(static_cast<std::size_t>(c.experts));
+  for (const Set set : sets) {
+    const std::int64_t tokens = 1 + static_cast<std::int64_t>(random.below(1000));
+    for (std::size_t e = 0; e < counts.size(); ++e) counts[e] += Tokens{holds(set, e) ? tokens : 0};
+  }
+  return counts;
+}
+
+class TokenChoiceTest : public testing::TestWithParam<Case> {};
+
+TEST_P(TokenChoiceTest, MissesAsOftenAsTheDistributionOfLargestEntropy) {
+  const Case& c = GetParam();
+  Random random(7);
+  const std::vector<Set> sets = sets_of(c);
+  TokenChoice choice;
+  for (int trial = 0; trial < 20; ++trial) {
+    const std::vector<Tokens> counts = draw_counts(sets, c, random);
+    choice.fit(counts, c.top_k, c.groups);
+    std::vector<double> frequency;
+    for (const Tokens count : counts) frequency.push_back(static_cast<double>(count.value) / choice.tokens());
+    const std::vector<double> p = largest_entropy(sets, frequency);
+
+    constexpr std::size_t kPlaces = 3;
+    std::vector<std::size_t> place;
+    for (int e = 0; e < c.experts; ++e) place.push_back(random.below(kPlaces));
+    std::vector<double> missed(kPlaces);
+    choice.misses(place, missed);
+    for (std::size_t at = 0; at < kPlaces; ++at) {
+      double expected = 0;
+      for (std::size_t i = 0; i < sets.size(); ++i) {
+        bool visits = false;
+        for (std::size_t e = 0; e < place.size(); ++e) visits = visits || (place[e] == at && holds(sets[i], e));
+        expected += visits ? 0 : p[i];
+      }
+      EXPECT_NEAR(missed[at], expected, 0.003) << "place " << at << ", trial " << trial;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, TokenChoiceTest,
+                         testing::Values(Case{.experts = 6, .top_k = 2}, Case{.experts = 8, .top_k = 3},
+                                         Case{.experts = 8, .top_k = 7}, Case{.experts = 5, .top_k = 1},
+                                         Case{.experts = 8, .top_k = 3, .groups = {.count = 4, .per_token = 2}},
+                                         Case{.experts = 9, .top_k = 4, .groups = {.count = 3, .per_token = 2}},
+                                         Case{.experts = 8, .top_k = 2, .groups = {.count = 4, .per_token = 1}},
+                                         Case{.experts = 8, .top_k = 3, .groups = {.count = 2, .per_token = 2}}));
+
+double ways(int n, int k) { return std::exp(std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1)); }
+
+TEST(TokenChoice, OfExpertsThatAreAlikeMissesAPlaceAsDrawingWithoutReplacementDoes) {
+  TokenChoice choice;
+  const std::vector<Tokens> counts(128, Tokens{64});
+  choice.fit(counts, 8, {});
+  EXPECT_DOUBLE_EQ(choice.tokens(), 1024);
+  std::vector<std::size_t> place(128);
+  for (std::size_t e = 0; e < place.size(); ++e) place[e] = e / 16;
+  std::vector<double> missed(8);
+  choice.misses(place, missed);
+  for (const double p : missed) EXPECT_NEAR(p, ways(112, 8) / ways(128, 8), 1e-9);
+}
+
+TEST(TokenChoice, AnExpertOfEveryTokenIsNeverMissed) {
+  TokenChoice choice;
+  std::vector<Tokens> counts(64, Tokens{10});
+  counts[5] = Tokens{630};  // top-2: every token and one other expert
+  choice.fit(counts, 2, {});
+  EXPECT_DOUBLE_EQ(choice.tokens(), 630);
+  std::vector<std::size_t> place(64, 1);
+  place[5] = 0;
+  std::vector<double> missed(3);
+  choice.misses(place, missed);
+  EXPECT_NEAR(missed[0], 0, 1e-3);
+  EXPECT_NEAR(missed[1], 0, 1e-3);
+  EXPECT_EQ(missed[2], 1);  // has no experts
+}
+
+TEST(TokenChoice, TakesCountsThatNoDistinctExpertsCanHave) {
+  TokenChoice choice;
+  std::vector<double> missed(2);
+  std::vector<std::size_t> place(16, 1);
+  place[3] = 0;
+  for (const std::int64_t other : {0, 1, 40}) {
+    std::vector<Tokens> counts(16);
+    counts[3] = Tokens{1000};
+    counts[4] = Tokens{other};
+    counts[5] = Tokens{other};
+    for (const ExpertGroups& groups : {ExpertGroups{}, ExpertGroups{.count = 8, .per_token = 2}}) {
+      choice.fit(counts, 4, groups);
+      EXPECT_EQ(choice.tokens(), 1000);
+      choice.misses(place, missed);
+      for (const double p : missed) {
+        EXPECT_GE(p, 0);
+        EXPECT_LE(p, 1);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foremoe
