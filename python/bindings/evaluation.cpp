@@ -103,6 +103,8 @@ void fill(Evaluated& e, const nb::dict& keywords, int threads,
     if (e.phase && e.cost && e.evaluation->check.ok()) {
       const SimulatedPhase alone =
           simulate(e, e.evaluation->plan, e.input->load, {.phase = *e.phase, .placement_stays = true, .pool = &pool});
+      json["dispatch"] = to_string(alone.dispatch);
+      json["dispatch_estimated"] = alone.dispatch_estimated;
       json["phases"] = nlohmann::ordered_json::array({to_json(alone)});
     }
     e.figures = json.dump();

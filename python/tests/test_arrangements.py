@@ -46,6 +46,7 @@ ARRANGED = (
 label = "{model}"
 model = ["wide", "narrow"]
 cluster = "h100"
+dispatch = "row"
 routing = "zipf"
 skew = 1.0
 ranks = 8
@@ -115,7 +116,9 @@ def test_padded_rows_are_those_of_the_largest_cell_and_tokens_pass_the_rest_once
 def test_in_place_nothing_is_fetched_and_replicas_reduce_their_gradients() -> None:
     load = foremoe.synthesize_load(**DRAWN)
     model = dict(tomllib.loads(SHAPES)["shape"][0])
-    evaluated = foremoe.evaluate(load, "finemoe-symmetric", guest_slots=4, cluster="h100", model=model).figures
+    evaluated = foremoe.evaluate(
+        load, "finemoe-symmetric", guest_slots=4, cluster="h100", model=model, dispatch="row"
+    ).figures
     update = evaluated["phases"][1]
     parts = update["parts"]
     moved = parts["arena_refresh"] + parts["exposed_copies"] + parts["exposed_gradients"]
@@ -155,6 +158,7 @@ def test_a_migration_moves_what_the_busiest_rank_lacks_with_its_optimizer_state(
         ("guest_slots = 4", 'guest_slots = "four"', "input[0].guest_slots", "not a whole number"),
         ('name = "narrow"', 'name = "wide"', "shape[1].name", "'wide' twice"),
         ('name = "narrow"\nmoe_layers = 6', 'name = "narrow"\nmoe_layers = 0', "shape[1].moe_layers", "not in 1"),
+        ('dispatch = "row"', 'dispatch = "token"', "system[1].padded", "needs dispatch row"),
         ("in_place = true", "in_place = 1", "system[3].in_place", "expected true or false"),
     ],
 )

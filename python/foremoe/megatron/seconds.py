@@ -58,14 +58,14 @@ def shape_of(config: Any, layers: int) -> dict[str, Any]:
     width = int(config.moe_ffn_hidden_size or config.ffn_hidden_size)
     shared = int(getattr(config, "moe_shared_expert_intermediate_size", None) or 0)
     heads = int(config.num_attention_heads)
-    groups = int(config.moe_router_num_groups or 1)
+    groups = int(config.moe_router_num_groups or 1) if config.moe_router_group_topk else 1
     return {
         "name": "this model",
         "moe_layers": layers,
         "experts": int(config.num_moe_experts),
         "top_k": int(config.moe_router_topk),
         "expert_groups": groups,
-        "groups_per_token": int(config.moe_router_group_topk or groups),
+        "groups_per_token": int(config.moe_router_group_topk or 1),
         "shared_experts": -(-shared // width),
         "hidden": int(config.hidden_size),
         "intermediate": width if config.gated_linear_unit else max(1, 2 * width // 3),

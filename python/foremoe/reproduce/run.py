@@ -137,6 +137,8 @@ def _measure(
         raise InputError(
             "cannot be where routes are not those recorded", field="padded" if system.padded else "in_place"
         )
+    if system.padded and options.get("dispatch") != "row":
+        raise InputError("needs dispatch row on its inputs: padding is no tokens", field="padded")
     groups: list[Measured] = []
     for part, part_before in zip(_split(load, system), _split(former, system), strict=True):
         assert part is not None

@@ -10,7 +10,6 @@
 
 #include "foremoe/core/random.h"
 #include "foremoe/testing/batched_traces.h"
-#include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe {
 namespace {
@@ -73,21 +72,41 @@ test::BatchedTrace draw(const Shape& shape, Random& random) {
   return result;
 }
 
-// Homes, and replicas on some ranks that take a part of an expert's rows.
-StepPlan split(const LoadTable& load, Random& random) {
-  StepPlan plan = sim_test::homes_plan(load, 1);
-  const int homes = load.num_experts() / load.num_ranks();
-  for (int r = 0; r < load.num_ranks(); ++r) {
+// What the slots of the only layer hold and serve.
+struct Slots {
+  Array<ExpertId, 2> expert;  // [rank][slot]
+  Array<Tokens, 2> tokens;
+
+  LayerQuotas quotas() const { return {.slot_expert = expert, .slot_tokens = tokens}; }
+};
+
+// Each expert at home, in equal runs, serving all of its rows; and an empty guest slot on each rank.
+Slots at_home(const LoadTable& load) {
+  const auto ranks = static_cast<std::size_t>(load.num_ranks());
+  const std::size_t homes = static_cast<std::size_t>(load.num_experts()) / ranks;
+  Slots slots{.expert = Array<ExpertId, 2>({ranks, homes + 1}, kNoExpert),
+              .tokens = Array<Tokens, 2>({ranks, homes + 1})};
+  for (std::size_t e = 0; e < ranks * homes; ++e) {
+    slots.expert(e / homes, e % homes) = ExpertId{e};
+    for (std::size_t s = 0; s < ranks; ++s) slots.tokens(e / homes, e % homes) += load.load(0, 0, s, e);
+  }
+  return slots;
+}
+
+// Half of the rows of some experts go to a guest.
+Slots split(const LoadTable& load, Random& random) {
+  Slots slots = at_home(load);
+  const std::size_t homes = slots.expert.extent(1) - 1;
+  for (std::size_t r = 0; r < slots.expert.extent(0); ++r) {
     const ExpertId e{random.below(static_cast<std::uint64_t>(load.num_experts()))};
-    const int home = e.value / homes;
-    Tokens& left = plan.slot_tokens(0, 0, home, e.value % homes);
-    if (home == r) continue;
+    if (e.index() / homes == r) continue;
+    Tokens& left = slots.tokens(e.index() / homes, e.index() % homes);
     const Tokens part{left.value / 2};
     left -= part;
-    plan.slot_expert(0, 0, r, homes) = e;
-    plan.slot_tokens(0, 0, r, homes) = part;
+    slots.expert(r, homes) = e;
+    slots.tokens(r, homes) = part;
   }
-  return plan;
+  return slots;
 }
 
 std::int64_t sum(const Array<Tokens, 2>& rows) {
@@ -102,11 +121,10 @@ struct Both {
   RoutedLayer routed;
 };
 
-Both dispatch_both(const test::BatchedTrace& drawn, const StepPlan& plan, const ExpertGroups& groups) {
+Both dispatch_both(const test::BatchedTrace& drawn, const Slots& slots, const ExpertGroups& groups) {
   const LoadTable& load = drawn.load;
   const Topology topology{.num_ranks = load.num_ranks(), .ranks_per_node = drawn.batching.ranks_per_node};
-  const RoutingProblem problem{
-      .load = load.load[0][0], .quotas = layer_quotas(plan, EventId{0}, LayerId{0}), .topology = topology};
+  const RoutingProblem problem{.load = load.load[0][0], .quotas = slots.quotas(), .topology = topology};
   const SourceTokens tokens(drawn.trace, drawn.batching);
   Both both{.counted = {}, .expected = {}, .routed = route_tokens(problem)};
   both.counted = token_dispatch(both.routed, {tokens, MicroStepId{0}, LayerId{0}, topology});
@@ -123,8 +141,8 @@ TEST_P(ExpectedDispatchTest, IsWhatIsCountedWhereTokensAreDrawnAlike) {
   for (int trial = 0; trial < 3; ++trial) {
     const test::BatchedTrace drawn = draw(shape, random);
     for (const bool splits : {false, true}) {
-      const StepPlan plan = splits ? split(drawn.load, random) : sim_test::homes_plan(drawn.load, 1);
-      const Both both = dispatch_both(drawn, plan, shape.groups);
+      const Slots slots = splits ? split(drawn.load, random) : at_home(drawn.load);
+      const Both both = dispatch_both(drawn, slots, shape.groups);
       const auto ranks = static_cast<double>(sum(both.counted.to_rank));
       const auto nodes = static_cast<double>(sum(both.counted.to_node));
       EXPECT_NEAR(static_cast<double>(sum(both.expected.to_rank)) / ranks, 1, 0.02) << splits << trial;
@@ -137,8 +155,7 @@ TEST_P(ExpectedDispatchTest, SendsToAPlaceAsMuchAsItsBusiestExpertAndNoMoreThanA
   const Shape& shape = GetParam();
   Random random(5);
   const test::BatchedTrace drawn = draw(shape, random);
-  const StepPlan plan = split(drawn.load, random);
-  const Both both = dispatch_both(drawn, plan, shape.groups);
+  const Both both = dispatch_both(drawn, split(drawn.load, random), shape.groups);
   const Array<Tokens, 2> all = dispatch_table(both.routed);
   const auto ranks = static_cast<std::size_t>(shape.ranks);
   Array<Tokens, 2> busiest({ranks, ranks});
@@ -185,15 +202,66 @@ TEST(ExpectedDispatch, OfOneExpertPerTokenIsTheDispatchTable) {
   EXPECT_EQ(both.expected.to_node, both.counted.to_node);
 }
 
+// Rank 0 alone has tokens, which choose two of eight experts. Four ranks are on two nodes.
+LoadTable load_of_one_source(const std::vector<std::int64_t>& counts) {
+  LoadTable load{.load = Array<Tokens, 4>({1, 1, 4, 8}), .top_k = 2, .ranks_per_node = 2};
+  for (std::size_t e = 0; e < counts.size(); ++e) load.load(0, 0, 0, e) = Tokens{counts[e]};
+  return load;
+}
+
+TokenDispatch of_one_source(const Slots& slots, const LoadTable& load) {
+  const Topology topology{.num_ranks = 4, .ranks_per_node = 2};
+  const RoutingProblem problem{.load = load.load[0][0], .quotas = slots.quotas(), .topology = topology};
+  return expected_token_dispatch(route_tokens(problem),
+                                 {.load = problem.load, .top_k = load.top_k, .groups = {}, .topology = topology});
+}
+
+TEST(ExpectedDispatch, KeepsToItsBoundsWhereCountsFitNoDistinctExperts) {
+  const std::vector<std::int64_t> counts{0, 0, 1000, 0, 1, 0, 0, 3};  // experts 2 and 3 are at home on rank 1
+  const LoadTable load = load_of_one_source(counts);
+  const TokenDispatch rows = of_one_source(at_home(load), load);
+  EXPECT_EQ(rows.to_rank(0, 0), Tokens{0});
+  EXPECT_EQ(rows.to_rank(0, 1), Tokens{1000});
+  EXPECT_EQ(rows.to_rank(0, 2), Tokens{1});  // one expert on each of these ranks: its rows, no more and no fewer
+  EXPECT_EQ(rows.to_rank(0, 3), Tokens{3});
+  EXPECT_GE(rows.to_node(0, 1), Tokens{3});
+  EXPECT_LE(rows.to_node(0, 1), Tokens{4});
+}
+
+TEST(ExpectedDispatch, CountsAnExpertOfTwoReplicasOnANodeThereWhole) {
+  const std::vector<std::int64_t> counts{0, 0, 0, 0, 600, 0, 0, 0};
+  const LoadTable load = load_of_one_source(counts);
+  Slots slots = at_home(load);  // expert 4 is at home on rank 2; half of its rows go to rank 3
+  slots.tokens(2, 0) = Tokens{300};
+  slots.expert(3, 2) = ExpertId{4};
+  slots.tokens(3, 2) = Tokens{300};
+  const TokenDispatch rows = of_one_source(slots, load);
+  EXPECT_EQ(rows.to_rank(0, 2), Tokens{300});
+  EXPECT_EQ(rows.to_rank(0, 3), Tokens{300});
+  EXPECT_EQ(rows.to_node(0, 1), Tokens{600});
+}
+
+TEST(ExpectedDispatch, RoundsSoThatPlacesSumToTheirExpectation) {
+  // Top-2 of eight experts, alike, two on each of four ranks: a token misses a rank with probability 15 / 28, and two
+  // ranks of a node with 6 / 28.
+  const std::vector<std::int64_t> counts(8, 5);
+  const LoadTable load = load_of_one_source(counts);
+  const TokenDispatch rows = of_one_source(at_home(load), load);
+  std::int64_t to_ranks = 0;
+  for (const Tokens n : rows.to_rank.row(0)) to_ranks += n.value;
+  EXPECT_NEAR(static_cast<double>(to_ranks), 4 * 20 * 13.0 / 28, 0.5);  // 37.1; each rank alone would round to 9
+  EXPECT_NEAR(static_cast<double>(rows.to_node(0, 0).value + rows.to_node(0, 1).value), 2 * 20 * 22.0 / 28, 0.5);
+}
+
 TEST(ExpectedDispatch, OfASourceWithoutTokensIsNothing) {
   Random random(9);
   test::BatchedTrace drawn =
       draw({.tokens = 50, .ranks = 4, .ranks_per_node = 2, .experts = 16, .top_k = 2, .spread = 1}, random);
   std::ranges::fill(drawn.load.load[0][0].row(1), Tokens{0});
-  const StepPlan plan = sim_test::homes_plan(drawn.load, 1);
+  const Slots slots = at_home(drawn.load);
   const Topology topology{.num_ranks = 4, .ranks_per_node = 2};
-  const RoutedLayer routed = route_tokens(
-      {.load = drawn.load.load[0][0], .quotas = layer_quotas(plan, EventId{0}, LayerId{0}), .topology = topology});
+  const RoutedLayer routed =
+      route_tokens({.load = drawn.load.load[0][0], .quotas = slots.quotas(), .topology = topology});
   const TokenDispatch expected =
       expected_token_dispatch(routed, {.load = drawn.load.load[0][0], .top_k = 2, .groups = {}, .topology = topology});
   for (const Tokens n : expected.to_rank.row(1)) EXPECT_EQ(n, Tokens{0});

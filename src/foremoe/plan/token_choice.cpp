@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -10,39 +12,47 @@ namespace foremoe {
 namespace {
 
 constexpr int kMostIterations = 60;
-constexpr double kTolerance = 1e-3;  // of the experts of a token, how many are still of the wrong kind
+constexpr double kTolerance = 1e-3;  // total error of the experts' frequencies ÷ top_k
 
-// Weights stay finite where every token chooses an expert.
-constexpr double kMostLikely = 1 - 1e-6;
+// Bounds on the odds of an expert. They keep products finite where every token chooses the expert, or none does.
+constexpr double kLeastOdds = 1e-9;
+constexpr double kMostOdds = 1e6;
+constexpr double kMostLikely = kMostOdds / (1 + kMostOdds);
 
-// All polynomials have as many coefficients; higher ones are left out.
-using Coefficients = std::span<double>;
+double odds_of(double chance) { return chance / (1 - chance); }
 
-// Times 1 + weight·t.
-void multiply(Coefficients sets, double weight) {
-  for (std::size_t i = sets.size(); i-- > 1;) sets[i] += weight * sets[i - 1];
+// A polynomial whose coefficient i is the probability of choosing i experts. Higher coefficients are left out: all
+// polynomials have the same number.
+using Chances = std::span<double>;
+
+// Multiplies by 1 − chance + chance·t: one more expert.
+void multiply(Chances chances, double chance) {
+  for (std::size_t i = chances.size(); i-- > 1;) chances[i] = (1 - chance) * chances[i] + chance * chances[i - 1];
+  chances[0] *= 1 - chance;
 }
 
-void multiply(Coefficients sets, std::span<const double> by) {
-  for (std::size_t i = sets.size(); i-- > 0;) {
+void multiply(Chances chances, std::span<const double> by) {
+  for (std::size_t i = chances.size(); i-- > 0;) {
     double sum = 0;
-    for (std::size_t j = 0; j <= i; ++j) sum += sets[i - j] * by[j];
-    sets[i] = sum;
+    for (std::size_t j = 0; j <= i; ++j) sum += chances[i - j] * by[j];
+    chances[i] = sum;
   }
 }
 
-void become_one(Coefficients sets) {
-  std::ranges::fill(sets, 0);
-  sets[0] = 1;
+void become_one(Chances chances) {
+  std::ranges::fill(chances, 0);
+  chances[0] = 1;
 }
 
-// Sets from one group more: those that have experts of it.
-void use_group(Array<double, 2>& used, std::span<const double> sets) {
-  for (std::size_t u = used.extent(0); u-- > 1;) {
-    const std::span<const double> from = used.row(u - 1);
+// Adds a group, of which a set has no expert or some. used: [number of groups used][number of experts].
+void add_group(Array<double, 2>& used, std::span<const double> chances) {
+  for (std::size_t u = used.extent(0); u-- > 0;) {
     const std::span<double> to = used.row(u);
+    for (double& chance : to) chance *= chances[0];
+    if (u == 0) continue;
+    const std::span<const double> from = used.row(u - 1);
     for (std::size_t i = 1; i < to.size(); ++i) {
-      for (std::size_t j = 1; j <= i; ++j) to[i] += from[i - j] * sets[j];
+      for (std::size_t j = 1; j <= i; ++j) to[i] += from[i - j] * chances[j];
     }
   }
 }
@@ -52,49 +62,106 @@ void become_one(Array<double, 2>& used) {
   used(0, 0) = 1;
 }
 
+// Scales frequencies so that they sum to `sum` and none exceeds kMostLikely.
+void scale_to(double sum, std::span<double> frequency) {
+  for (;;) {
+    double capped = 0;
+    double free = 0;
+    for (double& f : frequency) {
+      f = std::min(f, kMostLikely);
+      (f == kMostLikely ? capped : free) += f;
+    }
+    if (free == 0) return;
+    bool exceeds = false;
+    for (double& f : frequency) {
+      if (f < kMostLikely) f *= (sum - capped) / free;
+      exceeds = exceeds || f > kMostLikely;
+    }
+    if (!exceeds) return;
+  }
+}
+
+// Whether some set of k experts that were chosen comes from few enough groups.
+bool permit(const ExpertGroups& groups, std::span<const Tokens> counts, std::size_t k) {
+  const std::size_t size = counts.size() / static_cast<std::size_t>(groups.count);
+  std::vector<std::ptrdiff_t> chosen;  // [group], experts
+  for (std::size_t e = 0; e < counts.size(); e += size) {
+    chosen.push_back(std::ranges::count_if(counts.subspan(e, size), [](Tokens n) { return n > Tokens{0}; }));
+  }
+  std::ranges::sort(chosen, std::ranges::greater{});
+  return std::accumulate(chosen.begin(), chosen.begin() + groups.per_token, std::ptrdiff_t{0}) >=
+         static_cast<std::ptrdiff_t>(k);
+}
+
 }  // namespace
 
 void TokenChoice::fit(std::span<const Tokens> counts, int top_k, const ExpertGroups& groups) {
-  std::int64_t chosen = 0;
+  std::int64_t assignments = 0;
   std::int64_t most = 0;
-  std::size_t experts = 0;
+  std::size_t chosen = 0;  // experts
+  frequency_.clear();
   for (const Tokens count : counts) {
-    chosen += count.value;
+    assignments += count.value;
     most = std::max(most, count.value);
-    experts += count.value > 0 ? 1 : 0;
+    chosen += count.value > 0 ? 1 : 0;
+    frequency_.push_back(static_cast<double>(count.value));
   }
   assert(chosen > 0);
-  k_ = std::min(static_cast<std::size_t>(top_k), experts);
-  groups_ = groups.per_token < groups.count ? groups : ExpertGroups{};
-  tokens_ = std::max(static_cast<double>(chosen) / static_cast<double>(k_), static_cast<double>(most));
-
-  // Weights are between this and its inverse: no product of top_k is infinite, and none of those is lost.
-  const double largest = std::min(kMostLikely / (1 - kMostLikely), std::pow(1e250, 1 / static_cast<double>(k_)));
-  each_apart_.resize(counts.size());
-  std::iota(each_apart_.begin(), each_apart_.end(), std::size_t{0});
-  wanted_.resize(counts.size());
-  excluded_.resize(counts.size());
-  weight_.resize(counts.size());
-  for (std::size_t e = 0; e < counts.size(); ++e) {
-    wanted_[e] = std::min(static_cast<double>(counts[e].value) / tokens_, kMostLikely);
-    weight_[e] = std::min(wanted_[e] / (1 - wanted_[e]), largest);
+  k_ = std::min(static_cast<std::size_t>(top_k), chosen);
+  const bool restrict = groups.per_token < std::min(groups.count, static_cast<int>(k_)) && permit(groups, counts, k_);
+  groups_ = restrict ? groups : ExpertGroups{};
+  tokens_ = std::max(static_cast<double>(assignments) / static_cast<double>(k_), static_cast<double>(most));
+  for (double& f : frequency_) f /= tokens_;
+  scale_to(static_cast<double>(k_), frequency_);
+  chance_ = frequency_;
+  if (k_ == 1) {  // a set is an expert, whose odds are its frequency
+    for (double& chance : chance_) chance /= 1 + chance;
+    return;
   }
+  improve();
+}
+
+void TokenChoice::improve() {
+  each_apart_.resize(chance_.size());
+  std::iota(each_apart_.begin(), each_apart_.end(), std::size_t{0});
+  excluded_.resize(chance_.size());
+  std::vector<double> best = chance_;
+  double least = std::numeric_limits<double>::infinity();
+  double before = least;
   double step = 1;
-  double wrong_before = static_cast<double>(k_);
-  for (int i = 0; i < kMostIterations; ++i) {
+  for (int i = 0; i < kMostIterations && least > kTolerance * static_cast<double>(k_); ++i) {
     misses(each_apart_, excluded_);
     double wrong = 0;
-    for (std::size_t e = 0; e < counts.size(); ++e) wrong += std::abs(1 - excluded_[e] - wanted_[e]);
-    if (wrong <= kTolerance * static_cast<double>(k_)) return;
-    // All weights change at once, which overshoots where experts of a group are chosen together.
-    if (wrong > wrong_before / 2) step = std::max(step / 2, 1 / static_cast<double>(k_));
-    wrong_before = wrong;
-    for (std::size_t e = 0; e < counts.size(); ++e) {
-      const double included = std::min(1 - excluded_[e], kMostLikely);
-      if (weight_[e] == 0 || included <= 0) continue;
-      const double odds = wanted_[e] / (1 - wanted_[e]) * (1 - included) / included;
-      weight_[e] = std::clamp(weight_[e] * std::pow(odds, step), 1 / largest, largest);
+    for (std::size_t e = 0; e < chance_.size(); ++e) wrong += std::abs(1 - excluded_[e] - frequency_[e]);
+    if (wrong < least) {
+      least = wrong;
+      best = chance_;
     }
+    // Changing all odds at once overshoots where the experts of a group are chosen together.
+    step = wrong > 0.8 * before ? std::max(step / 2, 0.5 / static_cast<double>(k_)) : std::min(step * 1.1, 1.0);
+    before = wrong;
+    change_odds(step);
+  }
+  chance_ = best;
+}
+
+// Moves the odds of each expert towards those that give it its frequency. A common factor of all odds changes no
+// probability of a set; it is chosen so that the expected number of experts stays near top_k.
+void TokenChoice::change_odds(double step) {
+  double sum = 0;
+  for (std::size_t e = 0; e < chance_.size(); ++e) {
+    if (chance_[e] == 0) continue;
+    const double included = std::clamp(1 - excluded_[e], kLeastOdds, kMostLikely);
+    const double odds = odds_of(chance_[e]) * std::pow(odds_of(frequency_[e]) / odds_of(included), step);
+    chance_[e] = std::clamp(odds, kLeastOdds, kMostOdds);
+    chance_[e] /= 1 + chance_[e];
+    sum += chance_[e];
+  }
+  const double scale = static_cast<double>(k_) / sum;
+  for (double& chance : chance_) {
+    if (chance == 0) continue;
+    const double odds = std::clamp(odds_of(chance) * scale, kLeastOdds, kMostOdds);
+    chance = odds / (1 + odds);
   }
 }
 
@@ -111,19 +178,27 @@ void TokenChoice::misses(std::span<const std::size_t> place, std::span<double> o
   for (auto& parts : parts_) parts.clear();
   for (std::size_t part = 0; part < part_place_.size(); ++part) parts_[part_place_[part]].push_back(part);
   const double all = sets_without({});
+  if (!(all > 0)) return miss_independently(place, of_place);
   for (std::size_t p = 0; p < of_place.size(); ++p) {
     of_place[p] = parts_[p].empty() ? 1 : sets_without(parts_[p]) / all;
   }
 }
 
-// The parts of one group: each becomes the product of all the others, of what lies before it and of what lies behind.
+// Where the sets' probabilities are too small to be represented.
+void TokenChoice::miss_independently(std::span<const std::size_t> place, std::span<double> of_place) const {
+  std::ranges::fill(of_place, 1);
+  for (std::size_t e = 0; e < place.size(); ++e) of_place[place[e]] *= 1 - frequency_[e];
+}
+
+// Makes the parts of one group. Each gets the probabilities of choosing so many experts of the group, none of them of
+// this part: a product of prefix and suffix.
 void TokenChoice::multiply_group(std::size_t group, std::span<const std::size_t> place) {
   constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-  const std::size_t size = weight_.size() / static_cast<std::size_t>(groups_.count);
+  const std::size_t size = chance_.size() / static_cast<std::size_t>(groups_.count);
   const std::size_t first = part_place_.size();
   std::ranges::fill(part_of_place_, kNone);
   for (std::size_t e = group * size; e < (group + 1) * size; ++e) {
-    if (weight_[e] == 0) continue;
+    if (chance_[e] == 0) continue;
     std::size_t& part = part_of_place_[place[e]];
     if (part == kNone) {
       part = part_place_.size();
@@ -133,7 +208,7 @@ void TokenChoice::multiply_group(std::size_t group, std::span<const std::size_t>
       part_sets_[part].resize(k_ + 1);
       become_one(part_sets_[part]);
     }
-    multiply(part_sets_[part], weight_[e]);
+    multiply(part_sets_[part], chance_[e]);
   }
   const std::size_t num_parts = part_place_.size() - first;
   Polynomials behind({num_parts + 1, k_ + 1});
@@ -147,8 +222,9 @@ void TokenChoice::multiply_group(std::size_t group, std::span<const std::size_t>
   become_one(before);
   for (std::size_t i = 0; i < num_parts; ++i) {
     std::vector<double>& sets = part_sets_[first + i];
-    std::vector<double> own = std::exchange(sets, before);
+    const std::vector<double> own = std::exchange(sets, before);
     multiply(sets, behind.row(i + 1));
+    for (double& chance : sets) chance *= own[0];  // none of this part's
     multiply(before, own);
   }
 }
@@ -162,7 +238,7 @@ void TokenChoice::multiply_other_groups() {
   for (std::size_t g = 0; g < num_groups; ++g) {
     become_one(used_);
     for (std::size_t other = 0; other < num_groups; ++other) {
-      if (other != g) use_group(used_, group_sets_.row(other));
+      if (other != g) add_group(used_, group_sets_.row(other));
     }
     for (std::size_t i = 0; i <= k_; ++i) {
       for (std::size_t u = 0; u < per_token; ++u) fewer_groups_(g, i) += used_(u, i);
@@ -171,19 +247,20 @@ void TokenChoice::multiply_other_groups() {
   }
 }
 
-// Of all sets, those that have no expert of these parts, each of another group: the sum of their products.
+// The probability of choosing top_k experts from no more than per_token groups, none of them of these parts. Each part
+// must be of another group.
 double TokenChoice::sets_without(std::span<const std::size_t> parts) {
   if (parts.size() <= 1) {
     const std::size_t g = parts.empty() ? 0 : part_group_[parts[0]];
     const std::span<const double> sets = parts.empty() ? group_sets_.row(g) : std::span(part_sets_[parts[0]]);
-    double sum = other_groups_(g, k_);
+    double sum = sets[0] * other_groups_(g, k_);
     for (std::size_t i = 1; i <= k_; ++i) sum += sets[i] * fewer_groups_(g, k_ - i);
     return sum;
   }
   become_one(used_);
   for (std::size_t g = 0; g < group_sets_.extent(0); ++g) {
     const auto part = std::ranges::find(parts, g, [&](std::size_t p) { return part_group_[p]; });
-    use_group(used_, part == parts.end() ? group_sets_.row(g) : std::span(part_sets_[*part]));
+    add_group(used_, part == parts.end() ? group_sets_.row(g) : std::span(part_sets_[*part]));
   }
   double sum = 0;
   for (std::size_t u = 0; u < used_.extent(0); ++u) sum += used_(u, k_);

@@ -48,11 +48,12 @@ std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<cons
   return p;
 }
 
-// How often each expert is chosen by tokens that choose any set as often as drawn.
+// How often each expert is chosen by tokens that choose each set as often as drawn: some hardly ever, some nearly
+// always.
 std::vector<Tokens> draw_counts(const std::vector<Set>& sets, const Case& c, Random& random) {
   std::vector<Tokens> counts(static_cast<std::size_t>(c.experts));
   for (const Set set : sets) {
-    const std::int64_t tokens = 1 + static_cast<std::int64_t>(random.below(1000));
+    const auto tokens = static_cast<std::int64_t>(1 + 1e5 * std::pow(random.uniform(), 8));
     for (std::size_t e = 0; e < counts.size(); ++e) counts[e] += Tokens{holds(set, e) ? tokens : 0};
   }
   return counts;
@@ -84,7 +85,8 @@ TEST_P(TokenChoiceTest, MissesAsOftenAsTheDistributionOfLargestEntropy) {
         for (std::size_t e = 0; e < place.size(); ++e) visits = visits || (place[e] == at && holds(sets[i], e));
         expected += visits ? 0 : p[i];
       }
-      EXPECT_NEAR(missed[at], expected, 0.003) << "place " << at << ", trial " << trial;
+      const double near = c.groups.per_token < c.groups.count ? 0.01 : 0.003;  // groups take longer to fit
+      EXPECT_NEAR(missed[at], expected, near) << "place " << at << ", trial " << trial;
     }
   }
 }
@@ -95,6 +97,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, TokenChoiceTest,
                                          Case{.experts = 8, .top_k = 3, .groups = {.count = 4, .per_token = 2}},
                                          Case{.experts = 9, .top_k = 4, .groups = {.count = 3, .per_token = 2}},
                                          Case{.experts = 8, .top_k = 2, .groups = {.count = 4, .per_token = 1}},
+                                         Case{.experts = 8, .top_k = 4, .groups = {.count = 2, .per_token = 1}},
+                                         Case{.experts = 12, .top_k = 4, .groups = {.count = 4, .per_token = 2}},
                                          Case{.experts = 8, .top_k = 3, .groups = {.count = 2, .per_token = 2}}));
 
 double ways(int n, int k) { return std::exp(std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1)); }
@@ -126,25 +130,74 @@ TEST(TokenChoice, AnExpertOfEveryTokenIsNeverMissed) {
   EXPECT_EQ(missed[2], 1);  // has no experts
 }
 
-TEST(TokenChoice, TakesCountsThatNoDistinctExpertsCanHave) {
+// Fits the counts, and expects probabilities of each expert apart, and of all even and odd ones.
+void expect_probabilities(const std::vector<Tokens>& counts, int top_k, const ExpertGroups& groups) {
   TokenChoice choice;
-  std::vector<double> missed(2);
-  std::vector<std::size_t> place(16, 1);
-  place[3] = 0;
+  choice.fit(counts, top_k, groups);
+  for (const std::size_t num_places : {counts.size(), std::size_t{2}}) {
+    std::vector<std::size_t> place(counts.size());
+    for (std::size_t e = 0; e < place.size(); ++e) place[e] = e % num_places;
+    std::vector<double> missed(num_places);
+    choice.misses(place, missed);
+    for (const double p : missed) {
+      EXPECT_GE(p, 0) << top_k << " of " << counts.size();
+      EXPECT_LE(p, 1 + 1e-9) << top_k << " of " << counts.size();
+    }
+  }
+}
+
+TEST(TokenChoice, GivesProbabilitiesOfCountsThatNoSetsCanHave) {
   for (const std::int64_t other : {0, 1, 40}) {
     std::vector<Tokens> counts(16);
     counts[3] = Tokens{1000};
     counts[4] = Tokens{other};
     counts[5] = Tokens{other};
     for (const ExpertGroups& groups : {ExpertGroups{}, ExpertGroups{.count = 8, .per_token = 2}}) {
+      TokenChoice choice;
       choice.fit(counts, 4, groups);
       EXPECT_EQ(choice.tokens(), 1000);
-      choice.misses(place, missed);
-      for (const double p : missed) {
-        EXPECT_GE(p, 0);
-        EXPECT_LE(p, 1);
-      }
+      expect_probabilities(counts, 4, groups);
     }
+  }
+}
+
+TEST(TokenChoice, IgnoresGroupsThatTheCountsContradict) {
+  const ExpertGroups groups{.count = 8, .per_token = 4};
+  std::vector<Tokens> one_of_each_group(256);
+  for (std::size_t e = 0; e < 256; e += 32) one_of_each_group[e] = Tokens{20};
+  expect_probabilities(one_of_each_group, 8, groups);
+  one_of_each_group[1] = Tokens{20};
+  expect_probabilities(one_of_each_group, 8, groups);
+  TokenChoice with, without;
+  with.fit(one_of_each_group, 8, groups);
+  without.fit(one_of_each_group, 8, {});
+  std::vector<std::size_t> place(256, 1);
+  place[0] = 0;
+  std::vector<double> missed(2), expected(2);
+  with.misses(place, missed);
+  without.misses(place, expected);
+  EXPECT_EQ(missed, expected);
+}
+
+TEST(TokenChoice, GivesProbabilitiesWhereTokensChooseManyExperts) {
+  std::vector<Tokens> alike(512, Tokens{100});
+  std::vector<Tokens> one_for_all(512, Tokens{1});
+  one_for_all[7] = Tokens{10'000'000};
+  for (const int top_k : {64, 384, 511, 512}) {
+    expect_probabilities(alike, top_k, {});
+    expect_probabilities(one_for_all, top_k, {});
+  }
+}
+
+TEST(TokenChoice, OfOneExpertPerTokenIsAsFrequentAsCounted) {
+  TokenChoice choice;
+  std::vector<double> missed(4);
+  for (const ExpertGroups& groups : {ExpertGroups{}, ExpertGroups{.count = 2, .per_token = 1}}) {
+    choice.fit(std::vector{Tokens{900}, Tokens{50}, Tokens{30}, Tokens{20}}, 1, groups);
+    choice.misses(std::vector<std::size_t>{0, 1, 2, 3}, missed);
+    EXPECT_NEAR(missed[0], 0.1, 1e-5);
+    EXPECT_NEAR(missed[1], 0.95, 1e-5);
+    EXPECT_NEAR(missed[3], 0.98, 1e-5);
   }
 }
 

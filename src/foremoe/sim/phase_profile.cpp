@@ -82,7 +82,8 @@ class Profiler {
         event_(event_of_micro_step(input.plan)),
         kernels_forward_(kernels(input.cost, Pass::kForward)),
         kernels_backward_(kernels(input.cost, Pass::kBackward)) {
-    if (input.knows_tokens()) tokens_.emplace(*input.trace, *input.batching);
+    if (input.knows_tokens() && input.cost.options().dispatch == Dispatch::kToken)
+      tokens_.emplace(*input.trace, *input.batching);
   }
 
   PhaseProfile profile() {

@@ -180,21 +180,26 @@ TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyCom
 
 TEST(SimulationTest, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem) {
   const OneCopy step;
-  const CostModel cost = round_cost(1, 2);
-  const SimulationOptions after_dispatch{.path = PathChoice::kPeer, .online = make_feplb()->online()};
-  const StepPlan homes = homes_plan(step.load, 0);
-  for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
-    const SimulatedPhase unbalanced = Simulated{step.load, homes, cost}.phase(kind);
-    const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(kind, after_dispatch);
-    EXPECT_GT(unbalanced.parts.dispatch, 0);
-    EXPECT_EQ(phase.parts.dispatch, unbalanced.parts.dispatch);
-    EXPECT_EQ(phase.parts.combine, unbalanced.parts.combine);
-    // 30 rows of 20 bytes go on to rank 0, beside those of the exchange; thrice where a backward begins with a forward.
-    const std::int64_t trips = kind == Phase::kRecompute ? 1 : 3;
-    EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, trips * 30 * 20);
+  for (const Dispatch dispatch : {Dispatch::kRow, Dispatch::kToken}) {
+    CostOptions cost_options = round_options();
+    cost_options.dispatch = dispatch;
+    const CostModel cost(round_cluster(), round_model(1, 2), cost_options);
+    const SimulationOptions after_dispatch{.path = PathChoice::kPeer, .online = make_feplb()->online()};
+    const StepPlan homes = homes_plan(step.load, 0);
+    for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
+      const SimulatedPhase unbalanced = Simulated{step.load, homes, cost}.phase(kind);
+      const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(kind, after_dispatch);
+      EXPECT_GT(unbalanced.parts.dispatch, 0);
+      EXPECT_EQ(phase.parts.dispatch, unbalanced.parts.dispatch);
+      EXPECT_EQ(phase.parts.combine, unbalanced.parts.combine);
+      // 30 rows of 20 bytes go on to rank 0, beside those of the exchange; thrice where a backward begins with a
+      // forward.
+      const std::int64_t trips = kind == Phase::kRecompute ? 1 : 3;
+      EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, trips * 30 * 20);
+    }
+    // With a plan that is made before, rank 0 keeps its rows.
+    EXPECT_EQ((Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute).parts.dispatch), 0);
   }
-  // With a plan that is made before, rank 0 keeps its rows.
-  EXPECT_EQ((Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute).parts.dispatch), 0);
 }
 
 TEST(SimulationTest, CopiesOfWhoPlansOnlineComeFromPeersUnlessAskedForOtherwise) {
@@ -322,10 +327,14 @@ TEST(SimulationTest, ARepeatedLoadIsTheLoadWrittenOut) {
   const LoadTable twice =
       one_layer({{{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}, {{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}});
   const StepPlan plan = homes_plan(twice, 0);
-  const CostModel cost = round_cost(1, 2);
-  const SimulatedPhase repeated =
-      simulate_phase({.load = once, .plan = plan, .cost = cost, .repeat_load = true}, {.phase = Phase::kPolicyUpdate});
-  EXPECT_EQ(repeated.seconds, (Simulated{twice, plan, cost}.phase(Phase::kPolicyUpdate).seconds));
+  for (const Dispatch dispatch : {Dispatch::kRow, Dispatch::kToken}) {
+    CostOptions options = round_options();
+    options.dispatch = dispatch;
+    const CostModel cost(round_cluster(), round_model(1, 2), options);
+    const SimulatedPhase repeated = simulate_phase({.load = once, .plan = plan, .cost = cost, .repeat_load = true},
+                                                   {.phase = Phase::kPolicyUpdate});
+    EXPECT_EQ(repeated.seconds, (Simulated{twice, plan, cost}.phase(Phase::kPolicyUpdate).seconds));
+  }
 }
 
 TEST(SimulationTest, AStepIsItsPhasesAndTheMovesOfHomes) {
@@ -410,6 +419,21 @@ TEST(SimulationTest, TheDispatchDecidesWhichRowsTravel) {
               static_cast<double>(row_bytes(counted, "network").value), 0.05 * kThereAndBack * between_nodes * 20);
   EXPECT_LT(counted.parts.dispatch, rows.parts.dispatch);
   EXPECT_NEAR(expected.parts.dispatch, counted.parts.dispatch, 0.05 * counted.parts.dispatch);
+}
+
+TEST(SimulationTest, TokensThatAreExpectedChooseFromTheModelsGroups) {
+  const test::BatchedTrace recorded = test::random_trace(2, 400);
+  const StepPlan plan = homes_plan(recorded.load, 0);
+  const auto between_nodes = [&](const ExpertGroups& groups) {
+    CostOptions options = round_options();
+    options.dispatch = Dispatch::kToken;
+    ModelShape model = round_model(2, 8, 3);
+    model.groups = groups;
+    const CostModel cost(round_cluster(), model, options);
+    return row_bytes(simulate_phase({.load = recorded.load, .plan = plan, .cost = cost}, {}), "network");
+  };
+  // Each of two nodes has the experts of one group, and a token takes those of one group alone.
+  EXPECT_LT(between_nodes({.count = 2, .per_token = 1}), between_nodes({}));
 }
 
 TEST(SimulationTest, TheLargestMicroBatchFillsTheBudgetWithActivations) {
