@@ -242,7 +242,7 @@ def modelled_seconds(counts: Sequence[Any], in_flight: int = 1) -> dict[str, flo
     }  # fmt: skip
     found = foremoe.simulate(
         load, "vanilla,foremoe", cluster="h100", model=model, bytes_per_parameter=8, keep_activations=True, path="peer",
-        in_flight=in_flight,
+        in_flight=in_flight, dispatch="row",
     )  # fmt: skip
     return {
         of["policy"]: phase["seconds"] for of in found for phase in of["phases"] if phase["phase"] == "policy_update"
