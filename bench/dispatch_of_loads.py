@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How well a load tells how long --dispatch token takes: the table of docs/users/simulation.md.
+"""How well a load tells how long --dispatch token takes: the table of lab/performance.md.
 
     bench/dispatch_of_loads.py [--data DIR] [--foremoe PROGRAM]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The simulator against execution: the table of docs/users/simulation.md.
+"""The simulator against execution: the table of lab/performance.md.
 
     bench/simulated_against_run.py [--data DIR] [--foremoe PROGRAM] [--ranks N]
 

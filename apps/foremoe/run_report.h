@@ -40,7 +40,7 @@ struct RunSettings {
 // Nothing that ran came out wrong.
 bool right(const RunRow& row, const RunSettings& settings);
 
-// The keys that docs/users/formats.md lists, in that order.
+// The keys that docs/users/formats.md explains.
 nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings);
 
 // The table and what its columns mean.

@@ -1,4 +1,4 @@
-"""What shadow mode costs the training thread in each MoE layer: the figures of docs/users/adopting.md. In the root:
+"""What shadow mode costs the training thread in each MoE layer: the figures of lab/performance.md. In the root:
 
 PYTHONPATH=build/python $(scripts/python_environment torch) python/benchmarks/shadow_mode.py [--tokens N] [--layers N]
 

@@ -20,7 +20,7 @@ EXAMPLES = """\
   foremoe reproduce --list
   foremoe reproduce ultraep-table
   foremoe reproduce all --json
-  foremoe reproduce mine.toml --markdown     an experiment of your own: docs/users/formats.md lists the keys
+  foremoe reproduce mine.toml --markdown     an experiment of your own: lab/experiments/README.md lists the keys
 """
 
 MEANING = """\

@@ -1,4 +1,4 @@
-"""Experiments as TOML files; docs/users/formats.md lists the keys.
+"""Experiments as TOML files; lab/experiments/README.md lists the keys.
 
 [every_input] and [every_system] hold for each input and system that can use a key and does not set its own. A list in
 place of one value makes one input (or system) of each of its values, and {key} in the label becomes that key's value.

@@ -1,6 +1,6 @@
 #pragma once
 
-// Evaluations as JSON: the keys that docs/users/formats.md lists, in that order.
+// Evaluations as JSON: the keys that docs/users/formats.md explains.
 
 #include <nlohmann/json_fwd.hpp>
 

@@ -8,7 +8,7 @@
 
 namespace foremoe {
 
-// The keys that docs/users/formats.md lists, in that order; the caller adds times and threads.
+// The keys that docs/users/formats.md explains; the caller adds times and threads.
 nlohmann::ordered_json to_json(const PlanFigures& figures);
 
 nlohmann::ordered_json to_json(const Violation& violation);  // {kind, message} and where it is

@@ -1,6 +1,6 @@
 #pragma once
 
-// What an import tells of itself, as JSON: the keys that docs/users/formats.md lists.
+// What an import tells of itself, as JSON.
 
 #include <nlohmann/json_fwd.hpp>
 
