@@ -1,11 +1,12 @@
 """foremoe.verl in verl itself: its registry, its micro-batches, its replay of routes and its schedule, on CPU.
 
-One spawn of four processes runs all checks, with the variables that docs/users/adopting.md tells a user to set.
+Four processes run all checks, with the variables that docs/users/adopting.md tells a user to set.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import re
 import types
@@ -64,7 +65,7 @@ def check_cases(monkeypatch: Any) -> dict[str, Any]:
         if id(made) not in numbers:
             numbers[id(made)] = len(plans)
             events.append(f"plan {len(plans)}")
-            plans.append((made.phase, torch.tensor(made.load.array[:, :, self.rank])))
+            plans.append((made.phase, torch.tensor(made.load.array[:, :, self._ranks.rank])))
             kept.append(made)
         return made
 
@@ -184,6 +185,7 @@ def check_refusals(monkeypatch: Any) -> dict[str, str]:
 
 def check_all(rank: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
+    os.environ.update(VARIABLES)  # before verl is imported; the server that forks ranks is older than this test
     engines = engine_class()
     import verl.utils.megatron.router_replay_utils as replay
 
@@ -198,10 +200,7 @@ def check_all(rank: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def of_ranks() -> list[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for name, value in VARIABLES.items():
-            monkeypatch.setenv(name, value)
-        return on_all_ranks(check_all)
+    return on_all_ranks(check_all)
 
 
 def test_the_documents_options_are_verls() -> None:
