@@ -140,15 +140,18 @@ TEST(FaultsOnThreads, OfOneRankAreAgreedOnByAll) {
 }
 
 TEST(FaultsOnThreads, UnderFreeAreOvercomeByFetchingAgain) {
-  Scenario scenario{.residency = Residency::kFree, .phase = Phase::kRecompute, .path = PathChoice::kHost};
-  scenario.engine.timeout = 2s;
-  scenario.engine.attempts = 50;
-  scenario.decorate = [](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
-    return faulty(std::move(link), {.fail = 0.3, .corrupt = 0.3}, rank.index());
-  };
-  const Execution execution = execute(scenario);
-  EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kWrong);
-  EXPECT_EQ(execution.ranks[0].figures.fallbacks, 0);
+  for (const PathChoice path : {PathChoice::kHost, PathChoice::kPeer}) {
+    Scenario scenario{.residency = Residency::kFree, .phase = Phase::kRecompute, .path = path};
+    scenario.engine.timeout = 2s;
+    scenario.engine.attempts = 50;
+    const double corrupt = path == PathChoice::kHost ? 0.3 : 0;  // checksums are the host path's
+    scenario.decorate = [=](std::unique_ptr<CopyLink> link, RankId rank, Path) -> std::unique_ptr<CopyLink> {
+      return faulty(std::move(link), {.fail = 0.3, .corrupt = corrupt}, rank.index());
+    };
+    const Execution execution = execute(scenario);
+    EXPECT_LE(largest_error(execution, reference_of(scenario, execution), scenario), kWrong) << scenario.name();
+    EXPECT_EQ(execution.ranks[0].figures.fallbacks, 0);
+  }
 }
 
 TEST(FaultsOnThreads, ThatEndAPhaseLeaveNothingHalfApplied) {

@@ -2,11 +2,14 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <chrono>
+#include <cmath>
 
 #include "execution.h"
 #include "foremoe/core/error.h"
 #include "foremoe/runtime/threads/threads_communicator.h"
+#include "foremoe/testing/random_plans.h"
 
 namespace foremoe::test {
 namespace {
@@ -50,6 +53,62 @@ TEST(PhaseOnThreads, RefusesTheTurnsOfAnotherRank) {
       EXPECT_THAT(error.what(), ::testing::StartsWith("turns: of rank " + std::to_string(other.value)));
     }
   });
+}
+
+// Copies nothing any more once it has begun so many copies.
+class DyingLink final : public CopyLink {
+ public:
+  explicit DyingLink(int copies) : left_(copies) {}
+  void submit(const CopyRequest& request) override {
+    if (left_-- > 0) MemcpyLink().submit(request);
+  }
+  CopyState poll(CopyId) override { return left_ >= 0 ? CopyState::kDone : CopyState::kFailed; }
+  void cancel(CopyId) override {}
+  void progress() override {}
+
+ private:
+  int left_;
+};
+
+TEST(PhaseOnThreads, SpoilsTheHomesThatPeersCannotBringBack) {
+  Parts parts(Scenario{.micro_steps = 6, .residency = Residency::kFree, .phase = Phase::kRecompute});
+  parts.plan = random_plan(parts.load, {.residency = Residency::kFree}, 3);  // every event exchanges homes
+  parts.schedule.path = PathChoice::kPeer;
+  std::atomic<int> spoiled = 0;
+  std::atomic<int> kept = 0;
+  run_ranks(parts.plan.num_ranks(), [&](RankId rank) {
+    Communicator& communicator = *parts.communicators[rank.index()];
+    MoeModel model(parts.size, parts.plan.home, communicator);
+    const auto weights = [&] {
+      std::vector<std::vector<float>> of_homes;
+      for (int l = 0; l < parts.size.layers; ++l) {
+        for (int e = 0; e < parts.size.experts; ++e) {
+          if (parts.plan.home(l, e) == rank) of_homes.push_back(model.expert_weights(LayerId{l}, ExpertId{e}));
+        }
+      }
+      return of_homes;
+    };
+    const auto before = weights();
+    const RankTurns turns(parts.plan, parts.load, {.rank = rank, .schedule = parts.schedule});
+    try {
+      PhaseExecutor phase(parts.of(turns), model.homes(), communicator,
+                          {.engine = {.attempts = 1, .timeout = std::chrono::milliseconds(50), .verify = false},
+                           .decorate = [](auto, RankId, Path) { return std::make_unique<DyingLink>(9); },
+                           .most_tokens = 14});
+      model.run(phase, {.routes = parts.routes, .micro_steps = 6}, MoeModel::Work());
+      ADD_FAILURE() << "nothing failed";
+    } catch (const std::runtime_error& error) {  // PhaseFailed, or PeerFailed where another was first
+      communicator.give_up(error.what());
+    }
+    const auto after = weights();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      const bool is_nan = std::ranges::all_of(after[i], [](float value) { return std::isnan(value); });
+      EXPECT_TRUE(is_nan || after[i] == before[i]) << "a home holds another expert";
+      ++(is_nan ? spoiled : kept);
+    }
+  });
+  EXPECT_GT(spoiled, 0);
+  EXPECT_GT(kept, 0);
 }
 
 #ifndef NDEBUG

@@ -14,7 +14,7 @@ std::vector<Scenario> scenarios() {
     for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared, Residency::kFree}) {
       for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost, PathChoice::kPeer}) {
         for (const int in_flight : {1, 2, 3}) {
-          if (residency == Residency::kFree && (phase == Phase::kPolicyUpdate || path == PathChoice::kPeer)) continue;
+          if (residency == Residency::kFree && phase == Phase::kPolicyUpdate) continue;
           if (phase == Phase::kRecompute && in_flight > 1) continue;
           all.push_back({.residency = residency, .phase = phase, .in_flight = in_flight, .path = path});
         }

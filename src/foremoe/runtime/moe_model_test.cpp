@@ -23,6 +23,7 @@ struct Training {
   ModelSize size;
   Phase phase = Phase::kPolicyUpdate;
   Optimizer optimizer;
+  PathChoice path = PathChoice::kAuto;
 };
 
 // What all ranks have after a training: tensors of the last step, weights after it.
@@ -63,7 +64,8 @@ void train_rank(const Training& training, const std::vector<const StepPlan*>& pl
     const StepPlan& plan = *plans[step];
     const Bytes moved = model.move_homes(plan.home);
     const ExpertLayout layout = swiglu_layout(size.shape.hidden, size.shape.intermediate);
-    const RankTurns turns(plan, training.load, {.rank = rank, .schedule = {.phase = training.phase}});
+    const RankTurns turns(plan, training.load,
+                          {.rank = rank, .schedule = {.phase = training.phase, .path = training.path}});
     model.zero_gradients();
     {
       PhaseExecutor phase({.turns = turns,
@@ -295,15 +297,21 @@ TEST(MoeModelThreads, ExpertsThatLeaveTheirHomesInARecomputeGiveTheReferencesRes
   LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 12, 12);
   load.top_k = 2;
   const auto routes = dealt_routes(load);
-  const Training training{
-      .load = load, .routes = *routes, .size = small_size(load, 2, 7), .phase = Phase::kRecompute, .optimizer = {}};
   const StepPlan plan = test::random_plan(load, {.residency = Residency::kFree}, 3);
   const StepPlan vanilla = test::random_plan(load, {.guest_slots = 0}, 0);
-  const Trained once = train(training, {&plan});
-  expect_equal_to_reference(training, once);
-  const Trained again = train(training, {&plan, &vanilla, &plan});
-  EXPECT_EQ(again.output, once.output);
-  EXPECT_EQ(again.expert_weights, train(training, {&vanilla}).expert_weights);
+  for (const PathChoice path : {PathChoice::kHost, PathChoice::kPeer}) {
+    const Training training{.load = load,
+                            .routes = *routes,
+                            .size = small_size(load, 2, 7),
+                            .phase = Phase::kRecompute,
+                            .optimizer = {},
+                            .path = path};
+    const Trained once = train(training, {&plan});
+    expect_equal_to_reference(training, once);
+    const Trained again = train(training, {&plan, &vanilla, &plan});
+    EXPECT_EQ(again.output, once.output);
+    EXPECT_EQ(again.expert_weights, train(training, {&vanilla}).expert_weights);
+  }
 }
 
 TEST(MoeModelThreads, WhatDoesNotFitIsRefused) {

@@ -15,6 +15,12 @@ std::atomic_ref<std::uint64_t> version_at(const std::byte* memory) {
   return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(const_cast<std::byte*>(memory)));
 }
 
+constexpr std::size_t kInPlace = sizeof(std::uint64_t);  // in the memory of a rank's version, behind it
+
+bool any_staged(const TransferSchedule& schedule) {
+  return std::ranges::any_of(schedule.copies, &ScheduledCopy::staged);
+}
+
 using Name = std::array<char, 128>;
 
 // Who writes the i-th expert of a node's arena.
@@ -100,19 +106,29 @@ void Messages::exchange_layer(LayerId layer, HostArena* arena, std::uint64_t ver
 
 }  // namespace
 
-PeerHomes::PeerHomes(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator)
+PeerHomes::PeerHomes(const PhaseParts& parts, const HomeExperts& homes, const SlotPool& pool,
+                     Communicator& communicator)
     : plan_(parts.plan()),
       num_segments_(parts.layout.num_segments()),
       version_(SharedMemory::create("version", Bytes{64})),
       sharing_(communicator.peers()) {
   std::vector<SharedRegion> regions = homes.regions;
   regions.push_back({version_.bytes(), version_.name()});
+  if (any_staged(parts.schedule())) {
+    num_slots_ = static_cast<std::size_t>(num_buffers(plan_, parts.schedule().depth));
+    regions.push_back(pool.region());
+  }
   communicator.peers().share(regions);
 
-  // Mine: the version's address, then [layer][home slot][segment].
+  // Mine: the version's address, then [layer][home slot][segment], then [buffer][segment].
   std::vector<std::uintptr_t> mine = {std::bit_cast<std::uintptr_t>(version_.bytes().data())};
   for (const HomeExpert& expert : homes.experts.flat()) {
     for (const std::byte* segment : expert.weights) mine.push_back(std::bit_cast<std::uintptr_t>(segment));
+  }
+  for (std::size_t b = 0; b < num_slots_; ++b) {
+    for (const std::byte* segment : pool.buffer(static_cast<int>(b))) {
+      mine.push_back(std::bit_cast<std::uintptr_t>(segment));
+    }
   }
   const auto num_ranks = static_cast<std::size_t>(plan_.num_ranks());
   std::vector<std::uintptr_t> all(mine.size() * num_ranks);
@@ -135,16 +151,26 @@ PeerHomes::PeerHomes(const PhaseParts& parts, const HomeExperts& homes, Communic
       }
     }
   }
+  const std::size_t first_slot = 1 + homes.experts.size() * num_segments_;
+  for (int r = 0; r < plan_.num_ranks(); ++r) {
+    for (std::size_t i = 0; i < num_slots_ * num_segments_; ++i) {
+      slots_.push_back(address(RankId{r}, first_slot + i));
+    }
+  }
+}
+
+std::span<const std::byte* const> PeerHomes::mapped(std::span<const std::byte* const> all, std::size_t expert) const {
+  const std::span segments = all.subspan(expert * num_segments_, num_segments_);
+  const bool missing = std::ranges::find(segments, nullptr) != segments.end();
+  return missing ? std::span<const std::byte* const>() : segments;
 }
 
 std::span<const std::byte* const> PeerHomes::home(LayerId layer, ExpertId expert) const {
-  const std::size_t at =
-      (layer.index() * static_cast<std::size_t>(plan_.num_experts()) + expert.index()) * num_segments_;
-  const std::span segments = std::span(segments_).subspan(at, num_segments_);
-  for (const std::byte* segment : segments) {
-    if (segment == nullptr) return {};
-  }
-  return segments;
+  return mapped(segments_, layer.index() * static_cast<std::size_t>(plan_.num_experts()) + expert.index());
+}
+
+std::span<const std::byte* const> PeerHomes::slot(RankId owner, int buffer) const {
+  return mapped(slots_, owner.index() * num_slots_ + static_cast<std::size_t>(buffer));
 }
 
 bool PeerHomes::reachable(RankId owner) const { return version_of_[owner.index()] != nullptr; }
@@ -156,6 +182,16 @@ void PeerHomes::publish(std::uint64_t version) {
 std::uint64_t PeerHomes::published(RankId owner) const {
   const std::byte* version = reachable(owner) ? version_of_[owner.index()] : version_.bytes().data();
   return version_at(version).load(std::memory_order_acquire);  // pairs with publish()
+}
+
+void PeerHomes::put_in_place(TurnId before) {
+  version_at(version_.bytes().data() + kInPlace).store(before.index(), std::memory_order_release);
+}
+
+bool PeerHomes::in_place(RankId owner, TurnId before) const {
+  if (!reachable(owner)) return true;
+  // pairs with put_in_place()
+  return version_at(version_of_[owner.index()] + kInPlace).load(std::memory_order_acquire) >= before.index();
 }
 
 std::optional<HostArena> open_arena(const PhaseParts& parts, Communicator& communicator) {

@@ -6,6 +6,7 @@
 #include <cassert>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -21,16 +22,18 @@ namespace {
 
 class Directory : public ExpertDirectory {
  public:
-  Directory(const SlotPool& pool, const PeerHomes& homes) : pool_(pool), homes_(homes) {}
+  Directory(const SlotPool& pool, PeerHomes& homes) : pool_(pool), homes_(homes) {}
   std::span<std::byte* const> buffer(int buffer) const override { return pool_.buffer(buffer); }
-  std::span<const std::byte* const> home(LayerId layer, ExpertId expert) const override {
-    return homes_.home(layer, expert);
+  std::span<const std::byte* const> source(const ScheduledCopy& copy) const override {
+    return copy.staged() ? homes_.slot(copy.source, copy.source_buffer) : homes_.home(copy.layer, copy.expert);
   }
   std::uint64_t published(RankId owner) const override { return homes_.published(owner); }
+  void put_in_place(TurnId before) override { homes_.put_in_place(before); }
+  bool in_place(RankId owner, TurnId before) const override { return homes_.in_place(owner, before); }
 
  private:
   const SlotPool& pool_;
-  const PeerHomes& homes_;
+  PeerHomes& homes_;
 };
 
 class Span {
@@ -70,6 +73,7 @@ struct PhaseExecutor::State {
 
   void zero_home_gradients();
   void restore_homes();
+  void spoil_lent_homes();
 
   const PhaseParts parts;
   const HomeExperts& homes;
@@ -105,7 +109,7 @@ PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& lent, Com
       options(std::move(phase_options)),
       rank(communicator.rank()),
       pool(parts, homes),
-      peer_homes(parts, homes, communicator),
+      peer_homes(parts, homes, pool, communicator),
       directory(pool, peer_homes),
       arena(open_arena(parts, communicator)),
       rows(communicator,
@@ -174,6 +178,7 @@ PhaseExecutor::State::~State() {
   if (finished) return;
   zero_home_gradients();
   restore_homes();
+  spoil_lent_homes();
 }
 
 void PhaseExecutor::State::zero_home_gradients() {
@@ -194,6 +199,28 @@ void PhaseExecutor::State::restore_homes() {
     const std::span<std::byte* const> home = pool.buffer(copy.buffer);
     for (std::size_t i = 0; i < home.size(); ++i) {
       std::memcpy(home[i], arena->segment(at, i), static_cast<std::size_t>(parts.layout.segments()[i].bytes().value));
+    }
+  }
+}
+
+// From peers there is nothing left to bring them back. What a home does not hold any more becomes NaN, of whatever type
+// of floating point, so that nothing can go on with the weights of another expert.
+void PhaseExecutor::State::spoil_lent_homes() {
+  const TransferSchedule& schedule = parts.schedule();
+  std::map<int, ExpertId> holds;  // [buffer], what was put there last
+  for (const ScheduledCopy& copy : schedule.copies) {
+    if (copy.rank == rank && copy.staged() && peer_homes.in_place(rank, TurnId{copy.arrives.value + 1})) {
+      holds[copy.buffer] = copy.expert;
+    }
+  }
+  for (const auto& [buffer, expert] : holds) {
+    const LayerId layer{buffer / parts.plan().num_slots()};
+    const SlotId slot{buffer % parts.plan().num_slots()};
+    const bool is_home =
+        parts.plan().home(layer, expert) == rank && home_slots(parts.plan().home.row(layer))[expert.index()] == slot;
+    if (slot.value >= pool.homes_per_rank() || is_home) continue;
+    for (std::size_t i = 0; i < parts.layout.num_segments(); ++i) {
+      std::memset(pool.buffer(buffer)[i], 0xFF, static_cast<std::size_t>(parts.layout.segments()[i].bytes().value));
     }
   }
 }

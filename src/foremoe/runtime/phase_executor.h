@@ -13,7 +13,9 @@
 // A turn whose copies failed on any rank falls back: both passes of that micro-step and layer run at homes. Guests'
 // gradients accumulate in their slots, go home when the guest leaves or at drain(), zeros where all its turns fell
 // back, and are added there in (layer, expert, rank) order, exactly once. The caller's gradients are zero at bind; a
-// phase that goes before finish() was done leaves them zero, and homes as they were: nothing is half applied.
+// phase that goes before finish() was done leaves them zero, and homes as they were: nothing is half applied. Under
+// residency `free` with copies from peers, which keeps no other copy of a home that it lends, such homes are NaN then,
+// and the weights must be loaded again.
 
 #include <functional>
 #include <memory>

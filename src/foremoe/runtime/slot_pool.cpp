@@ -1,5 +1,7 @@
 #include "foremoe/runtime/slot_pool.h"
 
+#include <algorithm>
+
 namespace foremoe {
 SlotPool::SlotPool(const PhaseParts& parts, const HomeExperts& homes)
     : parts_(parts), homes_(homes), homes_per_rank_(parts.plan().num_slots() - parts.plan().guest_slots) {
@@ -10,11 +12,19 @@ SlotPool::SlotPool(const PhaseParts& parts, const HomeExperts& homes)
 void SlotPool::lay_out_buffers(const HomeExperts& homes) {
   const StepPlan& plan = parts_.plan();
   const bool free = plan.residency == Residency::kFree;
-  const int owned = free ? plan.num_layers() * plan.guest_slots : parts_.schedule().buffers_per_rank;
+  const int lent = free ? plan.num_layers() * homes_per_rank_ : 0;
+  const int owned = parts_.schedule().buffers_per_rank - lent;
   const auto expert_bytes = static_cast<std::size_t>(parts_.layout.bytes().value);
-  guest_weights_ = allocate_memory(Bytes{owned * parts_.layout.bytes().value});
+  const Bytes bytes{owned * parts_.layout.bytes().value};
+  const bool peers_map_homes =
+      std::ranges::any_of(homes.regions, [](const auto& region) { return !region.name.empty(); });
+  if (free && peers_map_homes && owned > 0) {
+    shared_guests_ = SharedMemory::create("guests", bytes);
+  } else {
+    guest_weights_ = allocate_memory(bytes);
+  }
 
-  std::byte* next = guest_weights_.data();
+  std::byte* next = region().bytes.data();
   const auto own_buffer = [&] {
     SegmentPointers segments;
     for (std::size_t i = 0; i < parts_.layout.num_segments(); ++i) segments.push_back(next + parts_.layout.offset(i));
@@ -29,6 +39,12 @@ void SlotPool::lay_out_buffers(const HomeExperts& homes) {
     for (int s = 0; s < homes_per_rank_; ++s) buffers_.push_back(homes.experts(l, s).weights);
     for (int g = 0; g < plan.guest_slots; ++g) buffers_.push_back(own_buffer());
   }
+  while (std::ssize(buffers_) < parts_.schedule().buffers_per_rank) buffers_.push_back(own_buffer());
+}
+
+SharedRegion SlotPool::region() const {
+  if (!shared_guests_.bytes().empty()) return {shared_guests_.bytes(), shared_guests_.name()};
+  return {{guest_weights_.data(), static_cast<std::size_t>(guest_weights_.bytes().value)}, ""};
 }
 
 void SlotPool::lay_out_gradients() {

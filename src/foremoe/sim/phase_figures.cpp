@@ -147,7 +147,7 @@ RankMemory rank_memory(const ReplayProblem& problem) {
     const std::int64_t all_layers = std::int64_t{plan.guest_slots} * cost.model().moe_layers;
     const std::int64_t weights = problem.transfers.guests_stay ? all_layers * plan.in_flight
                                  : shared ? std::int64_t{plan.guest_slots} * problem.transfers.depth
-                                          : all_layers;
+                                          : all_layers + problem.transfers.staging_buffers;
     const std::int64_t gradients = shared ? plan.guest_slots : all_layers;
     memory.guest_weights = Bytes{weights * cost.expert_weights().value};
     if (problem.options.phase == Phase::kPolicyUpdate) {

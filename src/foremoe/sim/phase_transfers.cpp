@@ -9,13 +9,14 @@
 #include "foremoe/core/error.h"
 #include "foremoe/sim/copy_sources.h"
 #include "foremoe/transfer/copy_paths.h"
+#include "foremoe/transfer/staged_copies.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {
 
 namespace {
 
-// ---- the policy update of a plan of residency `free` ----
+// ---- a plan of residency `free` over the host path ----
 //
 // Such a plan is forward-only in execution (transfer/turn_order.h refuses its backward): an expert away from its home
 // has no rank to keep its gradient. To say what it would cost in training, the leases that recompute has are stretched:
@@ -116,6 +117,24 @@ void leave_placement(TransferSchedule& schedule, const StepPlan& plan) {
   schedule.arena = experts_of_arenas(plan, schedule.copies);
 }
 
+// ---- a plan of residency `free` from peers ----
+
+// In the policy update, too, a replica stays until its micro-step's backward is done: the last turn of its event.
+TransferSchedule free_schedule_from_peers(const SimulationInput& input, const SimulationOptions& options) {
+  const bool update = options.phase == Phase::kPolicyUpdate;
+  TransferSchedule schedule{.phase = options.phase, .depth = options.depth};
+  schedule.order = turns_of(input.plan, options.phase);
+  StagedCopies staged = staged_copies(input.plan, schedule.order,
+                                      {.depth = options.depth,
+                                       .begin_with_last_placement = update && options.placement_stays,
+                                       .bring_homes_back = !update && !options.placement_stays});
+  schedule.copies = std::move(staged.copies);
+  schedule.buffers_per_rank = input.plan.num_layers() * input.plan.num_slots() + staged.buffers;
+  index_copies(schedule);
+  schedule.arena = experts_of_arenas(input.plan, schedule.copies);
+  return schedule;
+}
+
 // ---- copies and gradients of any plan ----
 
 ExpertLayout layout_of(const CostModel& cost) {
@@ -136,19 +155,20 @@ bool guests_stay(const SimulationInput& input, const SimulationOptions& options)
 TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptions& options) {
   const StepPlan& plan = input.plan;
   const ExpertLayout layout = layout_of(input.cost);
-  const bool from_peers = options.path == PathChoice::kAuto && options.online.copies_after_router &&
-                          plan.residency != Residency::kFree;  // whose peers may not have the weights any more
+  const bool from_peers = options.path == PathChoice::kAuto && options.online.copies_after_router;
   const ScheduleOptions schedule_options{.phase = options.phase,
                                          .path = from_peers ? PathChoice::kPeer : options.path,
                                          .depth = depth_of(plan, options),
                                          .cluster = &input.cost.cluster(),
                                          .shares_uplink = input.cost.options().shares_uplink};
-  if (plan.residency == Residency::kFree && options.phase == Phase::kPolicyUpdate) {
+  const bool free = plan.residency == Residency::kFree;
+  if (free && schedule_options.path == PathChoice::kPeer) return free_schedule_from_peers(input, options);
+  if (free && options.phase == Phase::kPolicyUpdate) {
     return free_update_schedule(plan, layout,
                                 {.schedule = schedule_options, .after_recompute = options.placement_stays});
   }
   TransferSchedule schedule = make_transfer_schedule(plan, layout, schedule_options);
-  if (plan.residency == Residency::kFree && options.placement_stays) leave_placement(schedule, plan);
+  if (free && options.placement_stays) leave_placement(schedule, plan);
   return schedule;
 }
 
@@ -156,7 +176,7 @@ Transfer transfer_of(const ScheduledCopy& copy, const TransferSchedule& schedule
   Transfer transfer{.way = {.path = copy.path, .from = copy.source, .to = copy.rank},
                     .expert = copy.expert,
                     .begins = std::max(copy.opens, TurnId{copy.arrives.value - schedule.depth}),
-                    .deadline = copy.arrives};
+                    .deadline = std::min(copy.arrives, TurnId{schedule.order.size()})};
   const bool is_turn = copy.arrives.value < schedule.order.size();
   if (online.copies_after_router && is_turn && schedule.order[copy.arrives].pass == Pass::kForward) {
     transfer.begins = copy.arrives;
@@ -274,10 +294,12 @@ PhaseTransfers make_phase_transfers(const SimulationInput& input, const Simulati
   choose_sources(options.online.sources, input.plan.num_ranks(), schedule.copies);
   PhaseTransfers phase;
   phase.depth = schedule.depth;
+  phase.staging_buffers = schedule.buffers_per_rank - num_buffers(input.plan, schedule.depth);
   phase.guests_stay = guests_stay(input, options);
   phase.transfers.reserve(schedule.copies.size());
   for (const ScheduledCopy& copy : schedule.copies) {
     if (phase.guests_stay && schedule.order[copy.arrives].pass == Pass::kBackward) continue;
+    if (copy.staged() && copy.source == copy.rank) continue;  // it only changes its slot
     phase.transfers.push_back(transfer_of(copy, schedule, options.online));
   }
   phase.num_copies = static_cast<std::int64_t>(phase.transfers.size());

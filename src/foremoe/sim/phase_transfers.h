@@ -8,7 +8,8 @@
 //   peers unless the caller chooses a path, each by the policy's `fanout`. Under `shared` such a policy has one set of
 //   buffers, so that a copy for a backward turn begins with its turn; where it keeps guests, there is none. A plan of
 //   residency `free` is forward-only; for the policy update its leases are stretched over the backward turns of the
-//   same micro-steps, and homes are not copied back, for the optimizer writes them anew.
+//   same micro-steps, and homes are not copied back, for the optimizer writes them anew. What its copies from peers
+//   take to go from staging buffers into slots is not charged: memory of one device is quick.
 // Gradients. A guest that has served a backward turn sends its gradient home after the last turn of its lease, or to
 //   the rank that its weights came from where gradients are added up on the way (copy_sources.h). It must
 //   be gone when another guest begins to accumulate in that place; else by the end of the phase. Under `shared` the
@@ -46,6 +47,7 @@ struct PhaseTransfers {
   std::vector<std::size_t> first_due;           // [turns + 2], into by_deadline
   std::vector<std::vector<ArenaExpert>> arena;  // [node]
   std::int64_t num_copies = 0;
+  int staging_buffers = 0;   // of a rank, where a plan of residency `free` takes its copies from peers
   bool guests_stay = false;  // under `shared`, from a micro-step's forward to its backward
 
   std::span<const Transfer> beginning(TurnId t, Moment moment) const;

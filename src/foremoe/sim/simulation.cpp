@@ -82,9 +82,8 @@ SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options,
   options.online.planning_seconds +=
       options.online.planning_seconds_per_slot * input.plan.num_ranks() * input.plan.num_slots();
   if (options.path != PathChoice::kAuto) return simulate_path(input, options, profile);
-  const bool is_free = input.plan.residency == Residency::kFree;  // whose peers may not have the weights any more
-  if (is_free || options.online.copies_after_router) {
-    options.path = is_free ? PathChoice::kHost : PathChoice::kPeer;
+  if (options.online.copies_after_router) {
+    options.path = PathChoice::kPeer;
     return simulate_path(input, options, profile);
   }
   SimulationOptions trial = options;
@@ -93,6 +92,7 @@ SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options,
   SimulatedPhase best = simulate_path(input, trial, profile);
   if (best.parts.exposed_copies + best.parts.exposed_gradients > 0) {  // else nothing is quicker
     for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost}) {
+      if (path == PathChoice::kAuto && input.plan.residency == Residency::kFree) continue;  // the host path, as below
       trial.path = path;
       SimulatedPhase phase = simulate_path(input, trial, profile);
       if (phase.seconds < best.seconds) best = std::move(phase);

@@ -44,8 +44,8 @@ namespace foremoe {
 
 struct SimulationOptions {
   Phase phase = Phase::kRecompute;
-  // auto: of peers alone, the engine's balance of both paths and the host path alone the quickest. Copies of who works
-  // online come from peers then.
+  // auto: of peers alone, the engine's balance of both paths (none under `free`) and the host path alone the quickest.
+  // Copies of who works online come from peers then.
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;  // turns ahead of which copies may begin
   OnlineWork online;          // of the policy

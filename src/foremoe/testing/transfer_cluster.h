@@ -157,7 +157,8 @@ class Cluster {
         layout_(std::move(expert_layout)),
         shape_(shape),
         ballot_(shape.ranks),
-        published_(static_cast<std::size_t>(shape.ranks)) {
+        published_(static_cast<std::size_t>(shape.ranks)),
+        in_place_(static_cast<std::size_t>(shape.ranks)) {
     const auto bytes = static_cast<std::size_t>(layout_.bytes().value);
     buffers_.resize(static_cast<std::size_t>(shape.ranks));
     for (auto& of_rank : buffers_) {
@@ -181,7 +182,14 @@ class Cluster {
   std::span<std::byte* const> buffer(RankId r, int b) const {
     return buffers_[r.index()][static_cast<std::size_t>(b)].segments;
   }
+  std::span<const std::byte* const> read_buffer(RankId r, int b) const {
+    return buffers_[r.index()][static_cast<std::size_t>(b)].read_only;
+  }
   std::span<const std::byte* const> home(LayerId l, ExpertId e) const { return homes_.at({l, e}).read_only; }
+  void put_in_place(RankId r, TurnId before) { in_place_[r.index()].store(before.value, std::memory_order_release); }
+  bool in_place(RankId r, TurnId before) const {
+    return in_place_[r.index()].load(std::memory_order_acquire) >= before.value;
+  }
   HostArena& arena(int node) { return arenas_[static_cast<std::size_t>(node)]; }
   HostArena& arena_of(RankId r) { return arena(shape_.node_of(r)); }
   std::uint64_t published(RankId r) const { return published_[r.index()].load(std::memory_order_acquire); }
@@ -242,6 +250,7 @@ class Cluster {
   ClusterShape shape_;
   BallotTable ballot_;
   std::vector<std::atomic<std::uint64_t>> published_;
+  std::vector<std::atomic<int>> in_place_;  // [rank], the turn before which all is
   std::vector<std::vector<Expert>> buffers_;
   std::map<std::pair<LayerId, ExpertId>, Expert> homes_;
   std::vector<HostArena> arenas_;
@@ -250,15 +259,19 @@ class Cluster {
 
 class ClusterDirectory final : public ExpertDirectory {
  public:
-  ClusterDirectory(const Cluster& cluster, RankId rank) : cluster_(cluster), rank_(rank) {}
+  ClusterDirectory(Cluster& cluster, RankId rank) : cluster_(cluster), rank_(rank) {}
   std::span<std::byte* const> buffer(int b) const override { return cluster_.buffer(rank_, b); }
-  std::span<const std::byte* const> home(LayerId l, ExpertId e) const override {
-    return cluster_.mapped() ? cluster_.home(l, e) : std::span<const std::byte* const>();
+  std::span<const std::byte* const> source(const ScheduledCopy& copy) const override {
+    if (!cluster_.mapped()) return {};
+    return copy.staged() ? cluster_.read_buffer(copy.source, copy.source_buffer)
+                         : cluster_.home(copy.layer, copy.expert);
   }
   std::uint64_t published(RankId owner) const override { return cluster_.published(owner); }
+  void put_in_place(TurnId before) override { cluster_.put_in_place(rank_, before); }
+  bool in_place(RankId owner, TurnId before) const override { return cluster_.in_place(owner, before); }
 
  private:
-  const Cluster& cluster_;
+  Cluster& cluster_;
   RankId rank_;
 };
 

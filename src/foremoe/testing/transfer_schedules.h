@@ -89,7 +89,6 @@ inline std::vector<ScheduleCase> random_cases(std::uint64_t num_seeds) {
           if (phase == Phase::kRecompute && in_flight > 1) continue;
           if (phase == Phase::kPolicyUpdate && residency == Residency::kFree) continue;
           for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost, PathChoice::kPeer}) {
-            if (path == PathChoice::kPeer && residency == Residency::kFree) continue;
             const int depth = 1 + static_cast<int>((seed + static_cast<std::uint64_t>(in_flight)) % 3);
             cases.push_back({.name = std::string(to_string(residency)) + ", " + std::string(to_string(phase)) + ", " +
                                      std::to_string(in_flight) + " in flight, path " +

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <tuple>
@@ -30,6 +31,7 @@ class LeaseCheck {
     arrivals();
     buffers();
     overlaps();
+    staging();
     readers();
     needed();
     homes_come_back();
@@ -50,7 +52,11 @@ class LeaseCheck {
 
   bool free() const { return plan_.residency == Residency::kFree; }
   bool shared() const { return plan_.residency == Residency::kShared; }
-  bool comes_back(const ScheduledCopy& c) const { return c.arrives.value == turns_; }  // a home, after the last turn
+  bool comes_back(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // a home, after the last turn
+  // Arrives in a staging buffer, and in its slot when all that arrives at that turn is there.
+  bool staged(const ScheduledCopy& c) const { return free() && c.path == Path::kPeer; }
+  // The first turn at which what was in its slot before may be gone for those who read at that turn.
+  int replaces_from(const ScheduledCopy& c) const { return staged(c) ? c.arrives.value : c.opens.value; }
   ExpertId held(EventId event, const ScheduledCopy& c) const {
     return plan_.slot_expert(event, c.layer, c.rank, c.slot);
   }
@@ -95,21 +101,27 @@ class LeaseCheck {
     if (schedule_.depth < 1) add("depth is {}", schedule_.depth);
     const int expected = shared() ? schedule_.depth * plan_.guest_slots
                                   : plan_.num_layers() * (free() ? plan_.num_slots() : plan_.guest_slots);
-    if (schedule_.buffers_per_rank != expected)
-      add("{} buffers per rank, not {}", schedule_.buffers_per_rank, expected);
+    const bool any_staged = std::ranges::any_of(schedule_.copies, [&](const ScheduledCopy& c) { return staged(c); });
+    const int staging = schedule_.buffers_per_rank - expected;
+    if (any_staged ? staging <= 0 || staging % schedule_.depth != 0 : staging != 0)
+      add("{} buffers per rank, not {}{}", schedule_.buffers_per_rank, expected,
+          any_staged ? " and staging buffers for each turn of the depth" : "");
     const auto in = [](auto id, int n) { return id.value >= 0 && id.value < n; };
     for (const ScheduledCopy& c : schedule_.copies) {
       if (!in(c.rank, plan_.num_ranks()) || !in(c.layer, plan_.num_layers()) || !in(c.expert, plan_.num_experts()) ||
-          !in(c.slot, plan_.num_slots()) || !in(c.arrives, turns_ + (free() ? 1 : 0)) || c.opens.value < 0) {
+          !in(c.slot, plan_.num_slots()) || !in(c.arrives, turns_ + return_turns(c)) || c.opens.value < 0) {
         add("{}: out of range", name(c));
         continue;
       }
       if (c.opens > c.arrives) add("{}: its buffer is free from turn {} on only", name(c), c.opens.value);
-      if (c.closes < c.arrives || !in(c.closes, turns_ + (comes_back(c) ? 1 : 0))) {
+      if (c.closes < c.arrives || !in(c.closes, comes_back(c) ? c.arrives.value + 1 : turns_)) {
         add("{}: closes at turn {}", name(c), c.closes.value);
       }
     }
   }
+
+  // The homes of all layers come back at the turn after the last one; from peers, those of each layer at its own.
+  int return_turns(const ScheduledCopy& c) const { return !free() ? 0 : staged(c) ? plan_.num_layers() : 1; }
 
   // Ordered by turn, rank, slot, and found by turn.
   void arrivals() {
@@ -119,14 +131,16 @@ class LeaseCheck {
       if (key(copies[i]) < key(copies[i - 1])) add("{}: out of order", name(copies[i]));
     }
     const auto& first = schedule_.first_of_turn;
-    if (first.size() != static_cast<std::size_t>(turns_) + 2) {
-      add("first_of_turn has {} entries, not {}", first.size(), turns_ + 2);
+    int entries = turns_ + 2;
+    for (const ScheduledCopy& c : copies) entries = std::max(entries, c.arrives.value + 2);
+    if (std::ssize(first) != entries) {
+      add("first_of_turn has {} entries, not {}", first.size(), entries);
       return;
     }
-    std::vector<std::size_t> expected(turns_ + 2);  // counted by turn, then summed
+    std::vector<std::size_t> expected(static_cast<std::size_t>(entries));  // counted by turn, then summed
     for (const ScheduledCopy& c : copies) ++expected[c.arrives.index() + 1];
-    for (int t = 1; t < turns_ + 2; ++t) expected[t] += expected[t - 1];
-    for (int t = 0; t < turns_ + 2; ++t) {
+    for (int t = 1; t < entries; ++t) expected[t] += expected[t - 1];
+    for (int t = 0; t < entries; ++t) {
       if (first[t] != expected[t]) add("first_of_turn[{}] is {}, not {}", t, first[t], expected[t]);
     }
   }
@@ -147,11 +161,33 @@ class LeaseCheck {
   void overlaps() {
     for (const auto& [buffer, leases] : of_buffer_) {
       for (std::size_t i = 1; i < leases.size(); ++i) {
-        if (leases[i].opens > leases[i - 1].closes) continue;
+        if (replaces_from(leases[i]) > leases[i - 1].closes.value) continue;
         add("{}: may begin at turn {}, but buffer {} is leased to expert {}, layer {}, until turn {}", name(leases[i]),
-            leases[i].opens.value, buffer.second, leases[i - 1].expert.value, leases[i - 1].layer.value,
+            replaces_from(leases[i]), buffer.second, leases[i - 1].expert.value, leases[i - 1].layer.value,
             leases[i - 1].closes.value);
       }
+    }
+  }
+
+  // A staging buffer takes one copy at a time, from where it opens until it arrives.
+  void staging() {
+    const int slots = plan_.num_layers() * plan_.num_slots();
+    std::map<std::pair<RankId, int>, const ScheduledCopy*> last;
+    for (const ScheduledCopy& c : schedule_.copies) {
+      if (!staged(c)) {
+        if (c.staging >= 0) add("{}: waits in buffer {}, though it arrives where it is read", name(c), c.staging);
+        continue;
+      }
+      if (c.staging < slots || c.staging >= schedule_.buffers_per_rank) {
+        add("{}: goes into buffer {}, which is no staging buffer", name(c), c.staging);
+        continue;
+      }
+      const ScheduledCopy*& before = last[{c.rank, c.staging}];
+      if (before != nullptr && c.opens <= before->arrives) {
+        add("{}: may begin at turn {}, but expert {}, layer {}, stays in its staging buffer until turn {}", name(c),
+            c.opens.value, before->expert.value, before->layer.value, before->arrives.value);
+      }
+      before = &c;
     }
   }
 
@@ -192,8 +228,8 @@ class LeaseCheck {
     } else if (last != nullptr && last->closes < t) {
       add("{}, whose lease closes at turn {}", reads(), last->closes.value);
     }
-    if (next != nullptr && next->opens <= t) {
-      add("{}, which a copy may overwrite from turn {} on", reads(), next->opens.value);
+    if (next != nullptr && replaces_from(*next) <= t.value) {
+      add("{}, which a copy may overwrite from turn {} on", reads(), replaces_from(*next));
     }
   }
 
@@ -235,6 +271,9 @@ class LeaseCheck {
       }
       for (std::size_t i = 0; i < leases.size(); ++i) {
         if (!comes_back(leases[i])) continue;
+        if (staged(leases[i]) && leases[i].arrives.value != turns_ + layer.value) {
+          add("{}: its layer's homes come back at turn {}", name(leases[i]), turns_ + layer.value);
+        }
         const ExpertId before = i == 0 ? home : leases[i - 1].expert;
         if (leases[i].expert != home || before == home) add("{}: no home that was overwritten", name(leases[i]));
       }
@@ -250,14 +289,37 @@ class LeaseCheck {
     return kNoExpert;
   }
 
-  // Sources are homes, and arenas hold what the host path fetches, no more.
+  // Does what is read hold the expert before the copy opens, and until all that arrive with it have?
+  bool source_holds(const ScheduledCopy& c) const {
+    if (c.source.value < 0 || c.source.value >= plan_.num_ranks()) return false;
+    if (c.source_buffer < 0 || c.source_buffer / plan_.num_slots() != c.layer.value) return false;
+    ExpertId there = home_of_slot(c.layer, c.source, SlotId{c.source_buffer % plan_.num_slots()});
+    const auto at = of_buffer_.find({c.source, c.source_buffer});
+    if (at == of_buffer_.end()) return there == c.expert;
+    for (const ScheduledCopy& lease : at->second) {
+      if (lease.arrives < c.opens) {
+        there = lease.expert;
+      } else if (staged(lease) ? lease.arrives < c.arrives : lease.opens <= c.arrives) {
+        return false;
+      }
+    }
+    return there == c.expert;
+  }
+
+  // Sources are homes or under `free` hold the expert; arenas hold what the host path fetches, no more.
   void paths() {
     const Topology topology{.num_ranks = plan_.num_ranks(), .ranks_per_node = plan_.ranks_per_node};
     std::vector<std::set<ArenaExpert>> fetched(topology.num_nodes());
     for (const ScheduledCopy& c : schedule_.copies) {
-      if (c.source != plan_.home(c.layer, c.expert)) add("{}: rank {} is not its home", name(c), c.source.value);
       if (c.path == Path::kHost) fetched[topology.node_of(c.rank).index()].insert({c.layer, c.expert});
-      if (c.path == Path::kPeer && free()) add("{}: under free no peer is sure to hold it", name(c));
+      if (staged(c)) {
+        if (!source_holds(c)) {
+          add("{}: buffer {} of rank {} does not hold it from turn {} on until then", name(c), c.source_buffer,
+              c.source.value, c.opens.value);
+        }
+        continue;
+      }
+      if (c.source != plan_.home(c.layer, c.expert)) add("{}: rank {} is not its home", name(c), c.source.value);
       if (c.path == Path::kPeer && c.source == c.rank) add("{}: the peer is the rank itself", name(c));
     }
     if (schedule_.arena.size() != fetched.size()) {

@@ -152,9 +152,58 @@ TEST_F(SpoiledSchedule, SourceThatIsNotTheHome) {
   finds(plan_, "is not its home", [](TransferSchedule& s) { s.copies[0].source = RankId{0}; });
 }
 
-TEST_F(SpoiledSchedule, PeerUnderFree) {
-  finds(free_, "no peer is sure to hold it", [](TransferSchedule& s) { s.copies[0].path = Path::kPeer; });
-  finds(free_, "the peer is the rank itself", [](TransferSchedule& s) { s.copies[2].path = Path::kPeer; });
+// Copies 0 and 1 exchange experts 0 and 2 of ranks 0 and 1 at turn 1, copies 2 and 3 exchange them back after turn 2.
+class SpoiledStaging : public SpoiledSchedule {
+ protected:
+  void finds(const std::string& what, const std::function<void(TransferSchedule&)>& spoil) {
+    TransferSchedule schedule = make_transfer_schedule(free_, swiglu_layout(8, 4), {.path = PathChoice::kPeer});
+    ASSERT_THAT(check_leases(schedule, free_), IsEmpty());
+    spoil(schedule);
+    EXPECT_THAT(check_leases(schedule, free_), Contains(HasSubstr(what)));
+  }
+};
+
+TEST_F(SpoiledStaging, SourceThatDoesNotHoldTheExpert) {
+  const std::string what = "does not hold it from turn";
+  finds(what, [](TransferSchedule& s) { s.copies[0].source = RankId{0}; });
+  finds(what, [](TransferSchedule& s) { s.copies[0].source = RankId{2}; });
+  finds(what, [](TransferSchedule& s) { s.copies[0].source_buffer = 1; });
+  finds(what, [](TransferSchedule& s) { s.copies[0].source_buffer = -1; });
+  finds(what, [](TransferSchedule& s) { s.copies[2].opens = TurnId{1}; });  // the other has it at the end of turn 1
+}
+
+TEST_F(SpoiledStaging, SourceThatIsOverwrittenBeforeItHasBeenRead) {
+  finds("buffer 0 of rank 1 does not hold it", [](TransferSchedule& s) {
+    s.copies[1].path = Path::kHost;  // in place, so into what rank 0 reads
+    s.copies[1].staging = -1;
+    s.arena = {{{LayerId{0}, ExpertId{0}}}};
+  });
+}
+
+TEST_F(SpoiledStaging, StagingBufferThatIsNotFree) {
+  finds("stays in its staging buffer until turn 1", [](TransferSchedule& s) { s.copies[2].opens = TurnId{1}; });
+}
+
+TEST_F(SpoiledStaging, BufferThatIsNoStagingBuffer) {
+  finds("buffer 0, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 0; });
+  finds("buffer 4, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 4; });
+  finds("though it arrives where it is read", [](TransferSchedule& s) { s.copies[0].path = Path::kHost; });
+  finds("staging buffers for each turn of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 2; });
+  finds("staging buffers for each turn of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 5; });
+}
+
+TEST_F(SpoiledStaging, HomeThatComesBackAtAnotherLayersTurn) {
+  finds("out of range", [](TransferSchedule& s) {
+    s.copies[3].arrives = s.copies[3].closes = TurnId{4};
+    index_copies(s);
+  });
+}
+
+TEST_F(SpoiledStaging, SlotThatIsReplacedWhileItIsRead) {
+  finds("may begin at turn 2, but buffer 0", [](TransferSchedule& s) {
+    s.copies[2].arrives = s.copies[2].closes = TurnId{2};
+    index_copies(s);
+  });
 }
 
 TEST_F(SpoiledSchedule, ArenaWithTooMuchOrTooLittle) {

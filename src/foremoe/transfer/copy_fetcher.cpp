@@ -27,7 +27,7 @@ bool CopyAttempts::possible(std::size_t index, Path path) const {
   const ScheduledCopy& copy = parts_.schedule.copies[index];
   if (path == Path::kHost) return parts_.host != nullptr && arena_index(copy) >= 0;
   if (parts_.peer == nullptr) return false;
-  return copy.path == Path::kPeer || !parts_.directory.home(copy.layer, copy.expert).empty();
+  return copy.path == Path::kPeer || !parts_.directory.source(copy).empty();
 }
 
 void CopyAttempts::start(std::size_t copy, Path path, EngineClock::time_point now) {
@@ -47,15 +47,16 @@ void CopyAttempts::start(std::size_t copy, Path path, EngineClock::time_point no
 std::uint64_t CopyAttempts::version(const Attempt& attempt) const {
   const ScheduledCopy& copy = scheduled(attempt);
   if (attempt.path == Path::kHost) return parts_.arena->version(arena_index(copy));
+  if (copy.staged() && !parts_.directory.in_place(copy.source, copy.opens)) return 0;
   return parts_.directory.published(copy.source);
 }
 
 void CopyAttempts::submit(Attempt& attempt) {
   const ScheduledCopy& copy = scheduled(attempt);
   const bool from_arena = attempt.path == Path::kHost;
-  const std::span<std::byte* const> to = parts_.directory.buffer(copy.buffer);
-  const std::span<const std::byte* const> home =
-      from_arena ? std::span<const std::byte* const>() : parts_.directory.home(copy.layer, copy.expert);
+  const std::span<std::byte* const> to = parts_.directory.buffer(copy.arrives_in());
+  const std::span<const std::byte* const> peer =
+      from_arena ? std::span<const std::byte* const>() : parts_.directory.source(copy);
   const int index = from_arena ? arena_index(copy) : -1;
   attempt.segments.clear();
   attempt.chunks.clear();
@@ -67,13 +68,13 @@ void CopyAttempts::submit(Attempt& attempt) {
     if (from_arena) {
       chunk.from = parts_.arena->segment(index, s);
       if (options_.verify) chunk.checksum = &attempt.checksums[attempt.chunks.size()];
-    } else if (!home.empty()) {
-      chunk.from = home[s];
+    } else if (!peer.empty()) {
+      chunk.from = peer[s];
     }
     attempt.segments.push_back(s);
     attempt.chunks.push_back(chunk);
   }
-  const bool by_message = !from_arena && home.empty();
+  const bool by_message = !from_arena && peer.empty();
   link(attempt).submit({.id = attempt.id,
                         .chunks = attempt.chunks,
                         .source = copy.source,
@@ -149,9 +150,8 @@ static constexpr std::chrono::microseconds kBackOff{200};
 
 CopyFetcher::CopyFetcher(EngineParts& parts, const EngineOptions& options)
     : parts_(parts), options_(options), attempts_(parts, options), fetches_(parts.schedule.copies.size()) {
-  const int num_turns = parts.schedule.order.size();
   first_of_turn_.push_back(0);
-  for (int t = 0; t <= num_turns; ++t) {
+  for (int t = 0; t < parts.schedule.num_turns(); ++t) {
     const std::size_t end = parts.schedule.first_of_turn[static_cast<std::size_t>(t) + 1];
     for (std::size_t i = parts.schedule.first_of_turn[static_cast<std::size_t>(t)]; i < end; ++i) {
       if (scheduled(i).rank != parts.rank) continue;

@@ -128,7 +128,7 @@ class CopyFetcher {
   CopyAttempts attempts_;
   std::vector<Fetch> fetches_;              // [copy of the schedule]; those of other ranks are not used
   std::vector<std::size_t> mine_;           // this rank's copies, by arrives
-  std::vector<std::size_t> first_of_turn_;  // [turns + 2], into mine_
+  std::vector<std::size_t> first_of_turn_;  // [num_turns() + 1], into mine_
   std::vector<std::size_t> queue_;          // waiting, by needed turn, then copy
   bool backing_off_ = false;
   TransferFigures figures_;

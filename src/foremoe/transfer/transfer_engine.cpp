@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -34,6 +35,7 @@ struct ExpertTransferEngine::State {
   bool tell(std::span<const TurnVotes::Decided> decided);
   bool nap(const std::stop_token& stop, std::chrono::microseconds& length, std::uint64_t seen);
   bool wait(TurnId turn);
+  void put_in_place(TurnId turn);
   void move();  // tells the thread; under the mutex
 
   EngineParts parts;
@@ -46,7 +48,7 @@ struct ExpertTransferEngine::State {
   std::condition_variable_any decided;  // or failed
   EnginePosition position;
   std::uint64_t moves = 0;        // of the rank
-  std::vector<Verdict> verdicts;  // [turns + 1]
+  std::vector<Verdict> verdicts;  // [num_turns()]
   std::exception_ptr failure;
   TransferFigures figures;
 
@@ -56,8 +58,7 @@ struct ExpertTransferEngine::State {
 ExpertTransferEngine::State::State(EngineParts engine_parts, const EngineOptions& engine_options)
     : parts(std::move(engine_parts)), options(engine_options), fetcher(parts, options), votes(parts, options, fetcher) {
   assert(options.version >= 1 && options.attempts >= 1);
-  const auto num_turns = static_cast<std::size_t>(parts.schedule.order.size());
-  verdicts.assign(num_turns + 1, Verdict::kOpen);
+  verdicts.assign(static_cast<std::size_t>(parts.schedule.num_turns()), Verdict::kOpen);
   if (parts.schedule.copies.empty()) return;
   try {
     thread = std::jthread([this](const std::stop_token& stop) { run(stop); });
@@ -144,7 +145,23 @@ bool ExpertTransferEngine::State::wait(TurnId turn) {
   }
   figures.exposed_seconds += std::chrono::duration<double>(EngineClock::now() - begin).count();
   if (failure) std::rethrow_exception(failure);
-  return verdicts[turn.index()] == Verdict::kWhole;
+  const bool whole = verdicts[turn.index()] == Verdict::kWhole;
+  lock.unlock();
+  if (whole) put_in_place(turn);
+  return whole;
+}
+
+// Nobody reads any more what the turn's copies replace, and nobody reads them before this is done.
+void ExpertTransferEngine::State::put_in_place(TurnId turn) {
+  for (const ScheduledCopy& copy : parts.schedule.arriving(turn)) {
+    if (copy.rank != parts.rank || !copy.staged()) continue;
+    const std::span<std::byte* const> from = parts.directory.buffer(copy.staging);
+    const std::span<std::byte* const> to = parts.directory.buffer(copy.buffer);
+    for (std::size_t s = 0; s < parts.layout.num_segments(); ++s) {
+      std::memcpy(to[s], from[s], static_cast<std::size_t>(parts.layout.segments()[s].bytes().value));
+    }
+  }
+  parts.directory.put_in_place(TurnId{turn.value + 1});
 }
 
 ExpertTransferEngine::ExpertTransferEngine(EngineParts parts, const EngineOptions& options)
@@ -172,10 +189,13 @@ void ExpertTransferEngine::release(TurnId turn) {
 }
 
 void ExpertTransferEngine::finish() {
-  const TurnId end{state_->parts.schedule.order.size()};
-  submit(end);
-  if (!state_->wait(end)) {
-    throw PhaseFailed(fmt::format("rank {}: the experts of some rank did not come home", state_->parts.rank.value));
+  const TransferSchedule& schedule = state_->parts.schedule;
+  for (TurnId t{schedule.order.size()}; t.value < schedule.num_turns(); t = TurnId{t.value + 1}) {
+    submit(t);
+    if (!state_->wait(t)) {
+      throw PhaseFailed(fmt::format("rank {}: the experts of some rank did not come home", state_->parts.rank.value));
+    }
+    release(t);
   }
 }
 

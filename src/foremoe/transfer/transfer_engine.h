@@ -15,6 +15,8 @@
 // Agreement. At each turn at which copies arrive, and at each turn of a layer where one failed before, ranks vote
 // when their copies are settled; the outcome is the same on all. A guest that is missing is fetched again for the
 // next turn that reads it.
+// Staging. Copies of `free` from peers are put in place by the rank itself, in wait(t), once all ranks have theirs; a
+// peer is not read before it has put in place what arrived before the copy opens.
 // Guarantee. Between release(t) of the last reader of a buffer and the next lease nobody reads it; before that nobody
 // writes it. Waiting is bounded: `timeout` × attempts for a rank's own copies, then `ballot_timeout` for the votes of
 // the others; then PhaseFailed.
@@ -46,9 +48,14 @@ class ExpertDirectory {
  public:
   virtual ~ExpertDirectory() = default;
   virtual std::span<std::byte* const> buffer(int buffer) const = 0;  // [segment], of this rank
-  // [segment] at its home; empty when that memory is not mapped here and must be asked for by message.
-  virtual std::span<const std::byte* const> home(LayerId layer, ExpertId expert) const = 0;
+  // [segment] of what the copy reads from a peer; empty when that memory is not mapped here and must be asked for by
+  // message. Of a copy over the host path: its expert's home.
+  virtual std::span<const std::byte* const> source(const ScheduledCopy& copy) const = 0;
   virtual std::uint64_t published(RankId owner) const = 0;  // version that this rank's homes have (acquire)
+  // Staged copies. A rank has put all that arrives before this turn where it is read: says so (release), and asks
+  // whether another has (acquire); true of a rank whose memory is not mapped here, which refuses what it has not.
+  virtual void put_in_place(TurnId before) = 0;
+  virtual bool in_place(RankId owner, TurnId before) const = 0;
 };
 
 // All ranks' votes on one question after another.
@@ -73,7 +80,7 @@ struct EngineParts {
   const TransferSchedule& schedule;
   const ExpertLayout& layout;
   RankId rank;
-  const ExpertDirectory& directory;
+  ExpertDirectory& directory;
   const HostArena* arena = nullptr;  // of this rank's node; null when the schedule uses none
   std::unique_ptr<CopyLink> host;
   std::unique_ptr<CopyLink> peer;

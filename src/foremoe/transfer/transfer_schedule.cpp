@@ -8,6 +8,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/transfer/copy_paths.h"
+#include "foremoe/transfer/staged_copies.h"
 
 namespace foremoe {
 
@@ -140,26 +141,25 @@ std::vector<ScheduledCopy> leases_of_one_turn(const StepPlan& plan, const TurnOr
   return copies;
 }
 
-int num_buffers(const StepPlan& plan, int depth) {
-  switch (plan.residency) {
-    case Residency::kShared:
-      return depth * plan.guest_slots;
-    case Residency::kFree:
-      return plan.num_layers() * plan.num_slots();
-    default:
-      return plan.num_layers() * plan.guest_slots;
-  }
+// Copies that arrive where they are read, by arrives, with their paths.
+std::vector<ScheduledCopy> copies_in_place(const StepPlan& plan, const TurnOrder& order, const ExpertLayout& layout,
+                                           const ScheduleOptions& options) {
+  std::vector<ScheduledCopy> copies = plan.residency == Residency::kShared
+                                          ? leases_of_one_turn(plan, order, options.depth)
+                                          : leases_that_stay(plan, order);
+  std::ranges::sort(copies, {}, [](const ScheduledCopy& c) {
+    return std::tuple(c.arrives, c.rank, c.slot, c.layer);  // layers differ among the homes that come back alone
+  });
+  const ClusterLinks links = links_between(
+      options.cluster, {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}, options.shares_uplink);
+  choose_paths({.plan = plan, .order = order, .layout = layout, .links = links, .choice = options.path}, copies);
+  return copies;
 }
 
-void refuse_bad_options(const StepPlan& plan, const ScheduleOptions& options) {
+void refuse_bad_options(const ScheduleOptions& options) {
   if (options.depth < 1) throw InputError({.field = "depth"}, fmt::format("{} is less than 1", options.depth));
   if (options.depth > kMostDepth) {
     throw InputError({.field = "depth"}, fmt::format("{} is more than {}", options.depth, kMostDepth));
-  }
-  if (options.path == PathChoice::kPeer && plan.residency == Residency::kFree) {
-    throw InputError({.field = "path"},
-                     "peers alone cannot serve a plan of residency free: homes are overwritten there, and the host "
-                     "copy is all that is left of them");
   }
 }
 
@@ -171,28 +171,38 @@ std::string_view to_string(PathChoice choice) {
 
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options) {
-  refuse_bad_options(plan, options);
+  refuse_bad_options(options);
   TransferSchedule schedule{.phase = options.phase, .depth = options.depth};
   schedule.order = make_turn_order(plan, options.phase);
-  schedule.copies = plan.residency == Residency::kShared ? leases_of_one_turn(plan, schedule.order, options.depth)
-                                                         : leases_that_stay(plan, schedule.order);
-  std::ranges::sort(schedule.copies, {}, [](const ScheduledCopy& c) {
-    return std::tuple(c.arrives, c.rank, c.slot, c.layer);  // layers differ among the homes that come back alone
-  });
-  index_copies(schedule);
-  const ClusterLinks links = links_between(
-      options.cluster, {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node}, options.shares_uplink);
-  choose_paths({.plan = plan, .order = schedule.order, .layout = layout, .links = links, .choice = options.path},
-               schedule.copies);
-  schedule.arena = experts_of_arenas(plan, schedule.copies);
   schedule.buffers_per_rank = num_buffers(plan, options.depth);
+  if (plan.residency == Residency::kFree && options.path == PathChoice::kPeer) {
+    StagedCopies staged = staged_copies(plan, schedule.order, {.depth = options.depth});
+    schedule.copies = std::move(staged.copies);
+    schedule.buffers_per_rank += staged.buffers;
+  } else {
+    schedule.copies = copies_in_place(plan, schedule.order, layout, options);
+  }
+  index_copies(schedule);
+  schedule.arena = experts_of_arenas(plan, schedule.copies);
   return schedule;
+}
+
+int num_buffers(const StepPlan& plan, int depth) {
+  switch (plan.residency) {
+    case Residency::kShared:
+      return depth * plan.guest_slots;
+    case Residency::kFree:
+      return plan.num_layers() * plan.num_slots();
+    default:
+      return plan.num_layers() * plan.guest_slots;
+  }
 }
 
 void index_copies(TransferSchedule& schedule) {
   schedule.first_of_turn.clear();
   auto next = schedule.copies.begin();
-  for (int t = 0; t < schedule.order.size() + 2; ++t) {
+  const int last = schedule.copies.empty() ? 0 : schedule.copies.back().arrives.value;
+  for (int t = 0; t < std::max(schedule.order.size(), last) + 2; ++t) {
     while (next != schedule.copies.end() && next->arrives < TurnId{t}) ++next;
     schedule.first_of_turn.push_back(static_cast<std::size_t>(next - schedule.copies.begin()));
   }
@@ -207,8 +217,12 @@ GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const
   const std::int64_t guests = plan.guest_slots;
   const std::int64_t in_all_layers = guests * plan.num_layers();
   const bool shared = plan.residency == Residency::kShared;
+  std::int64_t buffers = shared ? options.depth * guests : in_all_layers;
+  if (plan.residency == Residency::kFree && options.path == PathChoice::kPeer) {
+    buffers += staged_copies(plan, make_turn_order(plan, options.phase), {.depth = options.depth}).buffers;
+  }
   GuestMemory memory;
-  memory.weights = Bytes{(shared ? options.depth * guests : in_all_layers) * layout.bytes().value};
+  memory.weights = Bytes{buffers * layout.bytes().value};
   if (options.phase == Phase::kPolicyUpdate) {
     // Under `shared` a turn's gradients go home with it, so that one set serves all layers.
     memory.gradients = Bytes{(shared ? guests : in_all_layers) * layout.elements() * std::int64_t{sizeof(float)}};
@@ -247,7 +261,7 @@ bool LayerTurns::any(const ScheduledCopy& copy, Pass pass) const {
 }
 
 bool LayerTurns::needs(const ScheduledCopy& copy, const Segment& segment) const {
-  if (copy.arrives.value >= num_turns_) return true;
+  if (copy.arrives.value >= num_turns_ || copy.staged()) return true;
   return (segment.in_forward && any(copy, Pass::kForward)) || (segment.in_backward && any(copy, Pass::kBackward));
 }
 

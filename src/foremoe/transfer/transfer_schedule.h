@@ -12,9 +12,12 @@
 // Buffers. A rank's guest buffers are numbered: under `static` and `resident` layer·G + (slot − E/R); under `shared`
 //   there are `depth` sets of G which layers borrow in turn (turn t uses set t mod depth); under `free` every slot of
 //   a layer can be written: layer·(E/R + G) + slot, and after the last turn the homes that were overwritten are
-//   copied back.
+//   copied back. Copies of `free` from peers arrive in staging buffers behind the slots (staged_copies.h), and what
+//   they replace is leased until they arrive, not until they open.
 // Paths. `host`: the node's arena, filled once per step with exactly the experts that its ranks will fetch. `peer`:
-//   straight from the expert's home, whose slot is pinned inside a step. Under `free` homes are not pinned: host alone.
+//   straight from the expert's home, whose slot is pinned inside a step. Under `free`, where homes are not pinned, all
+//   copies take one path: the host's, whose arena keeps every home that is overwritten, or where peers are asked for,
+//   from whichever rank holds the expert.
 //   An expert can pay for its place in an arena when its node fetches it at least twice; the other copies, and as many
 //   of those as balance the two paths by bytes ÷ bandwidth, go to peers: copy_paths.h.
 // Complexity. O(turns · ranks · slots).
@@ -47,12 +50,19 @@ struct ScheduledCopy {
   LayerId layer;
   ExpertId expert;
   SlotId slot;     // of the plan
-  int buffer = 0;  // of the rank, see above
+  int buffer = 0;  // of the rank, see above: where the expert is read
   TurnId opens;    // at the beginning of this turn the buffer is free
-  TurnId arrives;  // the turn that first reads it; num_turns for the homes that `free` copies back at the end
+  TurnId arrives;  // the turn that first reads it; of homes that `free` copies back at the end, one that follows them
   TurnId closes;   // the last turn that reads it
   Path path = Path::kHost;
   RankId source;  // kPeer: the rank that is read; kHost: the expert's home, which fills the arena
+  // Of `free` from peers: the buffer of `rank` in which the expert waits until all that arrive with it are there, and
+  // the buffer of `source`, maybe the rank itself, that is read. −1: there is none.
+  int staging = -1;
+  int source_buffer = -1;
+
+  bool staged() const { return staging >= 0; }
+  int arrives_in() const { return staged() ? staging : buffer; }  // of the rank's buffers
 
   friend bool operator==(const ScheduledCopy&, const ScheduledCopy&) = default;
 };
@@ -69,10 +79,12 @@ struct TransferSchedule {
   int depth = kDefaultDepth;  // turns ahead of which copies are started; sets of buffers under `shared`
   TurnOrder order;
   std::vector<ScheduledCopy> copies;            // by arrives, rank, slot
-  std::vector<std::size_t> first_of_turn;       // [turns + 2], into copies: those that arrive at this turn
+  std::vector<std::size_t> first_of_turn;       // [num_turns() + 1], into copies: those that arrive at this turn
   std::vector<std::vector<ArenaExpert>> arena;  // [node], ascending; what its arena holds
-  int buffers_per_rank = 0;                     // guest buffers (under `free`: all slots of all layers)
+  int buffers_per_rank = 0;                     // of guests (under `free`: all slots of all layers, and staging)
 
+  // Those of the order and what follows: one turn at which homes are back, or under `free` from peers one per layer.
+  int num_turns() const { return static_cast<int>(first_of_turn.size()) - 1; }
   std::span<const ScheduledCopy> arriving(TurnId t) const;  // of all ranks
   bool any_arrives(TurnId t) const { return !arriving(t).empty(); }
 };
@@ -86,16 +98,17 @@ struct ScheduleOptions {
   bool shares_uplink = true;  // host path and network cards meet at the switch
 };
 
-// The plan must be one that check_plan accepts. Throws InputError for a phase that the plan is not for, and for peers
-// alone under `free`. Expert sizes and bandwidths decide paths.
+// The plan must be one that check_plan accepts. Throws InputError for a phase that the plan is not for. Expert sizes
+// and bandwidths decide paths.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 
-void index_copies(TransferSchedule& schedule);  // fills in first_of_turn, of copies in order
+int num_buffers(const StepPlan& plan, int depth);  // of a rank, without staging
+void index_copies(TransferSchedule& schedule);     // fills in first_of_turn, of copies in order
 
-// Guest memory of one rank, as predicted from the shape of the plan.
+// Guest memory of one rank, as predicted from the plan.
 struct GuestMemory {
-  Bytes weights;
+  Bytes weights;    // staging buffers included
   Bytes gradients;  // float32; 0 for a phase without backward
 };
 GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const ScheduleOptions& options);
@@ -108,7 +121,8 @@ class LayerTurns {
 
   // The first turn of the layer after this one; none when it was the last.
   std::optional<TurnId> next(LayerId layer, TurnId after) const;
-  // Does any reader of this copy need the segment? A copy that arrives after the last turn brings all of them.
+  // Does any reader of this copy need the segment? A copy that arrives after the last turn brings all of them, and so
+  // does a staged one, from which others may be made.
   bool needs(const ScheduledCopy& copy, const Segment& segment) const;
 
  private:

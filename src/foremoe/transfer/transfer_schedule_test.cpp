@@ -83,6 +83,53 @@ TEST(TransferSchedule, UnderFreeDisplacedHomesComeBackAfterTheLastTurn) {
   EXPECT_EQ(schedule.buffers_per_rank, 2);
 }
 
+// Buffers 0 and 1 are a rank's slots, 2 and 3 its staging buffers, one for even turns and one for odd ones.
+TEST(TransferSchedule, UnderFreeRanksExchangeExpertsThroughStagingBuffers) {
+  const StepPlan plan = test::free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}, {2, 1, 0, 3}});
+  const TransferSchedule schedule = schedule_of(plan, Phase::kRecompute, PathChoice::kPeer);
+  EXPECT_THAT(leases(schedule), ElementsAre(Lease{0, 0, 2, 0, 0, 1, 2}, Lease{1, 0, 0, 0, 0, 1, 2},
+                                            Lease{0, 0, 0, 0, 2, 3, 3}, Lease{1, 0, 2, 0, 2, 3, 3}));
+  for (const ScheduledCopy& copy : schedule.copies) {
+    EXPECT_EQ(copy.path, Path::kPeer);
+    EXPECT_EQ(copy.source, RankId{1 - copy.rank.value});
+    EXPECT_EQ(copy.source_buffer, 0);
+    EXPECT_EQ(copy.staging, 3);
+  }
+  EXPECT_EQ(schedule.buffers_per_rank, 4);
+  EXPECT_THAT(schedule.arena, ElementsAre(IsEmpty()));
+}
+
+TEST(TransferSchedule, UnderFreeAPeerIsReadOnceItHasTheExpert) {
+  const StepPlan plan = test::free_plan({{2, 1, 0, 3}, {0, 1, 2, 3}});
+  EXPECT_THAT(leases(schedule_of(plan, Phase::kRecompute, PathChoice::kPeer, 9)),
+              ElementsAre(Lease{0, 0, 2, 0, 0, 0, 0}, Lease{1, 0, 0, 0, 0, 0, 0}, Lease{0, 0, 0, 0, 1, 1, 1},
+                          Lease{1, 0, 2, 0, 1, 1, 1}));
+}
+
+TEST(TransferSchedule, UnderFreeThePeerOnTheSameNodeIsReadThenTheOneThatSendsLess) {
+  // Expert e is at home on rank e. Rank 0 has a replica of rank 2's, and later the ranks `later` need it too.
+  const auto sources = [](const std::vector<int>& later, int ranks_per_node) {
+    const LoadTable load = test::random_load({.micro_steps = 2, .layers = 1, .ranks = 4, .experts = 4}, 1);
+    StepPlan plan = test::random_plan(load, {.residency = Residency::kFree, .guest_slots = 1}, 1);
+    plan.ranks_per_node = ranks_per_node;
+    for (int t = 0; t < 2; ++t) {
+      for (int r = 0; r < 4; ++r) {
+        plan.slot_expert(t, 0, r, 0) = ExpertId{r};
+        plan.slot_expert(t, 0, r, 1) = r == 0 ? ExpertId{2} : kNoExpert;
+      }
+    }
+    for (const int r : later) plan.slot_expert(1, 0, r, 1) = ExpertId{2};
+    std::vector<int> read;
+    for (const ScheduledCopy& copy : schedule_of(plan, Phase::kRecompute, PathChoice::kPeer).copies) {
+      read.push_back(copy.source.value);
+    }
+    return read;
+  };
+  EXPECT_THAT(sources({3}, 4), ElementsAre(2, 0));
+  EXPECT_THAT(sources({3}, 2), ElementsAre(2, 2));
+  EXPECT_THAT(sources({1, 3}, 4), ElementsAre(2, 0, 2));
+}
+
 TEST(TransferSchedule, AHomeThatIsDisplacedFromTheStartGivesItsSlotAtOnce) {
   const StepPlan plan = test::free_plan({{2, 1, 0, 3}, {0, 1, 2, 3}});
   EXPECT_THAT(leases(schedule_of(plan, Phase::kRecompute)),
@@ -124,10 +171,6 @@ std::string refusal(const StepPlan& plan, const ScheduleOptions& options) {
     return error.what();
   }
   return "accepted";
-}
-
-TEST(TransferSchedule, PeersAloneAreRefusedUnderFree) {
-  EXPECT_THAT(refusal(test::free_plan({{0, 1, 2, 3}}), {.path = PathChoice::kPeer}), HasSubstr("path: "));
 }
 
 TEST(TransferSchedule, APhaseThatThePlanIsNotForIsRefused) {

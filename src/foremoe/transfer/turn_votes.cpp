@@ -31,7 +31,7 @@ std::span<const TurnVotes::Decided> TurnVotes::step(const EnginePosition& positi
                                     open_.front().turn.value, limit.count()));
     }
   }
-  const int horizon = std::min(position.submitted + parts_.schedule.depth, parts_.schedule.order.size());
+  const int horizon = std::min(position.submitted + parts_.schedule.depth, parts_.schedule.num_turns() - 1);
   while (next_.value <= horizon && ask(now)) {
     next_ = TurnId{next_.value + 1};
     entered_ = false;
@@ -42,7 +42,7 @@ std::span<const TurnVotes::Decided> TurnVotes::step(const EnginePosition& positi
 
 bool TurnVotes::ask(EngineClock::time_point now) {
   const TurnId turn = next_;
-  if (last(turn)) {
+  if (brings_homes_back(turn)) {
     if (!settled(fetcher_.arriving(turn))) return false;
     cast(turn, fetcher_.arriving(turn), now);
     return true;
@@ -76,7 +76,7 @@ void TurnVotes::cast(TurnId turn, std::span<const std::size_t> copies, EngineClo
 
 void TurnVotes::count(TurnId turn, bool whole) {
   decided_.push_back({turn, whole});
-  if (last(turn)) return;
+  if (brings_homes_back(turn)) return;
   Layer& layer = layer_of(turn);
   layer.undecided = false;
   layer.broken = !whole;

@@ -28,7 +28,7 @@ class TurnVotes {
     TurnId turn;
     bool whole = false;
   };
-  // What has been decided until the next call. The turn after the last stands for the homes that are copied back.
+  // What has been decided until the next call. Turns behind the order's stand for the homes that are copied back.
   std::span<const Decided> step(const EnginePosition& position, EngineClock::time_point now);
   bool open() const { return !open_.empty(); }
   bool changed() const { return changed_; }  // in the last step
@@ -45,7 +45,7 @@ class TurnVotes {
     EngineClock::time_point cast;
   };
 
-  bool last(TurnId turn) const { return turn.value == parts_.schedule.order.size(); }
+  bool brings_homes_back(TurnId turn) const { return turn.value >= parts_.schedule.order.size(); }
   Layer& layer_of(TurnId turn) { return layers_[parts_.schedule.order[turn].layer.index()]; }
   bool ask(EngineClock::time_point now);  // the next turn's question, when that can be done now
   void count(TurnId turn, bool whole);

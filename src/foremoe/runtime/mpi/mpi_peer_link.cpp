@@ -64,11 +64,11 @@ std::size_t PeerServer::write(const PeerRequest& request, std::byte* memory) con
   PeerAnswer answer{.number = request.number};
   if (holds(request)) {
     const ScheduledCopy& copy = parts_.schedule.copies[request.message];
-    const std::span home = parts_.directory.home(copy.layer, copy.expert);
+    const std::span from = parts_.directory.source(copy);
     std::byte* to = memory + sizeof(answer);
     for (std::size_t i = 0; i < request.num_pieces; ++i) {
       const PeerPiece& piece = request.pieces[i];
-      answer.checksums[i] = copy_and_checksum(to, {home[piece.segment] + piece.offset, piece.bytes});
+      answer.checksums[i] = copy_and_checksum(to, {from[piece.segment] + piece.offset, piece.bytes});
       to += piece.bytes;
       answer.bytes += piece.bytes;
     }
@@ -81,6 +81,7 @@ bool PeerServer::holds(const PeerRequest& request) const {
   if (request.message >= parts_.schedule.copies.size() || request.num_pieces > kMaxPieces) return false;
   const ScheduledCopy& copy = parts_.schedule.copies[request.message];
   if (copy.source != parts_.rank || parts_.directory.published(parts_.rank) != request.version) return false;
+  if (copy.staged() && !parts_.directory.in_place(parts_.rank, copy.opens)) return false;
   const std::span segments = parts_.layout.segments();
   std::size_t bytes = 0;
   for (const PeerPiece& piece : std::span(request.pieces).first(request.num_pieces)) {
@@ -193,7 +194,7 @@ bool MpiPeerLink::fill(const CopyRequest& copy, PeerRequest& asked) const {
   if (message >= parts_.schedule.copies.size() || copy.chunks.size() > kMaxPieces) return false;
   asked = {.message = message, .version = parts_.directory.published(copy.source), .num_pieces = copy.chunks.size()};
   // The owner knows segments, not this rank's addresses.
-  const std::span buffer = parts_.directory.buffer(parts_.schedule.copies[message].buffer);
+  const std::span buffer = parts_.directory.buffer(parts_.schedule.copies[message].arrives_in());
   const std::span segments = parts_.layout.segments();
   for (std::size_t i = 0; i < copy.chunks.size(); ++i) {
     const Chunk& chunk = copy.chunks[i];

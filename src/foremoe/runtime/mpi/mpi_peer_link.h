@@ -40,11 +40,12 @@ struct PeerRequest {
 // Followed by the pieces, one after the other.
 struct alignas(64) PeerAnswer {
   std::uint64_t number = 0;
-  std::uint64_t bytes = 0;  // that follow; 0: refused, as the owner has another version or no such expert
+  std::uint64_t bytes =
+      0;  // that follow; 0: refused: the owner has another version, not yet the expert, or no such one
   std::array<std::uint64_t, kMaxPieces> checksums{};
 };
 
-// The owner's side: answers requests for this rank's homes, in order of arrival, at most kMaxMessagesUnderWay at a
+// The owner's side: answers requests for experts of this rank, in order of arrival, at most kMaxMessagesUnderWay at a
 // time. Whoever asks has already made room for the answer, so every answer is delivered.
 class PeerServer {
  public:

@@ -45,12 +45,14 @@ class Peers : public ExpertDirectory {
   std::span<std::byte* const> buffer(int buffer) const override {
     return buffers_[static_cast<std::size_t>(buffer)].pointers;
   }
-  std::span<const std::byte* const> home(LayerId layer, ExpertId expert) const override {
-    const auto home = home_.find({layer.value, expert.value});
+  std::span<const std::byte* const> source(const ScheduledCopy& copy) const override {
+    const auto home = home_.find({copy.layer.value, copy.expert.value});
     return home == home_.end() ? std::span<const std::byte* const>{}
                                : std::span<const std::byte* const>(home->second.read);
   }
   std::uint64_t published(RankId) const override { return version; }
+  void put_in_place(TurnId) override {}
+  bool in_place(RankId, TurnId) const override { return true; }
 
   std::vector<Chunk> chunks(const ScheduledCopy& copy) const {
     std::vector<Chunk> chunks;
