@@ -38,6 +38,8 @@ class Spilling {
     }
   }
 
+  int most_guests() const { return std::ranges::max(guests_); }  // of a rank
+
  private:
   void spill(ExpertId expert, std::int64_t rest) {
     while (rest > 0) {
@@ -110,7 +112,9 @@ class Llep final : public Policy {
   std::string_view summary() const override {
     return "LLEP: homes filled to the mean, the rest spilled to the least loaded ranks";
   }
-  std::span<const std::string_view> uses() const override { return kUsesSlots; }
+  std::span<const std::string_view> uses() const override {
+    return std::span(kUsesSlots).subspan(options_.slot_limit ? 0 : 1);
+  }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
 
@@ -118,10 +122,51 @@ class Llep final : public Policy {
     const auto choose = [this](const LayerLoad& load, std::vector<Share>& shares) {
       Spilling(load, options_, shares).run();
     };
-    return plan_fetched({.name = name(), .of_layer = [&](LayerId) { return choose; }}, input, pool);
+    PolicyInput with_slots = input;
+    if (!options_.slot_limit) with_slots.options.guest_slots = most_guests(input, pool);
+    return plan_fetched({.name = name(), .of_layer = [&](LayerId) { return choose; }}, with_slots, pool);
   }
 
+  std::vector<Option> options() override {
+    LlepOptions& o = options_;
+    return {
+        number_option({.name = "capacity_factor", .help = "Capacity of a rank ÷ mean load"}, o.capacity_factor,
+                      {.least = 1}),
+        integer_option({.name = "min_chunk", .help = "The fewest tokens of a chunk, unless no more are left"},
+                       o.min_chunk, {1, std::int64_t{1} << 40}),
+        number_option({.name = "imbalance_threshold", .help = "Nothing spills up to this ρ of homes"},
+                      o.imbalance_threshold, {}),
+        integer_option({.name = "slot_limit", .help = "0: as many guest slots as a rank ever needs"}, o.slot_limit)};
+  }
+  std::unique_ptr<Policy> copy() const override { return std::make_unique<Llep>(*this); }
+
  private:
+  // Of a rank in any layer of any micro-step, where slots are no limit.
+  int most_guests(const PolicyInput& input, ThreadPool& pool) const {
+    check_policy_input(input);
+    const LoadTable& table = input.load;
+    std::vector<int> most(table.num_layers());  // [layer]
+    pool.for_each_index(most.size(), [&](std::size_t l, std::size_t) {
+      std::vector<std::int64_t> of_expert(table.num_experts());
+      std::vector<Share> shares;
+      for (int m = 0; m < table.num_micro_steps(); ++m) {
+        table.expert_loads(MicroStepId{m}, LayerId{l}, of_expert);
+        const LayerLoad load{.micro_step = MicroStepId{m},
+                             .layer = LayerId{l},
+                             .by_source = table.load.view()[m][l],
+                             .of_expert = of_expert,
+                             .home = input.home.row(l),
+                             .topology = table.topology(),
+                             .guest_slots = table.num_experts()};
+        shares.clear();
+        Spilling spilling(load, options_, shares);
+        spilling.run();
+        most[l] = std::max(most[l], spilling.most_guests());
+      }
+    });
+    return std::ranges::max(most);
+  }
+
   LlepOptions options_;
 };
 

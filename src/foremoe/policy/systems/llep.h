@@ -16,9 +16,11 @@
 //
 // Inferred. Spilling is limited by the guest slots: a rank whose slots hold other experts is passed over, and home
 // takes part in the choice of who gets what nobody has capacity for (the public code has memory for any number of
-// copies and excludes home). The capacity is ⌈α·mean⌉; the code rounds down, which leaves remainders of up to R − 1
-// tokens to copy an expert for. After every chunk the ranks are sorted anew; the code does so in one of its two
-// branches.
+// copies and excludes home). Without slot_limit there are, as in that code, as many slots as some rank needs in some
+// layer of some micro-step, whatever guest slots are asked for; the plan records their number, and what counts memory
+// counts them all. Then home is never chosen: it is at its capacity while tokens are left, and another rank is below.
+// The capacity is ⌈α·mean⌉; the code rounds down, which leaves remainders of up to R − 1 tokens to copy an expert for.
+// After every chunk the ranks are sorted anew; the code does so in one of its two branches.
 //
 // Online: copies begin after the router. The planning time is not published to us; 0 is assumed, in its favour.
 // Cost. O(E·log E), and O(R) per chunk.
@@ -31,6 +33,7 @@ struct LlepOptions {
   double capacity_factor = 1.0;      // α
   std::int64_t min_chunk = 1024;     // tokens
   double imbalance_threshold = 1.3;  // λ, of ρ at homes; 0: always spill
+  bool slot_limit = true;            // false: as many guest slots as a rank ever needs
 };
 
 std::unique_ptr<Policy> make_llep(const LlepOptions& options = {});

@@ -80,6 +80,34 @@ TEST(Llep, ReachesItsCapacityWhereSlotsAndChunksAllow) {
   }
 }
 
+// Capacity ⌈130 / 3⌉ = 44, as above: rank 2 takes 26 of e0 and 16 of e1, which are two guests.
+TEST(Llep, HasAsManySlotsAsItNeedsWithoutALimit) {
+  const LoadTable load = load_of(3, {{70, 60, 0}, {130, 0, 0}});
+  const auto policy = make_llep({.min_chunk = 1, .slot_limit = false});
+  for (const int guest_slots : {0, 1, 5}) {
+    const StepPlan plan = plan_of(*policy, {.load = load, .guest_slots = guest_slots});
+    EXPECT_EQ(plan.guest_slots, 2);
+    EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 26, 16));
+  }
+  EXPECT_THAT(policy->uses(), ElementsAre("in_flight"));
+  EXPECT_THAT(make_llep()->uses(), ElementsAre("guest_slots", "in_flight"));
+}
+
+TEST(Llep, WithoutALimitPlansAsWithSlotsForEveryExpert) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const LoadTable load = test::random_load({.micro_steps = 3, .layers = 2, .ranks = 8, .experts = 24}, seed, 400);
+    const LlepOptions options{.min_chunk = 30, .imbalance_threshold = 0};
+    LlepOptions without = options;
+    without.slot_limit = false;
+    const StepPlan enough = plan_of(*make_llep(options), {.load = load, .guest_slots = 21});
+    const StepPlan plan = plan_of(*make_llep(without), {.load = load});
+    EXPECT_EQ(plan.max_load, enough.max_load);
+    ASSERT_GT(plan.guest_slots, 1);
+    const StepPlan fewer = plan_of(*make_llep(options), {.load = load, .guest_slots = plan.guest_slots - 1});
+    EXPECT_NE(fewer.slot_tokens, plan.slot_tokens);
+  }
+}
+
 TEST(Llep, CopiesAfterTheRouter) { EXPECT_TRUE(make_llep()->online().copies_after_router); }
 
 }  // namespace

@@ -156,7 +156,9 @@ class UltraEp final : public Policy {
 
   std::vector<Option> options() override {
     return {integer_option({.name = "min_tokens_per_replica", .help = "The fewest tokens of a replica"},
-                           options_.min_tokens_per_replica, {1, std::int64_t{1} << 40})};
+                           options_.min_tokens_per_replica, {1, std::int64_t{1} << 40}),
+            integer_option({.name = "inside_nodes", .help = "1: every node is balanced for itself"},
+                           options_.inside_nodes)};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<UltraEp>(*this); }
 

@@ -9,6 +9,7 @@
 #include "foremoe/plan/check_plan.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/policy_runs.h"
 
 namespace foremoe {
 namespace {
@@ -106,6 +107,15 @@ TEST(UltraEp, StaysInsideNodesWhenAskedTo) {
               UnorderedElementsAre(Guest{2, 1, 39}, Guest{3, 1, 12}, Guest{3, 0, 7}));
   // Means 20 and 80: 21 by 19 of expert 0 to rank 1; 81 by 9 of expert 2 to rank 3.
   EXPECT_THAT(guests(plan_of({.min_tokens_per_replica = 1, .inside_nodes = true}, load, 2)),
+              UnorderedElementsAre(Guest{0, 1, 19}, Guest{2, 3, 9}));
+}
+
+TEST(UltraEp, TakesTheNodeAsItsDomainByName) {
+  const std::unique_ptr<Policy> policy = make_ultraep(kNoMinimum);
+  std::vector<Option> options = policy->options();
+  option_named(options, "inside_nodes").set("1");
+  const LoadTable load = test::load_of(4, {{40, 0, 90, 70}}, 2);
+  EXPECT_THAT(guests(test::plan_of(*policy, {.load = load, .guest_slots = 2})),
               UnorderedElementsAre(Guest{0, 1, 19}, Guest{2, 3, 9}));
 }
 
