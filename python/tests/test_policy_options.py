@@ -31,6 +31,13 @@ def drifting():
         ("foremoe-review-mda", {}, {"overshoot": 0.1}),
         ("foremoe-review-mda", {}, {"try_smaller": 1}),
         ("foremoe-review-mda", {}, {"rounds": 1}),
+        ("fastermoe", {"intermediate": 1500, "bytes_per_second": 1e9}, {"rule": "expert"}),
+        ("fastermoe", {"bytes_per_second": 1e9}, {"intermediate": 1e6}),
+        ("fastermoe", {"intermediate": 1e6}, {"bytes_per_second": 1e9}),
+        ("fastermoe", {"intermediate": 1e6}, {"flops_per_second": 1e16}),
+        ("llep", {}, {"capacity_factor": 1.2}),
+        ("llep", {}, {"min_chunk": 1}),
+        ("llep", {"min_chunk": 1}, {"imbalance_threshold": 100}),
     ],
 )
 def test_each_option_of_one_policy_changes_its_plan(drifting, policy, beside, option):
@@ -47,6 +54,31 @@ def test_finemoe_by_our_assignment_has_the_same_largest_loads(drifting):
         for solver in ("lp", "exact")
     )
     assert np.array_equal(by_lp.max_load, exact.max_load)
+
+
+def test_ultraep_inside_nodes_sends_no_row_to_another_node(drifting):
+    nodes = foremoe.Load.from_array(drifting.array, ranks_per_node=4, top_k=2)
+    whole, inside = (
+        foremoe.plan(nodes, "ultraep", guest_slots=2, policy_options={"inside_nodes": of}) for of in (0, 1)
+    )
+    home = np.repeat(np.arange(8), 4)  # [expert]
+
+    def leaves_its_node(plan):
+        guests = plan.slot_expert[..., 4:]  # [event, layer, rank, slot]
+        rank = np.broadcast_to(np.arange(8)[:, None], guests.shape)
+        return (home[guests] // 4 != rank // 4)[guests >= 0]
+
+    assert leaves_its_node(whole).any()
+    assert leaves_its_node(inside).size > 0 and not leaves_its_node(inside).any()
+
+
+def test_llep_without_a_slot_limit_has_the_slots_that_it_needs(drifting):
+    one, none, plenty = (
+        foremoe.evaluate(drifting, "llep", guest_slots=slots, policy_options={"min_chunk": 1, "slot_limit": limit})
+        for slots, limit in ((1, 1), (1, 0), (28, 1))
+    )
+    assert 1 < none.figures["guest_slots"] < 28
+    assert none.figures["rho"] == plenty.figures["rho"] != one.figures["rho"]
 
 
 def test_of_several_policies_each_takes_the_options_that_it_has(drifting):

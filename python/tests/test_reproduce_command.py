@@ -105,7 +105,7 @@ def test_exact_and_modelled_figures_do_not_depend_on_threads(capsys: pytest.Capt
     for threads in ("1", "2"):
         command.main(["feplb-straggler", "--json", "--threads", threads])
         rows.append(json.loads(capsys.readouterr().out)["rows"])
-    assert rows[0] == rows[1] and len(rows[0]) == 15
+    assert rows[0] == rows[1] and len(rows[0]) == 21
 
 
 def test_what_cannot_be_is_one_line_and_exit_code_2(

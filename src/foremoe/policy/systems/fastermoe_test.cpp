@@ -1,12 +1,16 @@
-// FasterMoE's shadows, by hand from its code's constants, and what they become as a plan.
+// FasterMoE's shadows, by hand and against literal forms of its rules, and what they become as a plan.
 
 #include "foremoe/policy/systems/fastermoe.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "foremoe/plan/check_plan.h"
+#include <numeric>
+
+#include "foremoe/core/error.h"
 #include "foremoe/rollout/load_file.h"
+#include "foremoe/testing/planner_steps.h"
+#include "foremoe/testing/policy_runs.h"
 #include "foremoe/testing/random_plans.h"
 
 namespace foremoe {
@@ -15,7 +19,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-// fmoe/fastermoe/shadow_policy.py: alpha 2, d_model 2048, 50 Gb/s, 11.5 Tflop/s, float32, two matrices.
+// Of both codes: alpha 2, d_model 2048, 50 Gb/s, 11.5 Tflop/s, float32, two matrices.
 constexpr FasterMoeOptions kOfTheCode{.hidden = 2048,
                                       .intermediate = 2 * 2048,
                                       .matrices = 2,
@@ -23,63 +27,210 @@ constexpr FasterMoeOptions kOfTheCode{.hidden = 2048,
                                       .bytes_per_second = 50e9 / 8,
                                       .flops_per_second = 11.5e12};
 
-std::vector<int> shadows(const std::vector<std::int64_t>& load, int limit, const FasterMoeOptions& options = {}) {
-  std::vector<int> ids;
-  for (const ExpertId e : fastermoe_shadows(load, limit, options)) ids.push_back(e.value);
-  return ids;
+// 1 s for a product of a token, 0.001 s for a message, and for a broadcast as many seconds as asked for.
+FasterMoeOptions seconds_of(FasterMoeRule rule, double broadcast) {
+  return {.rule = rule,
+          .hidden = 1,
+          .intermediate = 1000 * broadcast,
+          .matrices = 1,
+          .bytes_per_value = 1,
+          .bytes_per_second = 1000,
+          .flops_per_second = 2000 * broadcast};
 }
 
-// comp_time = 4·2·2048² / 11.5e12 = 2.918 µs, send_feature_time = 2048·4 / 6.25e9 = 1.311 µs, so that a token of the
-// largest expert costs 3·2.918 + 4·1.311 = 13.996 µs; send_model_time = 2·2·2048²·4 / 6.25e9 = 10,737 µs.
+// One layer of one micro-step, with contiguous homes.
+class Layer {
+ public:
+  Layer(const LoadTable& table, int guest_slots, int micro_step = 0, int layer = 0)
+      : home_(contiguous_homes(table.num_layers(), table.num_experts(), table.num_ranks())),
+        of_expert_(table.num_experts()),
+        load_{.micro_step = MicroStepId{micro_step},
+              .layer = LayerId{layer},
+              .by_source = table.load.view()[MicroStepId{micro_step}][LayerId{layer}],
+              .of_expert = of_expert_,
+              .home = std::as_const(home_).row(LayerId{layer}),
+              .topology = table.topology(),
+              .guest_slots = guest_slots} {
+    table.expert_loads(load_.micro_step, load_.layer, of_expert_);
+  }
+  Layer(const Layer&) = delete;
+
+  const LayerLoad& load() const { return load_; }
+
+  std::vector<int> shadows(const FasterMoeOptions& options) const {
+    std::vector<int> ids;
+    for (const ExpertId e : fastermoe_shadows(load_, options)) ids.push_back(e.value);
+    return ids;
+  }
+
+  // Tokens of the busiest rank, counted anew.
+  std::int64_t busiest(const std::vector<int>& shadows) const {
+    std::vector<std::int64_t> rank_load(load_.topology.num_ranks);
+    for (int e = 0; e < std::ssize(of_expert_); ++e) {
+      const bool everywhere = std::ranges::find(shadows, e) != shadows.end();
+      for (int source = 0; source < load_.topology.num_ranks; ++source) {
+        rank_load[everywhere ? source : load_.home[e].value] += load_.by_source(source, e).value;
+      }
+    }
+    return std::ranges::max(rank_load);
+  }
+
+ private:
+  Array<RankId, 2> home_;
+  std::vector<std::int64_t> of_expert_;
+  LayerLoad load_;
+};
+
+std::vector<int> shadows(int num_ranks, const std::vector<std::int64_t>& loads, int guest_slots,
+                         const FasterMoeOptions& options) {
+  const LoadTable table = test::load_of(num_ranks, {loads});
+  return Layer(table, guest_slots).shadows(options);
+}
+
+// 2·2·2048·4096 flop ÷ 11.5e12 = 2.918 µs, 2048·4 bytes ÷ 6.25e9 = 1.311 µs, 2·2048·4096·4 bytes ÷ 6.25e9 = 10,737 µs.
 TEST(FasterMoe, ModelsTheTimeAsItsCodeDoes) {
-  EXPECT_NEAR(kOfTheCode.compute_seconds() * 1e6, 2.918, 0.001);
-  EXPECT_NEAR(kOfTheCode.send_seconds() * 1e6, 1.311, 0.001);
-  EXPECT_NEAR(kOfTheCode.broadcast_seconds() * 1e6, 10737, 1);
-  EXPECT_NEAR(fastermoe_seconds(kOfTheCode, 1000, 2) * 1e6, 13996.3 + 2 * 10737.4, 1);
+  const FasterMoeSeconds seconds = fastermoe_seconds(kOfTheCode, {.num_ranks = 8, .ranks_per_node = 8});
+  EXPECT_NEAR(seconds.compute * 1e6, 2.918, 0.001);
+  EXPECT_NEAR(seconds.send * 1e6, 1.311, 0.001);
+  EXPECT_NEAR(seconds.broadcast * 1e6, 10737, 1);
+}
+
+// An expert of 3·2048·768 values of 2 bytes: 9.44 MB over 450 GB/s or 50 GB/s.
+TEST(FasterMoe, ExpectsNvlinkWhereTheGroupIsOneNode) {
+  EXPECT_NEAR(fastermoe_seconds({}, {.num_ranks = 8, .ranks_per_node = 8}).broadcast * 1e6, 20.97, 0.01);
+  EXPECT_NEAR(fastermoe_seconds({}, {.num_ranks = 16, .ranks_per_node = 8}).broadcast * 1e6, 188.7, 0.1);
+}
+
+// Ranks {e0, e1} and {e2, e3} with 1000 and 200 tokens, half of each expert from either rank, 3 s a token, a shadow
+// 2·25 s. Without: 1000 tokens, 3004 s. e0 everywhere: 700 and 500, 2150 s. e1 too: 500 and 700, 2200 s, a rise.
+TEST(FasterMoe, ShadowsTheMostLoadedExpertOfTheMostLoadedRank) {
+  EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0));
+  // e1 with 350: 950 tokens, then 650 and 500, then 475 and 675, which are 2050 and 2125 s.
+  EXPECT_THAT(shadows(2, {600, 350, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0));
+}
+
+// Rank 0 has 800 tokens, 2403 s. After e0 rank 1 has 900: worse than nothing, 2750 s. After e2 rank 0 has 750, 2350 s.
+// With shadows of 2·40 s instead of 2·25 s the latter are 2410 s.
+TEST(FasterMoe, ComparesWithNoShadowsWhenTheSearchHasEnded) {
+  EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 25)), ElementsAre(0, 2));
+  EXPECT_THAT(shadows(2, {600, 200, 500, 100}, 4, seconds_of(FasterMoeRule::kWorker, 40)), IsEmpty());
+}
+
+// Ranks {e0, e1}, {e2, e3}, …: rank 0 has 900 tokens. With e0, a third goes to each: 500, 500, 400. Then rank 0, the
+// lower of two equal ones, would give e1: 300, 600, 500, a rise.
+TEST(FasterMoe, GoesOnWithTheRankThatIsBusiestThen) {
+  EXPECT_THAT(shadows(3, {600, 300, 300, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
+  // Rank 1 with 420 has 620 after e0; its e2 leaves 340 there, and 640 and 540 elsewhere, which is more.
+  EXPECT_THAT(shadows(3, {600, 300, 420, 0, 200, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0));
+  // Rank 1 with 600 in two experts has 800 after e0; its e2 leaves 600, 600 and 300. e1 would leave 400, 700, 400.
+  EXPECT_THAT(shadows(3, {600, 300, 300, 300, 0, 0}, 4, seconds_of(FasterMoeRule::kWorker, 1)), ElementsAre(0, 2));
+}
+
+TEST(FasterMoe, ShadowsNothingWhereABroadcastTakesLonger) {
+  EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 426)), ElementsAre(0));  // 2952 s
+  EXPECT_THAT(shadows(2, {600, 400, 100, 100}, 4, seconds_of(FasterMoeRule::kWorker, 453)), IsEmpty());       // 3006 s
+}
+
+// The audit's case: ρ 1.875, but the 16 experts of the hot rank are equally hot. By the largest expert nothing helps.
+TEST(FasterMoe, RelievesARankOfWhichAllExpertsAreEquallyHot) {
+  std::vector<std::int64_t> loads(128, 5600);
+  std::fill_n(loads.begin(), 16, 12000);  // rank 0: 192,000 tokens, the others 89,600
+  EXPECT_THAT(shadows(8, loads, 4, {.rule = FasterMoeRule::kExpert}), IsEmpty());
+  EXPECT_THAT(shadows(8, loads, 4, {}), ElementsAre(0, 1, 2, 3));
+  const LoadTable table = test::load_of(8, {loads});
+  const auto rho = [&](int guest_slots, FasterMoeRule rule) {
+    const auto policy = make_fastermoe({.rule = rule});
+    return plan_figures(test::plan_of(*policy, {.load = table, .guest_slots = guest_slots}), table).rho.mean;
+  };
+  EXPECT_EQ(rho(4, FasterMoeRule::kExpert), 1.875);
+  EXPECT_EQ(rho(4, FasterMoeRule::kWorker), (192000 - 4 * 10500) / 102400.0);
+  EXPECT_EQ(rho(16, FasterMoeRule::kWorker), (89600 + 9 * 1500) / 102400.0);  // the others; rank 0 has 97,500
 }
 
 // A shadow pays when the next expert has at least 10,737 / 13.996 = 767.2 tokens less.
-TEST(FasterMoe, ShadowsWhileItsModelSaysSo) {
-  EXPECT_THAT(shadows({2000, 4000, 100, 3000}, 8, kOfTheCode), ElementsAre(1, 3, 0));
-  EXPECT_THAT(shadows({2300, 4000, 100, 3000}, 8, kOfTheCode), ElementsAre(1));  // 3000 to 2300: 700 too few
-  EXPECT_THAT(shadows({1768, 1000}, 8, kOfTheCode), ElementsAre(0));
-  EXPECT_THAT(shadows({1767, 1000}, 8, kOfTheCode), IsEmpty());
+TEST(FasterMoe, ByExpertsShadowsWhileItsModelSaysSo) {
+  FasterMoeOptions options = kOfTheCode;
+  options.rule = FasterMoeRule::kExpert;
+  EXPECT_THAT(shadows(2, {2000, 4000, 100, 3000}, 8, options), ElementsAre(1, 3, 0));
+  EXPECT_THAT(shadows(2, {2300, 4000, 100, 3000}, 8, options), ElementsAre(1));  // 3000 to 2300: 700 too few
+  EXPECT_THAT(shadows(2, {1768, 1000}, 8, options), ElementsAre(0));
+  EXPECT_THAT(shadows(2, {1767, 1000}, 8, options), IsEmpty());
+  EXPECT_THAT(shadows(2, {2000, 4000, 100, 3000}, 2, options), ElementsAre(1, 3));
+  EXPECT_THAT(shadows(1, {100'000}, 8, options), IsEmpty());  // never the last expert
 }
 
-TEST(FasterMoe, ShadowsNoMoreThanThereAreSlotsAndNeverTheLastExpert) {
-  EXPECT_THAT(shadows({2000, 4000, 100, 3000}, 2, kOfTheCode), ElementsAre(1, 3));
-  EXPECT_THAT(shadows({2000, 4000, 100, 3000}, 0, kOfTheCode), IsEmpty());
-  EXPECT_THAT(shadows({100'000}, 8, kOfTheCode), IsEmpty());
+// The artifact, from its formulas: shadows of whole ranks, their order settled before any. [owner][source] tokens.
+std::vector<int> ranks_by_the_artifact(const std::vector<std::vector<std::int64_t>>& tokens, double broadcasts,
+                                       const FasterMoeSeconds& of) {
+  const auto num_ranks = static_cast<int>(tokens.size());
+  const auto total = [&](int owner) { return std::accumulate(tokens[owner].begin(), tokens[owner].end(), 0LL); };
+  std::vector<int> order(num_ranks);
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](int a, int b) { return total(a) > total(b); });
+  const auto with = [&](int num_shadows) {
+    std::int64_t busiest = 0;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      std::int64_t served = 0;
+      for (int i = 0; i < num_ranks; ++i) {
+        served += i < num_shadows ? tokens[order[i]][rank] : order[i] == rank ? total(rank) : 0;
+      }
+      busiest = std::max(busiest, served);
+    }
+    return static_cast<double>(busiest) * 3 * of.compute + 2 * num_shadows * broadcasts;
+  };
+  int num_shadows = 1;
+  while (num_shadows + 1 < num_ranks && with(num_shadows + 1) <= with(num_shadows)) ++num_shadows;
+  double least = with(1);
+  for (int n = 1; n <= num_shadows; ++n) least = std::min(least, with(n));
+  const auto largest = static_cast<double>(total(order.front()));
+  if (num_ranks < 2 || least >= largest * (3 * of.compute + 4 * of.send)) return {};
+  order.resize(num_shadows);
+  return order;
 }
 
-TEST(FasterMoe, TakesTheLowerOfTwoExpertsOfTheSameLoad) {
-  EXPECT_THAT(shadows({0, 9000, 9000, 0}, 2, {.bytes_per_second = 1e15}), IsEmpty());  // the first gains nothing
-  EXPECT_THAT(shadows({9000, 8999, 0, 0}, 1, {.bytes_per_second = 1e15}), ElementsAre(0));
+TEST(FasterMoe, ByWholeRanksShadowsThoseOfTheArtifact) {
+  int num_shadowed = 0;
+  int num_none = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    const int experts_per_rank = seed % 2 == 0 ? 1 : 3;
+    const LoadTable table = test::random_load({.ranks = 5, .experts = 5 * experts_per_rank}, seed, 400);
+    const FasterMoeOptions options = seconds_of(FasterMoeRule::kWhole, seed % 3 == 0 ? 400.0 : 40.0);
+    const Layer layer(table, 5 * experts_per_rank);
+    std::vector<std::vector<std::int64_t>> tokens(5, std::vector<std::int64_t>(5));
+    for (int e = 0; e < table.num_experts(); ++e) {
+      std::vector<std::int64_t>& of_owner = tokens[e / experts_per_rank];
+      for (int source = 0; source < 5; ++source) of_owner[source] += table.load(0, 0, source, e).value;
+    }
+    const FasterMoeSeconds seconds = fastermoe_seconds(options, table.topology());
+    std::vector<int> ranks;
+    for (const int e : layer.shadows(options)) {
+      if (ranks.empty() || ranks.back() != e / experts_per_rank) ranks.push_back(e / experts_per_rank);
+    }
+    EXPECT_EQ(std::ssize(layer.shadows(options)), std::ssize(ranks) * experts_per_rank);
+    EXPECT_EQ(ranks, ranks_by_the_artifact(tokens, experts_per_rank * seconds.broadcast, seconds)) << seed;
+    (ranks.empty() ? num_none : num_shadowed) += 1;
+  }
+  EXPECT_GT(num_shadowed, 20);
+  EXPECT_GT(num_none, 20);
 }
 
-StepPlan planned(const LoadTable& load, const PlannerOptions& planner_options, const FasterMoeOptions& options = {}) {
-  const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
-  ThreadPool pool(1);
-  const PolicyResult result =
-      make_fastermoe(options)->plan({.load = load, .home = home, .options = planner_options}, pool);
-  StepPlan plan = std::get<PlannedStep>(result).plan;
-  const PlanFigures figures = plan_figures(plan, load);
-  const CheckReport report = check_plan(plan, load, {.reported = &figures});
-  EXPECT_TRUE(report.ok()) << report.violations.front().message;
-  return plan;
+// Ranks of three experts: with four slots the second rank has one place left, for its most loaded expert.
+TEST(FasterMoe, ByWholeRanksFillsWhatSlotsThereAre) {
+  const std::vector<std::int64_t> loads = {400, 400, 400, 200, 300, 250, 0, 0, 0};
+  EXPECT_THAT(shadows(3, loads, 4, seconds_of(FasterMoeRule::kWhole, 0.1)), ElementsAre(0, 1, 2, 4));
+  EXPECT_THAT(shadows(3, loads, 2, seconds_of(FasterMoeRule::kWhole, 0.1)), ElementsAre(0, 1));
+  EXPECT_THAT(shadows(3, loads, 0, seconds_of(FasterMoeRule::kWhole, 0.1)), IsEmpty());
 }
 
 // Every shadow of the model is served by each rank's own tokens, and by home for home's alone; nothing else is a guest.
 void expect_own_tokens(const StepPlan& plan, const LoadTable& load, const FasterMoeOptions& options) {
-  std::vector<std::int64_t> of_expert(load.num_experts());
   for (int t = 0; t < plan.num_events(); ++t) {
     const MicroStepId m = plan.event_micro_step[t];
     for (int l = 0; l < plan.num_layers(); ++l) {
-      load.expert_loads(m, LayerId{l}, of_expert);
-      const auto shadowed = fastermoe_shadows(of_expert, plan.guest_slots, options);
+      const std::vector<int> shadowed = Layer(load, plan.guest_slots, m.value, l).shadows(options);
       const Array<SlotId, 2> slot = test::slots_of(plan, t, l);
       for (int e = 0; e < plan.num_experts(); ++e) {
-        const bool is_shadow = std::ranges::find(shadowed, ExpertId{e}) != shadowed.end();
+        const bool is_shadow = std::ranges::find(shadowed, e) != shadowed.end();
         for (int r = 0; r < plan.num_ranks(); ++r) {
           const Tokens own = load.load(m, l, r, e);
           if (is_shadow && slot(r, e).value >= 0) {
@@ -94,37 +245,64 @@ void expect_own_tokens(const StepPlan& plan, const LoadTable& load, const Faster
   }
 }
 
-constexpr FasterMoeOptions kSmallExperts{.hidden = 64, .intermediate = 8, .bytes_per_second = 1e12};
+constexpr FasterMoeOptions kSmallExperts{.hidden = 64, .intermediate = 8, .bytes_per_second = 1e14};
 
 TEST(FasterMoe, LetsEveryRankServeItsOwnTokensOfShadows) {
   const LoadTable load = test::random_load({.micro_steps = 4, .layers = 2, .ranks = 4, .experts = 12}, 1);
-  for (const int guest_slots : {0, 1, 3}) {
-    const StepPlan plan = planned(load, {.guest_slots = guest_slots}, kSmallExperts);
-    EXPECT_EQ(plan.residency, Residency::kShared);
-    expect_own_tokens(plan, load, kSmallExperts);
+  for (const FasterMoeRule rule : {FasterMoeRule::kWorker, FasterMoeRule::kWhole, FasterMoeRule::kExpert}) {
+    FasterMoeOptions options = kSmallExperts;
+    options.rule = rule;
+    for (const int guest_slots : {0, 1, 3}) {
+      const StepPlan plan = test::plan_of(*make_fastermoe(options), {.load = load, .guest_slots = guest_slots});
+      EXPECT_EQ(plan.residency, Residency::kShared);
+      expect_own_tokens(plan, load, options);
+    }
+    const StepPlan plan = test::plan_of(*make_fastermoe(options), {.load = load, .guest_slots = 3});
+    EXPECT_GT(plan_figures(plan, load).guests_per_layer, 0);
   }
-  EXPECT_GT(plan_figures(planned(load, {.guest_slots = 3}, kSmallExperts), load).guests_per_layer, 0);
 }
 
 TEST(FasterMoe, PlansWithSeveralMicroStepsInFlight) {
   const LoadTable load = test::random_load({.micro_steps = 4}, 1);
-  expect_own_tokens(planned(load, {.guest_slots = 2, .in_flight = 3}, kSmallExperts), load, kSmallExperts);
+  const auto policy = make_fastermoe(kSmallExperts);
+  expect_own_tokens(test::plan_of(*policy, {.load = load, .guest_slots = 2, .in_flight = 3}), load, kSmallExperts);
 }
 
+// Each expert in turn comes from the busiest rank that then has one, and the search stops where the model does.
 TEST(FasterMoe, StopsWhereItsModelSaysSoOnATable) {
-  const std::string path = "data/load-q30-ep8.safetensors";
-  const LoadTable load = take_first(read_load(path), 6, 2);
-  const FasterMoeOptions options;
-  std::vector<std::int64_t> of_expert(load.num_experts());
+  const LoadTable load = take_first(read_load("data/load-q30-ep8.safetensors"), 6, 2);
+  const FasterMoeSeconds seconds = fastermoe_seconds({}, load.topology());
   for (int m = 0; m < load.num_micro_steps(); ++m) {
-    load.expert_loads(MicroStepId{m}, LayerId{0}, of_expert);
-    const auto num_shadows = static_cast<int>(fastermoe_shadows(of_expert, load.num_experts(), options).size());
-    std::ranges::sort(of_expert, std::greater{});
-    const auto seconds = [&](int k) { return fastermoe_seconds(options, of_expert[k], k); };
-    for (int k = 0; k < num_shadows; ++k) EXPECT_LT(seconds(k + 1), seconds(k));
-    EXPECT_GE(seconds(num_shadows + 1), seconds(num_shadows));
+    const Layer layer(load, load.num_experts(), m);
+    const auto estimate = [&](const std::vector<int>& some) {
+      return static_cast<double>(layer.busiest(some)) * 3 * seconds.compute +
+             2 * static_cast<double>(some.size()) * seconds.broadcast;
+    };
+    const std::vector<int> all = layer.shadows({});
+    ASSERT_FALSE(all.empty());
+    double before = static_cast<double>(layer.busiest({})) * (3 * seconds.compute + 4 * seconds.send);
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      const double after = estimate({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(k) + 1});
+      EXPECT_LE(after, before);
+      before = after;
+    }
+    const Layer one_less(load, static_cast<int>(all.size()) - 1, m);
+    EXPECT_THAT(one_less.shadows({}), testing::ElementsAreArray(all.begin(), all.end() - 1)) << "slots only cut it off";
   }
-  expect_own_tokens(planned(load, {.guest_slots = 2}), load, options);
+  expect_own_tokens(test::plan_of(*make_fastermoe(), {.load = load, .guest_slots = 2}), load, {});
+}
+
+TEST(FasterMoe, TakesAllItsOptionsByName) {
+  const std::unique_ptr<Policy> policy = make_fastermoe();
+  std::vector<Option> options = policy->options();
+  option_named(options, "rule").set("expert");
+  option_named(options, "bytes_per_second").set("1e9");
+  std::vector<std::int64_t> loads(128, 5600);
+  std::fill_n(loads.begin(), 16, 12000);
+  const LoadTable table = test::load_of(8, {loads});
+  EXPECT_EQ(plan_figures(test::plan_of(*policy, {.load = table, .guest_slots = 4}), table).guests_per_layer, 0);
+  EXPECT_THROW(option_named(options, "rule").set("largest"), InputError);
+  EXPECT_THROW(option_named(options, "intermediate").set("0"), InputError);
 }
 
 TEST(FasterMoe, CopiesAfterTheRouter) { EXPECT_TRUE(make_fastermoe()->online().copies_after_router); }
