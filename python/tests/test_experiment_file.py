@@ -139,6 +139,18 @@ def test_what_is_wrong_is_named_with_file_key_and_index(old: str, new: str, fiel
         ({"layers = 2": "layers = 49"}, "layers", "49, but Qwen3-30B-A3B has 48 MoE layers"),
         ({"ranks = 8": "ranks = 8\nexperts = 16"}, "experts", "16, but Qwen3-30B-A3B has 128"),
         ({"ranks = 8": "ranks = 8\ntop_k = 2"}, "top_k", "2, but Qwen3-30B-A3B has 8"),
+        ({"ranks = 8": 'ranks = 8\ndispatch = "both"'}, "dispatch", "no dispatch 'both'; there are token, row"),
+        ({"ranks = 8": 'ranks = 8\ndispatch = ["row", "both"]'}, "dispatch", "no dispatch 'both'"),
+        ({"ranks = 8": 'ranks = 8\ndispatch = ["row", "token", "row"]'}, "dispatch", "'row' twice"),
+        ({"ranks = 8": "ranks = 8\ndispatch = []"}, "dispatch", "is empty"),
+        ({"ranks = 8": "ranks = 8\ndispatch = 3"}, "dispatch", "expected a text or a list of texts"),
+        (
+            {'"step_ms", "speedup", "ideal_speedup", "of_free"': '"experts_ms"', "seed = 3": 'dispatch = "row"'},
+            "dispatch",
+            "has no effect on these columns",
+        ),
+        ({"ranks = 8": "ranks = 8\ntrace = true\nformer_step = true"}, "trace", "cannot be used beside former_step"),
+        ({"ranks = 8": "ranks = 8\ntrace = true\nwrong_percent = 0"}, "trace", "cannot be used beside wrong_percent"),
         ({"step_ms": "step_change", "ranks = 8": "ranks = 8\nsteps = 3"}, "steps", "3 does not divide 4 micro-steps"),
         ({"step_ms": "step_change", "ranks = 8": "ranks = 8\nsteps = true"}, "steps", "expected an integer"),
     ],
@@ -154,6 +166,30 @@ def test_of_several_keys_the_cluster_is_named_first_then_the_model(
     assert caught.value.field == f"input[0].{field}"
 
 
+def test_a_list_of_dispatches_stays_with_its_input_and_is_the_same_in_all() -> None:
+    text = changed(MODELLED, "ranks = 8", "ranks = [4, 8]").replace('"grpo"', '"{ranks} ranks"')
+    text = changed(text, "seed = 3", 'seed = 3\ndispatch = ["token", "row"]')
+    experiment = reproduce.parse_experiment(text, "mine.toml")
+    assert [(on.label, on.dispatches) for on in experiment.inputs] == [
+        ("4 ranks", ("token", "row")),
+        ("8 ranks", ("token", "row")),
+    ]
+    other = '[[input]]\nlabel = "other"\ncluster = "h100"\nmodel = "Qwen3-30B-A3B"\ndispatch = "row"\n'
+    for old, new, field in (
+        ("[[system]]", f"{other}[[system]]", "input[2].dispatch"),
+        ('"{ranks} ranks"', '"{dispatch}, {ranks} ranks"', "input[0].label"),
+        ("guest_slots = 2", 'guest_slots = 2\nresidency = "auto"', "system[1].residency"),
+    ):
+        with pytest.raises(foremoe.InputError) as caught:
+            reproduce.parse_experiment(changed(text, old, new), "mine.toml")
+        assert caught.value.field == field
+
+
+def test_without_a_dispatch_rows_travel_by_the_token() -> None:
+    (on,) = reproduce.parse_experiment(MODELLED, "mine.toml").inputs
+    assert on.dispatches == ("token",)
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -163,6 +199,7 @@ def test_of_several_keys_the_cluster_is_named_first_then_the_model(
         'routing = "grpo"',
         "steps = 1",
         "former_step = true",
+        "trace = true",
         'model = "Mixtral-8x7B"',
         "step_spread = 1",
     ],

@@ -36,7 +36,8 @@ class MeasuredGroups(Measured):
     def of(groups: Sequence[Measured], ranks_per_node: int) -> MeasuredGroups:
         modelled = groups[0].evaluation.cost is not None
         slowest = max(groups, key=lambda group: float(group.seconds)) if modelled else groups[0]
-        return MeasuredGroups(slowest.evaluation, slowest.load, slowest.steps, tuple(groups), slowest, ranks_per_node)
+        whose = (slowest.evaluation, slowest.load, slowest.steps, slowest.planned)
+        return MeasuredGroups(*whose, tuple(groups), slowest, ranks_per_node)
 
     @cached_property
     def figures(self) -> dict[str, Any]:
@@ -108,11 +109,7 @@ class MeasuredOnOtherRoutes(Measured):
     """What one system does where routes may be other than recorded. Then no plan tells how many rows come, so whoever
     plans, ranks gather all ranks' counts by expert between router and dispatch: in every forward of every layer. That
     is part of `dispatch`, and of the ideal step too.
-
-    planned: by which the plan was made; it has the time of placement.
     """
-
-    planned: Evaluation
 
     @cached_property
     def figures(self) -> dict[str, Any]:
@@ -130,9 +127,7 @@ class MeasuredOnOtherRoutes(Measured):
         ]
         for step in ("step_seconds", "ideal_step_seconds", "rl_step_seconds"):
             figures[step] += 2 * seconds
-        placement = self.planned.figures["placement"]
-        figures["placement"] = {**placement, "step_seconds": figures["step_seconds"] + placement["exposed_seconds"]}
-        return figures
+        return self.with_placement(figures)
 
     @property
     def gather_seconds(self) -> float:

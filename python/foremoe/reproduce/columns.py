@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from .. import _core
 from .gap import Gap
 from .measured import Measured
 
@@ -60,6 +61,7 @@ class Column:
     origin: Origin = "exact"
     needs_model: bool = False  # and a cluster
     needs_own_routes: bool = False  # a plan on the routes by which it was made
+    depends_on_dispatch: bool = False
 
     def over_steps(self, figures: Sequence[float]) -> float:
         """Of an input whose steps are planned one by one: their mean, or their largest where that is what it tells."""
@@ -243,6 +245,13 @@ OF_GROUPS = (
     *("migration_ms", "migration_of_50", "migration_pays"),
 )
 
+# Columns that need a cluster, and have the same figures however rows travel: of a plan, of experts, of single copies.
+_OF_ANY_DISPATCH = (
+    *("plan_micro_step_ms", "plan_step_ms", "placement_s", "exposed_placement_s", "dense_ms", "experts_ms"),
+    *("gemm_straggler_ms", "gemm_straggler_less", "transfer_ms", "fetch_ms", "migration_ms", "buffers_mib"),
+    "guest_gib",
+)
+
 _LARGEST = {"rho_max", "node_link_max", "node_link_of_first", "link_gib"}
 _BY_ORIGIN: Sequence[tuple[list[Column], Origin, bool]] = (
     (_EXACT, "exact", False),
@@ -251,5 +260,31 @@ _BY_ORIGIN: Sequence[tuple[list[Column], Origin, bool]] = (
     (_MODELLED, "modelled", True),
 )
 COLUMNS = {
-    c.name: replace(c, origin=origin, needs_model=model) for columns, origin, model in _BY_ORIGIN for c in columns
+    c.name: replace(c, origin=origin, needs_model=model, depends_on_dispatch=model and c.name not in _OF_ANY_DISPATCH)
+    for columns, origin, model in _BY_ORIGIN
+    for c in columns
 }
+DISPATCHES: tuple[str, ...] = next(
+    tuple(option["words"]) for option in _core._option_tables()["cost"] if option["name"] == "dispatch"
+)
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A column of an experiment's table. dispatch: how rows travel; empty where the column does not depend on it or
+    each input has one dispatch.
+    """
+
+    column: Column
+    dispatch: str = ""
+
+    @property
+    def name(self) -> str:
+        return self._with_dispatch(self.column.name)
+
+    @property
+    def title(self) -> str:
+        return self._with_dispatch(self.column.title)
+
+    def _with_dispatch(self, text: str) -> str:
+        return f"{text} ({self.dispatch})" if self.dispatch else text

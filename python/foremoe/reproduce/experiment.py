@@ -9,36 +9,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .columns import Column
+from .columns import Column, Heading
 from .toml_table import Options
 
 
 @dataclass(frozen=True)
 class Input:
     """file: a trace, from the working directory; empty: the load is drawn. load: keywords of collect() or
-    synthesize_load(). former_step: systems know the load of a step before this one: same popularity, other tokens.
+    synthesize_load(). trace: every token's route is drawn, so that rows by token are counted and not estimated.
+    former_step: systems know the load of a step before this one: same popularity, other tokens.
     steps: how many steps of equal length the micro-steps are. plan_each_step: each is planned by itself, as no copy
     outlives the optimizer's step. wrong_percent, missing_percent: of the load's rows, that
     go elsewhere than recorded, and that are not recorded; None: routes are as recorded.
-    cost: keywords of evaluate(): cluster, model, …. planned: guest_slots of systems that do not set their own.
+    cost: keywords of evaluate(): cluster, model, …; None: nothing is modelled. dispatches: ways in which rows travel.
+    Each system plans once and its step is modelled with each of them; empty where nothing depends on it.
+    planned: guest_slots of systems that do not set their own.
     draws: how often the load is drawn, with one seed after another; figures are means over the draws.
     """
 
     label: str
     file: str
     load: Options
+    trace: bool
     former_step: bool
     steps: int
     plan_each_step: bool
     wrong_percent: float | None
     missing_percent: float | None
     cost: Options | None
+    dispatches: tuple[str, ...]
     planned: Options
     draws: int = 1
 
     @property
     def has_other_routes(self) -> bool:
         return self.wrong_percent is not None or self.missing_percent is not None
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether rows by token are an expectation, since counts do not tell which experts a token shares."""
+        return "token" in self.dispatches and (not (self.file or self.trace) or self.has_other_routes)
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Aim:
-    """Every figure of a column that input and system select (empty: all) is to be within the bounds.
+    """Every figure of a column that input and system select (empty: all) is to be within the bounds, whatever dispatch.
 
     relative_to: a system, whose figure on the same input is the unit.
     """
@@ -90,8 +100,8 @@ class Aim:
 class Experiment:
     """name: the file's, without folder and ending. argument: what `foremoe reproduce` finds it by. secondary: the
     source tells of the paper, it is not the paper. about: what they did. reading: what we assumed. finding: what came
-    out; {input | system | column} stands for a figure of the table. across: the table has a row per input and a column
-    per system.
+    out; {input | system | heading} stands for a figure of the table. across: the table has a row per input and a column
+    per system. headings: of the figures of the table: its columns, for each dispatch where an input has several.
     """
 
     name: str
@@ -105,6 +115,7 @@ class Experiment:
     finding: str
     across: bool
     columns: tuple[Column, ...]
+    headings: tuple[Heading, ...]
     inputs: tuple[Input, ...]
     systems: tuple[System, ...]
     published: tuple[Published, ...]

@@ -2,6 +2,7 @@
 
 [every_input] and [every_system] hold for each input and system that can use a key and does not set its own. A list in
 place of one value makes one input (or system) of each of its values, and {key} in the label becomes that key's value.
+Only a list of dispatches stays with one input.
 What is wrong is an InputError with file and key, such as "mine.toml: system[1].stages: …", where system[1] is the
 second one once lists are multiplied out.
 """
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from .. import _core
 from .._errors import InputError
-from .columns import COLUMNS, OF_GROUPS, Column
+from .columns import COLUMNS, DISPATCHES, OF_GROUPS, Column, Heading
 from .experiment import Aim, Experiment, Input, Published, System
 from .finding import expect_known_cells
 from .toml_table import Options, Table
@@ -27,7 +28,7 @@ FOLDER = pathlib.Path(__file__).with_name("experiments")  # of the installed pac
 _TABLES = {name: {option["name"] for option in table} for name, table in _core._option_tables().items()}
 _DRAWN = _TABLES["synthesis"] - {"shape"}  # which is `model` here
 _BATCHED = {"ranks", "ranks_per_node", "tokens_per_rank"}  # keywords of collect()
-_COST = (_TABLES["cost"] - {"cluster", "model", "keep_activations"}) | {
+_COST = (_TABLES["cost"] - {"cluster", "model", "keep_activations", "dispatch"}) | {
     "rollout_seconds",
     "rollout_tail_seconds",
 }
@@ -40,11 +41,12 @@ _TABLES_OF_ROOT = {"shape", "input", "every_input", "system", "every_system", "p
 _OF_ROOT = {*_PROSE, "finding", "secondary", "across", "columns", *_TABLES_OF_ROOT}
 _OF_INPUT = (
     {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps", "plan_each_step", "draws"}
-    | {"guest_slots"}
+    | {"guest_slots", "dispatch", "trace"}
     | _OTHER_ROUTES
     | _DRAWN
     | _COST
 )
+_OF_COUNTS = ("former_step", "plan_each_step", *sorted(_OTHER_ROUTES))  # parts of a drawn step, which have no tokens
 _ARRANGED = {"ep_groups", "padded", "in_place"}  # with columns of OF_GROUPS alone
 _OF_SYSTEM = {"label", "policy", "foresight"} | _ARRANGED | _PLANNED.union(*map(_core._own_options, _core.policies()))
 
@@ -84,13 +86,17 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     read_system = partial(_read_system, columns=columns)
     systems = _by_label(root.multiplied_out("system", _OF_SYSTEM, used_by_system), read_system)
     modelled = modelled or next((f"system '{s.label}'" for s in systems.values() if _plans_by_time(s.options)), "")
-    used_by_input = partial(_used_by_input, columns=columns, modelled=modelled)
-    read_input = partial(_read_input, shapes=shapes, columns=columns, modelled=modelled)
-    inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input), read_input)
+    by_dispatch = any(column.depends_on_dispatch for column in columns.values()) or any(
+        system.options.get("residency") == "auto" for system in systems.values()
+    )
+    used_by_input = partial(_used_by_input, columns=columns, modelled=modelled, by_dispatch=by_dispatch)
+    read_input = partial(_read_input, shapes=shapes, columns=columns, modelled=modelled, by_dispatch=by_dispatch)
+    inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input, lists={"dispatch"}), read_input)
+    headings = _headings(root, columns, inputs, systems)
     if any(s.foresight for s in systems.values()) and not any(i.has_other_routes for i in inputs.values()):
         root.fail("system", "foresight has no effect where no input has wrong_percent or missing_percent")
     finding = root.text("finding")
-    expect_known_cells(root, finding, columns, inputs, systems)
+    expect_known_cells(root, finding, headings, inputs, systems)
     of_whom = partial(_of_whom, columns=columns, inputs=inputs, systems=systems)
     return Experiment(
         **prose,
@@ -101,6 +107,7 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
         finding=finding,
         across=root.truth("across"),
         columns=tuple(columns.values()),
+        headings=headings,
         inputs=tuple(inputs.values()),
         systems=tuple(systems.values()),
         published=tuple(_read_published(table, of_whom) for table in root.tables("published")),
@@ -193,10 +200,28 @@ def _read_system(table: Table, columns: Collection[str]) -> System:
     )
 
 
-def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tuple[set[str], str]:
+def _headings(
+    root: Table, columns: Mapping[str, Column], inputs: Mapping[str, Input], systems: Mapping[str, System]
+) -> tuple[Heading, ...]:
+    """Those of the table, whose inputs have the same dispatches where one has several."""
+    several = next((on.dispatches for on in inputs.values() if len(on.dispatches) > 1), ())
+    for i, on in enumerate(inputs.values()):
+        if several and on.dispatches != several:
+            root.fail(f"input[{i}].dispatch", f"expected {list(several)}, as another input has")
+    for i, system in enumerate(systems.values()):
+        if several and system.options.get("residency") == "auto":
+            root.fail(f"system[{i}].residency", "auto chooses by modelled seconds, and inputs have several dispatches")
+    return tuple(
+        Heading(column, dispatch)
+        for column in columns.values()
+        for dispatch in (several if several and column.depends_on_dispatch else ("",))
+    )
+
+
+def _used_by_input(table: Table, columns: Collection[str], modelled: str, by_dispatch: bool) -> tuple[set[str], str]:
     used = {"label", "file", "guest_slots"} | _OTHER_ROUTES
     if modelled:
-        used |= {"cluster", "model", "recompute_activations"} | _COST
+        used |= {"cluster", "model", "recompute_activations"} | _COST | ({"dispatch"} if by_dispatch else set())
     if table.text("file"):
         return used | _BATCHED, "file"
     by_steps = not _BY_STEPS.isdisjoint(columns)
@@ -207,11 +232,11 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str) -> tup
     routing = table.text("routing") or "grpo"
     table.checked(_core._check_synthesis, {"routing": routing})
     drawn = {key for key in _DRAWN if not _core._unused_of_synthesis({"routing": routing}, {key})}
-    return used | drawn | {"model", "former_step", "draws"}, f"routing {routing}"
+    return used | drawn | {"model", "former_step", "draws", "trace"}, f"routing {routing}"
 
 
 def _read_input(
-    table: Table, shapes: Mapping[str, dict[str, Any]], columns: Mapping[str, Column], modelled: str
+    table: Table, shapes: Mapping[str, dict[str, Any]], columns: Mapping[str, Column], modelled: str, by_dispatch: bool
 ) -> Input:
     label, file, cluster, name = table.required("label"), *map(table.text, ("file", "cluster", "model"))
     cost: dict[str, Any] = {"cluster": cluster} if cluster else {}
@@ -227,6 +252,10 @@ def _read_input(
         cost["keep_activations"] = not table.truth("recompute_activations", default=True)
         cost |= table.options(_COST)
         table.checked(_core._check_evaluation, cost)
+    dispatches = _read_dispatches(table) if by_dispatch else ()
+    trace = table.truth("trace")
+    if trace and (key := next((key for key in _OF_COUNTS if table.rest.get(key, False) is not False), "")):
+        table.fail("trace", f"cannot be used beside {key}, which keeps counts alone")
     former_step = table.truth("former_step")
     steps, draws = (table.take(key, "an integer", int) for key in ("steps", "draws"))
     if draws is not None and not 1 <= draws <= 1000:
@@ -249,10 +278,34 @@ def _read_input(
             table.fail("steps", f"{steps} does not divide {sizes['micro_steps']} micro-steps")
         if cluster:
             _expect_fits(table, sizes, model)
-    steps = 1 if steps is None else steps
-    each = table.truth("plan_each_step")
-    model_and_cluster = cost if cluster else None
-    return Input(label, file, load, former_step, steps, each, wrong, missing, model_and_cluster, planned, draws or 1)
+    return Input(
+        label=label,
+        file=file,
+        load=load,
+        trace=trace,
+        former_step=former_step,
+        steps=1 if steps is None else steps,
+        plan_each_step=table.truth("plan_each_step"),
+        wrong_percent=wrong,
+        missing_percent=missing,
+        cost=cost if cluster else None,
+        dispatches=dispatches,
+        planned=planned,
+        draws=draws or 1,
+    )
+
+
+def _read_dispatches(table: Table) -> tuple[str, ...]:
+    given = table.take("dispatch", "a text or a list of texts", str, list)
+    names = given if isinstance(given, list) else [given or DISPATCHES[0]]
+    if not names:
+        table.fail("dispatch", "is empty")
+    for i, name in enumerate(names):
+        if name not in DISPATCHES:
+            table.fail("dispatch", f"no dispatch '{name}'; there are {', '.join(DISPATCHES)}")
+        if name in names[:i]:
+            table.fail("dispatch", f"'{name}' twice")
+    return tuple(names)
 
 
 def _read_percent(table: Table, key: str) -> float | None:

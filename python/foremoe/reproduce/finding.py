@@ -1,15 +1,16 @@
 """Figures within a finding, which therefore follow the table.
 
 `{EP 8 | FEPLB | straggler_less}` in an experiment's `finding` becomes the figure of that input, system and column as
-the table shows it; `{EP 8 | FEPLB | straggler_less | 0}` has no decimals.
+the table shows it; `{EP 8 | FEPLB | straggler_less | 0}` has no decimals. A column with several dispatches is named
+with one of them: `{64 ranks | foremoe | speedup (token)}`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 
-from .columns import Column, fixed
+from .columns import Heading, fixed
 from .run import Result
 from .toml_table import Table
 
@@ -18,16 +19,17 @@ _FORM = "{input | system | column}, or with | and a number of decimals"
 
 
 def expect_known_cells(
-    root: Table, finding: str, columns: Mapping[str, Column], inputs: Collection[str], systems: Collection[str]
+    root: Table, finding: str, headings: Sequence[Heading], inputs: Collection[str], systems: Collection[str]
 ) -> None:
     """Raises InputError unless every {…} is a cell of the table, exact or modelled."""
+    columns = {heading.name: heading.column for heading in headings}
     for match in _REFERENCE.finditer(finding):
         parts = _parts(match)
         if len(parts) not in (3, 4) or not all(digits.isdecimal() for digits in parts[3:]):
             root.fail("finding", f"'{match[0]}', expected {_FORM}")
         for what, name, known in zip(("input", "system", "column"), parts[:3], (inputs, systems, columns), strict=True):
             if name not in known:
-                root.fail("finding", f"'{match[0]}': no {what} '{name}'")
+                root.fail("finding", f"'{match[0]}': no {what} '{name}'; there are {', '.join(known)}")
         if columns[parts[2]].origin == "measured here":
             root.fail("finding", f"'{match[0]}': {parts[2]} is measured, and differs from run to run")
     if set("{}") & set(_REFERENCE.sub("", finding)):
@@ -37,16 +39,16 @@ def expect_known_cells(
 def filled_finding(result: Result) -> str:
     """The experiment's finding with its figures; – for those of a system that was skipped."""
     experiment = result.experiment
-    columns = [column.name for column in experiment.columns]
+    headings = [heading.name for heading in experiment.headings]
     cells = {(on.label, system.label): cell for on, system, cell in result.runs()}
 
     def figure(match: re.Match[str]) -> str:
         on, system, name, *digits = _parts(match)
-        cell, column = cells[on, system], columns.index(name)
+        cell, at = cells[on, system], headings.index(name)
         if cell.skipped:
             return "–"
-        decimals = int(digits[0]) if digits else experiment.columns[column].digits
-        return fixed(cell.figures[column], decimals)
+        decimals = int(digits[0]) if digits else experiment.headings[at].column.digits
+        return fixed(cell.figures[at], decimals)
 
     return _REFERENCE.sub(figure, experiment.finding)
 

@@ -19,16 +19,26 @@ from .migration import migration_seconds
 class Measured:
     """What takes long to compute is computed when a column asks for it.
 
-    steps: how many steps of equal length the load's micro-steps are.
+    evaluation: with one dispatch. steps: how many steps of equal length the load's micro-steps are. planned: the
+    evaluation that made the plan, and so has the time of placement; it may have another dispatch or other routes.
     """
 
     evaluation: Evaluation
     load: Load
     steps: int
+    planned: Evaluation
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        return self.evaluation.figures
+        return self.with_placement(self.evaluation.figures)
+
+    def with_placement(self, figures: dict[str, Any]) -> dict[str, Any]:
+        """The figures with the placement of `planned`: nothing was placed for an evaluation of a plan that is there."""
+        if self.evaluation.cost is None:
+            return figures
+        placement = self.planned.figures["placement"]
+        placed = figures["step_seconds"] + placement["exposed_seconds"]
+        return {**figures, "placement": {**placement, "step_seconds": placed}}
 
     @cached_property
     def pairs(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -14,19 +15,21 @@ from .. import _core
 from .._core import Load
 from .._errors import InputError
 from ..files import read_trace
-from ..loads import synthesize_load
+from ..loads import synthesize_load, synthesize_trace
 from .arranged import MeasuredGroups, MeasuredInPlace, MeasuredOnOtherRoutes, MeasuredPadded
-from .columns import ratio
+from .columns import Heading, ratio
 from .experiment import Aim, Experiment, Input, System
 from .measured import Measured
 from .other_routes import OtherRoutes, executed_quotas, other_routes
 
+ByDispatch = dict[str, Measured]  # in the order of the input's dispatches; key "" where nothing depends on it
+
 
 @dataclass(frozen=True)
 class Cell:
-    """figures: [column], NaN where there is none. skipped: why there are no figures; empty where there are.
+    """figures: [heading], NaN where there is none. skipped: why there are no figures; empty where there are.
 
-    spread: [column], standard deviation of the figures of an input's draws, of which `figures` are the means; empty
+    spread: [heading], standard deviation of the figures of an input's draws, of which `figures` are the means; empty
     where there is one draw.
     """
 
@@ -49,16 +52,24 @@ class Result:
                 yield on, system, cell
 
     def judged(self) -> list[JudgedAim]:
-        return [_judge(self, aim) for aim in self.experiment.aims]
+        """Each aim, with each dispatch that its column has."""
+        columns = [heading.column for heading in self.experiment.headings]
+        return [
+            _judge(self, aim, at)
+            for aim in self.experiment.aims
+            for at, column in enumerate(columns)
+            if column == aim.column
+        ]
 
 
 @dataclass(frozen=True)
 class JudgedAim:
-    """figures: how many the aim speaks of. worst: of them the one closest to missing it, or furthest from it; 0 where
-    there are none, and then it is not met.
+    """heading: the aim's column, with one dispatch. figures: how many the aim speaks of. worst: of them the one closest
+    to missing it, or furthest from it; 0 where there are none, and then it is not met.
     """
 
     aim: Aim
+    heading: Heading
     figures: int
     worst: float
     met: bool
@@ -106,12 +117,12 @@ def _cells_of(
         others = _other_routes(on, load)
         executed = load if others is None else others.executed
         loads = _step_by_step(executed, on.steps) if on.plan_each_step else [executed]
-    first: list[Measured] | None = None
+    first: list[ByDispatch] | None = None
     for i, system in enumerate(experiment.systems):
         seed = f", seed {on.load['seed']}" if on.draws > 1 else ""
         progress(f"{experiment.name}: {system.label} on {on.label}{seed}")
         with _naming(experiment.file, f"system[{i}]", f"'{system.label}' on '{on.label}'"):
-            measured: list[Measured] = []
+            measured: list[ByDispatch] = []
             for step in loads:
                 one = _measure(system, on, step, former, others, threads)
                 if isinstance(one, Cell):
@@ -122,49 +133,81 @@ def _cells_of(
                 continue
         if i == 0:
             first = measured
-        beside: list[Measured | None] = [*first] if first else [None] * len(loads)
-        yield Cell(
-            tuple(c.over_steps([c.of(m, f) for m, f in zip(measured, beside, strict=True)]) for c in experiment.columns)
-        )
+        yield Cell(tuple(_figure(heading, measured, first) for heading in experiment.headings))
+
+
+def _figure(heading: Heading, measured: list[ByDispatch], first: list[ByDispatch] | None) -> float:
+    """Over the steps. A heading without a dispatch has the figure of the first."""
+    figures = []
+    for step, one in enumerate(measured):
+        dispatch = heading.dispatch or next(iter(one))
+        beside = first[step].get(dispatch) if first else None
+        figures.append(heading.column.of(one[dispatch], beside) if dispatch in one else math.nan)
+    return heading.column.over_steps(figures)
 
 
 def _measure(
     system: System, on: Input, load: Load, former: Load | None, others: OtherRoutes | None, threads: int
-) -> Measured | Cell:
+) -> ByDispatch | Cell:
     """On the load that is executed. A cell where the system is not defined for the input."""
-    options = {**on.planned, **system.options, **(on.cost or {})}
     if others is not None and (system.padded or system.in_place):
         raise InputError(
             "cannot be where routes are not those recorded", field="padded" if system.padded else "in_place"
         )
-    if system.padded and options.get("dispatch") != "row":
-        raise InputError("needs dispatch row on its inputs: padding is no tokens", field="padded")
-    groups: list[Measured] = []
+    if on.trace and (system.ep_groups > 1 or system.padded):
+        field = "padded" if system.padded else "ep_groups"
+        raise InputError("cannot be on a trace: its parts are counted without their tokens", field=field)
+    groups: list[ByDispatch] = []
     for part, part_before in zip(_split(load, system), _split(former, system), strict=True):
         assert part is not None
-        own, foreseen = dict(system.own), others if system.foresight else None
-        planned = part if foreseen is None else foreseen.recorded
-        if system.padded:
-            planned = _padded(part)
-        made = _core._evaluate(planned, system.policy, options, own, previous_load=part_before, threads=threads)
-        evaluation = made
-        if evaluation.skipped:
-            return Cell(skipped=evaluation.skipped)
-        if foreseen is not None:
-            quotas = executed_quotas(evaluation.plan, foreseen, seed=on.load.get("seed", 1))
-            evaluation = _core._evaluate_quotas(evaluation.plan, quotas, part, options, own, threads)
+        group = _measure_group(system, on, part, part_before, others, threads)
+        if isinstance(group, Cell):
+            return group
+        groups.append(group)
+    if system.ep_groups == 1 and not system.padded:
+        return groups[0]
+    return {d: MeasuredGroups.of([group[d] for group in groups], load.ranks_per_node) for d in groups[0]}
+
+
+def _measure_group(
+    system: System, on: Input, load: Load, former: Load | None, others: OtherRoutes | None, threads: int
+) -> ByDispatch | Cell:
+    """Of one expert-parallel group: planned once, with the first dispatch, and modelled with each."""
+    dispatches = on.dispatches or ("",)
+    if system.padded and not (dispatches := tuple(d for d in dispatches if d != "token")):
+        raise InputError("needs dispatch row on its inputs: padding is no tokens", field="padded")
+    own = dict(system.own)
+    foreseen = others if system.foresight else None
+    evaluate = partial(_core._evaluate, policy=system.policy, policy_options=own, previous_load=former, threads=threads)
+    planned = _padded(load) if system.padded else load if foreseen is None else foreseen.recorded
+    base = {**on.planned, **system.options, **(on.cost or {})}
+    options = {dispatch: {**base, "dispatch": dispatch} if dispatch else base for dispatch in dispatches}
+    made = evaluate(planned, options=options[dispatches[0]])
+    if made.skipped:
+        return Cell(skipped=made.skipped)
+    recompute_plan = made.recompute_plan if made.plan.in_flight > 1 else None
+    quotas = None if foreseen is None else executed_quotas(made.plan, foreseen, seed=on.load.get("seed", 1))
+    by_dispatch: ByDispatch = {}
+    for dispatch in dispatches:
+        again = (options[dispatch], own)
+        if quotas is not None:
+            evaluation = _core._evaluate_quotas(made.plan, quotas, load, *again, threads)
+        elif dispatch == dispatches[0]:
+            evaluation = made
+        else:
+            evaluation = _core._evaluate_plan(
+                made.plan, planned, *again, recompute_plan=recompute_plan, threads=threads
+            )
         if not evaluation.figures["ok"]:
             raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
-        measured = (evaluation, part, on.steps)
+        measured = (evaluation, load, on.steps, made)
         if others is not None:
-            groups.append(MeasuredOnOtherRoutes(*measured, made))
+            by_dispatch[dispatch] = MeasuredOnOtherRoutes(*measured)
         elif system.padded:
-            unpadded = _core._evaluate(part, system.policy, options, own, previous_load=part_before, threads=threads)
-            groups.append(MeasuredPadded(*measured, unpadded))
+            by_dispatch[dispatch] = MeasuredPadded(*measured, evaluate(load, options=options[dispatch]))
         else:
-            groups.append((MeasuredInPlace if system.in_place else Measured)(*measured))
-    one = system.ep_groups == 1 and not system.padded
-    return groups[0] if one else MeasuredGroups.of(groups, load.ranks_per_node)
+            by_dispatch[dispatch] = (MeasuredInPlace if system.in_place else Measured)(*measured)
+    return by_dispatch
 
 
 def _padded(load: Load) -> Load:
@@ -211,6 +254,8 @@ def _load_of(on: Input, threads: int) -> tuple[Load, Load | None]:
     if on.file:
         # Not by collect(), which remarks on batching anew: the experiment asks for it.
         return _core._collect(read_trace(on.file), dict(on.load), threads), None
+    if on.trace:
+        return _core._collect(synthesize_trace(**on.load), {}, threads), None
     if not on.former_step:
         return synthesize_load(**on.load), None
     micro_steps = on.load["micro_steps"]
@@ -236,23 +281,23 @@ def _step_by_step(load: Load, steps: int) -> list[Load]:
     ]
 
 
-def _judge(result: Result, aim: Aim) -> JudgedAim:
+def _judge(result: Result, aim: Aim, at: int) -> JudgedAim:
+    """By the figures of one heading."""
     experiment = result.experiment
-    column = experiment.columns.index(aim.column)
     systems = [system.label for system in experiment.systems]
     figures = []
     for on, cells in zip(experiment.inputs, result.cells, strict=True):
         for system, cell in zip(systems, cells, strict=True):
             if cell.skipped or aim.input not in ("", on.label) or aim.system not in ("", system):
                 continue
-            figure = cell.figures[column]
+            figure = cell.figures[at]
             if aim.relative_to:
                 unit = cells[systems.index(aim.relative_to)]
-                figure = math.nan if unit.skipped else ratio(figure, unit.figures[column])
+                figure = math.nan if unit.skipped else ratio(figure, unit.figures[at])
             if not math.isnan(figure):
                 figures.append(figure)
     worst = min(figures, key=lambda figure: _room(aim, figure), default=0.0)
-    return JudgedAim(aim, len(figures), worst, met=bool(figures) and _room(aim, worst) >= 0)
+    return JudgedAim(aim, experiment.headings[at], len(figures), worst, met=bool(figures) and _room(aim, worst) >= 0)
 
 
 def _room(aim: Aim, figure: float) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from .columns import ORIGINS, Column, fixed
@@ -58,11 +60,12 @@ def to_json(result: Result) -> dict[str, Any]:
     e = result.experiment
     rows: list[dict[str, Any]] = []
     for on, system, cell in result.runs():
-        figures = {c.name: _finite(f) for c, f in zip(e.columns, cell.figures, strict=False)}
+        figures = _by_name(e, cell.figures)
         skipped = {"skipped": cell.skipped} if cell.skipped else {}
-        spread = {c.name: _finite(s) for c, s in zip(e.columns, cell.spread, strict=False)}
+        spread = _by_name(e, cell.spread)
         drawn = {"draws": on.draws, "spread": spread} if spread else {}
-        rows.append({"input": on.label, "system": system.label, **skipped, **figures, **drawn})
+        estimated = {"dispatch_estimated": on.is_estimated} if "token" in on.dispatches else {}
+        rows.append({"input": on.label, "system": system.label, **estimated, **skipped, **figures, **drawn})
     return {
         "name": e.name,
         "title": e.title,
@@ -106,6 +109,17 @@ def _block(rows: Rows, shown: list[int], widths: list[int]) -> str:
     return "".join(lines)
 
 
+def _by_name(e: Experiment, figures: Sequence[float]) -> dict[str, Any]:
+    """One for each column, or an object with one for each dispatch."""
+    by_name: dict[str, Any] = {}
+    for heading, figure in zip(e.headings, figures, strict=False):
+        if heading.dispatch:
+            by_name.setdefault(heading.column.name, {})[heading.dispatch] = _finite(figure)
+        else:
+            by_name[heading.column.name] = _finite(figure)
+    return by_name
+
+
 def _finite(figure: float) -> float | None:
     return figure if math.isfinite(figure) else None
 
@@ -116,8 +130,8 @@ def _shown(column: Column, figure: float) -> str:
 
 def _shown_figures(e: Experiment, cell: Cell) -> list[str]:
     """With how far the draws are apart, where there are several."""
-    figures = [_shown(column, figure) for column, figure in zip(e.columns, cell.figures, strict=False)]
-    spread = [f" ± {_shown(column, s)}" for column, s in zip(e.columns, cell.spread, strict=False)]
+    figures = [_shown(heading.column, figure) for heading, figure in zip(e.headings, cell.figures, strict=False)]
+    spread = [f" ± {_shown(heading.column, s)}" for heading, s in zip(e.headings, cell.spread, strict=False)]
     return [figure + s for figure, s in zip(figures, spread or [""] * len(figures), strict=True)]
 
 
@@ -140,12 +154,13 @@ def _published_at(experiment: Experiment, *place: object) -> str | None:
 
 
 def _long_table(result: Result) -> Rows:
-    """A row per input and system, a column per figure, beside it what was published where anything was."""
+    """A row per input and system, a column per heading, then what was published of that column where anything was."""
     e = result.experiment
-    beside = {p.column for p in e.published if _stands_in_table(p)}
+    last_of = {heading.column.name: heading for heading in e.headings}
+    beside = {last_of[p.column.name] for p in e.published if _stands_in_table(p)}
     head = ["input", "system"]
-    for column in e.columns:
-        head += [column.title, "published"] if column in beside else [column.title]
+    for heading in e.headings:
+        head += [heading.title, "published"] if heading in beside else [heading.title]
     rows = [head]
     for on, system, cell in result.runs():
         row = [on.label, system.label]
@@ -153,36 +168,36 @@ def _long_table(result: Result) -> Rows:
         if cell.skipped:
             row.append(f"skipped: {cell.skipped}")
             continue
-        for column, figure in zip(e.columns, _shown_figures(e, cell), strict=True):
+        for heading, figure in zip(e.headings, _shown_figures(e, cell), strict=True):
             row.append(figure)
-            if column in beside:
-                row.append(_published_at(e, on.label, system.label, column) or _NONE)
+            if heading in beside:
+                row.append(_published_at(e, on.label, system.label, heading.column) or _NONE)
     return rows
 
 
 def _wide_table(result: Result) -> Rows:
     """A row per input, a column per system; several figures between slashes, what was published in brackets."""
     e = result.experiment
-    rows = [[" / ".join(column.title for column in e.columns), *(system.label for system in e.systems)]]
+    rows = [[" / ".join(heading.title for heading in e.headings), *(system.label for system in e.systems)]]
     for on, cells in zip(e.inputs, result.cells, strict=True):
         row = [on.label]
         rows.append(row)
         for system, cell in zip(e.systems, cells, strict=True):
             figures = []
-            for column, figure in zip(e.columns, _shown_figures(e, cell), strict=False):
-                published = _published_at(e, on.label, system.label, column)
+            for heading, figure in zip(e.headings, _shown_figures(e, cell), strict=False):
+                published = _published_at(e, on.label, system.label, heading.column)
                 figures.append(figure + (f" [{published}]" if published else ""))
             row.append("skipped" if cell.skipped else " / ".join(figures))
     return rows
 
 
-def _of_whom(of: Published | Aim) -> str:
+def _of_whom(title: str, of: Published | Aim) -> str:
     names = ", ".join(filter(None, (of.system, of.input)))
-    return f"{of.column.title} of {names}" if names else of.column.title
+    return f"{title} of {names}" if names else title
 
 
 def _tell_published(p: Published) -> str:
-    return f"Published: {_of_whom(p)} {_shown_published(p)}" + (f" ({p.note})" if p.note else "")
+    return f"Published: {_of_whom(p.column.title, p)} {_shown_published(p)}" + (f" ({p.note})" if p.note else "")
 
 
 def _tell_judged(judged: JudgedAim) -> str:
@@ -190,7 +205,7 @@ def _tell_judged(judged: JudgedAim) -> str:
     relative = f" ÷ that of {aim.relative_to}" if aim.relative_to else ""
     bounds = [f" ≥ {plain(aim.at_least)}"] if aim.at_least is not None else []
     bounds += [f" ≤ {plain(aim.at_most)}"] if aim.at_most is not None else []
-    text = f"Aim: {_of_whom(aim)}{relative}{','.join(bounds)}"
+    text = f"Aim: {_of_whom(judged.heading.title, aim)}{relative}{','.join(bounds)}"
     if judged.figures == 0:
         return f"{text}: nothing to judge by"
     worst = f"{judged.worst:.3f}" if aim.relative_to else _shown(aim.column, judged.worst)
@@ -205,10 +220,23 @@ def _unpublished(experiment: Experiment) -> str:
 
 
 def _origins(experiment: Experiment) -> str:
-    """Which figures are exact, modelled, and measured here."""
+    """Which figures are exact, modelled, and measured here, and with which dispatch."""
+    by = _by_dispatches(experiment)
     parts = []
-    for origin in ORIGINS:
-        if titles := "; ".join(column.title for column in experiment.columns if column.origin == origin):
-            parts.append(f"{origin}: {titles}.")
+    for origin, depends in itertools.product(ORIGINS, (False, True)):
+        of = [c.title for c in experiment.columns if c.origin == origin and c.depends_on_dispatch == depends]
+        if of:
+            parts.append(f"{origin}{by if depends else ''}: {'; '.join(of)}.")
     text = " ".join(parts)
     return text[:1].upper() + text[1:]
+
+
+def _by_dispatches(experiment: Experiment) -> str:
+    """For example " by token (estimated) and by row". Empty where inputs differ, or nothing depends on it."""
+    dispatches, *others = {on.dispatches for on in experiment.inputs}
+    if others or not dispatches:
+        return ""
+    estimated = {on.is_estimated for on in experiment.inputs}
+    token = {(True,): "token (estimated)", (False, True): "token (estimated, but for traces)"}
+    named = {"token": token.get(tuple(sorted(estimated)), "token")}
+    return " " + " and ".join(f"by {named.get(dispatch, dispatch)}" for dispatch in dispatches)

@@ -94,11 +94,15 @@ class Table:
         return [Table(table, self.file, f"{key}[{i}]") for i, table in enumerate(given)]
 
     def multiplied_out(
-        self, key: str, known: Collection[str], used_by: Callable[[Table], tuple[Collection[str], str]]
+        self,
+        key: str,
+        known: Collection[str],
+        used_by: Callable[[Table], tuple[Collection[str], str]],
+        lists: Collection[str] = (),
     ) -> Iterator[Table]:
         """The tables that [[key]] stands for: what all have in common put in where it is of use, one for each value of
         a list, {name} in a label replaced by the value of that key. known: keys of any table. used_by: those that have
-        an effect in one, and what keeps others from having one.
+        an effect in one, and what keeps others from having one. lists: keys whose lists are values, and stay.
         """
         common = self.table(f"every_{key}")
         common.expect_known(known)
@@ -106,7 +110,8 @@ class Table:
         number = 0
         for given in self.tables(key):
             shared = (common.place, common.rest.keys() - given.rest.keys())
-            for values in Table({**common.rest, **given.rest}, self.file, f"{key}[{number}]", shared).without_list():
+            both = Table({**common.rest, **given.rest}, self.file, f"{key}[{number}]", shared)
+            for values in both.without_list(lists):
                 place = (self.file, f"{key}[{number}]", shared)
                 Table(given.rest, *place).expect_known(known)
                 used, beside = used_by(Table(values, *place))
@@ -121,8 +126,8 @@ class Table:
         for name in unused:
             common.fail(name, f"has no effect on any {key}")
 
-    def without_list(self) -> list[dict[str, Any]]:
-        lists = [key for key, value in self.rest.items() if isinstance(value, list)]
+    def without_list(self, kept: Collection[str] = ()) -> list[dict[str, Any]]:
+        lists = [key for key, value in self.rest.items() if isinstance(value, list) and key not in kept]
         if not lists:
             return [self.rest]
         if len(lists) > 1:
@@ -133,6 +138,8 @@ class Table:
         def value_of(name: re.Match[str]) -> str:
             if name[1] not in self.rest:
                 self.fail("label", f"{name[0]} is no key of this table")
+            if isinstance(self.rest[name[1]], list):
+                self.fail("label", f"{name[0]} is a list")
             return plain(self.rest[name[1]])
 
         if isinstance(label := self.rest.get("label"), str):
