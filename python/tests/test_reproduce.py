@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from experiments import HOT_RANK, MODELLED, PROSE, TRACE, changed, run
+from experiments import HOT_RANK, MODELLED, PROSE, TRACE, changed, modelled, run
 
 import foremoe
 from foremoe import reproduce
@@ -242,6 +242,20 @@ def test_figures_of_two_dispatches_stand_side_by_side_and_each_is_judged() -> No
     assert (row["rho_mean"], row["dispatch_estimated"]) == (figures[0], True)
     with pytest.raises(foremoe.InputError, match=r"no column 'speedup'; there are rho_mean, speedup \(token\)"):
         run(changed(with_dispatch(BOTH, '["token", "row"]'), "Finding.", "{grpo | ours | speedup}"))
+
+
+def test_columns_without_a_dispatch_have_the_same_figures_with_each() -> None:
+    columns = [c.name for c in COLUMNS.values() if not c.depends_on_dispatch and c.origin != "measured here"]
+    systems = {name: {"policy": name} for name in ("vanilla", "foremoe", "feplb", "fastermoe", "ultraep")}
+    sizes = {"ranks": 16, "tokens_per_rank": 256, "steps": 2, "guest_slots": 2}
+    by_token, by_row = (
+        run(modelled([*columns, "step_ms"], systems, **sizes, dispatch=dispatch)).cells[0]
+        for dispatch in ("token", "row")
+    )
+    for system, token, row in zip(systems, by_token, by_row, strict=True):
+        for name, figure, other in zip(columns, token.figures[:-1], row.figures[:-1], strict=True):
+            assert figure == other or math.isnan(figure), (system, name)
+        assert token.figures[-1] < row.figures[-1]
 
 
 def test_one_dispatch_is_named_below_the_table_alone() -> None:
