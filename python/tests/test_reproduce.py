@@ -281,9 +281,14 @@ def test_by_token_a_drawn_trace_is_counted_and_a_load_estimated() -> None:
     both = run(load_too)
     assert both.cells[0][0].figures[0] != both.cells[1][0].figures[0]
     assert "by token (estimated, but for traces): step, ms" in reproduce.to_markdown(both)
-    with pytest.raises(foremoe.InputError, match=r"'none' on 'grpo': cannot be on a trace") as caught:
-        run(changed(changed(text, '"vanilla"', '"vanilla"\nep_groups = 2'), ', "ideal_speedup", "of_free"', ""))
+    with pytest.raises(foremoe.InputError, match=r"'none' on 'grpo': cannot be by token on a trace") as caught:
+        run(
+            grouped := changed(
+                changed(text, '"vanilla"', '"vanilla"\nep_groups = 2'), ', "ideal_speedup", "of_free"', ""
+            )
+        )
     assert caught.value.field == "system[0].ep_groups"
+    assert run(with_dispatch(grouped, '"row"')).cells[0][0].figures[0] > 0
 
 
 def test_a_rollouts_tail_hides_placement() -> None:

@@ -83,7 +83,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Aim:
-    """Every figure of a column that input and system select (empty: all) is to be within the bounds, whatever dispatch.
+    """Every figure of a column that input and system select (empty: all) is to be within the bounds, with any dispatch.
 
     relative_to: a system, whose figure on the same input is the unit.
     """

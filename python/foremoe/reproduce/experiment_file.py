@@ -46,7 +46,11 @@ _OF_INPUT = (
     | _DRAWN
     | _COST
 )
-_OF_COUNTS = ("former_step", "plan_each_step", *sorted(_OTHER_ROUTES))  # parts of a drawn step, which have no tokens
+_OF_COUNTS = (
+    "former_step",
+    "plan_each_step",
+    *sorted(_OTHER_ROUTES),
+)  # keys that keep counts alone, not a trace's tokens
 _ARRANGED = {"ep_groups", "padded", "in_place"}  # with columns of OF_GROUPS alone
 _OF_SYSTEM = {"label", "policy", "foresight"} | _ARRANGED | _PLANNED.union(*map(_core._own_options, _core.policies()))
 

@@ -154,9 +154,8 @@ def _measure(
         raise InputError(
             "cannot be where routes are not those recorded", field="padded" if system.padded else "in_place"
         )
-    if on.trace and (system.ep_groups > 1 or system.padded):
-        field = "padded" if system.padded else "ep_groups"
-        raise InputError("cannot be on a trace: its parts are counted without their tokens", field=field)
+    if system.ep_groups > 1 and "token" in on.dispatches and not on.is_estimated:
+        raise InputError("cannot be by token on a trace: groups are counted without their tokens", field="ep_groups")
     groups: list[ByDispatch] = []
     for part, part_before in zip(_split(load, system), _split(former, system), strict=True):
         assert part is not None
