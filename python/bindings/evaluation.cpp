@@ -169,9 +169,11 @@ nb::object cost_facts(const Evaluated& e) {
   d["optimizer_shards"] = cost.options().optimizer_shards;
   d["dispatch"] = std::string(to_string(cost.options().dispatch));
   d["keep_activations"] = !cost.options().recompute_activations;
+  d["recompute_experts"] = cost.options().recompute_experts;
   d["memory_bytes"] = cost.cluster().memory.value;
   const LinkSpeed& host = cost.cluster().host;
   d["fetch_seconds"] = host.latency_seconds + static_cast<double>(cost.expert_weights().value) / host.bytes_per_second;
+  d["gather_seconds"] = e.policy->online().gathers_loads ? 0 : cost.gather_loads(e.input->load.topology());
   d["expert_gradient_bytes"] = cost.expert_gradient().value;
   d["expert_state_bytes"] = static_cast<double>(cost.expert_weights().value) +
                             static_cast<double>(cost.model().expert_parameters()) *
@@ -276,7 +278,8 @@ void bind_evaluation(nb::module_& m) {
       .def_prop_ro(
           "cost", &cost_facts, nb::sig("def cost(self) -> dict[str, typing.Any] | None"),
           "Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, "
-          "fetch_seconds of one copy from the host, expert_gradient_bytes, expert_state_bytes (weights and optimizer "
+          "fetch_seconds of one copy from the host, gather_seconds of all ranks' loads of a layer (0 where the system "
+          "itself gathers them), expert_gradient_bytes, expert_state_bytes (weights and optimizer "
           "shard of one), bytes_per_second and latency_seconds of a "
           "rank's links to peers and network, and the options of cost.")
       .def("timeline", &timeline, "micro_steps"_a, "layers"_a,

@@ -406,7 +406,7 @@ class Evaluation:
     @property
     def cost(self) -> dict[str, Any] | None:
         """
-        Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, fetch_seconds of one copy from the host, expert_gradient_bytes, expert_state_bytes (weights and optimizer shard of one), bytes_per_second and latency_seconds of a rank's links to peers and network, and the options of cost.
+        Of the modelled cluster and model, None without: names, moe_layers, memory_bytes of a rank, fetch_seconds of one copy from the host, gather_seconds of all ranks' loads of a layer (0 where the system itself gathers them), expert_gradient_bytes, expert_state_bytes (weights and optimizer shard of one), bytes_per_second and latency_seconds of a rank's links to peers and network, and the options of cost.
         """
 
     def timeline(self, micro_steps: int, layers: int) -> list[dict[str, Any]]:

@@ -80,6 +80,8 @@ class ModelOptions(TypedDict, total=False):
         "Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216."]
     keep_activations: Annotated[bool, False,
         "Keep all activations for the backward pass (default: keep layer inputs, recompute the rest)."]
+    recompute_experts: Annotated[bool, False,
+        "With keep_activations: recompute what is inside the experts in the backward pass, keep all else."]
     bytes_per_parameter: Annotated[int, 2, "Size of a weight and of a row's element: 2 for bf16, 4 for float32. 1 … 8."]
     optimizer_shards: Annotated[int, 1, "Data-parallel ranks that share one expert's optimizer state. 1 … 65536."]
     dispatch: Annotated[Literal["token", "row"], "token",

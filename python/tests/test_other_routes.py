@@ -148,4 +148,7 @@ def test_figures_are_those_of_what_is_executed() -> None:
         assert row[2] == row[3], "nothing is wrong"
     for row in (wrong, missing):
         assert row[2][0] < row[3][0] < row[0][0]
-    assert all_missing[3] == all_missing[0], "nothing was known"
+    # Nothing was known, which a system that plans ahead learns from all ranks once: 4 micro-steps of 48 layers.
+    gathered = 1e3 * (20e-6 + 4 * 48 * 7 * 128 * 4 / 370e9)
+    rho, step, *rest = all_missing[3]
+    assert (rho, step - gathered, *rest) == pytest.approx(all_missing[0])

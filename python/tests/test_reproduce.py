@@ -182,7 +182,11 @@ def test_simulate_and_reproduce_agree_on_seconds() -> None:
     assert [none.figures[0], ours.figures[0]] == [1e3 * s["step_seconds"] for s in simulated]
     assert ours.figures[1] == simulated[1]["speedup_over_vanilla"]
     assert ours.figures[2] > ours.figures[1] > none.figures[1] == 1
-    assert none.figures[3] == ours.figures[3] == 100  # copies from peers hide, and no arena is filled
+    assert none.figures[3] == 100
+    # Copies from peers hide, and no arena is filled. All loads are gathered once: 4 micro-steps of 48 layers, in which
+    # seven ranks have 128 counts of 4 bytes.
+    gathered = 20e-6 + 4 * 48 * 7 * 128 * 4 / 370e9
+    assert ours.figures[3] == pytest.approx(100 * (1 - 1e3 * gathered / ours.figures[0]))
     _, by_host = run(changed(MODELLED, "guest_slots = 2", 'guest_slots = 2\npath = "host"')).cells[0]
     assert by_host.figures[3] < 100
 

@@ -195,7 +195,7 @@ class _Gatherer:
             "data-parallel ranks that share optimizer state": str(cost["optimizer_shards"]),
             "memory of a rank": f"{cost['memory_bytes'] / 1e9:.1f} GB",
             "dispatch": self.dispatch(cost),
-            "activations": "kept" if cost["keep_activations"] else "computed anew in the backward pass",
+            "activations": _activations(cost),
         }
         moe_layers = cost["moe_layers"]
         if self.load.num_layers < moe_layers:
@@ -205,6 +205,12 @@ class _Gatherer:
             if float(options.get(name, 0)) > 0:
                 settings[words] = f"{float(options[name]):g} {unit}"
         return settings
+
+
+def _activations(cost: Mapping[str, Any]) -> str:
+    if not cost["keep_activations"]:
+        return "computed anew in the backward pass"
+    return "kept, those inside experts computed anew" if cost["recompute_experts"] else "kept"
 
 
 def result_of(evaluation: Evaluation, vanilla: Mapping[str, Any], *, measured: bool = True) -> PolicyResult:

@@ -101,9 +101,6 @@ class MeasuredPadded(Measured):
         return _with_phases({**figures, "phases": phases}, *(sum(phase["parts"].values()) for phase in phases))
 
 
-_COUNT_BYTES = 4
-
-
 @dataclass(frozen=True, eq=False)
 class MeasuredOnOtherRoutes(Measured):
     """What one system does where routes may be other than recorded. Then no plan tells how many rows come, so whoever
@@ -131,12 +128,8 @@ class MeasuredOnOtherRoutes(Measured):
 
     @property
     def gather_seconds(self) -> float:
-        """Of a phase. A rank receives the counts of all others."""
-        ranks = self.load.num_ranks
-        link = self.cost["network" if ranks > self.load.ranks_per_node else "peers"]
-        received = (ranks - 1) * self.load.num_experts * _COUNT_BYTES
-        forwards = self.load.num_micro_steps * self.cost["moe_layers"]
-        seconds: float = forwards * (link["latency_seconds"] + received / link["bytes_per_second"])
+        """Of a phase. None of a system that plans by all counts and has gathered them."""
+        seconds: float = self.load.num_micro_steps * self.cost["moe_layers"] * self.cost["gather_seconds"]
         return seconds
 
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kAttentionBackward = 2.5;  // five products of the size of forward's two
 constexpr double kScoreBytes = 4;           // the router's scores are float32
+constexpr std::int64_t kBytesPerCount = 4;  // of an expert's tokens, as ranks tell each other
 
 // How often a row of `hidden` elements is read or written between the products of a layer: two norms read and write
 // it, two additions of the residual read two and write one.
@@ -64,6 +65,9 @@ void expect_sensible(const CostOptions& options) {
   expect("bytes_per_gradient", options.bytes_per_gradient, 1);
   expect("optimizer_bytes_per_parameter", options.optimizer_bytes_per_parameter, 0);
   expect("optimizer_shards", options.optimizer_shards, 1);
+  if (options.recompute_experts && options.recompute_activations) {
+    throw InputError({.field = "recompute_experts"}, "needs keep_activations: without it whole layers are recomputed");
+  }
 }
 
 double as_double(std::int64_t value) { return static_cast<double>(value); }
@@ -89,13 +93,13 @@ double CostModel::seconds(const Product& product, Pass direction) const {
   // Rows' gradients read the weights, weights' gradients are added to what is there; both read and write rows.
   const double gradients = product.parameters * 2 * options_.bytes_per_gradient;
   const double backward = roofline(product.backward_flops * product.flops, weights + gradients + 2 * product.row_bytes);
-  return backward + (options_.recompute_activations ? forward : 0);
+  return backward + (anew(product.of_experts) ? forward : 0);
 }
 
-double CostModel::moving(double bytes, int kernels, Pass direction) const {
+double CostModel::moving(double bytes, int kernels, Pass direction, bool of_experts) const {
   const double once = bytes / cluster_.memory_bytes_per_second + kernels * cluster_.kernel_seconds;
   if (direction == Pass::kForward) return once;
-  return once * (options_.recompute_activations ? 3 : 2);
+  return once * (anew(of_experts) ? 3 : 2);
 }
 
 double CostModel::attention(double tokens, Pass direction) const {
@@ -174,9 +178,15 @@ double CostModel::experts(std::span<const Tokens> replicas, Pass direction) cons
   const Product grouped{.flops = as_double(model_.flops_per_assignment()) * as_double(padded_rows),
                         .parameters = as_double(model_.expert_parameters() * running),
                         .row_bytes = row_bytes * (2.0 * model_.hidden + 3.0 * model_.intermediate),
-                        .efficiency = cluster_.gemm_efficiency};
+                        .efficiency = cluster_.gemm_efficiency,
+                        .of_experts = true};
   const double moved = row_bytes * (kSortPasses * model_.hidden + kActivationPasses * model_.intermediate);
-  return seconds(grouped, direction) + moving(moved, kExpertKernels, direction);
+  return seconds(grouped, direction) + moving(moved, kExpertKernels, direction, /*of_experts=*/true);
+}
+
+double CostModel::sort(Tokens assignments) const {
+  const double row_bytes = as_double(assignments.value * row().value);
+  return assignments.value == 0 ? 0 : moving(kSortPasses / 2 * row_bytes, 1, Pass::kForward);
 }
 
 double CostModel::exchange(const RankRows& rows) const {
@@ -187,6 +197,13 @@ double CostModel::exchange(const RankRows& rows) const {
   };
   return std::max(on_link(cluster_.peers, rows.sent_to_peers, rows.received_from_peers),
                   on_link(cluster_.network, rows.sent_to_nodes, rows.received_from_nodes));
+}
+
+double CostModel::gather_loads(const Topology& topology, std::int64_t layers) const {
+  if (topology.num_ranks == 1) return 0;
+  const LinkSpeed& link = topology.num_nodes() > 1 ? cluster_.network : cluster_.peers;
+  const std::int64_t counts = layers * (topology.num_ranks - 1) * model_.experts;
+  return link.latency_seconds + as_double(counts * kBytesPerCount) / link.bytes_per_second;
 }
 
 double CostModel::optimizer(int num_experts) const {
@@ -215,15 +232,20 @@ Bytes CostModel::activations_per_token() const {
 
 Bytes CostModel::activations_per_row() const {
   if (options_.recompute_activations) return Bytes{0};
-  return working_memory_per_row(Pass::kForward);
+  const Bytes all = working_memory_per_row(Pass::kForward);
+  return options_.recompute_experts ? all - inside_experts_per_row() : all;
 }
 
 Bytes CostModel::working_memory_per_row(Pass direction) const {
   // The row as received and as returned; gate, up and their product. In a backward the gradient of each, and of what
   // was not kept the thing itself.
-  const std::int64_t elements = std::int64_t{2} * model_.hidden + std::int64_t{3} * model_.intermediate;
-  const bool both = direction == Pass::kBackward && options_.recompute_activations;
-  return Bytes{elements * options_.bytes_per_parameter * (both ? 2 : 1)};
+  const Bytes all = row() + row() + inside_experts_per_row();
+  if (direction == Pass::kForward || !anew(/*of_experts=*/true)) return all;
+  return all + (options_.recompute_activations ? all : inside_experts_per_row());
+}
+
+Bytes CostModel::inside_experts_per_row() const {
+  return Bytes{std::int64_t{3} * model_.intermediate * options_.bytes_per_parameter};
 }
 
 Bytes CostModel::rank_state(int num_experts_per_layer, int num_ranks) const {

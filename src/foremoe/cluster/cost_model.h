@@ -8,9 +8,9 @@
 // replica's weights once, so splitting is not free: 64 replicas of 8 rows use 64 tiles of 128 rows where one replica of
 // 512 rows uses 4. An exchange of rows takes latency + bytes ÷ bandwidth on the busiest of a rank's link directions;
 // which rows these are, the dispatch says. A backward pass multiplies twice as
-// much as a forward, three times where activations are computed anew. Attention multiplies 2.5 times as much, because
-// its scores are computed again (FlashAttention-2, arXiv 2307.08691, §3.1.2). docs/users/simulation.md has the formulas
-// and lists what is left out.
+// much as a forward, three times where activations are computed anew, of whole layers or of experts alone. Attention
+// multiplies 2.5 times as much, because its scores are computed again (FlashAttention-2, arXiv 2307.08691, §3.1.2).
+// docs/users/simulation.md has the formulas and lists what is left out.
 
 #include <cstdint>
 #include <span>
@@ -18,6 +18,7 @@
 
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/cluster/model_shape.h"
+#include "foremoe/cluster/topology.h"
 #include "foremoe/core/ids.h"
 #include "foremoe/core/units.h"
 
@@ -34,6 +35,7 @@ std::string_view to_string(Dispatch dispatch);
 struct CostOptions {
   int sequence_tokens = 4096;              // of a sequence: a token attends to half as many in the mean
   bool recompute_activations = true;       // backward begins with a forward, and only layer inputs are kept
+  bool recompute_experts = false;          // else: backward repeats the experts' products and keeps their rows alone
   int bytes_per_parameter = 2;             // of weights and rows (bf16)
   int bytes_per_gradient = 4;              // accumulated in float32
   int optimizer_bytes_per_parameter = 12;  // master weights and two moments, float32
@@ -63,7 +65,10 @@ class CostModel {
   double dense(Tokens tokens,
                Pass direction) const;  // attention, norms, router, shared experts; tokens of the rank
   double experts(std::span<const Tokens> replicas, Pass direction) const;  // [replica], assignments; 0: not run
-  double exchange(const RankRows& rows) const;                             // dispatch or combine, this rank's part
+  double sort(Tokens assignments) const;        // of experts(): bringing so many rows into the order of their experts
+  double exchange(const RankRows& rows) const;  // dispatch or combine, this rank's part
+  // An all-gather of the tokens by expert that each rank has in so many layers: one message from all others.
+  double gather_loads(const Topology& topology, std::int64_t layers = 1) const;
   // Seconds on one rank of what a micro-step runs besides its MoE layers: dense layers and the output head.
   double other_layers(Tokens tokens, Pass direction) const;
   // How often rows go there and back in a pass: once, and once more where a backward begins with a forward.
@@ -101,10 +106,17 @@ class CostModel {
     double row_bytes = 0;   // of rows in and out
     double efficiency = 1;
     double backward_flops = 2;  // times forward's
+    bool of_experts = false;
   };
+  // Whether a backward begins with computing the forward again.
+  bool anew(bool of_experts) const {
+    return options_.recompute_activations || (of_experts && options_.recompute_experts);
+  }
   double seconds(const Product& product, Pass direction) const;
-  double moving(double bytes, int kernels, Pass direction) const;  // what is bound by memory alone
+  // What is bound by memory alone.
+  double moving(double bytes, int kernels, Pass direction, bool of_experts = false) const;
   double attention(double tokens, Pass direction) const;
+  Bytes inside_experts_per_row() const;  // gate, up, their product
   double feed_forward(double tokens, double parameters, double intermediate, Pass direction) const;
 
   Cluster cluster_;

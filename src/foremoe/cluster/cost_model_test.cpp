@@ -113,6 +113,39 @@ TEST(CostModel, ABackwardMultipliesTwiceThreeTimesWhereActivationsAreComputedAne
               2 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
 }
 
+// FineMoE, C.1: all of experts() once more, nothing else, and no exchange. Rows as received and as returned are kept,
+// not gate, up and their product.
+TEST(CostModel, ExpertsAloneAreComputedAnewWhereTheRestIsKept) {
+  const CostModel kept = small({.recompute_activations = false});
+  const CostModel anew = small({.recompute_activations = false, .recompute_experts = true});
+  EXPECT_NEAR(experts(anew, {20}, Pass::kBackward), 3 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
+  EXPECT_EQ(experts(anew, {20}), experts(kept, {20}));
+  EXPECT_EQ(anew.dense(Tokens{100}, Pass::kBackward), kept.dense(Tokens{100}, Pass::kBackward));
+  EXPECT_EQ(anew.other_layers(Tokens{100}, Pass::kBackward), kept.other_layers(Tokens{100}, Pass::kBackward));
+  EXPECT_EQ(anew.round_trips(Pass::kBackward), 1);
+  EXPECT_EQ(anew.activations_per_token(), kept.activations_per_token());
+  EXPECT_EQ(anew.activations_per_row(), Bytes{2 * 64 * 2});
+  EXPECT_EQ(anew.working_memory_per_row() - kept.working_memory_per_row(), Bytes{3 * 32 * 2});
+  EXPECT_THROW((void)small({.recompute_experts = true}), InputError);
+}
+
+// 64 values of 2 bytes, read and written, and a kernel.
+TEST(CostModel, SortingIsAPartOfTheExpertsTime) {
+  EXPECT_NEAR(small().sort(Tokens{20}), (20 * 64 * 2 * 2 / 1e5 + 1) * kMicro, 1e-15);
+  EXPECT_EQ(small().sort(Tokens{0}), 0);
+}
+
+// Counts of 8 experts in 4 bytes from every other rank: over links to peers in a node of 4, over the network beyond it.
+TEST(CostModel, LoadsAreGatheredFromAllRanksInOneMessage) {
+  const auto gathered = [](int ranks, std::int64_t layers) {
+    return small().gather_loads({.num_ranks = ranks, .ranks_per_node = 4}, layers);
+  };
+  EXPECT_NEAR(gathered(4, 1), 2e-6 + 3 * 8 * 4 / 1e10, 1e-15);
+  EXPECT_NEAR(gathered(4, 10), 2e-6 + 10 * 3 * 8 * 4 / 1e10, 1e-15);
+  EXPECT_NEAR(gathered(8, 1), 5e-6 + 7 * 8 * 4 / 1e9, 1e-15);
+  EXPECT_EQ(gathered(1, 1), 0);
+}
+
 TEST(CostModel, WithoutRowsNothingRuns) {
   EXPECT_EQ(experts(small(), {}), 0);
   EXPECT_EQ(experts(small(), {0, 0}), 0);

@@ -63,6 +63,11 @@ std::vector<Option> options_of(CostRequest& r) {
            .help = "Keep all activations for the backward pass (default: keep layer inputs, recompute the rest)",
            .group = group},
           r.options.recompute_activations, false),
+      flag_option(
+          {.name = "recompute_experts",
+           .help = "With keep_activations: recompute what is inside the experts in the backward pass, keep all else",
+           .group = group},
+          r.options.recompute_experts),
       integer_option({.name = "bytes_per_parameter",
                       .value = "BYTES",
                       .help = "Size of a weight and of a row's element: 2 for bf16, 4 for float32",

@@ -88,6 +88,7 @@ class Evaluator {
                                  .online = policy_.online(),
                                  .pool = &context_.pool,
                                  .timeline = context_.timeline},
+                       .plans_ahead = policy_.plans_ahead(input_.for_policy(options_.planner)),
                        .home_moves = e.figures.home_moves,
                        .rollout_seconds = options_.rollout_seconds,
                        .placement_seconds = e.placement_seconds,

@@ -23,14 +23,22 @@ using ChooseSources = void (*)(const CopiesOfExpert& copies, std::span<int> sent
 struct OnlineWork {
   // Its copies begin when the router of their layer and micro-step has run, and come from peers.
   bool copies_after_router = false;
+  // It plans by all ranks' counts of the layer and micro-step, which they gather first. Part of planning.
+  bool gathers_loads = false;
   double planning_seconds = 0;           // per layer and micro-step, between router and experts; source in the file
   double planning_seconds_per_slot = 0;  // besides, for every home and guest slot of the group; the file has its source
   // Part of the dispatch that needs no plan, in an exchange of its own while planning runs.
   double dispatched_unplanned = 0;
+  // Planning runs while a rank sorts the rows that it sends by expert. The time of the experts has that, and hides no
+  // more than it; nothing under dispatch `token`, where rows leave unsorted.
+  bool plans_beside_sorting = false;
   // After dispatch a rank computes its own experts, then its guests. With copies_after_router copies begin beside them.
   bool own_experts_first = false;
   // With own_experts_first: planning begins after dispatch too, which goes to homes; they pass on the rows of guests.
   bool plans_after_dispatch = false;
+  // With plans_after_dispatch: results of rows that were passed on return to the homes, in an exchange of their own
+  // before combine. Else they take no time.
+  bool results_return = false;
   // Under `shared`: where activations are kept, guests are kept with them, from a micro-step's forward to its backward.
   bool keeps_guests = false;
   ChooseSources sources = nullptr;  // null: the home sends every copy

@@ -146,6 +146,7 @@ TEST_F(UsedFields, AreTheStepsOwnRoutesAheadOfThemWhereAPolicySaysSo) {
     const OnlineWork online = policy->online();
     const bool follows_router =
         online.copies_after_router || online.planning_seconds > 0 || online.planning_seconds_per_slot > 0;
+    EXPECT_EQ(online.gathers_loads, follows_router) << policy->name() << " plans by the counts of all ranks";
     for (const LoadTable* const former : {static_cast<const LoadTable*>(nullptr), &former_}) {
       bool needs_later = false;
       bool needs_own = false;

@@ -12,8 +12,8 @@ std::int64_t round_trips(const ReplayProblem& phase) {
   return cost.round_trips(Pass::kForward) + (updates ? cost.round_trips(Pass::kBackward) : 0);
 }
 
-// What rows take one way they or their gradients take back, so both directions carry the same. Those that homes pass on
-// only go there, as in the replay.
+// What rows take one way they or their gradients take back, so both directions carry the same. Of those that homes pass
+// on, OnlineWork::results_return says whether they do, as in the replay.
 std::vector<Bytes> bytes_of_rows(const ReplayProblem& phase) {
   const ClusterLinks& links = phase.links;
   std::vector<Bytes> bytes(static_cast<std::size_t>(links.size()));
@@ -33,9 +33,13 @@ std::vector<Bytes> bytes_of_rows(const ReplayProblem& phase) {
     }
     for (const LayerProfile::PassedOn& rows : layer.passed_on) {
       const bool near = links.topology().same_node(rows.home, rows.guest);
+      const auto send = [&](LinkKind kind, RankId from, RankId to) {
+        bytes[links.of_rank(kind, LinkSide::kOut, from).index()] += Bytes{rows.rows * per_row};
+        bytes[links.of_rank(kind, LinkSide::kIn, to).index()] += Bytes{rows.rows * per_row};
+      };
       const auto pass_on = [&](LinkKind kind) {
-        bytes[links.of_rank(kind, LinkSide::kOut, rows.home).index()] += Bytes{rows.rows * per_row};
-        bytes[links.of_rank(kind, LinkSide::kIn, rows.guest).index()] += Bytes{rows.rows * per_row};
+        send(kind, rows.home, rows.guest);
+        if (phase.options.online.results_return) send(kind, rows.guest, rows.home);
       };
       pass_on(near ? LinkKind::kPeers : LinkKind::kNetwork);
       if (!near && links.shares_uplink()) pass_on(LinkKind::kHost);
@@ -125,7 +129,9 @@ Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem) {
     for (const LayerProfile::PassedOn& passed : layer.passed_on) {
       const NodeId from = topology.node_of(passed.home);
       const NodeId to = topology.node_of(passed.guest);
-      if (from != to) bytes(from, to) += Bytes{passed.rows * per_row};
+      if (from == to) continue;
+      bytes(from, to) += Bytes{passed.rows * per_row};
+      if (phase.options.online.results_return) bytes(to, from) += Bytes{passed.rows * per_row};
     }
   }
   for (std::size_t from = 0; from < bytes.extent(0); ++from) {

@@ -131,6 +131,9 @@ class Profiler {
     layer.rows = scratch.rows.ranks;
     for (const RankRows& rows : layer.rows) layer.exchange = std::max(layer.exchange, input_.cost.exchange(rows));
     layer.ideal_exchange = input_.cost.exchange(mean_of(layer.rows));
+    if (input_.cost.options().dispatch == Dispatch::kRow) {
+      layer.sorting = input_.cost.sort(Tokens{std::ranges::max(scratch.rows.assignments)});
+    }
     count_tokens(m, quotas, scratch, layer);
     time_experts(Pass::kForward, l, quotas, scratch, layer.forward);
     if (phase_ == Phase::kPolicyUpdate) time_experts(Pass::kBackward, l, quotas, scratch, layer.backward);

@@ -38,6 +38,7 @@ struct LayerProfile {
   // home's.
   std::vector<PassedOn> passed_on;
   double ideal_exchange = 0;  // of a rank with the mean of the rows
+  double sorting = 0;         // by expert, of the rank that sends most; 0 where rows leave unsorted
   Tokens most_tokens;         // of a rank
 };
 

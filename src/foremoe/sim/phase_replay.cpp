@@ -52,6 +52,7 @@ class Replayer {
     begin(t, Moment::kDispatched);
     experts(t, layer);
     begin(t, Moment::kExpertsDone);
+    return_results(t, layer);
     exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
   }
 
@@ -68,6 +69,7 @@ class Replayer {
     begin(t, Moment::kRouter);
     experts(t, layer);
     begin(t, Moment::kExpertsDone);
+    return_results(t, layer);
     exchange(turn, layer, Sweep::kCombine, result_.parts.dispatch);
     dense(turn);
   }
@@ -110,11 +112,12 @@ class Replayer {
     pass(slowest);
   }
 
-  // Counts what the exchange of unplanned rows does not hide, and the latency that a second exchange has of its own.
+  // Counts what sorting and the exchange of unplanned rows do not hide, and the latency of a second exchange.
   void plan_online(const Turn& turn, const LayerProfile& layer) {
     const OnlineWork& online = problem_.options.online;
     if (online.plans_after_dispatch) return;
-    double seconds = std::max(0.0, online.planning_seconds - online.dispatched_unplanned * layer.exchange);
+    const double sorting = online.plans_beside_sorting ? layer.sorting : 0;
+    double seconds = std::max(0.0, online.planning_seconds - sorting - online.dispatched_unplanned * layer.exchange);
     if (online.dispatched_unplanned > 0 && online.dispatched_unplanned < 1) {
       seconds +=
           cost_.exchange({.sent_to_peers = 1, .sent_to_nodes = problem_.links.topology().num_nodes() > 1 ? 1 : 0});
@@ -194,10 +197,13 @@ class Replayer {
     }
   }
 
-  // ---- rows that a home passes on to a guest after dispatch: all at once, so one latency ----
+  // ---- rows that a home passes on to a guest after dispatch: all at once, so one latency; and their results ----
 
   static Way to_guest(const LayerProfile::PassedOn& rows) {
     return {.path = Path::kPeer, .from = rows.home, .to = rows.guest};
+  }
+  static Way to_home(const LayerProfile::PassedOn& rows) {
+    return {.path = Path::kPeer, .from = rows.guest, .to = rows.home};
   }
 
   // A backward with a forward before it takes rows there twice.
@@ -206,10 +212,26 @@ class Replayer {
   }
 
   void pass_rows_on(TurnId t, const LayerProfile& layer) {
+    for (const LayerProfile::PassedOn& rows : layer.passed_on) send(to_guest(rows), bytes_of(rows, t), t);
+  }
+
+  // Ranks meet for it as for every exchange: it begins when the slowest has computed.
+  void return_results(TurnId t, const LayerProfile& layer) {
+    if (!problem_.options.online.results_return) return;
+    for (const LayerProfile::PassedOn& rows : layer.passed_on) send(to_home(rows), bytes_of(rows, t), t);
+    double seconds = 0;
     for (const LayerProfile::PassedOn& rows : layer.passed_on) {
-      problem_.links.cross_without_latency(to_guest(rows), bytes_of(rows, t), crossings_);
-      for (const auto& crossing : crossings_) queues_.add(crossing.link, t.value, crossing.seconds);
+      seconds = std::max(seconds, problem_.links.latency(to_home(rows)) + pending(to_home(rows), t));
     }
+    if (seconds <= 0) return;
+    spans_.exchange(problem_.transfers.order[t], seconds, now_);
+    result_.parts.exposed_copies += seconds;
+    pass(seconds);
+  }
+
+  void send(const Way& way, Bytes bytes, TurnId t) {
+    problem_.links.cross_without_latency(way, bytes, crossings_);
+    for (const auto& crossing : crossings_) queues_.add(crossing.link, t.value, crossing.seconds);
   }
 
   double pending(const Way& way, TurnId t) {

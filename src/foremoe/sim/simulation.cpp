@@ -23,6 +23,10 @@ double layer_scale(const SimulationInput& input) {
   return static_cast<double>(input.cost.model().moe_layers) / std::max(1, input.plan.num_layers());
 }
 
+Topology topology_of(const StepPlan& plan) {
+  return {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
+}
+
 int home_experts(const SimulationInput& input) {
   return input.plan.num_experts() / input.plan.num_ranks() * input.cost.model().moe_layers;
 }
@@ -37,9 +41,7 @@ void scale(PhaseSeconds& parts, double by) {
 SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptions& options,
                              const PhaseProfile& profile) {
   const PhaseTransfers transfers = make_phase_transfers(input, options);
-  const ClusterLinks links(input.cost.cluster(),
-                           {.num_ranks = input.plan.num_ranks(), .ranks_per_node = input.plan.ranks_per_node},
-                           input.cost.options().shares_uplink);
+  const ClusterLinks links(input.cost.cluster(), topology_of(input.plan), input.cost.options().shares_uplink);
   const ArenaLoad arena = load_arenas(transfers.arena, input.plan, input.cost.expert_weights(), links);
   const ReplayProblem problem{.input = input,
                               .options = options,
@@ -79,8 +81,9 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
 }
 
 SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options, const PhaseProfile& profile) {
-  options.online.planning_seconds +=
-      options.online.planning_seconds_per_slot * input.plan.num_ranks() * input.plan.num_slots();
+  OnlineWork& online = options.online;
+  online.planning_seconds += online.planning_seconds_per_slot * input.plan.num_ranks() * input.plan.num_slots();
+  if (online.gathers_loads) online.planning_seconds += input.cost.gather_loads(topology_of(input.plan));
   if (options.path != PathChoice::kAuto) return simulate_path(input, options, profile);
   if (options.online.copies_after_router) {
     options.path = PathChoice::kPeer;
@@ -130,6 +133,12 @@ double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
   return per_rank * (link.latency_seconds + bytes_per_expert / link.bytes_per_second);
 }
 
+// All micro-steps and layers of the model at once.
+double seconds_to_gather_step(const SimulationInput& input) {
+  const std::int64_t layers = std::int64_t{input.cost.model().moe_layers} * input.plan.num_micro_steps();
+  return input.cost.gather_loads(topology_of(input.plan), layers);
+}
+
 bool same_profile(const WholeStep& step) {
   return &step.recompute.plan == &step.policy_update.plan && &step.recompute.load == &step.policy_update.load &&
          &step.recompute.cost == &step.policy_update.cost && step.recompute.trace == step.policy_update.trace &&
@@ -168,7 +177,9 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
   SimulatedStep result;
   result.home_move_seconds = seconds_of_home_moves(step.recompute, options.home_moves);
 
-  phase.timeline_begins += result.home_move_seconds;
+  const double gathering = options.plans_ahead ? seconds_to_gather_step(step.recompute) : 0;
+
+  phase.timeline_begins += gathering + result.home_move_seconds;
   const bool once = same_profile(step);  // what the policy update asks of ranks and links includes the recompute's
   PhaseProfile profile =
       profile_phase(step.recompute, once ? Phase::kPolicyUpdate : Phase::kRecompute, phase.online, *pool);
@@ -177,6 +188,8 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
   result.recompute = simulate(step.recompute, phase, profile);
 
   phase.timeline_begins += result.recompute.seconds / layer_scale(step.recompute);  // of the plan's layers
+  result.recompute.parts.planning += gathering;
+  result.recompute.seconds += gathering;
   if (!once) profile = profile_phase(step.policy_update, Phase::kPolicyUpdate, phase.online, *pool);
   phase.phase = Phase::kPolicyUpdate;
   result.policy_update = simulate(step.policy_update, phase, profile);

@@ -11,9 +11,10 @@
 //   slot is free (the schedule's `opens`), or after its layer's router where the policy works online. Experts wait for
 //   what is not there: that wait is exposed. Where a policy has a rank compute its own experts first, copies begin
 //   after dispatch, and guests alone wait. Where it plans after dispatch too, rows are exchanged with homes, which pass
-//   on those of guests; how their results come back is not told by anybody, and not modelled. A guest's gradient goes
-//   home when it leaves its slot, over the same links; what is still on its way at the phase's end is exposed. Before a
-//   phase the arenas are filled, at the end the optimizer runs. A plan of fewer layers than the model stands for all of
+//   on those of guests. Their results return to the homes in an exchange between experts and combine, all of it
+//   exposed, or in no time (OnlineWork::results_return). A guest's gradient goes home when it leaves its slot, over the
+//   same links; what is still on its way at the phase's end is exposed. Before a phase the arenas are filled, at the
+//   end the optimizer runs. A plan of fewer layers than the model stands for all of
 //   them: each of its layers for moe_layers ÷ layers, in seconds and in bytes. What a micro-step runs besides its MoE
 //   layers comes with the first.
 // Method. Time advances from part to part; within a part each link drains its queue at a constant rate, so that
@@ -71,7 +72,9 @@ struct SimulationInput {
 struct PhaseSeconds {
   double arena_refresh = 0;
   double dense = 0;
-  double planning = 0;  // online; what is planned while own experts compute is part of exposed_copies, where it shows
+  // Online, with gathering the loads; what is planned while own experts compute is part of exposed_copies, where it
+  // shows. Where the whole step is planned ahead: gathering its loads, in recompute.
+  double planning = 0;
   double dispatch = 0;
   double experts = 0;
   double combine = 0;
@@ -140,6 +143,7 @@ struct WholeStep {
 
 struct StepOptions {
   SimulationOptions phase;      // its `phase` is not read
+  bool plans_ahead = false;     // by the loads of the whole step, which ranks gather before recompute
   std::int64_t home_moves = 0;  // experts whose owner changed before the step: their state travels first
   double rollout_seconds = 0;   // of the RL step, the same for every policy
   // Of planning, what must be done before the first micro-step begins: it needs the routes of all of them, so that only

@@ -164,7 +164,7 @@ TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
     for (const Phase phase : phases_of(c)) {
       constexpr OnlineWork kWays[] = {
           {},
-          {.own_experts_first = true, .plans_after_dispatch = true},
+          {.own_experts_first = true, .plans_after_dispatch = true, .results_return = true},
           {.own_experts_first = true, .keeps_guests = true, .sources = send_in_ring, .gradients_go_to_sources = true},
           {.sources = send_by_relays}};
       for (const OnlineWork& online : kWays) {
@@ -255,14 +255,17 @@ void expect_copies_before_experts(const nlohmann::json& trace) {
 }
 
 TEST(SimulationPropertiesTest, NothingIsComputedBeforeItsCopiesHaveArrived) {
-  const OnlineWork ways[] = {
-      {},
-      {.copies_after_router = true, .planning_seconds = 1e-4},
-      {.copies_after_router = true,
-       .own_experts_first = true,
-       .sources = send_in_ring,
-       .gradients_go_to_sources = true},
-      {.copies_after_router = true, .planning_seconds = 1e-4, .own_experts_first = true, .plans_after_dispatch = true}};
+  const OnlineWork ways[] = {{},
+                             {.copies_after_router = true, .planning_seconds = 1e-4},
+                             {.copies_after_router = true,
+                              .own_experts_first = true,
+                              .sources = send_in_ring,
+                              .gradients_go_to_sources = true},
+                             {.copies_after_router = true,
+                              .planning_seconds = 1e-4,
+                              .own_experts_first = true,
+                              .plans_after_dispatch = true,
+                              .results_return = true}};
   for_random_cases([&](const Case& c) {
     for (const OnlineWork& online : ways) {
       // Others have guests that serve nothing in a turn, for which no experts wait.

@@ -155,12 +155,75 @@ TEST(SimulationTest, ACopyThatBeginsAfterTheRouterIsExposedWhole) {
   EXPECT_NEAR(phase.parts.planning, 2 * 0.25, kNear);
 }
 
+TEST(SimulationTest, WhoPlansByTheCountsOfAllRanksGathersThemInEveryForward) {
+  const OneCopy step;
+  Cluster cluster = round_cluster();
+  cluster.peers.latency_seconds = 0.01;
+  const CostModel cost{cluster, round_model(1, 2), round_options()};
+  // Two experts' counts of one other rank, 8 bytes at 8000 a second.
+  const double gather = 0.01 + 8.0 / 8000;
+  for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
+    const auto planning = [&](const OnlineWork& online) {
+      return Simulated{step.load, step.plan, cost}
+          .phase(kind, {.path = PathChoice::kPeer, .online = online})
+          .parts.planning;
+    };
+    EXPECT_EQ(planning({}), 0);
+    EXPECT_NEAR(planning({.gathers_loads = true}), 2 * gather, kNear) << "two micro-steps";
+    EXPECT_NEAR(planning({.gathers_loads = true, .planning_seconds = 0.25}), 2 * (0.25 + gather), kNear);
+  }
+  // Beside own experts, 0.2 s, where planning follows dispatch.
+  const auto exposed = [&](bool gathers_loads) {
+    const OnlineWork online{.copies_after_router = true,
+                            .gathers_loads = gathers_loads,
+                            .planning_seconds = 0.25,
+                            .own_experts_first = true,
+                            .plans_after_dispatch = true};
+    return Simulated{step.load, step.plan, cost}
+        .phase(Phase::kRecompute, {.path = PathChoice::kPeer, .online = online})
+        .parts.exposed_copies;
+  };
+  EXPECT_NEAR(exposed(true) - exposed(false), gather, kNear);
+}
+
+TEST(SimulationTest, WhoPlansAheadGathersTheLoadsOfTheWholeStepOnceBeforeRecompute) {
+  const OneCopy step;
+  Cluster cluster = round_cluster();
+  cluster.peers.latency_seconds = 0.01;
+  const CostModel cost{cluster, round_model(6, 2), round_options()};
+  const SimulationInput input{.load = step.load, .plan = step.plan, .cost = cost};
+  const SimulatedStep ahead = simulate_step({.recompute = input, .policy_update = input}, {.plans_ahead = true});
+  const SimulatedStep otherwise = simulate_step({.recompute = input, .policy_update = input}, {});
+  // 8 bytes, as above, of two micro-steps and of all six layers of the model, for which the plan's layer stands.
+  const double gather = 0.01 + 2 * 6 * 8.0 / 8000;
+  EXPECT_NEAR(ahead.recompute.parts.planning, gather, kNear);
+  EXPECT_NEAR(ahead.recompute.seconds, ahead.recompute.parts.sum(), kNear);
+  EXPECT_NEAR(ahead.step_seconds - otherwise.step_seconds, gather, kNear);
+  EXPECT_EQ(ahead.policy_update.seconds, otherwise.policy_update.seconds);
+}
+
+TEST(SimulationTest, SortingRowsHidesPlanningWhereRowsLeaveSorted) {
+  const OneCopy step;
+  for (const auto& [dispatch, hidden] : {std::pair{Dispatch::kRow, true}, {Dispatch::kToken, false}}) {
+    CostOptions options = round_options();
+    options.dispatch = dispatch;
+    const CostModel cost(round_cluster(), round_model(1, 2), options);
+    const double sorting = cost.sort(Tokens{50});  // no rank has more rows in either micro-step
+    ASSERT_GT(sorting, 0);
+    const auto planning = [&](double seconds) {
+      const OnlineWork online{.planning_seconds = seconds, .plans_beside_sorting = true};
+      return Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, {.online = online}).parts.planning;
+    };
+    EXPECT_NEAR(planning(sorting / 2), hidden ? 0 : sorting, kNear);
+    EXPECT_NEAR(planning(0.25 + sorting), 2 * (hidden ? 0.25 : 0.25 + sorting), kNear);
+  }
+}
+
 TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyComeFirst) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
   // Rank 0 has 20 rows of its own, 0.2 s, and then a guest with 30. Its weights take 600 / 8000 s, its 30 rows of 20
-  // bytes, which dispatch has sent to rank 1, as long. How its results come back is
-  // not told, so nobody waits for it.
+  // bytes, which dispatch has sent to rank 1, as long. Nobody waits for its results.
   const double one_way = 30 * 20.0 / 8000;
   const auto exposed = [&](double planning_seconds) {
     const SimulationOptions online{.path = PathChoice::kPeer,
@@ -178,6 +241,42 @@ TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyCom
   EXPECT_NEAR(exposed(0.25), 0.25 + 600.0 / 8000 + one_way - 0.2, kNear);
 }
 
+TEST(SimulationTest, ResultsOfMovedRowsReturnToTheirHomesAfterTheExpertsAndBeforeCombine) {
+  const OneCopy step;
+  Cluster cluster = round_cluster();
+  cluster.peers.latency_seconds = 0.01;
+  const CostModel cost{cluster, round_model(1, 2), round_options()};
+  const auto phase = [&](Phase kind, bool results_return, Timeline* timeline = nullptr) {
+    const SimulationOptions options{.path = PathChoice::kPeer,
+                                    .online = {.copies_after_router = true,
+                                               .own_experts_first = true,
+                                               .plans_after_dispatch = true,
+                                               .results_return = results_return},
+                                    .timeline = timeline};
+    return Simulated{step.load, step.plan, cost}.phase(kind, options);
+  };
+  // 30 rows of 20 bytes at 8000 bytes a second; in the policy update once more, and twice where a backward begins with
+  // a forward, in one message.
+  const double one_way = 30 * 20.0 / 8000;
+  for (const auto& [kind, messages, trips] : {std::tuple{Phase::kRecompute, 1, 1}, {Phase::kPolicyUpdate, 2, 3}}) {
+    const SimulatedPhase hidden = phase(kind, false);
+    const SimulatedPhase charged = phase(kind, true);
+    EXPECT_NEAR(charged.parts.exposed_copies - hidden.parts.exposed_copies, messages * 0.01 + trips * one_way, kNear);
+    EXPECT_NEAR(charged.seconds - hidden.seconds, messages * 0.01 + trips * one_way, kNear);
+    EXPECT_EQ(charged.parts.combine, hidden.parts.combine);
+    EXPECT_EQ((charged.traffic[0].rows - hidden.traffic[0].rows).value, trips * 30 * 20);
+  }
+  const auto exchanges = [&](bool results_return) {
+    Timeline timeline;
+    phase(Phase::kRecompute, results_return, &timeline);
+    const std::string json = timeline.to_json();
+    std::size_t count = 0;
+    for (auto at = json.find("exchange,"); at != std::string::npos; at = json.find("exchange,", at + 1)) ++count;
+    return count;
+  };
+  EXPECT_EQ(exchanges(true), exchanges(false) + 2) << "one span on each rank";
+}
+
 TEST(SimulationTest, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem) {
   const OneCopy step;
   for (const Dispatch dispatch : {Dispatch::kRow, Dispatch::kToken}) {
@@ -192,10 +291,10 @@ TEST(SimulationTest, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem) 
       EXPECT_GT(unbalanced.parts.dispatch, 0);
       EXPECT_EQ(phase.parts.dispatch, unbalanced.parts.dispatch);
       EXPECT_EQ(phase.parts.combine, unbalanced.parts.combine);
-      // 30 rows of 20 bytes go on to rank 0, beside those of the exchange; thrice where a backward begins with a
-      // forward.
+      // 30 rows of 20 bytes go on to rank 0 and back, beside those of the exchange; thrice where a backward begins with
+      // a forward.
       const std::int64_t trips = kind == Phase::kRecompute ? 1 : 3;
-      EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, trips * 30 * 20);
+      EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, 2 * trips * 30 * 20);
     }
     // With a plan that is made before, rank 0 keeps its rows.
     EXPECT_EQ((Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute).parts.dispatch), 0);

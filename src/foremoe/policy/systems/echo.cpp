@@ -78,7 +78,7 @@ class Echo final : public Policy {
   }
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
-  OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
+  OnlineWork online() const override { return {.copies_after_router = true, .gathers_loads = true}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const auto choose = [](const LayerLoad& load, std::vector<Share>& shares) {

@@ -120,6 +120,7 @@ class FasterMoe final : public Policy {
   // It asks the gate's counts of this very micro-step. How long the decision takes is not published.
   OnlineWork online() const override {
     return {.copies_after_router = true,
+            .gathers_loads = true,
             .own_experts_first = true,
             .keeps_guests = true,
             .sources = send_in_ring,

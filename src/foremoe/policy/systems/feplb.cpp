@@ -100,9 +100,11 @@ class Feplb final : public Policy {
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override {
     return {.copies_after_router = true,
+            .gathers_loads = true,
             .planning_seconds = kPublishedPlanningSeconds,
             .own_experts_first = true,
-            .plans_after_dispatch = true};
+            .plans_after_dispatch = true,
+            .results_return = options_.charge_return};
   }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
@@ -123,7 +125,9 @@ class Feplb final : public Policy {
         integer_option({.name = "max_num_dyn", .help = "Buffers of a rank"}, o.max_num_dyn, {0, kMany}),
         integer_option({.name = "try_smaller", .help = "1: the greedy goes on with smaller experts"}, o.try_smaller),
         integer_option({.name = "first_experts", .help = "1: those of the lowest ids are the dynamic ones"},
-                       o.first_experts)};
+                       o.first_experts),
+        integer_option({.name = "charge_return", .help = "0: results of moved rows are back in no time"},
+                       o.charge_return)};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<Feplb>(*this); }
 

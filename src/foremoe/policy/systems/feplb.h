@@ -20,7 +20,9 @@
 //     tokens of dynamic experts are collected by the first phase of dispatch (first_experts: those of lowest id);
 //   - what stops the greedy: the first busiest expert that does not help. Going on with smaller ones (try_smaller)
 //     would balance better;
-//   - an expert moves once, from its home; a rank without a free buffer receives none.
+//   - an expert moves once, from its home; a rank without a free buffer receives none;
+//   - how results get back before combine, which the description says is unchanged: charge_return has them go to their
+//     homes in an exchange that nothing hides, the most that they can cost. Without it they cost nothing, the least.
 // With a routing model fitted to the published waste before balancing, these readings come nearest to what is
 // published, both in how much of the straggler goes at EP8 and in how little dyn matters; lab/policies.md has the
 // figures.
@@ -43,6 +45,7 @@ struct FeplbOptions {
   int max_num_dyn = 8;          // buffers per rank; no more than its guest slots
   bool first_experts = false;   // the dynamic ones are the rank's lowest ids; else its busiest in the micro-step
   bool try_smaller = false;
+  bool charge_return = true;  // of the results of rows that were moved; else they are back in no time
 };
 
 // `feplb`, or `feplb-smaller` with try_smaller.

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "foremoe/plan/check_plan.h"
+#include "foremoe/policy/own_options.h"
 #include "foremoe/testing/planner_steps.h"
 
 namespace foremoe {
@@ -151,6 +152,13 @@ TEST(Feplb, CopiesAfterTheRouterWhileItsOwnExpertsCompute) {
   EXPECT_TRUE(make_feplb()->online().own_experts_first);
   EXPECT_TRUE(make_feplb()->online().plans_after_dispatch);
   EXPECT_EQ(make_feplb()->online().planning_seconds, 50e-6);
+}
+
+TEST(Feplb, PaysForTheWayBackOfResultsUnlessToldOtherwise) {
+  EXPECT_TRUE(make_feplb()->online().results_return);
+  PolicyWithOptions feplb = policy_with_options(policy_named("feplb"));
+  option_named(feplb.options, "charge_return").set("0");
+  EXPECT_FALSE(feplb.policy->online().results_return);
 }
 
 // 128 experts, popularity ∝ rank^−0.42 in a new order for every micro-step: fitted to 18.6 % of the time wasted before

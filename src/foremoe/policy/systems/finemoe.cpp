@@ -62,8 +62,10 @@ class FineMoe final : public Policy {
   // Scheduling follows the gate. The time of an LP grows with its variables: one for each slot.
   // Tokens that are not scheduled are on their way meanwhile (A.2).
   OnlineWork online() const override {
-    return {.planning_seconds_per_slot = seconds_per_slot(),
-            .dispatched_unplanned = 1 - options_.scheduler.scheduled_fraction};
+    return {.gathers_loads = options_.scheduler.scheduled_fraction > 0,
+            .planning_seconds_per_slot = seconds_per_slot(),
+            .dispatched_unplanned = 1 - options_.scheduler.scheduled_fraction,
+            .plans_beside_sorting = options_.overlap};
   }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
@@ -114,7 +116,9 @@ class FineMoe final : public Policy {
         weight_option({.name = "alpha_nodes", .help = "LP 4's weight of traffic between nodes"},
                       &finemoe::CommunicationWeights::nodes),
         number_option({.name = "scheduled_fraction", .help = "Part of the tokens that is scheduled"},
-                      options_.scheduler.scheduled_fraction, {.least = 0, .most = 1})};
+                      options_.scheduler.scheduled_fraction, {.least = 0, .most = 1}),
+        integer_option({.name = "overlap", .help = "1: scheduling runs while rows are sorted (dispatch row)"},
+                       options_.overlap)};
     if (placing_ != Placing::kAdaptive) return options;
     finemoe::ReplacementOptions& o = options_.replacement;
     options.push_back(number_option(

@@ -35,6 +35,7 @@ namespace foremoe {
 struct FineMoeOptions {
   finemoe::SchedulerOptions scheduler;
   finemoe::ReplacementOptions replacement;  // of `finemoe`
+  bool overlap = false;                     // §5.4: scheduling beside the permutation that precedes dispatch
 };
 
 std::unique_ptr<Policy> make_finemoe_random(const FineMoeOptions& options = {});

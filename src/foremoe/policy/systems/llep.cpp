@@ -116,7 +116,7 @@ class Llep final : public Policy {
     return std::span(kUsesSlots).subspan(options_.slot_limit ? 0 : 1);
   }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
-  OnlineWork online() const override { return {.copies_after_router = true, .planning_seconds = 0}; }
+  OnlineWork online() const override { return {.copies_after_router = true, .gathers_loads = true}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const auto choose = [this](const LayerLoad& load, std::vector<Share>& shares) {

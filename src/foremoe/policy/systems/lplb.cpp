@@ -139,7 +139,7 @@ class Lplb final : public Policy {
   std::span<const std::string_view> uses() const override { return kUsesSlotsAndHistory; }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
   // "The solver takes ~100 µs for intra-node optimization, longer for inter-node" (the repository's README).
-  OnlineWork online() const override { return {.planning_seconds = 100e-6}; }
+  OnlineWork online() const override { return {.gathers_loads = true, .planning_seconds = 100e-6}; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* const former = former_load(input);

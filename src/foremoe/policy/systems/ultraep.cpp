@@ -142,7 +142,10 @@ class UltraEp final : public Policy {
   std::span<const std::string_view> uses() const override { return kUsesSlots; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override {
-    return {.copies_after_router = true, .planning_seconds = kPublishedPlanningSeconds, .sources = send_by_relays};
+    return {.copies_after_router = true,
+            .gathers_loads = true,
+            .planning_seconds = kPublishedPlanningSeconds,
+            .sources = send_by_relays};
   }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
