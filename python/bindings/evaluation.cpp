@@ -78,6 +78,7 @@ SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTabl
   options.path = e.options.path;
   options.depth = e.options.depth;
   options.online = e.policy->online();
+  options.plans_ahead = e.policy->plans_ahead(e.input->for_policy(e.options.planner));
   return simulate_phase({.load = load,
                          .plan = plan,
                          .cost = *e.cost,

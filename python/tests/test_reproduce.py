@@ -114,6 +114,25 @@ def test_a_former_step_has_the_same_popularities_and_other_tokens() -> None:
     assert (both.array[:2] == former.array).all() and (both.array[2:] == load.array).all()
 
 
+def test_with_former_plans_systems_begin_where_they_were_at_the_end_of_the_step_before() -> None:
+    text = changed(HOT_RANK, 'routing = "w2"', 'former_step = true\nformer_plan = true\nrouting = "zipf"\nskew = 1.5')
+    text = changed(text, 'policy = "foremoe"\nguest_slots = 4\ntolerance = 0', 'policy = "flexmoe"\nguest_slots = 4')
+    text = changed(text[: text.index("[[aim]]")], "experts = 16", "experts = 64")
+    on = reproduce.parse_experiment(text, "mine.toml").inputs[0]
+    load, former = reproduce.run._load_of(on, 1)
+    assert former is not None
+    before = foremoe._core._evaluate(former, "flexmoe", {"guest_slots": 4}, {}).plan
+    figures = [
+        foremoe._core._evaluate(load, "flexmoe", {"guest_slots": 4}, {}, None, plan, former).figures["rho"]["mean"]
+        for plan in (before, None)
+    ]
+    assert figures[0] != figures[1], "the case shows nothing"
+    for keys, expected in zip(("former_plan = true", "former_plan = false"), figures, strict=True):
+        assert run(changed(text, "former_plan = true", keys)).cells[0][1].figures[0] == expected
+    with pytest.raises(foremoe.InputError, match=r"input\[0\]\.former_plan: has no effect"):
+        run(changed(text, "former_step = true\n", ""))
+
+
 def test_a_forecast_errs_by_the_tokens_that_go_elsewhere_than_the_step_before_told() -> None:
     array = np.zeros((4, 1, 2, 4), np.int64)  # two steps of two micro-steps
     array[:, 0, 1] = [[6, 2, 0, 0], [2, 6, 0, 0], [4, 2, 2, 0], [0, 0, 0, 3]]

@@ -18,6 +18,7 @@ class Input:
     """file: a trace, from the working directory; empty: the load is drawn. load: keywords of collect() or
     synthesize_load(). trace: every token's route is drawn, so that rows by token are counted and not estimated.
     former_step: systems know the load of a step before this one: same popularity, other tokens.
+    former_plan: they planned it too, and begin with the placement that they had in the end.
     steps: how many steps of equal length the micro-steps are. plan_each_step: each is planned by itself, as no copy
     outlives the optimizer's step. wrong_percent, missing_percent: of the load's rows, that
     go elsewhere than recorded, and that are not recorded; None: routes are as recorded.
@@ -32,6 +33,7 @@ class Input:
     load: Options
     trace: bool
     former_step: bool
+    former_plan: bool
     steps: int
     plan_each_step: bool
     wrong_percent: float | None

@@ -40,8 +40,8 @@ _PROSE = ("title", "source", "about", "reading")
 _TABLES_OF_ROOT = {"shape", "input", "every_input", "system", "every_system", "published", "aim"}
 _OF_ROOT = {*_PROSE, "finding", "secondary", "across", "columns", *_TABLES_OF_ROOT}
 _OF_INPUT = (
-    {"label", "file", "model", "cluster", "recompute_activations", "former_step", "steps", "plan_each_step", "draws"}
-    | {"guest_slots", "dispatch", "trace"}
+    {"label", "file", "model", "cluster", "recompute_activations", "steps", "plan_each_step", "draws"}
+    | {"former_step", "former_plan", "guest_slots", "dispatch", "trace"}
     | _OTHER_ROUTES
     | _DRAWN
     | _COST
@@ -231,7 +231,9 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str, by_dis
     by_steps = not _BY_STEPS.isdisjoint(columns)
     if by_steps or table.truth("plan_each_step"):
         used.add("steps")
-    if not by_steps and not table.truth("former_step") and _OTHER_ROUTES.isdisjoint(table.rest):
+    if table.truth("former_step"):
+        used.add("former_plan")
+    elif not by_steps and _OTHER_ROUTES.isdisjoint(table.rest):
         used.add("plan_each_step")
     routing = table.text("routing") or "grpo"
     table.checked(_core._check_synthesis, {"routing": routing})
@@ -260,7 +262,7 @@ def _read_input(
     trace = table.truth("trace")
     if trace and (key := next((key for key in _OF_COUNTS if table.rest.get(key, False) is not False), "")):
         table.fail("trace", f"cannot be used beside {key}, which keeps counts alone")
-    former_step = table.truth("former_step")
+    former_step, former_plan = table.truth("former_step"), table.truth("former_plan")
     steps, draws = (table.take(key, "an integer", int) for key in ("steps", "draws"))
     if draws is not None and not 1 <= draws <= 1000:
         table.fail("draws", f"{draws}, expected 1 … 1000")
@@ -288,6 +290,7 @@ def _read_input(
         load=load,
         trace=trace,
         former_step=former_step,
+        former_plan=former_plan,
         steps=1 if steps is None else steps,
         plan_each_step=table.truth("plan_each_step"),
         wrong_percent=wrong,

@@ -8,11 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from .. import _core
-from .._core import Load
+from .._core import Load, Plan
 from .._errors import InputError
 from ..files import read_trace
 from ..loads import synthesize_load, synthesize_trace
@@ -181,7 +182,8 @@ def _measure_group(
     planned = _padded(load) if system.padded else load if foreseen is None else foreseen.recorded
     base = {**on.planned, **system.options, **(on.cost or {})}
     options = {dispatch: {**base, "dispatch": dispatch} if dispatch else base for dispatch in dispatches}
-    made = evaluate(planned, options=options[dispatches[0]])
+    before = _former_plan(system, options[dispatches[0]], former, threads) if on.former_plan else None
+    made = evaluate(planned, options=options[dispatches[0]], previous=before)
     if made.skipped:
         return Cell(skipped=made.skipped)
     recompute_plan = made.recompute_plan if made.plan.in_flight > 1 else None
@@ -207,6 +209,13 @@ def _measure_group(
         else:
             by_dispatch[dispatch] = (MeasuredInPlace if system.in_place else Measured)(*measured)
     return by_dispatch
+
+
+def _former_plan(system: System, options: dict[str, Any], former: Load | None, threads: int) -> Plan | None:
+    """Of the step before. None where the system is not defined for the input."""
+    assert former is not None
+    evaluation = _core._evaluate(former, system.policy, options, dict(system.own), threads=threads)
+    return None if evaluation.skipped else evaluation.plan
 
 
 def _padded(load: Load) -> Load:

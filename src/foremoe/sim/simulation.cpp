@@ -27,6 +27,13 @@ Topology topology_of(const StepPlan& plan) {
   return {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
 }
 
+// All micro-steps and layers of the model at once, where the step is planned ahead.
+double seconds_to_gather_step(const SimulationInput& input, const SimulationOptions& options) {
+  if (!options.plans_ahead || options.phase != Phase::kRecompute) return 0;
+  const std::int64_t layers = std::int64_t{input.cost.model().moe_layers} * input.plan.num_micro_steps();
+  return input.cost.gather_loads(topology_of(input.plan), layers);
+}
+
 int home_experts(const SimulationInput& input) {
   return input.plan.num_experts() / input.plan.num_ranks() * input.cost.model().moe_layers;
 }
@@ -43,13 +50,15 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
   const PhaseTransfers transfers = make_phase_transfers(input, options);
   const ClusterLinks links(input.cost.cluster(), topology_of(input.plan), input.cost.options().shares_uplink);
   const ArenaLoad arena = load_arenas(transfers.arena, input.plan, input.cost.expert_weights(), links);
+  const double gathering = seconds_to_gather_step(input, options);
+  const double layers_per_layer = layer_scale(input);
   const ReplayProblem problem{.input = input,
                               .options = options,
                               .profile = profile,
                               .transfers = transfers,
                               .links = links,
-                              .layer_scale = layer_scale(input),
-                              .start_seconds = options.timeline_begins + arena.seconds};
+                              .layer_scale = layers_per_layer,
+                              .start_seconds = options.timeline_begins + gathering / layers_per_layer + arena.seconds};
   const Replay replay = replay_phase(problem);
 
   const Dispatch dispatch = input.cost.options().dispatch;
@@ -59,6 +68,7 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
                        .path = options.path,
                        .parts = replay.parts};
   scale(phase.parts, problem.layer_scale);
+  phase.parts.planning += gathering;
   phase.parts.arena_refresh = arena.seconds * problem.layer_scale;
   if (options.phase == Phase::kPolicyUpdate) phase.parts.optimizer = input.cost.optimizer(home_experts(input));
   phase.seconds = phase.parts.sum();
@@ -133,12 +143,6 @@ double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
   return per_rank * (link.latency_seconds + bytes_per_expert / link.bytes_per_second);
 }
 
-// All micro-steps and layers of the model at once.
-double seconds_to_gather_step(const SimulationInput& input) {
-  const std::int64_t layers = std::int64_t{input.cost.model().moe_layers} * input.plan.num_micro_steps();
-  return input.cost.gather_loads(topology_of(input.plan), layers);
-}
-
 bool same_profile(const WholeStep& step) {
   return &step.recompute.plan == &step.policy_update.plan && &step.recompute.load == &step.policy_update.load &&
          &step.recompute.cost == &step.policy_update.cost && step.recompute.trace == step.policy_update.trace &&
@@ -177,9 +181,7 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
   SimulatedStep result;
   result.home_move_seconds = seconds_of_home_moves(step.recompute, options.home_moves);
 
-  const double gathering = options.plans_ahead ? seconds_to_gather_step(step.recompute) : 0;
-
-  phase.timeline_begins += gathering + result.home_move_seconds;
+  phase.timeline_begins += result.home_move_seconds;
   const bool once = same_profile(step);  // what the policy update asks of ranks and links includes the recompute's
   PhaseProfile profile =
       profile_phase(step.recompute, once ? Phase::kPolicyUpdate : Phase::kRecompute, phase.online, *pool);
@@ -188,8 +190,6 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
   result.recompute = simulate(step.recompute, phase, profile);
 
   phase.timeline_begins += result.recompute.seconds / layer_scale(step.recompute);  // of the plan's layers
-  result.recompute.parts.planning += gathering;
-  result.recompute.seconds += gathering;
   if (!once) profile = profile_phase(step.policy_update, Phase::kPolicyUpdate, phase.online, *pool);
   phase.phase = Phase::kPolicyUpdate;
   result.policy_update = simulate(step.policy_update, phase, profile);

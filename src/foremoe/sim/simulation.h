@@ -52,6 +52,7 @@ struct SimulationOptions {
   OnlineWork online;          // of the policy
   // Of a plan of residency `free`: recompute leaves its last placement as it is, and the policy update begins with it.
   bool placement_stays = false;
+  bool plans_ahead = false;      // by the loads of the whole step: ranks gather them before recompute
   ThreadPool* pool = nullptr;    // counts rows and expert times; null: the caller alone. The result is the same
   Timeline* timeline = nullptr;  // spans in modelled nanoseconds, rank by rank, of the plan's layers
   double timeline_begins = 0;    // seconds
@@ -143,7 +144,6 @@ struct WholeStep {
 
 struct StepOptions {
   SimulationOptions phase;      // its `phase` is not read
-  bool plans_ahead = false;     // by the loads of the whole step, which ranks gather before recompute
   std::int64_t home_moves = 0;  // experts whose owner changed before the step: their state travels first
   double rollout_seconds = 0;   // of the RL step, the same for every policy
   // Of planning, what must be done before the first micro-step begins: it needs the routes of all of them, so that only

@@ -192,11 +192,13 @@ TEST(SimulationTest, WhoPlansAheadGathersTheLoadsOfTheWholeStepOnceBeforeRecompu
   cluster.peers.latency_seconds = 0.01;
   const CostModel cost{cluster, round_model(6, 2), round_options()};
   const SimulationInput input{.load = step.load, .plan = step.plan, .cost = cost};
-  const SimulatedStep ahead = simulate_step({.recompute = input, .policy_update = input}, {.plans_ahead = true});
+  const SimulatedStep ahead =
+      simulate_step({.recompute = input, .policy_update = input}, {.phase = {.plans_ahead = true}});
   const SimulatedStep otherwise = simulate_step({.recompute = input, .policy_update = input}, {});
   // 8 bytes, as above, of two micro-steps and of all six layers of the model, for which the plan's layer stands.
   const double gather = 0.01 + 2 * 6 * 8.0 / 8000;
   EXPECT_NEAR(ahead.recompute.parts.planning, gather, kNear);
+  EXPECT_EQ(ahead.policy_update.parts.planning, 0);
   EXPECT_NEAR(ahead.recompute.seconds, ahead.recompute.parts.sum(), kNear);
   EXPECT_NEAR(ahead.step_seconds - otherwise.step_seconds, gather, kNear);
   EXPECT_EQ(ahead.policy_update.seconds, otherwise.policy_update.seconds);
