@@ -4,9 +4,8 @@
     bench/figures.py balance|static|shared|rehome|in-flight|links|ablation|growth|whole-step [--data DIR] [--foremoe PROGRAM]
 
 Each row is one or more runs of `foremoe plan INPUT --json`, one thread, on the load tables of DIR (default data);
-growth and whole-step draw their own with `foremoe synth`. What a row is held against stands beside it: figures of
-simple planners on the same tables, given with the tables ("quota": an UltraEP-style search; "dynamic": a prototype with plain
-retention; "static": guests by the tight sets of all micro-steps).
+growth and whole-step draw their own with `foremoe synth`. Three reference planners plan the same tables: "quota" is
+`--policy ultraep`, "dynamic" and "static" are those of reference_planners.cpp, which must be built beside PROGRAM.
 """
 
 import argparse
@@ -17,24 +16,10 @@ import resource
 import subprocess
 import tempfile
 
-# table: G: (quota mean, max, copies; static mean, max; dynamic mean, max, copies)
-REFERENCE = {
-    "q30-ep8": {1: (1.038, 1.129, 4.6, 1.099, 1.330, 1.017, 1.175, 4.1), 2: (1.013, 1.051, 5.9, 1.013, 1.108, 1.002, 1.010, 1.4)},
-    "q30-ep8-bursty": {1: (1.062, 1.202, 4.6, 1.369, 1.997, 1.020, 1.263, 5.4), 2: (1.016, 1.080, 6.3, 1.195, 1.613, 1.003, 1.019, 3.4)},
-    "q30-ep16": {1: (1.044, 1.116, 9.0, 1.094, 1.269, 1.025, 1.422, 7.7), 2: (1.013, 1.034, 11.8, 1.001, 1.018, 1.002, 1.010, 1.3)},
-    "q30-ep16-bursty": {1: (1.067, 1.144, 9.8, 1.605, 2.467, 1.020, 1.365, 11.4), 2: (1.016, 1.045, 13.2, 1.316, 1.672, 1.004, 1.010, 5.9)},
-    "q30-ep64": {1: (1.057, 1.090, 39.6, 1.073, 1.209, 1.008, 1.010, 9.6), 2: (1.011, 1.022, 51.5, 1.000, 1.003, 1.002, 1.010, 2.7)},
-    "q30-ep64-shuffled": {1: (1.063, 1.086, 37.9, 1.009, 1.033, 1.005, 1.010, 2.7), 2: (1.012, 1.018, 50.5, 1.000, 1.000, 1.002, 1.010, 2.1)},
-    "q30-ep64-bursty": {1: (1.075, 1.114, 40.0, 1.488, 1.757, 1.018, 1.239, 33.7), 2: (1.013, 1.030, 53.0, 1.058, 1.156, 1.003, 1.010, 6.3)},
-    "v3-ep64": {1: (1.063, 1.090, 38.4, 1.057, 1.109, 1.008, 1.010, 12.1), 2: (1.014, 1.024, 52.0, 1.000, 1.004, 1.004, 1.010, 3.7)},
-    "v3-ep64-skewed": {1: (1.077, 1.105, 40.9, 1.165, 1.291, 1.037, 1.291, 36.6), 2: (1.014, 1.025, 55.1, 1.001, 1.005, 1.002, 1.010, 4.9)},
-    "v3-ep64-bursty": {1: (1.081, 1.148, 41.2, 1.931, 2.260, 1.045, 1.282, 50.9), 2: (1.015, 1.030, 54.1, 1.390, 1.566, 1.006, 1.010, 18.8)},
-}
-STATIC_4 = {
-    "q30-ep8": (1.000, 1.013), "q30-ep8-bursty": (1.045, 1.200), "q30-ep16": (1.000, 1.005), "q30-ep16-bursty": (1.047, 1.184),
-    "q30-ep64": (1.000, 1.003), "q30-ep64-shuffled": (1.000, 1.000), "q30-ep64-bursty": (1.000, 1.002), "v3-ep64": (1.001, 1.004),
-    "v3-ep64-skewed": (1.001, 1.005), "v3-ep64-bursty": (1.009, 1.038),
-}
+TABLES = (
+    "q30-ep8", "q30-ep8-bursty", "q30-ep16", "q30-ep16-bursty", "q30-ep64", "q30-ep64-shuffled", "q30-ep64-bursty",
+    "v3-ep64", "v3-ep64-skewed", "v3-ep64-bursty",
+)
 
 
 class Runs:
@@ -54,6 +39,12 @@ class Runs:
             cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             return {**json.loads(printed), "cpu_seconds": cpu_seconds}
 
+    def reference(self, planner, name, guest_slots):
+        """What a planner of reference_planners.cpp prints."""
+        program = os.path.join(os.path.dirname(self.program), "reference_planners")
+        command = [program, planner, os.path.join(self.data, f"load-{name}.safetensors"), str(guest_slots)]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
     def synth(self, folder, *options):
         out = os.path.join(folder, "load.safetensors")
         subprocess.run([self.program, "synth", "--out", out, *map(str, options)], check=True, capture_output=True)
@@ -62,6 +53,10 @@ class Runs:
 
 def rho(d):
     return f"{d['rho']['mean']:.3f}/{d['rho']['max']:.3f}"
+
+
+def copies(d):
+    return f"{d['copies_per_layer_event']:.1f}"
 
 
 def table(header, rows):
@@ -74,30 +69,32 @@ def table(header, rows):
 
 def balance(runs):
     def rows():
-        for name, by_slots in REFERENCE.items():
-            for g, (qm, qx, qc, _, _, dm, dx, dc) in by_slots.items():
+        for name in TABLES:
+            for g in (1, 2):
                 d = runs.plan(name, "--guest-slots", g)
-                yield (name, g, rho(d), f"{d['copies_per_layer_event']:.1f}", f"{qm:.3f}/{qx:.3f}, {qc}", f"{dm:.3f}/{dx:.3f}, {dc}",
+                quota = runs.plan(name, "--guest-slots", g, "--policy", "ultraep")
+                dynamic = runs.reference("dynamic", name, g)
+                yield (name, g, rho(d), copies(d), f"{rho(quota)}, {copies(quota)}", f"{rho(dynamic)}, {copies(dynamic)}",
                        f"{d['plan_us_per_layer_micro_step']:.0f}")
     table(("table", "G", "ρ mean/max", "copies", "quota", "dynamic", "planning, µs"), rows())
 
 
 def static(runs):
     def rows():
-        for name, by_slots in REFERENCE.items():
+        for name in TABLES:
             for g in (1, 2, 4):
-                mean, largest = STATIC_4[name] if g == 4 else by_slots[g][3:5]
                 d = runs.plan(name, "--guest-slots", g, "--residency", "static")
-                yield name, g, rho(d), f"{mean:.3f}/{largest:.3f}"
+                yield name, g, rho(d), rho(runs.reference("static", name, g))
     table(("table", "G", "ρ mean/max", "reference"), rows())
 
 
 def shared(runs):
     def rows():
-        for name, by_slots in REFERENCE.items():
+        for name in TABLES:
             d = runs.plan(name, "--guest-slots", 2, "--residency", "shared")
-            copies, quota = d["copies_per_layer_event"], by_slots[2][2]
-            yield name, rho(d), f"{copies:.1f}", quota, f"{copies / quota:.2f}"
+            quota = runs.plan(name, "--guest-slots", 2, "--policy", "ultraep")
+            ratio = d["copies_per_layer_event"] / quota["copies_per_layer_event"]
+            yield name, rho(d), copies(d), copies(quota), f"{ratio:.2f}"
     table(("table", "ρ mean/max", "copies", "quota", "ratio"), rows())
 
 
@@ -106,7 +103,7 @@ def rehome(runs):
         for name in ("q30-ep8", "q30-ep8-bursty", "q30-ep16", "q30-ep16-bursty"):
             for moves in ("free", 10):
                 d = runs.plan(name, "--guest-slots", 1, "--rehome", moves)
-                yield name, moves, rho(d), f"{d['copies_per_layer_event']:.1f}", d["home_moves"]
+                yield name, moves, rho(d), copies(d), d["home_moves"]
     table(("table", "--rehome", "ρ mean/max", "copies", "home moves, all layers"), rows())
 
 
@@ -124,11 +121,11 @@ def in_flight(runs):
 
 def links(runs):
     def rows():
-        for name in (n for n in REFERENCE if "ep64" in n):
+        for name in (n for n in TABLES if "ep64" in n):
             vanilla = runs.plan(name, "--guest-slots", 0, "--policy", "vanilla")["node_link_tokens"]["max"]
             for g, prefer in ((1, "balance"), (2, "balance"), (2, "links")):
                 d = runs.plan(name, "--guest-slots", g, "--prefer", prefer)
-                yield (name, g, prefer, f"{d['node_link_tokens']['max'] / vanilla:.3f}", rho(d), f"{d['copies_per_layer_event']:.1f}")
+                yield (name, g, prefer, f"{d['node_link_tokens']['max'] / vanilla:.3f}", rho(d), copies(d))
     table(("table", "G", "--prefer", "busiest link ÷ vanilla's", "ρ mean/max", "copies"), rows())
 
 
@@ -137,7 +134,7 @@ def ablation(runs):
         for name in ("q30-ep8", "q30-ep64", "q30-ep64-bursty"):
             for stages in ("T", "B", "BT", "BL", "BLT", "BPT", "BLP", "BLPT"):
                 d = runs.plan(name, "--guest-slots", 1, "--stages", stages)
-                yield name, stages, rho(d), f"{d['copies_per_layer_event']:.1f}"
+                yield name, stages, rho(d), copies(d)
     table(("table", "--stages", "ρ mean/max", "copies"), rows())
 
 
@@ -160,7 +157,7 @@ def whole_step(runs):
             load = runs.synth(folder, "--shape", "Qwen3-30B-A3B", "--ranks", 64, "--micro-steps", 32)
             for threads in (1, 2):
                 d = runs.plan(load, "--guest-slots", 1, "--threads", threads)
-                yield (threads, rho(d), f"{d['copies_per_layer_event']:.1f}", f"{d['plan_us_per_layer_micro_step']:.0f}", f"{d['cpu_seconds']:.1f}",
+                yield (threads, rho(d), copies(d), f"{d['plan_us_per_layer_micro_step']:.0f}", f"{d['cpu_seconds']:.1f}",
                        f"{d['plan_seconds']:.1f}")
     table(("threads", "ρ mean/max", "copies", "stages L, P, T: µs per (layer, micro-step)", "whole step, CPU s", "wall s"), rows())
 

@@ -17,7 +17,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 
-from figures import REFERENCE, table
+from figures import TABLES, table
 
 OURS = [("foremoe", ["--residency", r, *t]) for r in ("static", "resident", "shared") for t in ([], ["--tolerance", "0"])]
 
@@ -65,7 +65,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="data", help="folder of the load tables")
     parser.add_argument("--foremoe", default="build/release/bin/foremoe", help="the program")
-    parser.add_argument("--tables", default=",".join(REFERENCE), help="of them, these")
+    parser.add_argument("--tables", default=",".join(TABLES), help="of them, these")
     parser.add_argument("--points", action="store_true", help="print every point as well")
     arguments = parser.parse_args()
 

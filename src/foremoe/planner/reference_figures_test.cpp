@@ -20,7 +20,8 @@ struct Rho {
   double max;
 };
 
-// For one number of guest slots: an UltraEP-style search, guests chosen once per step, and a prototype of P and T.
+// For one number of guest slots: an UltraEP-style search, guests chosen once per step, and a prototype of P and T. The
+// programs that printed these limits were not kept; bench/figures.py compares with planners that were.
 struct Columns {
   Rho quota;
   double quota_copies;  // per layer and event

@@ -166,8 +166,8 @@ TEST(UltraEp, NeedsAsManyReplicasAsPublished) {
   }
 }
 
-// Reference figures of such a search on the project's load tables, made by other code: ρ mean and max, copies per
-// event.
+// Reference figures of such a search on the project's load tables, made by other code, which was not kept: ρ mean and
+// max, copies per event.
 struct Reference {
   const char* table;
   int guest_slots;
