@@ -7,13 +7,13 @@ Simulates the same routes twice on 64 ranks, as a trace, whose tokens are counte
 """
 
 import argparse
+import functools
 import json
 import os
-import subprocess
 import tempfile
 
 import numpy as np
-from figures import table
+from figures import printed, table
 from safetensors.numpy import save_file
 
 RANKS = 64
@@ -46,11 +46,7 @@ def main():
     parser.add_argument("--foremoe", default="build/release/bin/foremoe")
     arguments = parser.parse_args()
 
-    def call(*options):
-        done = subprocess.run([arguments.foremoe, *map(str, options)], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"{options}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
-        return done.stdout
+    call = functools.partial(printed, arguments.foremoe)
 
     def inputs(folder):
         """Name, model, trace, and how the trace is batched."""

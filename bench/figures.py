@@ -22,6 +22,14 @@ TABLES = (
 )
 
 
+def printed(program, *options):
+    """What the program prints. Ends this one where it fails, with what it said."""
+    done = subprocess.run([program, *map(str, options)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{options}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
+    return done.stdout
+
+
 class Runs:
     def __init__(self, program, data):
         self.program, self.data = program, data

@@ -9,12 +9,12 @@ slowest rank's experts. Measured are CPU seconds, fitted over all ranks and five
 """
 
 import argparse
+import functools
 import json
 import os
-import subprocess
 import tempfile
 
-from figures import table
+from figures import printed, table
 
 HIDDEN, INTERMEDIATE, LAYERS, MICRO_STEPS = 128, 64, 2, 4
 
@@ -36,11 +36,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=8)
     arguments = parser.parse_args()
 
-    def call(*options):
-        done = subprocess.run([arguments.foremoe, *map(str, options)], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"{options}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
-        return done.stdout
+    call = functools.partial(printed, arguments.foremoe)
 
     def rows(folder):
         cluster = os.path.join(folder, "machine.toml")

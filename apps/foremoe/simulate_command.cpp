@@ -88,7 +88,7 @@ std::string describe_dispatch(const std::vector<Evaluation>& evaluations) {
   if (phase.dispatch == Dispatch::kRow) return "dispatch row: every token–expert assignment directly to its rank\n";
   return fmt::format(
       "dispatch token: a token once to each node, and from there once to each rank{}\n",
-      phase.dispatch_estimated ? "; estimated, since a load does not tell which experts a token shares" : "");
+      phase.dispatch_estimated ? "; estimated, since a load does not record which experts each token chose together" : "");
 }
 
 void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, const EvaluateOptions& options,

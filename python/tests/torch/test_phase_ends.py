@@ -57,7 +57,7 @@ def expected(seed: int) -> dict[str, Any]:
 
 
 def use_bucket_views(rank: int) -> dict[str, Any]:
-    """Gradients that lie in buckets of DistributedDataParallel, which makes others after the first backward."""
+    """Gradients that lie in DistributedDataParallel's buckets, which it makes anew after the first backward."""
     ep, model = make("own")
     trained = DistributedDataParallel(model, gradient_as_bucket_view=True)
     of_3, of_4 = expected(3), expected(4)
