@@ -87,12 +87,9 @@ class Results(Run):
                     with self.subTest(f"{residency} {path} {in_flight}"):
                         recompute, update = self.run_json(
                             step, "--policy", "foremoe", "--residency", residency, "--path", path, "--in-flight", in_flight)
-                        if (residency, path) == ("free", "peer"):
-                            self.assertIn("peer", recompute["skipped"])
-                        else:
-                            self.assert_right(recompute)
-                            self.assertEqual(recompute["residency"], residency)
-                            self.assertEqual(recompute["in_flight"], 1)
+                        self.assert_right(recompute)
+                        self.assertEqual(recompute["residency"], residency)
+                        self.assertEqual(recompute["in_flight"], 1)
                         self.assert_right(update)
                         self.assertEqual(update["residency"], "resident" if residency == "free" else residency)
                         self.assertEqual(update["in_flight"], in_flight)
@@ -193,6 +190,7 @@ class Repeatable(Run):
     def test_processes_and_threads_compute_the_same_bits(self):
         step = self.trace_with_missing_rows()
         for way in (["--policy", "vanilla,eplb,foremoe", "--timeline", "run.json"],
+                    ["--policy", "eplb", "--path", "peer", "--ranks-per-node", 2],
                     ["--residency", "shared", "--in-flight", 2, "--path", "peer", "--rehome", 1, "--steps", 2]):  # fmt: skip
             with self.subTest(way):
                 threads = self.run_json(step, *way)
@@ -332,8 +330,6 @@ class GivenPlan(Run):
         self.refuse("run", step, "--plan", "plan", "--guest-slots", 2, saying=["--plan"])
         self.refuse("run", step, "--plan", step, saying=["plan"])
         self.refuse("run", step, "--plan", "absent", saying=["absent"])
-        self.succeed("plan", step, "--residency", "free", "--out", "free")
-        self.refuse("run", step, "--plan", "free", "--path", "peer", saying=["peer"])
 
     def test_a_plan_that_is_not_right_is_refused(self):
         step = self.trace()

@@ -13,14 +13,14 @@ namespace {
 
 // A plan with other quotas, on the load that they serve.
 Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const Load& load, const nb::dict& keywords,
-                           const nb::dict& own, int threads) {
+                           const nb::dict& own, const Load* previous_load, int threads) {
   const StepPlan& step = finished(plan);
   const auto* const tokens = data_of<std::int64_t>(slot_tokens, "slot_tokens", "events, layers, ranks, slots", 4);
   Array<Tokens, 4> quotas({slot_tokens.shape(0), slot_tokens.shape(1), slot_tokens.shape(2), slot_tokens.shape(3)});
   for (std::size_t i = 0; i < quotas.flat().size(); ++i) quotas.flat()[i] = Tokens{tokens[i]};
   Evaluated e;
   e.policy = with_own_options({&policy_named(step.policy)}, own).front();
-  e.input = load.input;
+  e.input = input_of(load, {nb::none(), nullptr, previous_load});
   fill(e, keywords, threads, [&](const EvaluationContext& context) {
     Evaluation made =
         evaluate_plan(*e.policy, {with_quotas(step, std::move(quotas), load.table())}, *e.input, e.options, context);
@@ -33,7 +33,7 @@ Evaluated evaluated_quotas(const Plan& plan, const AnyArray& slot_tokens, const 
 // A plan that is there, and recompute's or null; or a plan of one phase, which is simulated alone.
 Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& keywords, const nb::dict& own,
                          const Plan* recompute_plan, const std::optional<std::string>& phase, const nb::object& homes,
-                         int threads) {
+                         const Load* previous_load, int threads) {
   const auto whole = [](const Plan& one, const char* argument) -> const StepPlan& {
     if (!one.layers.is_all()) throw InputError({.field = argument}, "is a part of a plan: join the parts before");
     return finished(one);
@@ -46,7 +46,7 @@ Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& key
     throw InputError({.field = "recompute_plan"}, fmt::format("is given, and {} of `plan` alone is simulated", *phase));
   }
   e.policy = with_own_options({&policy_named(plans.policy_update.policy)}, own).front();
-  e.input = input_of(load, {homes, nullptr, nullptr});
+  e.input = input_of(load, {homes, nullptr, previous_load});
   fill(e, keywords, threads, [&](const EvaluationContext& context) {
     Evaluation made = evaluate_plan(*e.policy, std::move(plans), *e.input, e.options, context);
     made.times = plan.times;
@@ -60,9 +60,9 @@ Evaluated evaluated_plan(const Plan& plan, const Load& load, const nb::dict& key
 void bind_evaluated_plan(nb::module_& m) {
   m.def("_evaluate_plan", &evaluated_plan, "plan"_a, "load"_a, "options"_a, "policy_options"_a = nb::dict(),
         "recompute_plan"_a.none() = nb::none(), "phase"_a.none() = nb::none(), "homes"_a.none() = nb::none(),
-        "threads"_a = 0);
+        "previous_load"_a.none() = nb::none(), "threads"_a = 0);
   m.def("_evaluate_quotas", &evaluated_quotas, "plan"_a, "slot_tokens"_a, "load"_a, "options"_a,
-        "policy_options"_a = nb::dict(), "threads"_a = 0);
+        "policy_options"_a = nb::dict(), "previous_load"_a.none() = nb::none(), "threads"_a = 0);
 }
 
 }  // namespace foremoe::python

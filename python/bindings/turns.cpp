@@ -58,6 +58,11 @@ RankDispatchWorkspace& workspace() {
 std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, const std::string& phase,
                                   std::int64_t expert_bytes, const std::string& path, int depth) {
   if (!plan.layers.is_all()) throw InputError({.field = "plan"}, "is a part of a plan: join the parts before");
+  if (path == "peer" && plan.step->residency == Residency::kFree) {
+    throw InputError({.field = "path"},
+                     "peers alone cannot serve a plan of residency free: turns do not tell its "
+                     "staging buffers");
+  }
   const auto digest = [&] {
     const nb::gil_scoped_release release;
     return load_digest(load.table());

@@ -455,6 +455,7 @@ def _evaluate_plan(
     recompute_plan: Plan | None = None,
     phase: str | None = None,
     homes: object | None = None,
+    previous_load: Load | None = None,
     threads: int = 0,
 ) -> Evaluation: ...
 def _evaluate_quotas(
@@ -463,6 +464,7 @@ def _evaluate_quotas(
     load: Load,
     options: dict[str, Any],
     policy_options: dict[str, Any] = {},
+    previous_load: Load | None = None,
     threads: int = 0,
 ) -> Evaluation: ...
 def _option_tables() -> dict[str, Any]: ...

@@ -191,14 +191,13 @@ def _measure_group(
     by_dispatch: ByDispatch = {}
     for dispatch in dispatches:
         again = (options[dispatch], own)
+        known = {"previous_load": former, "threads": threads}
         if quotas is not None:
-            evaluation = _core._evaluate_quotas(made.plan, quotas, load, *again, threads)
+            evaluation = _core._evaluate_quotas(made.plan, quotas, load, *again, **known)
         elif dispatch == dispatches[0]:
             evaluation = made
         else:
-            evaluation = _core._evaluate_plan(
-                made.plan, planned, *again, recompute_plan=recompute_plan, threads=threads
-            )
+            evaluation = _core._evaluate_plan(made.plan, planned, *again, recompute_plan=recompute_plan, **known)
         if not evaluation.figures["ok"]:
             raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
         measured = (evaluation, load, on.steps, made)

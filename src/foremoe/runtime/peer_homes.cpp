@@ -111,7 +111,7 @@ PeerHomes::PeerHomes(const PhaseParts& parts, const HomeExperts& homes, const Sl
     : plan_(parts.plan()),
       num_segments_(parts.layout.num_segments()),
       version_(SharedMemory::create("version", Bytes{64})),
-      sharing_(communicator.peers()) {
+      sharing_(std::in_place, communicator.peers()) {
   std::vector<SharedRegion> regions = homes.regions;
   regions.push_back({version_.bytes(), version_.name()});
   if (any_staged(parts.schedule())) {

@@ -34,6 +34,9 @@ class PeerHomes {
   std::span<const std::byte* const> slot(RankId owner, int buffer) const;        // likewise, of staged schedules alone
   bool reachable(RankId owner) const;
 
+  // No peer reads this rank's memory any more; nor does this rank read theirs.
+  void stop_sharing() { sharing_.reset(); }
+
   // The homes of this rank have this version from now on (release: pairs with published()).
   void publish(std::uint64_t version);
   // Of an owner that is not reachable, what this rank itself has published: its messages carry their own version.
@@ -65,7 +68,7 @@ class PeerHomes {
   std::size_t num_segments_;
   SharedMemory version_;                      // of this rank's homes, and the turn before which all is in place
   std::vector<const std::byte*> version_of_;  // [rank], null when not reachable
-  Sharing sharing_;                           // goes before version_
+  std::optional<Sharing> sharing_;            // goes before version_
   std::vector<const std::byte*> segments_;    // [layer][expert][segment]
   std::size_t num_slots_ = 0;                 // of a rank, in all layers; 0 where no peer reads them
   std::vector<const std::byte*> slots_;       // [rank][buffer][segment]

@@ -100,8 +100,9 @@ void expect_same_phase(const PhaseParts& parts, std::uint64_t version, Communica
   }
   for (const ScheduledCopy& copy : schedule.copies) {
     words.insert(words.end(),
-                 {copy.rank.value, copy.layer.value, copy.expert.value, copy.buffer, copy.opens.value,
-                  copy.arrives.value, copy.closes.value, static_cast<std::int64_t>(copy.path), copy.source.value});
+                 {copy.rank.value, copy.layer.value, copy.expert.value, copy.slot.value, copy.buffer, copy.opens.value,
+                  copy.arrives.value, copy.closes.value, static_cast<std::int64_t>(copy.path), copy.source.value,
+                  copy.staging, copy.source_buffer});
   }
   Sha256 hash;
   hash.update(std::as_bytes(std::span(words)));

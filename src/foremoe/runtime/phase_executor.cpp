@@ -6,7 +6,6 @@
 #include <cassert>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -176,6 +175,7 @@ void PhaseExecutor::State::start_engine() {
 PhaseExecutor::State::~State() {
   engine.reset();  // nothing writes to buffers any more, before they go
   if (finished) return;
+  peer_homes.stop_sharing();  // before homes change
   zero_home_gradients();
   restore_homes();
   spoil_lent_homes();
@@ -203,24 +203,15 @@ void PhaseExecutor::State::restore_homes() {
   }
 }
 
-// From peers there is nothing left to bring them back. What a home does not hold any more becomes NaN, of whatever type
-// of floating point, so that nothing can go on with the weights of another expert.
+// From peers there is nothing left to bring them back. Every home that was lent becomes NaN, of whatever type of
+// floating point, so that nothing can go on with the weights of another expert.
 void PhaseExecutor::State::spoil_lent_homes() {
-  const TransferSchedule& schedule = parts.schedule();
-  std::map<int, ExpertId> holds;  // [buffer], what was put there last
-  for (const ScheduledCopy& copy : schedule.copies) {
-    if (copy.rank == rank && copy.staged() && peer_homes.in_place(rank, TurnId{copy.arrives.value + 1})) {
-      holds[copy.buffer] = copy.expert;
-    }
-  }
-  for (const auto& [buffer, expert] : holds) {
-    const LayerId layer{buffer / parts.plan().num_slots()};
-    const SlotId slot{buffer % parts.plan().num_slots()};
-    const bool is_home =
-        parts.plan().home(layer, expert) == rank && home_slots(parts.plan().home.row(layer))[expert.index()] == slot;
-    if (slot.value >= pool.homes_per_rank() || is_home) continue;
+  for (const ScheduledCopy& copy : parts.schedule().copies) {
+    if (copy.rank != rank || !copy.staged() || copy.slot.value >= pool.homes_per_rank()) continue;
+    if (!peer_homes.in_place(rank, TurnId{copy.arrives.value + 1})) continue;
     for (std::size_t i = 0; i < parts.layout.num_segments(); ++i) {
-      std::memset(pool.buffer(buffer)[i], 0xFF, static_cast<std::size_t>(parts.layout.segments()[i].bytes().value));
+      std::memset(pool.buffer(copy.buffer)[i], 0xFF,
+                  static_cast<std::size_t>(parts.layout.segments()[i].bytes().value));
     }
   }
 }

@@ -144,11 +144,26 @@ Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem) {
   return bytes;
 }
 
+// Under `free` the policy update finds its guests where recompute has left them: it may copy none.
+static bool fills_guest_slots(const StepPlan& plan) {
+  if (plan.residency != Residency::kFree) return false;
+  const int homes = plan.num_slots() - plan.guest_slots;
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        const auto guests = plan.slot_expert.row(t, l, r).subspan(static_cast<std::size_t>(homes));
+        if (std::ranges::any_of(guests, [](ExpertId e) { return e != kNoExpert; })) return true;
+      }
+    }
+  }
+  return false;
+}
+
 RankMemory rank_memory(const ReplayProblem& problem) {
   const StepPlan& plan = problem.input.plan;
   const CostModel& cost = problem.input.cost;
   RankMemory memory{.state = cost.rank_state(plan.num_experts() / plan.num_ranks(), plan.num_ranks())};
-  if (problem.transfers.num_copies > 0) {
+  if (problem.transfers.num_copies > 0 || fills_guest_slots(plan)) {
     const bool shared = plan.residency == Residency::kShared;
     const std::int64_t all_layers = std::int64_t{plan.guest_slots} * cost.model().moe_layers;
     const std::int64_t weights = problem.transfers.guests_stay ? all_layers * plan.in_flight

@@ -250,6 +250,35 @@ class Returns {
   std::size_t places_ = 0;
 };
 
+// Of a plan of residency `free` whose placement recompute has left: what is away from home at the first event and needs
+// no copy.
+std::vector<ScheduledCopy> leases_from_before(const StepPlan& plan, const TransferSchedule& schedule) {
+  std::vector<ScheduledCopy> leases;
+  if (plan.residency != Residency::kFree) return leases;
+  for (int l = 0; l < plan.num_layers(); ++l) {
+    const TurnId first = schedule.order.first(0, l);
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      for (int s = 0; s < plan.num_slots(); ++s) {
+        const ExpertId expert = plan.slot_expert(0, l, r, s);
+        if (expert == kNoExpert || plan.home(l, expert) == RankId{r}) continue;
+        const int buffer = l * plan.num_slots() + s;
+        const auto brings = [&](const ScheduledCopy& copy) { return copy.rank == RankId{r} && copy.buffer == buffer; };
+        if (std::ranges::any_of(schedule.arriving(first), brings)) continue;
+        ScheduledCopy lease{.rank = RankId{r},
+                            .layer = LayerId{l},
+                            .expert = expert,
+                            .slot = SlotId{s},
+                            .buffer = buffer,
+                            .arrives = first,
+                            .source = plan.home(l, expert)};
+        lease.closes = end_of_first_lease(plan, schedule.order, lease);
+        leases.push_back(lease);
+      }
+    }
+  }
+  return leases;
+}
+
 // Indices by bucket, in their order: counting sort.
 template <class BucketOf>
 std::vector<std::size_t> sorted_by(std::size_t count, std::size_t buckets, const BucketOf& bucket_of,
@@ -305,6 +334,7 @@ PhaseTransfers make_phase_transfers(const SimulationInput& input, const Simulati
   phase.num_copies = static_cast<std::int64_t>(phase.transfers.size());
   if (options.phase == Phase::kPolicyUpdate) {
     Returns returns(input.plan, schedule, options.online);
+    for (const ScheduledCopy& lease : leases_from_before(input.plan, schedule)) returns.add(lease, phase.transfers);
     for (const ScheduledCopy& copy : schedule.copies) returns.add(copy, phase.transfers);
   }
   phase.arena = std::move(schedule.arena);

@@ -63,7 +63,8 @@ TEST(SimulatedPathsTest, BothPathsTogetherAreNeverSlowerThanOneAlone) {
   Random random(3);
   std::map<PathChoice, int> chosen;
   for (int trial = 0; trial < 120; ++trial) {
-    const auto residency = std::array{Residency::kStatic, Residency::kResident, Residency::kShared}[trial % 3];
+    const auto residency =
+        std::array{Residency::kStatic, Residency::kResident, Residency::kShared, Residency::kFree}[trial % 4];
     const PathCase c = random_case(random, residency, /*ranks_per_node=*/trial % 2 == 0 ? 2 : 4);
     for (const Phase phase : {Phase::kRecompute, Phase::kPolicyUpdate}) {
       const SimulatedPhase both = c.simulate(phase, PathChoice::kAuto);

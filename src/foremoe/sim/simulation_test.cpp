@@ -408,6 +408,7 @@ TEST(SimulationTest, APolicyUpdateBeginsWithTheFreePlacementThatRecomputeLeaves)
   const auto copies = [&] {
     const SimulationInput input{.load = load, .plan = plan, .cost = cost};
     const SimulatedStep step = simulate_step({.recompute = input, .policy_update = input}, {});
+    EXPECT_EQ(step.policy_update.traffic[0].gradients, Bytes{2 * 1200}) << "two experts are away from home";
     return std::pair(step.recompute.copies, step.policy_update.copies);
   };
   const auto exchange_ranks = [&](int event) {

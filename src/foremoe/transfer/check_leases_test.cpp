@@ -197,6 +197,16 @@ TEST_F(SpoiledStaging, HomeThatComesBackAtAnotherLayersTurn) {
     s.copies[3].arrives = s.copies[3].closes = TurnId{4};
     index_copies(s);
   });
+  const LoadTable load = test::random_load({.micro_steps = 3, .layers = 2, .ranks = 2, .experts = 4}, 3);
+  const StepPlan plan = test::random_plan(load, {.residency = Residency::kFree, .guest_slots = 0}, 3);
+  TransferSchedule schedule = make_transfer_schedule(plan, swiglu_layout(8, 4), {.path = PathChoice::kPeer});
+  ASSERT_THAT(check_leases(schedule, plan), IsEmpty());
+  ScheduledCopy& last = schedule.copies.back();
+  ASSERT_EQ(last.arrives, TurnId{schedule.order.size() + 1}) << "of the second layer";
+  last.arrives = last.closes = TurnId{schedule.order.size()};
+  std::ranges::stable_sort(schedule.copies, {}, &ScheduledCopy::arrives);
+  index_copies(schedule);
+  EXPECT_THAT(check_leases(schedule, plan), Contains(HasSubstr("its layer's homes come back at turn 7")));
 }
 
 TEST_F(SpoiledStaging, SlotThatIsReplacedWhileItIsRead) {

@@ -64,7 +64,7 @@ RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank,
   const int depth = schedule_->depth;
   std::ranges::stable_sort(starting_, {}, [&](const ScheduledCopy& copy) { return start_of(copy, depth); });
   auto next = starting_.begin();
-  for (int t = 0; t < order().size() + 2; ++t) {
+  for (int t = 0; t <= schedule_->num_turns(); ++t) {
     while (next != starting_.end() && start_of(*next, depth) < TurnId{t}) ++next;
     first_starting_.push_back(static_cast<std::size_t>(next - starting_.begin()));
   }

@@ -93,7 +93,7 @@ class RankTurns {
   std::shared_ptr<const TransferSchedule> schedule_;
   Array<ExpertId, 3> home_expert_;           // [layer][rank][home slot]
   std::vector<ScheduledCopy> starting_;      // by turn in which they start, then as in the schedule
-  std::vector<std::size_t> first_starting_;  // [turns + 2], into starting_
+  std::vector<std::size_t> first_starting_;  // [num_turns() + 1], into starting_
 };
 
 }  // namespace foremoe

@@ -143,11 +143,14 @@ bool ExpertTransferEngine::State::wait(TurnId turn) {
     move();
     decided.wait(lock, settled);
   }
+  const bool whole = !failure && verdicts[turn.index()] == Verdict::kWhole;
+  if (whole) {
+    lock.unlock();
+    put_in_place(turn);
+    lock.lock();
+  }
   figures.exposed_seconds += std::chrono::duration<double>(EngineClock::now() - begin).count();
   if (failure) std::rethrow_exception(failure);
-  const bool whole = verdicts[turn.index()] == Verdict::kWhole;
-  lock.unlock();
-  if (whole) put_in_place(turn);
   return whole;
 }
 
