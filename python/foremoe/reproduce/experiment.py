@@ -49,7 +49,7 @@ class Input:
 
     @property
     def is_estimated(self) -> bool:
-        """Whether rows by token are an expectation, since counts do not record which experts each token chose together."""
+        """Whether rows by token are expected: counts do not record which experts each token chose together."""
         return "token" in self.dispatches and (not (self.file or self.trace) or self.has_other_routes)
 
 

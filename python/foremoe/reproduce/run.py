@@ -191,13 +191,14 @@ def _measure_group(
     by_dispatch: ByDispatch = {}
     for dispatch in dispatches:
         again = (options[dispatch], own)
-        known = {"previous_load": former, "threads": threads}
         if quotas is not None:
-            evaluation = _core._evaluate_quotas(made.plan, quotas, load, *again, **known)
+            evaluation = _core._evaluate_quotas(made.plan, quotas, load, *again, previous_load=former, threads=threads)
         elif dispatch == dispatches[0]:
             evaluation = made
         else:
-            evaluation = _core._evaluate_plan(made.plan, planned, *again, recompute_plan=recompute_plan, **known)
+            evaluation = _core._evaluate_plan(
+                made.plan, planned, *again, recompute_plan=recompute_plan, previous_load=former, threads=threads
+            )
         if not evaluation.figures["ok"]:
             raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
         measured = (evaluation, load, on.steps, made)
