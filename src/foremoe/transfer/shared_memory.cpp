@@ -126,6 +126,9 @@ struct OwnPrefix {
 };
 OwnPrefix own_prefix;
 
+// The handler of a signal removes names while other threads go on: what they create after it has looked, they remove.
+std::atomic<bool> ending = false;
+
 void write_own_prefix(const Creator& creator) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -159,6 +162,7 @@ SharedMemory SharedMemory::create(const std::string& purpose, Bytes bytes) {
   if (file.get() < 0) throw refuse(errno);
   memory.name_ = name;
   memory.owner_pid_ = creator.pid;  // from here on the name is removed whatever happens
+  if (ending) memory.remove_name();
   if (const int error = reserve(file.get(), bytes.value); error != 0) throw refuse(error);
   std::byte* const data = map(file.get(), static_cast<std::size_t>(bytes.value));
   if (data == nullptr) throw refuse(errno);
@@ -219,6 +223,7 @@ void remove_stale_shared_memory() {
 
 // System calls and comparisons alone: a signal handler may neither allocate nor lock.
 void remove_own_shared_memory() noexcept {
+  ending = true;  // before it looks: a name is there by then, or its creator sees this
   if (!own_prefix.written || own_prefix.pid != getpid()) return;
   const int directory = open(kDirectory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) return;

@@ -190,6 +190,18 @@ TEST(SharedMemoryThread, ThreadsOfOneProcessOpenByName) {
   for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(memory.bytes()[i], std::byte{1});
 }
 
+TEST(SharedMemory, ThatAThreadCreatesWhileItsProcessEndsLeavesNoName) {
+  const pid_t child = fork();
+  if (child == 0) {
+    remove_own_shared_memory();
+    const SharedMemory late = SharedMemory::create("late", Bytes{64});
+    _exit(exists(late.name()) || late.bytes().empty() ? 1 : 0);  // without destructors, as a signal ends it
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
 TEST(SharedMemory, OfAProcessThatASignalEndsIsRemovedByItsHandler) {
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);

@@ -7,8 +7,8 @@
 // Method. A copy arrives in a staging buffer. When all ranks have agreed that a turn's copies have arrived, nobody
 //   reads what they replace, and each rank moves its own from staging into their slots. Engines that place experts
 //   freely do the same with a buffer for each slot of one layer. Here there are `depth` sets of as many buffers as a
-//   rank has copies at any turn; turn t uses set t mod depth. After the last turn homes come back layer by layer, those
-//   of layer l at turn num_turns + l, so that the same buffers serve them.
+//   rank has copies at any turn; turn t uses set t mod depth. After the order's last turn homes come back layer by
+//   layer, those of layer l at the l-th turn that follows, so that the same buffers serve them.
 // Sources. Among the ranks whose slots hold the expert: one on the same node first, then the one that sends fewest
 //   copies of the turn, then the lowest. A copy opens when its set is free and after the turn at which its source got
 //   the expert.
