@@ -56,9 +56,10 @@ TEST_F(Evaluations, AreWhatPlannerCheckFiguresAndSimulatorSayOneByOne) {
   EXPECT_TRUE(e.check.ok());
   EXPECT_TRUE(e.check.figures.has_value()) << "it was checked";
   const SimulationInput phase{.load = input_.load, .plan = plan, .cost = cost_};
-  const SimulatedStep step =
-      simulate_step({.recompute = phase, .policy_update = phase},
-                    {.phase = {.path = PathChoice::kPeer, .depth = 3, .online = policy.online(), .pool = &pool_}});
+  const SimulatedStep step = simulate_step(
+      {.recompute = phase, .policy_update = phase},
+      {.phase = {
+           .path = PathChoice::kPeer, .depth = 3, .online = policy.online(), .plans_ahead = true, .pool = &pool_}});
   ASSERT_TRUE(e.step);
   EXPECT_EQ(e.step->step_seconds, step.step_seconds);
   EXPECT_EQ(e.step->memory_bytes_per_rank, step.memory_bytes_per_rank);
