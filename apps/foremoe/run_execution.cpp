@@ -329,7 +329,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   if (group_.has_first()) {
     row.rho_planned = imbalance(planned_rows(plan, schedule->order));
     row.rho_computed = imbalance(row.outcome.turns.rows);
-    row.predicted = guest_memory(plan, layout, schedule_options);
+    row.predicted = guest_memory(plan, layout, *schedule);
     check(row, plan);
   }
   if (reference_) group_.run_at_first([&] { hold_against_reference(row); });

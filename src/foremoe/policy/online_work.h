@@ -41,6 +41,9 @@ struct OnlineWork {
   bool results_return = false;
   // Under `shared`: where activations are kept, guests are kept with them, from a micro-step's forward to its backward.
   bool keeps_guests = false;
+  // Every expert is sharded over all ranks: each pass of a layer gathers the experts of a rank's slots, and a backward
+  // scatters their gradients, from and to peers (sim/sharded_experts.h). Homes hold nothing more than others do.
+  bool shards_experts = false;
   ChooseSources sources = nullptr;  // null: the home sends every copy
   // A gradient goes to the rank that its copy came from, which adds it to its own; else straight home.
   bool gradients_go_to_sources = false;

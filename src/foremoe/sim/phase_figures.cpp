@@ -144,36 +144,37 @@ Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem) {
   return bytes;
 }
 
-// Under `free` the policy update finds its guests where recompute has left them: it may copy none.
-static bool fills_guest_slots(const StepPlan& plan) {
-  if (plan.residency != Residency::kFree) return false;
-  const int homes = plan.num_slots() - plan.guest_slots;
-  for (int t = 0; t < plan.num_events(); ++t) {
-    for (int l = 0; l < plan.num_layers(); ++l) {
-      for (int r = 0; r < plan.num_ranks(); ++r) {
-        const auto guests = plan.slot_expert.row(t, l, r).subspan(static_cast<std::size_t>(homes));
-        if (std::ranges::any_of(guests, [](ExpertId e) { return e != kNoExpert; })) return true;
-      }
-    }
+// Experts whose weights and gradients a rank has room for, besides what it owns.
+struct GuestBuffers {
+  std::int64_t weights = 0;
+  std::int64_t gradients = 0;
+};
+
+static GuestBuffers guest_buffers(const ReplayProblem& problem) {
+  const StepPlan& plan = problem.input.plan;
+  const PhaseTransfers& transfers = problem.transfers;
+  if (problem.options.online.shards_experts) {
+    const std::int64_t whole = std::int64_t{transfers.depth} * plan.num_slots();
+    return {.weights = whole, .gradients = whole};
   }
-  return false;
+  if (!transfers.has_guests) return {};
+  const std::int64_t all_layers = std::int64_t{plan.guest_slots} * problem.input.cost.model().moe_layers;
+  if (plan.residency != Residency::kShared) {
+    return {.weights = all_layers + transfers.staging_buffers, .gradients = all_layers};
+  }
+  return {
+      .weights = transfers.guests_stay ? all_layers * plan.in_flight : std::int64_t{plan.guest_slots} * transfers.depth,
+      .gradients = plan.guest_slots};
 }
 
 RankMemory rank_memory(const ReplayProblem& problem) {
   const StepPlan& plan = problem.input.plan;
   const CostModel& cost = problem.input.cost;
   RankMemory memory{.state = cost.rank_state(plan.num_experts() / plan.num_ranks(), plan.num_ranks())};
-  if (problem.transfers.num_copies > 0 || fills_guest_slots(plan)) {
-    const bool shared = plan.residency == Residency::kShared;
-    const std::int64_t all_layers = std::int64_t{plan.guest_slots} * cost.model().moe_layers;
-    const std::int64_t weights = problem.transfers.guests_stay ? all_layers * plan.in_flight
-                                 : shared ? std::int64_t{plan.guest_slots} * problem.transfers.depth
-                                          : all_layers + problem.transfers.staging_buffers;
-    const std::int64_t gradients = shared ? plan.guest_slots : all_layers;
-    memory.guest_weights = Bytes{weights * cost.expert_weights().value};
-    if (problem.options.phase == Phase::kPolicyUpdate) {
-      memory.guest_gradients = Bytes{gradients * cost.expert_gradient().value};
-    }
+  const GuestBuffers guests = guest_buffers(problem);
+  memory.guest_weights = Bytes{guests.weights * cost.expert_weights().value};
+  if (problem.options.phase == Phase::kPolicyUpdate) {
+    memory.guest_gradients = Bytes{guests.gradients * cost.expert_gradient().value};
   }
   for (int r = 0; r < plan.num_ranks(); ++r) {
     memory.activations = std::max(memory.activations, RankActivations(problem, RankId{r}).most());

@@ -76,7 +76,7 @@ class Replayer {
 
   void begin(TurnId t, Moment moment) {
     for (const Transfer& transfer : problem_.transfers.beginning(t, moment)) {
-      const Bytes bytes = transfer.gradient ? cost_.expert_gradient() : cost_.expert_weights();
+      const Bytes bytes = transfer.bytes;
       problem_.links.cross(transfer.way, bytes, crossings_);
       auto& carried = transfer.gradient ? result_.gradient_bytes : result_.copy_bytes;
       for (const ClusterLinks::Crossing& crossing : crossings_) {

@@ -1,141 +1,15 @@
 #include "foremoe/sim/phase_transfers.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
-#include <tuple>
 
-#include "foremoe/core/error.h"
 #include "foremoe/sim/copy_sources.h"
-#include "foremoe/transfer/copy_paths.h"
-#include "foremoe/transfer/staged_copies.h"
+#include "foremoe/sim/sharded_experts.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {
 
 namespace {
-
-// ---- a plan of residency `free` over the host path ----
-//
-// Such a plan is forward-only in execution (transfer/turn_order.h refuses its backward): an expert away from its home
-// has no rank to keep its gradient. To say what it would cost in training, the leases that recompute has are stretched:
-// a replica that serves a micro-step's forward stays until that micro-step's backward is done, and the next one may
-// come after that. Homes are not copied back, because the optimizer writes them anew. Where recompute ran by the same
-// plan, it need not copy homes back either: the policy update begins with the placement that recompute leaves.
-
-struct FreeUpdateOptions {
-  ScheduleOptions schedule;      // its `phase` is not read
-  bool after_recompute = false;  // begin with the placement of the plan's last event, not with homes
-};
-
-bool holds(const StepPlan& plan, EventId event, const ScheduledCopy& where) {
-  return std::ranges::find(plan.slot_expert.row(event, where.layer, where.rank), where.expert) !=
-         plan.slot_expert.row(event, where.layer, where.rank).end();
-}
-
-// The turn after which a slot no longer holds what it holds at the first event.
-TurnId end_of_first_lease(const StepPlan& plan, const TurnOrder& order, const ScheduledCopy& copy) {
-  int event = 0;
-  while (event + 1 < plan.num_events() &&
-         plan.slot_expert(event + 1, copy.layer, copy.rank, copy.slot) == copy.expert) {
-    ++event;
-  }
-  return order.last(event, copy.layer);
-}
-
-// The copies of the first event are those of what the last event does not hold: homes among them.
-void begin_with_last_placement(const StepPlan& plan, TransferSchedule& schedule) {
-  const EventId last{plan.num_events() - 1};
-  const auto first_turn = [&](LayerId layer) { return schedule.order.first(0, layer); };
-  std::erase_if(schedule.copies, [&](const ScheduledCopy& copy) {
-    return copy.arrives == first_turn(copy.layer) && holds(plan, last, copy);
-  });
-  for (int l = 0; l < plan.num_layers(); ++l) {
-    for (int r = 0; r < plan.num_ranks(); ++r) {
-      for (int s = 0; s < plan.num_slots(); ++s) {
-        const ExpertId expert = plan.slot_expert(0, l, r, s);
-        if (expert == kNoExpert || plan.home(l, expert) != RankId{r}) continue;  // those away from home are there
-        ScheduledCopy copy{.rank = RankId{r},
-                           .layer = LayerId{l},
-                           .expert = expert,
-                           .slot = SlotId{s},
-                           .buffer = l * plan.num_slots() + s,
-                           .opens = TurnId{0},
-                           .arrives = first_turn(LayerId{l}),
-                           .path = Path::kHost,
-                           .source = RankId{r}};
-        if (holds(plan, last, copy)) continue;
-        copy.closes = end_of_first_lease(plan, schedule.order, copy);
-        schedule.copies.push_back(copy);
-      }
-    }
-  }
-  std::ranges::sort(schedule.copies, {},
-                    [](const ScheduledCopy& copy) { return std::tuple(copy.arrives, copy.rank, copy.slot); });
-}
-
-void drop_return_to_homes(TransferSchedule& schedule) {
-  std::erase_if(schedule.copies,
-                [&](const ScheduledCopy& copy) { return copy.arrives.value >= schedule.order.size(); });
-}
-
-// Throws InputError for a plan of more than one micro-step in flight.
-TransferSchedule free_update_schedule(const StepPlan& plan, const ExpertLayout& layout,
-                                      const FreeUpdateOptions& options) {
-  if (plan.in_flight != 1) {
-    throw InputError({.field = "in_flight"},
-                     fmt::format("a plan of residency free has one micro-step in flight, not {}", plan.in_flight));
-  }
-  ScheduleOptions forward = options.schedule;
-  forward.phase = Phase::kRecompute;
-  TransferSchedule schedule = make_transfer_schedule(plan, layout, forward);
-  drop_return_to_homes(schedule);
-  const TurnOrder recompute = std::move(schedule.order);
-  schedule.phase = Phase::kPolicyUpdate;
-  schedule.order = turns_of(plan, Phase::kPolicyUpdate);
-
-  const auto backward_of = [&](TurnId t) {
-    return schedule.order.backward(recompute[t].micro_step, recompute[t].layer);
-  };
-  for (ScheduledCopy& copy : schedule.copies) {
-    // opens is the turn after the last reader of what was there before
-    if (copy.opens > TurnId{0}) copy.opens = TurnId{backward_of(TurnId{copy.opens.value - 1}).value + 1};
-    copy.arrives = schedule.order.forward(recompute[copy.arrives].micro_step, recompute[copy.arrives].layer);
-    copy.closes = backward_of(copy.closes);
-  }
-  if (options.after_recompute) begin_with_last_placement(plan, schedule);
-  index_copies(schedule);
-  schedule.arena = experts_of_arenas(plan, schedule.copies);
-  return schedule;
-}
-
-// Takes from a recompute's schedule the copies that bring homes back at its end.
-void leave_placement(TransferSchedule& schedule, const StepPlan& plan) {
-  drop_return_to_homes(schedule);
-  index_copies(schedule);
-  schedule.arena = experts_of_arenas(plan, schedule.copies);
-}
-
-// ---- a plan of residency `free` from peers ----
-
-// In the policy update, too, a replica stays until its micro-step's backward is done: the last turn of its event.
-TransferSchedule free_schedule_from_peers(const SimulationInput& input, const SimulationOptions& options) {
-  const bool update = options.phase == Phase::kPolicyUpdate;
-  TransferSchedule schedule{.phase = options.phase, .depth = options.depth};
-  schedule.order = turns_of(input.plan, options.phase);
-  StagedCopies staged = staged_copies(input.plan, schedule.order,
-                                      {.depth = options.depth,
-                                       .begin_with_last_placement = update && options.placement_stays,
-                                       .bring_homes_back = !update && !options.placement_stays});
-  schedule.copies = std::move(staged.copies);
-  schedule.buffers_per_rank = input.plan.num_layers() * input.plan.num_slots() + staged.buffers;
-  index_copies(schedule);
-  schedule.arena = experts_of_arenas(input.plan, schedule.copies);
-  return schedule;
-}
-
-// ---- copies and gradients of any plan ----
 
 ExpertLayout layout_of(const CostModel& cost) {
   return ExpertLayout({{.name = "expert", .elements = cost.expert_weights().value / 2, .type = DataType::kBfloat16}});
@@ -152,29 +26,29 @@ bool guests_stay(const SimulationInput& input, const SimulationOptions& options)
          input.plan.residency == Residency::kShared && !input.cost.options().recompute_activations;
 }
 
-TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptions& options) {
-  const StepPlan& plan = input.plan;
-  const ExpertLayout layout = layout_of(input.cost);
-  const bool from_peers = options.path == PathChoice::kAuto && options.online.copies_after_router;
-  const ScheduleOptions schedule_options{.phase = options.phase,
-                                         .path = from_peers ? PathChoice::kPeer : options.path,
-                                         .depth = depth_of(plan, options),
-                                         .cluster = &input.cost.cluster(),
-                                         .shares_uplink = input.cost.options().shares_uplink};
-  const bool free = plan.residency == Residency::kFree;
-  if (free && schedule_options.path == PathChoice::kPeer) return free_schedule_from_peers(input, options);
-  if (free && options.phase == Phase::kPolicyUpdate) {
-    return free_update_schedule(plan, layout,
-                                {.schedule = schedule_options, .after_recompute = options.placement_stays});
-  }
-  TransferSchedule schedule = make_transfer_schedule(plan, layout, schedule_options);
-  if (free && options.placement_stays) leave_placement(schedule, plan);
-  return schedule;
+TurnOrder order_of(const StepPlan& plan, Phase phase) {
+  const bool only_simulated = plan.residency == Residency::kFree && phase == Phase::kPolicyUpdate;
+  return only_simulated ? turns_of(plan, phase) : make_turn_order(plan, phase);
 }
 
-Transfer transfer_of(const ScheduledCopy& copy, const TransferSchedule& schedule, const OnlineWork& online) {
+TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptions& options) {
+  const bool from_peers = options.path == PathChoice::kAuto && options.online.copies_after_router;
+  const bool update = options.phase == Phase::kPolicyUpdate;
+  return make_transfer_schedule(input.plan, order_of(input.plan, options.phase), layout_of(input.cost),
+                                {.phase = options.phase,
+                                 .path = from_peers ? PathChoice::kPeer : options.path,
+                                 .depth = depth_of(input.plan, options),
+                                 .cluster = &input.cost.cluster(),
+                                 .shares_uplink = input.cost.options().shares_uplink,
+                                 .begins_with_last_placement = update && options.placement_stays,
+                                 .leaves_last_placement = update || options.placement_stays});
+}
+
+Transfer transfer_of(const ScheduledCopy& copy, Bytes bytes, const TransferSchedule& schedule,
+                     const OnlineWork& online) {
   Transfer transfer{.way = {.path = copy.path, .from = copy.source, .to = copy.rank},
                     .expert = copy.expert,
+                    .bytes = bytes,
                     .begins = std::max(copy.opens, TurnId{copy.arrives.value - schedule.depth}),
                     .deadline = std::min(copy.arrives, TurnId{schedule.order.size()})};
   const bool is_turn = copy.arrives.value < schedule.order.size();
@@ -192,10 +66,14 @@ Transfer transfer_of(const ScheduledCopy& copy, const TransferSchedule& schedule
 // What guests leave, lease by lease in the order in which leases begin.
 class Returns {
  public:
-  Returns(const StepPlan& plan, const TransferSchedule& schedule, const OnlineWork& online)
-      : plan_(plan), schedule_(schedule), online_(online), turns_(schedule.order) {
-    const int places = plan.residency == Residency::kShared ? plan.guest_slots : schedule.buffers_per_rank;
-    last_.assign(static_cast<std::size_t>(plan.num_ranks()) * static_cast<std::size_t>(places), kNone);
+  Returns(const SimulationInput& input, const TransferSchedule& schedule, const OnlineWork& online)
+      : plan_(input.plan),
+        bytes_(input.cost.expert_gradient()),
+        schedule_(schedule),
+        online_(online),
+        turns_(schedule.order) {
+    const int places = plan_.residency == Residency::kShared ? plan_.guest_slots : schedule.buffers_per_rank;
+    last_.assign(static_cast<std::size_t>(plan_.num_ranks()) * static_cast<std::size_t>(places), kNone);
     places_ = static_cast<std::size_t>(places);
   }
 
@@ -209,6 +87,7 @@ class Returns {
     const RankId to = online_.gradients_go_to_sources ? copy.source : plan_.home(copy.layer, copy.expert);
     transfers.push_back({.way = {.path = Path::kPeer, .from = copy.rank, .to = to},
                          .expert = copy.expert,
+                         .bytes = bytes_,
                          .begins = copy.closes,
                          .moment = Moment::kExpertsDone,
                          .gradient = true,
@@ -243,41 +122,13 @@ class Returns {
   }
 
   const StepPlan& plan_;
+  Bytes bytes_;
   const TransferSchedule& schedule_;
   const OnlineWork& online_;
   LayerTurns turns_;
   std::vector<std::size_t> last_;  // [rank][place], into transfers; kNone: nobody was there
   std::size_t places_ = 0;
 };
-
-// Of a plan of residency `free` whose placement recompute has left: what is away from home at the first event and needs
-// no copy.
-std::vector<ScheduledCopy> leases_from_before(const StepPlan& plan, const TransferSchedule& schedule) {
-  std::vector<ScheduledCopy> leases;
-  if (plan.residency != Residency::kFree) return leases;
-  for (int l = 0; l < plan.num_layers(); ++l) {
-    const TurnId first = schedule.order.first(0, l);
-    for (int r = 0; r < plan.num_ranks(); ++r) {
-      for (int s = 0; s < plan.num_slots(); ++s) {
-        const ExpertId expert = plan.slot_expert(0, l, r, s);
-        if (expert == kNoExpert || plan.home(l, expert) == RankId{r}) continue;
-        const int buffer = l * plan.num_slots() + s;
-        const auto brings = [&](const ScheduledCopy& copy) { return copy.rank == RankId{r} && copy.buffer == buffer; };
-        if (std::ranges::any_of(schedule.arriving(first), brings)) continue;
-        ScheduledCopy lease{.rank = RankId{r},
-                            .layer = LayerId{l},
-                            .expert = expert,
-                            .slot = SlotId{s},
-                            .buffer = buffer,
-                            .arrives = first,
-                            .source = plan.home(l, expert)};
-        lease.closes = end_of_first_lease(plan, schedule.order, lease);
-        leases.push_back(lease);
-      }
-    }
-  }
-  return leases;
-}
 
 // Indices by bucket, in their order: counting sort.
 template <class BucketOf>
@@ -307,6 +158,35 @@ void sort(PhaseTransfers& phase) {
   phase.by_deadline = sorted_by(phase.transfers.size(), turns + 1, deadline, phase.first_due);
 }
 
+bool is_guest(const ScheduledCopy& lease, const StepPlan& plan) {
+  return lease.slot.value >= plan.num_slots() - plan.guest_slots;
+}
+
+void add_scheduled(const SimulationInput& input, const SimulationOptions& options, PhaseTransfers& phase) {
+  TransferSchedule schedule = schedule_of(input, options);
+  choose_sources(options.online.sources, input.plan.num_ranks(), schedule.copies);
+  phase.depth = schedule.depth;
+  phase.staging_buffers = schedule.buffers_per_rank - num_buffers(input.plan, schedule.depth);
+  phase.guests_stay = guests_stay(input, options);
+  phase.has_guests = !schedule.copies.empty() || std::ranges::any_of(schedule.from_before, [&](const auto& lease) {
+    return is_guest(lease, input.plan);
+  });
+  phase.transfers.reserve(schedule.copies.size());
+  for (const ScheduledCopy& copy : schedule.copies) {
+    if (phase.guests_stay && schedule.order[copy.arrives].pass == Pass::kBackward) continue;
+    if (copy.staged() && copy.source == copy.rank) continue;  // it only changes its slot
+    phase.transfers.push_back(transfer_of(copy, input.cost.expert_weights(), schedule, options.online));
+  }
+  phase.num_copies = static_cast<std::int64_t>(phase.transfers.size());
+  if (options.phase == Phase::kPolicyUpdate) {
+    Returns returns(input, schedule, options.online);
+    for (const ScheduledCopy& lease : schedule.from_before) returns.add(lease, phase.transfers);
+    for (const ScheduledCopy& copy : schedule.copies) returns.add(copy, phase.transfers);
+  }
+  phase.arena = std::move(schedule.arena);
+  phase.order = std::move(schedule.order);
+}
+
 }  // namespace
 
 std::span<const Transfer> PhaseTransfers::beginning(TurnId t, Moment moment) const {
@@ -319,26 +199,18 @@ std::span<const std::size_t> PhaseTransfers::due(TurnId t) const {
 }
 
 PhaseTransfers make_phase_transfers(const SimulationInput& input, const SimulationOptions& options) {
-  TransferSchedule schedule = schedule_of(input, options);
-  choose_sources(options.online.sources, input.plan.num_ranks(), schedule.copies);
   PhaseTransfers phase;
-  phase.depth = schedule.depth;
-  phase.staging_buffers = schedule.buffers_per_rank - num_buffers(input.plan, schedule.depth);
-  phase.guests_stay = guests_stay(input, options);
-  phase.transfers.reserve(schedule.copies.size());
-  for (const ScheduledCopy& copy : schedule.copies) {
-    if (phase.guests_stay && schedule.order[copy.arrives].pass == Pass::kBackward) continue;
-    if (copy.staged() && copy.source == copy.rank) continue;  // it only changes its slot
-    phase.transfers.push_back(transfer_of(copy, schedule, options.online));
+  if (options.online.shards_experts) {
+    phase.depth = options.depth;
+    phase.order = order_of(input.plan, options.phase);
+    const Topology topology{.num_ranks = input.plan.num_ranks(), .ranks_per_node = input.plan.ranks_per_node};
+    phase.arena.resize(static_cast<std::size_t>(topology.num_nodes()));
+    ShardedTransfers sharded = sharded_transfers(input, phase.order, phase.depth);
+    phase.transfers = std::move(sharded.transfers);
+    phase.num_copies = sharded.gathered;
+  } else {
+    add_scheduled(input, options, phase);
   }
-  phase.num_copies = static_cast<std::int64_t>(phase.transfers.size());
-  if (options.phase == Phase::kPolicyUpdate) {
-    Returns returns(input.plan, schedule, options.online);
-    for (const ScheduledCopy& lease : leases_from_before(input.plan, schedule)) returns.add(lease, phase.transfers);
-    for (const ScheduledCopy& copy : schedule.copies) returns.add(copy, phase.transfers);
-  }
-  phase.arena = std::move(schedule.arena);
-  phase.order = std::move(schedule.order);
   sort(phase);
   return phase;
 }

@@ -7,8 +7,8 @@
 //   forward turn begins when that turn's router has run, or, where own experts come first, its dispatch; it comes from
 //   peers unless the caller chooses a path, each by the policy's `fanout`. Under `shared` such a policy has one set of
 //   buffers, so that a copy for a backward turn begins with its turn; where it keeps guests, there is none. A plan of
-//   residency `free` is forward-only; for the policy update its leases are stretched over the backward turns of the
-//   same micro-steps, and homes are not copied back, for the optimizer writes them anew. What its copies from peers
+//   residency `free` is forward-only in execution; here its leases in the policy update last until the backward of
+//   their micro-steps, and homes are not copied back, for the optimizer writes them anew. What its copies from peers
 //   take to go from staging buffers into slots is not charged: memory of one device is quick.
 // Gradients. A guest that has served a backward turn sends its gradient home after the last turn of its lease, or to
 //   the rank that its weights came from where gradients are added up on the way (copy_sources.h). It must
@@ -31,7 +31,8 @@ inline constexpr int kNumMoments = 4;
 
 struct Transfer {
   Way way;
-  ExpertId expert;
+  ExpertId expert;  // kNoExpert: parts of several
+  Bytes bytes;
   TurnId begins;
   Moment moment = Moment::kTurn;
   bool gradient = false;
@@ -48,12 +49,14 @@ struct PhaseTransfers {
   std::vector<std::vector<ArenaExpert>> arena;  // [node]
   std::int64_t num_copies = 0;
   int staging_buffers = 0;   // of a rank, where a plan of residency `free` takes its copies from peers
+  bool has_guests = false;   // in any slot
   bool guests_stay = false;  // under `shared`, from a micro-step's forward to its backward
 
   std::span<const Transfer> beginning(TurnId t, Moment moment) const;
   std::span<const std::size_t> due(TurnId t) const;
 };
 
+// Where experts are sharded, sharded_experts.h says what travels instead.
 PhaseTransfers make_phase_transfers(const SimulationInput& input, const SimulationOptions& options);
 
 }  // namespace foremoe

@@ -78,8 +78,9 @@ void SimulatedSpans::arrived(TurnId deadline, const TransferQueues& queues) {
     for (const Transfer& transfer : group.transfers) {
       problem_.links.cross(transfer.way, Bytes{0}, crossings);
       for (const auto& crossing : crossings) end = std::max(end, queues.done_at(crossing.link, deadline.value));
-      experts += fmt::format("{}{}expert {}", experts.empty() ? "" : ", ", transfer.gradient ? "gradient of " : "",
-                             transfer.expert.value);
+      const std::string expert =
+          transfer.expert == kNoExpert ? "sharded experts" : fmt::format("expert {}", transfer.expert.value);
+      experts += fmt::format("{}{}{}", experts.empty() ? "" : ", ", transfer.gradient ? "gradient of " : "", expert);
     }
     double& free_from = free_from_[key];
     const bool at_end = deadline.value >= problem_.transfers.order.size();

@@ -94,11 +94,10 @@ SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options,
   OnlineWork& online = options.online;
   online.planning_seconds += online.planning_seconds_per_slot * input.plan.num_ranks() * input.plan.num_slots();
   if (online.gathers_loads) online.planning_seconds += input.cost.gather_loads(topology_of(input.plan));
-  if (options.path != PathChoice::kAuto) return simulate_path(input, options, profile);
-  if (options.online.copies_after_router) {
+  if (online.shards_experts || (online.copies_after_router && options.path == PathChoice::kAuto)) {
     options.path = PathChoice::kPeer;
-    return simulate_path(input, options, profile);
   }
+  if (options.path != PathChoice::kAuto) return simulate_path(input, options, profile);
   SimulationOptions trial = options;
   trial.timeline = nullptr;
   trial.path = PathChoice::kPeer;

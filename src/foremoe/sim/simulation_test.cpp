@@ -6,39 +6,21 @@
 #include <algorithm>
 
 #include "foremoe/core/error.h"
-#include "foremoe/plan/route_tokens.h"
-#include "foremoe/policy/systems/feplb.h"
-#include "foremoe/testing/batched_traces.h"
-#include "foremoe/testing/simulated_plans.h"
+#include "foremoe/testing/simulated_steps.h"
 
 namespace foremoe {
 namespace {
 
 using sim_test::homes_plan;
+using sim_test::kNear;
+using sim_test::lopsided;
 using sim_test::one_layer;
+using sim_test::OneCopy;
 using sim_test::round_cluster;
+using sim_test::round_cost;
 using sim_test::round_model;
 using sim_test::round_options;
-
-constexpr double kNear = 1e-9;  // relative to seconds around one
-
-struct Simulated {
-  const LoadTable& load;
-  const StepPlan& plan;
-  CostModel cost;
-
-  SimulatedPhase phase(Phase phase, SimulationOptions options = {}) const {
-    options.phase = phase;
-    return simulate_phase({.load = load, .plan = plan, .cost = cost}, options);
-  }
-};
-
-CostModel round_cost(int layers, int experts, int ranks_per_node = 2) {
-  return {round_cluster(ranks_per_node), round_model(layers, experts), round_options()};
-}
-
-// Ranks 0 and 1 hold 100 and 40 tokens. Of expert 0 (at home on rank 0) there are 60 + 30 rows, of expert 1 40 + 10.
-LoadTable lopsided() { return one_layer({{{60, 40}, {30, 10}}}); }
+using sim_test::Simulated;
 
 TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPart) {
   const LoadTable load = lopsided();
@@ -63,23 +45,6 @@ TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPart) {
   EXPECT_NEAR(phase.ideal_seconds, phase.parts.dense + 0.7 + 2 * 0.0875, kNear);
   EXPECT_NEAR(phase.mean_expert_seconds, 0.7, kNear);
   EXPECT_NEAR(phase.ideal_exchange_seconds, 2 * 0.0875, kNear);
-}
-
-TEST(SimulationTest, PlanningTakesATimeForEachSlotThatTheExchangeOfUnplannedRowsHides) {
-  const LoadTable load = lopsided();
-  const StepPlan plan = homes_plan(load, 2);  // three slots on each of two ranks
-  const auto parts = [&](double unplanned) {
-    return Simulated{load, plan, round_cost(1, 2)}
-        .phase(Phase::kRecompute, {.online = {.planning_seconds = 0.01,
-                                              .planning_seconds_per_slot = 0.02,
-                                              .dispatched_unplanned = unplanned}})
-        .parts;
-  };
-  EXPECT_NEAR(parts(0).planning, 0.01 + 6 * 0.02, kNear);
-  // Half of a dispatch of 0.1 s. The other half has the latency of an exchange of its own, here that of one row.
-  EXPECT_NEAR(parts(0.5).planning, 0.13 - 0.05 + 20.0 / 8000, kNear);
-  EXPECT_NEAR(parts(1).planning, 0.13 - 0.1, kNear) << "one exchange";
-  EXPECT_NEAR(parts(0.5).dispatch, 0.1, kNear);
 }
 
 TEST(SimulationTest, APolicyUpdateGoesThereAndBackAndEndsWithTheOptimizer) {
@@ -114,18 +79,6 @@ TEST(SimulationTest, AtPerfectBalanceAStepIsIdeal) {
   }
 }
 
-// Two micro-steps, all ranks computing 50 rows in each; in the second rank 0 serves 30 rows of expert 1 as a guest.
-struct OneCopy {
-  LoadTable load = one_layer({{{50, 0}, {0, 50}}, {{20, 30}, {0, 50}}});
-  StepPlan plan = homes_plan(load, 1);
-
-  OneCopy() {
-    plan.slot_expert(1, 0, 0, 1) = ExpertId{1};
-    plan.slot_tokens(1, 0, 0, 1) = Tokens{30};
-    plan.slot_tokens(1, 0, 1, 0) = Tokens{50};
-  }
-};
-
 TEST(SimulationTest, ACopyThatTakesHalfAgainItsWindowIsExposedByTheExcess) {
   const OneCopy step;
   const SimulationOptions one_ahead{.path = PathChoice::kPeer, .depth = 1};
@@ -143,198 +96,6 @@ TEST(SimulationTest, ACopyThatTakesHalfAgainItsWindowIsExposedByTheExcess) {
       Simulated{step.load, step.plan, {slow, cost.model(), cost.options()}}.phase(Phase::kRecompute, one_ahead);
   EXPECT_NEAR(phase.parts.exposed_copies, 0.5 * window, kNear);
   EXPECT_NEAR(phase.seconds, 1.5 * window + 0.5, kNear);
-}
-
-TEST(SimulationTest, ACopyThatBeginsAfterTheRouterIsExposedWhole) {
-  const OneCopy step;
-  const CostModel cost = round_cost(1, 2);
-  const SimulationOptions online{.path = PathChoice::kPeer,
-                                 .online = {.copies_after_router = true, .planning_seconds = 0.25}};
-  const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, online);
-  EXPECT_NEAR(phase.parts.exposed_copies, 600.0 / 8000, kNear);
-  EXPECT_NEAR(phase.parts.planning, 2 * 0.25, kNear);
-}
-
-TEST(SimulationTest, WhoPlansByTheCountsOfAllRanksGathersThemInEveryForward) {
-  const OneCopy step;
-  Cluster cluster = round_cluster();
-  cluster.peers.latency_seconds = 0.01;
-  const CostModel cost{cluster, round_model(1, 2), round_options()};
-  // Two experts' counts of one other rank, 8 bytes at 8000 a second.
-  const double gather = 0.01 + 8.0 / 8000;
-  for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
-    const auto planning = [&](const OnlineWork& online) {
-      return Simulated{step.load, step.plan, cost}
-          .phase(kind, {.path = PathChoice::kPeer, .online = online})
-          .parts.planning;
-    };
-    EXPECT_EQ(planning({}), 0);
-    EXPECT_NEAR(planning({.gathers_loads = true}), 2 * gather, kNear) << "two micro-steps";
-    EXPECT_NEAR(planning({.gathers_loads = true, .planning_seconds = 0.25}), 2 * (0.25 + gather), kNear);
-  }
-  // Beside own experts, 0.2 s, where planning follows dispatch.
-  const auto exposed = [&](bool gathers_loads) {
-    const OnlineWork online{.copies_after_router = true,
-                            .gathers_loads = gathers_loads,
-                            .planning_seconds = 0.25,
-                            .own_experts_first = true,
-                            .plans_after_dispatch = true};
-    return Simulated{step.load, step.plan, cost}
-        .phase(Phase::kRecompute, {.path = PathChoice::kPeer, .online = online})
-        .parts.exposed_copies;
-  };
-  EXPECT_NEAR(exposed(true) - exposed(false), gather, kNear);
-}
-
-TEST(SimulationTest, WhoPlansAheadGathersTheLoadsOfTheWholeStepOnceBeforeRecompute) {
-  const OneCopy step;
-  Cluster cluster = round_cluster();
-  cluster.peers.latency_seconds = 0.01;
-  const CostModel cost{cluster, round_model(6, 2), round_options()};
-  const SimulationInput input{.load = step.load, .plan = step.plan, .cost = cost};
-  const SimulatedStep ahead =
-      simulate_step({.recompute = input, .policy_update = input}, {.phase = {.plans_ahead = true}});
-  const SimulatedStep otherwise = simulate_step({.recompute = input, .policy_update = input}, {});
-  // 8 bytes, as above, of two micro-steps and of all six layers of the model, for which the plan's layer stands.
-  const double gather = 0.01 + 2 * 6 * 8.0 / 8000;
-  EXPECT_NEAR(ahead.recompute.parts.planning, gather, kNear);
-  EXPECT_EQ(ahead.policy_update.parts.planning, 0);
-  EXPECT_NEAR(ahead.recompute.seconds, ahead.recompute.parts.sum(), kNear);
-  EXPECT_NEAR(ahead.step_seconds - otherwise.step_seconds, gather, kNear);
-  EXPECT_EQ(ahead.policy_update.seconds, otherwise.policy_update.seconds);
-}
-
-TEST(SimulationTest, SortingRowsHidesPlanningWhereRowsLeaveSorted) {
-  const OneCopy step;
-  for (const auto& [dispatch, hidden] : {std::pair{Dispatch::kRow, true}, {Dispatch::kToken, false}}) {
-    CostOptions options = round_options();
-    options.dispatch = dispatch;
-    const CostModel cost(round_cluster(), round_model(1, 2), options);
-    const double sorting = cost.sort(Tokens{50});  // no rank has more rows in either micro-step
-    ASSERT_GT(sorting, 0);
-    const auto planning = [&](double seconds) {
-      const OnlineWork online{.planning_seconds = seconds, .plans_beside_sorting = true};
-      return Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, {.online = online}).parts.planning;
-    };
-    EXPECT_NEAR(planning(sorting / 2), hidden ? 0 : sorting, kNear);
-    EXPECT_NEAR(planning(0.25 + sorting), 2 * (hidden ? 0.25 : 0.25 + sorting), kNear);
-  }
-}
-
-TEST(SimulationTest, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyComeFirst) {
-  const OneCopy step;
-  const CostModel cost = round_cost(1, 2);
-  // Rank 0 has 20 rows of its own, 0.2 s, and then a guest with 30. Its weights take 600 / 8000 s, its 30 rows of 20
-  // bytes, which dispatch has sent to rank 1, as long. Nobody waits for its results.
-  const double one_way = 30 * 20.0 / 8000;
-  const auto exposed = [&](double planning_seconds) {
-    const SimulationOptions online{.path = PathChoice::kPeer,
-                                   .online = {.copies_after_router = true,
-                                              .planning_seconds = planning_seconds,
-                                              .own_experts_first = true,
-                                              .plans_after_dispatch = true}};
-    const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, online);
-    EXPECT_EQ(phase.parts.planning, 0);
-    EXPECT_NEAR(phase.parts.experts, 0.5 + 0.5, kNear);
-    return phase.parts.exposed_copies;
-  };
-  EXPECT_NEAR(exposed(0), 0, kNear);
-  EXPECT_NEAR(exposed(0.05), 0, kNear);
-  EXPECT_NEAR(exposed(0.25), 0.25 + 600.0 / 8000 + one_way - 0.2, kNear);
-}
-
-TEST(SimulationTest, ResultsOfMovedRowsReturnToTheirHomesAfterTheExpertsAndBeforeCombine) {
-  const OneCopy step;
-  Cluster cluster = round_cluster();
-  cluster.peers.latency_seconds = 0.01;
-  const CostModel cost{cluster, round_model(1, 2), round_options()};
-  const auto phase = [&](Phase kind, bool results_return, Timeline* timeline = nullptr) {
-    const SimulationOptions options{.path = PathChoice::kPeer,
-                                    .online = {.copies_after_router = true,
-                                               .own_experts_first = true,
-                                               .plans_after_dispatch = true,
-                                               .results_return = results_return},
-                                    .timeline = timeline};
-    return Simulated{step.load, step.plan, cost}.phase(kind, options);
-  };
-  // 30 rows of 20 bytes at 8000 bytes a second; in the policy update once more, and twice where a backward begins with
-  // a forward, in one message.
-  const double one_way = 30 * 20.0 / 8000;
-  for (const auto& [kind, messages, trips] : {std::tuple{Phase::kRecompute, 1, 1}, {Phase::kPolicyUpdate, 2, 3}}) {
-    const SimulatedPhase hidden = phase(kind, false);
-    const SimulatedPhase charged = phase(kind, true);
-    EXPECT_NEAR(charged.parts.exposed_copies - hidden.parts.exposed_copies, messages * 0.01 + trips * one_way, kNear);
-    EXPECT_NEAR(charged.seconds - hidden.seconds, messages * 0.01 + trips * one_way, kNear);
-    EXPECT_EQ(charged.parts.combine, hidden.parts.combine);
-    EXPECT_EQ((charged.traffic[0].rows - hidden.traffic[0].rows).value, trips * 30 * 20);
-  }
-  const auto exchanges = [&](bool results_return) {
-    Timeline timeline;
-    phase(Phase::kRecompute, results_return, &timeline);
-    const std::string json = timeline.to_json();
-    std::size_t count = 0;
-    for (auto at = json.find("exchange,"); at != std::string::npos; at = json.find("exchange,", at + 1)) ++count;
-    return count;
-  };
-  EXPECT_EQ(exchanges(true), exchanges(false) + 2) << "one span on each rank";
-}
-
-TEST(SimulationTest, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem) {
-  const OneCopy step;
-  for (const Dispatch dispatch : {Dispatch::kRow, Dispatch::kToken}) {
-    CostOptions cost_options = round_options();
-    cost_options.dispatch = dispatch;
-    const CostModel cost(round_cluster(), round_model(1, 2), cost_options);
-    const SimulationOptions after_dispatch{.path = PathChoice::kPeer, .online = make_feplb()->online()};
-    const StepPlan homes = homes_plan(step.load, 0);
-    for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
-      const SimulatedPhase unbalanced = Simulated{step.load, homes, cost}.phase(kind);
-      const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(kind, after_dispatch);
-      EXPECT_GT(unbalanced.parts.dispatch, 0);
-      EXPECT_EQ(phase.parts.dispatch, unbalanced.parts.dispatch);
-      EXPECT_EQ(phase.parts.combine, unbalanced.parts.combine);
-      // 30 rows of 20 bytes go on to rank 0 and back, beside those of the exchange; thrice where a backward begins with
-      // a forward.
-      const std::int64_t trips = kind == Phase::kRecompute ? 1 : 3;
-      EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, 2 * trips * 30 * 20);
-    }
-    // With a plan that is made before, rank 0 keeps its rows.
-    EXPECT_EQ((Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute).parts.dispatch), 0);
-  }
-}
-
-TEST(SimulationTest, CopiesOfWhoPlansOnlineComeFromPeersUnlessAskedForOtherwise) {
-  const LoadTable load = one_layer({{{30, 0, 0}, {30, 0, 0}, {30, 0, 0}}}, 3);
-  StepPlan plan = homes_plan(load, 1);
-  plan.slot_tokens(0, 0, 0, 0) = Tokens{30};
-  for (const int guest : {1, 2}) {
-    plan.slot_expert(0, 0, guest, 1) = ExpertId{0};
-    plan.slot_tokens(0, 0, guest, 1) = Tokens{30};
-  }
-  const auto arena = [&](PathChoice path, bool copies_after_router) {
-    const SimulationOptions options{.path = path, .online = {.copies_after_router = copies_after_router}};
-    return Simulated{load, plan, round_cost(1, 3, 3)}.phase(Phase::kRecompute, options).arena;
-  };
-  EXPECT_EQ(arena(PathChoice::kAuto, true), Bytes{0});
-  EXPECT_EQ(arena(PathChoice::kHost, true), Bytes{600});
-}
-
-TEST(SimulationTest, FeplbsBuffersTakeWhatItsAuthorsPublish) {
-  // GLM-5: experts of 3 · 6144 · 2048 weights in 16 bits, 72 MiB; eight buffers for all layers, 576 MiB.
-  const LoadTable load = one_layer({{{30, 0}, {30, 0}}});
-  StepPlan plan = homes_plan(load, 8, Residency::kShared);
-  plan.slot_expert(0, 0, 1, 1) = ExpertId{0};
-  plan.slot_tokens(0, 0, 0, 0) = plan.slot_tokens(0, 0, 1, 1) = Tokens{30};
-  ModelShape glm5 = round_model(18, 2);
-  glm5.hidden = 6144;
-  glm5.intermediate = 2048;
-  const CostModel cost(round_cluster(), glm5, round_options());
-  const auto buffers = [&](const OnlineWork& online) {
-    const SimulationOptions options{.path = PathChoice::kPeer, .depth = 2, .online = online};
-    return Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate, options).memory.guest_weights;
-  };
-  EXPECT_EQ(buffers(make_feplb()->online()), Bytes{576LL << 20});
-  EXPECT_EQ(buffers({}), Bytes{2 * (576LL << 20)});  // one set for each turn that copies may run ahead
 }
 
 TEST(SimulationTest, AGuestsGradientGoesHomeAndIsWaitedForAtTheEnd) {
@@ -415,13 +176,24 @@ TEST(SimulationTest, APolicyUpdateBeginsWithTheFreePlacementThatRecomputeLeaves)
     std::swap(plan.slot_expert(event, 0, 0, 0), plan.slot_expert(event, 0, 1, 0));
     std::swap(plan.slot_tokens(event, 0, 0, 0), plan.slot_tokens(event, 0, 1, 0));
   };
-  exchange_ranks(
-      1);  // homes, then exchanged: two copies; and two that bring the homes back for the update's first event
+  exchange_ranks(1);  // two copies; the update needs two more, since it begins with homes
   EXPECT_EQ(copies(), std::pair(2L, 4L));
   exchange_ranks(0);  // exchanged from the first event on: the update finds both where it wants them
   EXPECT_EQ(copies(), std::pair(2L, 0L));
   // A policy update by itself begins with homes.
   EXPECT_EQ((Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate).copies), 2);
+}
+
+TEST(SimulationTest, UnderFreeStagingBuffersAreMemoryWhereCopiesComeFromPeers) {
+  OneCopy step;  // of one guest slot in one layer
+  step.plan.residency = Residency::kFree;
+  const CostModel cost = round_cost(1, 2);
+  const auto experts = [&](PathChoice path) {
+    const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, {.path = path});
+    return phase.memory.guest_weights.value / cost.expert_weights().value;
+  };
+  EXPECT_EQ(experts(PathChoice::kHost), 1);
+  EXPECT_EQ(experts(PathChoice::kPeer), 1 + 2) << "two sets of one buffer";
 }
 
 TEST(SimulationTest, ARepeatedLoadIsTheLoadWrittenOut) {
@@ -471,71 +243,6 @@ TEST(SimulationTest, ThePlacementOfAllLayersIsPaidOnceUnlessTheRolloutsTailHides
   EXPECT_EQ(placed(0), 3);
   EXPECT_EQ(placed(2), 1);
   EXPECT_EQ(placed(5), 0);
-}
-
-// Of rows alone, over all links of a kind.
-Bytes row_bytes(const SimulatedPhase& phase, std::string_view link) {
-  const auto of = std::ranges::find(phase.traffic, link, &LinkTraffic::link);
-  return of == phase.traffic.end() ? Bytes{} : of->rows;
-}
-
-TEST(SimulationTest, TheDispatchDecidesWhichRowsTravel) {
-  const test::BatchedTrace recorded = test::random_trace(2, 400);
-  const StepPlan plan = homes_plan(recorded.load, 0);
-  const auto simulated = [&](Dispatch dispatch, bool with_tokens) {
-    CostOptions options = round_options();
-    options.dispatch = dispatch;
-    const CostModel cost(round_cluster(), round_model(2, 8, 3), options);
-    return simulate_phase({.load = recorded.load,
-                           .plan = plan,
-                           .cost = cost,
-                           .trace = with_tokens ? &recorded.trace : nullptr,
-                           .batching = with_tokens ? &recorded.batching : nullptr},
-                          {});
-  };
-  const SimulatedPhase rows = simulated(Dispatch::kRow, true);
-  EXPECT_EQ(rows.seconds, simulated(Dispatch::kRow, false).seconds);
-  EXPECT_FALSE(rows.dispatch_estimated);
-  const SimulatedPhase counted = simulated(Dispatch::kToken, true);
-  EXPECT_FALSE(counted.dispatch_estimated);
-  const SimulatedPhase expected = simulated(Dispatch::kToken, false);
-  EXPECT_TRUE(expected.dispatch_estimated);
-  EXPECT_EQ(expected.dispatch, Dispatch::kToken);
-
-  std::int64_t between_nodes = 0;  // one row for each token that another node serves
-  const SourceTokens tokens(recorded.trace, recorded.batching);
-  for (int m = 0; m < 2; ++m) {
-    for (int l = 0; l < 2; ++l) {
-      const Topology topology = recorded.load.topology();
-      const RoutedLayer routed = route_tokens({.load = recorded.load.load[m][l],
-                                               .quotas = layer_quotas(plan, EventId{m}, LayerId{l}),
-                                               .topology = topology});
-      const TokenDispatch dispatch = token_dispatch(routed, {tokens, MicroStepId{m}, LayerId{l}, topology});
-      for (int s = 0; s < 4; ++s) between_nodes += dispatch.to_node(s, 1 - s / 2).value;
-    }
-  }
-  constexpr std::int64_t kThereAndBack = 2;
-  EXPECT_EQ(row_bytes(counted, "network").value, kThereAndBack * between_nodes * 20);
-  EXPECT_LT(row_bytes(counted, "network"), row_bytes(rows, "network"));
-  EXPECT_NEAR(static_cast<double>(row_bytes(expected, "network").value),
-              static_cast<double>(row_bytes(counted, "network").value), 0.05 * kThereAndBack * between_nodes * 20);
-  EXPECT_LT(counted.parts.dispatch, rows.parts.dispatch);
-  EXPECT_NEAR(expected.parts.dispatch, counted.parts.dispatch, 0.05 * counted.parts.dispatch);
-}
-
-TEST(SimulationTest, TokensThatAreExpectedChooseFromTheModelsGroups) {
-  const test::BatchedTrace recorded = test::random_trace(2, 400);
-  const StepPlan plan = homes_plan(recorded.load, 0);
-  const auto between_nodes = [&](const ExpertGroups& groups) {
-    CostOptions options = round_options();
-    options.dispatch = Dispatch::kToken;
-    ModelShape model = round_model(2, 8, 3);
-    model.groups = groups;
-    const CostModel cost(round_cluster(), model, options);
-    return row_bytes(simulate_phase({.load = recorded.load, .plan = plan, .cost = cost}, {}), "network");
-  };
-  // Each of two nodes has the experts of one group, and a token takes those of one group alone.
-  EXPECT_LT(between_nodes({.count = 2, .per_token = 1}), between_nodes({}));
 }
 
 TEST(SimulationTest, TheLargestMicroBatchFillsTheBudgetWithActivations) {

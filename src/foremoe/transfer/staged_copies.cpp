@@ -11,97 +11,26 @@ namespace foremoe {
 
 namespace {
 
-// What the slots of one layer contain, on all ranks, as the events pass.
-class LayerSlots {
+// What the slots of one layer contain, on all ranks, as its turns pass.
+class LayerContents {
  public:
-  LayerSlots(const StepPlan& plan, const TurnOrder& order, const StagingOptions& options, LayerId layer)
+  LayerContents(const StepPlan& plan, const ScheduleOptions& options, LayerId layer)
       : plan_(plan),
-        order_(order),
-        options_(options),
         layer_(layer),
-        finder_(plan, layer),
         slots_({static_cast<std::size_t>(plan.num_ranks()), static_cast<std::size_t>(plan.num_slots())}) {
-    std::vector<int> homes(slots_.extent(0));
-    for (int e = 0; e < plan.num_experts(); ++e) {
-      const RankId home = plan.home(layer, e);
-      slots_(home, homes[home.index()]++).expert = ExpertId{e};
-    }
-    homes_ = slots_;
-    if (!options.begin_with_last_placement) return;
-    const EventId last{plan.num_events() - 1};
-    for (int r = 0; r < plan.num_ranks(); ++r) {
-      for (int s = 0; s < plan.num_slots(); ++s) slots_(r, s).expert = plan.slot_expert(last, layer, r, s);
-    }
-  }
-
-  void pass(EventId event, std::vector<ScheduledCopy>& copies) {
-    const std::size_t first = copies.size();
-    for (int r = 0; r < plan_.num_ranks(); ++r) {
-      for (const Copy& copy : into(event, RankId{r})) {
-        copies.push_back(copy_of(copy.expert, RankId{r}, copy.slot, order_.first(event, layer_)));
+    if (options.begins_with_last_placement) {
+      const EventId last{plan.num_events() - 1};
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        for (int s = 0; s < plan.num_slots(); ++s) slots_(r, s).expert = plan.slot_expert(last, layer, r, s);
       }
+      return;
     }
-    find_sources(std::span(copies).subspan(first), event);
-    for (std::size_t i = first; i < copies.size(); ++i) {
-      slots_(copies[i].rank, copies[i].slot) = {.expert = copies[i].expert,
-                                                .readable = TurnId{copies[i].arrives.value + 1},
-                                                .copy = static_cast<std::ptrdiff_t>(i)};
-    }
-    for (int r = 0; r < plan_.num_ranks(); ++r) {
-      for (int s = 0; s < plan_.num_slots(); ++s) {
-        const ExpertId e = plan_.slot_expert(event, layer_, r, s);
-        if (e == kNoExpert) continue;
-        const Slot& slot = slots_(r, s);
-        if (slot.expert != e) refuse(event, RankId{r}, s, "stays on the rank, but was in another slot before", e);
-        if (slot.copy >= 0) copies[static_cast<std::size_t>(slot.copy)].closes = order_.last(event, layer_);
-      }
-    }
-  }
-
-  void bring_homes_back(std::vector<ScheduledCopy>& copies) {
-    const std::size_t first = copies.size();
-    for (int r = 0; r < plan_.num_ranks(); ++r) {
-      for (int s = 0; s < plan_.num_slots() - plan_.guest_slots; ++s) {
-        const ExpertId home = homes_(r, s).expert;
-        if (slots_(r, s).expert == home) continue;
-        copies.push_back(copy_of(home, RankId{r}, SlotId{s}, TurnId{order_.size() + layer_.value}));
-      }
-    }
-    find_sources(std::span(copies).subspan(first), EventId{plan_.num_events()});
-  }
-
- private:
-  struct Slot {
-    ExpertId expert = kNoExpert;
-    TurnId readable;           // by other ranks, from the beginning of this turn on
-    std::ptrdiff_t copy = -1;  // that brought it; −1: it is at home
-  };
-
-  // Of a placement that a former phase has left, an expert may stay on its rank and change its slot.
-  std::span<const Copy> into(EventId event, RankId rank) {
-    if (event > EventId{0} || !options_.begin_with_last_placement) return finder_.into(event, rank);
-    changed_.clear();
-    for (int s = 0; s < plan_.num_slots(); ++s) {
-      const ExpertId e = plan_.slot_expert(event, layer_, rank, s);
-      if (e != kNoExpert && e != slots_(rank, s).expert) changed_.push_back({e, SlotId{s}});
-    }
-    return changed_;
-  }
-
-  ScheduledCopy copy_of(ExpertId e, RankId rank, SlotId slot, TurnId arrives) const {
-    return {.rank = rank,
-            .layer = layer_,
-            .expert = e,
-            .slot = slot,
-            .buffer = layer_.value * plan_.num_slots() + slot.value,
-            .opens = TurnId{std::max(0, arrives.value - options_.depth + 1)},
-            .arrives = arrives,
-            .closes = arrives,
-            .path = Path::kPeer};
+    const std::vector<SlotId> home_slot = home_slots(plan.home.row(layer));
+    for (int e = 0; e < plan.num_experts(); ++e) slots_(plan.home(layer, e), home_slot[e]).expert = ExpertId{e};
   }
 
   // Copies that arrive together read what was there before any of them.
-  void find_sources(std::span<ScheduledCopy> copies, EventId event) {
+  void find_sources(std::span<ScheduledCopy> copies, EventId event) const {
     if (copies.empty()) return;
     const Topology topology{.num_ranks = plan_.num_ranks(), .ranks_per_node = plan_.ranks_per_node};
     std::vector<std::vector<std::pair<RankId, SlotId>>> holders(static_cast<std::size_t>(plan_.num_experts()));
@@ -114,11 +43,12 @@ class LayerSlots {
     std::vector<int> sent(static_cast<std::size_t>(plan_.num_ranks()));
     for (ScheduledCopy& copy : copies) {
       const auto& of_expert = holders[copy.expert.index()];
-      if (of_expert.empty()) refuse(event, copy.rank, copy.slot.value, "is on no rank before", copy.expert);
+      if (of_expert.empty()) refuse(event, copy);
       const auto [source, slot] = *std::ranges::min_element(of_expert, {}, [&](const auto& holder) {
         const RankId rank = holder.first;
         return std::tuple(rank != copy.rank, !topology.same_node(rank, copy.rank), sent[rank.index()], rank);
       });
+      copy.path = Path::kPeer;
       copy.source = source;
       copy.source_buffer = layer_.value * plan_.num_slots() + slot.value;
       copy.opens = std::max(copy.opens, slots_(source, slot).readable);
@@ -126,50 +56,84 @@ class LayerSlots {
     }
   }
 
-  [[noreturn]] void refuse(EventId event, RankId rank, int slot, std::string_view what, ExpertId e) const {
+  void arrive(std::span<const ScheduledCopy> copies) {
+    for (const ScheduledCopy& copy : copies) {
+      slots_(copy.rank, copy.slot) = {.expert = copy.expert, .readable = TurnId{copy.arrives.value + 1}};
+    }
+  }
+
+  void stay(std::span<const ScheduledCopy> leases) {
+    for (const ScheduledCopy& lease : leases) slots_(lease.rank, lease.slot).expert = lease.expert;
+  }
+
+ private:
+  struct Slot {
+    ExpertId expert = kNoExpert;
+    TurnId readable;  // by other ranks, from the beginning of this turn on
+  };
+
+  [[noreturn]] void refuse(EventId event, const ScheduledCopy& copy) const {
     throw InputError(
-        {.field = "slot_expert", .index = fmt::format("[{}, {}, {}, {}]", event.value, layer_.value, rank.value, slot)},
-        fmt::format("expert {} {}", e.value, what));
+        {.field = "slot_expert",
+         .index = fmt::format("[{}, {}, {}, {}]", event.value, layer_.value, copy.rank.value, copy.slot.value)},
+        fmt::format("expert {} is on no rank before", copy.expert.value));
   }
 
   const StepPlan& plan_;
-  const TurnOrder& order_;
-  StagingOptions options_;
   LayerId layer_;
-  CopyFinder finder_;
-  std::vector<Copy> changed_;
   Array<Slot, 2> slots_;  // [rank][slot]
-  Array<Slot, 2> homes_;  // likewise, before the first event
 };
 
-// Each turn has its set, in which the copies of a rank count up from 0.
-void number_buffers(const StepPlan& plan, int depth, StagedCopies& staged) {
+// Homes that come back do so layer by layer; a copy may then wait for its set of buffers alone.
+void set_turns(const TurnOrder& order, int depth, std::span<ScheduledCopy> copies) {
+  for (ScheduledCopy& copy : copies) {
+    if (copy.arrives.value == order.size()) copy.arrives = copy.closes = TurnId{order.size() + copy.layer.value};
+    copy.opens = TurnId{std::max(0, copy.arrives.value - depth + 1)};
+  }
+}
+
+// Each turn has its set, in which the copies of a rank count up from 0. Returns how many a rank has in all sets.
+int number_buffers(int first, int depth, std::span<ScheduledCopy> copies) {
   int most = 0;
   const ScheduledCopy* before = nullptr;
-  for (ScheduledCopy& copy : staged.copies) {
+  for (ScheduledCopy& copy : copies) {
     const bool same = before != nullptr && copy.arrives == before->arrives && copy.rank == before->rank;
     copy.staging = same ? before->staging + 1 : 0;
     most = std::max(most, copy.staging + 1);
     before = &copy;
   }
-  staged.buffers = depth * most;
-  for (ScheduledCopy& copy : staged.copies) {
-    copy.staging += num_buffers(plan, depth) + copy.arrives.value % depth * most;
-  }
+  for (ScheduledCopy& copy : copies) copy.staging += first + copy.arrives.value % depth * most;
+  return depth * most;
+}
+
+std::span<ScheduledCopy> of_layer(std::vector<ScheduledCopy>& leases, LayerId layer) {
+  const auto found = std::ranges::equal_range(leases, layer, {}, &ScheduledCopy::layer);
+  return {found.begin(), found.end()};
 }
 
 }  // namespace
 
-StagedCopies staged_copies(const StepPlan& plan, const TurnOrder& order, const StagingOptions& options) {
-  StagedCopies staged;
+int stage_copies(const StepPlan& plan, const TurnOrder& order, const ScheduleOptions& options, SlotLeases& leases) {
+  const auto by_arrival = [](const ScheduledCopy& c) { return std::tuple(c.arrives, c.rank, c.slot); };
+  set_turns(order, options.depth, leases.copies);
   for (int l = 0; l < plan.num_layers(); ++l) {
-    LayerSlots slots(plan, order, options, LayerId{l});
-    for (int t = 0; t < plan.num_events(); ++t) slots.pass(EventId{t}, staged.copies);
-    if (options.bring_homes_back && order.size() > 0) slots.bring_homes_back(staged.copies);
+    LayerContents contents(plan, options, LayerId{l});
+    const std::span<ScheduledCopy> copies = of_layer(leases.copies, LayerId{l});
+    std::ranges::sort(copies, {}, by_arrival);
+    auto next = copies.begin();
+    for (int t = 0; t <= plan.num_events(); ++t) {
+      const auto end = t < plan.num_events()
+                           ? std::ranges::find_if(next, copies.end(),
+                                                  [at = order.first(t, l)](const auto& c) { return c.arrives > at; })
+                           : copies.end();
+      contents.find_sources({next, end}, EventId{t});
+      contents.arrive({next, end});
+      if (t == 0) contents.stay(of_layer(leases.from_before, LayerId{l}));
+      next = end;
+    }
   }
-  std::ranges::sort(staged.copies, {}, [](const ScheduledCopy& c) { return std::tuple(c.arrives, c.rank, c.slot); });
-  number_buffers(plan, options.depth, staged);
-  return staged;
+  std::ranges::sort(leases.copies, {}, by_arrival);
+  return number_buffers(num_buffers(plan, options.depth), options.depth, leases.copies);
 }
 
 }  // namespace foremoe

@@ -14,26 +14,13 @@
 //   the expert.
 // Complexity. O(events · layers · ranks · slots).
 
-#include <vector>
-
-#include "foremoe/transfer/transfer_schedule.h"
+#include "foremoe/transfer/slot_leases.h"
 
 namespace foremoe {
 
-struct StagingOptions {
-  int depth = kDefaultDepth;
-  // For phases that follow each other by the same plan (the simulation's alone): slots hold what its last event had
-  // there, not homes; and what they hold at the end stays.
-  bool begin_with_last_placement = false;
-  bool bring_homes_back = true;
-};
-
-struct StagedCopies {
-  std::vector<ScheduledCopy> copies;  // by arrives, rank, slot
-  int buffers = 0;                    // of a rank, behind its slots
-};
-
-// Throws InputError, field `slot_expert`, where an expert changes its slot and where no rank holds it before an event.
-StagedCopies staged_copies(const StepPlan& plan, const TurnOrder& order, const StagingOptions& options);
+// Gives copies their sources, the path of peers and staging buffers, and puts them in order: by arrives, rank, slot.
+// Returns how many staging buffers a rank has, behind its slots. Throws InputError, field `slot_expert`, where no rank
+// holds an expert before an event.
+int stage_copies(const StepPlan& plan, const TurnOrder& order, const ScheduleOptions& options, SlotLeases& leases);
 
 }  // namespace foremoe

@@ -135,24 +135,27 @@ TEST(StagedCopiesThread, PutEveryExpertWhereThePlanHasItAndHomesBack) {
 TEST(StagedCopies, BeginWithWhatAFormerPhaseHasLeft) {
   // The last event has experts 0 and 2 exchanged, the first has not: both come back for it, from each other.
   const StepPlan plan = free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}});
-  const TurnOrder order = turns_of(plan, Phase::kPolicyUpdate);
-  const StagedCopies staged =
-      staged_copies(plan, order, {.begin_with_last_placement = true, .bring_homes_back = false});
-  ASSERT_EQ(staged.copies.size(), 4U);
-  for (const ScheduledCopy& copy : staged.copies) {
+  ScheduleOptions options{.phase = Phase::kPolicyUpdate, .path = PathChoice::kPeer, .leaves_last_placement = true};
+  const auto copies_of = [&] {
+    return make_transfer_schedule(plan, turns_of(plan, options.phase), layout_with_a_backward(), options).copies;
+  };
+  EXPECT_EQ(copies_of().size(), 2U);
+  options.begins_with_last_placement = true;
+  const std::vector<ScheduledCopy> copies = copies_of();
+  ASSERT_EQ(copies.size(), 4U);
+  for (const ScheduledCopy& copy : copies) {
     EXPECT_EQ(copy.source, RankId{1 - copy.rank.value});
     EXPECT_EQ(copy.closes, TurnId{copy.arrives.value + 1}) << "until its backward";
   }
-  EXPECT_EQ(staged.copies[0].arrives, TurnId{0});
-  EXPECT_EQ(staged.copies[2].arrives, TurnId{2});
-  EXPECT_EQ(staged_copies(plan, order, {.bring_homes_back = false}).copies.size(), 2U);
+  EXPECT_EQ(copies[0].arrives, TurnId{0});
+  EXPECT_EQ(copies[2].arrives, TurnId{2});
 }
 
 TEST(StagedCopies, AnExpertThatNoRankHoldsIsRefusedWithThePlace) {
   StepPlan plan = free_plan({{1, 1, 2, 3}, {1, 1, 2, 3}, {0, 1, 2, 3}});  // expert 0 goes, and comes again
   plan.slot_expert(0, 0, 0, 0) = plan.slot_expert(1, 0, 0, 0) = ExpertId{3};
   try {
-    staged_copies(plan, turns_of(plan, Phase::kRecompute), {});
+    make_transfer_schedule(plan, layout_with_a_backward(), {.path = PathChoice::kPeer});
     FAIL() << "accepted";
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), HasSubstr("slot_expert[2, 0, 0, 0]: expert 0 is on no rank before"));

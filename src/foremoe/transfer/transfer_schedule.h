@@ -79,6 +79,7 @@ struct TransferSchedule {
   int depth = kDefaultDepth;  // turns ahead of which copies are started; sets of buffers under `shared`
   TurnOrder order;
   std::vector<ScheduledCopy> copies;            // by arrives, rank, slot
+  std::vector<ScheduledCopy> from_before;       // leases without a copy: what a former phase has left in slots
   std::vector<std::size_t> first_of_turn;       // [num_turns() + 1], into copies: those that arrive at this turn
   std::vector<std::vector<ArenaExpert>> arena;  // [node], ascending; what its arena holds
   int buffers_per_rank = 0;                     // of guests (under `free`: all slots of all layers, and staging)
@@ -96,11 +97,19 @@ struct ScheduleOptions {
   // Whose links' bandwidths `auto` balances paths by, read during the call alone; null: as if all links were alike.
   const Cluster* cluster = nullptr;
   bool shares_uplink = true;  // host path and network cards meet at the switch
+  // Of `free`, for phases that follow each other by the same plan (the simulation's alone): slots begin with what its
+  // last event has there, not with homes; what they hold at the end stays.
+  bool begins_with_last_placement = false;
+  bool leaves_last_placement = false;
 };
 
 // The plan must be one that check_plan accepts. Throws InputError for a phase that the plan is not for. Expert sizes
 // and bandwidths decide paths.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
+                                        const ScheduleOptions& options);
+
+// The same for turns that turns_of() gave, which nobody may execute.
+TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 
 int num_buffers(const StepPlan& plan, int depth);  // of a rank, without staging
@@ -111,7 +120,7 @@ struct GuestMemory {
   Bytes weights;    // staging buffers included
   Bytes gradients;  // float32; 0 for a phase without backward
 };
-GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const ScheduleOptions& options);
+GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const TransferSchedule& schedule);
 
 // The turns of each layer, to ask what a lease is read by. A buffer leased for [arrives, closes] is read at every turn
 // of its layer in between.

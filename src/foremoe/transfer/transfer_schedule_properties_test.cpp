@@ -202,14 +202,5 @@ TEST_F(EveryPlan, MakesTheSameScheduleEachTime) {
   });
 }
 
-TEST_F(EveryPlan, NeedsGuestMemoryForAsManyBuffersAsItNumbers) {
-  for_each([](const StepPlan& plan, const TransferSchedule& schedule, const test::ScheduleCase& c) {
-    const int homes =
-        plan.residency == Residency::kFree ? plan.num_layers() * (plan.num_slots() - plan.guest_slots) : 0;
-    EXPECT_EQ(guest_memory(plan, kLayout, c.options).weights,
-              Bytes{(schedule.buffers_per_rank - homes) * kLayout.bytes().value});
-  });
-}
-
 }  // namespace
 }  // namespace foremoe

@@ -152,7 +152,8 @@ TEST(GuestMemory, IsWhatEachResidencyKeeps) {
   const LoadTable load = test::random_load({.layers = 5}, 1);
   const auto memory = [&](Residency residency, Phase phase) {
     const StepPlan plan = test::random_plan(load, {.residency = residency, .guest_slots = 3}, 1);
-    const GuestMemory m = guest_memory(plan, layout, {.phase = phase, .depth = 4});
+    const GuestMemory m =
+        guest_memory(plan, layout, make_transfer_schedule(plan, layout, {.phase = phase, .depth = 4}));
     return std::pair(m.weights.value, m.gradients.value);
   };
   for (const Residency residency : {Residency::kStatic, Residency::kResident}) {
@@ -162,6 +163,14 @@ TEST(GuestMemory, IsWhatEachResidencyKeeps) {
   EXPECT_EQ(memory(Residency::kShared, Phase::kRecompute), std::pair(4L * 3 * 512, 0L));
   EXPECT_EQ(memory(Residency::kShared, Phase::kPolicyUpdate), std::pair(4L * 3 * 512, 3L * 110 * 4));
   EXPECT_EQ(memory(Residency::kFree, Phase::kRecompute), std::pair(3L * 5 * 512, 0L));
+}
+
+TEST(GuestMemory, UnderFreeFromPeersHasStagingForTheMostCopiesOfARankAtOnce) {
+  // Rank 0 gets two experts at once, at any other time at most one.
+  const StepPlan plan = test::free_plan({{2, 3, 0, 1}, {2, 1, 0, 3}});
+  const ScheduleOptions options{.path = PathChoice::kPeer, .depth = 3};
+  const GuestMemory m = guest_memory(plan, kLayout, make_transfer_schedule(plan, kLayout, options));
+  EXPECT_EQ(m.weights, Bytes{(plan.guest_slots * plan.num_layers() + 3 * 2) * kLayout.bytes().value});
 }
 
 std::string refusal(const StepPlan& plan, const ScheduleOptions& options) {

@@ -218,6 +218,16 @@ class Laer final : public Policy {
     return options_.history == 0 || input.previous_load == nullptr;
   }
 
+  OnlineWork online() const override { return {.shards_experts = options_.sharded}; }
+
+  std::vector<Option> options() override {
+    return {integer_option({.name = "sharded",
+                            .help = "1: experts sharded over all ranks and gathered in every pass, as "
+                                    "published; 0: whole experts, of which newcomers are copied"},
+                           options_.sharded)};
+  }
+  std::unique_ptr<Policy> copy() const override { return std::make_unique<Laer>(*this); }
+
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* former = former_load(input);
     if (former != nullptr && former->num_ranks() != input.load.num_ranks()) {

@@ -10,9 +10,11 @@
 // `laer-oracle` lays out every micro-step by its own load instead. G slots per rank are added to the E/R of the
 // homes; prices are those of the public planner, whatever the cluster.
 //
-// No counterpart in a plan. LAER-MoE shards every expert over all ranks (FSEP) and restores whatever experts a layout
-// asks for, so a changed layout costs it no more than the same one; here each newcomer is a copy. Which replica serves
-// which source is the plan's (route_tokens), which keeps tokens on their node exactly where LAER does.
+// Weights. LAER-MoE shards every expert over all ranks (FSEP) and restores whatever experts a layout asks for, so a
+// changed layout costs it no more than the same one. A plan cannot say so; the simulator charges it
+// (OnlineWork::shards_experts). With `sharded` off, experts are whole and each newcomer is a copy, as they are where
+// such a plan is executed here. Which replica serves which source is the plan's (route_tokens), which keeps tokens on
+// their node exactly where LAER does.
 
 #include <cstdint>
 #include <span>
@@ -87,7 +89,8 @@ Array<ExpertId, 2> best_layout(ArrayView<const std::int64_t, 2> by_source, const
 namespace foremoe {
 
 struct LaerOptions {
-  int history = 5;  // micro-steps before the planned one that the layout sees; 0: the planned one alone
+  int history = 5;      // micro-steps before the planned one that the layout sees; 0: the planned one alone
+  bool sharded = true;  // experts, over all ranks
   laer::Prices prices;
 };
 
