@@ -1,16 +1,24 @@
 """How long ep.plan() takes to check and count the routes of a micro-step, beside the same in PyTorch, in one run.
 
+The last line is of ep.plan() whole, on one rank, until it returns and planning goes on in the background; PyTorch is
+the counting alone, which was part of it.
+
 PYTHONPATH=build/python $(scripts/python_environment torch) python/benchmarks/counting.py
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 
 import torch
+import torch.distributed as dist
 from timing import median_seconds
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from foremoe import _core
+from foremoe.hf import expert_layers
+from foremoe.torch import ExpertParallel
 
 
 def in_torch(routes: torch.Tensor, num_experts: int) -> torch.Tensor:
@@ -29,12 +37,31 @@ def in_torch(routes: torch.Tensor, num_experts: int) -> torch.Tensor:
     return counts
 
 
+def whole_plan(routes: torch.Tensor, num_experts: int, micro_steps: int, runs: int) -> float:
+    """Seconds of ep.plan() for each of so many micro-steps with these routes, of a model whose experts are tiny."""
+    config = Qwen3MoeConfig(
+        num_hidden_layers=routes.shape[1], num_experts=num_experts, num_experts_per_tok=routes.shape[2],
+        hidden_size=8, intermediate_size=8, moe_intermediate_size=8, num_attention_heads=1, num_key_value_heads=1,
+        head_dim=8, vocab_size=16,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+        ep = ExpertParallel(expert_layers(Qwen3MoeForCausalLM(config)), guest_slots=0)
+        planned = []
+        seconds = median_seconds(lambda: planned.append(ep.plan([routes] * micro_steps)), runs)
+        for phase in planned:
+            phase.wait_for_plan()
+        dist.destroy_process_group()
+    return seconds / micro_steps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--top-k", type=int, default=8)
+    parser.add_argument("--micro-steps", type=int, default=4, help="of the phase that ep.plan() plans")
     parser.add_argument("--runs", type=int, default=5)
     a = parser.parse_args()
     torch.set_num_threads(1)
@@ -48,6 +75,10 @@ def main() -> None:
         before = median_seconds(lambda routes=routes: in_torch(routes, a.experts), a.runs)
         now = median_seconds(lambda routes=routes: _core._count_routes(routes.numpy(), a.experts), a.runs)
         print(f"{dtype!s:12} PyTorch {1e3 * before:7.1f} ms   C++ {1e3 * now:6.1f} ms   1/{before / now:.1f}")
+        if dtype == torch.int32:
+            of_routes = before
+    plan = whole_plan(drawn.to(torch.int32), a.experts, a.micro_steps, a.runs)
+    print(f"ep.plan()    PyTorch {1e3 * of_routes:7.1f} ms whole {1e3 * plan:6.1f} ms   1/{of_routes / plan:.1f}")
 
 
 if __name__ == "__main__":
