@@ -11,7 +11,8 @@ from foremoe_command import BUNDLED, FOREMOE, CommandTest, npy
 
 SHAPES = {
     "Qwen3-30B-A3B": (48, 128, 8), "Qwen3-235B-A22B": (94, 128, 8), "DeepSeek-V3": (58, 256, 8),
-    "GLM-4.5-Air": (45, 128, 8), "Kimi-K2": (60, 384, 8), "Mixtral-8x7B": (32, 8, 2),
+    "GLM-4.5-Air": (45, 128, 8), "Kimi-K2": (60, 384, 8), "Mixtral-8x7B": (32, 8, 2), "GPT-32x1.3B": (24, 32, 2),
+    "GPT-16x3.2B": (16, 16, 2), "GPT-8x6.7B": (32, 8, 2), "Mixtral-16x2B": (32, 16, 2),
 }  # fmt: skip
 
 

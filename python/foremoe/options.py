@@ -73,9 +73,10 @@ class ModelOptions(TypedDict, total=False):
     """Options of every function that models time."""
 
     model: Annotated[str | Mapping[str, Any] | None, None,
-        "Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, or its config.json. "
-        "Or a dict of its shape: name, moe_layers, experts, top_k, expert_groups, groups_per_token, shared_experts, "
-        "hidden, intermediate, vocabulary, heads, kv_heads, head_width."]
+        "Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, GPT-32x1.3B, "
+        "GPT-16x3.2B, GPT-8x6.7B, Mixtral-16x2B, or its config.json. Or a dict of its shape: name, moe_layers, "
+        "experts, top_k, expert_groups, groups_per_token, shared_experts, hidden, intermediate, vocabulary, heads, "
+        "kv_heads, head_width."]
     sequence_tokens: Annotated[int, 4096,
         "Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216."]
     keep_activations: Annotated[bool, False,

@@ -41,10 +41,10 @@ std::int64_t ModelShape::parameters() const {
 }
 
 std::span<const ModelShape> model_shapes() {
-  // From each model's config.json on huggingface.co: hidden_size, moe_intermediate_size, intermediate_size (of dense
-  // layers), num_attention_heads, num_key_value_heads, head_dim, q_lora_rank, kv_lora_rank, qk_nope_head_dim +
-  // qk_rope_head_dim, v_head_dim, vocab_size, n_group, topk_group.
-  static const std::array<ModelShape, 6> kShapes{{
+  // Up to Mixtral-8x7B from each model's config.json on huggingface.co: hidden_size, moe_intermediate_size,
+  // intermediate_size (of dense layers), num_attention_heads, num_key_value_heads, head_dim, q_lora_rank, kv_lora_rank,
+  // qk_nope_head_dim + qk_rope_head_dim, v_head_dim, vocab_size, n_group, topk_group.
+  static const std::array<ModelShape, 10> kShapes{{
       // Qwen/Qwen3-30B-A3B: num_hidden_layers 48
       {.name = "Qwen3-30B-A3B",
        .moe_layers = 48,
@@ -122,6 +122,43 @@ std::span<const ModelShape> model_shapes() {
        .intermediate = 14336,
        .vocabulary = 32000,
        .attention = {.heads = 32, .kv_heads = 8, .key_width = 128, .value_width = 128}},
+      // FineMoE (arXiv 2511.16947), table 2, whose fifth model is Mixtral-8x7B. They have no config.json. Their experts
+      // have the two matrices of GPT's feed-forward block, 8192 or 16384 wide: as many parameters as three of two
+      // thirds
+      // of that. The table has neither vocabularies nor heads of keys and values; those are GPT-2's.
+      {.name = "GPT-32x1.3B",
+       .moe_layers = 24,
+       .experts = 32,
+       .top_k = 2,
+       .hidden = 2048,
+       .intermediate = 5461,
+       .vocabulary = 50257,
+       .attention = {.heads = 16, .kv_heads = 16, .key_width = 128, .value_width = 128}},
+      {.name = "GPT-16x3.2B",
+       .moe_layers = 16,
+       .experts = 16,
+       .top_k = 2,
+       .hidden = 4096,
+       .intermediate = 10923,
+       .vocabulary = 50257,
+       .attention = {.heads = 32, .kv_heads = 32, .key_width = 128, .value_width = 128}},
+      {.name = "GPT-8x6.7B",
+       .moe_layers = 32,
+       .experts = 8,
+       .top_k = 2,
+       .hidden = 4096,
+       .intermediate = 10923,
+       .vocabulary = 50257,
+       .attention = {.heads = 32, .kv_heads = 32, .key_width = 128, .value_width = 128}},
+      // Likewise, with the vocabulary and the heads of keys and values of Mixtral-8x7B, and its three matrices.
+      {.name = "Mixtral-16x2B",
+       .moe_layers = 32,
+       .experts = 16,
+       .top_k = 2,
+       .hidden = 2048,
+       .intermediate = 8192,
+       .vocabulary = 32000,
+       .attention = {.heads = 32, .kv_heads = 8, .key_width = 64, .value_width = 64}},
   }};
   return kShapes;
 }

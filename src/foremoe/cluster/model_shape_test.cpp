@@ -44,6 +44,30 @@ TEST(ModelShape, ActivePartsAddUpToThePublishedSize) {
   EXPECT_NEAR(billions("Mixtral-8x7B"), 12.9, 0.1);
 }
 
+// FineMoE, table 2, names its models by the number of experts and the size that they have with one, in billions. The
+// vocabulary counts once here, as GPT's embedding is its output head; the paper does not say what its sizes count.
+TEST(ModelShape, OneExpertPerLayerMakesTheSizeInTheNameOfFineMoesModels) {
+  const auto billions = [](const char* name) {
+    ModelShape shape = *find_model_shape(name);
+    shape.experts = 1;
+    return static_cast<double>(shape.parameters() - shape.head_parameters()) * 1e-9;
+  };
+  EXPECT_NEAR(billions("GPT-32x1.3B"), 1.3, 0.05);
+  EXPECT_NEAR(billions("GPT-16x3.2B"), 3.2, 0.25);
+  EXPECT_NEAR(billions("GPT-8x6.7B"), 6.7, 0.1);
+  EXPECT_NEAR(billions("Mixtral-16x2B"), 2, 0.05);
+  EXPECT_NEAR(billions("Mixtral-8x7B"), 7, 0.15);
+}
+
+// Two matrices of GPT's feed-forward block, 4 · hidden wide.
+TEST(ModelShape, AnExpertOfGptHasAsManyParametersAsItsTwoMatrices) {
+  for (const char* name : {"GPT-32x1.3B", "GPT-16x3.2B", "GPT-8x6.7B"}) {
+    const ModelShape shape = *find_model_shape(name);
+    const auto two = static_cast<double>(std::int64_t{2} * shape.hidden * 4 * shape.hidden);
+    EXPECT_NEAR(static_cast<double>(shape.expert_parameters()) / two, 1, 1e-4) << name;
+  }
+}
+
 // DeepSeek-V3's latent attention: 7168 · 1536 + 1536 · 128 · 192 (queries), 7168 · 576 + 512 · 128 · 256 (keys and
 // values), 128 · 128 · 7168 (output). Qwen3's: 2048 · 4096 (queries), 2 · 2048 · 512, 4096 · 2048.
 TEST(ModelShape, AttentionIsProjectedDirectlyOrThroughLatentVectors) {
