@@ -222,6 +222,12 @@ class SynthesisOptions(TypedDict, total=False):
     layers: Annotated[int | None, None, "MoE layers. None: 4, or the shape's. 1 … 1048576."]
     experts: Annotated[int | None, None, "Experts of a layer. None: 128, or the shape's. 1 … 65535."]
     top_k: Annotated[int | None, None, "Experts that a token chooses. None: 8, or the shape's. 1 … 65535."]
+    expert_groups: Annotated[int | None, None,
+        "Groups of a layer's experts, in equal runs, of which a token takes no more than groups_per_token. Not taken "
+        "from the shape. None: 1, no limit. 1 … 65535."]
+    groups_per_token: Annotated[int | None, None,
+        "Groups that a token takes experts from at most: those whose best experts score highest. A score is the "
+        "popularity and noise. None: 1, no limit. 1 … 65535."]
     micro_steps: Annotated[int, 32, "Micro-steps of the step. 1 … 1048576."]
     ranks: Annotated[int, 8, "Ranks of the expert-parallel group. 1 … 65536."]
     ranks_per_node: Annotated[int | None, None, "Ranks of a node. None: 8, or all if fewer. 1 … 65536."]

@@ -42,17 +42,7 @@ void expect_complete(const ModelShape& model) {
   expect_positive(model, "attention.key_width", model.attention.key_width);
   expect_positive(model, "attention.value_width", model.attention.value_width);
   if (model.dense_layers > 0) expect_positive(model, "dense_intermediate", model.dense_intermediate);
-  expect_positive(model, "expert_groups", model.groups.count);
-  expect_positive(model, "groups_per_token", model.groups.per_token);
-  if (model.experts % model.groups.count != 0) {
-    throw InputError({.file = model.name, .field = "expert_groups"},
-                     fmt::format("{} does not divide {} experts", model.groups.count, model.experts));
-  }
-  if (model.experts / model.groups.count * std::min(model.groups.per_token, model.groups.count) < model.top_k) {
-    throw InputError(
-        {.file = model.name, .field = "groups_per_token"},
-        fmt::format("{} groups have fewer experts than a token chooses, {}", model.groups.per_token, model.top_k));
-  }
+  expect_groups_fit(model.groups, model.experts, model.top_k, model.name);
 }
 
 void expect_sensible(const CostOptions& options) {

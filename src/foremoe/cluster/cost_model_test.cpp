@@ -322,12 +322,13 @@ TEST(CostModel, AModelThatLacksAFieldIsNamedWithIt) {
             "small: dense_intermediate: is 0; a cost model needs it to be positive");
   EXPECT_EQ(error_of([](ModelShape& m) { m.hidden = -1; }),
             "small: hidden: is -1; a cost model needs it to be positive");
-  EXPECT_EQ(error_of([](ModelShape& m) { m.groups.count = 0; }),
-            "small: expert_groups: is 0; a cost model needs it to be positive");
+  EXPECT_EQ(error_of([](ModelShape& m) { m.groups.count = 0; }), "small: expert_groups: is 0, which is not positive");
   EXPECT_THAT(error_of([](ModelShape& m) { m.groups = {.count = m.experts + 1, .per_token = 1}; }),
               testing::HasSubstr("small: expert_groups: "));
   EXPECT_THAT(error_of([](ModelShape& m) { m.groups = {.count = m.experts, .per_token = m.top_k - 1}; }),
               testing::HasSubstr("small: groups_per_token: "));
+  EXPECT_EQ(error_of([](ModelShape& m) { m.groups.per_token = 2; }),
+            "small: groups_per_token: 2 is more than expert_groups, 1");
   EXPECT_EQ(error_of([](ModelShape&) {}), "no error");
   EXPECT_THROW(small({.sequence_tokens = 0}), InputError);
   EXPECT_THROW(small({.optimizer_shards = 0}), InputError);

@@ -31,6 +31,24 @@ std::int64_t AttentionShape::token_width() const {
   return (std::int64_t{heads} + kv_heads) * (key_width + value_width);
 }
 
+void expect_groups_fit(const ExpertGroups& groups, int experts, int top_k, const std::string& file) {
+  const auto fail = [&](const char* field, const std::string& problem) {
+    throw InputError({.file = file, .field = field}, problem);
+  };
+  if (groups.count < 1) fail("expert_groups", fmt::format("is {}, which is not positive", groups.count));
+  if (groups.per_token < 1) fail("groups_per_token", fmt::format("is {}, which is not positive", groups.per_token));
+  if (experts % groups.count != 0) {
+    fail("expert_groups", fmt::format("{} does not divide {} experts", groups.count, experts));
+  }
+  if (groups.per_token > groups.count) {
+    fail("groups_per_token", fmt::format("{} is more than expert_groups, {}", groups.per_token, groups.count));
+  }
+  if (experts / groups.count * groups.per_token < top_k) {
+    fail("groups_per_token",
+         fmt::format("{} groups have fewer experts than a token chooses, {}", groups.per_token, top_k));
+  }
+}
+
 std::int64_t ModelShape::parameters_besides_experts() const {
   return layers() * attention_parameters() + moe_layers * (shared_parameters() + router_parameters()) +
          dense_layers * dense_parameters() + 2 * head_parameters();

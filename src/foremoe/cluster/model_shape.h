@@ -2,6 +2,7 @@
 
 // The part of a model's shape that load balancing depends on, with presets of common models.
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,8 +37,15 @@ struct ExpertGroups {
   int count = 1;
   int per_token = 1;
 
+  // Whether they leave a token fewer sets of top_k experts than it would have without groups.
+  bool restrict_tokens(int top_k) const { return per_token < std::min(count, top_k); }
+
   friend bool operator==(const ExpertGroups&, const ExpertGroups&) = default;
 };
+
+// Throws InputError, field `expert_groups` or `groups_per_token` of `file`, unless a layer can have such groups and a
+// token find top_k experts in them.
+void expect_groups_fit(const ExpertGroups& groups, int experts, int top_k, const std::string& file = {});
 
 struct ModelShape {
   std::string name;

@@ -108,7 +108,7 @@ void TokenChoice::fit(std::span<const Tokens> counts, int top_k, const ExpertGro
   }
   assert(chosen > 0);
   k_ = std::min(static_cast<std::size_t>(top_k), chosen);
-  const bool restrict = groups.per_token < std::min(groups.count, static_cast<int>(k_)) && permit(groups, counts, k_);
+  const bool restrict = groups.restrict_tokens(static_cast<int>(k_)) && permit(groups, counts, k_);
   groups_ = restrict ? groups : ExpertGroups{};
   tokens_ = std::max(static_cast<double>(assignments) / static_cast<double>(k_), static_cast<double>(most));
   for (double& f : frequency_) f /= tokens_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cassert>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace foremoe {
@@ -214,6 +215,41 @@ void DistinctSampler::draw(std::span<std::int64_t> chosen) {
     while (at < last && bound_[at] <= u + static_cast<double>(i)) ++at;
     chosen[i] = order_[at++];
   }
+}
+
+GroupedSampler::GroupedSampler(std::span<const double> p, int k, const ExpertGroups& groups, Random& random)
+    : p_(p),
+      groups_(groups),
+      counted_(static_cast<std::size_t>((k + groups.per_token - 1) / groups.per_token)),
+      random_(random),
+      scored_(p.size()),
+      of_group_(static_cast<std::size_t>(groups.count)) {
+  counted_ = std::min(counted_, p.size() / of_group_.size());
+}
+
+void GroupedSampler::draw(std::span<std::int64_t> chosen) {
+  const auto size = static_cast<std::ptrdiff_t>(p_.size() / of_group_.size());
+  const auto counted = static_cast<std::ptrdiff_t>(counted_);
+  for (std::size_t e = 0; e < p_.size(); ++e) {
+    const double unscaled = -std::log(1 - random_.uniform());
+    scored_[e] = {p_[e] > 0 ? unscaled / p_[e] : std::numeric_limits<double>::infinity(), static_cast<std::int64_t>(e)};
+  }
+  for (std::size_t g = 0; g < of_group_.size(); ++g) {
+    const auto first = scored_.begin() + static_cast<std::ptrdiff_t>(g) * size;
+    std::partial_sort(first, first + counted, first + size);
+    const double sum = std::accumulate(first, first + counted, 0.0,
+                                       [](double before, const Scored& s) { return before + std::log(s.time); });
+    of_group_[g] = {sum, g};
+  }
+  std::partial_sort(of_group_.begin(), of_group_.begin() + groups_.per_token, of_group_.end());
+  kept_.clear();
+  for (int i = 0; i < groups_.per_token; ++i) {
+    const auto first =
+        scored_.begin() + static_cast<std::ptrdiff_t>(of_group_[static_cast<std::size_t>(i)].second) * size;
+    kept_.insert(kept_.end(), first, first + size);
+  }
+  std::partial_sort(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(chosen.size()), kept_.end());
+  for (std::size_t i = 0; i < chosen.size(); ++i) chosen[i] = kept_[i].category;
 }
 
 }  // namespace foremoe

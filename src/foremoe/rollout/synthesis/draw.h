@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/random.h"
 
 namespace foremoe {
@@ -67,6 +69,31 @@ class DistinctSampler {
   std::vector<std::int32_t> order_;
   std::vector<double> bound_;  // [position in order] cumulated k·p, ends with k
   int rows_left_ = 0;          // of this order
+};
+
+// k distinct categories per draw from no more than groups.per_token groups, as a router with groups chooses experts
+// (DeepSeek-V3, arXiv 2412.19437, §2.1.2). The score of category e is ln p[e] plus Gumbel noise. The groups whose best
+// ⌈k / per_token⌉ scores have the largest sums are kept, and of their categories the k best are chosen. Likelier
+// categories are chosen more often, but not in proportion to p.
+class GroupedSampler {
+ public:
+  GroupedSampler(std::span<const double> p, int k, const ExpertGroups& groups, Random& random);
+  void draw(std::span<std::int64_t> chosen);  // [k], best first
+
+ private:
+  struct Scored {
+    double time;  // exp(−score): exponential with rate p[e], so the smallest is the best
+    std::int64_t category;
+    bool operator<(const Scored& other) const { return time < other.time; }
+  };
+
+  std::span<const double> p_;
+  ExpertGroups groups_;
+  std::size_t counted_;  // scores of a group that count
+  Random& random_;
+  std::vector<Scored> scored_;                            // [category], group after group
+  std::vector<std::pair<double, std::size_t>> of_group_;  // minus the sum of a group's best scores, group
+  std::vector<Scored> kept_;
 };
 
 }  // namespace foremoe

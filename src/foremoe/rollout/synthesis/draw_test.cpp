@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -146,6 +148,55 @@ TEST(Draw, DistinctSamplingOfAllCategoriesTakesAll) {
     sampler.draw(row);
     EXPECT_EQ(std::set(row.begin(), row.end()).size(), 4);
   }
+}
+
+TEST(Draw, OneOfAGroupIsDrawnAsOftenAsItsProbabilitySays) {
+  const std::vector<double> p{0.4, 0, 0.25, 0.05, 0.2, 0.1};
+  Random random(5);
+  GroupedSampler sampler(p, 1, {.count = 3, .per_token = 1}, random);
+  std::vector<std::int64_t> row(1);
+  std::vector<double> chosen(p.size());
+  constexpr int kRows = 60000;
+  for (int i = 0; i < kRows; ++i) {
+    sampler.draw(row);
+    ++chosen[static_cast<std::size_t>(row[0])];
+  }
+  for (std::size_t e = 0; e < p.size(); ++e) EXPECT_NEAR(chosen[e] / kRows, p[e], 0.01) << e;
+}
+
+// Three of nine experts in three groups of which two are kept: the groups whose two best scores have the largest sums.
+std::set<std::size_t> scored_by_the_letter(const std::vector<double>& p, Random& random) {
+  std::vector<double> score;
+  for (const double x : p) score.push_back(std::log(x) - std::log(-std::log(1 - random.uniform())));
+  std::vector<double> sum;
+  for (std::size_t g = 0; g < 9; g += 3) {
+    sum.push_back(score[g] + score[g + 1] + score[g + 2] - std::min({score[g], score[g + 1], score[g + 2]}));
+  }
+  const auto worst = static_cast<std::size_t>(std::min_element(sum.begin(), sum.end()) - sum.begin());
+  std::vector<std::size_t> experts;
+  for (std::size_t e = 0; e < 9; ++e) {
+    if (e / 3 != worst) experts.push_back(e);
+  }
+  std::sort(experts.begin(), experts.end(), [&](std::size_t a, std::size_t b) { return score[a] > score[b]; });
+  return {experts.begin(), experts.begin() + 3};
+}
+
+TEST(Draw, GroupsAreKeptByTheirBestScores) {
+  const std::vector<double> p{0.3, 0.05, 0.01, 0.1, 0.1, 0.1, 0.02, 0.02, 0.3};
+  Random random(7), other(8);
+  GroupedSampler sampler(p, 3, {.count = 3, .per_token = 2}, random);
+  std::vector<std::int64_t> row(3);
+  std::map<std::set<std::size_t>, double> drawn, expected;
+  constexpr int kRows = 100000;
+  for (int i = 0; i < kRows; ++i) {
+    sampler.draw(row);
+    drawn[{row.begin(), row.end()}] += 1.0 / kRows;
+    expected[scored_by_the_letter(p, other)] += 1.0 / kRows;
+  }
+  double distance = 0;
+  for (const auto& [experts, share] : expected) distance += std::abs(share - drawn[experts]);
+  for (const auto& [experts, share] : drawn) distance += expected.contains(experts) ? 0 : share;
+  EXPECT_LT(distance, 0.05);
 }
 
 TEST(Draw, StreamsOfDifferentNamesDiffer) {

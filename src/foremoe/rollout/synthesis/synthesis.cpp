@@ -27,6 +27,7 @@ void check(const SynthesisOptions& options) {
   expect("layers", options.num_layers, SynthesisLimits::kLayers);
   expect("experts", options.num_experts, SynthesisLimits::kExperts);
   expect("top_k", options.top_k, options.num_experts);
+  expect_groups_fit(options.groups, options.num_experts, options.top_k);
   expect("micro_steps", options.num_micro_steps, SynthesisLimits::kMicroSteps);
   expect("ranks", options.num_ranks, SynthesisLimits::kRanks);
   expect("tokens_per_rank", options.tokens_per_rank, SynthesisLimits::kTokensPerRank);
@@ -43,6 +44,11 @@ void check(const SynthesisOptions& options) {
 }
 
 std::unique_ptr<TokenRouter> router_of(const SynthesisOptions& options, const RoutingModel& model) {
+  const auto* const workload = std::get_if<StressWorkload>(&model);
+  if (workload != nullptr && options.groups.count > 1) {
+    throw InputError({.field = "expert_groups"},
+                     fmt::format("{} deals experts to tokens in turn, without groups; expected 1", name_of(*workload)));
+  }
   return std::visit([&](const auto& parameters) { return make_router(options, parameters); }, model);
 }
 
@@ -117,6 +123,9 @@ class SequenceDraw {
     weigh(sequence, layer);
     if (router_.without_chance()) {
       round_shares(sequence, layer);
+    } else if (options_.groups.restrict_tokens(options_.top_k)) {
+      std::fill(counts_.begin(), counts_.end(), 0);
+      for (const std::int64_t expert : rows(sequence, layer)) ++counts_[static_cast<std::size_t>(expert)];
     } else {
       Random random =
           stream_of(options_.seed, Purpose::kCounts, static_cast<std::uint64_t>(sequence.index), layer.index());
@@ -135,8 +144,14 @@ class SequenceDraw {
       weigh(sequence, layer);
       Random random =
           stream_of(options_.seed, Purpose::kRows, static_cast<std::uint64_t>(sequence.index), layer.index());
-      DistinctSampler sampler(p_, options_.top_k, random);
-      for (std::size_t t = 0; t < rows_.size(); t += top_k) sampler.draw({&rows_[t], top_k});
+      const auto draw_all = [&](auto sampler) {
+        for (std::size_t t = 0; t < rows_.size(); t += top_k) sampler.draw({&rows_[t], top_k});
+      };
+      if (options_.groups.restrict_tokens(options_.top_k)) {
+        draw_all(GroupedSampler(p_, options_.top_k, options_.groups, random));
+      } else {
+        draw_all(DistinctSampler(p_, options_.top_k, random));
+      }
     }
     return rows_;
   }
@@ -287,7 +302,11 @@ std::string describe(const SynthesisOptions& options, const RoutingModel& model)
       return fmt::format("{} ({})", name_of(workload), description_of(workload));
     }
   };
-  return fmt::format("{}, {} sequences of a group {}, seed {}", std::visit(Name{}, model), options.group_size,
+  const std::string groups =
+      options.groups.restrict_tokens(options.top_k)
+          ? fmt::format(", {} of {} groups of experts per token", options.groups.per_token, options.groups.count)
+          : "";
+  return fmt::format("{}{}, {} sequences of a group {}, seed {}", std::visit(Name{}, model), groups, options.group_size,
                      options.layout == Layout::kGrouped ? "together" : "shuffled", options.seed);
 }
 

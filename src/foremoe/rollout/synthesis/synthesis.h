@@ -6,7 +6,9 @@
 //
 // A step's sequences fill every rank's tokens; a routing model says with which probability a token of a sequence
 // chooses each expert (never above 1/top_k, since a token takes an expert once). A load draws counts, a trace draws
-// every token; expectations are equal. Same options → same bytes.
+// every token; expectations are equal. Where a token is limited to some groups of experts, a load counts the tokens
+// that a trace would have, and popularities become those of a router's scores (GroupedSampler in draw.h). Same options
+// → same bytes.
 
 #include <cstdint>
 #include <optional>
@@ -41,6 +43,7 @@ struct SynthesisOptions {
   int num_layers = 4;
   int num_experts = 128;
   int top_k = 8;
+  ExpertGroups groups = {};  // of a layer; not for stress workloads
   int num_micro_steps = 32;
   int num_ranks = 8;
   int ranks_per_node = 0;               // 0: min(8, ranks)
@@ -95,7 +98,7 @@ std::optional<StressWorkload> stress_workload_named(std::string_view name);
 
 using RoutingModel = std::variant<ZipfRouting, DirichletRouting, GrpoRouting, StressWorkload>;
 
-// The same options with layers, experts and top_k of the shape.
+// The same options with layers, experts and top_k of the shape, not its groups.
 SynthesisOptions with_shape(SynthesisOptions options, const ModelShape& shape);
 
 // Throw InputError naming the option that is out of range: "ranks", "tokens_per_rank".

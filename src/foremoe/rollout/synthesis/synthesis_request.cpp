@@ -18,6 +18,10 @@ std::vector<Option> options_of(SynthesisRequest& r) {
   const auto count = [&](const char* name, auto& value, std::int64_t most, const char* help) {
     return integer_option({.name = name, .value = "N", .help = help}, value, {1, most});
   };
+  const auto groups = [&](const char* name, std::optional<int>& value, const char* help) {
+    return integer_option({.name = name, .value = "N", .help = help, .initial = "1, no limit"}, value,
+                          {1, Limits::kExperts});
+  };
   const auto number = [&](const char* name, double& value, double most, const char* help) {
     return number_option({.name = name, .value = "X", .help = help}, value, {.least = 0, .most = most});
   };
@@ -36,6 +40,12 @@ std::vector<Option> options_of(SynthesisRequest& r) {
       shaped("layers", r.layers, o.num_layers, Limits::kLayers, "MoE layers"),
       shaped("experts", r.experts, o.num_experts, Limits::kExperts, "Experts of a layer"),
       shaped("top_k", r.top_k, o.top_k, Limits::kExperts, "Experts that a token chooses"),
+      groups("expert_groups", r.expert_groups,
+             "Groups of a layer's experts, in equal runs, of which a token takes no more than --groups-per-token. Not "
+             "taken from the shape"),
+      groups("groups_per_token", r.groups_per_token,
+             "Groups that a token takes experts from at most: those whose best experts score highest. A score is the "
+             "popularity and noise"),
       count("micro_steps", o.num_micro_steps, Limits::kMicroSteps, "Micro-steps of the step"),
       std::move(ranks),
       std::move(per_node),
@@ -88,6 +98,12 @@ SynthesisOptions synthesis_options(const SynthesisRequest& request) {
   options.num_layers = request.layers.value_or(options.num_layers);
   options.num_experts = request.experts.value_or(options.num_experts);
   options.top_k = request.top_k.value_or(options.top_k);
+  if (request.expert_groups.has_value() != request.groups_per_token.has_value()) {
+    const bool given = request.expert_groups.has_value();
+    throw InputError({.field = given ? "groups_per_token" : "expert_groups"},
+                     fmt::format("is needed beside `{}`", given ? "expert_groups" : "groups_per_token"));
+  }
+  options.groups = {.count = request.expert_groups.value_or(1), .per_token = request.groups_per_token.value_or(1)};
   return options;
 }
 

@@ -16,9 +16,10 @@ namespace foremoe {
 
 struct SynthesisRequest {
   SynthesisOptions options;
-  std::optional<int> layers, experts, top_k;  // none: the shape's, or the options'
-  std::string shape;                          // a model; empty: none
-  std::string routing = "grpo";               // or zipf, dirichlet, w0 … w7
+  std::optional<int> layers, experts, top_k;           // none: the shape's, or the options'
+  std::optional<int> expert_groups, groups_per_token;  // both or none
+  std::string shape;                                   // a model; empty: none
+  std::string routing = "grpo";                        // or zipf, dirichlet, w0 … w7
   GrpoRouting grpo;
   ZipfRouting zipf;
   DirichletRouting dirichlet;
@@ -31,7 +32,8 @@ std::vector<Option> options_of(SynthesisRequest& request);
 std::vector<std::string> remarks_on_unused(const SynthesisRequest& request,
                                            const std::set<std::string, std::less<>>& given);
 
-// Throw InputError, field `shape` or `routing`, for a name that is not known.
+// Throw InputError, field `shape` or `routing`, for a name that is not known, and field `groups_per_token` or
+// `expert_groups` where only the other is given.
 SynthesisOptions synthesis_options(const SynthesisRequest& request);
 RoutingModel routing_model(const SynthesisRequest& request);
 

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "foremoe/core/error.h"
+#include "foremoe/rollout/synthesis/synthesis_request.h"
 #include "foremoe/testing/load_figures.h"
 
 namespace foremoe::testing {
@@ -115,6 +116,81 @@ TEST(Synthesis, TraceAndLoadAgreeInExpectation) {
         EXPECT_NEAR(static_cast<double>(a[e]), static_cast<double>(b[e]), 0.1 * static_cast<double>(a[e]) + 100)
             << describe(options, model);
     }
+  }
+}
+
+const ExpertGroups kTwoOfFour{.count = 4, .per_token = 2};
+
+SynthesisOptions with_groups(SynthesisOptions options, const ExpertGroups& groups) {
+  options.groups = groups;
+  return options;
+}
+
+// By group, how many of a trace's tokens have an expert of it, and how many tokens have experts of n groups.
+struct GroupsOfTokens {
+  std::vector<int> with_group;
+  std::map<std::size_t, int> of_groups;
+};
+
+GroupsOfTokens groups_of_tokens(const RoutingTrace& trace, const ExpertGroups& groups) {
+  GroupsOfTokens result{.with_group = std::vector<int>(static_cast<std::size_t>(groups.count)), .of_groups = {}};
+  std::vector<ExpertId> row(static_cast<std::size_t>(trace.top_k));
+  for (std::int64_t t = 0; t < trace.num_tokens; ++t) {
+    for (int l = 0; l < trace.num_layers; ++l) {
+      trace.route(t, LayerId{l}, row);
+      std::set<std::size_t> used;
+      for (const ExpertId e : row) used.insert(e.index() / static_cast<std::size_t>(trace.num_experts / groups.count));
+      for (const std::size_t g : used) ++result.with_group[g];
+      ++result.of_groups[used.size()];
+    }
+  }
+  return result;
+}
+
+TEST(GroupsOfExperts, NoTokenHasExpertsOfMoreGroupsThanItMay) {
+  for (const RoutingModel& model : kModels) {
+    if (std::holds_alternative<StressWorkload>(model)) continue;
+    const GroupsOfTokens limited =
+        groups_of_tokens(synthesize_trace(with_groups(kSmall, kTwoOfFour), model), kTwoOfFour);
+    EXPECT_GT(limited.of_groups.at(2), 0) << describe(kSmall, model);
+    EXPECT_LE(limited.of_groups.rbegin()->first, 2) << describe(kSmall, model);
+    for (const int tokens : limited.with_group) EXPECT_GT(tokens, 0) << describe(kSmall, model);
+    EXPECT_GT(groups_of_tokens(synthesize_trace(kSmall, model), kTwoOfFour).of_groups.rbegin()->first, 2);
+  }
+}
+
+TEST(GroupsOfExperts, ALoadIsTheSumOfItsTrace) {
+  const SynthesisOptions options = with_groups(kSmall, kTwoOfFour);
+  for (const RoutingModel& model : kModels) {
+    if (std::holds_alternative<StressWorkload>(model)) continue;
+    EXPECT_EQ(synthesize_load(options, model).load, counted(synthesize_trace(options, model), 4).load);
+  }
+}
+
+TEST(GroupsOfExperts, NeitherNumberIsGivenAlone) {
+  const auto field_of = [](const SynthesisRequest& request) -> std::string {
+    try {
+      synthesis_options(request);
+      return {};
+    } catch (const InputError& error) {
+      return error.where().field;
+    }
+  };
+  SynthesisRequest request;
+  EXPECT_EQ(field_of(request), "");
+  request.expert_groups = 8;
+  EXPECT_EQ(field_of(request), "groups_per_token");
+  request.groups_per_token = 4;
+  EXPECT_EQ(field_of(request), "");
+  EXPECT_EQ(synthesis_options(request).groups, (ExpertGroups{.count = 8, .per_token = 4}));
+  request.expert_groups.reset();
+  EXPECT_EQ(field_of(request), "expert_groups");
+}
+
+TEST(GroupsOfExperts, AsManyGroupsAsATokenHasExpertsAreNoLimit) {
+  for (const ExpertGroups& groups : {ExpertGroups{.count = 8, .per_token = 4}, {.count = 2, .per_token = 2}}) {
+    EXPECT_EQ(bytes_of(synthesize_trace(with_groups(kSmall, groups), GrpoRouting{})),
+              bytes_of(synthesize_trace(kSmall, GrpoRouting{})));
   }
 }
 
@@ -269,6 +345,14 @@ TEST(Synthesis, OptionsThatCannotBeAreNamed) {
   EXPECT_THAT(error_of({}, DirichletRouting{.concentration = 0}), HasSubstr("concentration"));
   EXPECT_THAT(error_of({}, GrpoRouting{.step_spread = -1}), HasSubstr("step_spread"));
   EXPECT_THAT(error_of({.num_ranks = 1}, StressWorkload::kBalanced), HasSubstr("ranks: must be at least 2"));
+  EXPECT_THAT(error_of({.groups = {.count = 3, .per_token = 1}}, ZipfRouting{}),
+              HasSubstr("expert_groups: 3 does not divide 128 experts"));
+  EXPECT_THAT(error_of({.groups = {.count = 4, .per_token = 5}}, ZipfRouting{}),
+              HasSubstr("groups_per_token: 5 is more than expert_groups, 4"));
+  EXPECT_THAT(error_of({.groups = {.count = 32, .per_token = 1}}, ZipfRouting{}),
+              HasSubstr("groups_per_token: 1 groups have fewer experts than a token chooses, 8"));
+  EXPECT_THAT(error_of({.groups = {.count = 4, .per_token = 2}}, StressWorkload::kBalanced),
+              HasSubstr("expert_groups: w0 deals experts to tokens in turn"));
   EXPECT_THAT(error_of({.num_ranks = 3}, StressWorkload::kBalanced),
               HasSubstr("experts: must be a multiple of the 3 ranks"));
 }
