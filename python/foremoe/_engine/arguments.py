@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import foremoe
+from foremoe import _core
 
 from .layers import ExpertLayer
 from .sharded import expect_own_experts, is_dtensor
@@ -91,6 +92,17 @@ def plan_nothing(
         expect_executable(plan, in_flight)
         foremoe.RankTurns(plan, nothing, rank=0, path=path, depth=arguments.depth)
     return plan
+
+
+def expect_effect_of(previous: foremoe.Plan | None, load: foremoe.Load, arguments: Arguments) -> None:
+    """Raises InputError for the plan of a former phase that planning the load would not start from."""
+    if previous is None:
+        return
+    options = arguments.planning()
+    del options["threads"]
+    policy = options.pop("policy")
+    for remark in _core._unused_options(load, [policy], options, set(), previous):
+        raise foremoe.InputError(f"previous: {remark}", field="previous")
 
 
 def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import foremoe
 from foremoe._engine.alike import facts_of, refused_together, versions
-from foremoe._engine.arguments import expect_layers, plan_nothing
+from foremoe._engine.arguments import expect_effect_of, expect_layers, plan_nothing
 from foremoe._engine.compiled import expect_not_compiling
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
@@ -102,6 +102,7 @@ class ExpertParallel:
             nothing = self._load(np.zeros((1, 1, self.num_ranks, num_experts), np.int64))
             if plan_nothing(nothing, self.arguments, path=path).residency == "shared":
                 try_lending_layers(self.layers)
+        self._nothing = nothing
         self.ranks, self._channels = with_channels(self.ranks, copy_group, agree=path != "peer")
         self._memory = NodeMemory(self.ranks)
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
@@ -205,6 +206,7 @@ class ExpertParallel:
         *,
         unrouted: str = "drop",
         on_mismatch: str = "refuse",
+        previous: foremoe.Plan | None = None,
     ) -> Phase:
         """Plans a phase, in the background. Collective.
 
@@ -219,26 +221,34 @@ class ExpertParallel:
         home: routers choose their own experts, and the routes are a guess that the plan is made for. A row (a token at
         one of its experts) whose expert was recorded takes the replica that was planned for it; any other one goes to
         its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.
+        previous: plan of a former phase, from whose guests planning starts too, which takes about twice as long. No
+        weights are kept: the optimizer changed them, and every guest is fetched anew. A plan of other layers, ranks or
+        experts is refused when the phase is entered.
 
-        Raises InputError, on all ranks, for arguments that are not those of another rank, and for invalid routes on any
-        rank; where no rank has a micro-step; where ranks have different numbers of them although FSDP2, or a
-        DistributedDataParallel of the trainer's or of wrap()'s, needs a batch of each; and, under drop, for rows
-        without a route that something certainly reads: a row that has one in other layers, or that lies between rows of
-        its sequence that have one.
+        Raises InputError, on all ranks, for arguments that are not those of another rank, for a previous plan that has
+        no effect, and for invalid routes on any rank; where no rank has a micro-step; where ranks have different
+        numbers of them although FSDP2, or a DistributedDataParallel of the trainer's or of wrap()'s, needs a batch of
+        each; and, under drop, for rows without a route that something certainly reads: a row that has one in other
+        layers, or that lies between rows of its sequence that have one.
         """
         self._expect_usable()
         if self.ranks.failures is not None and (reason := self.ranks.failures.reason()):
             raise RuntimeError(f"{reason}; begin anew after detach()")
         self._own_experts.expect_not_overwritten()
         gathered = gather_routes(
-            self.experts, routes, phase, unrouted, on_mismatch, as_many=self._dense.needs_all_ranks
+            self.experts, routes, phase, unrouted, on_mismatch, previous, as_many=self._dense.needs_all_ranks
         )
         load = self._load(gathered.counts)
-        running = foremoe.start_plan(load, **self.arguments.planning())
+        expect_effect_of(previous, load, self.arguments)
+        running = foremoe.start_plan(load, **self.arguments.planning(), previous=previous)
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
             phase=phase, memory=self._memory, entered=self._entered,
         )  # fmt: skip
+
+    def expect_warm_starts(self) -> None:
+        """Raises InputError where a previous plan would never have an effect: by policy, residency or options."""
+        expect_effect_of(plan_nothing(self._nothing, self.arguments), self._nothing, self.arguments)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""

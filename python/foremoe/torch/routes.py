@@ -17,9 +17,10 @@ from torch import Tensor
 
 import foremoe
 from foremoe import _core
-from foremoe._engine.alike import facts_of, refused_together
+from foremoe._engine.alike import digest_of, facts_of, refused_together
 from foremoe._engine.arguments import expect_phase
 from foremoe._engine.communication import gathered
+from foremoe.files import expect
 
 from .dispatch import ON_MISMATCH
 from .spread import SpreadExperts
@@ -50,14 +51,23 @@ class Routes:
 
 
 def gather_routes(
-    experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str, on_mismatch: str, *, as_many: bool
+    experts: SpreadExperts,
+    routes: Sequence[Tensor],
+    phase: str,
+    unrouted: str,
+    on_mismatch: str,
+    previous: foremoe.Plan | None,
+    *,
+    as_many: bool,
 ) -> Routes:
     """What ExpertParallel.plan() was given, checked and counted. Collective. Raises InputError, on all ranks.
 
     as_many: all ranks must have the same number of micro-steps.
     """
     with refused_together(experts.ranks.group) as given:
+        expect(foremoe.Plan | None, previous=previous)
         given.expect_alike({"phase": repr(phase), "unrouted": repr(unrouted), "on_mismatch": repr(on_mismatch)})
+        given.expect_alike({"previous": "None" if previous is None else digest_of(previous.slot_expert, previous.home)})
         given.expect_alike(facts_of(experts.layers))  # weights may have been frozen since
         if on_mismatch not in ON_MISMATCH:
             raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")

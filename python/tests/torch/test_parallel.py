@@ -6,7 +6,9 @@ import pathlib
 import tempfile
 import time
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from matrix import EXPERTS, HIDDEN, RANKS, TOP_K, Layer, routes_of
 from processes import begin_rank, rank_starter, run_ranks
 from refusals import refusal
 
+import foremoe
 from foremoe.torch import ExpertParallel, grouped_linear
 
 # Whose plans are of residency shared, whatever is asked.
@@ -161,6 +164,7 @@ def work(rank: int, folder: str) -> None:
     of_two = Layer()
     of_two.top_k = 2
     found["repeated"] = refusal(lambda: ExpertParallel([of_two]).plan([torch.tensor([[[0, 1]], [[2, 2]]])]))
+    warm_starts(found, ep, rank)
     uneven = make_parallel(Layer()).plan(good * (2 - rank))
     with uneven:
         for m in uneven.micro_steps:
@@ -209,6 +213,29 @@ def work(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def warm_starts(found: dict[str, Any], ep: Any, rank: int) -> None:
+    """Plans from former plans: of one guest on rank 1, and of none."""
+    skewed, even = (
+        foremoe.plan(foremoe.Load.from_array(np.array([[rows]]), top_k=1))
+        for rows in ([[9, 1, 0, 0]] * 2, [[1] * 4] * 2)
+    )
+    of_eight = foremoe.plan(foremoe.Load.from_array(np.ones((1, 1, 2, 8), np.int64), top_k=1))
+    good = routes_of(rank)
+    found["previous of rank 1"] = refusal(lambda: ep.plan(good, previous=(skewed, even)[rank]))
+    found["previous path"] = refusal(lambda: ep.plan(good, previous="former.plan"))
+    found["previous shape"] = refusal(lambda: ep.plan(good, previous=of_eight).__enter__())
+    for name, arguments in {"shared": {"residency": "shared"}, "no slots": {"guest_slots": 0}}.items():
+        cold = ExpertParallel([Layer()], policy="foremoe", **arguments)
+        found[f"warm, {name}"] = refusal(cold.expect_warm_starts)
+        found[f"previous, {name}"] = refusal(lambda cold=cold: cold.plan(good, previous=skewed))
+        cold.detach()
+    ep.expect_warm_starts()
+    with mock.patch.object(foremoe, "start_plan", wraps=foremoe.start_plan) as planner:
+        ep.plan(good, previous=skewed)
+        ep.plan(good)
+    found["planned from"] = [call.kwargs["previous"] is skewed for call in planner.call_args_list]
+
+
 def leave_undrained(ep: Any, layer: Layer, rank: int) -> None:
     with ep.plan(routes_of(rank)) as phase, phase.micro_step(0):
         rows = len(routes_of(rank)[0])
@@ -238,6 +265,17 @@ def found() -> list[dict[str, Any]]:
         ("repeated", "InputError: routes[0][1, 0, 1]: expert 2 appears twice in a row"),
         ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
         ("on_mismatch", "InputError: on_mismatch: 'away', expected refuse or home"),
+        ("previous of rank 1", "InputError: previous: "),
+        ("previous path", "InputError: previous: is a str"),
+        ("previous shape", "InputError: previous: has 1 layers, 2 ranks and 8 experts, the load 1, 2 and 4"),
+        *(
+            (f"{of}, shared", "InputError: previous: the former plan has no effect: under")
+            for of in ("warm", "previous")
+        ),
+        *(
+            (f"{of}, no slots", "InputError: previous: the former plan has no effect: there")
+            for of in ("warm", "previous")
+        ),
         ("no micro-steps", "InputError: routes: there is no micro-step, on any rank"),
         ("spread", "InputError: layers[1]: another ExpertParallel has spread its experts"),
         ("detached", "nothing"),
@@ -261,6 +299,11 @@ def found() -> list[dict[str, Any]]:
 def test_mistakes_are_named(found: list[dict[str, Any]], case: str, words: str) -> None:
     for of in found:
         assert words in of[case]
+
+
+def test_a_former_plan_is_where_planning_starts(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["planned from"] == [True, False]
 
 
 def test_a_rank_without_a_batch_is_told_to_idle(found: list[dict[str, Any]]) -> None:

@@ -111,6 +111,12 @@ def refusal(call: Any) -> str:
     return "nothing"
 
 
+def previous_of(call: Any) -> tuple[str, int] | None:
+    """Policy and number of micro-steps of the former plan that a call of start_plan() was given."""
+    previous = call.kwargs["previous"]
+    return None if previous is None else (previous.policy, previous.num_micro_steps)
+
+
 def work(rank: int, folder: str) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(RANKS),
@@ -127,11 +133,16 @@ def work(rank: int, folder: str) -> None:
         foremoe.trl.GRPOTrainer,
         f"{folder}/mixed",
         make_model(rank).bfloat16(),
+        {"warm_start": True},
         bf16=True,
         max_steps=2,
         max_grad_norm=0.0,
     )
-    mixed.train()
+    with mock.patch.object(foremoe, "start_plan", wraps=foremoe.start_plan) as planner:
+        mixed.train()
+    found["planned from"] = [previous_of(call) for call in planner.call_args_list]
+    shared = {"residency": "shared", "warm_start": True}
+    found["warm"] = refusal(lambda: make_trainer(foremoe.trl.GRPOTrainer, f"{folder}/warm", parallel=shared))
     found["mixed"] = history(mixed, LOGGED)
     found["mixed dense equal"] = equal_on_all_ranks(dense(mixed))
 
@@ -277,6 +288,11 @@ def test_bfloat16_trains_as_float32_does(found: list[dict[str, Any]]) -> None:
         assert of["mixed"]["grad_norm"][0] == pytest.approx(of["plain"]["grad_norm"][0], rel=0.05)
 
 
+def test_a_warm_start_plans_each_step_from_the_last_ones_plan(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["planned from"] == [None, ("foremoe", 2)]
+
+
 def test_files_hold_all_experts_and_training_resumes(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["saved"] < 1e-5 and of["best"] < 1e-5
@@ -292,6 +308,7 @@ def test_what_fails_within_a_step_leaves_no_gradients(found: list[dict[str, Any]
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        ("warm", "previous: previous: the former plan has no effect: under residency shared"),
         ("odd", "group: group: 2 ranks must divide 7 experts"),
         ("beams", "generation_kwargs: generation_kwargs: generate() must run each token of a sequence once"),
         ("of one rank", "resume_from_checkpoint: resume_from_checkpoint: optimizer.pt was not written by this trainer"),
