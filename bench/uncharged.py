@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""How much the costs that the simulator does not charge would add to a step: a table of lab/performance.md.
+
+    bench/uncharged.py [--data DIR] [--foremoe PROGRAM]
+
+Qwen3-30B-A3B on H100s, two guest slots, milliseconds per step and rank, in the mean over ranks:
+
+memory of copies   every copy is read once and written once
+adding gradients   at home two are read and one is written, for every gradient that comes back
+24 processors      UltraEP reserves 24 of 132 for its copies: that part of the time in which copies and gradients cross a
+                   link at its full speed
+other optimizer    of everything that is no routed expert, divided among the ranks, as that of experts is computed
+busiest mover      what the rank that sends or receives most homes needs beyond the mean, which is charged
+
+Each is an upper bound, as if nothing of it ran beside something that does not need what it takes.
+"""
+
+import argparse
+import functools
+import json
+import os
+import tempfile
+
+import numpy as np
+from figures import printed, table
+from safetensors.numpy import load_file
+
+MEMORY = 2.96e12  # bytes per second: data/clusters/h100.toml
+LINKS = {"peers": 370e9, "network": 45e9, "host": 53e9}
+PROCESSORS = 24 / 132
+GRADIENT, OPTIMIZER, WEIGHT = 4, 12, 2  # bytes per parameter, as src/foremoe/cluster/cost_model.h has them
+# Of Qwen3-30B-A3B: attention and router of 48 layers, embedding and head.
+OTHER_PARAMETERS = 48 * (2 * 2048 * 4096 + 2 * 2048 * 512 + 2048 * 128) + 2 * 2048 * 151936
+
+
+def busiest_mover(call, load, policy, ranks):
+    """Homes that the busiest rank sends or receives ÷ the mean; 1 where none move."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "plan.safetensors")
+        call("plan", load, "--policy", policy, "--guest-slots", 2, "--out", out)
+        home = load_file(out)["home"]
+    before = np.broadcast_to(np.arange(home.shape[1]) * ranks // home.shape[1], home.shape)
+    moved = home != before
+    busiest = max(np.bincount(of[moved], minlength=ranks).max() for of in (home, before))
+    return busiest * ranks / moved.sum() if moved.any() else 1
+
+
+def uncharged(call, load, of):
+    """Seconds by cost, in the order of the columns."""
+    ranks = of["ranks"]
+    links = [link for phase in of["phases"] for link in phase["traffic"] if link["link"] in LINKS]
+    copies = sum(link["copy_bytes"] for link in links) / ranks
+    gradients = sum(link["gradient_bytes"] for link in links) / ranks
+    crossing = sum((link["copy_bytes"] + link["gradient_bytes"]) / LINKS[link["link"]] for link in links) / ranks
+    moving = of["home_move_seconds"]
+    return [
+        2 * copies / MEMORY,
+        3 * gradients / MEMORY,
+        PROCESSORS * crossing,
+        OTHER_PARAMETERS / ranks * (GRADIENT + 2 * OPTIMIZER + WEIGHT) / MEMORY,
+        moving * (busiest_mover(call, load, of["policy"], ranks) - 1) if moving else 0,
+    ]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="data")
+    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
+    arguments = parser.parse_args()
+    call = functools.partial(printed, arguments.foremoe)
+
+    def rows():
+        for name in ("q30-ep8-bursty", "q30-ep64-bursty"):
+            load = os.path.join(arguments.data, f"load-{name}.safetensors")
+            found = json.loads(call("simulate", load, "--cluster", "h100", "--model", "qwen3-30b-a3b", "--guest-slots", 2,
+                                    "--policy", "vanilla,ema,eplb,ultraep,relibra,foremoe", "--json"))  # fmt: skip
+            for of in found:
+                costs, step = uncharged(call, load, of), of["step_seconds"]
+                yield (name, of["policy"], f"{1e3 * step:.0f}", *(f"{1e3 * cost:.1f}" for cost in costs),
+                       f"{100 * sum(costs) / step:.2f} %")  # fmt: skip
+
+    table(["load", "policy", "step, ms", "memory of copies", "adding gradients", "24 processors", "other optimizer", "busiest mover",
+           "all ÷ step"], rows())  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
