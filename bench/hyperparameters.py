@@ -50,6 +50,7 @@ SOURCES = {
     ("fastermoe", "intermediate"): "ours: Qwen3-30B-A3B's",
     ("fastermoe", "bytes_per_second"): "ours: NVLink, else 400 Gb/s; code 50 Gb/s",
     ("fastermoe", "flops_per_second"): "ours; code 11.5 Tflop/s",
+    ("laer", "sharded"): "paper: FSEP",
     ("llep", "capacity_factor"): "code: the public command",
     ("llep", "min_chunk"): "code: the public command",
     ("llep", "imbalance_threshold"): "code: the public command",
