@@ -43,6 +43,42 @@ ModelShape shape_of(const nb::dict& keys) {
   return shape;
 }
 
+std::vector<Option> options_of(Cluster& cluster) {
+  std::vector<Option> table;
+  visit_keys(cluster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
+    if (section.empty()) return;  // ranks of a node: the load says how many
+    const Option named{.name = fmt::format("{}.{}", section, key)};
+    using Member = std::remove_reference_t<decltype(member)>;
+    const IntegerRange whole{static_cast<std::int64_t>(range.least), static_cast<std::int64_t>(range.most)};
+    if constexpr (std::is_same_v<Member, double>) {
+      table.push_back(number_option(named, member, {.least = range.least, .most = range.most}));
+    } else if constexpr (std::is_same_v<Member, Bytes>) {
+      table.push_back(integer_option(named, member.value, whole));
+    } else {
+      table.push_back(integer_option(named, member, whole));
+    }
+  });
+  return table;
+}
+
+// A cluster may be a dict: `like` names one, and keys of a cluster file ("network.bytes_per_second") have other values.
+void set_cluster(const nb::dict& keys, CostRequest& cost) {
+  const auto fail = [](const std::string& key, const std::string& what) {
+    throw InputError({.field = "cluster", .index = fmt::format("['{}']", key)}, what);
+  };
+  const nb::dict values = nb::cast<nb::dict>(keys.attr("copy")());
+  if (!nb::try_cast(values.attr("pop")("like", nb::none()), cost.cluster)) fail("like", "expected a cluster's name");
+  try {
+    cost.changed = find_cluster(cost.cluster);
+    set_options(options_of(*cost.changed), values);
+  } catch (const InputError& error) {
+    fail(cost.changed ? error.where().field : "like", error.problem());
+  }
+  if (cost.changed->ranks_per_switch > cost.changed->ranks_per_node) {
+    fail("node.ranks_per_switch", fmt::format("more than the {} ranks of a node", cost.changed->ranks_per_node));
+  }
+}
+
 std::optional<CostModel> cost_of(const CostRequest& request, const LoadTable& load, bool simulates) {
   const NamedCost named = read_cost(request);
   return simulates ? find_cost_model(named, load) : find_cost_model_if_asked(named, load);
@@ -55,6 +91,8 @@ void set_options(const nb::dict& keywords, EvaluateOptions& evaluate, CostReques
   for (const auto& [key, value] : keywords) {
     if (nb::cast<std::string>(key) == "model" && nb::isinstance<nb::dict>(value)) {
       cost.shape = shape_of(nb::cast<nb::dict>(value));
+    } else if (nb::cast<std::string>(key) == "cluster" && nb::isinstance<nb::dict>(value)) {
+      set_cluster(nb::cast<nb::dict>(value), cost);
     } else {
       rest[key] = value;
     }

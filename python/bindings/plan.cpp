@@ -11,6 +11,7 @@
 #include "foremoe/core/sha256.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/plan_json.h"
+#include "foremoe/planner/planner.h"
 #include "foremoe/rollout/collector.h"
 
 namespace foremoe::python {
@@ -290,6 +291,15 @@ Raises InputError where parts are of different plans, or a layer is in none or i
     return plan_of(read_plan(path.string()));
   });
   m.def("_check", &check, "plan"_a, "load"_a, "trace"_a.none(), "align"_a, "homes"_a.none());
+  m.def(
+      "_split_anew",
+      [](const Plan& plan, const Load& load) {
+        expect_whole(plan, "splitting anew");
+        Plan split = plan_of(split_anew(finished(plan), load.table()));
+        split.times = plan.times;
+        return split;
+      },
+      "plan"_a, "load"_a);
   m.def("_figures", &figures, "plan"_a, "load"_a, "trace"_a.none(), "align"_a, "homes"_a.none());
 }
 

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from experiments import HOT_RANK, MODELLED, PROSE, TRACE, changed, modelled, run
+from experiments import HOT_RANK, MODELLED, PROSE, ROOT, TRACE, changed, modelled, run
 
 import foremoe
 from foremoe import reproduce
 from foremoe.reproduce.columns import COLUMNS
+from foremoe.reproduce.forecast import forecast_load
 from foremoe.reproduce.measured import Measured
 from foremoe.reproduce.text import aligned
 
@@ -147,8 +148,9 @@ def test_a_forecast_errs_by_the_tokens_that_go_elsewhere_than_the_step_before_to
 def test_several_draws_give_the_mean_of_each_figure_and_how_far_they_are_apart() -> None:
     text = changed(HOT_RANK, 'routing = "w2"', "seed = 5\nstep_spread = 1\ndraws = 3")
     text = changed(text, "at_most = 250", "at_most = 1000")
+    finding = changed(text, "Finding.", "It is {w2 | none | straggler | 2 ±}, about {w2 | none | straggler | 1}.")
     told: list[str] = []
-    result = reproduce.run_experiment(reproduce.parse_experiment(text, "mine.toml"), progress=told.append)
+    result = reproduce.run_experiment(reproduce.parse_experiment(finding, "mine.toml"), progress=told.append)
     assert [what.rsplit(", ", 1)[1] for what in told] == [f"seed {seed}" for seed in (5, 5, 6, 6, 7, 7)]
     single = [run(changed(text, "seed = 5", f"seed = {seed}").replace("draws = 3\n", "")) for seed in (5, 6, 7)]
     for system in (0, 1):
@@ -161,6 +163,7 @@ def test_several_draws_give_the_mean_of_each_figure_and_how_far_they_are_apart()
     assert result.judged()[1].worst == result.cells[0][0].figures[1]
     straggler, apart = result.cells[0][0].figures[1], result.cells[0][0].spread[1]
     assert f"| {straggler:.0f} ± {apart:.0f} |" in reproduce.to_markdown(result)
+    assert f"It is {straggler:.2f} ± {apart:.2f}, about {straggler:.1f}." in reproduce.to_markdown(result)
     (row, _) = reproduce.to_json(result)["rows"]
     assert (row["draws"], row["straggler"], row["spread"]["straggler"]) == (3, straggler, apart)
 
@@ -181,6 +184,88 @@ def test_steps_planned_one_by_one_keep_no_guests_and_have_their_own_figures() ->
     assert each.figures[-2] == pytest.approx(sum(plan["copies"] for plan in plans) / 6)
     assert each.figures[-1] == max(plan["rho"]["max"] for plan in plans)
     assert each.figures[-2] > at_once.figures[-2]  # what a step wants is fetched again
+
+
+def test_figures_of_steps_are_their_least_median_or_largest() -> None:
+    text = changed(HOT_RANK, 'routing = "w2"', "seed = 5\nstep_spread = 1").split("[[published]]")[0]
+    text = changed(text, "micro_steps = 2", 'micro_steps = 6\nsteps = 3\nplan_each_step = true\nover_steps = "mean"')
+    text = changed(changed(text, '"mean"', '["mean", "least", "median", "largest"]'), '"w2"', '"{over_steps}"')
+    result = run(text)
+    load = foremoe.synthesize_load(**result.experiment.inputs[0].load).array.sum((1, 2))  # [micro_steps, experts]
+    rho = load.reshape(3, 2, 4, 4).sum(-1).max(-1).mean(-1) / 200  # vanilla's, [step]
+    assert len(set(rho)) == 3
+    ours = [cells[0].figures[0] for cells in result.cells]
+    assert ours == pytest.approx([rho.mean(), rho.min(), sorted(rho)[1], rho.max()])
+
+
+def test_steps_drift_from_one_popularity_to_another_and_a_warm_system_begins_where_it_was() -> None:
+    text = changed(HOT_RANK, 'routing = "w2"', "seed = 5\nstep_spread = 1\ndrift = 0.5").split("[[published]]")[0]
+    text = changed(text, "micro_steps = 2", "micro_steps = 6\nsteps = 3\nplan_each_step = true")
+    on = reproduce.parse_experiment(text, "mine.toml").inputs[0]
+    load, former = reproduce.run._load_of(on, 1)
+    assert former is None
+    first, second = (foremoe.synthesize_load(**{**on.load, "seed": 5 + more}).array for more in (0, 1_000_000))
+    assert (load.array[:2] == first[:2]).all()
+    assert (load.array[2:4] == np.rint(0.75 * first[2:4] + 0.25 * second[2:4])).all()
+    assert (load.array[4:] == np.rint(0.5 * first[4:] + 0.5 * second[4:])).all()
+
+    given: list[foremoe.Plan | None] = []
+
+    def evaluate(*arguments: Any, previous: foremoe.Plan | None = None, **keywords: Any) -> Any:
+        given.append(previous)
+        return _evaluate(*arguments, previous=previous, **keywords)
+
+    _evaluate = foremoe._core._evaluate
+    for keys, warm in (("", False), ("\nwarm = true", True)):
+        given.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(foremoe._core, "_evaluate", evaluate)
+            run(changed(text, 'policy = "foremoe"', f'policy = "foremoe"{keys}'))
+        assert [plan is not None for plan in given] == [False] * 4 + [warm] * 2
+
+
+def test_a_system_that_forecasts_places_by_what_it_expects_and_splits_what_comes() -> None:
+    ours = {"policy": "foremoe", "guest_slots": 2}
+    shared = {**ours, "residency": "shared"}
+    systems = {
+        "none": {"policy": "vanilla"},
+        "ours": ours,
+        "step": {**ours, "forecast": "step"},
+        "former step": {**ours, "forecast": "former_step"},
+        "former step, shared": {**shared, "forecast": "former_step"},
+        "average": {**shared, "forecast": "average"},
+    }
+    result = run(modelled(["rho_mean", "step_ms"], systems, former_step=True, group_spread=1.5))
+    figures = {system.label: cell.figures for _, system, cell in result.runs()}
+    rho = {label: of[0] for label, of in figures.items()}
+    assert 1 <= rho["ours"] < rho["step"] < rho["none"]
+    assert rho["ours"] < rho["former step"] < rho["none"]
+    assert rho["average"] != rho["former step, shared"]
+    on = result.experiment.inputs[0]
+    load, former = reproduce.run._load_of(on, 1)
+    assert former is not None
+    mean = np.rint(former.array.mean(0)).astype(np.int64)
+    expected = forecast_load("former_step", load, former)
+    assert all((micro_step == mean).all() for micro_step in expected.array)
+    placed = foremoe.plan(expected, guest_slots=2)
+    split = foremoe._core._split_anew(placed, load)
+    assert (split.slot_expert == placed.slot_expert).all()
+    assert rho["former step"] == foremoe.figures(split, load)["rho"]["mean"]
+    # The average begins with the former step's mean, and a tenth of each micro-step comes in.
+    average = forecast_load("average", load, former).array
+    assert (average[0] == mean).all()
+    assert (average[1] == np.rint(0.9 * former.array.mean(0) + 0.1 * load.array[0])).all()
+
+
+def test_who_forecasts_rightly_pays_for_gathering_counts_and_for_nothing_else() -> None:
+    systems = {"ours": {"policy": "foremoe", "guest_slots": 2}}
+    systems["step"] = {**systems["ours"], "forecast": "step"}
+    ours, step = run(modelled(["rho_mean", "copies", "dispatch_ms", "step_ms"], systems, routing="w2")).cells[0]
+    assert step.figures[:2] == ours.figures[:2]
+    # Seven ranks' counts of 128 experts in 4 bytes, over 370 GB/s, after 20 µs; two phases, 4 micro-steps, 48 layers.
+    once = 1e3 * (20e-6 + 7 * 128 * 4 / 370e9)
+    assert step.figures[2] - ours.figures[2] == pytest.approx(once)
+    assert step.figures[3] - ours.figures[3] == pytest.approx(2 * 4 * 48 * once)
 
 
 def test_a_recorded_rollout_is_batched_for_the_ranks_that_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -312,6 +397,19 @@ def test_by_token_a_drawn_trace_is_counted_and_a_load_estimated() -> None:
         )
     assert caught.value.field == "system[0].ep_groups"
     assert run(with_dispatch(grouped, '"row"')).cells[0][0].figures[0] > 0
+
+
+def test_a_cluster_that_changes_a_preset_is_one_whose_file_has_that_number(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "slow.toml"
+    preset = (ROOT / "data" / "clusters" / "h100.toml").read_text()
+    file.write_text(changed(preset, "[peers]\nbytes_per_second = 370e9", "[peers]\nbytes_per_second = 37e9"))
+    other = '{ like = "h100", peers.bytes_per_second = 37e9 }'
+    changed_, by_file, as_it_is = (
+        [cell.figures[0] for cell in run(changed(MODELLED, '"h100"', cluster)).cells[0]]
+        for cluster in (other, f'"{file}"', '"h100"')
+    )
+    assert changed_ == by_file
+    assert changed_[0] > as_it_is[0]
 
 
 def test_a_rollouts_tail_hides_placement() -> None:

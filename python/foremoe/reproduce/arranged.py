@@ -103,9 +103,9 @@ class MeasuredPadded(Measured):
 
 @dataclass(frozen=True, eq=False)
 class MeasuredOnOtherRoutes(Measured):
-    """What one system does where routes may be other than recorded. Then no plan tells how many rows come, so whoever
-    plans, ranks gather all ranks' counts by expert between router and dispatch: in every forward of every layer. That
-    is part of `dispatch`, and of the ideal step too.
+    """What one system does where routes may be other than recorded, or forecast. Then no plan tells how many rows come,
+    so whoever plans, ranks gather all ranks' counts by expert between router and dispatch: in every forward of every
+    layer. That is part of `dispatch`, and of the ideal step too.
     """
 
     @cached_property

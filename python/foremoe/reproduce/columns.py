@@ -7,6 +7,7 @@ measured here is time on the machine that runs this.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -63,9 +64,11 @@ class Column:
     needs_own_routes: bool = False  # a plan on the routes by which it was made
     depends_on_dispatch: bool = False
 
-    def over_steps(self, figures: Sequence[float]) -> float:
-        """Of an input whose steps are planned one by one: their mean, or their largest where that is what it tells."""
-        return max(figures) if self.name in _LARGEST else math.fsum(figures) / len(figures)
+    def over_steps(self, figures: Sequence[float], statistic: str = "") -> float:
+        """Of an input whose steps are planned one by one. statistic: a key of OVER_STEPS; empty: the mean, or the
+        largest where that is what the column tells.
+        """
+        return OVER_STEPS[statistic or ("largest" if self.name in _LARGEST else "mean")](figures)
 
 
 def _own(name: str, title: str, digits: int, meaning: str, value: Callable[[Measured], float]) -> Column:
@@ -252,6 +255,12 @@ _OF_ANY_DISPATCH = (
     "guest_gib",
 )
 
+OVER_STEPS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "least": min,
+    "median": statistics.median,
+    "largest": max,
+}
 _LARGEST = {"rho_max", "node_link_max", "node_link_of_first", "link_gib"}
 _BY_ORIGIN: Sequence[tuple[list[Column], Origin, bool]] = (
     (_EXACT, "exact", False),

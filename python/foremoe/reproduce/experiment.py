@@ -20,8 +20,10 @@ class Input:
     former_step: systems know the load of a step before this one: same popularity, other tokens.
     former_plan: they planned it too, and begin with the placement that they had in the end.
     steps: how many steps of equal length the micro-steps are. plan_each_step: each is planned by itself, as no copy
-    outlives the optimizer's step. wrong_percent, missing_percent: of the load's rows, that
-    go elsewhere than recorded, and that are not recorded; None: routes are as recorded.
+    outlives the optimizer's step. over_steps: which statistic of the steps' figures, see Column.over_steps. drift:
+    share of the last step's tokens that follow another popularity; it grows from 0 in equal parts. wrong_percent,
+    missing_percent: of the load's rows, that go elsewhere than recorded, and that are not recorded; None: routes are
+    as recorded.
     cost: keywords of evaluate(): cluster, model, …; None: nothing is modelled. dispatches: ways in which rows travel.
     Each system plans once and its step is modelled with each of them; empty where nothing depends on it.
     planned: guest_slots of systems that do not set their own.
@@ -36,6 +38,8 @@ class Input:
     former_plan: bool
     steps: int
     plan_each_step: bool
+    over_steps: str
+    drift: float
     wrong_percent: float | None
     missing_percent: float | None
     cost: Options | None
@@ -55,20 +59,24 @@ class Input:
 
 @dataclass(frozen=True)
 class System:
-    """foresight: it plans what was recorded, not what is executed. options: keywords of evaluate(). own: options that
+    """foresight: it plans what was recorded, not what is executed. forecast: by which loads it places in place of
+    those that come, see forecast.py; empty: by these. options: keywords of evaluate(). own: options that
     this policy alone has. ep_groups: how many expert-parallel groups of consecutive ranks the input's ranks are; each
     has all experts and is planned on its own. padded: each source sends each expert as many rows as the largest such
-    cell of the group has, in that layer and micro-step. in_place: replicas keep their weights and optimizer state, see
+    cell of the group has, in that layer and micro-step. warm: of steps that are planned one by one, each begins with
+    this system's plan of the step before. in_place: replicas keep their weights and optimizer state, see
     MeasuredInPlace.
     """
 
     label: str
     policy: str
     foresight: bool
+    forecast: str
     options: Options
     own: Mapping[str, float | str]
     ep_groups: int = 1
     padded: bool = False
+    warm: bool = False
     in_place: bool = False
 
 

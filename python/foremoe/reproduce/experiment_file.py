@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 
 from .. import _core
 from .._errors import InputError
-from .columns import COLUMNS, DISPATCHES, OF_GROUPS, Column, Heading
+from .columns import COLUMNS, DISPATCHES, OF_GROUPS, OVER_STEPS, Column, Heading
 from .experiment import Aim, Experiment, Input, Published, System
 from .finding import expect_known_cells
+from .forecast import FORECASTS, OF_FORMER_STEP
 from .toml_table import Options, Table
 
 FOLDER = pathlib.Path(__file__).with_name("experiments")  # of the installed package: lab/experiments/*.toml
@@ -40,7 +41,18 @@ _PROSE = ("title", "source", "about", "reading")
 _TABLES_OF_ROOT = {"shape", "input", "every_input", "system", "every_system", "published", "aim"}
 _OF_ROOT = {*_PROSE, "finding", "secondary", "across", "columns", *_TABLES_OF_ROOT}
 _OF_INPUT = (
-    {"label", "file", "model", "cluster", "recompute_activations", "steps", "plan_each_step", "draws"}
+    {
+        "label",
+        "file",
+        "model",
+        "cluster",
+        "recompute_activations",
+        "steps",
+        "plan_each_step",
+        "draws",
+        "over_steps",
+        "drift",
+    }
     | {"former_step", "former_plan", "guest_slots", "dispatch", "trace"}
     | _OTHER_ROUTES
     | _DRAWN
@@ -49,10 +61,16 @@ _OF_INPUT = (
 _OF_COUNTS = (
     "former_step",
     "plan_each_step",
+    "drift",
     *sorted(_OTHER_ROUTES),
 )  # keys that keep counts alone, not a trace's tokens
 _ARRANGED = {"ep_groups", "padded", "in_place"}  # with columns of OF_GROUPS alone
-_OF_SYSTEM = {"label", "policy", "foresight"} | _ARRANGED | _PLANNED.union(*map(_core._own_options, _core.policies()))
+_FORECASTING = {"foremoe", "static"}  # policies that place by the loads that they are given
+_OF_SYSTEM = (
+    {"label", "policy", "foresight", "forecast", "warm"}
+    | _ARRANGED
+    | _PLANNED.union(*map(_core._own_options, _core.policies()))
+)
 
 Labelled = TypeVar("Labelled", Input, System)
 
@@ -97,6 +115,14 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     read_input = partial(_read_input, shapes=shapes, columns=columns, modelled=modelled, by_dispatch=by_dispatch)
     inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input, lists={"dispatch"}), read_input)
     headings = _headings(root, columns, inputs, systems)
+    if (forecast := next((s.forecast for s in systems.values() if s.forecast in OF_FORMER_STEP), "")) and not all(
+        i.former_step for i in inputs.values()
+    ):
+        root.fail("system", f"forecast {forecast} needs former_step on every input")
+    if any(s.forecast for s in systems.values()) and any(i.has_other_routes for i in inputs.values()):
+        root.fail("system", "forecast cannot be used beside wrong_percent and missing_percent")
+    if any(s.warm for s in systems.values()) and not all(i.plan_each_step for i in inputs.values()):
+        root.fail("system", "warm has no effect where steps are not planned one by one")
     if any(s.foresight for s in systems.values()) and not any(i.has_other_routes for i in inputs.values()):
         root.fail("system", "foresight has no effect where no input has wrong_percent or missing_percent")
     finding = root.text("finding")
@@ -180,6 +206,10 @@ def _used_by_system(table: Table, modelled: bool) -> tuple[set[str], str]:
     used = {"label", "policy", "foresight", *_ARRANGED, *own, *_core._policy_uses(policy)}
     if modelled or _plans_by_time(table.rest):
         used.add("path")
+    if policy in _FORECASTING:
+        used.add("forecast")
+    if "previous" in _core._policy_uses(policy):
+        used.add("warm")
     return used, f"policy {policy}"
 
 
@@ -187,20 +217,38 @@ def _read_system(table: Table, columns: Collection[str]) -> System:
     label, policy, options = table.required("label"), table.required("policy"), table.options(_PLANNED)
     foresight, ep_groups = table.truth("foresight"), table.take("ep_groups", "an integer", int)
     padded, in_place = table.truth("padded"), table.truth("in_place")
+    warm = table.truth("warm")
+    forecast = table.name("forecast", FORECASTS, "forecast")
     if ep_groups is not None and ep_groups < 1:
         table.fail("ep_groups", f"{ep_groups}, expected 1 or more")
     if (ep_groups or 1) > 1 or padded or in_place:
         key, value = ("padded", "true") if padded else ("in_place", "true") if in_place else ("ep_groups", ep_groups)
-        if foresight:
-            table.fail("foresight", f"cannot be used beside {key} {value}")
+        for name, given in (("foresight", foresight), ("forecast", forecast), ("warm", warm)):
+            if given:
+                table.fail(name, f"cannot be used beside {key} {value}")
         if padded and in_place:
             table.fail("padded", "cannot be used beside in_place true")
         if other := next((name for name in columns if name not in OF_GROUPS), ""):
             table.fail(key, f"{value}, but column '{other}' is of one plan; of such systems are {', '.join(OF_GROUPS)}")
+    if forecast and foresight:
+        table.fail("forecast", "cannot be used beside foresight")
+    if forecast and options.get("in_flight", 1) != 1:
+        table.fail("forecast", "cannot be used with several micro-steps in flight")
+    if forecast == "average" and options.get("residency") != "shared":
+        table.fail("forecast", "average needs residency shared: others place by averages of later micro-steps too")
     table.checked(_core._check_evaluation, options)
     table.checked(partial(_core._own_options, policy), table.rest)
     return System(
-        label, policy, foresight, options, own=table.rest, ep_groups=ep_groups or 1, padded=padded, in_place=in_place
+        label,
+        policy,
+        foresight,
+        forecast,
+        options,
+        own=table.rest,
+        ep_groups=ep_groups or 1,
+        padded=padded,
+        in_place=in_place,
+        warm=warm,
     )
 
 
@@ -229,8 +277,10 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str, by_dis
     if table.text("file"):
         return used | _BATCHED, "file"
     by_steps = not _BY_STEPS.isdisjoint(columns)
-    if by_steps or table.truth("plan_each_step"):
-        used.add("steps")
+    if each := table.truth("plan_each_step"):
+        used.add("over_steps")
+    if by_steps or each:
+        used |= {"steps", "drift"}
     if table.truth("former_step"):
         used.add("former_plan")
     elif not by_steps and _OTHER_ROUTES.isdisjoint(table.rest):
@@ -244,7 +294,7 @@ def _used_by_input(table: Table, columns: Collection[str], modelled: str, by_dis
 def _read_input(
     table: Table, shapes: Mapping[str, dict[str, Any]], columns: Mapping[str, Column], modelled: str, by_dispatch: bool
 ) -> Input:
-    label, file, cluster, name = table.required("label"), *map(table.text, ("file", "cluster", "model"))
+    label, file, cluster, name = table.required("label"), table.text("file"), _read_cluster(table), table.text("model")
     cost: dict[str, Any] = {"cluster": cluster} if cluster else {}
     if modelled and not cluster:
         table.fail("cluster", f"is missing: {modelled} needs cluster and model")
@@ -266,6 +316,11 @@ def _read_input(
     steps, draws = (table.take(key, "an integer", int) for key in ("steps", "draws"))
     if draws is not None and not 1 <= draws <= 1000:
         table.fail("draws", f"{draws}, expected 1 … 1000")
+    drift = table.number("drift")
+    if drift is not None and not 0 <= drift <= 1:
+        table.fail("drift", f"{drift:g}, expected 0 … 1")
+    if drift and former_step:
+        table.fail("drift", "cannot be used beside former_step")
     planned = table.options({"guest_slots"})
     table.checked(_core._check_evaluation, planned)
     own_routes = next((name for name, column in columns.items() if column.needs_own_routes), "")
@@ -293,6 +348,8 @@ def _read_input(
         former_plan=former_plan,
         steps=1 if steps is None else steps,
         plan_each_step=table.truth("plan_each_step"),
+        over_steps=table.name("over_steps", OVER_STEPS, "statistic"),
+        drift=drift or 0.0,
         wrong_percent=wrong,
         missing_percent=missing,
         cost=cost if cluster else None,
@@ -300,6 +357,22 @@ def _read_input(
         planned=planned,
         draws=draws or 1,
     )
+
+
+def _read_cluster(table: Table) -> str | dict[str, Any]:
+    """A name, or `like` one with other numbers, which _core knows by section.key. Empty where there is none."""
+    given = table.take("cluster", "a text or a table", str, dict)
+    if not isinstance(given, dict):
+        return given or ""
+    cluster: dict[str, Any] = {}
+    for key, value in given.items():
+        cluster |= {f"{key}.{name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
+    try:
+        _core._check_evaluation({"cluster": cluster})
+    except InputError as error:
+        key = error.index.strip("[']")  # cluster['network.bytes_per_second']
+        table.fail(f"cluster.{key}", error.problem)
+    return cluster
 
 
 def _read_dispatches(table: Table) -> tuple[str, ...]:

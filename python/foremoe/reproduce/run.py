@@ -20,6 +20,7 @@ from ..loads import synthesize_load, synthesize_trace
 from .arranged import MeasuredGroups, MeasuredInPlace, MeasuredOnOtherRoutes, MeasuredPadded
 from .columns import Heading, ratio
 from .experiment import Aim, Experiment, Input, System
+from .forecast import forecast_load
 from .measured import Measured
 from .other_routes import OtherRoutes, executed_quotas, other_routes
 
@@ -124,31 +125,40 @@ def _cells_of(
         progress(f"{experiment.name}: {system.label} on {on.label}{seed}")
         with _naming(experiment.file, f"system[{i}]", f"'{system.label}' on '{on.label}'"):
             measured: list[ByDispatch] = []
+            before: Plan | None = None
             for step in loads:
-                one = _measure(system, on, step, former, others, threads)
+                one = _measure(system, on, step, former, others, threads, before)
                 if isinstance(one, Cell):
                     break
                 measured.append(one)
+                if system.warm:
+                    before = next(iter(one.values())).evaluation.plan
             if isinstance(one, Cell):
                 yield one
                 continue
         if i == 0:
             first = measured
-        yield Cell(tuple(_figure(heading, measured, first) for heading in experiment.headings))
+        yield Cell(tuple(_figure(heading, on, measured, first) for heading in experiment.headings))
 
 
-def _figure(heading: Heading, measured: list[ByDispatch], first: list[ByDispatch] | None) -> float:
+def _figure(heading: Heading, on: Input, measured: list[ByDispatch], first: list[ByDispatch] | None) -> float:
     """Over the steps. A heading without a dispatch has the figure of the first."""
     figures = []
     for step, one in enumerate(measured):
         dispatch = heading.dispatch or next(iter(one))
         beside = first[step].get(dispatch) if first else None
         figures.append(heading.column.of(one[dispatch], beside) if dispatch in one else math.nan)
-    return heading.column.over_steps(figures)
+    return heading.column.over_steps(figures, on.over_steps)
 
 
 def _measure(
-    system: System, on: Input, load: Load, former: Load | None, others: OtherRoutes | None, threads: int
+    system: System,
+    on: Input,
+    load: Load,
+    former: Load | None,
+    others: OtherRoutes | None,
+    threads: int,
+    before: Plan | None,
 ) -> ByDispatch | Cell:
     """On the load that is executed. A cell where the system is not defined for the input."""
     if others is not None and (system.padded or system.in_place):
@@ -160,7 +170,7 @@ def _measure(
     groups: list[ByDispatch] = []
     for part, part_before in zip(_split(load, system), _split(former, system), strict=True):
         assert part is not None
-        group = _measure_group(system, on, part, part_before, others, threads)
+        group = _measure_group(system, on, part, part_before, others, threads, before)
         if isinstance(group, Cell):
             return group
         groups.append(group)
@@ -170,7 +180,13 @@ def _measure(
 
 
 def _measure_group(
-    system: System, on: Input, load: Load, former: Load | None, others: OtherRoutes | None, threads: int
+    system: System,
+    on: Input,
+    load: Load,
+    former: Load | None,
+    others: OtherRoutes | None,
+    threads: int,
+    before: Plan | None,
 ) -> ByDispatch | Cell:
     """Of one expert-parallel group: planned once, with the first dispatch, and modelled with each."""
     dispatches = on.dispatches or ("",)
@@ -180,29 +196,34 @@ def _measure_group(
     foreseen = others if system.foresight else None
     evaluate = partial(_core._evaluate, policy=system.policy, policy_options=own, previous_load=former, threads=threads)
     planned = _padded(load) if system.padded else load if foreseen is None else foreseen.recorded
+    if system.forecast:
+        planned = forecast_load(system.forecast, load, former)
     base = {**on.planned, **system.options, **(on.cost or {})}
     options = {dispatch: {**base, "dispatch": dispatch} if dispatch else base for dispatch in dispatches}
-    before = _former_plan(system, options[dispatches[0]], former, threads) if on.former_plan else None
+    if on.former_plan:
+        before = _former_plan(system, options[dispatches[0]], former, threads)
     made = evaluate(planned, options=options[dispatches[0]], previous=before)
     if made.skipped:
         return Cell(skipped=made.skipped)
     recompute_plan = made.recompute_plan if made.plan.in_flight > 1 else None
+    plan = _core._split_anew(made.plan, load) if system.forecast else made.plan
     quotas = None if foreseen is None else executed_quotas(made.plan, foreseen, seed=on.load.get("seed", 1))
     by_dispatch: ByDispatch = {}
     for dispatch in dispatches:
         again = (options[dispatch], own)
         if quotas is not None:
             evaluation = _core._evaluate_quotas(made.plan, quotas, load, *again, previous_load=former, threads=threads)
-        elif dispatch == dispatches[0]:
+        elif dispatch == dispatches[0] and not system.forecast:
             evaluation = made
         else:
+            executed = load if system.forecast else planned
             evaluation = _core._evaluate_plan(
-                made.plan, planned, *again, recompute_plan=recompute_plan, previous_load=former, threads=threads
+                plan, executed, *again, recompute_plan=recompute_plan, previous_load=former, threads=threads
             )
         if not evaluation.figures["ok"]:
             raise InputError(f"the plan is wrong: {evaluation.figures['violations'][0]['message']}")
         measured = (evaluation, load, on.steps, made)
-        if others is not None:
+        if others is not None or system.forecast:
             by_dispatch[dispatch] = MeasuredOnOtherRoutes(*measured)
         elif system.padded:
             by_dispatch[dispatch] = MeasuredPadded(*measured, evaluate(load, options=options[dispatch]))
@@ -264,6 +285,8 @@ def _load_of(on: Input, threads: int) -> tuple[Load, Load | None]:
         return _core._collect(read_trace(on.file), dict(on.load), threads), None
     if on.trace:
         return _core._collect(synthesize_trace(**on.load), {}, threads), None
+    if on.drift:
+        return _drifting(on), None
     if not on.former_step:
         return synthesize_load(**on.load), None
     micro_steps = on.load["micro_steps"]
@@ -273,6 +296,14 @@ def _load_of(on: Input, threads: int) -> tuple[Load, Load | None]:
         for half in (both.array[:micro_steps], both.array[micro_steps:])
     )
     return load, former
+
+
+def _drifting(on: Input) -> Load:
+    """Of two loads that differ in popularity, the first gives way to the second from step to step."""
+    first, second = (synthesize_load(**{**on.load, "seed": on.load.get("seed", 1) + more}) for more in (0, 1_000_000))
+    part = np.repeat(np.linspace(0, on.drift, on.steps), first.num_micro_steps // on.steps)[:, None, None, None]
+    counts = np.rint((1 - part) * first.array + part * second.array).astype(np.int64)
+    return Load.from_array(counts, top_k=first.top_k, ranks_per_node=first.ranks_per_node, name=first.name)
 
 
 def _other_routes(on: Input, load: Load) -> OtherRoutes | None:

@@ -31,7 +31,7 @@ class Table:
         self.shared = shared
 
     def fail(self, key: str, what: str) -> NoReturn:
-        place = self.shared[0] if key in self.shared[1] else self.place
+        place = self.shared[0] if key.split(".")[0] in self.shared[1] else self.place
         field = f"{place}.{key}" if place else key
         raise InputError(f"{self.file}: {field}: {what}", file=self.file, field=field)
 

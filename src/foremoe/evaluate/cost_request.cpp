@@ -115,8 +115,8 @@ std::vector<Option> options_of(ModelShape& s) {
 }
 
 NamedCost read_cost(const CostRequest& request) {
-  NamedCost named{.model = request.shape, .options = request.options};
-  if (!request.cluster.empty()) named.cluster = find_cluster(request.cluster);
+  NamedCost named{.cluster = request.changed, .model = request.shape, .options = request.options};
+  if (!named.cluster && !request.cluster.empty()) named.cluster = find_cluster(request.cluster);
   if (!named.model && !request.model.empty()) named.model = model_named(request.model);
   return named;
 }

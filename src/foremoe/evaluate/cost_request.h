@@ -15,6 +15,7 @@ namespace foremoe {
 struct CostRequest {
   std::string cluster;              // a preset's name, or a file; empty: none
   std::string model;                // likewise, the file a config.json
+  std::optional<Cluster> changed;   // that cluster, with other values
   std::optional<ModelShape> shape;  // the model, in place of a name
   CostOptions options;
 };

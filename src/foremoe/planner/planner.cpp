@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <chrono>
 #include <memory>
 
@@ -124,6 +125,27 @@ PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options) {
   const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
   ThreadPool pool;
   return plan_step({.load = load, .home = home, .options = options}, pool);
+}
+
+StepPlan split_anew(StepPlan plan, const LoadTable& load) {
+  const std::array<int, 4> of_plan{plan.num_micro_steps(), plan.num_layers(), plan.num_ranks(), plan.num_experts()};
+  const std::array<int, 4> of_load{load.num_micro_steps(), load.num_layers(), load.num_ranks(), load.num_experts()};
+  if (of_plan != of_load) {
+    throw InputError({.file = load.name, .field = "load", .index = {}},
+                     fmt::format("has [{}] micro-steps, layers, ranks and experts, the plan [{}]",
+                                 fmt::join(of_load, ", "), fmt::join(of_plan, ", ")));
+  }
+  const PlanRequest request{
+      .load = load,
+      .home = plan.home,
+      .options = {.guest_slots = plan.guest_slots, .residency = plan.residency, .in_flight = plan.in_flight}};
+  const ExecutionOrder order = make_execution_order(load.num_micro_steps(), plan.in_flight);
+  for (int l = 0; l < load.num_layers(); ++l) {
+    planner::LayerPlanner layer(request, order, LayerId{l});
+    for (int m = 0; m < load.num_micro_steps(); ++m) layer.finish(MicroStepId{m}, plan);
+  }
+  plan.load_digest = load_digest(load);
+  return plan;
 }
 
 }  // namespace foremoe

@@ -55,6 +55,11 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool);
 // The same with contiguous homes and as many threads as there are processors.
 PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options = {});
 
+// Stage T alone: the slots of `plan` with the quotas that `load` asks for, which need not be the load that they were
+// chosen for. So splits who places by a forecast and learns at the router what comes. Under `shared` a guest without
+// tokens leaves its slot. Throws InputError, field `load`, for a load of another size.
+StepPlan split_anew(StepPlan plan, const LoadTable& load);
+
 // What becomes of a former step's plan that is not taken as it is, in a sentence for the user: why it has no effect
 // with these options, or in what it differs. Empty when there is nothing to say. Its layers, ranks and experts are
 // those of the load, or plan_step refuses it.

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "foremoe/core/error.h"
 #include "foremoe/core/random.h"
 #include "foremoe/testing/planner_steps.h"
 #include "foremoe/testing/random_plans.h"
@@ -280,6 +281,33 @@ TEST(PlannerStages, EachEarnsItsPlace) {
   }
   EXPECT_LT(all, without_replication);
   EXPECT_LT(all, without_tokens);
+}
+
+// Quotas and bounds of the load that comes, on slots chosen for another: those that are exact there.
+TEST(SplitAnew, KeepsTheSlotsAndServesAnotherLoadExactly) {
+  const LoadTable expected = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 3);
+  const LoadTable load = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 4);
+  for (const Residency residency : test::kPinnedResidencies) {
+    const StepPlan placed = plan_checked(expected, {.guest_slots = 2, .residency = residency}).plan;
+    const StepPlan plan = split_anew(placed, load);
+    const CheckReport report = check_plan(plan, load, {.initial_home = plan.home});
+    for (const Violation& v : report.violations) ADD_FAILURE() << to_string(v.kind) << ": " << v.message;
+    if (residency != Residency::kShared) {
+      EXPECT_EQ(plan.slot_expert, placed.slot_expert);
+    }
+    expect_exact(plan, load);
+    EXPECT_EQ(split_anew(placed, expected).slot_tokens, placed.slot_tokens) << "not as it was split first";
+  }
+}
+
+TEST(SplitAnew, RefusesALoadOfAnotherSize) {
+  const StepPlan plan = plan_checked(bursty_load({.micro_steps = 2}, 3), {}).plan;
+  try {
+    split_anew(plan, bursty_load({.micro_steps = 3}, 3));
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const InputError& error) {
+    EXPECT_EQ(error.where().field, "load");
+  }
 }
 
 }  // namespace
