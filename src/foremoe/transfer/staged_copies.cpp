@@ -84,16 +84,16 @@ class LayerContents {
   Array<Slot, 2> slots_;  // [rank][slot]
 };
 
-// Homes that come back do so layer by layer; a copy may then wait for its set of buffers alone.
+// Homes that come back do so layer by layer. A copy waits for its set of buffers, and may be early by `depth` turns.
 void set_turns(const TurnOrder& order, int depth, std::span<ScheduledCopy> copies) {
   for (ScheduledCopy& copy : copies) {
     if (copy.arrives.value == order.size()) copy.arrives = copy.closes = TurnId{order.size() + copy.layer.value};
-    copy.opens = TurnId{std::max(0, copy.arrives.value - depth + 1)};
+    copy.opens = TurnId{std::max(0, copy.arrives.value - depth)};
   }
 }
 
 // Each turn has its set, in which the copies of a rank count up from 0. Returns how many a rank has in all sets.
-int number_buffers(int first, int depth, std::span<ScheduledCopy> copies) {
+int number_buffers(int first, int sets, std::span<ScheduledCopy> copies) {
   int most = 0;
   const ScheduledCopy* before = nullptr;
   for (ScheduledCopy& copy : copies) {
@@ -102,8 +102,8 @@ int number_buffers(int first, int depth, std::span<ScheduledCopy> copies) {
     most = std::max(most, copy.staging + 1);
     before = &copy;
   }
-  for (ScheduledCopy& copy : copies) copy.staging += first + copy.arrives.value % depth * most;
-  return depth * most;
+  for (ScheduledCopy& copy : copies) copy.staging += first + copy.arrives.value % sets * most;
+  return sets * most;
 }
 
 std::span<ScheduledCopy> of_layer(std::vector<ScheduledCopy>& leases, LayerId layer) {
@@ -133,7 +133,7 @@ int stage_copies(const StepPlan& plan, const TurnOrder& order, const ScheduleOpt
     }
   }
   std::ranges::sort(leases.copies, {}, by_arrival);
-  return number_buffers(num_buffers(plan, options.depth), options.depth, leases.copies);
+  return number_buffers(num_buffers(plan, options.depth), options.depth + 1, leases.copies);
 }
 
 }  // namespace foremoe

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""What fits into a rank's memory beside weights and guests: a table of lab/performance.md.
+
+    bench/memory.py [--foremoe PROGRAM]
+
+Qwen3-30B-A3B on H100s of 80 GB: one micro-step with the routing and size of the experiment review-memory, on its 64
+ranks, and on 8 ranks whose experts' optimizer states are divided among 8 groups. All 48 layers are drawn, since a rank
+that is full in one of four is not in all. GB (10⁹ bytes) of the fullest rank at its fullest moment in the policy
+update, as `foremoe simulate --json` has them; the program ends with an error where weights, gradients and optimizer are
+not what it calls the state. Activations, and what they leave of 80 GB, are those where whole layers are recomputed,
+where only what is inside experts is, and where none is. They come from the formulas under *Bytes* in
+docs/users/simulation.md (activations_per_token and activations_per_row in src/foremoe/cluster/cost_model.cpp). The
+output head's logits are not among them: 1.2 GB for 4,096 tokens in bf16, if they are kept whole.
+"""
+
+import argparse
+import functools
+import json
+import os
+import tempfile
+
+from figures import printed, table
+
+CAPACITY = 80e9
+# Qwen3-30B-A3B: parameters of an expert, and of all that is no routed expert, which every rank holds.
+LAYERS, EXPERTS, EXPERT = 48, 128, 3 * 2048 * 768
+OTHERS = LAYERS * (2 * 2048 * 4096 + 2 * 2048 * 512 + 2048 * EXPERTS) + 2 * 2048 * 151936
+WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12  # bytes per parameter
+MODES = {"layers": [], "experts": ["--keep-activations", "--recompute-experts"], "none": ["--keep-activations"]}
+G2 = "vanilla,foremoe,relibra,ultraep,fastermoe"
+RUNS = ((G2, ("--guest-slots", 2)), ("foremoe", ("--guest-slots", 1)), ("foremoe", ("--guest-slots", 2, "--residency", "shared")))
+
+
+def states(ranks, shards):
+    """Bytes of weights, gradients and optimizer of a rank."""
+    own = LAYERS * EXPERTS // ranks * EXPERT
+    return (own + OTHERS) * WEIGHT, (own + OTHERS) * GRADIENT, own * OPTIMIZER / shards + OTHERS * OPTIMIZER / ranks
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
+    call = functools.partial(printed, parser.parse_args().foremoe)
+
+    def memory(load, policies, options):
+        """Bytes by part, by policy."""
+        how = ["--cluster", "h100", "--model", "qwen3-30b-a3b", "--dispatch", "row"]  # which memory does not depend on
+        found = json.loads(call("simulate", load, *how, "--policy", policies, *options, "--json"))
+        return {of["policy"]: phase["memory"] for of in found for phase in of["phases"] if phase["phase"] == "policy_update"}
+
+    def rows():
+        for ranks, shards in ((64, 1), (8, 8)):
+            with tempfile.TemporaryDirectory() as folder:
+                load = os.path.join(folder, "mixed.load.safetensors")
+                call("synth", "--shape", "qwen3-30b-a3b", "--micro-steps", 1, "--ranks", ranks, "--sequences-per-rank", 1,
+                     "--tokens-per-rank", 4096, "--step-spread", 0.6, "--group-spread", 1, "--out", load)  # fmt: skip
+                for policies, options in RUNS:
+                    by_mode = [memory(load, policies, ("--optimizer-shards", shards, *options, *mode)) for mode in MODES.values()]
+                    for policy, of in by_mode[0].items():
+                        state, guests = states(ranks, shards), of["guest_weights"] + of["guest_gradients"]
+                        if abs(of["state"] / sum(state) - 1) > 1e-6:
+                            raise SystemExit(f"{policy}: state is {of['state']}, not {state} together")
+                        activations = [modes[policy]["activations"] for modes in by_mode]
+                        left = [CAPACITY - sum(state) - guests - bytes_ for bytes_ in activations]
+                        name = ", ".join([policy, *map(str, options[1::2])])
+                        yield ranks, name, *(f"{part / 1e9:.1f}" for part in (*state, guests, *activations, *left))
+
+    parts = ("activations", "left")
+    table(["ranks", "system, G", "weights", "gradients", "optimizer", "guests", *(f"{part}, {mode}" for part in parts for mode in MODES)],
+          rows())  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
