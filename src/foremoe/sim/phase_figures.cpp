@@ -1,6 +1,7 @@
 #include "foremoe/sim/phase_figures.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace foremoe {
 
@@ -150,6 +151,25 @@ struct GuestBuffers {
   std::int64_t gradients = 0;
 };
 
+// Gradients of experts away from home accumulate apart, in home slots too: the most of a rank in all layers.
+static std::int64_t most_away_from_home(const StepPlan& plan) {
+  std::int64_t most = 0;
+  for (int r = 0; r < plan.num_ranks(); ++r) {
+    std::int64_t of_rank = 0;
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      std::int64_t of_layer = 0;
+      for (int t = 0; t < plan.num_events(); ++t) {
+        of_layer = std::max(of_layer, std::ranges::count_if(plan.slot_expert.row(t, l, r), [&](ExpertId e) {
+                              return e != kNoExpert && plan.home(l, e) != RankId{r};
+                            }));
+      }
+      of_rank += of_layer;
+    }
+    most = std::max(most, of_rank);
+  }
+  return most;
+}
+
 static GuestBuffers guest_buffers(const ReplayProblem& problem) {
   const StepPlan& plan = problem.input.plan;
   const PhaseTransfers& transfers = problem.transfers;
@@ -157,11 +177,14 @@ static GuestBuffers guest_buffers(const ReplayProblem& problem) {
     const std::int64_t whole = std::int64_t{transfers.depth} * plan.num_slots();
     return {.weights = whole, .gradients = whole};
   }
-  if (!transfers.has_guests) return {};
-  const std::int64_t all_layers = std::int64_t{plan.guest_slots} * problem.input.cost.model().moe_layers;
-  if (plan.residency != Residency::kShared) {
-    return {.weights = all_layers + transfers.staging_buffers, .gradients = all_layers};
+  const std::int64_t all_layers =
+      transfers.has_guests ? std::int64_t{plan.guest_slots} * problem.input.cost.model().moe_layers : 0;
+  if (plan.residency == Residency::kFree) {
+    return {.weights = all_layers + transfers.staging_buffers,
+            .gradients = std::llround(static_cast<double>(most_away_from_home(plan)) * problem.layer_scale)};
   }
+  if (plan.residency != Residency::kShared) return {.weights = all_layers, .gradients = all_layers};
+  if (!transfers.has_guests) return {};
   return {
       .weights = transfers.guests_stay ? all_layers * plan.in_flight : std::int64_t{plan.guest_slots} * transfers.depth,
       .gradients = plan.guest_slots};

@@ -168,9 +168,11 @@ void add_scheduled(const SimulationInput& input, const SimulationOptions& option
   phase.depth = schedule.depth;
   phase.staging_buffers = schedule.buffers_per_rank - num_buffers(input.plan, schedule.depth);
   phase.guests_stay = guests_stay(input, options);
-  phase.has_guests = !schedule.copies.empty() || std::ranges::any_of(schedule.from_before, [&](const auto& lease) {
-    return is_guest(lease, input.plan);
-  });
+  for (const std::vector<ScheduledCopy>* leases : {&schedule.copies, &schedule.from_before}) {
+    phase.has_guests = phase.has_guests || std::ranges::any_of(*leases, [&](const ScheduledCopy& lease) {
+                         return is_guest(lease, input.plan);
+                       });
+  }
   phase.transfers.reserve(schedule.copies.size());
   for (const ScheduledCopy& copy : schedule.copies) {
     if (phase.guests_stay && schedule.order[copy.arrives].pass == Pass::kBackward) continue;

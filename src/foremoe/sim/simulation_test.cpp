@@ -193,7 +193,18 @@ TEST(SimulationTest, UnderFreeStagingBuffersAreMemoryWhereCopiesComeFromPeers) {
     return phase.memory.guest_weights.value / cost.expert_weights().value;
   };
   EXPECT_EQ(experts(PathChoice::kHost), 1);
-  EXPECT_EQ(experts(PathChoice::kPeer), 1 + 2) << "two sets of one buffer";
+  EXPECT_EQ(experts(PathChoice::kPeer), 1 + 3) << "three sets of one buffer";
+}
+
+TEST(SimulationTest, UnderFreeGradientsAwayFromHomeHaveRoomInHomeSlotsToo) {
+  const LoadTable load = one_layer({{{50, 0}, {0, 50}}, {{50, 0}, {0, 50}}});
+  StepPlan plan = homes_plan(load, 1, Residency::kFree);
+  std::swap(plan.slot_expert(1, 0, 0, 0), plan.slot_expert(1, 0, 1, 0));
+  std::swap(plan.slot_tokens(1, 0, 0, 0), plan.slot_tokens(1, 0, 1, 0));
+  const CostModel cost = round_cost(1, 2);
+  const RankMemory memory = Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate, {.path = PathChoice::kHost}).memory;
+  EXPECT_EQ(memory.guest_gradients, cost.expert_gradient());
+  EXPECT_EQ(memory.guest_weights, Bytes{0}) << "no guest slot is filled";
 }
 
 TEST(SimulationTest, ARepeatedLoadIsTheLoadWrittenOut) {

@@ -103,9 +103,9 @@ class LeaseCheck {
                                   : plan_.num_layers() * (free() ? plan_.num_slots() : plan_.guest_slots);
     const bool any_staged = std::ranges::any_of(schedule_.copies, [&](const ScheduledCopy& c) { return staged(c); });
     const int staging = schedule_.buffers_per_rank - expected;
-    if (any_staged ? staging <= 0 || staging % schedule_.depth != 0 : staging != 0)
+    if (any_staged ? staging <= 0 || staging % (schedule_.depth + 1) != 0 : staging != 0)
       add("{} buffers per rank, not {}{}", schedule_.buffers_per_rank, expected,
-          any_staged ? " and staging buffers for each turn of the depth" : "");
+          any_staged ? " and staging buffers for this turn and each of the depth" : "");
     const auto in = [](auto id, int n) { return id.value >= 0 && id.value < n; };
     for (const ScheduledCopy& c : schedule_.copies) {
       if (!in(c.rank, plan_.num_ranks()) || !in(c.layer, plan_.num_layers()) || !in(c.expert, plan_.num_experts()) ||

@@ -181,15 +181,18 @@ TEST_F(SpoiledStaging, SourceThatIsOverwrittenBeforeItHasBeenRead) {
 }
 
 TEST_F(SpoiledStaging, StagingBufferThatIsNotFree) {
-  finds("stays in its staging buffer until turn 1", [](TransferSchedule& s) { s.copies[2].opens = TurnId{1}; });
+  finds("stays in its staging buffer until turn 1", [](TransferSchedule& s) {
+    s.copies[2].staging = s.copies[0].staging;
+    s.copies[2].opens = TurnId{1};
+  });
 }
 
 TEST_F(SpoiledStaging, BufferThatIsNoStagingBuffer) {
   finds("buffer 0, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 0; });
-  finds("buffer 4, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 4; });
+  finds("buffer 5, which is no staging buffer", [](TransferSchedule& s) { s.copies[0].staging = 5; });
   finds("though it arrives where it is read", [](TransferSchedule& s) { s.copies[0].path = Path::kHost; });
-  finds("staging buffers for each turn of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 2; });
-  finds("staging buffers for each turn of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 5; });
+  finds("staging buffers for this turn and each of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 2; });
+  finds("staging buffers for this turn and each of the depth", [](TransferSchedule& s) { s.buffers_per_rank = 6; });
 }
 
 TEST_F(SpoiledStaging, HomeThatComesBackAtAnotherLayersTurn) {

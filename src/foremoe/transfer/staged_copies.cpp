@@ -84,7 +84,7 @@ class LayerContents {
   Array<Slot, 2> slots_;  // [rank][slot]
 };
 
-// Homes that come back do so layer by layer. A copy waits for its set of buffers, and may be early by `depth` turns.
+// Homes that come back do so layer by layer; a copy may then wait for its set of buffers alone.
 void set_turns(const TurnOrder& order, int depth, std::span<ScheduledCopy> copies) {
   for (ScheduledCopy& copy : copies) {
     if (copy.arrives.value == order.size()) copy.arrives = copy.closes = TurnId{order.size() + copy.layer.value};
