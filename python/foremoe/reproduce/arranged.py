@@ -22,7 +22,8 @@ class MeasuredGroups(Measured):
     """What one system does in several expert-parallel groups, each planned on its own: a Measured of the group whose
     step is slowest, but for ρ, which is of all ranks.
 
-    The policy update ends in an all-reduce of the gradients of the experts, of which each group has a copy.
+    The policy update ends in an all-reduce of the gradients of the experts, of which each group has a copy; what the
+    last backward does not hide of it is charged.
 
     groups: all, in the order of their ranks. ranks_per_node: of the whole load; groups in several nodes reduce over the
     network.
@@ -47,7 +48,7 @@ class MeasuredGroups(Measured):
         count = len(self.groups)
         experts = self.load.num_experts / self.load.num_ranks
         link = "network" if self.load.num_ranks * count > self.ranks_per_node else "peers"
-        seconds = _all_reduce_seconds(self.cost, count, experts, link)
+        seconds = _exposed_all_reduce(figures, self.cost, count, experts, link)
         return _with_phases(figures, figures["phases"][0]["seconds"], figures["phases"][1]["seconds"] + seconds)
 
     def _rho(self) -> dict[str, float]:
@@ -74,11 +75,11 @@ class MeasuredInPlace(Measured):
         replicas = float(placed.sum()) / (self.load.num_layers * self.load.num_experts)
         slots = float(placed.sum()) / (self.load.num_layers * self.load.num_ranks)
         link = "network" if self.load.num_ranks > self.load.ranks_per_node else "peers"
-        reduced = (0.0, _all_reduce_seconds(self.cost, replicas, slots, link))
         nothing = {"arena_refresh": 0.0, "exposed_copies": 0.0, "exposed_gradients": 0.0}
         phases = [{**phase, "parts": {**phase["parts"], **nothing}} for phase in figures["phases"]]
-        seconds = [sum(phase["parts"].values()) + more for phase, more in zip(phases, reduced, strict=True)]
-        return _with_phases({**figures, "phases": phases}, *seconds)
+        figures = {**figures, "phases": phases}
+        recompute, update = (sum(phase["parts"].values()) for phase in phases)
+        return _with_phases(figures, recompute, update + _exposed_all_reduce(figures, self.cost, replicas, slots, link))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,12 +134,22 @@ class MeasuredOnOtherRoutes(Measured):
         return seconds
 
 
-def _all_reduce_seconds(cost: Mapping[str, Any], copies: float, experts: float, link: str) -> float:
-    """A ring over the copies of each expert, layer after layer, not overlapped. experts: of a rank in one layer."""
+def _exposed_all_reduce(
+    figures: Mapping[str, Any], cost: Mapping[str, Any], copies: float, experts: float, link: str
+) -> float:
+    """Seconds of the rings over the copies of each expert that the last micro-step's backward does not hide: a layer's
+    ring begins when its backward is done, and turns beside that of the layers before. experts: of a rank in one layer.
+    """
     size, speed = cost["expert_gradient_bytes"] * experts, cost[link]
-    one_layer = 2 * (copies - 1) * (size / copies / speed["bytes_per_second"] + speed["latency_seconds"])
-    seconds: float = cost["moe_layers"] * one_layer
-    return seconds
+    ring = 2 * (copies - 1) * (size / copies / speed["bytes_per_second"] + speed["latency_seconds"])
+    forward, both = (
+        sum(phase["parts"].values()) - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
+        for phase in figures["phases"]
+    )
+    layers: int = cost["moe_layers"]
+    backward = (both - forward) / (figures["micro_steps"] * layers)
+    exposed: float = max(ring, layers * ring - (layers - 1) * backward)
+    return exposed
 
 
 def _with_phases(figures: Mapping[str, Any], recompute: float, update: float) -> dict[str, Any]:
