@@ -113,8 +113,7 @@ TEST(ExecutionOnThreads, GuestMemoryIsWhatWasPredicted) {
   for (const Scenario& scenario : scenarios()) {
     const Execution execution = execute(scenario);
     const GuestMemory predicted =
-        guest_memory(execution.plan, swiglu_layout(scenario.hidden, scenario.intermediate),
-                     {.phase = scenario.phase, .path = scenario.path, .depth = scenario.depth});
+        guest_memory(execution.plan, swiglu_layout(scenario.hidden, scenario.intermediate), *execution.schedule);
     for (const RankResult& rank : execution.ranks) {
       EXPECT_EQ(rank.figures.guest_weights, predicted.weights) << scenario.name();
       EXPECT_EQ(rank.figures.guest_gradients, predicted.gradients) << scenario.name();
