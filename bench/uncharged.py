@@ -45,17 +45,21 @@ def busiest_mover(call, load, policy, ranks):
     return busiest * ranks / moved.sum() if moved.any() else 1
 
 
+def carried(of, what):
+    """Bytes of copies or gradients by link, a rank's mean. Those between nodes cross the host's links too, once."""
+    traffic = [{link["link"]: link[f"{what}_bytes"] for link in phase["traffic"]} for phase in of["phases"]]
+    found = {link: sum(phase[link] for phase in traffic) / of["ranks"] for link in LINKS}
+    return found | {"host": found["host"] - found["network"]}
+
+
 def uncharged(call, load, of):
     """Seconds by cost, in the order of the columns."""
-    ranks = of["ranks"]
-    links = [link for phase in of["phases"] for link in phase["traffic"] if link["link"] in LINKS]
-    copies = sum(link["copy_bytes"] for link in links) / ranks
-    gradients = sum(link["gradient_bytes"] for link in links) / ranks
-    crossing = sum((link["copy_bytes"] + link["gradient_bytes"]) / LINKS[link["link"]] for link in links) / ranks
-    moving = of["home_move_seconds"]
+    ranks, moving = of["ranks"], of["home_move_seconds"]
+    copies, gradients = carried(of, "copy"), carried(of, "gradient")
+    crossing = sum((copies[link] + gradients[link]) / speed for link, speed in LINKS.items())
     return [
-        2 * copies / MEMORY,
-        3 * gradients / MEMORY,
+        2 * sum(copies.values()) / MEMORY,
+        3 * sum(gradients.values()) / MEMORY,
         PROCESSORS * crossing,
         OTHER_PARAMETERS / ranks * (GRADIENT + 2 * OPTIMIZER + WEIGHT) / MEMORY,
         moving * (busiest_mover(call, load, of["policy"], ranks) - 1) if moving else 0,

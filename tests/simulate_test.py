@@ -166,7 +166,9 @@ class Simulate(CommandTest):
         self.assertIn("skipped", rows[1])
 
     def test_without_a_model_there_must_be_one_that_fits(self):
-        self.refuse("simulate", self.step, "--cluster", "h100", saying=("--model", "16 experts"))
+        self.refuse("simulate", self.step, "--cluster", "h100", saying=("--model", "Mixtral-16x2B", "all fit"))
+        of_24 = self.synthesise("other.safetensors", experts=24)
+        self.refuse("simulate", of_24, "--cluster", "h100", saying=("--model", "24 experts"))
         self.refuse("simulate", self.step, "--cluster", "h1000", "--model", "small.json", saying=("h1000", "h100"))
 
 

@@ -95,14 +95,17 @@ def plan_nothing(
 
 
 def expect_effect_of(previous: foremoe.Plan | None, load: foremoe.Load, arguments: Arguments) -> None:
-    """Raises InputError for the plan of a former phase that planning the load would not start from."""
+    """Raises InputError for the plan of a former phase that planning the load would not start from; a plan of which a
+    part is taken, as of other guest slots, has an effect.
+    """
     if previous is None:
         return
     options = arguments.planning()
     del options["threads"]
     policy = options.pop("policy")
     for remark in _core._unused_options(load, [policy], options, set(), previous):
-        raise foremoe.InputError(f"previous: {remark}", field="previous")
+        if "has no effect" in remark:
+            raise foremoe.InputError(f"previous: {remark}", field="previous")
 
 
 def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:

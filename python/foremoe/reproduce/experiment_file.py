@@ -234,6 +234,11 @@ def _read_system(table: Table, columns: Collection[str]) -> System:
         table.fail("forecast", "cannot be used beside foresight")
     if forecast and options.get("in_flight", 1) != 1:
         table.fail("forecast", "cannot be used with several micro-steps in flight")
+    if forecast and ("prefer" in options or "T" not in options.get("stages", "T")):
+        name = "prefer" if "prefer" in options else "stages"
+        table.fail("forecast", f"cannot be used beside {name} {options[name]}, which splits tokens otherwise")
+    if warm and options.get("residency") == "shared":
+        table.fail("warm", "has no effect under residency shared")
     if forecast == "average" and options.get("residency") != "shared":
         table.fail("forecast", "average needs residency shared: others place by averages of later micro-steps too")
     table.checked(_core._check_evaluation, options)
@@ -319,6 +324,8 @@ def _read_input(
     drift = table.number("drift")
     if drift is not None and not 0 <= drift <= 1:
         table.fail("drift", f"{drift:g}, expected 0 … 1")
+    if drift and (steps or 1) == 1:
+        table.fail("drift", "has no effect with one step")
     if drift and former_step:
         table.fail("drift", "cannot be used beside former_step")
     planned = table.options({"guest_slots"})

@@ -50,6 +50,14 @@ class Routes:
     on_mismatch: str
 
 
+def _facts_of(previous: foremoe.Plan | None) -> str:
+    """All that planning reads of a former plan, alike where it is."""
+    if previous is None:
+        return "None"
+    slots, home = previous.slot_expert, previous.home
+    return digest_of(previous.residency, previous.guest_slots, slots.shape, slots, home.shape, home)
+
+
 def gather_routes(
     experts: SpreadExperts,
     routes: Sequence[Tensor],
@@ -67,7 +75,7 @@ def gather_routes(
     with refused_together(experts.ranks.group) as given:
         expect(foremoe.Plan | None, previous=previous)
         given.expect_alike({"phase": repr(phase), "unrouted": repr(unrouted), "on_mismatch": repr(on_mismatch)})
-        given.expect_alike({"previous": "None" if previous is None else digest_of(previous.slot_expert, previous.home)})
+        given.expect_alike({"previous": _facts_of(previous)})
         given.expect_alike(facts_of(experts.layers))  # weights may have been frozen since
         if on_mismatch not in ON_MISMATCH:
             raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")

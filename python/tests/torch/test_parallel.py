@@ -215,13 +215,17 @@ def work(rank: int, folder: str) -> None:
 
 def warm_starts(found: dict[str, Any], ep: Any, rank: int) -> None:
     """Plans from former plans: of one guest on rank 1, and of none."""
-    skewed, even = (
-        foremoe.plan(foremoe.Load.from_array(np.array([[rows]]), top_k=1))
-        for rows in ([[9, 1, 0, 0]] * 2, [[1] * 4] * 2)
-    )
-    of_eight = foremoe.plan(foremoe.Load.from_array(np.ones((1, 1, 2, 8), np.int64), top_k=1))
+
+    def plan_of(source: list[int], **options: Any) -> foremoe.Plan:
+        return foremoe.plan(foremoe.Load.from_array(np.array([[[source] * 2]]), top_k=1), **options)
+
+    hot = [9, 1, 0, 0]
+    skewed, even, static, of_eight = plan_of(hot), plan_of([1] * 4), plan_of(hot, residency="static"), plan_of([1] * 8)
+    assert np.array_equal(static.slot_expert, skewed.slot_expert), "only their residencies differ"
     good = routes_of(rank)
     found["previous of rank 1"] = refusal(lambda: ep.plan(good, previous=(skewed, even)[rank]))
+    found["previous residency of rank 1"] = refusal(lambda: ep.plan(good, previous=(skewed, static)[rank]))
+    found["previous of more slots"] = refusal(lambda: ep.plan(good, previous=plan_of(hot, guest_slots=2)))
     found["previous path"] = refusal(lambda: ep.plan(good, previous="former.plan"))
     found["previous shape"] = refusal(lambda: ep.plan(good, previous=of_eight).__enter__())
     for name, arguments in {"shared": {"residency": "shared"}, "no slots": {"guest_slots": 0}}.items():
@@ -266,6 +270,8 @@ def found() -> list[dict[str, Any]]:
         ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
         ("on_mismatch", "InputError: on_mismatch: 'away', expected refuse or home"),
         ("previous of rank 1", "InputError: previous: "),
+        ("previous residency of rank 1", "InputError: previous: "),
+        ("previous of more slots", "nothing"),
         ("previous path", "InputError: previous: is a str"),
         ("previous shape", "InputError: previous: has 1 layers, 2 ranks and 8 experts, the load 1, 2 and 4"),
         *(
