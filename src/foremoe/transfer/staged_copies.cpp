@@ -107,8 +107,8 @@ int number_buffers(int first, int sets, std::span<ScheduledCopy> copies) {
 }
 
 std::span<ScheduledCopy> of_layer(std::vector<ScheduledCopy>& leases, LayerId layer) {
-  const auto found = std::ranges::equal_range(leases, layer, {}, &ScheduledCopy::layer);
-  return {found.begin(), found.end()};
+  const auto begin = std::ranges::lower_bound(leases, layer, {}, &ScheduledCopy::layer);
+  return {begin, std::ranges::upper_bound(begin, leases.end(), layer, {}, &ScheduledCopy::layer)};
 }
 
 }  // namespace
