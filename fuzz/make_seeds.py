@@ -71,9 +71,10 @@ def plan(in_flight, residency):
         "max_load": ("I64", [2, 1], [12, 13]),
         "lower_bound": ("I64", [2, 1], [8, 8]),
     }
+    options = {"guest-slots": 1, "residency": residency, "in-flight": in_flight, "max-copies-per-rank": 1}
     return safetensors(tensors, {
         "format": "foremoe.plan/1", "policy": "foremoe", "residency": residency, "guest_slots": "1", "ranks_per_node": "2",
-        "in_flight": str(in_flight), "options": '{"max-copies-per-rank": 1}', "load_digest": hashlib.sha256(struct.pack("<16q", *LOAD)).hexdigest()})
+        "in_flight": str(in_flight), "options": json.dumps(options), "load_digest": hashlib.sha256(struct.pack("<16q", *LOAD)).hexdigest()})
 
 
 def npy(descr, shape, values):
