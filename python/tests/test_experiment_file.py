@@ -49,7 +49,7 @@ def test_what_all_have_in_common_holds_for_those_that_can_use_it() -> None:
         ("ranks = 4", "rank = 4", "every_input.rank", "no such key"),
         ("layers = [1, 3]", "layers = 1\nwrong_percent = 101", "input[0].wrong_percent", "101, expected 0 … 100"),
         ("layers = [1, 3]", "layers = 1\nmissing_percent = -1", "input[0].missing_percent", "-1, expected 0 … 100"),
-        ('policy = "vanilla"', 'policy = "vanilla"\nforesight = true', "system", "foresight has no effect"),
+        ('policy = "vanilla"', 'policy = "vanilla"\nforesight = true', "system[0].foresight", "has no effect"),
         ("layers = [1, 3]", "layer = [1, 3]", "input[0].layer", "no such key"),
         ("layers = [1, 3]", "layers = [1, 0]", "input[1].layers", "0 is not in 1"),
         ("layers = [1, 3]", "layers = [1, 3]\nseed = [1, 2]", "input[0].seed", "one list"),
@@ -72,7 +72,12 @@ def test_what_all_have_in_common_holds_for_those_that_can_use_it() -> None:
         ('stages = "BT"', 'stages = "BX"', "system[1].stages", "'BX'"),
         ('policy = "foremoe"', 'policy = "foremoe"\nforecast = "tea leaves"', "system[1].forecast", "'tea leaves'"),
         ('policy = "vanilla"', 'policy = "vanilla"\nforecast = "step"', "system[0].forecast", "has no effect"),
-        ('policy = "foremoe"', 'policy = "foremoe"\nforecast = "former_step"', "system", "needs former_step on every"),
+        (
+            'policy = "foremoe"',
+            'policy = "foremoe"\nforecast = "former_step"',
+            "system[1].forecast",
+            "needs former_step",
+        ),
         ('policy = "foremoe"', 'policy = "foremoe"\nforecast = "average"', "system[1].forecast", "residency shared"),
         (
             'policy = "foremoe"',
@@ -86,7 +91,7 @@ def test_what_all_have_in_common_holds_for_those_that_can_use_it() -> None:
             "system[1].forecast",
             "beside prefer links, which splits",
         ),
-        ('policy = "foremoe"', 'policy = "foremoe"\nwarm = true', "system", "warm has no effect where"),
+        ('policy = "foremoe"', 'policy = "foremoe"\nwarm = true', "system[1].warm", "has no effect where"),
         (
             'policy = "foremoe"',
             'policy = "foremoe"\nwarm = true\nresidency = "shared"',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -108,6 +109,12 @@ def test_figures_of_steps_are_their_least_median_or_largest() -> None:
     assert len(set(rho)) == 3
     ours = [cells[0].figures[0] for cells in result.cells]
     assert ours == pytest.approx([rho.mean(), rho.min(), sorted(rho)[1], rho.max()])
+
+
+@pytest.mark.parametrize("statistic", ["mean", "least", "median", "largest"])
+def test_of_steps_of_which_one_has_no_figure_there_is_none(statistic: str) -> None:
+    for figures in itertools.permutations((1.0, 2.0, math.nan)):
+        assert math.isnan(COLUMNS["rho_mean"].over_steps(figures, statistic))
 
 
 def test_steps_drift_from_one_popularity_to_another_and_a_warm_system_begins_where_it_was() -> None:

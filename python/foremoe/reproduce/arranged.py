@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._core import Evaluation
-from .measured import Measured
+from .measured import Measured, turns_seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +48,7 @@ class MeasuredGroups(Measured):
         count = len(self.groups)
         experts = self.load.num_experts / self.load.num_ranks
         link = "network" if self.load.num_ranks * count > self.ranks_per_node else "peers"
-        seconds = _exposed_all_reduce(figures, self.cost, count, experts, link)
-        return _with_phases(figures, figures["phases"][0]["seconds"], figures["phases"][1]["seconds"] + seconds)
+        return _with_all_reduce(figures, self.cost, count, experts, link)
 
     def _rho(self) -> dict[str, float]:
         largest = np.max([group.evaluation.plan.max_load for group in self.groups], axis=0)
@@ -76,10 +75,8 @@ class MeasuredInPlace(Measured):
         slots = float(placed.sum()) / (self.load.num_layers * self.load.num_ranks)
         link = "network" if self.load.num_ranks > self.load.ranks_per_node else "peers"
         nothing = {"arena_refresh": 0.0, "exposed_copies": 0.0, "exposed_gradients": 0.0}
-        phases = [{**phase, "parts": {**phase["parts"], **nothing}} for phase in figures["phases"]]
-        figures = {**figures, "phases": phases}
-        recompute, update = (sum(phase["parts"].values()) for phase in phases)
-        return _with_phases(figures, recompute, update + _exposed_all_reduce(figures, self.cost, replicas, slots, link))
+        figures = _with_parts(figures, [nothing, nothing])
+        return _with_all_reduce(figures, self.cost, replicas, slots, link)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +92,14 @@ class MeasuredPadded(Measured):
         figures = self.evaluation.figures
         if self.evaluation.cost is None:
             return figures
-        phases = [
-            {**phase, "parts": {**phase["parts"], "dense": real["parts"]["dense"]}}
-            for phase, real in zip(figures["phases"], self.unpadded.figures["phases"], strict=True)
-        ]
-        return _with_phases({**figures, "phases": phases}, *(sum(phase["parts"].values()) for phase in phases))
+        return _with_parts(figures, [{"dense": real["parts"]["dense"]} for real in self.unpadded.figures["phases"]])
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredOnOtherRoutes(Measured):
     """What one system does where routes may be other than recorded, or forecast. Then no plan tells how many rows come,
-    so whoever plans, ranks gather all ranks' counts by expert between router and dispatch: in every forward of every
-    layer. That is part of `dispatch`, and of the ideal step too.
+    so under every policy, ranks gather all ranks' counts by expert between router and dispatch, in every forward of
+    every layer. That is part of `dispatch`, and of the ideal step too.
     """
 
     @cached_property
@@ -134,27 +127,34 @@ class MeasuredOnOtherRoutes(Measured):
         return seconds
 
 
-def _exposed_all_reduce(
+def _with_all_reduce(
     figures: Mapping[str, Any], cost: Mapping[str, Any], copies: float, experts: float, link: str
-) -> float:
-    """Seconds of the rings over the copies of each expert that the last micro-step's backward does not hide: a layer's
-    ring begins when its backward is done, and turns beside that of the layers before. experts: of a rank in one layer.
+) -> dict[str, Any]:
+    """The figures with an update that ends in rings over the copies of each expert, as far as the last micro-step's
+    backward does not hide them: a layer's ring begins when its backward is done, and turns beside that of the layers
+    before. experts: of a rank in one layer.
     """
     size, speed = cost["expert_gradient_bytes"] * experts, cost[link]
     ring = 2 * (copies - 1) * (size / copies / speed["bytes_per_second"] + speed["latency_seconds"])
-    forward, both = (
-        sum(phase["parts"].values()) - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
-        for phase in figures["phases"]
-    )
+    recompute, update = figures["phases"]
     layers: int = cost["moe_layers"]
-    backward = (both - forward) / (figures["micro_steps"] * layers)
-    exposed: float = max(ring, layers * ring - (layers - 1) * backward)
-    return exposed
+    backward = (turns_seconds(update) - turns_seconds(recompute)) / (figures["micro_steps"] * layers)
+    exposed = max(ring, layers * ring - (layers - 1) * backward)
+    return _with_phases(figures, [recompute, {**update, "seconds": update["seconds"] + exposed}])
 
 
-def _with_phases(figures: Mapping[str, Any], recompute: float, update: float) -> dict[str, Any]:
-    """The figures with other seconds of the two phases."""
-    before, after = figures["phases"]
-    more = recompute + update - before["seconds"] - after["seconds"]
-    phases = [{**before, "seconds": recompute}, {**after, "seconds": update}]
-    return {**figures, "phases": phases, "step_seconds": figures["step_seconds"] + more}
+def _with_parts(figures: Mapping[str, Any], parts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The figures with other seconds of some parts of each phase."""
+    phases = []
+    for phase, other in zip(figures["phases"], parts, strict=True):
+        of_phase = {**phase["parts"], **other}
+        phases.append({**phase, "parts": of_phase, "seconds": sum(of_phase.values())})
+    return _with_phases(figures, phases)
+
+
+def _with_phases(figures: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures with other phases, and a step that is longer or shorter by as much."""
+    step = figures["step_seconds"] + sum(
+        after["seconds"] - before["seconds"] for before, after in zip(figures["phases"], phases, strict=True)
+    )
+    return {**figures, "phases": phases, "step_seconds": step}

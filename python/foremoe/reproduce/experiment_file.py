@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 
 from .. import _core
 from .._errors import InputError
-from .columns import COLUMNS, DISPATCHES, OF_GROUPS, OVER_STEPS, Column, Heading
+from .columns import COLUMNS, DISPATCHES, OVER_STEPS, Column, Heading
 from .experiment import Aim, Experiment, Input, Published, System
+from .experiment_checks import check_input, check_system, check_together
 from .finding import expect_known_cells
-from .forecast import FORECASTS, OF_FORMER_STEP
+from .forecast import FORECASTS
 from .toml_table import Options, Table
 
 FOLDER = pathlib.Path(__file__).with_name("experiments")  # of the installed package: lab/experiments/*.toml
@@ -58,12 +59,6 @@ _OF_INPUT = (
     | _DRAWN
     | _COST
 )
-_OF_COUNTS = (
-    "former_step",
-    "plan_each_step",
-    "drift",
-    *sorted(_OTHER_ROUTES),
-)  # keys that keep counts alone, not a trace's tokens
 _ARRANGED = {"ep_groups", "padded", "in_place"}  # with columns of OF_GROUPS alone
 _FORECASTING = {"foremoe", "static"}  # policies that place by the loads that they are given
 _OF_SYSTEM = (
@@ -114,17 +109,8 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     used_by_input = partial(_used_by_input, columns=columns, modelled=modelled, by_dispatch=by_dispatch)
     read_input = partial(_read_input, shapes=shapes, columns=columns, modelled=modelled, by_dispatch=by_dispatch)
     inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input, lists={"dispatch"}), read_input)
-    headings = _headings(root, columns, inputs, systems)
-    if (forecast := next((s.forecast for s in systems.values() if s.forecast in OF_FORMER_STEP), "")) and not all(
-        i.former_step for i in inputs.values()
-    ):
-        root.fail("system", f"forecast {forecast} needs former_step on every input")
-    if any(s.forecast for s in systems.values()) and any(i.has_other_routes for i in inputs.values()):
-        root.fail("system", "forecast cannot be used beside wrong_percent and missing_percent")
-    if any(s.warm for s in systems.values()) and not all(i.plan_each_step for i in inputs.values()):
-        root.fail("system", "warm has no effect where steps are not planned one by one")
-    if any(s.foresight for s in systems.values()) and not any(i.has_other_routes for i in inputs.values()):
-        root.fail("system", "foresight has no effect where no input has wrong_percent or missing_percent")
+    check_together(root, [*inputs.values()], [*systems.values()])
+    headings = _headings(columns, inputs)
     finding = root.text("finding")
     expect_known_cells(root, finding, headings, inputs, systems)
     of_whom = partial(_of_whom, columns=columns, inputs=inputs, systems=systems)
@@ -221,29 +207,9 @@ def _read_system(table: Table, columns: Collection[str]) -> System:
     forecast = table.name("forecast", FORECASTS, "forecast")
     if ep_groups is not None and ep_groups < 1:
         table.fail("ep_groups", f"{ep_groups}, expected 1 or more")
-    if (ep_groups or 1) > 1 or padded or in_place:
-        key, value = ("padded", "true") if padded else ("in_place", "true") if in_place else ("ep_groups", ep_groups)
-        for name, given in (("foresight", foresight), ("forecast", forecast), ("warm", warm)):
-            if given:
-                table.fail(name, f"cannot be used beside {key} {value}")
-        if padded and in_place:
-            table.fail("padded", "cannot be used beside in_place true")
-        if other := next((name for name in columns if name not in OF_GROUPS), ""):
-            table.fail(key, f"{value}, but column '{other}' is of one plan; of such systems are {', '.join(OF_GROUPS)}")
-    if forecast and foresight:
-        table.fail("forecast", "cannot be used beside foresight")
-    if forecast and options.get("in_flight", 1) != 1:
-        table.fail("forecast", "cannot be used with several micro-steps in flight")
-    if forecast and ("prefer" in options or "T" not in options.get("stages", "T")):
-        name = "prefer" if "prefer" in options else "stages"
-        table.fail("forecast", f"cannot be used beside {name} {options[name]}, which splits tokens otherwise")
-    if warm and options.get("residency") == "shared":
-        table.fail("warm", "has no effect under residency shared")
-    if forecast == "average" and options.get("residency") != "shared":
-        table.fail("forecast", "average needs residency shared: others place by averages of later micro-steps too")
     table.checked(_core._check_evaluation, options)
     table.checked(partial(_core._own_options, policy), table.rest)
-    return System(
+    system = System(
         label,
         policy,
         foresight,
@@ -255,19 +221,13 @@ def _read_system(table: Table, columns: Collection[str]) -> System:
         in_place=in_place,
         warm=warm,
     )
+    check_system(table, system, columns)
+    return system
 
 
-def _headings(
-    root: Table, columns: Mapping[str, Column], inputs: Mapping[str, Input], systems: Mapping[str, System]
-) -> tuple[Heading, ...]:
-    """Those of the table, whose inputs have the same dispatches where one has several."""
+def _headings(columns: Mapping[str, Column], inputs: Mapping[str, Input]) -> tuple[Heading, ...]:
+    """Those of the table. Where one input has several dispatches, all have the same."""
     several = next((on.dispatches for on in inputs.values() if len(on.dispatches) > 1), ())
-    for i, on in enumerate(inputs.values()):
-        if several and on.dispatches != several:
-            root.fail(f"input[{i}].dispatch", f"expected {list(several)}, as another input has")
-    for i, system in enumerate(systems.values()):
-        if several and system.options.get("residency") == "auto":
-            root.fail(f"system[{i}].residency", "auto chooses by modelled seconds, and inputs have several dispatches")
     return tuple(
         Heading(column, dispatch)
         for column in columns.values()
@@ -315,8 +275,6 @@ def _read_input(
         table.checked(_core._check_evaluation, cost)
     dispatches = _read_dispatches(table) if by_dispatch else ()
     trace = table.truth("trace")
-    if trace and (key := next((key for key in _OF_COUNTS if table.rest.get(key, False) is not False), "")):
-        table.fail("trace", f"cannot be used beside {key}, which keeps counts alone")
     former_step, former_plan = table.truth("former_step"), table.truth("former_plan")
     steps, draws = (table.take(key, "an integer", int) for key in ("steps", "draws"))
     if draws is not None and not 1 <= draws <= 1000:
@@ -324,15 +282,8 @@ def _read_input(
     drift = table.number("drift")
     if drift is not None and not 0 <= drift <= 1:
         table.fail("drift", f"{drift:g}, expected 0 … 1")
-    if drift and (steps or 1) == 1:
-        table.fail("drift", "has no effect with one step")
-    if drift and former_step:
-        table.fail("drift", "cannot be used beside former_step")
     planned = table.options({"guest_slots"})
     table.checked(_core._check_evaluation, planned)
-    own_routes = next((name for name, column in columns.items() if column.needs_own_routes), "")
-    if own_routes and (key := next(iter(_OTHER_ROUTES & table.rest.keys()), "")):
-        table.fail(key, f"column '{own_routes}' is of a plan on the routes by which it was made")
     wrong, missing = (_read_percent(table, key) for key in ("wrong_percent", "missing_percent"))
     load = table.options(_BATCHED if file else _DRAWN)
     if model and not file:
@@ -346,7 +297,7 @@ def _read_input(
             table.fail("steps", f"{steps} does not divide {sizes['micro_steps']} micro-steps")
         if cluster:
             _expect_fits(table, sizes, model)
-    return Input(
+    on = Input(
         label=label,
         file=file,
         load=load,
@@ -364,6 +315,8 @@ def _read_input(
         planned=planned,
         draws=draws or 1,
     )
+    check_input(table, on, columns)
+    return on
 
 
 def _read_cluster(table: Table) -> str | dict[str, Any]:

@@ -126,8 +126,8 @@ def _cells_of(
         with _naming(experiment.file, f"system[{i}]", f"'{system.label}' on '{on.label}'"):
             measured: list[ByDispatch] = []
             before: Plan | None = None
-            for step in loads:
-                one = _measure(system, on, step, former, others, threads, before)
+            for load_of_step in loads:
+                one = _measure(system, _Step(on, load_of_step, former, others, before, threads))
                 if isinstance(one, Cell):
                     break
                 measured.append(one)
@@ -151,26 +151,31 @@ def _figure(heading: Heading, on: Input, measured: list[ByDispatch], first: list
     return heading.column.over_steps(figures, on.over_steps)
 
 
-def _measure(
-    system: System,
-    on: Input,
-    load: Load,
-    former: Load | None,
-    others: OtherRoutes | None,
-    threads: int,
-    before: Plan | None,
-) -> ByDispatch | Cell:
-    """On the load that is executed. A cell where the system is not defined for the input."""
-    if others is not None and (system.padded or system.in_place):
+@dataclass(frozen=True)
+class _Step:
+    """One step of an input, or what one expert-parallel group has of it."""
+
+    on: Input
+    load: Load  # that is executed
+    former: Load | None  # of the step before
+    others: OtherRoutes | None  # where routes are not those recorded
+    before: Plan | None  # of the step before, for a warm start
+    threads: int
+
+
+def _measure(system: System, step: _Step) -> ByDispatch | Cell:
+    """A cell where the system is not defined for the input."""
+    on, load = step.on, step.load
+    if step.others is not None and (system.padded or system.in_place):
         raise InputError(
             "cannot be where routes are not those recorded", field="padded" if system.padded else "in_place"
         )
     if system.ep_groups > 1 and "token" in on.dispatches and not on.is_estimated:
         raise InputError("cannot be by token on a trace: groups are counted without their tokens", field="ep_groups")
     groups: list[ByDispatch] = []
-    for part, part_before in zip(_split(load, system), _split(former, system), strict=True):
+    for part, former in zip(_split(load, system), _split(step.former, system), strict=True):
         assert part is not None
-        group = _measure_group(system, on, part, part_before, others, threads, before)
+        group = _measure_group(system, replace(step, load=part, former=former))
         if isinstance(group, Cell):
             return group
         groups.append(group)
@@ -179,16 +184,9 @@ def _measure(
     return {d: MeasuredGroups.of([group[d] for group in groups], load.ranks_per_node) for d in groups[0]}
 
 
-def _measure_group(
-    system: System,
-    on: Input,
-    load: Load,
-    former: Load | None,
-    others: OtherRoutes | None,
-    threads: int,
-    before: Plan | None,
-) -> ByDispatch | Cell:
+def _measure_group(system: System, step: _Step) -> ByDispatch | Cell:
     """Of one expert-parallel group: planned once, with the first dispatch, and modelled with each."""
+    on, load, former, others, threads = step.on, step.load, step.former, step.others, step.threads
     dispatches = on.dispatches or ("",)
     if system.padded and not (dispatches := tuple(d for d in dispatches if d != "token")):
         raise InputError("needs dispatch row on its inputs: padding is no tokens", field="padded")
@@ -200,8 +198,7 @@ def _measure_group(
         planned = forecast_load(system.forecast, load, former)
     base = {**on.planned, **system.options, **(on.cost or {})}
     options = {dispatch: {**base, "dispatch": dispatch} if dispatch else base for dispatch in dispatches}
-    if on.former_plan:
-        before = _former_plan(system, options[dispatches[0]], former, threads)
+    before = _former_plan(system, options[dispatches[0]], former, threads) if on.former_plan else step.before
     made = evaluate(planned, options=options[dispatches[0]], previous=before)
     if made.skipped:
         return Cell(skipped=made.skipped)
