@@ -6,22 +6,18 @@
 Simulates the same routes twice on 64 ranks, as a trace, whose tokens are counted, and as its load, of which they are expected.
 """
 
-import argparse
 import functools
 import json
 import os
 import tempfile
 
-from figures import printed, table
+from figures import command_line, printed, table
 
 RANKS = 64
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="data")
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__, data=True).parse_args()
 
     call = functools.partial(printed, arguments.foremoe)
 

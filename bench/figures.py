@@ -30,6 +30,15 @@ def printed(program, *options):
     return done.stdout
 
 
+def command_line(description, *, data=False):
+    """A parser with --foremoe, and with --data where the tables of the repository are read."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if data:
+        parser.add_argument("--data", default="data", help="folder of the load tables")
+    parser.add_argument("--foremoe", default="build/release/bin/foremoe", help="the program")
+    return parser
+
+
 class Runs:
     def __init__(self, program, data):
         self.program, self.data = program, data
@@ -172,10 +181,8 @@ def whole_step(runs):
 
 def main():
     tables = {f.__name__.replace("_", "-"): f for f in (balance, static, shared, rehome, in_flight, links, ablation, growth, whole_step)}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, data=True)
     parser.add_argument("table", nargs="+", choices=[*tables, "all"])
-    parser.add_argument("--data", default="data", help="folder of the load tables")
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe", help="the program")
     arguments = parser.parse_args()
     runs = Runs(arguments.foremoe, arguments.data)
     for name in tables if "all" in arguments.table else arguments.table:

@@ -8,14 +8,13 @@ folder at even times, as rollout workers would, while `foremoe collect --follow`
 ranks. Times are seconds after the last file appeared; those of one run, on a machine that does nothing else.
 """
 
-import argparse
 import json
 import pathlib
 import subprocess
 import tempfile
 import time
 
-from figures import table
+from figures import command_line, table
 
 
 def run(*command):
@@ -23,10 +22,9 @@ def run(*command):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--files", type=int, default=12, help="trace files, of 8 sequences with 8,192 tokens each")
     parser.add_argument("--seconds", type=float, default=12, help="of the rollout")
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
     arguments = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as name:

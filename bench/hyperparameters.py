@@ -8,12 +8,11 @@ their files. ours: what the planner of `foremoe` and `static` takes. The program
 no source below, a source no option, a constant is not in its file as below, or a system is in no table.
 """
 
-import argparse
 import json
 import pathlib
 import re
 
-from figures import printed, table
+from figures import command_line, printed, table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SYSTEMS = ROOT / "src" / "foremoe" / "policy" / "systems"
@@ -45,6 +44,7 @@ SOURCES = {
     ("foremoe-review", "rounds"): "ours; the text names no number",
     ("ultraep", "min_tokens_per_replica"): "ours: none, for small micro-steps; published 1,024",
     ("ultraep", "inside_nodes"): "paper: one domain; the whole group, in its favour",
+    ("ultraep", "planning_us"): "paper: 67 to 78",
     ("ultraep-minimum", "min_tokens_per_replica"): "published default",
     ("fastermoe", "rule"): "ours; `whole` is the artifact's, `expert` the later code's",
     ("fastermoe", "intermediate"): "ours: Qwen3-30B-A3B's",
@@ -64,7 +64,6 @@ FIXED = [
     ("ultraep …", "retries before the search", "0", "ultraep.h", "int retries_before_search = 0;", "ours; code 2"),
     ("ultraep …", "copies from which relays pay", "6", "ultraep.cpp", "kLeastForRelays = 6;", "code"),
     ("ultraep …", "relays of an expert", "8", "ultraep.cpp", "kMostRelays = 8;", "code"),
-    ("ultraep …", "planning", "72 µs", "ultraep.cpp", "kPublishedPlanningSeconds = 72e-6;", "paper: 67 to 78"),
     ("feplb …", "planning", "50 µs", "feplb.cpp", "kPublishedPlanningSeconds = 50e-6;", "text: about 50"),
     ("lplb", "planning", "100 µs", "lplb.cpp", ".planning_seconds = 100e-6", "code: about 100"),
     ("lplb", "topology", "by ranks", "lplb.h", "edges = lplb::Edges::kAutomatic;", "ours; each is the code's"),
@@ -110,6 +109,8 @@ OURS = {
     "prefetch_depth": "ours",
     "path": "ours; the paper has both",
 }
+
+GIVEN = {"homes", "previous", "previous_load", "in_flight", "seed"}  # what is planned, rather than how
 
 OPTION = re.compile(r"  (?P<policy>[\w-]+) +(?P<name>\w+) +(?P<range>.*?): (?P<help>.*)")
 DEFAULT = re.compile(r" \(default (?P<default>[^()]*)\)$|; not given: (?P<rule>.*)$")
@@ -160,15 +161,18 @@ def fixed_table(_program):
 
 def ours_table(program):
     known = {option["name"]: option for option in json.loads(printed(program, "options", "--json"))["simulate"]}
+    section = printed(program, "simulate", "--help-all").partition("\nPlanning:\n")[2].partition("\n\n")[0]
+    planning = {name.replace("-", "_") for name in re.findall(r"^  (?:-\w,)?--([\w-]+)", section, re.MULTILINE)}
+    if left := planning - OURS.keys() - GIVEN:
+        raise SystemExit(f"{sorted(left)} have no source here")
     rows = [(f"`--{name.replace('_', '-')}`", known[name]["default"], source) for name, source in OURS.items()]
     table(["option", "default", "source"], rows)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     tables = {"options": options_table, "fixed": fixed_table, "ours": ours_table}
     parser.add_argument("table", choices=tables)
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
     arguments = parser.parse_args()
     tables[arguments.table](arguments.foremoe)
 

@@ -13,13 +13,12 @@ docs/users/simulation.md (activations_per_token and activations_per_row in src/f
 output head's logits are not among them: 1.2 GB for 4,096 tokens in bf16, if they are kept whole.
 """
 
-import argparse
 import functools
 import json
 import os
 import tempfile
 
-from figures import printed, table
+from figures import command_line, printed, table
 
 CAPACITY = 80e9
 # Qwen3-30B-A3B: parameters of an expert, and of all that is no routed expert, which every rank holds.
@@ -38,9 +37,7 @@ def states(ranks, shards):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
-    call = functools.partial(printed, parser.parse_args().foremoe)
+    call = functools.partial(printed, command_line(__doc__).parse_args().foremoe)
 
     def memory(load, policies, options):
         """Bytes by part, by policy."""

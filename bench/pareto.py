@@ -11,13 +11,12 @@ three and better in one. Each system plans with 1 and 2 guest slots (finemoe-ran
 of ours stand, and which of other systems no point of ours equals or beats; `--points` prints all points.
 """
 
-import argparse
 import json
 import os
 import subprocess
 from dataclasses import dataclass
 
-from figures import TABLES, table
+from figures import TABLES, command_line, table
 
 OURS = [("foremoe", ["--residency", r, *t]) for r in ("static", "resident", "shared") for t in ([], ["--tolerance", "0"])]
 
@@ -62,9 +61,7 @@ def points_of(compare, name, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="data", help="folder of the load tables")
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe", help="the program")
+    parser = command_line(__doc__, data=True)
     parser.add_argument("--tables", default=",".join(TABLES), help="of them, these")
     parser.add_argument("--points", action="store_true", help="print every point as well")
     arguments = parser.parse_args()

@@ -7,14 +7,13 @@ Each row is one run of `foremoe run INPUT --json`. Times are fitted to the threa
 ratios between policies of the same run. `regression` trains for 100 steps and needs matplotlib for its plot.
 """
 
-import argparse
 import json
 import math
 import os
 import subprocess
 import sys
 
-from figures import table
+from figures import command_line, table
 
 TABLES_OF_8 = ("load-q30-ep8", "load-q30-ep8-bursty")
 ROLLOUTS = ("rollout-math-full", "rollout-mixed")
@@ -122,10 +121,8 @@ def regression(runs, plot=None):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, data=True)
     parser.add_argument("figure", choices=("gain", "memory", "returns", "bitwise", "regression"))
-    parser.add_argument("--data", default="data")
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
     parser.add_argument("--plot", help="regression: where to save the picture")
     arguments = parser.parse_args()
     runs = Runs(arguments.foremoe, arguments.data)

@@ -8,13 +8,12 @@ cluster (`foremoe simulate`), and sets the ratio foremoe ÷ vanilla of the exper
 slowest rank's experts. Measured are CPU seconds, fitted over all ranks and five repeats.
 """
 
-import argparse
 import functools
 import json
 import os
 import tempfile
 
-from figures import printed, table
+from figures import command_line, printed, table
 
 HIDDEN, INTERMEDIATE, LAYERS, MICRO_STEPS = 128, 64, 2, 4
 
@@ -30,9 +29,7 @@ def config(folder, experts, top_k):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="data")
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
+    parser = command_line(__doc__, data=True)
     parser.add_argument("--ranks", type=int, default=8)
     arguments = parser.parse_args()
 

@@ -15,14 +15,13 @@ busiest mover      what the rank that sends or receives most homes needs beyond 
 Each is an upper bound, as if nothing of it ran beside something that does not need what it takes.
 """
 
-import argparse
 import functools
 import json
 import os
 import tempfile
 
 import numpy as np
-from figures import printed, table
+from figures import command_line, printed, table
 from safetensors.numpy import load_file
 
 MEMORY = 2.96e12  # bytes per second: data/clusters/h100.toml
@@ -67,10 +66,7 @@ def uncharged(call, load, of):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="data")
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__, data=True).parse_args()
     call = functools.partial(printed, arguments.foremoe)
 
     def rows():

@@ -8,13 +8,13 @@ Three draws of four layers and 16 micro-steps; ρ is the mean over layers and mi
 those of the whole step, all layers and draws. Needs numpy and safetensors.
 """
 
-import argparse
 import json
 import pathlib
 import subprocess
 import tempfile
 
 import numpy as np
+from figures import command_line
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -38,9 +38,7 @@ def plan(program, load, out, *options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--foremoe", default="build/release/bin/foremoe")
-    program = parser.parse_args().foremoe
+    program = command_line(__doc__).parse_args().foremoe
     print("| ranks | --residency | drift | ρ mean/max | copies | ρ with --previous | copies |")
     print("|---|---|---|---|---|---|---|")
     for ranks in RANKS:
