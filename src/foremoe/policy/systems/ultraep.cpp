@@ -13,9 +13,6 @@ namespace foremoe {
 
 namespace {
 
-// Planning of EP64 with 256 experts and 2 guest slots on the GPU: 67 to 78 µs over three loads (the paper's table).
-constexpr double kPublishedPlanningSeconds = 72e-6;
-
 constexpr std::size_t kLeastForRelays = 6;  // ULTRA_EP_WEIGHT_SYNC_RELAY_MIN_REPLICAS
 constexpr std::size_t kMostRelays = 8;      // ULTRA_EP_WEIGHT_SYNC_RELAY_MAX_RELAYS
 
@@ -144,7 +141,7 @@ class UltraEp final : public Policy {
   OnlineWork online() const override {
     return {.copies_after_router = true,
             .gathers_loads = true,
-            .planning_seconds = kPublishedPlanningSeconds,
+            .planning_seconds = options_.planning_us * 1e-6,
             .sources = send_by_relays};
   }
 
@@ -158,10 +155,12 @@ class UltraEp final : public Policy {
   }
 
   std::vector<Option> options() override {
-    return {integer_option({.name = "min_tokens_per_replica", .help = "The fewest tokens of a replica"},
-                           options_.min_tokens_per_replica, {1, std::int64_t{1} << 40}),
-            integer_option({.name = "inside_nodes", .help = "1: every node is balanced for itself"},
-                           options_.inside_nodes)};
+    return {
+        integer_option({.name = "min_tokens_per_replica", .help = "The fewest tokens of a replica"},
+                       options_.min_tokens_per_replica, {1, std::int64_t{1} << 40}),
+        integer_option({.name = "inside_nodes", .help = "1: every node is balanced for itself"}, options_.inside_nodes),
+        number_option({.name = "planning_us", .help = "Planning in each layer and micro-step, in microseconds"},
+                      options_.planning_us, {0, 1e6})};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<UltraEp>(*this); }
 

@@ -119,6 +119,14 @@ TEST(UltraEp, TakesTheNodeAsItsDomainByName) {
               UnorderedElementsAre(Guest{0, 1, 19}, Guest{2, 3, 9}));
 }
 
+TEST(UltraEp, PlansForTheTimeThatItIsGiven) {
+  const std::unique_ptr<Policy> policy = make_ultraep(kNoMinimum);
+  EXPECT_DOUBLE_EQ(policy->online().planning_seconds, 72e-6);
+  std::vector<Option> options = policy->options();
+  option_named(options, "planning_us").set("2.5");
+  EXPECT_DOUBLE_EQ(policy->online().planning_seconds, 2.5e-6);
+}
+
 TEST(UltraEp, CopiesNothingWhereRanksAreBalanced) {
   EXPECT_THAT(guests(plan_of(kNoMinimum, test::load_of(2, {{50, 50, 51, 50}}), 2)), ElementsAre());
 }
