@@ -142,8 +142,7 @@ std::span<const ModelShape> model_shapes() {
        .attention = {.heads = 32, .kv_heads = 8, .key_width = 128, .value_width = 128}},
       // FineMoE (arXiv 2511.16947), table 2, whose fifth model is Mixtral-8x7B. They have no config.json. Their experts
       // have the two matrices of GPT's feed-forward block, 8192 or 16384 wide: as many parameters as three of two
-      // thirds
-      // of that. The table has neither vocabularies nor heads of keys and values; those are GPT-2's.
+      // thirds of that. The table has neither vocabularies nor heads of keys and values; those are GPT-2's.
       {.name = "GPT-32x1.3B",
        .moe_layers = 24,
        .experts = 32,

@@ -8,8 +8,7 @@
 //   gone when the backward that uses it next begins, else by the end of the phase. What is gathered is dropped after
 //   the pass.
 // Traffic. Each rank sends as much as it receives. So a gather is modelled as if all parts from the rank's own node
-// came
-//   from the next rank there, and all others from the rank at its position on the next node. Links carry what they
+//   came from the next rank there, and all others from the rank at its position on the next node. Links carry what they
 //   would, and each gather has one latency inside and one between nodes.
 
 #include <vector>

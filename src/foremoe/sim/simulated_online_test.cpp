@@ -117,7 +117,7 @@ TEST(SimulatedOnline, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyCo
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
   // Rank 0 has 20 rows of its own, 0.2 s, and then a guest with 30. Its weights take 600 / 8000 s, its 30 rows of 20
-  // bytes, which dispatch has sent to rank 1, as long. Nobody waits for its results.
+  // bytes, which dispatch has sent to rank 1, as long. Its results are not waited for.
   const double one_way = 30 * 20.0 / 8000;
   const auto exposed = [&](double planning_seconds) {
     const SimulationOptions online{.path = PathChoice::kPeer,

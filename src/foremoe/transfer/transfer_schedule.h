@@ -108,7 +108,7 @@ struct ScheduleOptions {
 TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 
-// The same for turns that turns_of() gave, which nobody may execute.
+// The same for turns that turns_of() gave, for simulation only.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
 

@@ -11,7 +11,7 @@
 // homes; prices are those of the public planner, whatever the cluster.
 //
 // Weights. LAER-MoE shards every expert over all ranks (FSEP) and restores whatever experts a layout asks for, so a
-// changed layout costs it no more than the same one. A plan cannot say so; the simulator charges it
+// changed layout costs it no more than the same one. A plan cannot express this; the simulator charges it
 // (OnlineWork::shards_experts). With `sharded` off, experts are whole and each newcomer is a copy, as they are where
 // such a plan is executed here. Which replica serves which source is the plan's (route_tokens), which keeps tokens on
 // their node exactly where LAER does.
