@@ -110,7 +110,7 @@ OURS = {
     "path": "ours; the paper has both",
 }
 
-GIVEN = {"homes", "previous", "previous_load", "in_flight", "seed"}  # what is planned, rather than how
+GIVEN = {"homes", "previous", "previous_load", "in_flight", "seed"}  # inputs of a plan, not settings of the planner
 
 OPTION = re.compile(r"  (?P<policy>[\w-]+) +(?P<name>\w+) +(?P<range>.*?): (?P<help>.*)")
 DEFAULT = re.compile(r" \(default (?P<default>[^()]*)\)$|; not given: (?P<rule>.*)$")
@@ -163,8 +163,10 @@ def ours_table(program):
     known = {option["name"]: option for option in json.loads(printed(program, "options", "--json"))["simulate"]}
     section = printed(program, "simulate", "--help-all").partition("\nPlanning:\n")[2].partition("\n\n")[0]
     planning = {name.replace("-", "_") for name in re.findall(r"^  (?:-\w,)?--([\w-]+)", section, re.MULTILINE)}
+    if not planning:
+        raise SystemExit("simulate --help-all has no options under Planning")
     if left := planning - OURS.keys() - GIVEN:
-        raise SystemExit(f"{sorted(left)} have no source here")
+        raise SystemExit(f"planner options {sorted(left)} have no source here")
     rows = [(f"`--{name.replace('_', '-')}`", known[name]["default"], source) for name, source in OURS.items()]
     table(["option", "default", "source"], rows)
 

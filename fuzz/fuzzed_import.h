@@ -14,7 +14,10 @@ namespace foremoe {
 // bytes[2] their top_k and the number of experts.
 template <std::size_t N>
 void import_fuzzed(std::span<const std::byte> bytes, const std::array<ImportFormat, N>& formats) {
-  if (bytes.size() < 3) return;
+  if (bytes.size() < 3) {
+    if (inputs_are_seeds() && !bytes.empty()) found("shorter than its options");
+    return;
+  }
   const auto byte = [&](std::size_t i) { return std::to_integer<unsigned>(bytes[i]); };
   ImportOptions options;
   if (const unsigned choice = byte(0) % (N + 1); choice < N) options.format = formats[choice];

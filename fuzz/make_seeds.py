@@ -9,6 +9,7 @@ import base64
 import hashlib
 import io
 import json
+import shutil
 import struct
 import sys
 import zipfile
@@ -129,6 +130,7 @@ def main():
         "import_json_fuzz": from_json,
     }
     for target, inputs in seeds.items():
+        shutil.rmtree(root / target, ignore_errors=True)  # seeds of former names
         (root / target).mkdir(parents=True, exist_ok=True)
         for name, content in inputs.items():
             (root / target / name).write_bytes(content)

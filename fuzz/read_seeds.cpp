@@ -17,6 +17,10 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     std::ifstream file(entry.path(), std::ios::binary);
     const std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
+    if (!file || bytes.empty()) {
+      std::fprintf(stderr, "cannot be read, or is empty\n");
+      return 1;
+    }
     LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
     ++files;
   }

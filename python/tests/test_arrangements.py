@@ -11,6 +11,7 @@ import pytest
 from experiments import PROSE, changed, run
 
 import foremoe
+from foremoe.reproduce.arranged import _with_all_reduce
 
 SHAPES = """
 [[shape]]
@@ -175,3 +176,18 @@ def test_what_cannot_be_arranged_is_named(old: str, new: str, field: str, words:
     with pytest.raises(foremoe.InputError, match=words) as caught:
         run(changed(ARRANGED, old, new))
     assert caught.value.field == field
+
+
+def test_an_all_reduce_hides_no_other_one() -> None:
+    parts = {"experts": 1.0, "arena_refresh": 0.0, "optimizer": 0.0}
+    phases = [{"seconds": seconds, "parts": {**parts, "experts": seconds}} for seconds in (1.0, 3.0)]
+    figures = {"phases": phases, "step_seconds": 4.0, "micro_steps": 1}
+    # Rings of 2 s in each of two layers, beside backward passes of 1 s: 3 s remain.
+    cost = {
+        "expert_gradient_bytes": 2.0,
+        "moe_layers": 2,
+        "peers": {"bytes_per_second": 1.0, "latency_seconds": 0.0},
+    }
+    once = _with_all_reduce(figures, cost, 2, 1, "peers")
+    assert once["step_seconds"] == once["phases"][1]["seconds"] + 1 == 7
+    assert _with_all_reduce(once, cost, 2, 1, "peers")["step_seconds"] == 10

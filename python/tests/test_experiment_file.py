@@ -26,6 +26,13 @@ def test_a_table_says_otherwise_than_what_all_have_in_common() -> None:
     assert ours.options == {"guest_slots": 2, "stages": "BT"}
 
 
+@pytest.mark.parametrize("key", ["foresight = true", "warm = true", 'forecast = "former_step"'])
+def test_a_key_that_all_have_in_common_is_named_where_it_stands(key: str) -> None:
+    with pytest.raises(foremoe.InputError) as caught:
+        reproduce.parse_experiment(changed(LISTS, "[every_system]", f"[every_system]\n{key}"), "mine.toml")
+    assert caught.value.field == f"every_system.{key.split()[0]}"
+
+
 def test_what_all_have_in_common_holds_for_those_that_can_use_it() -> None:
     text = changed(LISTS, 'routing = "w2"', "step_spread = 0.5")
     text = changed(text, "[every_system]", '[[input]]\nlabel = "zipf"\nrouting = "zipf"\nskew = 2\n[every_system]')

@@ -112,7 +112,7 @@ def test_figures_of_steps_are_their_least_median_or_largest() -> None:
 
 
 @pytest.mark.parametrize("statistic", ["mean", "least", "median", "largest"])
-def test_of_steps_of_which_one_has_no_figure_there_is_none(statistic: str) -> None:
+def test_a_statistic_over_steps_is_nan_if_any_step_is(statistic: str) -> None:
     for figures in itertools.permutations((1.0, 2.0, math.nan)):
         assert math.isnan(COLUMNS["rho_mean"].over_steps(figures, statistic))
 

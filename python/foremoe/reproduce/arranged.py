@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._core import Evaluation
-from .measured import Measured, turns_seconds
+from .measured import Measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +137,12 @@ def _with_all_reduce(
     size, speed = cost["expert_gradient_bytes"] * experts, cost[link]
     ring = 2 * (copies - 1) * (size / copies / speed["bytes_per_second"] + speed["latency_seconds"])
     recompute, update = figures["phases"]
+    forward, both = (  # without another all-reduce, which is no part and hides nothing
+        sum(phase["parts"].values()) - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
+        for phase in (recompute, update)
+    )
     layers: int = cost["moe_layers"]
-    backward = (turns_seconds(update) - turns_seconds(recompute)) / (figures["micro_steps"] * layers)
+    backward = (both - forward) / (figures["micro_steps"] * layers)
     exposed = max(ring, layers * ring - (layers - 1) * backward)
     return _with_phases(figures, [recompute, {**update, "seconds": update["seconds"] + exposed}])
 

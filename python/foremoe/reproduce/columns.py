@@ -66,7 +66,7 @@ class Column:
 
     def over_steps(self, figures: Sequence[float], statistic: str = "") -> float:
         """Of an input whose steps are planned one by one. statistic: a key of OVER_STEPS; empty: the mean, or the
-        largest where that is what the column tells. NaN where one is.
+        largest where that is what the column tells. NaN if any figure is.
         """
         if any(map(math.isnan, figures)):
             return math.nan

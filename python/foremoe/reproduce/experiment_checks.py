@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from .columns import OF_GROUPS, Column
 from .experiment import Input, System
@@ -13,17 +13,16 @@ from .toml_table import Table
 def check_system(table: Table, system: System, columns: Collection[str]) -> None:
     """Keys of one system, and the columns."""
     _check_arrangement(table, system, columns)
-    residency = system.options.get("residency")
-    if system.warm and residency == "shared":
+    if system.warm and system.options.get("residency") == "shared":
         table.fail("warm", "has no effect under residency shared")
     if system.forecast:
         _check_forecast(table, system)
-    if system.forecast == "average" and residency != "shared":
-        table.fail("forecast", "average needs residency shared: others place by averages of later micro-steps too")
 
 
 def _check_arrangement(table: Table, system: System, columns: Collection[str]) -> None:
-    """Of groups, padding and replicas in place: one key of them, and columns that such systems have."""
+    """`padded` and `in_place` exclude each other. With these or groups there is no foresight, forecast or warm start,
+    and there are only the columns of OF_GROUPS.
+    """
     if system.padded and system.in_place:
         table.fail("padded", "cannot be used beside in_place true")
     arrangements = {"padded": system.padded, "in_place": system.in_place, "ep_groups": system.ep_groups > 1}
@@ -46,6 +45,8 @@ def _check_forecast(table: Table, system: System) -> None:
     if "prefer" in system.options or "T" not in system.options.get("stages", "T"):
         name = "prefer" if "prefer" in system.options else "stages"
         table.fail("forecast", f"cannot be used beside {name} {system.options[name]}, which splits tokens otherwise")
+    if system.forecast == "average" and system.options.get("residency") != "shared":
+        table.fail("forecast", "average needs residency shared: others place by averages of later micro-steps too")
 
 
 def check_input(table: Table, on: Input, columns: Mapping[str, Column]) -> None:
@@ -69,22 +70,21 @@ def check_input(table: Table, on: Input, columns: Mapping[str, Column]) -> None:
         table.fail(key, f"column '{own_routes}' is of a plan on the routes by which it was made")
 
 
-def check_together(root: Table, inputs: Sequence[Input], systems: Sequence[System]) -> None:
+def check_together(inputs: Mapping[Table, Input], systems: Mapping[Table, System]) -> None:
     """Keys of inputs and systems together."""
-    several = next((on.dispatches for on in inputs if len(on.dispatches) > 1), ())
-    for i, on in enumerate(inputs):
+    several = next((on.dispatches for on in inputs.values() if len(on.dispatches) > 1), ())
+    for table, on in inputs.items():
         if several and on.dispatches != several:
-            root.fail(f"input[{i}].dispatch", f"expected {list(several)}, as another input has")
-    other_routes = any(on.has_other_routes for on in inputs)
-    for i, system in enumerate(systems):
-        place = f"system[{i}]"
+            table.fail("dispatch", f"expected {list(several)}, as another input has")
+    other_routes = any(on.has_other_routes for on in inputs.values())
+    for table, system in systems.items():
         if several and system.options.get("residency") == "auto":
-            root.fail(f"{place}.residency", "auto chooses by modelled seconds, and inputs have several dispatches")
-        if system.forecast in OF_FORMER_STEP and not all(on.former_step for on in inputs):
-            root.fail(f"{place}.forecast", f"{system.forecast} needs former_step on every input")
+            table.fail("residency", "auto chooses by modelled seconds, and inputs have several dispatches")
+        if system.forecast in OF_FORMER_STEP and not all(on.former_step for on in inputs.values()):
+            table.fail("forecast", f"{system.forecast} needs former_step on every input")
         if system.forecast and other_routes:
-            root.fail(f"{place}.forecast", "cannot be used beside wrong_percent and missing_percent")
-        if system.warm and not all(on.plan_each_step for on in inputs):
-            root.fail(f"{place}.warm", "has no effect where steps are not planned one by one")
+            table.fail("forecast", "cannot be used beside wrong_percent and missing_percent")
+        if system.warm and not all(on.plan_each_step for on in inputs.values()):
+            table.fail("warm", "has no effect where steps are not planned one by one")
         if system.foresight and not other_routes:
-            root.fail(f"{place}.foresight", "has no effect where no input has wrong_percent or missing_percent")
+            table.fail("foresight", "has no effect where no input has wrong_percent or missing_percent")

@@ -101,15 +101,17 @@ def parse_experiment(text: str, file: str, *, own: bool = False) -> Experiment:
     modelled = next((f"column '{c.name}'" for c in columns.values() if c.needs_model), "")
     used_by_system = partial(_used_by_system, modelled=bool(modelled))
     read_system = partial(_read_system, columns=columns)
-    systems = _by_label(root.multiplied_out("system", _OF_SYSTEM, used_by_system), read_system)
+    read_systems = _read_all(root.multiplied_out("system", _OF_SYSTEM, used_by_system), read_system)
+    systems = _by_label(read_systems)
     modelled = modelled or next((f"system '{s.label}'" for s in systems.values() if _plans_by_time(s.options)), "")
     by_dispatch = any(column.depends_on_dispatch for column in columns.values()) or any(
         system.options.get("residency") == "auto" for system in systems.values()
     )
     used_by_input = partial(_used_by_input, columns=columns, modelled=modelled, by_dispatch=by_dispatch)
     read_input = partial(_read_input, shapes=shapes, columns=columns, modelled=modelled, by_dispatch=by_dispatch)
-    inputs = _by_label(root.multiplied_out("input", _OF_INPUT, used_by_input, lists={"dispatch"}), read_input)
-    check_together(root, [*inputs.values()], [*systems.values()])
+    read_inputs = _read_all(root.multiplied_out("input", _OF_INPUT, used_by_input, lists={"dispatch"}), read_input)
+    inputs = _by_label(read_inputs)
+    check_together(read_inputs, read_systems)
     headings = _headings(columns, inputs)
     finding = root.text("finding")
     expect_known_cells(root, finding, headings, inputs, systems)
@@ -140,14 +142,19 @@ def _text_of(path: pathlib.Path) -> str:
         raise InputError(f"{path}: cannot be read", file=str(path)) from error
 
 
-def _by_label(tables: Iterable[Table], read: Callable[[Table], Labelled]) -> dict[str, Labelled]:
-    by_label: dict[str, Labelled] = {}
+def _read_all(tables: Iterable[Table], read: Callable[[Table], Labelled]) -> dict[Table, Labelled]:
+    """By the tables that they are from, whose labels differ."""
+    items: dict[Table, Labelled] = {}
     for table in tables:
         item = read(table)
-        if item.label in by_label:
+        if any(item.label == other.label for other in items.values()):
             table.fail("label", f"'{item.label}' twice")
-        by_label[item.label] = item
-    return by_label
+        items[table] = item
+    return items
+
+
+def _by_label(items: Mapping[Table, Labelled]) -> dict[str, Labelled]:
+    return {item.label: item for item in items.values()}
 
 
 def _read_columns(root: Table) -> dict[str, Column]:

@@ -98,11 +98,11 @@ class Measured:
 
     @property
     def forward_ms(self) -> float:
-        return self.turn_ms(turns_seconds(self.recompute))
+        return self.turn_ms(_turns(self.recompute))
 
     @property
     def backward_ms(self) -> float:
-        return self.turn_ms(turns_seconds(self.update)) - self.forward_ms
+        return self.turn_ms(_turns(self.update)) - self.forward_ms
 
     @property
     def seconds(self) -> Any:
@@ -139,8 +139,7 @@ class Measured:
         return self.turn_ms(seconds)
 
 
-def turns_seconds(phase: dict[str, Any]) -> float:
-    """Of a phase, without what is done once."""
+def _turns(phase: dict[str, Any]) -> float:
     seconds: float = phase["seconds"] - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
     return seconds
 
