@@ -3,7 +3,7 @@
 #   foremoe_bundle(libforemoe EXPORT foremoe FOLDERS core cluster … [LIBRARIES targets] [HEADERS files])
 #
 # makes libforemoe.a, the target libforemoe with the alias foremoe::foremoe, of all objects of the folders, of the
-# libraries of ours that these link (policy/clp, runtime/openblas), and of LIBRARIES. What is in a bundle made before is
+# libraries of ours that these link (policy/clp, runtime/mpi), and of LIBRARIES. What is in a bundle made before is
 # not put into another one. Headers are those of the folders, without
 # - what serves tests: test_*.h, *_conformance.h, conformance/,
 # - folders that are libraries of their own: they implement a header above them, or serve the command alone,

@@ -13,7 +13,6 @@
 #include "foremoe/plan/fit_plan.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/step_plan.h"
-#include "foremoe/runtime/cpu/blas.h"
 #include "foremoe/runtime/rank_run.h"
 #include "foremoe/runtime/run_memory.h"
 #include "foremoe/transfer/copy_link.h"
@@ -199,7 +198,6 @@ void Execution::expect_room() const {
        .adam = arguments_.optimizer == Optimizer::Kind::kAdam,
        .arena = arguments_.evaluate.path != PathChoice::kPeer,
        .reference = !arguments_.no_reference});
-  cpu::reserve_blas(group_.one_process() ? load().num_ranks() : 1);
 }
 
 std::vector<RunRow> Execution::run() {

@@ -62,7 +62,6 @@ Array<double, 2> ReferenceModel::rows_of_experts(const ReferenceStep& step) cons
 }
 
 ReferenceResult ReferenceModel::run(const ReferenceStep& step, ThreadPool& pool) const {
-  const std::vector<cpu::BlasThread> threads(pool.num_threads());
   const Array<std::vector<double>, 2>::Shape sources{static_cast<std::size_t>(step.micro_steps),
                                                      static_cast<std::size_t>(step.ranks)};
   const auto top_k = static_cast<std::size_t>(size_.top_k), hidden = static_cast<std::size_t>(size_.shape.hidden);

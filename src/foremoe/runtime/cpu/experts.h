@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "foremoe/runtime/cpu/blas.h"
+#include "foremoe/runtime/cpu/multiply.h"
 #include "foremoe/runtime/cpu/row_tiles.h"
 
 namespace foremoe {
@@ -40,7 +40,6 @@ struct ExpertsWorkspace {
 
   const ExpertShape shape;
   const bool position_independent;
-  BlasThread thread;
   TileWorkspace tiles;
   std::vector<float> h;          // [row of block][intermediate]
   std::vector<float> dh;         // likewise

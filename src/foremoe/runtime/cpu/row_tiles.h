@@ -1,10 +1,10 @@
 #pragma once
 
-// Products whose rows do not know where they stand. A BLAS rounds a row's sums differently at the edge of a matrix than
+// Products whose rows do not know where they stand. A matrix product rounds a row's sums differently at the edge of a matrix than
 // inside it, so that the same token gives other bits when its neighbours change.
 //
 // Method. Rows are multiplied in tiles of a fixed height, the last one filled up with zeros: every call then has the
-//   same shape. What remains is whether rows differ inside a tile; that depends on the BLAS's kernel for the shape and
+//   same shape. What remains is whether rows differ inside a tile; that depends on the kernel for the shape and
 //   is tried out once per shape and process: one row at all places of a tile, among equal and among other rows, must
 //   give the same bits everywhere.
 // Guarantee. The greatest of the heights below that passes is taken; 1 always does.
@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "foremoe/runtime/cpu/blas.h"
+#include "foremoe/runtime/cpu/multiply.h"
 
 namespace foremoe::cpu {
 

@@ -1,0 +1,3 @@
+#define INSTRUCTION_SET baseline
+#define Eigen Eigen_baseline
+#include "foremoe/runtime/cpu/multiply_eigen.inc"
