@@ -38,7 +38,8 @@ void multiply_by(const InstructionSet& set, const Product& p, const double* a, c
 // The greatest error of an element ÷ the rounding that its sum permits. At most 1 is right.
 template <class T>
 double relative_error(const InstructionSet& set, const Product& p, Random& random) {
-  const std::vector<T> a = random_values<T>(p.rows * p.depth, random), b = random_values<T>(p.depth * p.columns, random);
+  const std::vector<T> a = random_values<T>(p.rows * p.depth, random),
+                       b = random_values<T>(p.depth * p.columns, random);
   const std::vector<T> before = random_values<T>(p.rows * p.columns, random);
   std::vector<T> c = before;
   multiply_by(set, p, a.data(), b.data(), c.data());

@@ -1,7 +1,7 @@
 #pragma once
 
-// Products whose rows do not know where they stand. A matrix product rounds a row's sums differently at the edge of a matrix than
-// inside it, so that the same token gives other bits when its neighbours change.
+// Products whose rows do not know where they stand. A matrix product rounds a row's sums differently at the edge of a
+// matrix than inside it, so that the same token gives other bits when its neighbours change.
 //
 // Method. Rows are multiplied in tiles of a fixed height, the last one filled up with zeros: every call then has the
 //   same shape. What remains is whether rows differ inside a tile; that depends on the kernel for the shape and
