@@ -1,25 +1,37 @@
-# cmake --install: the command, the two libraries with their headers, and the package that find_package(foremoe) reads.
-# The target `installed` builds what is installed and nothing else. Nothing installed names the prefix: the tree may be
-# moved.
-
+# cmake --install: the command, both libraries, the public headers, and the package that find_package(foremoe) reads.
+# The target `installed` builds what is installed and nothing else. The tree may be moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-add_custom_target(installed DEPENDS foremoe libforemoe libforemoe_runtime)
+# Public: the headers that docs/users/library.md names, and those that they include. All others are private.
+set(public_headers
+  cluster/cluster.h cluster/cost_model.h cluster/model_shape.h cluster/topology.h core/array.h core/error.h
+  core/ids.h core/option.h core/parallel.h core/safetensors.h core/timeline.h core/units.h evaluate/evaluate.h
+  evaluate/running_plan.h evaluate/step_input.h foremoe.h plan/check_plan.h plan/plan_figures.h plan/plan_file.h
+  plan/rank_dispatch.h plan/route_tokens.h plan/step_plan.h planner/planner.h planner/planner_options.h
+  policy/online_work.h policy/policy.h rollout/batching.h rollout/collector.h rollout/count_routes.h
+  rollout/file_kind.h rollout/load_file.h rollout/load_table.h rollout/rollout_follower.h rollout/routing_trace.h
+  rollout/synthesis/synthesis.h rollout/trace_file.h sim/simulation.h transfer/checksum.h transfer/copy_link.h
+  transfer/expert_layout.h transfer/host_arena.h transfer/rank_turns.h transfer/shared_memory.h
+  transfer/transfer_engine.h transfer/transfer_schedule.h transfer/turn_order.h)
+set(public_runtime_headers
+  runtime/communicator.h runtime/cpu/experts.h runtime/cpu/multiply.h runtime/cpu/row_tiles.h
+  runtime/phase_executor.h runtime/process_group.h runtime/threads/thread_group.h)
+function(install_library target)
+  list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/src/foremoe/)
+  target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/src FILES ${ARGN})
+  install(TARGETS ${target} EXPORT foremoeTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+endfunction()
+install_library(foremoe ${public_headers})
+install_library(foremoe_runtime ${public_runtime_headers})
+install(TARGETS foremoe_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+add_custom_target(installed DEPENDS foremoe_command foremoe foremoe_runtime)
+
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/foremoe)
-
-install(TARGETS foremoe RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(TARGETS libforemoe EXPORT foremoeTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-  FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(TARGETS libforemoe_runtime EXPORT foremoeRuntimeTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-  FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT foremoeTargets NAMESPACE foremoe:: DESTINATION ${package_dir})
-install(EXPORT foremoeRuntimeTargets NAMESPACE foremoe:: DESTINATION ${package_dir})
-
-get_target_property(FOREMOE_LINKED_FILES libforemoe FOREMOE_LINKED_FILES)
-get_target_property(FOREMOE_RUNTIME_LINKED_FILES libforemoe_runtime FOREMOE_LINKED_FILES)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/foremoeConfig.cmake.in
-  ${PROJECT_BINARY_DIR}/foremoeConfig.cmake INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)
+  ${PROJECT_BINARY_DIR}/foremoeConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/foremoeConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/foremoeConfig.cmake ${PROJECT_BINARY_DIR}/foremoeConfigVersion.cmake
   DESTINATION ${package_dir})

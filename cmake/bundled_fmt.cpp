@@ -2,7 +2,7 @@
 // done by functions that fmt's headers declare and libfmt defines. With FMT_HEADER_ONLY the headers define them too, as
 // inline functions: this source uses them, is compiled without inlining, and so holds them all as weak symbols. A
 // program that has an fmt of its own links all the same. (fmt::fmt-header-only for every source costs 2 s each at -O3.)
-// scripts/check_install looks for functions of fmt that are missing.
+// tests/packaging/installed_tree looks for functions of fmt that are missing.
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>

@@ -16,14 +16,14 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kCalibrateExamples =
     R"(  foremoe calibrate                                             print a cluster file, a rank for each processor
   foremoe calibrate --ranks 4 --out machine.toml                of four ranks
   foremoe calibrate --hidden 64 --intermediate 32 --rows 128    with the experts that foremoe run has by default
   foremoe plan step.load.safetensors --cluster machine.toml --model Qwen3-30B-A3B --max-copies-per-rank hidden
 )";
 
-constexpr std::string_view kMeaning =
+constexpr std::string_view kCalibrateMeaning =
     R"(Ranks are threads that compute on processors, as those of foremoe run; all measure at once, so that each number is
 what one has while the others work. Numbers are float32's: model them with --bytes-per-parameter 4. What one machine
 cannot tell, its network, is taken to be as fast as the exchange between its ranks; the file says so.
@@ -89,8 +89,8 @@ Command calibrate_command() {
   return {
       .name = "calibrate",
       .summary = "Measure this machine and write it down as a cluster to model time on",
-      .examples = std::string(kExamples),
-      .meaning = std::string(kMeaning),
+      .examples = std::string(kCalibrateExamples),
+      .meaning = std::string(kCalibrateMeaning),
       .options = {out_option(a->out, "FILE", "Write the cluster file here in place of printing it"),
                   text_option({.name = "name", .value = "NAME", .help = "Name of the cluster in tables", .main = true},
                               a->name),

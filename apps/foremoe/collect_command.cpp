@@ -21,13 +21,13 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kCollectExamples =
     R"(  foremoe collect step.trace.safetensors --out step.load.safetensors                the batching that was recorded
   foremoe collect step.trace.safetensors --ranks 16 --tokens-per-rank 4096 --out step.load.safetensors
   foremoe collect --follow rollout/ --ranks 16 --out step.load.safetensors           while the rollout writes traces there
 )";
 
-constexpr std::string_view kMeaning =
+constexpr std::string_view kCollectMeaning =
     R"(A load file holds, for every micro-step, layer and rank, how many of the rank's tokens chose each expert: all that
 planning needs, at a thousandth of a trace's size. Every row of the trace is validated. Rows without a route (padding,
 last tokens) are no load.
@@ -138,8 +138,8 @@ Command collect_command() {
   out.required = true;
   return {.name = "collect",
           .summary = "Count a trace's routes: the load of every micro-step",
-          .examples = std::string(kExamples),
-          .meaning = std::string(kMeaning),
+          .examples = std::string(kCollectExamples),
+          .meaning = std::string(kCollectMeaning),
           .options = joined(
               {{input_option(a->input.path, "Trace file (made by import or synth); with --follow a folder of them"),
                 flag_option({.name = "follow", .help = "Count trace files as they appear in a folder", .main = true},

@@ -12,12 +12,12 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples = R"(  foremoe compare step.load.safetensors --guest-slots 1
+constexpr std::string_view kCompareExamples = R"(  foremoe compare step.load.safetensors --guest-slots 1
   foremoe compare step.trace.safetensors --ranks 16 --guest-slots 2 --policy vanilla,eplb,foremoe
   foremoe compare step.load.safetensors --policy all --json
 )";
 
-constexpr std::string_view kColumns =
+constexpr std::string_view kCompareColumns =
     R"(Columns, over all layers and micro-steps with load:
   residency   where the policy's copies live. free*: experts may be anywhere. Such a plan serves forward-only phases;
               it cannot train, since gradients and optimizer state have no home
@@ -34,7 +34,7 @@ pay. static has no copies to save inside a step, so its ρ may be smaller.
 )";
 
 std::string columns_text(const std::string& bound) {
-  return fmt::format(kColumns, bound, default_tolerance(Residency::kResident));
+  return fmt::format(kCompareColumns, bound, default_tolerance(Residency::kResident));
 }
 
 std::string residency_of(const Evaluation& e) {
@@ -98,7 +98,7 @@ Command compare_command() {
   auto a = std::make_shared<PlanningArguments>();
   return {.name = "compare",
           .summary = "Plan with several policies, check each plan, and show their figures side by side",
-          .examples = std::string(kExamples),
+          .examples = std::string(kCompareExamples),
           .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies_and_their_options(), columns_text("")),
           .options = joined({planning_options(*a, /*residency_auto=*/false),
                              {policies_option(a->policies),

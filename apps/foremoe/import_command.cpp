@@ -17,14 +17,14 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples = R"(  foremoe import sample-*.npy --experts 128 --out step.trace.safetensors
+constexpr std::string_view kImportExamples = R"(  foremoe import sample-*.npy --experts 128 --out step.trace.safetensors
   foremoe import responses.jsonl --model Qwen3-30B-A3B --out step.trace.safetensors
   foremoe import routed.bin --format sglang --layers 48 --top-k 8 --out step.trace.safetensors
   foremoe import router_trace_rank*.jsonl --drop-recomputed --out step.trace.safetensors
   foremoe import tokens_per_expert/rank*.jsonl --top-k 8 --out step.load.safetensors
 )";
 
-constexpr std::string_view kMeaning = R"(Formats, detected from the bytes unless --format says which:
+constexpr std::string_view kImportMeaning = R"(Formats, detected from the bytes unless --format says which:
   npy              numpy array [tokens, layers, top_k] of expert ids, a file is a sequence (vLLM)
   npz              zip of such arrays, a member is a sequence
   npy-base64       base64 of .npy, a line is a sequence
@@ -114,8 +114,8 @@ Command import_command() {
   return {
       .name = "import",
       .summary = "Read the routes that a rollout engine or trainer recorded",
-      .examples = std::string(kExamples),
-      .meaning = std::string(kMeaning),
+      .examples = std::string(kImportExamples),
+      .meaning = std::string(kImportMeaning),
       .options = joined(
           {{values_option(
                 {.name = "files", .value = "FILE...", .help = "Recorded files", .required = true, .positional = true},

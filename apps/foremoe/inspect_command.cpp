@@ -27,13 +27,13 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kInspectExamples =
     R"(  foremoe inspect step.trace.safetensors --ranks 8      how uneven would this rollout be on 8 ranks?
   foremoe inspect step.load.safetensors --layer 0        the picture of layer 0
   foremoe inspect plan.safetensors                       the same after planning
 )";
 
-constexpr std::string_view kMeaning =
+constexpr std::string_view kInspectMeaning =
     R"(The picture shows one layer (the most uneven unless --layer says which): how many tokens each rank serves, over the whole step
 and in each micro-step. RL steps are skewed but steady; their micro-steps differ much, which planning cures.
 Per layer, experts at home:
@@ -320,8 +320,8 @@ Command inspect_command() {
   return {
       .name = "inspect",
       .summary = "Show what a file holds, and how uneven its loads are",
-      .examples = std::string(kExamples),
-      .meaning = std::string(kMeaning),
+      .examples = std::string(kInspectExamples),
+      .meaning = std::string(kInspectMeaning),
       .options = joined(
           {{input_option(a->input.path, "Trace, load or plan file")},
            without(options_of(a->input), {"previous", "previous_load"}),

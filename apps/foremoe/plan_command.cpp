@@ -14,14 +14,14 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kPlanExamples =
     R"(  foremoe plan step.load.safetensors --guest-slots 2 --out plan.safetensors
   foremoe plan step.trace.safetensors --ranks 16 --residency static --out plan.safetensors
   foremoe plan step.load.safetensors --in-flight 4 --json   forward and backward in 1F1B order; figures as JSON
   foremoe plan step.load.safetensors --stages BLT           whole experts in place of replication: what is splitting worth?
 )";
 
-constexpr std::string_view kMeaning =
+constexpr std::string_view kPlanMeaning =
     R"(Figures. ρ is the busiest rank's tokens ÷ the mean rank's, in one layer of one micro-step; a layer takes ρ times as
 long as it could. mean, p99 and max are over all (layer, micro-step) pairs with load. A copy moves one expert's weights
 into one guest slot. An event is a pass (forward or backward) of a micro-step; with one in flight it is both together.
@@ -109,8 +109,8 @@ Command plan_command() {
   budget.front().help = "Memory of one rank, 10⁹ bytes: --residency auto stays within it";
   return {.name = "plan",
           .summary = "Plan where copies of experts sit and which tokens they serve, in every layer of every micro-step",
-          .examples = std::string(kExamples),
-          .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies_and_their_options(), kMeaning),
+          .examples = std::string(kPlanExamples),
+          .meaning = fmt::format("Policies:\n{}\n{}", list_of_policies_and_their_options(), kPlanMeaning),
           .options = joined(
               {planning_options(*a, /*residency_auto=*/true),
                std::move(budget),

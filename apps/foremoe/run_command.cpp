@@ -14,7 +14,7 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kRunExamples =
     R"(  foremoe run step.trace.safetensors --guest-slots 1                          vanilla and foremoe, ranks as threads
   foremoe run step.load.safetensors --ranks 4 --policy vanilla,eplb,static,foremoe --layers 2 --micro-steps 3
   foremoe run step.trace.safetensors --plan plan.safetensors --timeline run.json   a plan of your own; who did what when
@@ -22,7 +22,7 @@ constexpr std::string_view kExamples =
   mpirun -np 8 foremoe run step.trace.safetensors --comm mpi                  one process per rank
 )";
 
-constexpr std::string_view kMeaning =
+constexpr std::string_view kRunMeaning =
     R"(What runs: a stack of MoE layers, x ← x + MoE(x), with random weights and tokens, replaying the routes of the input (a
 load without tokens is dealt to tokens that fit it; rows without a route go where the router sends them). Experts are
 SwiGLU networks in float32. Recompute is a forward pass over all micro-steps; policy update is forward and
@@ -172,8 +172,8 @@ Command run_command() {
   return {
       .name = "run",
       .summary = "Execute an input with real experts on several ranks, planned by each policy; check every result",
-      .examples = std::string(kExamples),
-      .meaning = fmt::format("Policies:\n{}\n{}\n{}", list_of_policies(), kMeaning, meaning_of_columns()),
+      .examples = std::string(kRunExamples),
+      .meaning = fmt::format("Policies:\n{}\n{}\n{}", list_of_policies(), kRunMeaning, meaning_of_columns()),
       .options = joined(
           {{input_option(a->input.path, "Trace or load file (made by import, collect or synth)")},
            options_of(a->input),

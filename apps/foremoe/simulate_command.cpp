@@ -15,13 +15,13 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kSimulateExamples =
     R"(  foremoe simulate step.load.safetensors --cluster h100 --model qwen3-30b-a3b --guest-slots 2
   foremoe simulate step.trace.safetensors --cluster h100 --model qwen3-30b-a3b --rollout-seconds 120 --json
   foremoe simulate step.load.safetensors --cluster h20 --model qwen3-30b-a3b --policy foremoe --timeline step.json
 )";
 
-constexpr std::string_view kMeaning =
+constexpr std::string_view kSimulateMeaning =
     R"(A step is recompute (forward) and policy update (forward, backward, optimizer). Ranks wait for each other at every
 exchange of rows. Copies travel meanwhile over what the exchanges leave of the links; a copy that is late is waited for.
 docs/users/simulation.md says what is modelled and what is not. Every plan is checked before it is simulated.
@@ -30,7 +30,7 @@ seconds, in memory and in bytes. Nodes are as large as the cluster's, unless --r
 
 )";
 
-constexpr std::string_view kColumns =
+constexpr std::string_view kSimulateColumns =
     R"(  step s      recompute and policy update, and moves of homes before them
   speedup     over vanilla
   of ideal    seconds with every rank at the mean load and nothing copied ÷ seconds of this plan
@@ -130,7 +130,7 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
   print_placement(evaluations);
   const std::vector<std::string> said = remarks(evaluations, cost, options.memory_budget());
   for (const std::string& remark : said) print_values("{}\n", remark);
-  fmt::print("{}Columns:\n{}{}{}{}", said.empty() ? "" : "\n", chooses ? kOfResidency : "", kColumns,
+  fmt::print("{}Columns:\n{}{}{}{}", said.empty() ? "" : "\n", chooses ? kOfResidency : "", kSimulateColumns,
              rollout ? kOfRollout : "", options.memory_budget() ? kOfBudget : "");
 }
 
@@ -173,8 +173,8 @@ Command simulate_command() {
   option_named(planning, "model").initial = "the one that fits the input";
   return {.name = "simulate",
           .summary = "Predict what a step takes on a cluster, and what each policy would gain there",
-          .examples = std::string(kExamples),
-          .meaning = fmt::format("{}Columns:\n{}{}{}{}\nPolicies:\n{}", kMeaning, kOfResidency, kColumns, kOfRollout,
+          .examples = std::string(kSimulateExamples),
+          .meaning = fmt::format("{}Columns:\n{}{}{}{}\nPolicies:\n{}", kSimulateMeaning, kOfResidency, kSimulateColumns, kOfRollout,
                                  kOfBudget, list_of_policies_and_their_options()),
           .options = joined({std::move(planning),
                              simulation_options_of(a->evaluate),

@@ -15,7 +15,7 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kSynthExamples =
     R"(  foremoe synth --out step.load.safetensors                                            GRPO groups, 8 ranks, 4 layers
   foremoe synth --shape Qwen3-30B-A3B --ranks 64 --out step.load.safetensors           48 layers × 32 micro-steps
   foremoe synth --sequences-per-rank 1 --tokens-per-rank 4096 --group-spread 1 --out bursty.load.safetensors
@@ -100,7 +100,7 @@ Command synth_command() {
                             {"load", "trace"}, [a](std::size_t i) { a->kind = i == 0 ? "load" : "trace"; });
   return {.name = "synth",
           .summary = "Draw a trace or a load from a model of routing",
-          .examples = std::string(kExamples),
+          .examples = std::string(kSynthExamples),
           .meaning = meaning(),
           .options = joined({{std::move(out), std::move(kind)},
                              options_of(static_cast<SynthesisRequest&>(*a)),

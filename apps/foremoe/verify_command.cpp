@@ -16,11 +16,11 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr std::string_view kExamples = R"(  foremoe verify step.load.safetensors plan.safetensors
+constexpr std::string_view kVerifyExamples = R"(  foremoe verify step.load.safetensors plan.safetensors
   foremoe verify step.trace.safetensors plan.safetensors --json && echo proved
 )";
 
-constexpr std::string_view kMeaning =
+constexpr std::string_view kVerifyMeaning =
     R"(Checked, by code that shares nothing with the planner: the plan was made for this load (digest); every token is served by
 a replica that is there (coverage, quotas, slots); homes, residency, execution order and the budgets in the plan's own
 options are kept; routing tokens by the plan delivers what it says; recorded figures are right.
@@ -87,8 +87,8 @@ Command verify_command() {
   return {
       .name = "verify",
       .summary = "Prove that a plan is right for a load, or say what is wrong",
-      .examples = std::string(kExamples),
-      .meaning = std::string(kMeaning),
+      .examples = std::string(kVerifyExamples),
+      .meaning = std::string(kVerifyMeaning),
       .options = joined(
           {{input_option(a->input.path, "Trace or load file that the plan was made for"),
             text_option({.name = "plan", .value = "PLAN", .help = "Plan file", .required = true, .positional = true},

@@ -1,6 +1,6 @@
 """What calls from Python cost beside the C++ that they call. In the root of the repository:
 
-PYTHONPATH=build/python $(scripts/python_environment) python/benchmarks/bindings.py
+PYTHONPATH=build/python $(scripts/setup python) python/benchmarks/bindings.py
 """
 
 from __future__ import annotations

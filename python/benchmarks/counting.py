@@ -3,7 +3,7 @@
 The last line is of ep.plan() whole, on one rank, until it returns and planning goes on in the background; PyTorch is
 the counting alone, which was part of it.
 
-PYTHONPATH=build/python $(scripts/python_environment torch) python/benchmarks/counting.py
+PYTHONPATH=build/python $(scripts/setup torch) python/benchmarks/counting.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Losses of balanced and unbalanced training side by side: the same mathematics, other rounding. In the root:
 
-PYTHONPATH=build/python OMP_NUM_THREADS=1 $(scripts/python_environment torch) python/benchmarks/losses.py
+PYTHONPATH=build/python OMP_NUM_THREADS=1 $(scripts/setup torch) python/benchmarks/losses.py
 
 A tiny Qwen3-MoE learns to count with strides, in four CPU processes. Three trainers begin with the same weights and
 have the same batches and the same recorded routes in every step: balanced (ours, one guest slot), unbalanced (experts

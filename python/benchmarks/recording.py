@@ -1,6 +1,6 @@
 """What recording routes costs one layer's call, in generation of one token for eight sequences. In the root:
 
-PYTHONPATH=build/python $(scripts/python_environment torch) python/benchmarks/recording.py
+PYTHONPATH=build/python $(scripts/setup torch) python/benchmarks/recording.py
 """
 
 from __future__ import annotations

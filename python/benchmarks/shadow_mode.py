@@ -1,6 +1,6 @@
 """What shadow mode costs the training thread in each MoE layer: the figures of lab/performance.md. In the root:
 
-PYTHONPATH=build/python $(scripts/python_environment torch) python/benchmarks/shadow_mode.py [--tokens N] [--layers N]
+PYTHONPATH=build/python $(scripts/setup torch) python/benchmarks/shadow_mode.py [--tokens N] [--layers N]
 
 Two gloo processes call the routers of Megatron-LM's MoE layers, forward alone: as they are, and in shadow mode inside
 step(), in turns. Printed is CPU time of the thread that calls them, per layer: medians of rounds, and the least and

@@ -1,6 +1,6 @@
 """How long a step's plan takes: by one process, and by ranks that plan some of the layers each. In the root:
 
-PYTHONPATH=build/python OMP_NUM_THREADS=1 $(scripts/python_environment torch) python/benchmarks/shares.py
+PYTHONPATH=build/python OMP_NUM_THREADS=1 $(scripts/setup torch) python/benchmarks/shares.py
 
 The load has the shape of Qwen3-30B-A3B on 64 ranks, 32 micro-steps, drawn as `foremoe synth` draws it; "bursty" is with
 one sequence per rank and groups that differ. Shares are planned one after the other; then a process for each of them

@@ -179,6 +179,6 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: pathlib.Path) ->
 
 
 def test_the_page_of_results_tells_every_experiment_and_no_other() -> None:
-    check = [sys.executable, str(ROOT / "scripts" / "results"), "--check"]
+    check = [sys.executable, str(ROOT / "lab" / "write_results"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, env=ENVIRONMENT)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -1,4 +1,4 @@
-"""scripts/results --compare: what differs between lab/results.md and a new run is found, wherever it stands."""
+"""lab/write_results --compare: what differs between lab/results.md and a new run is found, wherever it stands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WIDE = """\
 
 @pytest.fixture(scope="module")
 def results() -> Any:
-    loader = importlib.machinery.SourceFileLoader("results", str(ROOT / "scripts" / "results"))
+    loader = importlib.machinery.SourceFileLoader("results", str(ROOT / "lab" / "write_results"))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("results", loader))  # type: ignore[arg-type]
     loader.exec_module(module)
     return module

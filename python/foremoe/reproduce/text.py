@@ -37,7 +37,7 @@ def to_text(result: Result, columns: int | None = None) -> str:
 
 
 def to_markdown(result: Result) -> str:
-    """A section as build/results.md has it (scripts/results)."""
+    """A section as build/results.md has it (lab/write_results)."""
     e = result.experiment
     head, *rows = to_rows(result)
     table = [f"| {' | '.join(row)} |" + " |" * (len(head) - len(row)) for row in (head, *rows)]

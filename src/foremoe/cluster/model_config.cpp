@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kMaxFileBytes = 1 << 20;
+constexpr std::size_t kMaxConfigBytes = 1 << 20;
 constexpr std::int64_t kMost = 1 << 24;  // of any count or width
 
 // How a family of models tells which of its layers have experts.
@@ -299,7 +299,7 @@ ModelShape parse_model_config(std::string_view text, const std::string& file) {
 
 ModelShape read_model_config(const std::string& path) {
   const MappedFile file(path);
-  if (file.bytes().size() > kMaxFileBytes) throw InputError({.file = path}, "is too large for a config.json");
+  if (file.bytes().size() > kMaxConfigBytes) throw InputError({.file = path}, "is too large for a config.json");
   return parse_model_config(file.text(), path);
 }
 

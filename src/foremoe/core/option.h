@@ -43,6 +43,7 @@ struct IntegerRange {
   std::int64_t least = 0;
   std::int64_t most = 0;
 };
+inline constexpr int kUnlimited = 1 << 30;  // an upper bound that no value reaches
 
 struct NumberRange {
   double least = 0;

@@ -31,6 +31,8 @@ struct Quantity {
 using Tokens = Quantity<struct TokensTag>;  // token–expert assignments: a token counts once per chosen expert
 using Bytes = Quantity<struct BytesTag>;
 
+inline constexpr double kBytesPerGigabyte = 1e9;
+
 static_assert(sizeof(Tokens) == 8, "arrays of tokens are read and written as I64");
 
 }  // namespace foremoe

@@ -17,8 +17,6 @@
 namespace foremoe {
 namespace {
 
-constexpr double kBytesPerGigabyte = 1e9;
-
 // Tokens of a rank's micro-step in the mean, as a micro-batch is counted: not their assignments.
 Tokens mean_tokens_per_rank(const LoadTable& load) {
   const std::int64_t batches =

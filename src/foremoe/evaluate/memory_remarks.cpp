@@ -7,8 +7,6 @@
 namespace foremoe {
 namespace {
 
-constexpr double kBytesPerGigabyte = 1e9;
-
 double in_gigabytes(Bytes bytes) { return static_cast<double>(bytes.value) / kBytesPerGigabyte; }
 
 // Empty where all stay within the limit.

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "foremoe/cluster/topology.h"
 #include "foremoe/core/array.h"
 #include "foremoe/core/units.h"
 
@@ -72,6 +73,7 @@ struct StepPlan {
   int num_events() const { return static_cast<int>(slot_expert.extent(0)); }
   int num_layers() const { return static_cast<int>(slot_expert.extent(1)); }
   int num_ranks() const { return static_cast<int>(slot_expert.extent(2)); }
+  Topology topology() const { return {.num_ranks = num_ranks(), .ranks_per_node = ranks_per_node}; }
   int num_slots() const { return static_cast<int>(slot_expert.extent(3)); }
   int num_experts() const { return static_cast<int>(home.extent(1)); }
   int num_micro_steps() const;      // 1 + the largest event_micro_step

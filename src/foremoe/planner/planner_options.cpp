@@ -13,7 +13,7 @@ namespace {
 
 constexpr IntegerRange kGuestSlots{0, kMaxExperts};
 constexpr IntegerRange kInFlight{1, std::numeric_limits<int>::max()};
-constexpr NumberRange kTolerance{.least = 0, .most = 1};
+constexpr NumberRange kToleranceRange{.least = 0, .most = 1};
 constexpr IntegerRange kCount{0, std::numeric_limits<int>::max() - 1};  // below kNoLimit
 constexpr IntegerRange kMinTokens{0, std::numeric_limits<std::int32_t>::max()};
 
@@ -111,7 +111,7 @@ std::vector<Option> options_of(PlannerOptions& o) {
                      .initial = fmt::format("{}; {} where residency is shared", default_tolerance(Residency::kResident),
                                             default_tolerance(Residency::kShared)),
                      .group = group},
-                    o.tolerance, kTolerance),
+                    o.tolerance, kToleranceRange),
       integer_or_word_option({.name = "max_copies_per_rank",
                               .value = "N|WORD",
                               .help = "Copies into a rank, per event (one pass of one micro-step) and layer. none: no "
@@ -147,7 +147,7 @@ void expect_in_range(const PlannerOptions& o) {
   expect_in(kGuestSlots, o.guest_slots, "guest_slots");
   expect_at_least(kInFlight.least, o.in_flight, "in_flight");
   expect_at_least(kCount.least, o.rehome, "rehome");
-  if (o.tolerance) expect_in(kTolerance, *o.tolerance, "tolerance");
+  if (o.tolerance) expect_in(kToleranceRange, *o.tolerance, "tolerance");
   expect_at_least(kCount.least, o.max_copies_per_rank.value_or(0), "max_copies_per_rank");
   expect_at_least(kCount.least, o.max_copies_per_source, "max_copies_per_source");
   expect_at_least(kMinTokens.least, o.min_tokens_per_guest, "min_tokens_per_guest");

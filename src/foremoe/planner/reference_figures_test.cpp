@@ -129,7 +129,7 @@ TEST_P(ReferenceFiguresOf, OneGuestSlotIsNowhereWorseThanTheQuotaSearch) {
 }
 
 // Choosing guests for a whole step of 64 ranks takes ten seconds under sanitizers. One such table of each model stands
-// for the six, unless FOREMOE_EVERY_TABLE is set (scripts/check_thoroughly).
+// for the six, unless FOREMOE_EVERY_TABLE is set (scripts/check dev).
 std::vector<Reference> references_of_static() {
   std::vector<Reference> chosen(std::begin(kReferences), std::end(kReferences));
   if (std::getenv("FOREMOE_EVERY_TABLE") == nullptr) {

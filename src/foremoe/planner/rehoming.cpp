@@ -6,8 +6,8 @@ namespace foremoe::planner {
 
 namespace {
 
-constexpr int kMaxExchangesPerExpert = 4;  // bounds the search; it ends far earlier
-constexpr float kLeastGain = 1e-4F;        // of an exchange, so that rounding decides nothing
+constexpr int kMaxExchangesPerExpert = 4;    // bounds the search; it ends far earlier
+constexpr float kLeastExchangeGain = 1e-4F;  // of an exchange, so that rounding decides nothing
 
 class Rehoming {
  public:
@@ -69,7 +69,7 @@ class Rehoming {
   }
 
   bool exchange_best(int max_moves) {
-    float best = kLeastGain;
+    float best = kLeastExchangeGain;
     int best_e = -1;
     int best_f = -1;
     for (int e = 0; e < problem_.num_experts; ++e) {

@@ -221,7 +221,7 @@ TEST_P(PolicyOnTable, EplbReachesThePublishedImbalance) {
 }
 
 // Some policies take seconds per layer of 64 ranks in a debug build. The first micro-steps of one layer stand for the
-// rest of those tables, unless FOREMOE_EVERY_TABLE is set (scripts/check_thoroughly).
+// rest of those tables, unless FOREMOE_EVERY_TABLE is set (scripts/check dev).
 TEST_P(PolicyOnTable, EveryPolicyPlansRight) {
   const bool whole = load_.num_ranks() < 64 || std::getenv("FOREMOE_EVERY_TABLE") != nullptr;
   const LoadTable load = whole ? load_ : take_first(load_, 4, 1);

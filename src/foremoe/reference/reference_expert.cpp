@@ -7,8 +7,6 @@ namespace foremoe {
 
 namespace {
 
-double squared(double x) { return x * x; }
-
 std::vector<double> squares(std::span<const double> values) {
   std::vector<double> result(values.begin(), values.end());
   for (double& v : result) v *= v;

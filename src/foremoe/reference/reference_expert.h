@@ -15,6 +15,8 @@
 
 namespace foremoe {
 
+inline double squared(double x) { return x * x; }
+
 struct Rounded {
   std::vector<double> value;
   std::vector<double> variance;  // [of each value]; empty where it is not asked for

@@ -9,8 +9,6 @@ namespace foremoe {
 
 namespace {
 
-double squared(double x) { return x * x; }
-
 std::vector<double> drawn(const ModelSize& size, const TensorKey& key, std::size_t n) {
   std::vector<float> values(n);
   draw(size, key, values);

@@ -7,8 +7,6 @@
 namespace foremoe {
 namespace {
 
-double squared(double x) { return x * x; }
-
 Rounded zeros(std::size_t n, bool bounded) {
   return {.value = std::vector<double>(n), .variance = std::vector<double>(bounded ? n : 0)};
 }

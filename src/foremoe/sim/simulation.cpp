@@ -23,15 +23,11 @@ double layer_scale(const SimulationInput& input) {
   return static_cast<double>(input.cost.model().moe_layers) / std::max(1, input.plan.num_layers());
 }
 
-Topology topology_of(const StepPlan& plan) {
-  return {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
-}
-
 // All micro-steps and layers of the model at once, where the step is planned ahead.
 double seconds_to_gather_step(const SimulationInput& input, const SimulationOptions& options) {
   if (!options.plans_ahead || options.phase != Phase::kRecompute) return 0;
   const std::int64_t layers = std::int64_t{input.cost.model().moe_layers} * input.plan.num_micro_steps();
-  return input.cost.gather_loads(topology_of(input.plan), layers);
+  return input.cost.gather_loads(input.plan.topology(), layers);
 }
 
 int home_experts(const SimulationInput& input) {
@@ -48,7 +44,7 @@ void scale(PhaseSeconds& parts, double by) {
 SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptions& options,
                              const PhaseProfile& profile) {
   const PhaseTransfers transfers = make_phase_transfers(input, options);
-  const ClusterLinks links(input.cost.cluster(), topology_of(input.plan), input.cost.options().shares_uplink);
+  const ClusterLinks links(input.cost.cluster(), input.plan.topology(), input.cost.options().shares_uplink);
   const ArenaLoad arena = load_arenas(transfers.arena, input.plan, input.cost.expert_weights(), links);
   const double gathering = seconds_to_gather_step(input, options);
   const double layers_per_layer = layer_scale(input);
@@ -93,7 +89,7 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
 SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options, const PhaseProfile& profile) {
   OnlineWork& online = options.online;
   online.planning_seconds += online.planning_seconds_per_slot * input.plan.num_ranks() * input.plan.num_slots();
-  if (online.gathers_loads) online.planning_seconds += input.cost.gather_loads(topology_of(input.plan));
+  if (online.gathers_loads) online.planning_seconds += input.cost.gather_loads(input.plan.topology());
   if (online.shards_experts || (online.copies_after_router && options.path == PathChoice::kAuto)) {
     options.path = PathChoice::kPeer;
   }

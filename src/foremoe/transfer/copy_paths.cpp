@@ -6,10 +6,6 @@
 
 namespace foremoe {
 
-static Topology topology_of(const StepPlan& plan) {
-  return {.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
-}
-
 // A copy that only forward or only backward turns read moves their segments alone.
 static Bytes bytes_of(const ScheduledCopy& copy, const PathProblem& problem) {
   const TurnOrder& order = problem.order;
@@ -60,7 +56,7 @@ class ArenaWrites {
   explicit ArenaWrites(const PathProblem& problem) : problem_(problem) {}
 
   double seconds(const ScheduledCopy& copy) {
-    const Topology topology = topology_of(problem_.plan);
+    const Topology topology = problem_.plan.topology();
     const NodeId node = topology.node_of(copy.rank);
     std::optional<double>& seconds = topology.same_node(copy.source, copy.rank) ? near_ : far_;
     if (!seconds) {
@@ -80,7 +76,7 @@ class ArenaWrites {
 // Copies that all come from peers take both paths, where that is quicker.
 static void balance_paths(const PathProblem& problem, std::span<ScheduledCopy> copies) {
   const StepPlan& plan = problem.plan;
-  const Topology topology = topology_of(plan);
+  const Topology topology = plan.topology();
   Array<int, 3> fetches({static_cast<std::size_t>(topology.num_nodes()), plan.home.extent(0), plan.home.extent(1)});
   for (const ScheduledCopy& copy : copies) ++fetches(topology.node_of(copy.rank), copy.layer, copy.expert);
 
@@ -120,7 +116,7 @@ ClusterLinks links_between(const Cluster* cluster, const Topology& topology, boo
 }
 
 std::vector<std::vector<ArenaExpert>> experts_of_arenas(const StepPlan& plan, std::span<const ScheduledCopy> copies) {
-  const Topology topology = topology_of(plan);
+  const Topology topology = plan.topology();
   std::vector<std::vector<ArenaExpert>> arena(topology.num_nodes());
   for (const ScheduledCopy& copy : copies) {
     if (copy.path == Path::kHost) arena[topology.node_of(copy.rank).index()].push_back({copy.layer, copy.expert});

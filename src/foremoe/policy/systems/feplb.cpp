@@ -13,7 +13,6 @@ namespace {
 // "Runtime: ~50 µs on single CPU core"; every device plans for itself.
 constexpr double kPublishedPlanningSeconds = 50e-6;
 
-constexpr int kMany = 1 << 30;
 
 // The greedy of one layer; scratch memory is kept from micro-step to micro-step.
 class NodeGreedy {
@@ -119,10 +118,10 @@ class Feplb final : public Policy {
   std::vector<Option> options() override {
     FeplbOptions& o = options_;
     return {
-        integer_option({.name = "dyn", .help = "Dynamic experts of a rank"}, o.dyn, {0, kMany}),
+        integer_option({.name = "dyn", .help = "Dynamic experts of a rank"}, o.dyn, {0, kUnlimited}),
         integer_option({.name = "min_tokens", .help = "Experts of so few tokens stay"}, o.min_tokens,
                        {0, std::int64_t{1} << 40}),
-        integer_option({.name = "max_num_dyn", .help = "Buffers of a rank"}, o.max_num_dyn, {0, kMany}),
+        integer_option({.name = "max_num_dyn", .help = "Buffers of a rank"}, o.max_num_dyn, {0, kUnlimited}),
         integer_option({.name = "try_smaller", .help = "1: the greedy goes on with smaller experts"}, o.try_smaller),
         integer_option({.name = "first_experts", .help = "1: those of the lowest ids are the dynamic ones"},
                        o.first_experts),

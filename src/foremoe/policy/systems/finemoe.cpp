@@ -13,7 +13,6 @@ namespace foremoe {
 
 namespace {
 
-constexpr int kMany = 1 << 30;
 
 enum class Placing : std::uint8_t { kRandom, kSymmetric, kAdaptive };
 
@@ -126,9 +125,9 @@ class FineMoe final : public Policy {
         o.threshold, {.least = 1, .most = 1e9}));
     options.push_back(
         integer_option({.name = "interval", .help = "Micro-steps from one look at the placement to the next"},
-                       o.interval, {1, kMany}));
+                       o.interval, {1, kUnlimited}));
     options.push_back(integer_option({.name = "window", .help = "Micro-steps of the moving average that predicts"},
-                                     o.window, {1, kMany}));
+                                     o.window, {1, kUnlimited}));
     options.push_back(integer_option({.name = "samples", .help = "Random placements of which the best is taken"},
                                      o.num_samples, {1, 1 << 20}));
     return options;

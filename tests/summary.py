@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the tests of the last ctest run, which starts few processes of many tests each: scripts/test_summary build/asan
+"""Counts the tests of the last ctest run, which starts few processes of many tests each: tests/summary.py build/asan
 
 Prints one line of counts, and names tests that were skipped, those that failed and the ten slowest.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import import_cycles
 
-# Which folders of src/foremoe a folder may include and link: the arrows of docs/developers/architecture.md, and those
+# Which folders of src/foremoe a folder may include: the arrows of docs/developers/architecture.md, and those
 # that follow from them.
 SEES = {
     "core": set(),
@@ -35,7 +35,6 @@ CPP = (".h", ".cpp")
 VAGUE = r"utils?|helpers?|common|misc|mgr|managers?"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]foremoe/(\w+)/')
-DEPENDS = re.compile(r"\bDEPENDS\s+([\w\s]+?)(?=\s+[A-Z_]{5,}\b|\))")
 
 
 def lines(tree, pattern, where):
@@ -65,20 +64,6 @@ def includes_point_left(tree):
             yield path, number, f"folder {here} is not in docs/developers/architecture.md"
         elif there != here and there not in SEES[here] | (of_tests(here) if path.endswith("_test.cpp") else set()):
             yield path, number, f"{here}/ must not include {there}/"
-
-
-def libraries_link_left(tree):
-    """The same arrows in the DEPENDS of every folder's CMakeLists.txt. A library of its own beneath a folder may also
-    link that folder's."""
-    for path, text in tree.items():
-        here = folder_of(path)
-        if here and path.endswith("CMakeLists.txt"):
-            beneath = path != f"src/foremoe/{here}/CMakeLists.txt"
-            for match in DEPENDS.finditer(text):
-                number = text[: match.start()].count("\n") + 1
-                allowed = SEES.get(here, set()) | ({here} if beneath else set())
-                for there in set(match[1].split()) - allowed:
-                    yield path, number, f"{here}/ must not link {there}/"
 
 
 def libraries_know_no_program(tree):
@@ -268,11 +253,6 @@ RULES = {
         "src/foremoe/sim/simulation.cpp": '#include "foremoe/evaluate/evaluate.h"\n',
         "src/foremoe/runtime/moe_model.cpp": '#include "foremoe/reference/reference_model.h"\n',
     },
-    libraries_link_left: {
-        "src/foremoe/planner/CMakeLists.txt": "foremoe_folder(planner DEPENDS plan\n  runtime LINKS x::x)\n",
-        "src/foremoe/runtime/CMakeLists.txt": "foremoe_folder(runtime DEPENDS runtime core)\n",
-        "src/foremoe/runtime/mpi/CMakeLists.txt": "foremoe_folder(runtime_mpi DEPENDS runtime planner)\n",
-    },
     libraries_know_no_program: {"src/foremoe/sim/replay.cpp": '#include "../apps/foremoe/arguments.h"\n'},
     mpi_stays_in_its_folder: {
         "src/foremoe/runtime/slot_pool.cpp": "#include <mpi.h>\n",
@@ -296,9 +276,7 @@ RULES = {
 # A tree that keeps every rule, close to the edge of each.
 CLEAN = {
     "src/foremoe/planner/planner.cpp": '#include "foremoe/plan/step_plan.h"\n// uncommon helper\n',
-    "src/foremoe/planner/CMakeLists.txt": "foremoe_folder(planner DEPENDS plan rollout cluster core LINKS fmt::fmt)\n",
     "src/foremoe/runtime/mpi/mpi_session.h": "#pragma once\n#include <mpi.h>\n",
-    "src/foremoe/runtime/mpi/CMakeLists.txt": "foremoe_folder(runtime_mpi DEPENDS runtime transfer core LINKS MPI::MPI_CXX)\n",
     "src/foremoe/plan/plan_test.cpp": '#include "foremoe/testing/good_plan.h"\nint main() { std::cout << "tests print"; }\n',
     "src/foremoe/runtime/moe_model_test.cpp": '#include "foremoe/reference/reference_model.h"\n',
     "src/foremoe/testing/good_plan.h": '#pragma once\n#include "foremoe/planner/planner.h"\n',

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Cuts some layers out of a recorded rollout (a foremoe.trace/1 file): how data/rollout-math.safetensors was made.
 
-    scripts/cut_rollout.py IN.safetensors OUT.safetensors --layers 0 7
+    data/cut_rollout.py IN.safetensors OUT.safetensors --layers 0 7
 
 All sequences and their recorded batching are kept, so the micro-steps are those of the original. Needs the
 safetensors and numpy packages.

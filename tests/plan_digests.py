@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Holds plans to data/plan-digests.tsv: has a foremoe binary plan the ten load tables and compares digests of the plans.
 
-    scripts/plan_digests build/release/bin/foremoe            all tables, residencies, G 1 and 2, every policy (minutes)
-    scripts/plan_digests --quick build/asan/bin/foremoe       tables of 8 and 16 ranks, resident and static, G 1
-    scripts/plan_digests --write build/release/bin/foremoe    writes the file anew: only where plans are meant to change
+    tests/plan_digests.py build/release/bin/foremoe            all tables, residencies, G 1 and 2, every policy (minutes)
+    tests/plan_digests.py --quick build/asan/bin/foremoe       tables of 8 and 16 ranks, resident and static, G 1
+    tests/plan_digests.py --write build/release/bin/foremoe    writes the file anew: only where plans are meant to change
 
 A digest is the first 32 digits of the sha256 of the tensors home, slot_expert, slot_tokens, event_micro_step and
 event_pass of the plan file: name, dtype, shape and bytes of each. Metadata is left out. A policy that cannot plan a
@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DIGESTS = ROOT / "data" / "plan-digests.tsv"
 TENSORS = ("home", "slot_expert", "slot_tokens", "event_micro_step", "event_pass")
 RESIDENCIES = ("static", "resident", "shared", "free")
-HEAD = "# sha256 of plans, written by scripts/plan_digests --write: table, residency, guest slots, policy, digest or exit code\n"
+HEAD = "# sha256 of plans, written by tests/plan_digests.py --write: table, residency, guest slots, policy, digest or exit code\n"
 
 
 def policies(binary):
@@ -36,7 +36,7 @@ def policies(binary):
         if done.returncode == 0 and "\nPolicies:\n" in done.stdout:
             listed = done.stdout.split("\nPolicies:\n")[1].splitlines()
             return [line.split()[0] for line in listed if line.startswith("  ") and line[2:3].strip()]
-    sys.exit(f"scripts/plan_digests: `{binary} plan --help` lists no policies")
+    sys.exit(f"tests/plan_digests.py: `{binary} plan --help` lists no policies")
 
 
 def digest_of(path):

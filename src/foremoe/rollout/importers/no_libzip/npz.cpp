@@ -1,4 +1,4 @@
-// Takes the place of npz.cpp where libzip is missing (rollout/CMakeLists.txt).
+// Replaces libzip/npz.cpp in a build without libzip.
 
 #include "foremoe/core/error.h"
 #include "foremoe/rollout/importers/formats.h"

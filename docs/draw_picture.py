@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Draws docs/before-after.png, the README's picture: a part of the page that `foremoe report` writes of its bursty load.
 
-    PYTHONPATH=build/python $(scripts/python_environment) scripts/picture
+    PYTHONPATH=build/python $(scripts/setup python) docs/draw_picture.py
 
-Needs Debian's chromium and chromium-driver (scripts/setup ci), and the package in build/python (scripts/test_python).
+Needs Debian's chromium and chromium-driver (scripts/setup ci), and the package in build/python (scripts/test python).
 """
 
 import base64
@@ -22,7 +22,7 @@ import web_driver  # noqa: E402
 
 missing = web_driver.missing()
 if missing:
-    sys.exit(f"scripts/picture: {missing} is not installed")
+    sys.exit(f"docs/draw_picture.py: {missing} is not installed")
 with tempfile.TemporaryDirectory() as folder:
     subprocess.run([*FOREMOE, "synth", *LOAD], cwd=folder, check=True)
     subprocess.run([*FOREMOE, "report", "bursty.load.safetensors", *REPORT], cwd=folder, check=True)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes python/foremoe/_core.pyi, the types of the extension module, with the package installed beside this Python.
 
-scripts/python_stubs           writes it
-scripts/python_stubs --check   says whether it differs; exit 1
+python/generate_stubs.py           writes it
+python/generate_stubs.py --check   says whether it differs; exit 1
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
     if text == PATH.read_text():
         return
     if check:
-        sys.exit("scripts/python_stubs: _core.pyi is not as the declarations say; run it without --check")
+        sys.exit("python/generate_stubs.py: _core.pyi is not as the declarations say; run it without --check")
     PATH.write_text(text)
 
 

@@ -1,19 +1,15 @@
-#!/usr/bin/env python3
-"""Has `foremoe` write a trace, a load and a plan, and reads them with the safetensors package alone: names, shapes,
-dtypes, metadata (docs/users/formats.md), and the sums that tie the three together. Called by scripts/python_interop.
-"""
+"""Files that the command writes, read by the safetensors package alone: names, shapes, dtypes, metadata and sums."""
 
 import hashlib
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from safetensors import safe_open
 
-ROLLOUT = "data/rollout-math.safetensors"
+ROLLOUT = Path(__file__).resolve().parents[2] / "data" / "rollout-math.safetensors"
 
 
 def read(path, kind):
@@ -85,19 +81,15 @@ def check_plan(path, load, guest_slots):
     assert (tensors["max_load"] == quota.sum(axis=3).max(axis=2)).all()
 
 
-def main():
-    foremoe = sys.argv[1]
-    with tempfile.TemporaryDirectory() as directory:
-        trace, load, plan = (str(Path(directory) / f"{kind}.safetensors") for kind in ("trace", "load", "plan"))
-        run = lambda *arguments: subprocess.run([foremoe, *arguments], check=True, stdout=subprocess.DEVNULL)
-        run("synth", "--kind", "trace", "--shape", "Mixtral-8x7B", "--ranks", "4", "--micro-steps", "2",
-            "--tokens-per-rank", "256", "--out", trace)
-        run("collect", ROLLOUT, "--out", load)
-        run("plan", ROLLOUT, "--guest-slots", "1", "--out", plan)
-        check_trace(trace)
-        check_plan(plan, check_load(load), guest_slots=1)
-    print("Python reads our trace, load and plan")
+def test_safetensors_reads_our_trace_load_and_plan(tmp_path):
+    def foremoe(*arguments):
+        command = [sys.executable, "-m", "foremoe", *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-
-if __name__ == "__main__":
-    main()
+    trace, load, plan = (tmp_path / f"{kind}.safetensors" for kind in ("trace", "load", "plan"))
+    foremoe("synth", "--kind", "trace", "--shape", "Mixtral-8x7B", "--ranks", "4", "--micro-steps", "2",
+            "--tokens-per-rank", "256", "--out", trace)  # fmt: skip
+    foremoe("collect", ROLLOUT, "--out", load)
+    foremoe("plan", ROLLOUT, "--guest-slots", "1", "--out", plan)
+    check_trace(trace)
+    check_plan(plan, check_load(load), guest_slots=1)

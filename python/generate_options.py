@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes what of the Python package follows from the C++ declarations, with the package installed beside this Python:
 
-    scripts/python_keywords           writes it
-    scripts/python_keywords --check   says what differs; exit 1
+    python/generate_options.py           writes it
+    python/generate_options.py --check   says what differs; exit 1
 
 python/foremoe/options.py    TypedDicts of the tables of options: the keywords of all functions that plan or draw
 python/foremoe/planning.py   signature and docstring of plan(), which spells its keywords out
@@ -36,7 +36,7 @@ OPTIONS = '''"""Options as values: what `**options` of the package's functions c
 
 They are the options of the command line. Annotated[int, 1, "…"] is an int whose default is 1, and what it means.
 
-Written by scripts/python_keywords from the tables of options: do not edit.
+Written by python/generate_options.py from the tables of options: do not edit.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def main() -> None:
         if not check:
             path.write_text(text)
     if check and differ:
-        sys.exit(f"scripts/python_keywords: {', '.join(differ)} not as the declarations say; run it without --check")
+        sys.exit(f"python/generate_options.py: {', '.join(differ)} not as the declarations say; run it without --check")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""scripts/printed_blocks: what a page shows and its command does not print is found, wherever it stands."""
+"""scripts/check_docs: what a page shows and its command does not print is found, wherever it stands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Prose.
 
 @pytest.fixture(scope="module")
 def blocks() -> Any:
-    loader = importlib.machinery.SourceFileLoader("printed_blocks", str(ROOT / "scripts" / "printed_blocks"))
+    loader = importlib.machinery.SourceFileLoader("printed_blocks", str(ROOT / "scripts" / "check_docs"))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("printed_blocks", loader))  # type: ignore[arg-type]
     sys.modules["printed_blocks"] = module  # dataclasses look it up
     loader.exec_module(module)
