@@ -13,7 +13,6 @@ namespace {
 // "Runtime: ~50 µs on single CPU core"; every device plans for itself.
 constexpr double kPublishedPlanningSeconds = 50e-6;
 
-
 // The greedy of one layer; scratch memory is kept from micro-step to micro-step.
 class NodeGreedy {
  public:

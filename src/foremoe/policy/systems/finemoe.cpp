@@ -13,7 +13,6 @@ namespace foremoe {
 
 namespace {
 
-
 enum class Placing : std::uint8_t { kRandom, kSymmetric, kAdaptive };
 
 // Every layer its own sequence.
