@@ -79,9 +79,9 @@ TEST(Multiply, EqualsSumsInHigherPrecisionOnEveryInstructionSet) {
                             .transpose_b = (flags & 2) != 0,
                             .add = (flags & 4) != 0};
             ASSERT_LE(relative_error<float>(set, p, random), 1)
-                << set.name << ' ' << rows << '×' << columns << '×' << depth << ' ' << flags;
+                << set.name << ' ' << rows << " × " << columns << " × " << depth << ' ' << flags;
             ASSERT_LE(relative_error<double>(set, p, random), 1)
-                << set.name << ' ' << rows << '×' << columns << '×' << depth << ' ' << flags;
+                << set.name << ' ' << rows << " × " << columns << " × " << depth << ' ' << flags;
           }
         }
       }
