@@ -16,7 +16,7 @@ def read(path, kind):
     with safe_open(path, "np") as file:
         metadata = file.metadata()
         assert metadata["format"] == kind, (path, metadata)
-        return {name: file.get_tensor(name) for name in file.keys()}, metadata
+        return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
 
 
 def expect(tensors, name, dtypes, shape):
