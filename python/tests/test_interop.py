@@ -30,7 +30,12 @@ def check_trace(path):
     tensors, metadata = read(path, "foremoe.trace/1")
     routes = tensors["routed_experts"]
     experts, top_k = int(metadata["num_experts"]), int(metadata["top_k"])
-    expect(tensors, "routed_experts", "uint8 uint16 int16 int32", (len(routes), len(json.loads(metadata["layer_ids"])), top_k))
+    expect(
+        tensors,
+        "routed_experts",
+        "uint8 uint16 int16 int32",
+        (len(routes), len(json.loads(metadata["layer_ids"])), top_k),
+    )
     offsets = expect(tensors, "cu_seqlens", "int64", tensors["cu_seqlens"].shape)
     assert offsets[0] == 0 and offsets[-1] == len(routes) and (np.diff(offsets) >= 0).all()
     sentinel = -1 if np.issubdtype(routes.dtype, np.signedinteger) else np.iinfo(routes.dtype).max
