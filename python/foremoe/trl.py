@@ -173,8 +173,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             self.expert_parallel.expect_warm_starts()
         self._warm_start = warm_start
         self._updated: foremoe.Plan | None = None  # plan of the last policy update, where planning starts from it
-        self.expert_parallel.wrap(self.model)
         self._begin_alike()
+        self.expert_parallel.wrap(self.model)
 
         self._routes: Tensor | None = None  # of the batch that is being scored, [batch, tokens, layers, top_k]
         self._phases = contextlib.ExitStack()  # holds the phase that is entered

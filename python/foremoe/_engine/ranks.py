@@ -19,6 +19,8 @@ class Ranks:
     ranks_per_node: ranks that share a fast interconnect and, for the host path, memory.
     rows, copies: over which rows and copies travel; two groups, so that copies overlap with exchanges of rows. All else
         that ranks exchange inside a phase goes over the first, so that it ends if a rank fails.
+    replicas: between the ranks that hold the same experts; None where no other rank holds them.
+    everyone: between all ranks of all replicas; `grid` lists them, [replica][rank] in the default group.
     agreement: of gloo, over which ranks agree about copies by the host path; None where no copy takes it.
     failures: what the ranks say of their failures; None where they have another way.
     """
@@ -31,6 +33,9 @@ class Ranks:
     device: torch.device
     rows: Channel = dataclasses.field(default_factory=lambda: Channel(None))
     copies: Channel = dataclasses.field(default_factory=lambda: Channel(None))
+    replicas: Channel | None = None
+    everyone: Channel = dataclasses.field(default_factory=lambda: Channel(None))
+    grid: list[list[int]] = dataclasses.field(default_factory=list)
     agreement: Channel | None = None
     failures: Failures | None = None
 
@@ -40,6 +45,16 @@ class Ranks:
         rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
         node = min(8, num_ranks) if ranks_per_node is None else ranks_per_node
         return cls(group, rank, num_ranks, num_experts // num_ranks, node, device)
+
+    @property
+    def num_trainers(self) -> int:
+        """Ranks of all replicas."""
+        return self.num_ranks * max(1, len(self.grid))
+
+    @property
+    def trainers(self) -> Any:
+        """The group of all ranks of all replicas, on which the model is trained."""
+        return self.group if self.replicas is None else self.everyone.group
 
     @property
     def node(self) -> int:

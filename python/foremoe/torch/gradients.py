@@ -12,6 +12,7 @@ from foremoe._engine.guests import Guests
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import local, num_parts
 
+from .buckets import average_in_buckets
 from .dense import Dense
 from .spread import SpreadExperts
 
@@ -30,10 +31,12 @@ class PhaseGradients:
         ]
         for weight, _, _ in self._before:
             weight.grad = None
+        dense.drains = True
 
     @torch.no_grad()
     def give_back(self) -> None:
         """Nothing is half applied."""
+        self._dense.drains = False
         for weight, grad, value in self._before:
             if grad is not None and value is not None and value is not grad:
                 grad.copy_(value)
@@ -50,12 +53,17 @@ class PhaseGradients:
                 if weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
                 local(weight.grad)[home] += gradient
+        ranks, gradients = self._experts.ranks, []
         for weight in self._experts.parameters():
             if weight.requires_grad:
                 if weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
-                weight.grad /= self._experts.ranks.num_ranks
+                weight.grad /= ranks.num_ranks
+                gradients.append(local(weight.grad))
+        if ranks.replicas is not None:
+            average_in_buckets(gradients, ranks.replicas.group)
         self._dense.average()
+        self._dense.drains = False
         for weight, _, before in self._before:
             if before is not None:
                 weight.grad = before if weight.grad is None else weight.grad.add_(before)
@@ -72,8 +80,8 @@ def clip(
         if p.grad is not None:
             grad = local(p.grad)
             norm = grad.norm(dtype=torch.promote_types(grad.dtype, torch.float32)).double()
-            squares += norm**2 * of / ranks.num_ranks  # each rank adds its share of what several hold
-    dist.all_reduce(squares, group=ranks.group)
+            squares += norm**2 * of / ranks.num_trainers  # each rank adds its share of what several hold
+    dist.all_reduce(squares, group=ranks.trainers)
     norm = squares.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for p, _ in parts:

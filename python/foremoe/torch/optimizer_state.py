@@ -73,7 +73,7 @@ def whole_optimizer_state(
     cpu_offload: bool = False,
     rank0_only: bool = False,
 ) -> dict[str, Any]:
-    with refused_together(parts.group) as given:
+    with refused_together(parts.everyone) as given:
         given.expect_alike({"rank0_only": repr(rank0_only)})
         named = _named(model, optimizer)
         given.expect_alike({f"optimizer[{what}]": of for what, of in _description(optimizer, named).items()})
@@ -82,9 +82,9 @@ def whole_optimizer_state(
         for key, value in sorted(optimizer.state.get(p, {}).items()):  # in one order on all ranks
             kept = value if _is_scalar(value) else parts.whole(value, p, rank0_only)
             kept = kept.cpu() if cpu_offload and isinstance(kept, Tensor) else kept
-            if not rank0_only or parts.rank == 0:
+            if not rank0_only or parts.keeps:
                 state.setdefault(name, {})[key] = kept
-    if rank0_only and parts.rank > 0:
+    if rank0_only and not parts.keeps:
         return {}
     groups = [
         {**_options(group), "params": [name for name, _ in of]}

@@ -28,7 +28,7 @@ from foremoe._engine.sharded import local_weights
 
 from . import optimizer_state, saving
 from .arguments import Arguments, ranks_of
-from .channels import with_channels
+from .channels import replicas_of, with_channels
 from .dense import Dense
 from .evaluation import Evaluation
 from .gradients import clip
@@ -50,6 +50,8 @@ class ExpertParallel:
 
     layers: in the order in which the model runs them, alike on all ranks.
     group: the expert-parallel group; None for all processes.
+    replicate_group: the ranks that hold the same experts as this one, one of each expert-parallel group that trains the
+        model: gradients are averaged over them too. None: there are none. Required where group is not all processes.
     guest_slots, residency, policy and the options: as foremoe.plan() takes them.
     depth: turns (a layer of a pass) ahead of which copies start.
     path: where copies come from: peer (the rank that owns the expert), host (an arena in shared memory per node, filled
@@ -79,23 +81,28 @@ class ExpertParallel:
         ranks_per_node: int | None = None,
         threads: int = 1,
         copy_group: Any = None,
+        replicate_group: Any = ...,
         **options: Any,
     ) -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.arguments = Arguments(
             guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path,
             host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, group=self.group,
-            copy_group=copy_group, options=options,
+            copy_group=copy_group, replicate_group=replicate_group, options=options,
         )  # fmt: skip
         with refused_together() as given:
             given.expect_alike(versions())
             among = given.expect_same_group(ranks_of(self.group, "group"))
             given.expect_alike(self.arguments.compared(), among)
             self.arguments.expect_executable()
+            replicas = self.arguments.replicas
             self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
             self.layers = list(layers)
             expect_layers(self.layers, self.group)
-            given.expect_alike(facts_of(self.layers), among)
+            facts = facts_of(self.layers)
+            given.expect_alike(facts, among)
+            given.expect_alike(self.arguments.compared_between_replicas() | facts, f"replicas {replicas}")
+            given.told = ranks_of(self.group, "group"), replicas
             num_experts = self.layers[0].num_experts
             device = next(iter(self.layers[0].weights().values())).device
             self.ranks = Ranks.of(self.group, num_experts, ranks_per_node, device)
@@ -103,17 +110,19 @@ class ExpertParallel:
             if plan_nothing(nothing, self.arguments, path=path).residency == "shared":
                 try_lending_layers(self.layers)
         self._nothing = nothing
-        self.ranks, self._channels = with_channels(self.ranks, copy_group, agree=path != "peer")
+        grid = replicas_of(ranks_of(self.group, "group"), given.of_all)
+        replicated = None if len(grid) == 1 else replicate_group
+        self.ranks, self._channels = with_channels(self.ranks, copy_group, replicated, grid, agree=path != "peer")
         self._memory = NodeMemory(self.ranks)
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
-        self._own_experts = OwnExperts(self.experts.parameters(), self.group)
+        self._own_experts = OwnExperts(self.experts.parameters(), self.ranks)
         if not self.experts.is_sharded:
             refuse_optimizers_of(replaced)
         del replaced
         self.experts.execute_by(self._execute)
         self._dense = Dense(self.experts)
-        self._parts = saving.ExpertParts(self.expert_parameters(), self.group)
+        self._parts = saving.ExpertParts(self.expert_parameters(), self.group, self.ranks.trainers)
         reporting = [] if self.experts.is_sharded else self.expert_parameters()
         self._reports = OneRankReports(reporting, self.rank, self.num_ranks)
         if (model := getattr(self.layers[0], "model", None)) is not None:
@@ -142,6 +151,8 @@ class ExpertParallel:
         try:
             return self.experts.at_homes(index, hidden, ids, gates)[0]
         except BaseException as error:
+            if type(error).__name__ == "_StopRecomputationError":  # a checkpoint has computed again all that it needs
+                raise
             self.failed = True
             ended_by = self.ranks.failures.end(error) if self.ranks.failures is not None else ""
             if ended_by:
@@ -159,8 +170,10 @@ class ExpertParallel:
         """
         return list(self._dense.named_parameters().values())
 
-    def wrap(self, model: torch.nn.Module, wrapper: str | None = None) -> torch.nn.Module:
-        """Has the gradients of all other parameters averaged over the group, and returns the model to train.
+    def wrap(
+        self, model: torch.nn.Module, wrapper: str | None = None, *, sharded: Iterable[str] = ()
+    ) -> torch.nn.Module:
+        """Has the gradients of all other parameters averaged over all ranks, and returns the model to train.
 
         None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned.
         "fsdp2": in every backward, by fully_shard(), which turns these parameters into DTensors sharded over the group:
@@ -168,12 +181,17 @@ class ExpertParallel:
         so also where the trainer makes a DistributedDataParallel of the model afterwards.
         "own": by the trainer, in every backward or after drain(); so also where the model has no other parameters.
         What FSDP2 shards already, the model or parts of it, averages its own gradients; None averages the others.
+        sharded: names of parameters, or patterns such as "head.*", of which each rank holds another part on purpose.
+
+        All other parameters but DTensors must be the same on all ranks. Under None and "fsdp2" wrap() compares them
+        whole. plan() compares some elements of each. Raises InputError for the first that differs, and for a part of
+        the model whose layers are spread.
 
         No wrapper sees experts, also none that the trainer makes of this model afterwards, such as
         DistributedDataParallel or that of accelerate; drain() makes their gradients the mean over ranks. Without
         wrap(), drain() raises.
         """
-        wrapped = self._dense.wrap(model, wrapper)
+        wrapped = self._dense.wrap(model, wrapper, sharded)
         self._know(model)
         return wrapped
 
@@ -236,8 +254,9 @@ class ExpertParallel:
             raise RuntimeError(f"{reason}; begin anew after detach()")
         self._own_experts.expect_not_overwritten()
         gathered = gather_routes(
-            self.experts, routes, phase, unrouted, on_mismatch, previous, as_many=self._dense.needs_all_ranks
-        )
+            self.experts, routes, phase, unrouted, on_mismatch, previous, as_many=self._dense.needs_all_ranks,
+            tell=(self._dense.tell, self._own_experts.tell),
+        )  # fmt: skip
         load = self._load(gathered.counts)
         expect_effect_of(previous, load, self.arguments)
         running = foremoe.start_plan(load, **self.arguments.planning(), previous=previous)
@@ -266,7 +285,7 @@ class ExpertParallel:
         Args:
             model: The model whose experts are spread, or what wrap() returned.
             cpu_offload: Moves each entry to the CPU when it is whole.
-            rank0_only: Returns the entries on rank 0 of the group alone; the other ranks get an empty dict.
+            rank0_only: Returns the entries on the first rank of all replicas; the other ranks get an empty dict.
         """
         return saving.whole_state_dict(self._parts, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
 
@@ -308,7 +327,7 @@ class ExpertParallel:
         Args:
             optimizer: Of the spread model, of which it keeps scalars and tensors of the parameters' shapes.
             cpu_offload: Moves each tensor to the CPU when it is whole.
-            rank0_only: Returns the state on rank 0 of the group alone; the other ranks get an empty dict.
+            rank0_only: Returns the state on the first rank of all replicas; the other ranks get an empty dict.
 
         Raises InputError, on all ranks, for other state, and for scalars that differ between ranks.
         """
@@ -382,7 +401,10 @@ class ExpertParallel:
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:
-        """Layers run without a plan inside, every row at its home."""
+        """Layers run without a plan inside, every row at its home.
+
+        Inside a phase drain() averages the gradients of what runs here, such as an auxiliary loss, with all others.
+        """
         phase, self._phase = self._phase, None
         try:
             yield

@@ -29,7 +29,6 @@ from .micro_step import MicroStep
 from .routes import Routes
 from .spread import SpreadExperts
 from .unchanged import Unchanged
-from .wrappers import is_in_no_sync
 
 _OUT_OF_ORDER = "ran out of order, or twice"
 
@@ -74,7 +73,6 @@ class Phase:
         self._current: MicroStep | None = None
         self._next = 0  # micro-step
         self._gradients: PhaseGradients | None = None  # of a policy update
-        self._in_no_sync = False  # the last layer ran
         self._drained = phase == "recompute"
 
     @property
@@ -225,6 +223,7 @@ class Phase:
                 layer.replay(of.recorded if of.slots is None else torch.full_like(of.recorded, -1))
             try:
                 yield self._current
+                self._dense.note_backward()
             finally:
                 self._current = None
                 for layer in self._experts.layers:
@@ -241,7 +240,7 @@ class Phase:
         """
         if self._current is None:
             raise RuntimeError("a planned layer ran outside of micro_step()")
-        self._in_no_sync = is_in_no_sync()
+        self._dense.note_forward()
         return self._current.execute(index, hidden, ids, gates)
 
     def drain(self) -> None:
@@ -254,11 +253,6 @@ class Phase:
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():
             raise RuntimeError("drain() comes once, after the backward of the last micro-step")
         self._dense.expect_averaged()
-        if self._in_no_sync:
-            raise RuntimeError(
-                "the last micro-step ran inside no_sync() of DistributedDataParallel, which then averages no gradients "
-                "of this phase; run the last micro-step outside of it, and accumulate inside one phase"
-            )
         with self._ending_all():
             self._unchanged.expect()
             self._expect_same_end()
@@ -274,21 +268,25 @@ class Phase:
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
-        alike = averaged | {"quotas of the plan": digest_of(self.plan.slot_tokens)[:8]}
-        number = number_of(repr(alike))
-        found = torch.tensor([own, number, -number], device=ranks.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=ranks.rows.group)
-        last, most, least = found.tolist()
-        layer = own if own >= 0 else last
-        if layer >= 0:
-            where = "" if own >= 0 else "on another rank, "
-            raise RuntimeError(
-                f"{self._experts.layers[layer].name}: {where}it ran other experts than its routes say, although they "
-                "were replayed; under on_mismatch='home' its router may choose"
-            )
-        if most != -least:
-            with refused_together(ranks.rows.group) as given:
-                given.expect_alike(alike)
+        quotas = {"quotas of the plan": digest_of(self.plan.slot_tokens)[:8]}
+        among = [(ranks.rows.group, averaged | quotas)]
+        if ranks.replicas is not None:
+            among = [(ranks.everyone.group, averaged), (ranks.rows.group, quotas)]
+        for group, alike in among:
+            number = number_of(repr(alike))
+            found = torch.tensor([own, number, -number], device=ranks.device)
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+            last, most, least = found.tolist()
+            layer = own if own >= 0 else last
+            if layer >= 0:
+                where = "" if own >= 0 else "on another rank, "
+                raise RuntimeError(
+                    f"{self._experts.layers[layer].name}: {where}it ran other experts than its routes say, although "
+                    "they were replayed; under on_mismatch='home' its router may choose"
+                )
+            if most != -least:
+                with refused_together(group) as given:
+                    given.expect_alike(alike)
 
     def figures(self) -> dict[str, Any]:
         """Statistics of balance and copies. Values that differ between ranks are those of this rank.

@@ -7,17 +7,18 @@ counted, so that no layer has to look for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
 from foremoe import _core
-from foremoe._engine.alike import digest_of, facts_of, refused_together
+from foremoe._engine.alike import Given, digest_of, facts_of, refused_together
 from foremoe._engine.arguments import expect_phase
 from foremoe._engine.communication import gathered
 from foremoe.files import expect
@@ -67,25 +68,33 @@ def gather_routes(
     previous: foremoe.Plan | None,
     *,
     as_many: bool,
+    tell: Sequence[Callable[[Given], None]] = (),
 ) -> Routes:
-    """What ExpertParallel.plan() was given, checked and counted. Collective. Raises InputError, on all ranks.
+    """What ExpertParallel.plan() was given, checked and counted. Collective over all replicas. Raises InputError, on
+    all ranks.
 
-    as_many: all ranks must have the same number of micro-steps.
+    as_many: all ranks must have the same number of micro-steps. tell: each adds what else must be alike.
     """
-    with refused_together(experts.ranks.group) as given:
+    own_group = dist.get_process_group_ranks(experts.ranks.group)
+    with refused_together(experts.ranks.trainers) as given:
         expect(foremoe.Plan | None, previous=previous)
         given.expect_alike({"phase": repr(phase), "unrouted": repr(unrouted), "on_mismatch": repr(on_mismatch)})
-        given.expect_alike({"previous": _facts_of(previous)})
+        given.expect_alike({"previous": _facts_of(previous)}, f"ranks {own_group}")
+        for of in tell:
+            of(given)
         given.expect_alike(facts_of(experts.layers))  # weights may have been frozen since
         if on_mismatch not in ON_MISMATCH:
             raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")
         experts.expect_own()
         own = _counted(experts, routes, phase, unrouted)
-        given.told = len(own)
+        given.told = own_group[0], len(own)
         if as_many:
             given.expect_alike({"routes": f"{len(own)} micro-steps"})
-    num_own, most = len(own), max(given.of_all)
-    if most == 0:
+    by_group: dict[int, int] = {}  # the most micro-steps of a rank of each replica
+    for first, micro_steps in given.of_all:
+        by_group[first] = max(micro_steps, by_group.get(first, 0))
+    num_own, most = len(own), by_group[own_group[0]]
+    if min(by_group.values()) == 0:
         raise foremoe.InputError("routes: there is no micro-step, on any rank", field="routes")
     own += [_no_rows(experts)] * (most - num_own)
     of_this_rank = torch.from_numpy(np.stack([of.counts for of in own])).to(experts.ranks.device)

@@ -23,11 +23,15 @@ from .wrappers import fsdp2_modules, reshard
 class ExpertParts:
     """Parameters of which each rank of a group holds E/R experts, ascending; or DTensors, which know their ranks."""
 
-    def __init__(self, experts: Sequence[torch.nn.Parameter], group: Any) -> None:
+    def __init__(self, experts: Sequence[torch.nn.Parameter], group: Any, everyone: Any) -> None:
+        """everyone: the group of the ranks of all replicas of these experts, of which the first one alone keeps what
+        rank0_only asks for."""
         self.experts = list(experts)
-        self.group = group
+        self.group, self.everyone = group, everyone
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
+        first = dist.get_process_group_ranks(everyone)[0]
+        self.keeps = self.rank == 0 and first in dist.get_process_group_ranks(group)
         self._ids = {id(weight) for weight in experts}
 
     def is_part(self, weight: Tensor) -> bool:
@@ -49,7 +53,7 @@ class ExpertParts:
             found = self._gathered(tensor.detach().contiguous(), rank0_only)
         else:
             found = tensor.detach()
-        return found.new_empty(0) if rank0_only and self.rank > 0 else found
+        return found.new_empty(0) if rank0_only and not self.keeps else found
 
     def _gathered(self, part: Tensor, rank0_only: bool) -> Tensor:
         if rank0_only and self.rank > 0:
@@ -105,7 +109,7 @@ def whole_entries(
 
     Collective: all ranks take all entries, in this order. One entry is whole at a time, unless the caller keeps them.
     """
-    with refused_together(parts.group) as given:
+    with refused_together(parts.everyone) as given:
         given.expect_alike({"rank0_only": repr(rank0_only)})
         if not isinstance(model, torch.nn.Module):
             raise foremoe.InputError(f"model: is a {type(model).__name__}, expected a torch.nn.Module", field="model")
@@ -124,7 +128,7 @@ def whole_state_dict(
 ) -> dict[str, Any]:
     found = {}
     for names, value in whole_entries(parts, model, rank0_only):
-        if not rank0_only or parts.rank == 0:
+        if not rank0_only or parts.keeps:
             kept = value.cpu() if cpu_offload and isinstance(value, Tensor) else value
             found.update(dict.fromkeys(names, kept))
     return {name: found[name] for name in unwrapped(model).state_dict() if name in found}
@@ -155,7 +159,7 @@ def expect_shape(name: str, given: Any, expected: tuple[int, ...]) -> None:
 
 def save_pretrained(parts: ExpertParts, model: torch.nn.Module, folder: str | os.PathLike[str], **options: Any) -> None:
     model = unwrapped(model)
-    with refused_together(group=parts.group):
+    with refused_together(group=parts.everyone):
         save = getattr(type(model), "save_pretrained", None)
         if save is None:
             raise foremoe.InputError(
@@ -171,8 +175,8 @@ def save_pretrained(parts: ExpertParts, model: torch.nn.Module, folder: str | os
         save(model, folder, **options)
         return
     state = whole_state_dict(parts, model, cpu_offload=True, rank0_only=True)
-    with refused_together(group=parts.group):
-        if parts.rank == 0:
+    with refused_together(group=parts.everyone):
+        if parts.keeps:
             with _as_unspread(parts, model):
                 model.save_pretrained(folder, state_dict=state, **options)  # type: ignore[operator]
 
@@ -184,13 +188,14 @@ def _as_unspread(parts: ExpertParts, model: torch.nn.Module) -> Iterator[None]:
     num_parameters = sum(math.prod(parts.whole_shape(p)) for p in model.parameters())
     vars(model).pop("save_pretrained", None)
     vars(model)["num_parameters"] = lambda *_: num_parameters  # which the index of several files has
+    vars(model)["should_save_on_this_rank"] = bool  # transformers lets rank 0 of the default group write alone
     if model in fsdp2_modules(model):
         model.__class__ = kind.__mro__[2]  # [FSDP2's own, FSDPModule, the model's]: names of weights depend on it
     try:
         yield
     finally:
         model.__class__ = kind
-        for name in ("save_pretrained", "num_parameters"):
+        for name in ("save_pretrained", "num_parameters", "should_save_on_this_rank"):
             vars(model).pop(name, None)
             if name in kept:
                 vars(model)[name] = kept[name]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 import foremoe
 from foremoe._engine.arguments import mark_spread, unmark_spread
@@ -33,6 +35,9 @@ class SpreadExperts:
         if not self.is_sharded:
             for layer in layers:
                 _replace(layer, {of: self._of_this_rank(w.detach()).clone() for of, w in layer.weights().items()})
+        # Called in each forward at homes. Returns a check to call when its backward begins, and a function that is
+        # applied to the gradients of this rank's experts there.
+        self.begin_home_pass: Callable[[], tuple[Callable[[], None], Callable[[Tensor], Tensor]]]
         self._spread = self.parameters()
         mark_spread(self._spread)
 
@@ -72,11 +77,15 @@ class SpreadExperts:
         """
         layer, homes, rows = self.layers[index], self.ranks.homes, self.ranks.rows
         to = dispatch_to(ids, slots=homes, own=homes, channel=rows)
+        before_backward, of_gradients = self.begin_home_pass()
 
         def compute(received: Tensor) -> Tensor:
-            return layer.forward_rows(received, to.home_ends, local_weights(layer))
+            weights = local_weights(layer)
+            if torch.is_grad_enabled():
+                weights = {name: _WithGradient.apply(weight, of_gradients) for name, weight in weights.items()}
+            return layer.forward_rows(received, to.home_ends, weights)
 
-        return exchanged(hidden, gates, to, rows, compute), to.home_rows
+        return exchanged(hidden, gates, to, rows, compute, before=before_backward), to.home_rows
 
     def gather(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""
@@ -86,6 +95,20 @@ class SpreadExperts:
                 own = {name: weight.detach().contiguous() for name, weight in layer.weights().items()}
                 _replace(layer, {name: gathered(w, self.ranks.group).flatten(0, 1) for name, w in own.items()})
         self.execute_by(None)
+
+
+class _WithGradient(torch.autograd.Function):
+    """The identity. Its gradient is what a function makes of it."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, of_gradient: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.of_gradient = of_gradient
+        return weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.of_gradient(grads[0]), None
 
 
 def _replace(layer: ExpertLayer, by: dict[str, Tensor]) -> None:

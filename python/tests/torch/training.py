@@ -49,8 +49,8 @@ def make_model(dtype: Any, seed: int = 0) -> Any:
 
 
 def spread(model: Any, group: Any = None, **options: Any) -> Any:
-    """The ExpertParallel of a model, over all ranks or a group."""
-    return ExpertParallel(expert_layers(model), group, **options)
+    """The ExpertParallel of a model, over all ranks or a group, without replicas unless they are given."""
+    return ExpertParallel(expert_layers(model), group, **{"replicate_group": None, **options})
 
 
 def draw_batches(rank: int, micro_steps: int, seed: int) -> list[Any]:
@@ -106,6 +106,14 @@ def execute_eagerly(layer: Any, hidden: Any, ids: Any, gates: Any) -> Any:
         rows = layer.experts._apply_gate(up) @ layer.experts.down_proj[e].T
         out = out.index_add(0, token, rows * gates[token, place, None])
     return out
+
+
+def make_eager_model(seed: int = 0) -> Any:
+    """In float64, of one process with all experts."""
+    model = make_model(torch.float64, seed)
+    for layer in expert_layers(model):
+        layer.execute_by(functools.partial(execute_eagerly, layer))
+    return model
 
 
 def wrong_routes(dtype: Any, batches: list[Any], routes: list[Any], share: float, seed: int) -> list[Any]:
