@@ -66,7 +66,9 @@ def _scaler_of_one_rank() -> bool:
     frame = inspect.currentframe()
     for _ in range(_DEEPEST):
         frame = frame and frame.f_back
-        if frame is not None and isinstance(scaler := frame.f_locals.get("self"), torch.amp.GradScaler):
+        # Only of this frame: reading the locals of another one would keep them until it ends.
+        if frame is not None and frame.f_code is torch.amp.GradScaler.step.__code__:
+            scaler = frame.f_locals["self"]
             return type(scaler).__module__.startswith("torch.") and not hasattr(scaler, "process_group")
     return False
 
