@@ -194,8 +194,10 @@ class Dense:
                 'the module that ep.wrap(model, "ddp") returned did not run, so nothing averaged gradients of '
                 "parameters that are no experts; train the one that it returned"
             )
+        if ddp is None:
+            return ""
         trainers = sorted(rank for group in ranks.grid for rank in group)
-        of_ddp = trainers if ddp is None else dist.get_process_group_ranks(ddp.process_group)
+        of_ddp = dist.get_process_group_ranks(ddp.process_group)
         if not set(trainers) <= set(of_ddp):
             return (
                 f"DistributedDataParallel averages over ranks {of_ddp}, but the experts of this model are trained by "
@@ -235,17 +237,18 @@ class Dense:
     def average(self) -> None:
         """Replaces gradients by their means over ranks, unless a wrapper or the trainer does. Collective.
 
-        A parameter without a gradient counts as zeros.
+        A parameter without a gradient counts as zeros; without one on any rank, it has none.
         """
         if self._wrapper is not None:
             return
-        gradients = []
-        for _, p in self._whole():
-            if p.requires_grad:
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-                gradients.append(p.grad)
-        average_in_buckets(gradients, self._experts.ranks.everyone.group)
+        trained = [p for _, p in self._whole() if p.requires_grad]
+        if not trained:
+            return
+        has = torch.tensor([p.grad is not None for p in trained], dtype=trained[0].dtype, device=trained[0].device)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        average_in_buckets([has, *gradients], self._experts.ranks.everyone.group)
+        for p, gradient, on_any in zip(trained, gradients, has.tolist(), strict=True):
+            p.grad = gradient if on_any else None
 
     def _whole(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Those that are no shards, whose gradients FSDP2 averages; in the same order on all ranks."""

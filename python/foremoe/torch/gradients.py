@@ -14,7 +14,7 @@ from foremoe._engine.sharded import local, num_parts
 
 from .buckets import average_in_buckets
 from .dense import Dense
-from .spread import SpreadExperts
+from .spread import Accumulated, SpreadExperts
 
 
 class PhaseGradients:
@@ -32,11 +32,25 @@ class PhaseGradients:
         for weight, _, _ in self._before:
             weight.grad = None
         dense.drains = True
+        self._accumulated = [Accumulated(weight) for weight in experts.parameters() if weight.requires_grad]
+
+    def expect_accumulated(self) -> None:
+        """Raises RuntimeError where something but autograd wrote gradients of experts since the phase began."""
+        if any(of.is_written() for of in self._accumulated):
+            raise RuntimeError(
+                "gradients of experts were written inside a phase, before drain(), as zero_grad() does: those of "
+                "guests would be left as they are; call it before the phase, or after drain()"
+            )
+
+    def _release(self) -> None:
+        self._dense.drains = False
+        for of in self._accumulated:
+            of.release()
 
     @torch.no_grad()
     def give_back(self) -> None:
         """Nothing is half applied."""
-        self._dense.drains = False
+        self._release()
         for weight, grad, value in self._before:
             if grad is not None and value is not None and value is not grad:
                 grad.copy_(value)
@@ -63,7 +77,7 @@ class PhaseGradients:
         if ranks.replicas is not None:
             average_in_buckets(gradients, ranks.replicas.group)
         self._dense.average()
-        self._dense.drains = False
+        self._release()
         for weight, _, before in self._before:
             if before is not None:
                 weight.grad = before if weight.grad is None else weight.grad.add_(before)

@@ -36,7 +36,7 @@ from .one_rank import OneRankReports
 from .own_experts import OwnExperts, refuse_optimizers_of
 from .phase import Phase
 from .routes import Counts, gather_routes
-from .spread import SpreadExperts
+from .spread import SpreadExperts, expect_no_hooks
 
 
 class ExpertParallel:
@@ -99,6 +99,7 @@ class ExpertParallel:
             self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
             self.layers = list(layers)
             expect_layers(self.layers, self.group)
+            expect_no_hooks(self.layers)
             facts = facts_of(self.layers)
             given.expect_alike(facts, among)
             given.expect_alike(self.arguments.compared_between_replicas() | facts, f"replicas {replicas}")

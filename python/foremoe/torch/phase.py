@@ -27,7 +27,7 @@ from .figures import BesidePlan, figures_of
 from .gradients import PhaseGradients
 from .micro_step import MicroStep
 from .routes import Routes
-from .spread import SpreadExperts
+from .spread import SpreadExperts, expect_no_hooks
 from .unchanged import Unchanged
 
 _OUT_OF_ORDER = "ran out of order, or twice"
@@ -215,6 +215,8 @@ class Phase:
             raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
         with self._ending_all():
             self._unchanged.expect()
+            if self._gradients is not None:
+                self._gradients.expect_accumulated()
             self._next += 1
             at_homes = self.guests.agree(micro_step)
             self.beside.fallbacks += [(micro_step, layer) for layer in sorted(at_homes)]
@@ -255,6 +257,8 @@ class Phase:
         self._dense.expect_averaged()
         with self._ending_all():
             self._unchanged.expect()
+            self._gradients.expect_accumulated()
+            expect_no_hooks(self._experts.layers)
             self._expect_same_end()
             self._gradients.finish(self.guests)
             self.beside.share(self._experts.ranks)

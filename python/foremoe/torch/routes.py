@@ -24,7 +24,7 @@ from foremoe._engine.communication import gathered
 from foremoe.files import expect
 
 from .dispatch import ON_MISMATCH
-from .spread import SpreadExperts
+from .spread import SpreadExperts, expect_no_hooks
 
 UNROUTED = ("drop", "home")
 _INTEGERS = {torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64}
@@ -86,6 +86,8 @@ def gather_routes(
         if on_mismatch not in ON_MISMATCH:
             raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")
         experts.expect_own()
+        if phase == "policy_update":
+            expect_no_hooks(experts.layers)
         own = _counted(experts, routes, phase, unrouted)
         given.told = own_group[0], len(own)
         if as_many:

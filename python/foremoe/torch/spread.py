@@ -14,10 +14,34 @@ from foremoe._engine.arguments import mark_spread, unmark_spread
 from foremoe._engine.communication import gathered
 from foremoe._engine.layers import Execute, ExpertLayer
 from foremoe._engine.ranks import Ranks
-from foremoe._engine.sharded import is_dtensor, local_weights
+from foremoe._engine.sharded import is_dtensor, local_weights, version_of
 
 from .dispatch import dispatch_to
 from .exchange import exchanged
+
+
+class Accumulated:
+    """The gradient that autograd sums for a weight, and whether anything else has written it."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        self._weight = weight
+        self._grad: Tensor | None = None
+        self._version = 0
+        self._written = False
+        self.release = weight.register_post_accumulate_grad_hook(self._note).remove  # type: ignore[no-untyped-call]
+
+    def _note(self, weight: Tensor) -> None:
+        assert weight.grad is not None
+        self._written = self._was_written(weight.grad, added=1)
+        self._grad, self._version = weight.grad, version_of(weight.grad)
+
+    def _was_written(self, now: Tensor | None, added: int = 0) -> bool:
+        if self._grad is None or self._written:
+            return self._written
+        return now is not self._grad or version_of(now) != self._version + added
+
+    def is_written(self) -> bool:
+        return self._was_written(self._weight.grad)
 
 
 class SpreadExperts:
@@ -95,6 +119,20 @@ class SpreadExperts:
                 own = {name: weight.detach().contiguous() for name, weight in layer.weights().items()}
                 _replace(layer, {name: gathered(w, self.ranks.group).flatten(0, 1) for name, w in own.items()})
         self.execute_by(None)
+
+
+def expect_no_hooks(layers: list[ExpertLayer]) -> None:
+    """Raises InputError for hooks on the gradients of experts, but for those of a phase."""
+    for layer in layers:
+        for name, weight in layer.weights().items():
+            after = (weight._post_accumulate_grad_hooks or {}).values()
+            others = [hook for hook in after if not isinstance(getattr(hook, "__self__", None), Accumulated)]
+            if weight._backward_hooks or others:
+                raise foremoe.InputError(
+                    f"layers: the {name} of {layer.name} has a hook on its gradient, which would see this rank's share "
+                    "alone, without those of guests; change the gradient after drain(), or freeze by requires_grad_()",
+                    field="layers",
+                )
 
 
 class _WithGradient(torch.autograd.Function):

@@ -221,6 +221,81 @@ def scale_gradients(rank: int, make_scaler: Callable[[], Any], steps: int) -> di
     return found
 
 
+HOOKS: dict[str, Callable[[Any], Any]] = {
+    "hook": lambda weight: weight.register_hook(lambda gradient: gradient * 0),
+    "hook after accumulation": lambda weight: weight.register_post_accumulate_grad_hook(lambda weight: None),
+}
+
+
+def hook_experts(rank: int, make_hook: Callable[[Any], Any]) -> dict[str, str]:
+    """Hooks that are made before experts are spread, before plan(), and inside a phase."""
+    model = make_model(torch.float32)
+    make_hook(model.model.layers[1].mlp.experts.down_proj)
+    found = {"before": refusal(lambda: spread(model))}
+    ep, model, trained, _ = make()
+    hook = make_hook(ep.expert_parameters()[3])
+    found["plan"] = refusal(lambda: ep.plan(draw_routes(rank, 1, 3)))
+    with ep.plan(draw_routes(rank, 1, 3), phase="recompute") as phase, torch.no_grad(), phase.micro_step(0):
+        trained(input_ids=draw_batches(rank, 1, 3)[0], use_cache=False)
+    hook.remove()
+    found["removed"] = refusal(lambda: step(ep, trained, rank))
+
+    def inside() -> None:
+        with ep.plan(draw_routes(rank, 1, 3)) as phase:
+            make_hook(ep.expert_parameters()[3])
+            with phase.micro_step(0):
+                loss_of(trained, draw_batches(rank, 1, 3)[0]).backward()
+            phase.drain()
+
+    found["inside"] = refusal(inside)
+    return found
+
+
+def zero_inside(rank: int, to_none: bool, when: str) -> str:
+    """The trainer calls zero_grad() inside of a phase."""
+    ep, _, trained, optimizer = make("ddp")
+    step(ep, trained, rank)
+
+    def run() -> None:
+        with ep.plan(draw_routes(rank, 2, 3)) as phase:
+            for m, batch in enumerate(draw_batches(rank, 2, 3)):
+                if when == "between" or (when == "first" and m == 0):
+                    optimizer.zero_grad(to_none)
+                with phase.micro_step(m):
+                    loss = loss_of(trained, batch)
+                    if when == "in the micro-step":
+                        optimizer.zero_grad(to_none)
+                    loss.backward()
+            if when == "last":
+                optimizer.zero_grad(to_none)
+            phase.drain()
+
+    return refusal(run)
+
+
+ZEROED = [(to_none, when) for to_none in (True, False) for when in ("first", "between", "in the micro-step", "last")]
+
+
+def leave_unused(rank: int) -> list[Any]:
+    """A tower that no rank used, and one that rank 1 alone did."""
+    model = make_model(torch.float32)
+    model.unused, model.used = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    for tower in (model.unused, model.used):
+        torch.nn.init.ones_(tower.weight)
+        torch.nn.init.ones_(tower.bias)
+    ep = spread(model)
+    trained = ep.wrap(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    (batch,) = draw_batches(rank, 1, 3)
+    with ep.plan(draw_routes(rank, 1, 3)) as phase:
+        with phase.micro_step(0):
+            loss = loss_of(trained, batch)
+            (loss + model.used(torch.ones(2)).sum() if rank == 1 else loss).backward()
+        phase.drain()
+    optimizer.step()
+    return [model.unused.weight.grad is None, float(model.unused.weight.max()), model.used.weight.grad.tolist()]
+
+
 def work(rank: int) -> dict[str, Any]:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(RANKS),
@@ -251,6 +326,11 @@ def work(rank: int) -> dict[str, Any]:
     found["fsdp2 off"] = turn_fsdp2s_synchronization_off(rank)
     found["GradScaler"] = scale_gradients(rank, lambda: torch.amp.GradScaler("cpu", init_scale=4.0), 1)
     found["ShardedGradScaler"] = scale_gradients(rank, lambda: ShardedGradScaler("cpu", init_scale=4.0), 2)
+    for name, make_hook in HOOKS.items():
+        found[name] = hook_experts(rank, make_hook)
+    for to_none, when in ZEROED:
+        found[f"zeroed, {to_none}, {when}"] = zero_inside(rank, to_none, when)
+    found["unused"] = leave_unused(rank)
     return found
 
 
@@ -360,3 +440,26 @@ def test_a_scaler_of_one_rank_is_refused_and_one_of_all_ranks_skips_on_all(found
             assert of["GradScaler"]["refused"][0].startswith("RuntimeError: torch.amp.GradScaler")
             assert "ShardedGradScaler" in of["GradScaler"]["refused"][0]
         assert of["ShardedGradScaler"] == {"refused": ["nothing"] * 2, "stepped": [False, True], "scale": 2.0}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_on_gradients_of_experts_are_refused(found: list[dict[str, Any]], name: str) -> None:
+    for of in found:
+        for when, layer in (("before", "model.layers.1"), ("plan", "model.layers.1"), ("inside", "model.layers.1")):
+            assert of[name][when].startswith(f"InputError: layers: the down_proj of {layer}"), of[name]
+            assert "has a hook on its gradient" in of[name][when]
+        assert of[name]["removed"] == "nothing"
+
+
+@pytest.mark.parametrize(("to_none", "when"), ZEROED)
+def test_zero_grad_inside_a_phase_is_refused_once_there_are_gradients(
+    found: list[dict[str, Any]], to_none: bool, when: str
+) -> None:
+    for of in found:
+        words = "nothing" if when == "first" else "RuntimeError: gradients of experts were written inside a phase"
+        assert of[f"zeroed, {to_none}, {when}"].startswith(words), of[f"zeroed, {to_none}, {when}"]
+
+
+def test_a_parameter_without_a_gradient_on_any_rank_has_none(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["unused"] == [True, 1.0, [[0.25, 0.25], [0.25, 0.25]]]
