@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from foremoe._engine.sharded import is_dtensor
 
 from .buckets import average_in_buckets
 from .own_experts import refuse_optimizers_of
-from .samples import digests_of, samples_of
-from .spread import SpreadExperts
+from .samples import digests_of, number_of_samples, samples_of
+from .spread import HomePass, SpreadExperts
 from .wrappers import (
     active_ddp,
     fsdp2_modules,
@@ -53,7 +53,8 @@ _AT_FIRST = (
 )
 _DRIFT = (
     "Ranks have trained apart. Likely causes: torch.nn.utils.clip_grad_norm_() or accelerate's, whose norm has this "
-    "rank's experts alone (call ep.clip_grad_norm_()); a GradScaler that skipped a step on one rank (use "
+    "rank's experts alone (call ep.clip_grad_norm_(), under transformers' Trainer in on_pre_optimizer_step with "
+    "max_grad_norm=0); a GradScaler that skipped a step on one rank (use "
     "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler); another module was trained than the one that "
     f"wrap() or the trainer returned; or the weights differed from the start. {_AT_FIRST}"
 )
@@ -68,6 +69,7 @@ class Dense:
         self._wrapper: str | None = "own"
         self._wrapped: Any = None  # what wrap() returned
         self._sharded: set[str] = set()  # names of parameters that other code shards
+        self._compared: dict[str, torch.nn.Parameter] = {}  # must be the same on all ranks
         self._leaves_whole = False  # to average(): some parameter is trained and whole
         self._ddp: Any = None  # DistributedDataParallel in which the last layer ran
         self._in_no_sync = False  # the last layer ran
@@ -105,6 +107,7 @@ class Dense:
         self.is_sharded = is_sharded or wrapper == "fsdp2"
         self._wrapper, self._wrapped = wrapper, model
         self._leaves_whole = any(p.requires_grad for _, p in self._whole())
+        self._compared = _unsharded(self._all(), named)
         watch_ddp()
         hide_from_ddp(model, experts)
         if wrapper == "ddp":
@@ -114,6 +117,7 @@ class Dense:
             shard_by_fsdp2(model, experts, self._experts.ranks)
             after = {id(p) for p in model.parameters()}
             refuse_optimizers_of(p for p in before if id(p) not in after)
+            self._compared = {}
         return self._wrapped  # type: ignore[no-any-return]
 
     def _expect_whole_model(self, model: torch.nn.Module) -> None:
@@ -152,8 +156,7 @@ class Dense:
         """Also those that are frozen."""
         if self.model is None:
             return []
-        if self.is_sharded:
-            reshard(self.model)
+        reshard(self.model)
         return self._dense_of(self.model)
 
     def _dense_of(self, model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
@@ -162,8 +165,8 @@ class Dense:
 
     def tell(self, given: Given) -> None:
         """Some elements of each must be the same on all ranks. Waits for the device."""
-        unsharded = _unsharded(self._all(), self._sharded)
-        given.expect_alike(samples_of(unsharded), hint=_DRIFT if self._has_drained else _AT_FIRST)
+        self._compared = _unsharded(self._all(), self._sharded)
+        given.expect_alike(samples_of(self._compared), hint=_DRIFT if self._has_drained else _AT_FIRST)
 
     def note_forward(self) -> None:
         """Called in each forward of a layer. One that a checkpoint computes again runs outside of its wrapper."""
@@ -205,9 +208,13 @@ class Dense:
             )
         return ""
 
-    def _begin_home_pass(self) -> tuple[Callable[[], None], Callable[[Tensor], Tensor]]:
-        """As SpreadExperts calls it. Outside of a phase, gradients of experts become means over all ranks."""
+    def _begin_home_pass(self, layer: int) -> HomePass:
+        """As SpreadExperts calls it. Outside of a phase, gradients of experts become means over all ranks, and ranks
+        compare other weights in the exchange of counts of the first layer."""
         self.note_forward()
+        word = torch.zeros((), dtype=torch.int64, device=self._experts.ranks.device)
+        if layer == 0 and torch.is_grad_enabled() and not self.drains and torch._C._current_graph_task_id() < 0:
+            word = number_of_samples(self._compared, word)
         problem = self._never_averaged()
         if not problem and self._wrapper is None and self._leaves_whole and self._ddp is None:
             problem = _OUTSIDE if self._experts.ranks.num_trainers > 1 else ""
@@ -225,7 +232,12 @@ class Dense:
                 dist.all_reduce(gradient, group=ranks.replicas.group)
             return gradient
 
-        return expect_averaged, mean
+        return HomePass(word, self._refuse_drift, expect_averaged, mean)
+
+    def _refuse_drift(self) -> None:
+        """Called on all ranks of the group. Raises InputError that names the first weight that differs."""
+        with refused_together(self._experts.ranks.group) as given:
+            given.expect_alike(samples_of(self._compared), hint=_DRIFT)
 
     def averaged(self) -> dict[str, str]:
         """How the parameters take part in average(), by names for messages; the same on all ranks, or they would wait

@@ -13,21 +13,34 @@ _AT_ONCE = 1 << 22  # elements
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
-@torch.no_grad()
-def samples_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Four elements of each tensor, or all if there are fewer, at places that its size alone decides. One copy from
-    the device for all tensors of a type."""
+def _few_of(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Four elements of each tensor, or all if there are fewer, at places that its size alone decides. A dict for each
+    type and device."""
     alike: dict[Any, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         flat = tensor.detach().reshape(-1)
         few = flat[:: max(1, (len(flat) - 1) // (_SAMPLE - 1))][:_SAMPLE]
         alike.setdefault((few.dtype, few.device), {})[name] = few
+    return list(alike.values())
+
+
+@torch.no_grad()
+def samples_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Few elements of each tensor. One copy from the device for all tensors of a type."""
     found: dict[str, str] = {}
-    for of_kind in alike.values():
+    for of_kind in _few_of(tensors):
         sizes = [len(few) for few in of_kind.values()]
         of_all = torch.split(torch.cat(list(of_kind.values())).cpu(), sizes)
         found.update({name: str(few.double().tolist()) for name, few in zip(of_kind, of_all, strict=True)})
     return found
+
+
+@torch.no_grad()
+def number_of_samples(tensors: Mapping[str, Tensor], total: Tensor) -> Tensor:
+    """A number of few elements of each tensor, added to total, int64 []. Does not wait for the device."""
+    for of_kind in _few_of(tensors):
+        total = total * 31 + _number_of(torch.cat(list(of_kind.values()))).to(total.device)
+    return total
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,6 +45,20 @@ class Accumulated:
         return self._was_written(self._weight.grad)
 
 
+@dataclass(frozen=True)
+class HomePass:
+    """What a forward of a layer at homes needs beside its rows.
+
+    word: int64 [], where it is not 0, the same on all ranks whose word is not 0. refuse: called on all ranks where it
+    is not. before_backward: called when the backward begins. of_gradients: applied there to gradients of experts.
+    """
+
+    word: Tensor
+    refuse: Callable[[], None]
+    before_backward: Callable[[], None]
+    of_gradients: Callable[[Tensor], Tensor]
+
+
 class SpreadExperts:
     """Making it replaces the parameters of every layer by this rank's, E/R of each, ascending. Those that are DTensors
     lie on their ranks already, and stay."""
@@ -59,9 +74,7 @@ class SpreadExperts:
         if not self.is_sharded:
             for layer in layers:
                 _replace(layer, {of: self._of_this_rank(w.detach()).clone() for of, w in layer.weights().items()})
-        # Called in each forward at homes. Returns a check to call when its backward begins, and a function that is
-        # applied to the gradients of this rank's experts there.
-        self.begin_home_pass: Callable[[], tuple[Callable[[], None], Callable[[Tensor], Tensor]]]
+        self.begin_home_pass: Callable[[int], HomePass]  # called with the layer's index
         self._spread = self.parameters()
         mark_spread(self._spread)
 
@@ -100,16 +113,18 @@ class SpreadExperts:
         on this rank.
         """
         layer, homes, rows = self.layers[index], self.ranks.homes, self.ranks.rows
-        to = dispatch_to(ids, slots=homes, own=homes, channel=rows)
-        before_backward, of_gradients = self.begin_home_pass()
+        begun = self.begin_home_pass(index)
+        to = dispatch_to(ids, slots=homes, own=homes, channel=rows, word=begun.word)
+        if len({word for word in to.words if word}) > 1:
+            begun.refuse()
 
         def compute(received: Tensor) -> Tensor:
             weights = local_weights(layer)
             if torch.is_grad_enabled():
-                weights = {name: _WithGradient.apply(weight, of_gradients) for name, weight in weights.items()}
+                weights = {name: _WithGradient.apply(weight, begun.of_gradients) for name, weight in weights.items()}
             return layer.forward_rows(received, to.home_ends, weights)
 
-        return exchanged(hidden, gates, to, rows, compute, before=before_backward), to.home_rows
+        return exchanged(hidden, gates, to, rows, compute, before=begun.before_backward), to.home_rows
 
     def gather(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""

@@ -130,6 +130,22 @@ def clip_by_torch(rank: int, clip: Callable[[Any, float], Any]) -> str:
     return refusal(lambda: ep.plan(draw_routes(rank, 1, 4)))
 
 
+def clip_by_torch_without_phase(rank: int, clip: Callable[[Any, float], Any]) -> list[str]:
+    model = make_model(torch.float32)
+    ep = spread(model)
+    trained = ep.wrap(model, "ddp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for clips in (lambda parameters, norm: ep.clip_grad_norm_(norm), clip, clip):
+        (batch,) = draw_batches(rank, 1, 3)
+        optimizer.zero_grad()
+        found.append(refusal(lambda batch=batch: loss_of(trained, batch).backward()))
+        if found[-1] == "nothing":
+            clips(model.parameters(), 0.1)
+            optimizer.step()
+    return found
+
+
 def clip_by_accelerate(parameters: Any, max_norm: float) -> None:
     accelerate.Accelerator(cpu=True).clip_grad_norm_(parameters, max_norm)
 
@@ -311,6 +327,7 @@ def work(rank: int) -> dict[str, Any]:
     for wrapper, when in BESIDES:
         found[f"{wrapper}, {when}"] = add_beside(rank, wrapper, when)
     found["clipped by torch"] = clip_by_torch(rank, torch.nn.utils.clip_grad_norm_)
+    found["clipped outside"] = clip_by_torch_without_phase(rank, clip_by_accelerate)
     found["clipped by accelerate"] = clip_by_torch(rank, clip_by_accelerate)
     for wrapper in (None, "fsdp2", "ddp"):
         found[f"apart, {wrapper}"] = begin_apart(rank, wrapper)
@@ -379,6 +396,14 @@ def test_ranks_that_clipped_by_norms_of_their_own_are_refused(found: list[dict[s
         said = of[f"clipped by {by}"]
         assert said.startswith("InputError: weights[")
         assert "expected the same on all ranks. Ranks have trained apart. Likely causes: torch.nn.utils.clip" in said
+
+
+def test_ranks_that_clipped_without_a_phase_are_refused_in_the_next_forward(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        *right, apart = of["clipped outside"]
+        assert right == ["nothing"] * 2
+        assert apart.startswith("InputError: weights[")
+        assert "max_grad_norm=0" in apart
 
 
 @pytest.mark.parametrize("wrapper", [None, "fsdp2"])
