@@ -53,8 +53,10 @@ class Ranks:
 
     @property
     def trainers(self) -> Any:
-        """The group of all ranks of all replicas, on which the model is trained."""
-        return self.group if self.replicas is None else self.everyone.group
+        """The group of all ranks of all replicas, for what may keep it: `everyone` ends when a rank fails."""
+        if self.replicas is None:
+            return self.group
+        return dist.group.WORLD if self.num_trainers == dist.get_world_size() else self.everyone.group
 
     @property
     def node(self) -> int:

@@ -123,7 +123,7 @@ class ExpertParallel:
         del replaced
         self.experts.execute_by(self._execute)
         self._dense = Dense(self.experts)
-        self._parts = saving.ExpertParts(self.expert_parameters(), self.group, self.ranks.trainers)
+        self._parts = saving.ExpertParts(self.expert_parameters(), self.ranks)
         reporting = [] if self.experts.is_sharded else self.expert_parameters()
         self._reports = OneRankReports(reporting, self.rank, self.num_ranks)
         if (model := getattr(self.layers[0], "model", None)) is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import foremoe
 from foremoe._engine.alike import refused_together, shortened
+from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import is_dtensor
 
 from .one_rank import ONE_RANK_OF
@@ -23,16 +24,19 @@ from .wrappers import fsdp2_modules, reshard
 class ExpertParts:
     """Parameters of which each rank of a group holds E/R experts, ascending; or DTensors, which know their ranks."""
 
-    def __init__(self, experts: Sequence[torch.nn.Parameter], group: Any, everyone: Any) -> None:
-        """everyone: the group of the ranks of all replicas of these experts, of which the first one alone keeps what
-        rank0_only asks for."""
+    def __init__(self, experts: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
         self.experts = list(experts)
-        self.group, self.everyone = group, everyone
-        self.rank = dist.get_rank(group)
-        self.ranks = dist.get_world_size(group)
-        first = dist.get_process_group_ranks(everyone)[0]
-        self.keeps = self.rank == 0 and first in dist.get_process_group_ranks(group)
+        self.group = ranks.group
+        self.rank = ranks.rank
+        self.ranks = ranks.num_ranks
+        self.keeps = dist.get_rank() == ranks.grid[0][0]  # what rank0_only asks for; the first of all replicas
+        self._of_all = ranks
         self._ids = {id(weight) for weight in experts}
+
+    @property
+    def everyone(self) -> Any:
+        """The group of the ranks of all replicas of these experts."""
+        return self._of_all.trainers
 
     def is_part(self, weight: Tensor) -> bool:
         """Whether it is an expert parameter that holds this rank's experts alone."""
