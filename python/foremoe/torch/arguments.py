@@ -55,10 +55,10 @@ class Arguments(arguments.Arguments):
             )
 
     @property
-    def replicas(self) -> list[int]:
-        """The ranks that hold the same experts, in the default group; this rank alone where there are no replicas."""
+    def replicas(self) -> list[int] | None:
+        """The ranks that hold the same experts, in the default group; None where there are no replicas."""
         if self.replicate_group is None or self.replicate_group is ...:
-            return [dist.get_rank()]
+            return None
         return ranks_of(self.replicate_group, "replicate_group")
 
 

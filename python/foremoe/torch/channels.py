@@ -61,20 +61,21 @@ def replicas_of(group: list[int], of_all: Sequence[Any]) -> list[list[int]]:
     """The ranks of all replicas of this group, [replica][rank], from what each rank of the default group says: the
     ranks of its group and those of its replicate group, or None. Raises InputError where these make no grid."""
     for rank, said in enumerate(of_all):
-        if said is None:
+        own, replicas = said or ([rank], None)
+        if replicas is None:
             continue
-        own, replicas = said
         groups = [of_all[other][0] if of_all[other] else [other] for other in replicas]
-        expected = sorted(of_all[other][0] for other in of_all[own[0]][1] if of_all[other])
+        expected = sorted(of_all[other][0] for other in of_all[own[0]][1] or [] if of_all[other])
         if (
             sorted(groups) != expected
             or len({len(of) for of in groups}) > 1
             or any(of.index(other) != own.index(rank) for of, other in zip(groups, replicas, strict=True))
-            or any(of_all[other][1] != replicas for other in replicas)
+            or any(of_all[other][1] != replicas for other in replicas if of_all[other])
         ):
             raise foremoe.InputError(
                 f"replicate_group: ranks {replicas} of rank {rank}, whose group is {own}, are those of groups "
                 f"{groups}; expected one rank of each replica of the group, at the same place in it",
                 field="replicate_group",
             )
-    return sorted(of_all[rank][0] for rank in of_all[group[0]][1])
+    replicas = of_all[group[0]][1]
+    return [group] if replicas is None else sorted(of_all[rank][0] for rank in replicas)

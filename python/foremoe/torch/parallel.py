@@ -102,7 +102,9 @@ class ExpertParallel:
             expect_no_hooks(self.layers)
             facts = facts_of(self.layers)
             given.expect_alike(facts, among)
-            given.expect_alike(self.arguments.compared_between_replicas() | facts, f"replicas {replicas}")
+            if replicas is not None:
+                of_replica = self.arguments.compared_between_replicas() | facts
+                given.expect_alike(of_replica, f"replicas {replicas}")
             given.told = ranks_of(self.group, "group"), replicas
             num_experts = self.layers[0].num_experts
             device = next(iter(self.layers[0].weights().values())).device
