@@ -53,7 +53,11 @@ def _execute(experts: torch.nn.Module, hidden: Tensor, ids: Tensor, gates: Tenso
     if is_parametrized(experts):
         _refuse_adapters("")
     if experts not in _EXECUTE:
-        raise RuntimeError("these experts are a copy of others that foremoe spreads over ranks: copy the model before")
+        raise RuntimeError(
+            "a copy of a spread model, as deepcopy and AveragedModel make one, can be averaged, saved and loaded, but "
+            "it cannot run: load it into the spread model by model.load_state_dict(copy.state_dict()), or copy the "
+            "model before ExpertParallel is made"
+        )
     return _EXECUTE[experts](hidden, ids, gates)
 
 

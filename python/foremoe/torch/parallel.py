@@ -32,10 +32,10 @@ from .channels import with_channels
 from .dense import Dense
 from .evaluation import Evaluation
 from .gradients import clip
-from .one_rank import OneRankReports
 from .own_experts import OwnExperts, refuse_optimizers_of
 from .phase import Phase
 from .routes import Counts, gather_routes
+from .shards import ExpertShards
 from .spread import SpreadExperts
 
 
@@ -113,9 +113,7 @@ class ExpertParallel:
         del replaced
         self.experts.execute_by(self._execute)
         self._dense = Dense(self.experts)
-        self._parts = saving.ExpertParts(self.expert_parameters(), self.group)
-        reporting = [] if self.experts.is_sharded else self.expert_parameters()
-        self._reports = OneRankReports(reporting, self.rank, self.num_ranks)
+        self._shards = ExpertShards(self.expert_parameters(), self.group)
         if (model := getattr(self.layers[0], "model", None)) is not None:
             self._know(model)
         self.failed = False  # a phase did, with copies on their way
@@ -178,8 +176,8 @@ class ExpertParallel:
         return wrapped
 
     def _know(self, model: torch.nn.Module) -> None:
-        """Has a model that holds the experts report that it is spread, and what is loaded into it."""
-        self._reports.add(model)
+        """Has a model that holds the experts save and load all of them, and report what is loaded into it."""
+        self._shards.add(model)
         self._own_experts.accept_loads_of(model)
 
     def _expect_usable(self) -> None:
@@ -268,21 +266,21 @@ class ExpertParallel:
             cpu_offload: Moves each entry to the CPU when it is whole.
             rank0_only: Returns the entries on rank 0 of the group alone; the other ranks get an empty dict.
         """
-        return saving.whole_state_dict(self._parts, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
+        return saving.whole_state_dict(self._shards, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
 
     def whole_entries(self, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
         """The entries of whole_state_dict(model), one at a time: names, of which tied weights have several, and value.
 
         Collective: all ranks take all of them.
         """
-        return saving.whole_entries(self._parts, model)
+        return saving.whole_entries(self._shards, model)
 
     def load_whole_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any]) -> None:
         """Takes this rank's part of what whole_state_dict() returned, on any number of ranks.
 
         Raises InputError that names the entry which is missing, unexpected or of another shape.
         """
-        saving.load_whole_state_dict(self._parts, model, state)
+        saving.load_whole_state_dict(self._shards, model, state)
         self._own_experts.loaded()
 
     def save_pretrained(self, model: torch.nn.Module, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -295,7 +293,7 @@ class ExpertParallel:
             folder: Where from_pretrained() will find the model.
             options: Of the model's own save_pretrained(), such as max_shard_size.
         """
-        saving.save_pretrained(self._parts, model, folder, **options)
+        saving.save_pretrained(self._shards, model, folder, **options)
 
     def whole_optimizer_state(
         self, optimizer: torch.optim.Optimizer, *, cpu_offload: bool = False, rank0_only: bool = False
@@ -313,7 +311,7 @@ class ExpertParallel:
         Raises InputError, on all ranks, for other state, and for scalars that differ between ranks.
         """
         return optimizer_state.whole_optimizer_state(
-            self._parts, self._trained_model(), optimizer, cpu_offload=cpu_offload, rank0_only=rank0_only
+            self._shards, self._trained_model(), optimizer, cpu_offload=cpu_offload, rank0_only=rank0_only
         )
 
     def load_whole_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -321,7 +319,7 @@ class ExpertParallel:
 
         The parameter groups may be other ones, if those that are joined have the same options. Raises InputError.
         """
-        optimizer_state.load_whole_optimizer_state(self._parts, self._trained_model(), optimizer, state)
+        optimizer_state.load_whole_optimizer_state(self._shards, self._trained_model(), optimizer, state)
 
     def _trained_model(self) -> torch.nn.Module:
         model = self._dense.model if self._dense.model is not None else getattr(self.layers[0], "model", None)
@@ -332,7 +330,7 @@ class ExpertParallel:
     def detach(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No phase can
         run afterwards: the groups that were made for copies are gone."""
-        self._reports.remove()
+        self._shards.remove()
         self._own_experts.release()
         self._dense.unwrap()
         self._memory.release()

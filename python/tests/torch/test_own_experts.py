@@ -115,12 +115,12 @@ def load_its_own_state(rank: int) -> dict[str, str]:
     def plan() -> None:
         ep.plan(draw_routes(rank, 1, 3))
 
-    zeros = {name: of if "one_rank" in name else torch.zeros_like(of) for name, of in model.state_dict().items()}
+    zeros = {name: torch.zeros_like(of) for name, of in model.state_dict().items()}
     model.load_state_dict(zeros)
     found["zeros"] = refusal(plan)
     for layer in model.model.layers:
         experts = layer.mlp.experts
-        own = {name: of if "one_rank" in name else of + rank for name, of in experts.state_dict().items()}
+        own = {name: of + rank for name, of in experts.state_dict().items()}
         experts.load_state_dict(own)
     found["different"] = refusal(plan)
     for weight in ep.expert_parameters():
