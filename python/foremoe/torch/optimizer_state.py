@@ -13,7 +13,7 @@ import foremoe
 from foremoe._engine.alike import refused_together
 from foremoe._engine.sharded import is_dtensor
 
-from .saving import copied, distributed, entries_of, expect_shape, unwrapped, whole
+from .saving import distributed, entries_of, expect_shape, unwrapped, whole_copy
 from .shards import ExpertShards, follow
 
 _BY_PARAMETER = {"params", "param_names"}  # in a parameter group; all else are its options
@@ -84,7 +84,7 @@ def whole_optimizer_state(
     found: dict[str, dict[str, Any]] = {}
     for name, of_one in state.items():
         for key, value in sorted(of_one.items()):  # in one order on all ranks
-            kept = copied(whole(value), value, cpu_offload) if isinstance(value, Tensor) else value
+            kept = whole_copy(value, cpu_offload)
             if not rank0_only or shards.rank == 0:
                 found.setdefault(name, {})[key] = kept
     if rank0_only and shards.rank > 0:

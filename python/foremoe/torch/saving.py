@@ -31,7 +31,9 @@ def entries_of(shards: ExpertShards, model: torch.nn.Module) -> dict[str, Any]:
 
     Raises InputError for a model without these experts.
     """
-    entries: dict[str, Any] = unwrapped(model).state_dict(keep_vars=True)
+    model = unwrapped(model)
+    shards.add(model)
+    entries: dict[str, Any] = model.state_dict(keep_vars=True)
     missing = shards.num_weights - sum(map(shards.holds, entries.values()))
     if missing > 0:
         raise foremoe.InputError(
@@ -40,20 +42,8 @@ def entries_of(shards: ExpertShards, model: torch.nn.Module) -> dict[str, Any]:
     return entries
 
 
-@torch.no_grad()
-def whole(value: Tensor) -> Tensor:
-    """A DTensor with the parts of all ranks; any other tensor as it is. Collective."""
-    return value.full_tensor() if is_dtensor(value) else value.detach()
-
-
-def copied(tensor: Tensor, of: Tensor, cpu_offload: bool) -> Tensor:
-    """A whole tensor in other memory than the one `of` which it was made, on the CPU where that is asked."""
-    shares = local(of).data_ptr() == tensor.data_ptr()
-    return tensor.to("cpu" if cpu_offload else tensor.device, copy=shares)
-
-
-def _gathered(shards: ExpertShards, model: torch.nn.Module, **alike: Any) -> Iterator[tuple[list[str], Any, Any]]:
-    """As whole_entries(), and between names and value what the state_dict() has. alike: on all ranks."""
+def _agreed_entries(shards: ExpertShards, model: torch.nn.Module, **alike: bool) -> Iterator[tuple[list[str], Any]]:
+    """Entries in one order on all ranks, and the names of each. alike: options, the same on all ranks. Collective."""
     with refused_together(shards.group) as given:
         given.expect_alike({name: repr(value) for name, value in alike.items()})
         if not isinstance(model, torch.nn.Module):
@@ -63,9 +53,24 @@ def _gathered(shards: ExpertShards, model: torch.nn.Module, **alike: Any) -> Ite
     names: dict[int, list[str]] = {}
     for name, value in entries.items():
         names.setdefault(id(value), []).append(name)
-    for of in names.values():
-        value = entries[of[0]]
-        yield of, value, whole(value) if isinstance(value, Tensor) else value
+    return ((of, entries[of[0]]) for of in names.values())
+
+
+@torch.no_grad()
+def whole(value: Any) -> Any:
+    """A DTensor with the parts of all ranks; anything else as it is. Collective."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.full_tensor() if is_dtensor(value) else value.detach()
+
+
+def whole_copy(value: Any, cpu_offload: bool) -> Any:
+    """As whole(), in memory of its own, and on the CPU where that is asked."""
+    found = whole(value)
+    if not isinstance(value, Tensor):
+        return found
+    shares = local(value).data_ptr() == found.data_ptr()
+    return found.to("cpu" if cpu_offload else found.device, copy=shares)
 
 
 def whole_entries(shards: ExpertShards, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
@@ -73,16 +78,16 @@ def whole_entries(shards: ExpertShards, model: torch.nn.Module) -> Iterator[tupl
 
     Collective: all ranks take all entries, in this order. One entry is whole at a time, unless the caller keeps them.
     """
-    return ((names, found) for names, _, found in _gathered(shards, model))
+    return ((names, whole(value)) for names, value in _agreed_entries(shards, model))
 
 
 def whole_state_dict(
     shards: ExpertShards, model: torch.nn.Module, *, cpu_offload: bool = False, rank0_only: bool = False
 ) -> dict[str, Any]:
     state = {}
-    for names, value, found in _gathered(shards, model, rank0_only=rank0_only):
+    for names, value in _agreed_entries(shards, model, rank0_only=rank0_only):
+        kept = whole_copy(value, cpu_offload)
         if not rank0_only or shards.rank == 0:
-            kept = copied(found, value, cpu_offload) if isinstance(found, Tensor) else found
             state.update(dict.fromkeys(names, kept))
     return {name: state[name] for name in unwrapped(model).state_dict() if name in state}
 

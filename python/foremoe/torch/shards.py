@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
+# Of each expert parameter that is spread over several ranks.
+_SHARDS: Any = WeakTensorKeyDictionary()
+_FOLLOWED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
 
 class ExpertShards:
     """This rank's part of the experts of a model, and hooks on the model until remove(). Copies of the model share it.
@@ -39,10 +43,11 @@ class ExpertShards:
     def __init__(self, experts: Sequence[torch.nn.Parameter], group: Any) -> None:
         self.group = group
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.num_weights = len(experts)
+        self.came_sharded = is_dtensor(experts[0])
         self._device = experts[0].device.type
         self._experts = {id(weight) for weight in experts}
         self._undo: dict[torch.nn.Module, list[Callable[[], None]]] = {}
-        self.came_sharded = is_dtensor(experts[0])
         self._is_hooked = self.num_ranks > 1 and not self.came_sharded
         if self._is_hooked:
             for weight in experts:
@@ -55,7 +60,7 @@ class ExpertShards:
     def __reduce__(self) -> NoReturn:
         self._refuse()
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self) -> NoReturn:
         raise RuntimeError(
             f"this would save the experts of one rank alone, since ExpertParallel spreads the model over "
             f"{self.num_ranks} ranks. On all ranks, call torch.distributed.checkpoint.save() with state_dict(), or "
@@ -75,18 +80,16 @@ class ExpertShards:
     def add(self, model: torch.nn.Module) -> None:
         """Hooks the modules of a model that hold experts, and save_pretrained() of those around them."""
         for module in model.modules() if self._is_hooked else ():
-            own = [name for name, p in module.named_parameters(recurse=False) if id(p) in self._experts]
-            held = {name: p for name, p in module.named_parameters(remove_duplicate=False) if id(p) in self._experts}
+            held = [n for n, p in module.named_parameters(remove_duplicate=False) if id(p) in self._experts]
             if module in self._undo or not held:
                 continue
             undo = self._undo[module] = []
-            if own:
-                shard = functools.partial(_shard_entries, names=own, shards=self)
-                take = functools.partial(_take_entries, names=own, shards=self)
+            if own := [name for name in held if "." not in name]:
+                shard, take = functools.partial(self._shard_entries, own), functools.partial(self._take_entries, own)
                 undo.append(module.register_state_dict_post_hook(shard).remove)  # type: ignore[no-untyped-call]
                 undo.append(module.register_load_state_dict_pre_hook(take).remove)  # type: ignore[no-untyped-call]
             if hasattr(module, "save_pretrained"):
-                vars(module)["save_pretrained"] = functools.partial(_save_whole_only, module, list(held), self)
+                vars(module)["save_pretrained"] = functools.partial(_save_whole_only, module, held)
                 undo.append(functools.partial(delattr, module, "save_pretrained"))
 
     def remove(self) -> None:
@@ -95,10 +98,6 @@ class ExpertShards:
                 undo()
         for weight in [weight for weight, of in _SHARDS.items() if of is self]:
             del _SHARDS[weight]
-
-    @property
-    def num_weights(self) -> int:
-        return len(self._experts)
 
     def holds(self, value: Any) -> bool:
         """Whether an entry of state_dict(keep_vars=True) is one of the experts, or of a copy of the model."""
@@ -131,68 +130,31 @@ class ExpertShards:
             return value.narrow(0, self.rank * len(like), len(like))
         return value  # torch names the shapes
 
-    def sharded_state(self, state: State, weight: Tensor, name: str) -> State:
-        """An optimizer's state of one parameter. Raises InputError for what may not belong to single experts."""
-        for key, value in state.items():
-            if value.shape != weight.shape if _is_array(value) else not isinstance(value, Tensor | float | int | None):
-                raise foremoe.InputError(
-                    f"optimizer: {key} of {name} is {list(getattr(value, 'shape', [type(value).__name__]))}, but this "
-                    f"rank's experts are {list(weight.shape)}; expected scalars and tensors of that shape, as Adam and "
-                    "SGD keep them",
-                    field="optimizer",
-                )
-        return {key: self.sharded(value) if _is_array(value) else value for key, value in state.items()}
+    def _shard_entries(self, names: list[str], _module: Any, state: State, prefix: str, _metadata: Any) -> None:
+        for name in names:
+            if prefix + name in state:
+                state[prefix + name] = self.sharded(state[prefix + name])
 
-    def part_of_state(self, state: State, weight: Tensor, name: str) -> State:
-        return {
-            key: self.part(value, weight, f"{key} of {name}").clone() if _is_array(value) else value
-            for key, value in state.items()
-        }
+    def _take_entries(self, names: list[str], module: Any, state: State, prefix: str, *arguments: Any) -> None:
+        errors: list[str] = arguments[-1]
+        for name in names:
+            value = state.get(prefix + name)
+            if isinstance(value, Tensor):
+                try:
+                    state[prefix + name] = self.part(value, getattr(module, name), prefix + name)
+                except foremoe.InputError as error:
+                    errors.append(str(error))
 
 
-# Of each expert parameter that is spread over several ranks.
-_SHARDS: Any = WeakTensorKeyDictionary()
-_FOLLOWED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0
-
-
-def _shard_entries(
-    _module: torch.nn.Module, state: State, prefix: str, _metadata: Any, *, names: list[str], shards: ExpertShards
-) -> None:
-    for name in names:
-        if prefix + name in state:
-            state[prefix + name] = shards.sharded(state[prefix + name])
-
-
-def _take_entries(
-    module: torch.nn.Module, state: State, prefix: str, *arguments: Any, names: list[str], shards: ExpertShards
-) -> None:
-    errors: list[str] = arguments[-1]
-    for name in names:
-        value = state.get(prefix + name)
-        if isinstance(value, Tensor):
-            try:
-                state[prefix + name] = shards.part(value, getattr(module, name), prefix + name)
-            except foremoe.InputError as error:
-                errors.append(str(error))
-
-
-def _save_whole_only(
-    module: Any, experts: list[str], shards: ExpertShards, save_directory: Any, *arguments: Any, **keywords: Any
-) -> Any:
+def _save_whole_only(module: Any, experts: list[str], save_directory: Any, *arguments: Any, **keywords: Any) -> Any:
     """In place of save_pretrained(). Saves a state dict that is given and has all experts, as trainers gather one."""
-    state = arguments[1] if len(arguments) > 1 else keywords.get("state_dict")
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    for name in experts:
-        whole = None if state is None else state.get(name)
-        if whole is None or is_dtensor(whole) or len(whole) != shards.num_ranks * len(parameters[name]):
-            raise RuntimeError(
-                "this model holds one rank's experts, since an ExpertParallel spreads it: call its "
-                "ep.save_pretrained(model, folder) on all ranks instead"
-            )
+    state = (arguments[1] if len(arguments) > 1 else keywords.get("state_dict")) or {}
+    own = module.state_dict()
+    if any(name not in state or is_dtensor(state[name]) or state[name].shape != own[name].shape for name in experts):
+        raise RuntimeError(
+            "this model holds one rank's experts, since an ExpertParallel spreads it: call its "
+            "ep.save_pretrained(model, folder) on all ranks instead"
+        )
     return type(module).save_pretrained(module, save_directory, *arguments, **keywords)
 
 
@@ -215,22 +177,51 @@ def follow(optimizer: torch.optim.Optimizer) -> None:
                 state[key] = _SHARDS[weight].part(value, weight, key).clone()
 
 
-def _numbered(groups: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-    return itertools.chain.from_iterable(group["params"] for group in groups)
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _changed(
+    optimizer: torch.optim.Optimizer, saved: State, change: Callable[[ExpertShards, Any, Tensor, str], Any]
+) -> State:
+    """The state that is saved or loaded, with what change(shards, value, parameter, name) makes of that of experts.
+
+    Parameters have numbers or names in it, in the order of the optimizer's.
+    """
+    state = dict(saved["state"])
+    held, names = (
+        itertools.chain.from_iterable(group["params"] for group in groups)
+        for groups in (optimizer.param_groups, saved["param_groups"])
+    )
+    for weight, name in zip(held, names, strict=False):
+        if weight in _SHARDS and name in state:
+            shards, of = _SHARDS[weight], state[name]
+            state[name] = {
+                key: change(shards, value, weight, f"{key} of parameter {name}") for key, value in of.items()
+            }
+    return saved | {"state": state}
 
 
 def _shard_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> State:
-    state = dict(saved["state"])
-    for weight, number in zip(_numbered(optimizer.param_groups), _numbered(saved["param_groups"]), strict=True):
-        if weight in _SHARDS and number in state:
-            state[number] = _SHARDS[weight].sharded_state(state[number], weight, f"parameter {number}")
-    return saved | {"state": state}
+    """Raises InputError for what may not belong to single experts."""
+
+    def shard(shards: ExpertShards, value: Any, weight: Tensor, name: str) -> Any:
+        if _is_array(value) and value.shape == weight.shape:
+            return shards.sharded(value)
+        if _is_array(value) or isinstance(value, dict | list | tuple):
+            raise foremoe.InputError(
+                f"optimizer: {name} is {list(value.shape) if isinstance(value, Tensor) else type(value).__name__}, but "
+                f"this rank's experts are {list(weight.shape)}; expected scalars and tensors of that shape, as Adam "
+                "and SGD keep them",
+                field="optimizer",
+            )
+        return value
+
+    return _changed(optimizer, saved, shard)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> State:
-    """Parameters have numbers or names in the state, in the order of the optimizer's."""
-    state = dict(saved["state"])
-    for weight, name in zip(_numbered(optimizer.param_groups), _numbered(saved["param_groups"]), strict=False):
-        if weight in _SHARDS and name in state:
-            state[name] = _SHARDS[weight].part_of_state(state[name], weight, f"parameter {name}")
-    return saved | {"state": state}
+    def take(shards: ExpertShards, value: Any, weight: Tensor, name: str) -> Any:
+        return shards.part(value, weight, name).clone() if _is_array(value) else value
+
+    return _changed(optimizer, saved, take)
