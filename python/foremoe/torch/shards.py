@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 import foremoe
 from foremoe._engine.sharded import is_dtensor
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
-# Of each expert parameter that is spread over several ranks.
-_SHARDS: Any = WeakTensorKeyDictionary()
 _FOLLOWED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
@@ -51,7 +48,7 @@ class ExpertShards:
         self._is_hooked = self.num_ranks > 1 and not self.came_sharded
         if self._is_hooked:
             for weight in experts:
-                _SHARDS[weight] = self
+                vars(weight)["foremoe_shards"] = self  # is pickled with the parameter, which refuses that
             _watch_optimizers()
 
     def __deepcopy__(self, _: Any) -> ExpertShards:
@@ -96,8 +93,6 @@ class ExpertShards:
         while self._undo:
             for undo in self._undo.popitem()[1]:
                 undo()
-        for weight in [weight for weight, of in _SHARDS.items() if of is self]:
-            del _SHARDS[weight]
 
     def holds(self, value: Any) -> bool:
         """Whether an entry of state_dict(keep_vars=True) is one of the experts, or of a copy of the model."""
@@ -161,20 +156,28 @@ def _save_whole_only(module: Any, experts: list[str], save_directory: Any, *argu
 @functools.cache
 def _watch_optimizers() -> None:
     """torch steps an optimizer that has no state yet before it saves or loads its state by names."""
-    register_optimizer_step_pre_hook(lambda optimizer, *_: follow(optimizer) if len(_SHARDS) else None)
+    register_optimizer_step_pre_hook(lambda optimizer, *_: follow(optimizer))
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:
     """From now on, state_dict() of this optimizer has DTensors for spread experts, and load_state_dict() takes them."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner  # in accelerate's
     if optimizer in _FOLLOWED:
         return
     _FOLLOWED.add(optimizer)
     optimizer.register_state_dict_post_hook(_shard_optimizer)
     optimizer.register_load_state_dict_pre_hook(_load_optimizer)
     for weight, state in optimizer.state.items():  # that was loaded before
-        for key, value in state.items() if weight in _SHARDS else ():
+        shards = _shards_of(weight)
+        for key, value in state.items() if shards else ():
             if _is_array(value) and (is_dtensor(value) or value.shape != weight.shape):
-                state[key] = _SHARDS[weight].part(value, weight, key).clone()
+                state[key] = shards.part(value, weight, key).clone()
+
+
+def _shards_of(weight: Any) -> Any:
+    """The ExpertShards of a parameter; None where all ranks have it."""
+    return getattr(weight, "foremoe_shards", None)
 
 
 def _is_array(value: Any) -> bool:
@@ -194,28 +197,29 @@ def _changed(
         for groups in (optimizer.param_groups, saved["param_groups"])
     )
     for weight, name in zip(held, names, strict=False):
-        if weight in _SHARDS and name in state:
-            shards, of = _SHARDS[weight], state[name]
+        if (shards := _shards_of(weight)) and name in state:
+            of = state[name]
             state[name] = {
                 key: change(shards, value, weight, f"{key} of parameter {name}") for key, value in of.items()
             }
     return saved | {"state": state}
 
 
-def _shard_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> State:
-    """Raises InputError for what may not belong to single experts."""
+def expect_of_experts(name: str, value: Any, weight: Tensor) -> None:
+    """Raises InputError for an optimizer's state of a parameter that may not belong to single experts."""
+    shape = list(value.shape) if _is_array(value) else []
+    if (_is_array(value) and shape != list(weight.shape)) or isinstance(value, dict | list | tuple):
+        raise foremoe.InputError(
+            f"optimizer: {name} is {shape or type(value).__name__}, but the rank's experts are {list(weight.shape)}; "
+            "expected scalars and tensors of that shape, as Adam and SGD keep them",
+            field="optimizer",
+        )
 
+
+def _shard_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> State:
     def shard(shards: ExpertShards, value: Any, weight: Tensor, name: str) -> Any:
-        if _is_array(value) and value.shape == weight.shape:
-            return shards.sharded(value)
-        if _is_array(value) or isinstance(value, dict | list | tuple):
-            raise foremoe.InputError(
-                f"optimizer: {name} is {list(value.shape) if isinstance(value, Tensor) else type(value).__name__}, but "
-                f"this rank's experts are {list(weight.shape)}; expected scalars and tensors of that shape, as Adam "
-                "and SGD keep them",
-                field="optimizer",
-            )
-        return value
+        expect_of_experts(name, value, weight)
+        return shards.sharded(value) if _is_array(value) else value
 
     return _changed(optimizer, saved, shard)
 
