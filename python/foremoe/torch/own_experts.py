@@ -98,22 +98,23 @@ class OwnExperts:
         self._checked.add(ddp)
 
     def expect_not_overwritten(self) -> None:
-        """Raises RuntimeError, on all ranks, where two ranks have the same experts that once had different ones.
+        """Raises RuntimeError, on all ranks, where two ranks have the same weight that once had different ones.
         Collective.
 
         Compares a sample of each weight.
         """
         own = torch.stack([self._at_first, self._fingerprint()])
         at_first, now = gathered(own, self._group, 1).cpu()  # [ranks, weights, sample]
-        first: dict[bytes, int] = {}  # rank that has these experts
-        for rank, of in enumerate(now):
-            other = first.setdefault(of.numpy().tobytes(), rank)
-            if bool(of.isfinite().all()) and not torch.equal(at_first[rank], at_first[other]):
-                raise RuntimeError(
-                    f"ranks {other} and {rank} have the same experts, but had different ones when these were spread: "
-                    "something wrote one rank's over another's, as DistributedDataParallel and accelerate do if they "
-                    f"come before ep.wrap(). {_INSTEAD}"
-                )
+        for i in range(len(self._experts)):
+            first: dict[bytes, int] = {}  # rank that has this weight
+            for rank, of in enumerate(now[:, i]):
+                other = first.setdefault(of.numpy().tobytes(), rank)
+                if other != rank and of.isfinite().all() and not at_first[rank, i].equal(at_first[other, i]):
+                    raise RuntimeError(
+                        f"ranks {other} and {rank} have the same experts, but had different ones when these were "
+                        "spread: something wrote one rank's over another's, as DistributedDataParallel and accelerate "
+                        f"do if they come before ep.wrap(). {_INSTEAD}"
+                    )
 
     @torch.no_grad()
     def _fingerprint(self) -> Tensor:
