@@ -258,8 +258,8 @@ class ExpertParallel:
         """The state_dict() that the model would have if it were not spread. Collective.
 
         It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights, under the names
-        of the model inside DistributedDataParallel. Experts are gathered one parameter at a time. As in state_dict(),
-        entries that are no experts share the model's memory.
+        of the model inside DistributedDataParallel, or of a copy of it. Experts are gathered one parameter at a time.
+        Entries share no memory with the model.
 
         Args:
             model: The model whose experts are spread, or what wrap() returned.
@@ -271,7 +271,7 @@ class ExpertParallel:
     def whole_entries(self, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
         """The entries of whole_state_dict(model), one at a time: names, of which tied weights have several, and value.
 
-        Collective: all ranks take all of them.
+        Collective: all ranks take all of them. Values that are no experts may share the model's memory.
         """
         return saving.whole_entries(self._shards, model)
 

@@ -117,7 +117,11 @@ def save_and_load(wrapper: str | None, folder: str, pair: Any) -> dict[str, str]
     expected, unspread = trained(STEPS, is_spread=False), Run(1, is_spread=False)
     weights, moments = get_state_dict(saving.wrapped, saving.optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
-    runs = {"4": Run(1, wrapper), "2": Run(1, wrapper, pair)}
+    runs = {"4": Run(1, wrapper), "2": Run(1, wrapper, pair), "4, from two replicas": Run(1, wrapper)}
+    replica = trained(STEPS, wrapper=wrapper, group=pair)
+    weights, moments = get_state_dict(replica.wrapped, replica.optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=f"{folder} of replicas")
+    load(runs["4, from two replicas"], f"{folder} of replicas")
     load(runs["4"], folder)
     load(runs["2"], folder, process_group=pair)
     load(unspread, folder, no_dist=True)
@@ -291,9 +295,9 @@ def found() -> Iterator[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("ranks", [4, 2, 1])
+@pytest.mark.parametrize("ranks", ["4", "2", "1", "4, from two replicas"])
 def test_a_checkpoint_of_four_ranks_has_all_weights_and_moments_on_others(
-    found: list[dict[str, Any]], wrapper: str | None, ranks: int
+    found: list[dict[str, Any]], wrapper: str | None, ranks: str
 ) -> None:
     for of in found:
         assert of[f"checkpoint, {wrapper}"][f"on {ranks}"] == ""
