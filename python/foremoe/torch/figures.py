@@ -19,7 +19,8 @@ from .spread import SpreadExperts
 
 
 class BesidePlan:
-    """fallbacks: (micro-step, layer) that ran at homes, not as planned. differs: [layer], bool []: whether it ran other
+    """fallbacks: (micro-step, layer) that ran at homes, not as planned. skipped: micro-steps of this rank whose
+    backward was left out. differs: [layer], bool []: whether it ran other
     experts than were replayed; None where it has not run. The others are int64 [micro_steps, layers, ranks], and until
     share() of this rank alone.
 
@@ -30,6 +31,7 @@ class BesidePlan:
 
     def __init__(self, routes: Routes) -> None:
         self.fallbacks: list[tuple[int, int]] = []
+        self.skipped = 0
         self.differs: list[Tensor | None] = [None] * routes.num_unrouted.shape[1]
         self.unplanned = np.zeros_like(routes.num_unrouted)
         self.mismatched = np.zeros_like(routes.num_unrouted)
@@ -61,6 +63,7 @@ def figures_of(
         "copies": sum(guests.copies.values()),
         "host_copies": guests.copies["host"],
         "fallbacks": len(beside.fallbacks),
+        "skipped": beside.skipped,
         "exposed_seconds": guests.exposed_seconds,
     }
     if routes.on_mismatch == "home":

@@ -35,7 +35,7 @@ from .gradients import clip
 from .one_rank import OneRankReports
 from .own_experts import OwnExperts, refuse_optimizers_of
 from .phase import Phase
-from .routes import Counts, gather_routes
+from .routes import Counts, RoutesOfMicroStep, gather_routes
 from .spread import SpreadExperts
 
 
@@ -201,7 +201,7 @@ class ExpertParallel:
 
     def plan(
         self,
-        routes: Sequence[Tensor],
+        routes: Sequence[RoutesOfMicroStep],
         phase: str = "policy_update",
         *,
         unrouted: str = "drop",
@@ -210,9 +210,9 @@ class ExpertParallel:
     ) -> Phase:
         """Plans a phase, in the background. Collective.
 
-        routes: of each of this rank's micro-steps, integers [rows, layers, top_k] or [batch, tokens, layers, top_k], as
-        the model flattens its tokens; −1 in all entries of a row that has no route. Ranks may have different numbers of
-        micro-steps.
+        routes: of each of this rank's micro-steps, a tensor or array of integers [rows, layers, top_k] or [batch,
+        tokens, layers, top_k], as the model flattens its tokens; −1 in all entries of a row that has no route. Ranks
+        may have different numbers of micro-steps.
         unrouted: what becomes of rows without a route. drop: the experts add nothing to them, so that only rows which
         nothing reads may have none: padding, and the last token of a sequence. home: each takes the experts that its
         router chooses, at their homes. Layers of micro-steps in which some rank has such rows exchange these apart from
@@ -229,7 +229,7 @@ class ExpertParallel:
         no effect, and for invalid routes on any rank; where no rank has a micro-step; where ranks have different
         numbers of them although FSDP2, or a DistributedDataParallel of the trainer's or of wrap()'s, needs a batch of
         each; and, under drop, for rows without a route that something certainly reads: a row that has one in other
-        layers, or that lies between rows of its sequence that have one.
+        layers, or one of several that lie between rows of its sequence that have one.
         """
         self._expect_usable()
         if self.ranks.failures is not None and (reason := self.ranks.failures.reason()):
@@ -382,7 +382,10 @@ class ExpertParallel:
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:
-        """Layers run without a plan inside, every row at its home."""
+        """Layers run without a plan inside, every row at its home. Collective.
+
+        Inside phase.micro_step() the routes of the micro-step are still replayed. Between micro-steps routers choose.
+        """
         phase, self._phase = self._phase, None
         try:
             yield

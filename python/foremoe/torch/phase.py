@@ -197,7 +197,12 @@ class Phase:
     def micro_step(self, micro_step: int) -> Iterator[None]:
         """Forward and backward of this micro-step run inside: its routes are replayed, its plan executed.
 
-        Micro-steps run in order, each once, on all ranks.
+        Micro-steps run in order, each once, on all ranks. All ranks also run the same forwards without gradients, such
+        as those of a reference model, before or after the one that has gradients; these replay the routes too. Under
+        residency shared, in a recompute phase and after the backward their rows go to homes.
+
+        A rank may leave out the backward of a batch that counts for nothing: then one with gradients of zero runs
+        (figure `skipped`). Under DistributedDataParallel, FSDP2 and reentrant checkpoints run (0 * loss).backward().
         """
         if micro_step >= self.routes.num_own and micro_step in self.micro_steps:
             raise RuntimeError(f"this rank has no batch in micro-step {micro_step}: run idle({micro_step})")
@@ -225,6 +230,7 @@ class Phase:
                 layer.replay(of.recorded if of.slots is None else torch.full_like(of.recorded, -1))
             try:
                 yield self._current
+                self._current.finish(self._dense.needs_all_ranks)
             finally:
                 self._current = None
                 for layer in self._experts.layers:
@@ -252,7 +258,10 @@ class Phase:
         if self._gradients is None:
             return
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():
-            raise RuntimeError("drain() comes once, after the backward of the last micro-step")
+            raise RuntimeError(
+                "drain() comes once, after the backward of the last micro-step: "
+                f"{self._next} of {self._load.num_micro_steps} micro-steps have run"
+            )
         self._dense.expect_averaged()
         if self._in_no_sync:
             raise RuntimeError(

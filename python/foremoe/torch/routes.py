@@ -26,6 +26,7 @@ from .dispatch import ON_MISMATCH
 from .spread import SpreadExperts
 
 UNROUTED = ("drop", "home")
+RoutesOfMicroStep = Tensor | np.ndarray[Any, np.dtype[Any]]
 _INTEGERS = {torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64}
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -60,7 +61,7 @@ def _facts_of(previous: foremoe.Plan | None) -> str:
 
 def gather_routes(
     experts: SpreadExperts,
-    routes: Sequence[Tensor],
+    routes: Sequence[RoutesOfMicroStep],
     phase: str,
     unrouted: str,
     on_mismatch: str,
@@ -123,22 +124,31 @@ def _no_rows(experts: SpreadExperts) -> _MicroStep:
     )
 
 
-def _counted(experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str) -> list[_MicroStep]:
+def _counted(
+    experts: SpreadExperts, routes: Sequence[RoutesOfMicroStep], phase: str, unrouted: str
+) -> list[_MicroStep]:
     """Raises InputError that names the argument."""
     expect_phase(phase)
     if unrouted not in UNROUTED:
         raise foremoe.InputError(f"unrouted: '{unrouted}', expected drop or home", field="unrouted")
-    if isinstance(routes, Tensor):
-        raise foremoe.InputError("routes: is one tensor; expected a list with one of each micro-step", field="routes")
+    if isinstance(routes, (Tensor, np.ndarray)):
+        raise foremoe.InputError(
+            f"routes: is one {'tensor' if isinstance(routes, Tensor) else 'array'}; expected a list with one of each "
+            "micro-step",
+            field="routes",
+        )
     return [_counted_micro_step(experts, of, m, unrouted) for m, of in enumerate(routes)]
 
 
-def _counted_micro_step(experts: SpreadExperts, of: Tensor, m: int, unrouted: str) -> _MicroStep:
+def _counted_micro_step(experts: SpreadExperts, given: RoutesOfMicroStep, m: int, unrouted: str) -> _MicroStep:
     layers, top_k = len(experts.layers), experts.top_k
 
     def refuse(what: str, entry: str = "") -> NoReturn:
         raise foremoe.InputError(f"routes[{m}]{entry}: {what}", field="routes", index=f"[{m}]{entry}")
 
+    if not isinstance(given, (Tensor, np.ndarray)):
+        refuse(f"is a {type(given).__name__}; expected a tensor or an array")
+    of = given if isinstance(given, Tensor) else torch.from_numpy(given.copy())  # which may be read-only
     if of.dtype not in _INTEGERS or of.dim() not in (3, 4) or tuple(of.shape[-2:]) != (layers, top_k):
         refuse(f"is {of.dtype} {list(of.shape)}; expected integers [rows, {layers}, {top_k}]")
     flat = of.detach().cpu().reshape(-1, layers, top_k).contiguous()
@@ -170,6 +180,10 @@ def _read_rows_without_route(own: Tensor, shape: Sequence[int]) -> str:
     if len(shape) == 4:
         of_token = routed[:, 0].int().view(*shape[:2])
         inside = (of_token.cumsum(1) > 0) & (of_token.flip(1).cumsum(1).flip(1) > 0)
-        if bool((inside & (of_token == 0)).any()):
-            return "a row between rows with routes has none; expected one, or unrouted='home'"
+        holes = inside & (of_token == 0)
+        if bool((holes[:, 1:] & holes[:, :-1]).any()):  # a single one is the last token of a packed sequence
+            return (
+                "rows between rows with routes have none; expected one, or unrouted='home', or for packed sequences "
+                "that are padded [rows, layers, top_k]"
+            )
     return ""
