@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foremoe._engine.failures import Channel
 
-ON_MISMATCH = ("refuse", "home")
+ON_MISMATCH = ("refuse", "replay", "home")
 
 
 @dataclass(frozen=True)

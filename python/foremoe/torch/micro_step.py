@@ -38,6 +38,8 @@ class LayerRows:
     recorded: Tensor  # int64 [tokens, top_k], −1 in rows without a route
     slots: Tensor | None  # int64 [tokens, top_k], as RankTurn.slots() has it; None where routes are replayed
     unrouted: Tensor | None  # int64 [rows], this rank's without a route that are computed; None where no rank has any
+    sampled: Tensor | None  # int64 [rows], whose routes are compared with the router's choice
+    dropped: Tensor | None  # int64 [rows], this rank's without a route that are not computed; None where it has none
     end: Any = None  # (gradient edge, shape, type) of the output of the forward that has gradients
     at_homes: Dispatch | None = None  # of a second forward that finds no guests
 
@@ -61,6 +63,7 @@ class MicroStep:
         self._beside = beside
         self._number = number
         self._rows = len(routes.own[number])
+        self._is_over = False
         places = [("forward", number, layer) for layer in range(len(experts.layers))]
         turns = [planned.turns.at_homes(*at) if at[-1] in at_homes else planned.turns[at] for at in places]
         tables = to_device([self._tables(turn) for turn in turns], experts.ranks.device)
@@ -82,6 +85,10 @@ class MicroStep:
             tables["slots"] = torch.from_numpy(turn.slots(recorded).astype(np.int64))
         if routes.num_unrouted[self._number, turn.layer].any():
             tables["unrouted"] = routes.unrouted[self._number][turn.layer]
+        if self._beside.sample is not None:
+            tables["sampled"] = self._beside.sample.rows[self._number]
+        if routes.drop and (recorded[:, 0] < 0).any():
+            tables["dropped"] = torch.from_numpy(np.flatnonzero(recorded[:, 0] < 0))
         return tables
 
     def _prepare(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> LayerRows:
@@ -99,6 +106,8 @@ class MicroStep:
             recorded=tables["recorded"],
             slots=tables.get("slots"),
             unrouted=tables.get("unrouted"),
+            sampled=tables.get("sampled"),
+            dropped=tables.get("dropped"),
         )
 
     def _dispatch_of(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> Dispatch:
@@ -127,6 +136,9 @@ class MicroStep:
         turn.begin_forward()
         if torch.is_grad_enabled() and turn.backward >= 0 and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()  # the exchanges of the backward pass take place all the same
+        chosen = getattr(layer, "chosen", None)
+        if self._beside.sample is not None and of.sampled is not None and chosen is not None:
+            self._beside.sample.note(self._number, index, of.sampled, chosen)
         to = self._dispatch(of, ids)
         if repeats:
             to = self._repeated(of, had_graph)
@@ -143,9 +155,19 @@ class MicroStep:
             of_unrouted, computed_here = self._experts.at_homes(index, hidden[rows], ids[rows], gates[rows])
             self._beside.unplanned[self._number, index, ranks.rank] = computed_here
             out = out.index_add(0, rows, of_unrouted)
-        if out.requires_grad and turn.backward >= 0 and torch._C._current_graph_task_id() < 0:
-            of.end = torch.autograd.graph.get_gradient_edge(out), out.shape, out.dtype
+        if out.requires_grad and turn.backward >= 0:
+            out.register_hook(lambda gradient: self._reached(of, gradient))  # type: ignore[no-untyped-call]
+            if torch._C._current_graph_task_id() < 0:
+                of.end = torch.autograd.graph.get_gradient_edge(out), out.shape, out.dtype
         return out
+
+    def _reached(self, of: LayerRows, gradient: Tensor) -> None:
+        """Its backward begins. gradient: of the layer's output, not 0 in dropped rows that something reads."""
+        if self._is_over:
+            name = self._experts.layers[of.turn.layer].name
+            raise RuntimeError(f"{name}: its backward ran after the end of micro-step {self._number}; run it inside")
+        if of.dropped is not None:
+            self._beside.read += (gradient.index_select(0, of.dropped) != 0).any(-1).sum()
 
     def _repeated(self, of: LayerRows, had_graph: bool) -> Dispatch:
         """Where rows of a second forward go. had_graph: whether an earlier one had gradients."""
@@ -199,6 +221,7 @@ class MicroStep:
                     "this one; where a batch counts for nothing, leave out its backward alone"
                 )
         if not self._planned.lacks_backward(self._number):
+            self._is_over = True
             return
         ends = [of.end for of in self.layers if of.end is not None]
         if needs_all_ranks or len(ends) < len(self.layers):
@@ -216,6 +239,7 @@ class MicroStep:
         torch.autograd.backward(
             [edge for edge, *_ in ends], [torch.zeros(shape, dtype=dtype, device=device) for _, shape, dtype in ends]
         )
+        self._is_over = True
 
     def run_idle(self) -> None:
         """All layers on no rows of this rank's own, forward and backward: it serves the rows of others."""

@@ -217,7 +217,9 @@ class ExpertParallel:
         nothing reads may have none: padding, and the last token of a sequence. home: each takes the experts that its
         router chooses, at their homes. Layers of micro-steps in which some rank has such rows exchange these apart from
         the others, and their counts first.
-        on_mismatch: refuse: the routes are replayed; a layer that runs other experts ends the phase with an error.
+        on_mismatch: refuse: the routes are replayed; a layer that runs other experts ends the phase with an error. So
+        do routes of other rows: those that agree with what routers would choose no better than in any other order of
+        rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: routes may be any.
         home: routers choose their own experts, and the routes are a guess that the plan is made for. A row (a token at
         one of its experts) whose expert was recorded takes the replica that was planned for it; any other one goes to
         its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.

@@ -7,6 +7,7 @@ was not completed. What a layer does is told in micro_step.py.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +61,7 @@ class Phase:
         """memory: for the host path. entered: inside of it layers run by this phase."""
         self.routes = routes
         self.phase = phase
-        self.beside = BesidePlan(routes)
+        self.beside = BesidePlan(routes, experts)
         self.failed = False  # with copies on their way that nobody waits for
         self._experts = experts
         self._dense = dense
@@ -278,8 +279,8 @@ class Phase:
 
     def _expect_same_end(self) -> None:
         """Raises, on all ranks, RuntimeError where a layer of any rank ran other experts than its routes say, and
-        InputError where ranks would average gradients of other parameters than each other. Collective. Waits for the
-        device, once a phase: no layer does."""
+        InputError where routes of any rank are those of other rows, or where ranks would average gradients of other
+        parameters than each other. Collective. Waits for the device, once a phase: no layer does."""
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
@@ -298,6 +299,19 @@ class Phase:
         if most != -least:
             with refused_together(ranks.rows.group) as given:
                 given.expect_alike(alike)
+        if refusal := self.beside.refusal(ranks):
+            raise foremoe.InputError(
+                f"routes: {refusal}. Give each micro-step the routes of its own rows, of this rank and of these "
+                "layers; on_mismatch='replay' replays any",
+                field="routes",
+            )
+        if float(self.beside.read) and not self._experts.has_warned and ranks.rank == 0:
+            self._experts.has_warned = True
+            logging.getLogger("foremoe").warning(
+                "routes: the loss reads rows that have no route, to which experts added nothing (figures dropped and "
+                "dropped_read): such as a prefix from the rollout's cache, or the last token of a sequence under a "
+                "reward model; unrouted='home' computes them"
+            )
 
     def figures(self) -> dict[str, Any]:
         """Statistics of balance and copies. Values that differ between ranks are those of this rank.
@@ -310,6 +324,9 @@ class Phase:
         that it waited for them; on CUDA, that its stream did, by events, which was never run. fallbacks: layers of
         micro-steps that ran at homes, not as planned, because a rank lacked a guest; the same on all ranks. mismatch:
         share of tokens with a route whose router would have chosen other experts, or under on_mismatch="home" did.
+        dropped: share of all rows without a route, to which experts add nothing; 0 under unrouted="home". dropped_read:
+        share of those that the loss reads, as gradients tell (those of other ranks from drain() on).
+        skipped: micro-steps whose backward this rank left out.
         mismatched, under "home" alone: [micro_steps][layers], rows (tokens at one of their experts) that went home
         because their expert was not recorded; of all ranks from drain() on.
         """

@@ -28,6 +28,7 @@ from .spread import SpreadExperts
 UNROUTED = ("drop", "home")
 RoutesOfMicroStep = Tensor | np.ndarray[Any, np.dtype[Any]]
 _INTEGERS = {torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64}
+_FEWEST_ROWS, _FEWEST_ENTRIES = 8, 4  # by fewer rows, or experts of a row, constant routes may be the router's own
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -38,6 +39,7 @@ class Routes:
     own: [micro-step] int32 [rows, layers, top_k]; no rows where others have a batch and this rank has none.
     num_own: micro-steps in which this rank has a batch.
     unrouted: [micro-step][layer] int64 [rows], this rank's rows without a route that are computed at homes.
+    num_rows: of all ranks and micro-steps. dropped: those of them without a route, where they are dropped.
     drop: whether rows without a route are dropped. on_mismatch: as plan() takes it.
     counts: int64 [micro_steps, layers, ranks, experts]. num_unrouted: int64 [micro_steps, layers, ranks].
     """
@@ -47,6 +49,8 @@ class Routes:
     unrouted: list[list[Tensor]]
     counts: Counts
     num_unrouted: Counts
+    num_rows: int
+    dropped: int
     drop: bool
     on_mismatch: str
 
@@ -79,13 +83,16 @@ def gather_routes(
         given.expect_alike({"previous": _facts_of(previous)})
         given.expect_alike(facts_of(experts.layers))  # weights may have been frozen since
         if on_mismatch not in ON_MISMATCH:
-            raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")
+            raise foremoe.InputError(
+                f"on_mismatch: '{on_mismatch}', expected refuse, replay or home", field="on_mismatch"
+            )
         experts.expect_own()
-        own = _counted(experts, routes, phase, unrouted)
-        given.told = len(own)
+        own = _counted(experts, routes, phase, unrouted, may_be_constant=on_mismatch == "replay")
+        rows = sum(len(of.routes) for of in own)
+        given.told = len(own), rows, sum(int((of.routes[:, 0, 0] < 0).sum()) for of in own) if unrouted == "drop" else 0
         if as_many:
             given.expect_alike({"routes": f"{len(own)} micro-steps"})
-    num_own, most = len(own), max(given.of_all)
+    num_own, most = len(own), max(of for of, *_ in given.of_all)
     if most == 0:
         raise foremoe.InputError("routes: there is no micro-step, on any rank", field="routes")
     own += [_no_rows(experts)] * (most - num_own)
@@ -97,6 +104,8 @@ def gather_routes(
         unrouted=[of.unrouted for of in own],
         counts=np.ascontiguousarray(counts[..., :-1]),
         num_unrouted=np.ascontiguousarray(counts[..., -1]),
+        num_rows=sum(of for _, of, _ in given.of_all),
+        dropped=sum(of for *_, of in given.of_all),
         drop=unrouted == "drop",
         on_mismatch=on_mismatch,
     )
@@ -125,7 +134,7 @@ def _no_rows(experts: SpreadExperts) -> _MicroStep:
 
 
 def _counted(
-    experts: SpreadExperts, routes: Sequence[RoutesOfMicroStep], phase: str, unrouted: str
+    experts: SpreadExperts, routes: Sequence[RoutesOfMicroStep], phase: str, unrouted: str, *, may_be_constant: bool
 ) -> list[_MicroStep]:
     """Raises InputError that names the argument."""
     expect_phase(phase)
@@ -137,10 +146,12 @@ def _counted(
             "micro-step",
             field="routes",
         )
-    return [_counted_micro_step(experts, of, m, unrouted) for m, of in enumerate(routes)]
+    return [_counted_micro_step(experts, of, m, unrouted, may_be_constant) for m, of in enumerate(routes)]
 
 
-def _counted_micro_step(experts: SpreadExperts, given: RoutesOfMicroStep, m: int, unrouted: str) -> _MicroStep:
+def _counted_micro_step(
+    experts: SpreadExperts, given: RoutesOfMicroStep, m: int, unrouted: str, may_be_constant: bool
+) -> _MicroStep:
     layers, top_k = len(experts.layers), experts.top_k
 
     def refuse(what: str, entry: str = "") -> NoReturn:
@@ -159,6 +170,10 @@ def _counted_micro_step(experts: SpreadExperts, given: RoutesOfMicroStep, m: int
     own = torch.from_numpy(ids)
     if own.data_ptr() == of.data_ptr():
         own = own.clone()  # the trainer may write its own
+    if not may_be_constant and layers * top_k >= _FEWEST_ENTRIES and _is_constant(own):
+        refuse(
+            "all rows have the same experts in every layer, so that their capture did not run; expected those of rows"
+        )
     found = [torch.empty(0, dtype=torch.int64)] * layers
     num_unrouted = np.zeros((layers, 1), np.int64)
     missing = len(own) - counts.sum(1) // top_k  # rows without a route, by layer
@@ -170,6 +185,12 @@ def _counted_micro_step(experts: SpreadExperts, given: RoutesOfMicroStep, m: int
         if refusal:
             refuse(refusal)
     return _MicroStep(own, found, np.concatenate([counts, num_unrouted], 1))
+
+
+def _is_constant(own: Tensor) -> bool:
+    """Whether many rows have a route, and all the same."""
+    routed = own[(own[:, :, 0] >= 0).any(1)]
+    return len(routed) >= _FEWEST_ROWS and bool((routed == routed[0]).all())
 
 
 def _read_rows_without_route(own: Tensor, shape: Sequence[int]) -> str:

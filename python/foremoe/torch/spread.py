@@ -33,6 +33,7 @@ class SpreadExperts:
         if not self.is_sharded:
             for layer in layers:
                 _replace(layer, {of: self._of_this_rank(w.detach()).clone() for of, w in layer.weights().items()})
+        self.has_warned = False  # of rows without a route that are read
         self._spread = self.parameters()
         mark_spread(self._spread)
 
