@@ -80,7 +80,7 @@ class TransformersExperts:
         self.hidden_size = int(down.shape[2 if experts.is_transposed else 1])
         experts.config = copy.copy(experts.config)  # other modules, and other models, may share it
         self._implementation = getattr(experts.config, "_experts_implementation", None)
-        self.chosen: Tensor | None = None  # [tokens, top_k], the router's own choice where another was replayed
+        self.own_choice: Tensor | None = None  # [tokens, top_k], the router's own choice where another was replayed
         self._ids: Tensor | None = None
         self._mode: GivenTopK | None = None
         self.replayed_rows: Tensor | int = 0  # that have a route
@@ -120,7 +120,7 @@ class TransformersExperts:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._ids, self.chosen = ids, None
+        self._ids, self.own_choice = ids, None
         if ids is not None:
             self._hooks.append(self.router.register_forward_pre_hook(self._before_router))
             self._hooks.append(self.router.register_forward_hook(self._after_router, always_call=True))
@@ -139,7 +139,7 @@ class TransformersExperts:
             if mode.rows is not None and self._ids is not None:
                 raise RuntimeError(f"{self.name}: {mode.rows} rows ran, but there are routes of {len(self._ids)}")
             raise RuntimeError(f"{self.name}: the router chose its experts in a way that cannot be replayed")
-        self.chosen = mode.own
+        self.own_choice = mode.own
         own, ids = mode.own.sort(-1).values, self._ids.sort(-1).values
         routed = (ids >= 0).all(-1)
         self.replayed_rows = self.replayed_rows + routed.sum()

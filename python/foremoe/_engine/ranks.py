@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .calls import Calls
 from .failures import Channel, Failures
 
 
@@ -20,7 +21,8 @@ class Ranks:
     rows, copies: over which rows and copies travel; two groups, so that copies overlap with exchanges of rows. All else
         that ranks exchange inside a phase goes over the first, so that it ends if a rank fails.
     agreement: of gloo, over which ranks agree about copies by the host path; None where no copy takes it.
-    failures: what the ranks say of their failures; None where they have another way.
+    failures: what the ranks say of their failures; None where they have another way. calls: likewise of collective
+    calls.
     """
 
     group: Any
@@ -33,6 +35,7 @@ class Ranks:
     copies: Channel = dataclasses.field(default_factory=lambda: Channel(None))
     agreement: Channel | None = None
     failures: Failures | None = None
+    calls: Calls | None = None
 
     @classmethod
     def of(cls, group: Any, num_experts: int, ranks_per_node: int | None, device: torch.device) -> Ranks:
@@ -40,6 +43,11 @@ class Ranks:
         rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
         node = min(8, num_ranks) if ranks_per_node is None else ranks_per_node
         return cls(group, rank, num_ranks, num_experts // num_ranks, node, device)
+
+    def expect_call(self, name: str) -> None:
+        """Raises RuntimeError, on all ranks, where others make another collective call."""
+        if self.calls is not None:
+            self.calls.expect(name)
 
     @property
     def node(self) -> int:

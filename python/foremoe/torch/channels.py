@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from foremoe._engine.calls import Calls
 from foremoe._engine.failures import Channel, Failures
 from foremoe._engine.groups import groups_made, make_groups
 from foremoe._engine.ranks import Ranks
@@ -34,10 +35,12 @@ def with_channels(ranks: Ranks, copy_group: Any, *, agree: bool) -> tuple[Ranks,
         dist.all_reduce(torch.zeros(1, device=ranks.device), group=copy_group)
     of_default = dist.get_process_group_ranks(ranks.group)
     failures = Failures(f"{groups_made()}/{of_default}", of_default, dist.get_rank(), list(channels.values()))
+    copies = channels.get("copies", Channel(copy_group))
     joined = dataclasses.replace(
         ranks,
         rows=channels.get("rows", Channel(ranks.group)),
-        copies=channels.get("copies", Channel(copy_group)),
+        copies=copies,
+        calls=Calls(copies, failures, ranks.device),
         agreement=channels.get("agreement"),
         failures=failures,
     )

@@ -42,7 +42,7 @@ class BesidePlan:
         device = experts.ranks.device
         self.sample = (
             Sample(routes.own, experts.num_experts, device)
-            if routes.on_mismatch == "refuse" and any(hasattr(layer, "chosen") for layer in experts.layers)
+            if routes.on_mismatch == "refuse" and any(hasattr(layer, "own_choice") for layer in experts.layers)
             else None
         )
         self.read = torch.zeros((), dtype=torch.float64, device=device)

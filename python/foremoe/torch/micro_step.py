@@ -136,7 +136,7 @@ class MicroStep:
         turn.begin_forward()
         if torch.is_grad_enabled() and turn.backward >= 0 and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()  # the exchanges of the backward pass take place all the same
-        chosen = getattr(layer, "chosen", None)
+        chosen = getattr(layer, "own_choice", None)
         if self._beside.sample is not None and of.sampled is not None and chosen is not None:
             self._beside.sample.note(self._number, index, of.sampled, chosen)
         to = self._dispatch(of, ids)

@@ -135,6 +135,8 @@ class ExpertParallel:
         self._expect_usable()
         if self._evaluation is not None:
             self._evaluation.expect_layer(index)
+        elif index == 0 and torch._C._current_graph_task_id() < 0:  # not a recomputation
+            self.ranks.expect_call("a forward without a plan")
         return self._at_homes(index, hidden, ids, gates)
 
     def _at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
@@ -173,6 +175,7 @@ class ExpertParallel:
         DistributedDataParallel or that of accelerate; drain() makes their gradients the mean over ranks. Without
         wrap(), drain() raises.
         """
+        self.ranks.expect_call("wrap()")
         wrapped = self._dense.wrap(model, wrapper)
         self._know(model)
         return wrapped
@@ -236,6 +239,7 @@ class ExpertParallel:
         self._expect_usable()
         if self.ranks.failures is not None and (reason := self.ranks.failures.reason()):
             raise RuntimeError(f"{reason}; begin anew after detach()")
+        self.ranks.expect_call("plan()")
         self._own_experts.expect_not_overwritten()
         gathered = gather_routes(
             self.experts, routes, phase, unrouted, on_mismatch, previous, as_many=self._dense.needs_all_ranks
@@ -254,6 +258,7 @@ class ExpertParallel:
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
+        self.ranks.expect_call("clip_grad_norm_()")
         return clip(self.expert_parameters(), self.dense_parameters(), self.ranks, max_norm)
 
     def whole_state_dict(
@@ -270,6 +275,7 @@ class ExpertParallel:
             cpu_offload: Moves each entry to the CPU when it is whole.
             rank0_only: Returns the entries on rank 0 of the group alone; the other ranks get an empty dict.
         """
+        self.ranks.expect_call("whole_state_dict()")
         return saving.whole_state_dict(self._parts, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
 
     def whole_entries(self, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
@@ -277,6 +283,7 @@ class ExpertParallel:
 
         Collective: all ranks take all of them.
         """
+        self.ranks.expect_call("whole_entries()")
         return saving.whole_entries(self._parts, model)
 
     def load_whole_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any]) -> None:
@@ -297,6 +304,7 @@ class ExpertParallel:
             folder: Where from_pretrained() will find the model.
             options: Of the model's own save_pretrained(), such as max_shard_size.
         """
+        self.ranks.expect_call("save_pretrained()")
         saving.save_pretrained(self._parts, model, folder, **options)
 
     def whole_optimizer_state(
@@ -314,6 +322,7 @@ class ExpertParallel:
 
         Raises InputError, on all ranks, for other state, and for scalars that differ between ranks.
         """
+        self.ranks.expect_call("whole_optimizer_state()")
         return optimizer_state.whole_optimizer_state(
             self._parts, self._trained_model(), optimizer, cpu_offload=cpu_offload, rank0_only=rank0_only
         )
@@ -363,6 +372,7 @@ class ExpertParallel:
                 "evaluate(): FSDP2 gathers weights of all ranks in every forward; run as many forwards on all ranks "
                 "without it, such as by generate(synced_gpus=True)"
             )
+        self.ranks.expect_call("evaluate()")
         evaluation = self._evaluation = Evaluation(self.ranks.group, self.ranks.device)
         with torch.no_grad():
             try:

@@ -120,6 +120,7 @@ class Phase:
         return self
 
     def _begin(self) -> None:
+        self._experts.ranks.expect_call("entering a phase")
         planned = PlannedPhase(
             self._running,
             self._load,
@@ -224,6 +225,8 @@ class Phase:
         with self._ending_all():
             self._unchanged.expect()
             self._next += 1
+            if (calls := self._experts.ranks.calls) is not None:
+                calls.passing(f"micro_step({micro_step})")
             at_homes = self.guests.agree(micro_step)
             self.beside.fallbacks += [(micro_step, layer) for layer in sorted(at_homes)]
             self._current = self._prepare(micro_step, at_homes)
@@ -271,6 +274,7 @@ class Phase:
             )
         with self._ending_all():
             self._unchanged.expect()
+            self._experts.ranks.expect_call("drain()")
             self._expect_same_end()
             self._gradients.finish(self.guests)
             self.beside.share(self._experts.ranks)

@@ -6,6 +6,7 @@ One start of four processes runs all checks; each rank reports what it found.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -123,8 +124,59 @@ def without_prefix(rank: int) -> list[Any]:
     return found
 
 
+ALONE: dict[str, tuple[Any, Any, str]] = {
+    # What rank 1 calls, what the others call meanwhile, and what is said.
+    "state": (
+        lambda ep, model: ep.whole_state_dict(model),
+        lambda ep, model: replan(ep),
+        "whole_state_dict() on rank 1, plan() on",
+    ),
+    "clip": (
+        lambda ep, model: ep.clip_grad_norm_(1.0),
+        lambda ep, model: replan(ep),
+        "clip_grad_norm_() on rank 1, plan() on",
+    ),
+    "forward": (
+        lambda ep, model: model(draw_batches(1, 1, 1)[0]),
+        lambda ep, model: ep.clip_grad_norm_(1.0),
+        "a forward without a plan on rank 1, clip_grad_norm_() on",
+    ),
+    "in a phase": (
+        lambda ep, model: ep.whole_state_dict(model),
+        lambda ep, model: (model(draw_batches(0, MICRO_STEPS, SEED)[0]), None)[1],
+        "whole_state_dict() on ",
+    ),
+}
+
+
+def replan(ep: Any) -> Any:
+    return ep.plan(recorded(ep.rank))
+
+
+def call_alone(rank: int, case: str) -> dict[str, Any]:
+    """What is said where one rank makes another collective call than the others, and after how many seconds."""
+    odd, others, _ = ALONE[case]
+    model = make_model(F64)
+    ep = ExpertParallel(expert_layers(model))
+    ep.wrap(model)
+
+    def call() -> None:
+        if case != "in a phase":
+            (odd if rank == 1 else others)(ep, model)
+            return
+        with ep.plan(recorded(rank)) as phase:
+            if rank == 1:
+                odd(ep, model)
+            with phase.micro_step(0):
+                others(ep, model)
+
+    since = time.monotonic()
+    said = refusal(call)
+    return {"said": said, "seconds": time.monotonic() - since}
+
+
 def work(rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {case: call_alone(rank, case) for case in ALONE}
     for name, (routes, _) in OTHER_ROWS.items():
         found[name] = refusal(lambda routes=routes: run(rank, routes(rank)))
     others = OTHER_ROWS["shuffled"][0](rank)
@@ -191,6 +243,15 @@ def test_rows_without_a_route_that_the_loss_reads_are_counted_and_warned_of(foun
         for case in ("prefix", "last token"):
             assert len(of[case]["heard"]) == (rank == 0)
             assert all("unrouted='home'" in words for words in of[case]["heard"])
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_call_that_one_rank_makes_alone_is_named_on_all(found: list[dict[str, Any]], case: str) -> None:
+    for of in found:
+        assert "ranks make different collective calls" in of[case]["said"], of[case]
+        assert ALONE[case][2] in of[case]["said"], of[case]
+        assert "died" not in of[case]["said"]
+        assert of[case]["seconds"] < 60
 
 
 def drawn_pool(seed: int, kept: float) -> Any:

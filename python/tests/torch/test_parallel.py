@@ -268,7 +268,7 @@ def found() -> list[dict[str, Any]]:
         ("one tensor", "InputError: routes: is one tensor"),
         ("repeated", "InputError: routes[0][1, 0, 1]: expert 2 appears twice in a row"),
         ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
-        ("on_mismatch", "InputError: on_mismatch: 'away', expected refuse or home"),
+        ("on_mismatch", "InputError: on_mismatch: 'away', expected refuse, replay or home"),
         ("previous of rank 1", "InputError: previous: "),
         ("previous residency of rank 1", "InputError: previous: "),
         ("previous of more slots", "nothing"),

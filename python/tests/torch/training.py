@@ -156,7 +156,7 @@ def reference(
     state: dict[str, Any] | None = None,
     model_seed: int = 0,
     unrouted: str = "drop",
-    on_mismatch: str = "refuse",
+    on_mismatch: str = "replay",
     chosen: Any = None,
     mismatched: Any = None,
 ) -> tuple[float, dict[str, Any]]:
@@ -200,7 +200,7 @@ def reference(
                 layer.ids_now = of[:, :, i].reshape(-1, TOP_K)
                 layer.chosen = chosen[m, i] if chosen is not None else torch.zeros(EXPERTS, dtype=torch.long)
                 layer.mismatched = mismatched[m, i] if mismatched is not None else torch.zeros((), dtype=torch.long)
-                layer.replay(layer.ids_now if on_mismatch == "refuse" else None)
+                layer.replay(None if on_mismatch == "home" else layer.ids_now)
             loss = loss_of(model, ids, unrouted == "home") / len(batches)
             loss.backward()
             total += float(loss.detach())
