@@ -234,10 +234,10 @@ def worst_difference(gradients: dict[str, Any], expected: dict[str, Any]) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What run_step() runs, and what one eager process finds. Nobody writes it."""
+    """What run_step() runs on a rank, and what eager processes find on all ranks of its group. Nobody writes it."""
 
-    batches: list[list[Any]]  # [rank][micro-step]
-    routes: list[list[Any]]
+    batches: list[Any]  # [micro-step]
+    routes: list[Any]
     on_mismatch: str
     chosen: Any  # int64 [micro-step, layer, expert], rows without a route
     mismatched: Any  # int64 [micro-step, layer]
@@ -245,25 +245,45 @@ class Step:
     gradients: dict[str, Any]
 
 
-@functools.cache
+_drawn: dict[tuple[Any, ...], Step] = {}
+
+
 def draw_step(
-    dtype: Any, seed: int, model_seed: int, micro_steps: tuple[int, ...], unrouted: str, wrong: float | None
+    rank: int,
+    group: Any,
+    dtype: Any,
+    seed: int,
+    model_seed: int,
+    micro_steps: tuple[int, ...],
+    unrouted: str,
+    wrong: float | None,
 ) -> Step:
-    """micro_steps: of each rank. The rest as run_step() takes it. Drawn once, since the eager process takes most of a
-    test's time."""
+    """Draw a step, and train it without experts that are spread: each rank runs its own micro-steps in an eager whole
+    model, and loss and gradients are averaged. Drawn once, since this takes a large part of a test's time.
+
+    micro_steps: of each rank of the group. The rest as run_step() takes it.
+    """
+    key = (rank, dtype, seed, model_seed, micro_steps, unrouted, wrong)
+    if key in _drawn:
+        return _drawn[key]
     draw = draw_routes if unrouted == "drop" else draw_partial_routes
-    batches = [draw_batches(r, m, seed) for r, m in enumerate(micro_steps)]
-    routes = [draw(r, m, seed) for r, m in enumerate(micro_steps)]
+    batches, routes = draw_batches(rank, micro_steps[rank], seed), draw(rank, micro_steps[rank], seed)
     on_mismatch = "refuse" if wrong is None else "home"
     if wrong is not None:
-        routes = [wrong_routes(dtype, batches[r], of, wrong, 10 * seed + r) for r, of in enumerate(routes)]
+        routes = wrong_routes(dtype, batches, routes, wrong, 10 * seed + rank)
     chosen = torch.zeros(max(micro_steps), LAYERS, EXPERTS, dtype=torch.long)
     mismatched = torch.zeros(max(micro_steps), LAYERS, dtype=torch.long)
     loss, gradients = reference(
-        dtype, batches, routes, model_seed=model_seed, unrouted=unrouted, on_mismatch=on_mismatch,
+        dtype, [batches], [routes], model_seed=model_seed, unrouted=unrouted, on_mismatch=on_mismatch,
         chosen=chosen, mismatched=mismatched,
     )  # fmt: skip
-    return Step(batches, routes, on_mismatch, chosen, mismatched, loss, gradients)
+    losses = torch.tensor(loss, dtype=torch.float64)
+    for of in (chosen, mismatched, losses, *gradients.values()):
+        dist.all_reduce(of, group=group)
+    gradients = {name: gradient / len(micro_steps) for name, gradient in gradients.items()}
+    loss = float(losses) / len(micro_steps)
+    _drawn[key] = Step(batches, routes, on_mismatch, chosen, mismatched, loss, gradients)
+    return _drawn[key]
 
 
 def run_step(
@@ -286,7 +306,7 @@ def run_step(
     ExpertParallel."""
     ranks = dist.get_world_size(options.get("group"))
     micro_steps = (*[3] * (ranks - 1), 2) if uneven else (4,) * ranks
-    step = draw_step(dtype, seed, model_seed, micro_steps, unrouted, wrong)
+    step = draw_step(rank, options.get("group"), dtype, seed, model_seed, micro_steps, unrouted, wrong)
     batches, routes, on_mismatch = step.batches, step.routes, step.on_mismatch
     chosen, mismatched = step.chosen, step.mismatched
     model = make_model(dtype, model_seed)
@@ -295,18 +315,18 @@ def run_step(
         model.train()
     ep = spread(model, **{"ranks_per_node": 2, **options})
     trained = ep.wrap(model, wrapper)
-    phase = ep.plan(routes[rank], unrouted=unrouted, on_mismatch=on_mismatch)
+    phase = ep.plan(routes, unrouted=unrouted, on_mismatch=on_mismatch)
     total = 0.0
     with spoil(ep, phase) if spoil is not None else contextlib.nullcontext(), phase:
         for m in phase.micro_steps:
-            if m >= len(batches[rank]):
+            if m >= len(batches):
                 phase.idle(m)
                 continue
             with phase.micro_step(m):
                 forward = functools.partial(loss_of, trained, every_row=unrouted == "home")
                 if checkpointing == "whole":
                     forward = functools.partial(torch.utils.checkpoint.checkpoint, forward, use_reentrant=False)
-                loss = forward(batches[rank][m])
+                loss = forward(batches[m])
                 loss.backward()
                 total += float(loss.detach())
         phase.drain()
