@@ -53,7 +53,11 @@ def _execute(experts: torch.nn.Module, hidden: Tensor, ids: Tensor, gates: Tenso
     if is_parametrized(experts):
         _refuse_adapters("")
     if experts not in _EXECUTE:
-        raise RuntimeError("these experts are a copy of others that foremoe spreads over ranks: copy the model before")
+        raise RuntimeError(
+            "a copy of a spread model, as deepcopy and AveragedModel make one, can be averaged, saved and loaded, but "
+            "it cannot run: load it into the spread model by model.load_state_dict(copy.state_dict()), or copy the "
+            "model before ExpertParallel is made"
+        )
     return _EXECUTE[experts](hidden, ids, gates)
 
 
@@ -80,6 +84,7 @@ class TransformersExperts:
         self.hidden_size = int(down.shape[2 if experts.is_transposed else 1])
         experts.config = copy.copy(experts.config)  # other modules, and other models, may share it
         self._implementation = getattr(experts.config, "_experts_implementation", None)
+        self.own_choice: Tensor | None = None  # [tokens, top_k], the router's own choice where another was replayed
         self._ids: Tensor | None = None
         self._mode: GivenTopK | None = None
         self.replayed_rows: Tensor | int = 0  # that have a route
@@ -119,7 +124,7 @@ class TransformersExperts:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._ids = ids
+        self._ids, self.own_choice = ids, None
         if ids is not None:
             self._hooks.append(self.router.register_forward_pre_hook(self._before_router))
             self._hooks.append(self.router.register_forward_hook(self._after_router, always_call=True))
@@ -138,6 +143,7 @@ class TransformersExperts:
             if mode.rows is not None and self._ids is not None:
                 raise RuntimeError(f"{self.name}: {mode.rows} rows ran, but there are routes of {len(self._ids)}")
             raise RuntimeError(f"{self.name}: the router chose its experts in a way that cannot be replayed")
+        self.own_choice = mode.own
         own, ids = mode.own.sort(-1).values, self._ids.sort(-1).values
         routed = (ids >= 0).all(-1)
         self.replayed_rows = self.replayed_rows + routed.sum()

@@ -148,6 +148,8 @@ class Hooks:
                 _refuse("offload_train", "is not supported, since slime ends all process groups when it offloads")
             if self._is_active and not getattr(args, "use_routing_replay", False):
                 _refuse("use_routing_replay", "is False; mode active needs routes that are known before the step")
+            if self._is_active and getattr(args, "moe_router_fusion", False):
+                _refuse("moe_router_fusion", "is True; expected False, since a fused router ignores replayed routes")
             from .megatron import attach
 
             self.replicas = attach(model, **self._arguments)

@@ -17,6 +17,7 @@ import inspect
 import itertools
 import math
 import os
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,12 +34,13 @@ from foremoe._engine.alike import refused_together
 
 from .hf import Recorder, expert_layers, record
 from .torch import ExpertParallel, Phase
+from .torch.shards import expect_of_experts
 
 VERSIONS = SpecifierSet("~=1.16")
 _HOOKS = (
     "_clip_grad_norm", "_generate_and_score_completions", "_generate_single_turn", "_get_grad_norm",
     "_get_per_token_logps_and_entropies", "_load_best_model", "_load_from_checkpoint", "_load_optimizer_and_scheduler",
-    "_prepare_inputs", "_save", "_save_optimizer_and_scheduler", "training_step",
+    "_prepare_inputs", "_save", "_save_optimizer_and_scheduler", "create_optimizer", "training_step",
 )  # fmt: skip
 
 if trl.__version__ not in VERSIONS:
@@ -129,6 +131,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     """
 
     model_wrapped: Any  # transformers': what training runs
+    optimizer: Any
 
     def __init__(
         self,
@@ -151,6 +154,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         super().__init__(*arguments, **keywords)
         self._expect_data_parallel()
         _expect_trainable(self.model)
+        self._expect_gatherable_state()
 
         self.generator = copy.deepcopy(self.model)
         vars(self.generator).pop("forward", None)  # trl's runs the model that was copied
@@ -173,8 +177,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             self.expert_parallel.expect_warm_starts()
         self._warm_start = warm_start
         self._updated: foremoe.Plan | None = None  # plan of the last policy update, where planning starts from it
-        self.expert_parallel.wrap(self.model)
         self._begin_alike()
+        self.expert_parallel.wrap(self.model)
 
         self._routes: Tensor | None = None  # of the batch that is being scored, [batch, tokens, layers, top_k]
         self._phases = contextlib.ExitStack()  # holds the phase that is entered
@@ -197,6 +201,24 @@ class GRPOTrainer(trl.GRPOTrainer):
             raise foremoe.InputError(
                 f"torch_compile: is not supported, since {_NOT_SUPPORTED['torch_compile']}", field="torch_compile"
             )
+
+    def _expect_gatherable_state(self) -> None:
+        """Raises InputError where the optimizer's state cannot be gathered, as a step of two small experts shows."""
+        probe = torch.nn.Module()
+        probe.experts = torch.nn.Parameter(next(self.model.parameters()).new_zeros(2, 64, 64))  # 8-bit from 4096 on
+        try:
+            optimizer = self.create_optimizer(probe)
+            probe.experts.grad = torch.ones_like(probe.experts)
+            optimizer.step()
+            for name, value in optimizer.state[probe.experts].items():
+                expect_of_experts(name, value, probe.experts)
+        except Exception as error:
+            raise foremoe.InputError(
+                f"optim: {self.args.optim.value} is not supported, since its state cannot be gathered: {error}",
+                field="optim",
+            ) from error
+        finally:
+            self.optimizer = None
 
     @torch.no_grad()
     def _begin_alike(self) -> None:
@@ -231,10 +253,12 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         whole = self.expert_parallel.whole_optimizer_state(self.optimizer, cpu_offload=True, rank0_only=True)
-        with refused_together():
-            super()._save_optimizer_and_scheduler(output_dir)
-            if self.args.should_save:  # in place of rank 0's own
-                torch.save(whole, os.path.join(output_dir, OPTIMIZER_NAME))
+        optimizer, self.optimizer = self.optimizer, types.SimpleNamespace(state_dict=lambda: whole)
+        try:
+            with refused_together():
+                super()._save_optimizer_and_scheduler(output_dir)
+        finally:
+            self.optimizer = optimizer
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:

@@ -29,11 +29,13 @@ class Given:
     def __init__(self) -> None:
         self.ranks: tuple[int, ...] = ()  # of this rank's own group
         self.alike: dict[str, dict[str, str]] = {}  # by whom they are shared, then by name
+        self.hints: dict[str, str] = {}  # by name: what an error says where values differ
         self.told: Any = None
         self.of_all: list[Any] = []  # when it has ended: what each rank told, by rank of the group that compared
 
-    def expect_alike(self, values: Mapping[str, str], among: str = "") -> None:
-        """Each value, as it is printed, is the same on all ranks that say the same `among`."""
+    def expect_alike(self, values: Mapping[str, str], among: str = "", hint: str = "") -> None:
+        """Each value, as it is printed, is the same on all ranks that say the same `among`. hint: for the error."""
+        self.hints.update(dict.fromkeys(values, hint) if hint else {})
         known = self.alike.setdefault(among, {})
         known.update({name: shortened(value) for name, value in values.items()})
 
@@ -70,7 +72,7 @@ def refused_together(group: Any = None) -> Iterator[Given]:
     if len(found) > len({among for among, _ in found}):
         of_ranks = _gathered(given.alike, group)
         for among in dict.fromkeys(among for of in of_ranks.values() for among in of):
-            expect_values_alike({rank: of[among] for rank, of in of_ranks.items() if among in of})
+            expect_values_alike({rank: of[among] for rank, of in of_ranks.items() if among in of}, given.hints)
     given.of_all = [told for *_, told in said.values()]
 
 
@@ -102,14 +104,17 @@ def expect_none_refused(words: Mapping[int, Sequence[str] | None]) -> None:
             raise foremoe.InputError(f"rank {rank} refused: {of[0]}", field=of[1])
 
 
-def expect_values_alike(values: Mapping[int, Mapping[str, str]]) -> None:
-    """values: by rank, then by name. Raises InputError for the first that differs."""
+def expect_values_alike(values: Mapping[int, Mapping[str, str]], hints: Mapping[str, str] | None = None) -> None:
+    """values: by rank, then by name. hints: by name. Raises InputError for the first that differs."""
     for name in dict.fromkeys(name for of in values.values() for name in of):
         of_ranks = {rank: of.get(name, "not given") for rank, of in values.items()}
         if len(set(of_ranks.values())) > 1:
             field, bracket, index = name.partition("[")
+            hint = f". {hints[name]}" if hints and name in hints else ""
             raise foremoe.InputError(
-                f"{name}: {spelled(of_ranks)}; expected the same on all ranks", field=field, index=bracket + index
+                f"{name}: {spelled(of_ranks)}; expected the same on all ranks{hint}",
+                field=field,
+                index=bracket + index,
             )
 
 

@@ -9,6 +9,7 @@ On NCCL, an exchange that a rank does not join ends by torch's watchdog, when it
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,8 @@ from torch.distributed import distributed_c10d
 
 PATIENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
-_FAILED, _LIVES = "failed", "lives"
+_FAILED, _LIVES, _CALLS = "failed", "lives", "calls"
+_KEPT = 64  # calls
 
 
 class Channel:
@@ -30,6 +32,10 @@ class Channel:
         self._group = group
         self._is_own = is_own
         self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # of other ranks, when it is closed
+
+    @property
+    def is_closed(self) -> bool:
+        return self._group is None
 
     @property
     def group(self) -> Any:
@@ -80,6 +86,17 @@ class Failures:
             return ""
         rank, error = self._store.get(_FAILED).decode().split(" ", 1)
         return f"rank {rank} failed: {error}"
+
+    def note(self, number: int, call: str) -> None:
+        """Leaves word of this rank's call of a number, for those that wait for its announcement."""
+        self._store.set(f"{_CALLS}/{number}", call)
+        with contextlib.suppress(RuntimeError):  # not every store deletes
+            self._store.delete_key(f"{_CALLS}/{number - _KEPT}")
+
+    def noted(self, number: int) -> str:
+        """Of which call of this number a rank has left word; "" of none."""
+        key = f"{_CALLS}/{number}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _wait_for_reason(self) -> str:
         """Until a rank has left its reason, or all ranks but those that died have said that they live."""

@@ -30,8 +30,8 @@ _Wanted = tuple[tuple[int, ...], str, int]
 def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = "cpu") -> list[Any]:
     """Another group of the same ranks for each (group, backend). Collective over the default group.
 
-    wanted: alike on all ranks of a group, in one order; other ranks may want others, or none. device: on which groups
-        that are not of gloo communicate.
+    wanted: alike on all ranks of a group, in one order; other ranks may want others, or none. A list of ranks stands
+        for a group that does not exist yet. device: on which groups that are not of gloo communicate.
 
     A new group has the timeout of the group whose ranks it has; the longest where these differ.
 
@@ -40,9 +40,11 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
     _end_after_gloo()
     own: dict[_Wanted, timedelta | None] = {}
     for group, backend in wanted:
-        ranks = tuple(dist.get_process_group_ranks(group))
+        ranks = tuple(group if isinstance(group, list) else dist.get_process_group_ranks(group))
         number = sum(of[:2] == (ranks, backend) for of in own)
-        own[ranks, backend, number] = _timeout_of(group, torch.device(device))
+        own[ranks, backend, number] = _timeout_of(
+            dist.group.WORLD if isinstance(group, list) else group, torch.device(device)
+        )
     of_all: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_all, (groups_made(), own))
     made: dict[Any, Any] = {of: None for _, of_rank in of_all for of in of_rank}  # in the same order on all ranks

@@ -37,7 +37,8 @@ class LayerTurn:
         checkpoint may compute the layer again, or ""."""
         self.layer, self.micro_step = turn.layer, turn.micro_step
         self.forward, self.backward = turn.index, backward
-        self.ran = False  # its forward: the next one is the recomputation of a checkpoint
+        self.ran = False  # its forward
+        self.has_graph = False  # a forward ran with gradients
         self._cursor = cursor
         self._name = name
         self._refuses_again = refuses_again
@@ -59,12 +60,23 @@ class LayerTurn:
         """gradients: of the guests, by name [guest slots, …]."""
         self._cursor.guests.add_gradients(self.layer, gradients)
 
+    @property
+    def keeps_guests(self) -> bool:
+        """Whether a second forward, which is not the recomputation of a checkpoint, finds the guests in place."""
+        return not self._cursor.guests.are_lent and self._cursor.last < self.backward
+
     def begin_forward(self) -> None:
         """Begins the copies of a forward or of a recomputation. Raises RuntimeError where another turn is next."""
         guests, following = self._cursor.guests, self._cursor.last + 1
+        if torch._C._current_graph_task_id() < 0:
+            if self.ran:
+                self._expect_repeatable()
+            self.has_graph |= torch.is_grad_enabled()
         if not self.ran:
             self._expect_next("forward", self.forward)
             guests.begin(self.forward)
+            return
+        if torch._C._current_graph_task_id() < 0:
             return
         self._expect_recomputable()
         guests.begin(min(self.backward, following))
@@ -100,14 +112,23 @@ class LayerTurn:
         if not self._cursor.is_open:
             raise RuntimeError(f"{self._name}: its {which} ran after its phase had ended")
         if turn != self._cursor.last + 1:
-            raise RuntimeError(f"{self._name}: its {which} {self._cursor.out_of_order}")
+            raise RuntimeError(f"{self._name}: its {which} of micro-step {self.micro_step} {self._cursor.out_of_order}")
+
+    def _expect_repeatable(self) -> None:
+        """Raises RuntimeError for a second forward whose backward could not run, or whose partners are idle."""
+        refused = self._refuses_again
+        if torch.is_grad_enabled() and self.backward >= 0 and (self.has_graph or self._cursor.last >= self.backward):
+            refused = (
+                f"its forward ran twice in one micro-step ({self.micro_step}) with gradients; expected one with "
+                "gradients, and all others under torch.no_grad()"
+            )
+        if refused:
+            raise RuntimeError(f"{self._name}: {refused}")
 
     def _expect_recomputable(self) -> None:
-        """Refuses a second forward that is none of a checkpoint, or whose guests, or whose partners, are gone."""
+        """Raises RuntimeError where guests of a recomputation, or partners, are gone."""
         refused = self._refuses_again
-        if torch._C._current_graph_task_id() < 0:
-            refused = "its forward ran twice in one micro-step"
-        elif self._cursor.guests.are_lent and self.backward != self._cursor.last + 1:
+        if self._cursor.guests.are_lent and self.backward != self._cursor.last + 1:
             refused = "under residency shared a checkpoint may hold one MoE layer, not several"
         if refused:
             raise RuntimeError(f"{self._name}: {refused}")

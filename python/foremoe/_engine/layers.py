@@ -22,8 +22,9 @@ class CopiedLayer(Protocol):
 class ExpertLayer(Protocol):
     """The routed experts of one MoE layer. An adapter for a framework implements it; so can any module of yours.
 
-    It may have an attribute `model`, the module to train. Then state_dict() and save_pretrained() of the model report
-    from the beginning, and not from ExpertParallel.wrap() on, that they hold one rank's experts.
+    It may have an attribute `model`, the module to train. Then state_dict() of the model has DTensors of all
+    experts from the beginning, and not from ExpertParallel.wrap() on. It may have `own_choice`, the router's own choice
+    of its last forward, [tokens, top_k], or None. With it, routes of other rows are found.
     """
 
     name: str  # of the layer, for messages

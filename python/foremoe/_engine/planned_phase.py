@@ -85,6 +85,10 @@ class PlannedPhase:
         backward = self.turns["backward", turn.micro_step, turn.layer].index if self.has_backward else -1
         return LayerTurn(self.cursor, name, turn, backward, refuses_again)
 
+    def lacks_backward(self, micro_step: int) -> bool:
+        """Whether the backward of this micro-step has not ended, in a phase with backwards."""
+        return self.has_backward and self.cursor.last < self.turns["backward", micro_step, 0].index
+
     def is_complete(self) -> bool:
         """Whether all turns have run."""
         return self.cursor.last + 1 == len(self.turns)

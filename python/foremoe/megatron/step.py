@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -36,6 +36,7 @@ from foremoe._engine.ranks import Ranks
 from .experts import GuestExperts, MoE, gradient_type
 from .metrics import named_spread
 from .plan import Plan, slot_table
+from .supported import replayed, unreplayed
 
 _OUT_OF_ORDER = (
     "ran out of order; a planned step runs the micro-batches of a pipeline stage in the order of Megatron-LM's "
@@ -86,6 +87,8 @@ class LayerRows:
         expert = expert.long()
         # Looked at when the step ends.
         others = (routing_map.sum(0, dtype=torch.int32) != self.planned).any()
+        if self.turn.micro_step == 0 and (target := replayed(self._step.moes[self.turn.layer].layer)) is not None:
+            others |= ~routing_map.gather(1, target.to(routing_map.device).long()).all()
         self._step.others[self.turn.micro_step, self.turn.layer] |= others
         place = (routing_map.cumsum(0, dtype=torch.int32) - 1)[:, expert]  # of the row among its expert's here
         mine = routing_map[:, expert] & (place >= first) & (place < end)
@@ -210,8 +213,25 @@ class Step:
         self._sums: list[dict[str, Tensor]] = []  # of guests' gradients: [layer], or one for all; by name [slots, …]
         for layer in range(len(self.guests)):
             self._make_sums(layer, gradients)
+        self._consulted = [0] * len(self.moes)  # times that each router was, before the layer's first forward
+        self._hooks = [moe.layer.router.register_forward_hook(self._count(i)) for i, moe in enumerate(self.moes)]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-megatron")
         self._prepared: Future[_Prepared] | None = self._pool.submit(self._prepare, 0)
+
+    def _count(self, layer: int) -> Callable[..., None]:
+        def count(*_: Any) -> None:
+            self._consulted[layer] += 1
+
+        return count
+
+    def _expect_replayed(self, layer: int) -> None:
+        """Raises RuntimeError where the router of the first micro-step was not asked once for what it replays."""
+        moe, times = self.moes[layer], self._consulted[layer]
+        self._hooks[layer].remove()
+        if times != 1:
+            raise RuntimeError(f"{moe.name}: its router was consulted {times} times in micro-step 0; expected once")
+        if refusal := unreplayed(moe.layer):
+            raise RuntimeError(f"{moe.name}: {refusal}")
 
     def _make_sums(self, layer: int, gradients: torch.dtype) -> None:
         shared = self.engine.guests.are_lent
@@ -255,6 +275,8 @@ class Step:
         rows = self._in_flight[-1][layer] if self._in_flight else None
         if rows is None or rows.turn.micro_step != micro_step:
             raise RuntimeError(f"{name}: its forward {_OUT_OF_ORDER}")
+        if micro_step == 0:
+            self._expect_replayed(layer)
         self._next[layer] += 1
         return rows
 
@@ -327,6 +349,8 @@ class Step:
 
     def close(self, complete: bool) -> None:
         """Ends the step. complete: after all that was sent has arrived; else as soon as can be."""
+        for hook in self._hooks:
+            hook.remove()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.engine.close(complete)
         for of in self.guests:

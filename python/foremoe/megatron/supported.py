@@ -102,6 +102,12 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
     for name, layer in layers:
         _expect_config(layer.config, name, mode)
         if mode == "active":
+            if getattr(layer.config, "moe_router_fusion", False) and _has_replay(layer):
+                raise foremoe.InputError(
+                    f"moe_router_fusion: True of {name}; expected False, since a fused router ignores the routes of "
+                    "router replay",
+                    field="moe_router_fusion",
+                )
             kind = layer.config.moe_token_dispatcher_type
             _expect_one_of("moe_token_dispatcher_type", kind, DISPATCHERS, name)
             if kind == "flex":
@@ -121,6 +127,35 @@ def expect_supported(chunks: Sequence[Any], layers: list[tuple[str, Any]], mode:
                         field="model_chunks",
                         index=f"[{i}]",
                     )
+
+
+def _has_replay(layer: Any) -> bool:
+    replays = getattr(layer.config, "moe_enable_routing_replay", False)
+    return bool(replays) or getattr(layer.router, "router_replay", None) is not None
+
+
+def replayed(layer: Any) -> Any:
+    """The experts that the layer's router replays in a forward, integers [tokens, top_k]; None where it does not."""
+    own = getattr(layer.router, "router_replay", None)
+    action = getattr(getattr(own, "router_replay_action", None), "value", "")
+    return own.target_topk_idx if own is not None and action == "replay_forward" else None
+
+
+def unreplayed(layer: Any) -> str:
+    """Why the layer's router replays nothing although routes were given to it or to others; "" where it replays."""
+    own = getattr(layer.router, "router_replay", None)
+    if own is None or own.router_replay_action is not None:
+        return ""
+    from megatron.core.transformer.moe.router_replay import RouterReplay
+
+    registered = RouterReplay.global_router_replay_instances
+    if own.target_topk_idx is None and all(of.router_replay_action is None for of in registered):
+        return ""
+    return (
+        f"its RouterReplay has no router_replay_action, but routes were given to it or to others of the "
+        f"{len(registered)} that are registered; expected one for each router of the model, which a model that was "
+        "built twice has not"
+    )
 
 
 def _expect_one_of(field: str, value: Any, allowed: tuple[str, ...], name: str) -> None:

@@ -21,10 +21,14 @@ class Arguments(arguments.Arguments):
     path: str
     host_timeout: float
     copy_group: Any
+    replicate_group: Any = dataclasses.field(compare=False)  # it has other ranks on each rank of the group
 
     def compared(self) -> dict[str, str]:
         groups = {"group": self.group, "copy_group": self.copy_group}
         return super().compared() | {name: _named(group) for name, group in groups.items()}
+
+    def compared_between_replicas(self) -> dict[str, str]:
+        return {name: value for name, value in self.compared().items() if name not in ("group", "copy_group")}
 
     def expect_executable(self) -> None:
         """Raises InputError for an argument of another type, for what cannot be executed, and for groups that are not
@@ -41,6 +45,21 @@ class Arguments(arguments.Arguments):
             raise foremoe.InputError(
                 f"copy_group: {_named(self.copy_group)}; expected the ranks of group, {ranks}", field="copy_group"
             )
+        if self.replicate_group is ... and len(ranks) < dist.get_world_size():
+            raise foremoe.InputError(
+                f"replicate_group: not given, but group has {len(ranks)} of the {dist.get_world_size()} processes; "
+                "expected the group of the ranks that hold the same experts as this one, over which their gradients "
+                "are averaged, or None where there are no such ranks, as under tensor or pipeline parallelism and "
+                "beside ranks that generate, or where your code averages over replicas",
+                field="replicate_group",
+            )
+
+    @property
+    def replicas(self) -> list[int] | None:
+        """The ranks that hold the same experts, in the default group; None where there are no replicas."""
+        if self.replicate_group is None or self.replicate_group is ...:
+            return None
+        return ranks_of(self.replicate_group, "replicate_group")
 
 
 def ranks_of(group: Any, name: str) -> list[int]:

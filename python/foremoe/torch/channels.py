@@ -3,42 +3,82 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import foremoe
+from foremoe._engine.calls import Calls
 from foremoe._engine.failures import Channel, Failures
 from foremoe._engine.groups import groups_made, make_groups
 from foremoe._engine.ranks import Ranks
 
 
-def with_channels(ranks: Ranks, copy_group: Any, *, agree: bool) -> tuple[Ranks, list[Channel]]:
+def with_channels(
+    ranks: Ranks, copy_group: Any, replicate_group: Any, grid: list[list[int]], *, agree: bool
+) -> tuple[Ranks, list[Channel]]:
     """The ranks with channels of their own, and those of these that end with the ExpertParallel. Collective over the
     default group.
 
-    copy_group: the user's, for copies; None: one is made. agree: whether ranks agree about copies by the host path.
+    copy_group: the user's, for copies; None: one is made. replicate_group: the user's, or None. grid: as Ranks has it.
+    agree: whether ranks agree about copies by the host path.
     """
     backend = dist.get_backend(ranks.group)
     # On gloo rows have a group of their own, which ends when a rank fails. On NCCL one would take memory, and would not
     # end.
-    wanted = {"rows": backend} if backend == "gloo" else {}
+    of_all = sorted(rank for group in grid for rank in group)
+    wanted: dict[str, tuple[Any, str]] = {"rows": (ranks.group, backend)} if backend == "gloo" else {}
     if copy_group is None:
-        wanted["copies"] = backend
+        wanted["copies"] = ranks.group, backend
     if agree:
-        wanted["agreement"] = "gloo"
-    made = make_groups([(ranks.group, of) for of in wanted.values()], ranks.device)
+        wanted["agreement"] = ranks.group, "gloo"
+    if replicate_group is not None and backend == "gloo":
+        wanted["replicas"] = replicate_group, backend
+    if replicate_group is not None and (backend == "gloo" or len(of_all) < dist.get_world_size()):
+        wanted["everyone"] = of_all, backend
+    made = make_groups(list(wanted.values()), ranks.device)
     channels = {name: Channel(group, is_own=True) for name, group in zip(wanted, made, strict=True)}
     if copy_group is not None:
         # The first operation of a group must be one that all ranks take part in.
         dist.all_reduce(torch.zeros(1, device=ranks.device), group=copy_group)
-    of_default = dist.get_process_group_ranks(ranks.group)
-    failures = Failures(f"{groups_made()}/{of_default}", of_default, dist.get_rank(), list(channels.values()))
+    failures = Failures(f"{groups_made()}/{of_all}", of_all, dist.get_rank(), list(channels.values()))
+    copies = channels.get("copies", Channel(copy_group))
+    rows = channels.get("rows", Channel(ranks.group))
     joined = dataclasses.replace(
         ranks,
-        rows=channels.get("rows", Channel(ranks.group)),
-        copies=channels.get("copies", Channel(copy_group)),
+        rows=rows,
+        copies=copies,
+        calls=Calls(copies, failures, ranks.device),
+        replicas=None if replicate_group is None else channels.get("replicas", Channel(replicate_group)),
+        everyone=rows if replicate_group is None else channels.get("everyone", Channel(dist.group.WORLD)),
+        grid=grid,
         agreement=channels.get("agreement"),
         failures=failures,
     )
     return joined, list(channels.values())
+
+
+def replicas_of(group: list[int], of_all: Sequence[Any]) -> list[list[int]]:
+    """The ranks of all replicas of this group, [replica][rank], from what each rank of the default group says: the
+    ranks of its group and those of its replicate group, or None. Raises InputError where these make no grid."""
+    for rank, said in enumerate(of_all):
+        own, replicas = said or ([rank], None)
+        if replicas is None:
+            continue
+        groups = [of_all[other][0] if of_all[other] else [other] for other in replicas]
+        expected = sorted(of_all[other][0] for other in of_all[own[0]][1] or [] if of_all[other])
+        if (
+            sorted(groups) != expected
+            or len({len(of) for of in groups}) > 1
+            or any(of.index(other) != own.index(rank) for of, other in zip(groups, replicas, strict=True))
+            or any(of_all[other][1] != replicas for other in replicas if of_all[other])
+        ):
+            raise foremoe.InputError(
+                f"replicate_group: ranks {replicas} of rank {rank}, whose group is {own}, are those of groups "
+                f"{groups}; expected one rank of each replica of the group, at the same place in it",
+                field="replicate_group",
+            )
+    replicas = of_all[group[0]][1]
+    return [group] if replicas is None else sorted(of_all[rank][0] for rank in replicas)

@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
+import fnmatch
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 import foremoe
-from foremoe._engine.alike import fact_of, refused_together, shortened
+from foremoe._engine.alike import Given, fact_of, refused_together, shortened
 from foremoe._engine.compiled import expect_not_compiled
 from foremoe._engine.sharded import is_dtensor
 
 from .buckets import average_in_buckets
 from .own_experts import refuse_optimizers_of
-from .spread import SpreadExperts
-from .wrappers import fsdp2_modules, hide_from_ddp, is_in_ddp, reshard, shard_by_fsdp2, show_to_ddp, watch_ddp
+from .samples import digests_of, number_of_samples, samples_of
+from .spread import HomePass, SpreadExperts
+from .wrappers import (
+    active_ddp,
+    fsdp2_modules,
+    hide_from_ddp,
+    is_in_ddp,
+    is_in_no_sync,
+    reshard,
+    shard_by_fsdp2,
+    show_to_ddp,
+    watch_ddp,
+)
 
 WRAPPERS = (None, "ddp", "fsdp2", "own")
+_NEVER = (
+    "ep.wrap(model) was never called: nobody averages the gradients of parameters that are no experts. Call it before "
+    'training, or ep.wrap(model, "own") if the trainer averages them itself'
+)
+_OUTSIDE = (
+    "a backward outside of a phase: ep.wrap(model) averages gradients in drain() alone, so nothing would average those "
+    'of parameters that are no experts. Call ep.wrap(model, "ddp") or "fsdp2", or "own" if the trainer averages them; '
+    "or run an auxiliary loss inside of the phase, in ep.unplanned()"
+)
+_NO_SYNC = (
+    "the last micro-step ran inside no_sync() of DistributedDataParallel, or after set_requires_gradient_sync(False) "
+    "of FSDP2, which then averages no gradients of this phase; run the last micro-step with gradient synchronization, "
+    "and accumulate inside one phase"
+)
+_AT_FIRST = (
+    "Load or initialize the same weights on all ranks, or broadcast those of rank 0; if other code shards a parameter, "
+    "name it in ep.wrap(model, sharded=[...])"
+)
+_DRIFT = (
+    "Ranks have trained apart. Likely causes: torch.nn.utils.clip_grad_norm_() or accelerate's, whose norm has this "
+    "rank's experts alone (call ep.clip_grad_norm_(), under transformers' Trainer in on_pre_optimizer_step with "
+    "max_grad_norm=0); a GradScaler that skipped a step on one rank (use "
+    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler); another module was trained than the one that "
+    f"wrap() or the trainer returned; or the weights differed from the start. {_AT_FIRST}"
+)
 
 
 class Dense:
@@ -26,8 +66,17 @@ class Dense:
     def __init__(self, experts: SpreadExperts) -> None:
         self._experts = experts
         self.model: Any = None  # from wrap() on
-        self._averages = False  # average() does it
+        self._wrapper: str | None = "own"
+        self._wrapped: Any = None  # what wrap() returned
+        self._sharded: set[str] = set()  # names of parameters that other code shards
+        self._compared: dict[str, torch.nn.Parameter] = {}  # must be the same on all ranks
+        self._leaves_whole = False  # to average(): some parameter is trained and whole
+        self._ddp: Any = None  # DistributedDataParallel in which the last layer ran
+        self._in_no_sync = False  # the last layer ran
+        self._has_drained = False
+        self.drains = False  # a phase has begun whose drain() will average gradients
         self.is_sharded = experts.is_sharded  # by FSDP2, as by who shards experts
+        experts.begin_home_pass = self._begin_home_pass
 
     @property
     def needs_all_ranks(self) -> bool:
@@ -35,9 +84,9 @@ class Dense:
         DistributedDataParallel, which a rank without a batch would leave waiting."""
         return self.is_sharded or (self.model is not None and is_in_ddp(self.model))
 
-    def wrap(self, model: torch.nn.Module, wrapper: str | None) -> torch.nn.Module:
-        """As ExpertParallel.wrap(). Collective over the group."""
-        experts, group = self._experts.parameters(), self._experts.ranks.group
+    def wrap(self, model: torch.nn.Module, wrapper: str | None, sharded: Iterable[str]) -> torch.nn.Module:
+        """As ExpertParallel.wrap(). Collective over all replicas."""
+        experts, group = self._experts.parameters(), self._experts.ranks.trainers
         with refused_together(group) as given:
             given.expect_alike({"wrapper": repr(wrapper)})
             given.expect_alike({f"model[{name}]": fact_of(p) for name, p in model.named_parameters()})
@@ -45,24 +94,54 @@ class Dense:
             if wrapper not in WRAPPERS:
                 raise foremoe.InputError(f"wrapper: '{wrapper}', expected None, ddp, fsdp2 or own", field="wrapper")
             expect_not_compiled(model, experts)
+            self._expect_whole_model(model)
+            named = self._sharded_names(model, sharded)
             is_sharded = bool(fsdp2_modules(model))
             if is_sharded and wrapper in ("ddp", "fsdp2"):
                 raise foremoe.InputError(
                     f"wrapper: '{wrapper}', but FSDP2 shards the model already; expected None or own", field="wrapper"
                 )
-        self.model = model
+            if wrapper in (None, "fsdp2"):  # DistributedDataParallel broadcasts rank 0's
+                given.expect_alike(digests_of(_unsharded(self._dense_of(model), named)), hint=_AT_FIRST)
+        self.model, self._sharded = model, named
         self.is_sharded = is_sharded or wrapper == "fsdp2"
-        self._averages = wrapper is None
+        self._wrapper, self._wrapped = wrapper, model
+        self._leaves_whole = any(p.requires_grad for _, p in self._whole())
+        self._compared = _unsharded(self._all(), named)
         watch_ddp()
         hide_from_ddp(model, experts)
         if wrapper == "ddp":
-            return torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+            self._wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
         if wrapper == "fsdp2":
             before = list(model.parameters())
-            shard_by_fsdp2(model, experts, group)
-            sharded = {id(p) for p in model.parameters()}
-            refuse_optimizers_of(p for p in before if id(p) not in sharded)
-        return model
+            shard_by_fsdp2(model, experts, self._experts.ranks)
+            after = {id(p) for p in model.parameters()}
+            refuse_optimizers_of(p for p in before if id(p) not in after)
+            self._compared = {}
+        return self._wrapped  # type: ignore[no-any-return]
+
+    def _expect_whole_model(self, model: torch.nn.Module) -> None:
+        """Raises InputError where the model lacks trained parameters of the one whose layers are spread."""
+        known = getattr(self._experts.layers[0], "model", None)
+        held = {id(p) for p in model.parameters()}
+        for name, p in known.named_parameters() if known is not None else ():
+            if p.requires_grad and id(p) not in held:
+                raise foremoe.InputError(
+                    f"model: it is a part of the model whose experts are spread, and lacks {name}, whose gradient "
+                    "would not be averaged; expected the whole model",
+                    field="model",
+                )
+
+    @staticmethod
+    def _sharded_names(model: torch.nn.Module, patterns: Iterable[str]) -> set[str]:
+        names = list(dict(model.named_parameters()))
+        found: set[str] = set()
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            matching = fnmatch.filter(names, pattern)
+            if not matching:
+                raise foremoe.InputError(f"sharded: '{pattern}' is the name of no parameter", field="sharded")
+            found.update(matching)
+        return found
 
     def unwrap(self) -> None:
         """Shows the experts to a DistributedDataParallel that is made from now on."""
@@ -77,45 +156,121 @@ class Dense:
         """Also those that are frozen."""
         if self.model is None:
             return []
-        if self.is_sharded:
-            reshard(self.model)
+        reshard(self.model)
+        return self._dense_of(self.model)
+
+    def _dense_of(self, model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
         experts = {id(weight) for weight in self._experts.parameters()}
-        return [(name, p) for name, p in self.model.named_parameters() if id(p) not in experts]
+        return [(name, p) for name, p in model.named_parameters() if id(p) not in experts]
+
+    def tell(self, given: Given) -> None:
+        """Some elements of each must be the same on all ranks. Waits for the device."""
+        self._compared = _unsharded(self._all(), self._sharded)
+        given.expect_alike(samples_of(self._compared), hint=_DRIFT if self._has_drained else _AT_FIRST)
+
+    def note_forward(self) -> None:
+        """Called in each forward of a layer. One that a checkpoint computes again runs outside of its wrapper."""
+        ddp = active_ddp()
+        if torch._C._current_graph_task_id() < 0 and (ddp is not None or torch.is_grad_enabled()):
+            self._ddp = ddp
+            self._in_no_sync = self._ddp is not None and not self._ddp.require_backward_grad_sync
+
+    def note_backward(self) -> None:
+        """Called when a micro-step has run."""
+        self._in_no_sync |= self.model is not None and is_in_no_sync(self.model)
 
     def expect_averaged(self) -> None:
-        """Raises RuntimeError where nobody was asked to average these gradients."""
-        if self.model is None and self._experts.ranks.num_ranks > 1:
-            raise RuntimeError(
-                "ep.wrap(model) was never called: nobody averages the gradients of parameters that are no experts. "
-                'Call it before training, or ep.wrap(model, "own") if the trainer averages them itself'
+        """Raises RuntimeError where gradients of the last micro-step were not averaged, and will not be."""
+        if problem := self._never_averaged() or (_NO_SYNC if self._in_no_sync else ""):
+            raise RuntimeError(problem)
+        self._has_drained = True
+
+    def _never_averaged(self) -> str:
+        """Why nothing averages the gradients of the forward that ran last; "" if something does."""
+        ranks, ddp = self._experts.ranks, self._ddp
+        if ranks.num_trainers == 1:
+            return ""
+        if self.model is None:
+            return _NEVER
+        if self._wrapper == "ddp" and ddp is not self._wrapped:
+            return (
+                'the module that ep.wrap(model, "ddp") returned did not run, so nothing averaged gradients of '
+                "parameters that are no experts; train the one that it returned"
             )
+        if ddp is None:
+            return ""
+        trainers = sorted(rank for group in ranks.grid for rank in group)
+        of_ddp = dist.get_process_group_ranks(ddp.process_group)
+        if not set(trainers) <= set(of_ddp):
+            return (
+                f"DistributedDataParallel averages over ranks {of_ddp}, but the experts of this model are trained by "
+                f"ranks {trainers}; expected a process_group of all of these"
+            )
+        return ""
+
+    def _begin_home_pass(self, layer: int) -> HomePass:
+        """As SpreadExperts calls it. Outside of a phase, gradients of experts become means over all ranks, and ranks
+        compare other weights in the exchange of counts of the first layer."""
+        self.note_forward()
+        word = torch.zeros((), dtype=torch.int64, device=self._experts.ranks.device)
+        if layer == 0 and torch.is_grad_enabled() and not self.drains and torch._C._current_graph_task_id() < 0:
+            word = number_of_samples(self._compared, word)
+        problem = self._never_averaged()
+        if not problem and self._wrapper is None and self._leaves_whole and self._ddp is None:
+            problem = _OUTSIDE if self._experts.ranks.num_trainers > 1 else ""
+
+        def expect_averaged() -> None:
+            if problem and not self.drains:
+                raise RuntimeError(problem)
+
+        def mean(gradient: Tensor) -> Tensor:
+            if self.drains:
+                return gradient
+            ranks = self._experts.ranks
+            gradient = gradient / ranks.num_trainers  # in place, it could be another weight's too
+            if ranks.replicas is not None:
+                dist.all_reduce(gradient, group=ranks.replicas.group)
+            return gradient
+
+        return HomePass(word, self._refuse_drift, expect_averaged, mean)
+
+    def _refuse_drift(self) -> None:
+        """Called on all ranks of the group. Raises InputError that names the first weight that differs."""
+        with refused_together(self._experts.ranks.group) as given:
+            given.expect_alike(samples_of(self._compared), hint=_DRIFT)
 
     def averaged(self) -> dict[str, str]:
         """How the parameters take part in average(), by names for messages; the same on all ranks, or they would wait
         for each other in it."""
-        if not self._averages:
+        if self._wrapper is not None:
             return {}
         return {f"model[{name}]": _part(p) for name, p in self._whole()}
 
     def average(self) -> None:
         """Replaces gradients by their means over ranks, unless a wrapper or the trainer does. Collective.
 
-        A parameter without a gradient counts as zeros.
+        A parameter without a gradient counts as zeros; without one on any rank, it has none.
         """
-        if not self._averages:
+        if self._wrapper is not None:
             return
-        gradients = []
-        for _, p in self._whole():
-            if p.requires_grad:
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-                gradients.append(p.grad)
-        average_in_buckets(gradients, self._experts.ranks.rows.group)
+        trained = [p for _, p in self._whole() if p.requires_grad]
+        if not trained:
+            return
+        has = torch.tensor([p.grad is not None for p in trained], dtype=trained[0].dtype, device=trained[0].device)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        average_in_buckets([has, *gradients], self._experts.ranks.everyone.group)
+        for p, gradient, on_any in zip(trained, gradients, has.tolist(), strict=True):
+            p.grad = gradient if on_any else None
 
     def _whole(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Those that are no shards, whose gradients FSDP2 averages; in the same order on all ranks."""
         whole = [(name, p) for name, p in self._all() if not (self.is_sharded and is_dtensor(p))]
         return sorted(whole, key=operator.itemgetter(0))
+
+
+def _unsharded(named: Iterable[tuple[str, torch.nn.Parameter]], sharded: set[str]) -> dict[str, torch.nn.Parameter]:
+    """Those that must be the same on all ranks, by names for messages. sharded: names."""
+    return {f"weights[{name}]": p for name, p in named if name not in sharded and not is_dtensor(p)}
 
 
 def _part(p: torch.nn.Parameter) -> str:

@@ -7,7 +7,7 @@ ranks exchange the counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foremoe._engine.failures import Channel
 
-ON_MISMATCH = ("refuse", "home")
+ON_MISMATCH = ("refuse", "replay", "home")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Dispatch:
     home_rows: int
     home_ends: Tensor  # int32 [homes]
     guest_ends: Tensor  # int32 [guest slots]
+    words: list[int] = field(default_factory=list)  # of all ranks, where they are exchanged
 
 
 def chosen_slots(planned: Tensor, recorded: Tensor, ids: Tensor, *, own: int, slots: int) -> tuple[Tensor, Tensor]:
@@ -43,23 +44,28 @@ def chosen_slots(planned: Tensor, recorded: Tensor, ids: Tensor, *, own: int, sl
     return torch.where(as_recorded, planned.gather(1, same.byte().argmax(2)), home), as_recorded
 
 
-def dispatch_to(slot: Tensor, *, slots: int, own: int, channel: Channel) -> Dispatch:
+def dispatch_to(slot: Tensor, *, slots: int, own: int, channel: Channel, word: Tensor | None = None) -> Dispatch:
     """Of rows that other ranks know nothing of: counts are exchanged. Collective; waits for the device.
 
     slot: int64 [tokens, top_k], rank · slots + slot of each row; −1: it is not sent. own: homes of a rank, the first of
-    its slots.
+    its slots. word: int64 [], of this rank, which all ranks learn; on all of them, or on none.
     """
     ranks = dist.get_world_size(channel.group)
     to, order = slot.reshape(-1).sort(stable=True)
     sent = to >= 0
     to, order = to[sent], order[sent]
     counts = torch.bincount(to, minlength=ranks * slots)
-    received = torch.empty_like(counts)  # [source, slot]
-    dist.all_to_all_single(received, counts, group=channel.group)
-    of_source = received.view(ranks, slots)
-    of_slot = of_source.sum(0)
-    sizes = torch.cat([counts.view(ranks, slots).sum(1), of_source.sum(1), of_slot[:own].sum(0, keepdim=True)]).tolist()
-    send, recv, home_rows = sizes[:ranks], sizes[ranks:-1], sizes[-1]
+    of_target = counts.view(ranks, slots)
+    if word is not None:
+        of_target = torch.cat([of_target, word.expand(ranks, 1)], 1)
+    found = torch.empty_like(of_target)
+    dist.all_to_all_single(found, of_target, group=channel.group)
+    of_source, words = found[:, :slots], found[:, slots:].flatten()
+    received, of_slot = of_source.flatten(), of_source.sum(0)  # [source, slot], [slot]
+    sizes = torch.cat(
+        [of_target[:, :slots].sum(1), of_source.sum(1), of_slot[:own].sum(0, keepdim=True), words]
+    ).tolist()
+    send, recv, home_rows = sizes[:ranks], sizes[ranks : 2 * ranks], sizes[2 * ranks]
     slot_of_row = torch.arange(slots, device=slot.device).repeat(ranks).repeat_interleave(received)
     ends = of_slot.cumsum(0)
     return Dispatch(
@@ -70,4 +76,5 @@ def dispatch_to(slot: Tensor, *, slots: int, own: int, channel: Channel) -> Disp
         home_rows=home_rows,
         home_ends=ends[:own].to(torch.int32),
         guest_ends=(ends[own:] - home_rows).to(torch.int32),
+        words=sizes[2 * ranks + 1 :],
     )

@@ -10,31 +10,51 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.communication import gathered
 from foremoe._engine.guests import Guests
 from foremoe._engine.ranks import Ranks
 from foremoe.balance import planned_rows, rows_at_homes, spread
 
+from .misplaced import Sample, judge
 from .routes import Counts, Routes
 from .spread import SpreadExperts
 
 
 class BesidePlan:
-    """fallbacks: (micro-step, layer) that ran at homes, not as planned. differs: [layer], bool []: whether it ran other
+    """fallbacks: (micro-step, layer) that ran at homes, not as planned. skipped: micro-steps of this rank whose
+    backward was left out. differs: [layer], bool []: whether it ran other
     experts than were replayed; None where it has not run. The others are int64 [micro_steps, layers, ranks], and until
     share() of this rank alone.
 
     unplanned: rows (tokens at one of their experts) that each rank computed beside those that were planned for it;
     negative where it computed fewer. mismatched: rows of each rank that went home because their expert was not
-    recorded. mismatched_tokens: those that have such rows.
+    recorded. mismatched_tokens: those that have such rows. sample: for the comparison of routes; None where they may
+    be any. read: float64 [], dropped rows that gradients reached, summed over layers.
     """
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: Routes, experts: SpreadExperts) -> None:
         self.fallbacks: list[tuple[int, int]] = []
+        self.skipped = 0
         self.differs: list[Tensor | None] = [None] * routes.num_unrouted.shape[1]
         self.unplanned = np.zeros_like(routes.num_unrouted)
         self.mismatched = np.zeros_like(routes.num_unrouted)
         self.mismatched_tokens = np.zeros_like(routes.num_unrouted)
+        device = experts.ranks.device
+        self.sample = (
+            Sample(routes.own, experts.num_experts, device)
+            if routes.on_mismatch == "refuse" and any(hasattr(layer, "own_choice") for layer in experts.layers)
+            else None
+        )
+        self.read = torch.zeros((), dtype=torch.float64, device=device)
         self._shares = routes.on_mismatch == "home" or bool(routes.num_unrouted.any())
+
+    def refusal(self, ranks: Ranks) -> str:
+        """Why routes of any rank are not those of their rows; "". Sums `read` over ranks. Collective; waits for the
+        device."""
+        own = np.concatenate([[self.read.item()], self.sample.numbers() if self.sample is not None else []])
+        numbers = gathered(torch.from_numpy(own).to(ranks.device), ranks.rows.group).cpu().numpy()
+        self.read = torch.tensor(numbers[:, 0].sum())
+        return judge(numbers[:, 1:]) if self.sample is not None else ""
 
     def share(self, ranks: Ranks) -> None:
         """Tells all ranks what each computed beside the plan. Collective."""
@@ -61,6 +81,9 @@ def figures_of(
         "copies": sum(guests.copies.values()),
         "host_copies": guests.copies["host"],
         "fallbacks": len(beside.fallbacks),
+        "skipped": beside.skipped,
+        "dropped": routes.dropped / routes.num_rows if routes.num_rows else 0.0,
+        "dropped_read": float(beside.read) / (routes.dropped * len(experts.layers)) if routes.dropped else 0.0,
         "exposed_seconds": guests.exposed_seconds,
     }
     if routes.on_mismatch == "home":

@@ -12,8 +12,9 @@ from foremoe._engine.guests import Guests
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import local, num_parts
 
+from .buckets import average_in_buckets
 from .dense import Dense
-from .spread import SpreadExperts
+from .spread import Accumulated, SpreadExperts
 
 
 class PhaseGradients:
@@ -30,10 +31,26 @@ class PhaseGradients:
         ]
         for weight, _, _ in self._before:
             weight.grad = None
+        dense.drains = True
+        self._accumulated = [Accumulated(weight) for weight in experts.parameters() if weight.requires_grad]
+
+    def expect_accumulated(self) -> None:
+        """Raises RuntimeError where something but autograd wrote gradients of experts since the phase began."""
+        if any(of.is_written() for of in self._accumulated):
+            raise RuntimeError(
+                "gradients of experts were written inside a phase, before drain(), as zero_grad() does: those of "
+                "guests would be left as they are; call it before the phase, or after drain()"
+            )
+
+    def _release(self) -> None:
+        self._dense.drains = False
+        for of in self._accumulated:
+            of.release()
 
     @torch.no_grad()
     def give_back(self) -> None:
         """Nothing is half applied."""
+        self._release()
         for weight, grad, value in self._before:
             if grad is not None and value is not None and value is not grad:
                 grad.copy_(value)
@@ -50,12 +67,17 @@ class PhaseGradients:
                 if weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
                 local(weight.grad)[home] += gradient
+        ranks, gradients = self._experts.ranks, []
         for weight in self._experts.parameters():
             if weight.requires_grad:
                 if weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
-                weight.grad /= self._experts.ranks.num_ranks
+                weight.grad /= ranks.num_ranks
+                gradients.append(local(weight.grad))
+        if ranks.replicas is not None:
+            average_in_buckets(gradients, ranks.replicas.group)
         self._dense.average()
+        self._release()
         for weight, _, before in self._before:
             if before is not None:
                 weight.grad = before if weight.grad is None else weight.grad.add_(before)
@@ -72,8 +94,8 @@ def clip(
         if p.grad is not None:
             grad = local(p.grad)
             norm = grad.norm(dtype=torch.promote_types(grad.dtype, torch.float32)).double()
-            squares += norm**2 * of / ranks.num_ranks  # each rank adds its share of what several hold
-    dist.all_reduce(squares, group=ranks.group)
+            squares += norm**2 * of / ranks.num_trainers  # each rank adds its share of what several hold
+    dist.all_reduce(squares, group=ranks.trainers)
     norm = squares.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for p, _ in parts:

@@ -3,11 +3,14 @@
 Sizes and orders of all layers are on the device before the first of them runs, so that no layer waits for the device.
 A layer's forward is a turn, and so is its backward. Guests are where they are for one of each, in the order of the
 plan: another order is refused. What a checkpoint computes again is no turn of its own; it finds the guests in place.
+So does a second forward of the micro-step, such as that of a reference model under torch.no_grad(), unless the slots of
+guests serve other layers by then: in that case all rows go to their experts' homes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +38,10 @@ class LayerRows:
     recorded: Tensor  # int64 [tokens, top_k], −1 in rows without a route
     slots: Tensor | None  # int64 [tokens, top_k], as RankTurn.slots() has it; None where routes are replayed
     unrouted: Tensor | None  # int64 [rows], this rank's without a route that are computed; None where no rank has any
+    sampled: Tensor | None  # int64 [rows], whose routes are compared with the router's choice
+    dropped: Tensor | None  # int64 [rows], this rank's without a route that are not computed; None where it has none
+    end: Any = None  # (gradient edge, shape, type) of the output of the forward that has gradients
+    at_homes: Dispatch | None = None  # of a second forward that finds no guests
 
 
 class MicroStep:
@@ -56,6 +63,7 @@ class MicroStep:
         self._beside = beside
         self._number = number
         self._rows = len(routes.own[number])
+        self._is_over = False
         places = [("forward", number, layer) for layer in range(len(experts.layers))]
         turns = [planned.turns.at_homes(*at) if at[-1] in at_homes else planned.turns[at] for at in places]
         tables = to_device([self._tables(turn) for turn in turns], experts.ranks.device)
@@ -77,6 +85,10 @@ class MicroStep:
             tables["slots"] = torch.from_numpy(turn.slots(recorded).astype(np.int64))
         if routes.num_unrouted[self._number, turn.layer].any():
             tables["unrouted"] = routes.unrouted[self._number][turn.layer]
+        if self._beside.sample is not None:
+            tables["sampled"] = self._beside.sample.rows[self._number]
+        if routes.drop and (recorded[:, 0] < 0).any():
+            tables["dropped"] = torch.from_numpy(np.flatnonzero(recorded[:, 0] < 0))
         return tables
 
     def _prepare(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> LayerRows:
@@ -86,20 +98,27 @@ class MicroStep:
             turn=self._planned.layer_turn(
                 self._experts.layers[layer].name,
                 turn,
-                "" if rows.all() else "checkpointing needs rows of every rank in every micro-step, and one is idle",
+                ""
+                if rows.all()
+                else "a checkpoint or a second forward needs rows of every rank in every micro-step, and one is idle",
             ),
-            planned=Dispatch(
-                send=turn.send.tolist(),
-                recv=turn.recv.tolist(),
-                order=tables["order"],
-                to_slots=tables["to_slots"],
-                home_rows=int(turn.slot_offsets[self._experts.ranks.homes]),
-                home_ends=tables["home_ends"],
-                guest_ends=tables["guest_ends"],
-            ),
+            planned=self._dispatch_of(turn, tables),
             recorded=tables["recorded"],
             slots=tables.get("slots"),
             unrouted=tables.get("unrouted"),
+            sampled=tables.get("sampled"),
+            dropped=tables.get("dropped"),
+        )
+
+    def _dispatch_of(self, turn: foremoe.RankTurn, tables: dict[str, Tensor]) -> Dispatch:
+        return Dispatch(
+            send=turn.send.tolist(),
+            recv=turn.recv.tolist(),
+            order=tables["order"],
+            to_slots=tables["to_slots"],
+            home_rows=int(turn.slot_offsets[self._experts.ranks.homes]),
+            home_ends=tables["home_ends"],
+            guest_ends=tables["guest_ends"],
         )
 
     def execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
@@ -112,10 +131,17 @@ class MicroStep:
         if hidden.shape[0] != self._rows or not ids.shape == gates.shape == (self._rows, layer.top_k):
             raise RuntimeError(f"{layer.name}: {hidden.shape[0]} rows ran, but there are routes of {self._rows}")
         turn = of.turn
+        repeats = turn.ran and torch._C._current_graph_task_id() < 0
+        had_graph = turn.has_graph
         turn.begin_forward()
         if torch.is_grad_enabled() and turn.backward >= 0 and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()  # the exchanges of the backward pass take place all the same
+        chosen = getattr(layer, "own_choice", None)
+        if self._beside.sample is not None and of.sampled is not None and chosen is not None:
+            self._beside.sample.note(self._number, index, of.sampled, chosen)
         to = self._dispatch(of, ids)
+        if repeats:
+            to = self._repeated(of, had_graph)
 
         def compute(rows: Tensor) -> Tensor:
             computed = computed_in_slots(rows, to, layer, turn)
@@ -123,13 +149,45 @@ class MicroStep:
             return computed
 
         out = exchanged(hidden, gates, to, ranks.rows, compute, before=turn.begin_backward, after=turn.end_backward)
-        if of.unrouted is None or of.slots is not None:
-            return out
-        # Autograd runs what came last first: these exchanges, then those of the plan, on all ranks alike.
-        rows = of.unrouted
-        of_unrouted, computed_here = self._experts.at_homes(index, hidden[rows], ids[rows], gates[rows])
-        self._beside.unplanned[self._number, index, ranks.rank] = computed_here
-        return out.index_add(0, rows, of_unrouted)
+        if of.unrouted is not None and of.slots is None:
+            # Autograd runs what came last first: these exchanges, then those of the plan, on all ranks alike.
+            rows = of.unrouted
+            of_unrouted, computed_here = self._experts.at_homes(index, hidden[rows], ids[rows], gates[rows])
+            self._beside.unplanned[self._number, index, ranks.rank] = computed_here
+            out = out.index_add(0, rows, of_unrouted)
+        if out.requires_grad and turn.backward >= 0:
+            out.register_hook(lambda gradient: self._reached(of, gradient))  # type: ignore[no-untyped-call]
+            if torch._C._current_graph_task_id() < 0:
+                of.end = torch.autograd.graph.get_gradient_edge(out), out.shape, out.dtype
+        return out
+
+    def _reached(self, of: LayerRows, gradient: Tensor) -> None:
+        """Its backward begins. gradient: of the layer's output, not 0 in dropped rows that something reads."""
+        if self._is_over:
+            name = self._experts.layers[of.turn.layer].name
+            raise RuntimeError(
+                f"{name}: its backward ran after the end of micro-step {self._number}; run it before the next one"
+            )
+        if of.dropped is not None:
+            self._beside.read += (gradient.index_select(0, of.dropped) != 0).any(-1).sum()
+
+    def _repeated(self, of: LayerRows, had_graph: bool) -> Dispatch:
+        """Where rows of a second forward go. had_graph: whether an earlier one had gradients."""
+        name = self._experts.layers[of.turn.layer].name
+        if of.slots is not None:
+            raise RuntimeError(
+                f"{name}: its forward ran twice in one micro-step ({self._number}) under on_mismatch='home', where the "
+                "second would replay what the router chose in the first; run the others between micro-steps, in "
+                "ep.unplanned()"
+            )
+        if of.turn.keeps_guests:
+            return of.planned
+        if of.at_homes is None:
+            turn = self._planned.turns.at_homes("forward", self._number, of.turn.layer)
+            of.at_homes = self._dispatch_of(turn, to_device([self._tables(turn)], self._experts.ranks.device)[0])
+        if not had_graph:
+            of.planned = of.at_homes  # as a checkpoint computes it again
+        return of.at_homes
 
     def _dispatch(self, of: LayerRows, ids: Tensor) -> Dispatch:
         """Where rows go. Where routes are replayed, ids that are none of them are noted: the phase's end refuses them.
@@ -154,6 +212,36 @@ class MicroStep:
         beside.mismatched[place] = int(elsewhere.sum())
         beside.mismatched_tokens[place] = int(elsewhere.any(-1).sum())
         return to
+
+    def finish(self, needs_all_ranks: bool) -> None:
+        """Runs a backward that was left out, with gradients of zero: other ranks have rows here. Raises RuntimeError
+        where it cannot."""
+        for layer, of in zip(self._experts.layers, self.layers, strict=True):
+            if not of.turn.ran:
+                raise RuntimeError(
+                    f"{layer.name}: micro-step {self._number} ended without its forward, in which other ranks need "
+                    "this one; where a batch counts for nothing, leave out its backward alone"
+                )
+        if not self._planned.lacks_backward(self._number):
+            self._is_over = True
+            return
+        ends = [of.end for of in self.layers if of.end is not None]
+        if needs_all_ranks or len(ends) < len(self.layers):
+            why = (
+                "DistributedDataParallel and FSDP2 need it on every rank"
+                if needs_all_ranks
+                else "its forward ran without gradients, or in a reentrant checkpoint"
+            )
+            raise RuntimeError(
+                f"micro-step {self._number} ended without its backward, but {why}; where a batch counts for nothing, "
+                "run (0 * loss).backward()"
+            )
+        self._beside.skipped += 1
+        device = self._experts.ranks.device
+        torch.autograd.backward(
+            [edge for edge, *_ in ends], [torch.zeros(shape, dtype=dtype, device=device) for _, shape, dtype in ends]
+        )
+        self._is_over = True
 
     def run_idle(self) -> None:
         """All layers on no rows of this rank's own, forward and backward: it serves the rows of others."""

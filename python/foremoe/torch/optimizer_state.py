@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,10 @@ from torch import Tensor
 
 import foremoe
 from foremoe._engine.alike import refused_together
+from foremoe._engine.sharded import is_dtensor
 
-from .saving import ExpertParts, expect_shape, unwrapped
+from .saving import distributed, entries_of, expect_shape, unwrapped, whole_copy
+from .shards import ExpertShards, follow
 
 _BY_PARAMETER = {"params", "param_names"}  # in a parameter group; all else are its options
 
@@ -47,56 +50,58 @@ def _words(value: Any) -> str:
     return str(value.item() if isinstance(value, Tensor) and value.dim() == 0 else value)
 
 
-def _description(optimizer: torch.optim.Optimizer, named: list[list[tuple[str, Tensor]]]) -> dict[str, str]:
-    """What must be equal on all ranks. Raises InputError for state that is not known to belong to single experts."""
+def _description(
+    optimizer: torch.optim.Optimizer, named: list[list[tuple[str, Tensor]]], state: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """What must be equal on all ranks. state: by names of parameters."""
     equal: dict[str, str] = {}
     for i, (group, of) in enumerate(zip(optimizer.param_groups, named, strict=True)):
         equal |= {f"{key} of group {i}": _words(value) for key, value in _options(group).items()}
         equal[f"parameters of group {i}"] = " ".join(name for name, _ in of)
-        for name, p in of:
-            for key, value in optimizer.state.get(p, {}).items():
-                if not _is_scalar(value) and value.shape != p.shape:
-                    raise _refuse(
-                        "optimizer",
-                        f"{key} of {name} is {list(value.shape)}, but the parameter {list(p.shape)}; expected scalars "
-                        "and tensors of the parameter's shape, as Adam and SGD keep them",
-                    )
-                equal[f"{key} of {name}"] = _words(value) if _is_scalar(value) else str(value.dtype)
+    for name, of_one in state.items():
+        for key, value in of_one.items():
+            equal[f"{key} of {name}"] = _words(value) if _is_scalar(value) else str(value.dtype)
     return equal
 
 
 def whole_optimizer_state(
-    parts: ExpertParts,
+    shards: ExpertShards,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
     cpu_offload: bool = False,
     rank0_only: bool = False,
 ) -> dict[str, Any]:
-    with refused_together(parts.group) as given:
+    with refused_together(shards.everyone) as given:
         given.expect_alike({"rank0_only": repr(rank0_only)})
         named = _named(model, optimizer)
-        given.expect_alike({f"optimizer[{what}]": of for what, of in _description(optimizer, named).items()})
-    state: dict[str, dict[str, Any]] = {}
-    for name, p in (pair for of in named for pair in of):
-        for key, value in sorted(optimizer.state.get(p, {}).items()):  # in one order on all ranks
-            kept = value if _is_scalar(value) else parts.whole(value, p, rank0_only)
-            kept = kept.cpu() if cpu_offload and isinstance(kept, Tensor) else kept
-            if not rank0_only or parts.rank == 0:
-                state.setdefault(name, {})[key] = kept
-    if rank0_only and parts.rank > 0:
+        follow(optimizer)
+        saved = optimizer.state_dict()
+        numbers = itertools.chain.from_iterable(group["params"] for group in saved["param_groups"])
+        names = dict(zip(numbers, (name for of in named for name, _ in of), strict=True))
+        state = {name: saved["state"][number] for number, name in names.items() if number in saved["state"]}
+        given.expect_alike({f"optimizer[{what}]": of for what, of in _description(optimizer, named, state).items()})
+    found: dict[str, dict[str, Any]] = {}
+    for name, of_one in state.items():
+        for key, value in sorted(of_one.items()):  # in one order on all ranks
+            kept = whole_copy(value, cpu_offload)
+            if not rank0_only or shards.keeps:
+                found.setdefault(name, {})[key] = kept
+    if rank0_only and not shards.keeps:
         return {}
     groups = [
         {**_options(group), "params": [name for name, _ in of]}
         for group, of in zip(optimizer.param_groups, named, strict=True)
     ]
-    return {"state": state, "param_groups": groups}
+    return {"state": found, "param_groups": groups}
 
 
 def load_whole_optimizer_state(
-    parts: ExpertParts, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    shards: ExpertShards, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
     named = _named(model, optimizer)
+    follow(optimizer)
+    entries = entries_of(shards, model)
     groups = _saved_groups(state)
     names = dict.fromkeys(name for of in named for name, _ in of)
     for name in [*names, *groups]:
@@ -110,7 +115,8 @@ def load_whole_optimizer_state(
                 raise _refuse("state", f"{of[0][0]} and {name} have different options, but are in one group now")
             if name in state["state"]:
                 own[number] = {
-                    key: _part(parts, f"{key} of {name}", value, p) for key, value in state["state"][name].items()
+                    key: _part(f"{key} of {name}", value, p, entries[name])
+                    for key, value in state["state"][name].items()
                 }
         if of:
             group |= _options(groups[of[0][0]])
@@ -127,8 +133,9 @@ def _saved_groups(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return groups
 
 
-def _part(parts: ExpertParts, name: str, value: Any, weight: Tensor) -> Any:
+def _part(name: str, value: Any, weight: Tensor, entry: Any) -> Any:
+    """entry: of the weight in the model's state_dict(). Whole for experts, of which load_state_dict() takes a part."""
     if _is_scalar(value):
         return value.clone() if isinstance(value, Tensor) else value
-    expect_shape(name, value, parts.whole_shape(weight))
-    return parts.part(value, weight).clone()  # the optimizer writes into it
+    expect_shape(name, value, entry)
+    return distributed(value, weight) if is_dtensor(entry) else value.clone()  # the optimizer writes into it

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from foremoe._engine.alike import Given, digest_of
 from foremoe._engine.communication import gathered
+from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import local
 
 _SAMPLE = 64  # elements of a weight
+_DEEPEST = 16  # calls between a GradScaler and the hook of the optimizer that it steps
+_APART = (
+    "Replicas hold other experts: they were loaded, initialized or clipped apart, or trained without drain(); load the "
+    "same weights into all replicas"
+)
 _INSTEAD = (
     'Load the model again, make ExpertParallel, call ep.wrap(model, "own"), and only then DistributedDataParallel or '
     "accelerate: they leave the experts alone then"
@@ -43,20 +52,43 @@ def _watch_optimizers() -> None:
                 f"the optimizer holds {count} parameters that are no longer the model's, and would never train it: it "
                 "was made before ExpertParallel, wrap() or detach() replaced them; make it afterwards"
             )
+        if any(own.trained_by(optimizer) for own in list(_SPREAD)) and _scaler_of_one_rank():
+            raise RuntimeError(
+                "torch.amp.GradScaler skips a step where gradients of this rank's experts overflow, and the other "
+                "ranks would not: use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler(process_group=group)"
+            )
 
     register_optimizer_step_pre_hook(expect_none_replaced)
+
+
+def _scaler_of_one_rank() -> bool:
+    """Whether a GradScaler of torch, which knows this rank's gradients alone, steps an optimizer."""
+    frame = inspect.currentframe()
+    for _ in range(_DEEPEST):
+        frame = frame and frame.f_back
+        # Only of this frame: reading the locals of another one would keep them until it ends.
+        if frame is not None and frame.f_code is torch.amp.GradScaler.step.__code__:
+            scaler = frame.f_locals["self"]
+            return type(scaler).__module__.startswith("torch.") and not hasattr(scaler, "process_group")
+    return False
 
 
 class OwnExperts:
     """The experts that a rank owns while a model is spread."""
 
-    def __init__(self, experts: list[torch.nn.Parameter], group: Any) -> None:
+    def __init__(self, experts: list[torch.nn.Parameter], ranks: Ranks) -> None:
         self._experts = experts
-        self._group = group
+        self._ranks = ranks
         self._at_first = self._fingerprint()
         self._checked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._watched: dict[torch.nn.Module, Any] = {}  # the handles of their hooks
         _SPREAD.add(self)
+        _watch_optimizers()
+
+    def trained_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer holds experts, of which other ranks have others."""
+        experts = {id(weight) for weight in self._experts} if self._ranks.num_ranks > 1 else set()
+        return any(id(p) in experts for of in optimizer.param_groups for p in of["params"])
 
     def accept_loads_of(self, model: torch.nn.Module) -> None:
         """From now on, accepts experts that load_state_dict() of the model, or of a part of it, writes."""
@@ -98,22 +130,30 @@ class OwnExperts:
         self._checked.add(ddp)
 
     def expect_not_overwritten(self) -> None:
-        """Raises RuntimeError, on all ranks, where two ranks have the same experts that once had different ones.
+        """Raises RuntimeError, on all ranks, where two ranks have the same weight that once had different ones.
         Collective.
 
         Compares a sample of each weight.
         """
         own = torch.stack([self._at_first, self._fingerprint()])
-        at_first, now = gathered(own, self._group, 1).cpu()  # [ranks, weights, sample]
-        first: dict[bytes, int] = {}  # rank that has these experts
-        for rank, of in enumerate(now):
-            other = first.setdefault(of.numpy().tobytes(), rank)
-            if bool(of.isfinite().all()) and not torch.equal(at_first[rank], at_first[other]):
-                raise RuntimeError(
-                    f"ranks {other} and {rank} have the same experts, but had different ones when these were spread: "
-                    "something wrote one rank's over another's, as DistributedDataParallel and accelerate do if they "
-                    f"come before ep.wrap(). {_INSTEAD}"
-                )
+        at_first, now = gathered(own, self._ranks.group, 1).cpu()  # [ranks, weights, sample]
+        for i in range(len(self._experts)):
+            first: dict[bytes, int] = {}  # rank that has this weight
+            for rank, of in enumerate(now[:, i]):
+                other = first.setdefault(of.numpy().tobytes(), rank)
+                if other != rank and of.isfinite().all() and not at_first[rank, i].equal(at_first[other, i]):
+                    raise RuntimeError(
+                        f"ranks {other} and {rank} have the same experts, but had different ones when these were "
+                        "spread: something wrote one rank's over another's, as DistributedDataParallel and accelerate "
+                        f"do if they come before ep.wrap(). {_INSTEAD}"
+                    )
+
+    def tell(self, given: Given) -> None:
+        """The same samples must be found on all ranks that hold these experts."""
+        if self._ranks.replicas is not None:
+            replicas = dist.get_process_group_ranks(self._ranks.replicas.group)
+            samples = {f"experts[{i}]": digest_of(of.numpy())[:8] for i, of in enumerate(self._fingerprint().cpu())}
+            given.expect_alike(samples, f"replicas {replicas}", _APART)
 
     @torch.no_grad()
     def _fingerprint(self) -> Tensor:

@@ -28,15 +28,15 @@ from foremoe._engine.sharded import local_weights
 
 from . import optimizer_state, saving
 from .arguments import Arguments, ranks_of
-from .channels import with_channels
+from .channels import replicas_of, with_channels
 from .dense import Dense
 from .evaluation import Evaluation
 from .gradients import clip
-from .one_rank import OneRankReports
 from .own_experts import OwnExperts, refuse_optimizers_of
 from .phase import Phase
-from .routes import Counts, gather_routes
-from .spread import SpreadExperts
+from .routes import Counts, RoutesOfMicroStep, gather_routes
+from .shards import ExpertShards
+from .spread import SpreadExperts, expect_no_hooks
 
 
 class ExpertParallel:
@@ -50,6 +50,8 @@ class ExpertParallel:
 
     layers: in the order in which the model runs them, alike on all ranks.
     group: the expert-parallel group; None for all processes.
+    replicate_group: the ranks that hold the same experts as this one, one of each expert-parallel group that trains the
+        model: gradients are averaged over them too. None: there are none. Required where group is not all processes.
     guest_slots, residency, policy and the options: as foremoe.plan() takes them.
     depth: turns (a layer of a pass) ahead of which copies start.
     path: where copies come from: peer (the rank that owns the expert), host (an arena in shared memory per node, filled
@@ -79,23 +81,31 @@ class ExpertParallel:
         ranks_per_node: int | None = None,
         threads: int = 1,
         copy_group: Any = None,
+        replicate_group: Any = ...,
         **options: Any,
     ) -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.arguments = Arguments(
             guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path,
             host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, group=self.group,
-            copy_group=copy_group, options=options,
+            copy_group=copy_group, replicate_group=replicate_group, options=options,
         )  # fmt: skip
         with refused_together() as given:
             given.expect_alike(versions())
             among = given.expect_same_group(ranks_of(self.group, "group"))
             given.expect_alike(self.arguments.compared(), among)
             self.arguments.expect_executable()
+            replicas = self.arguments.replicas
             self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
             self.layers = list(layers)
             expect_layers(self.layers, self.group)
-            given.expect_alike(facts_of(self.layers), among)
+            expect_no_hooks(self.layers)
+            facts = facts_of(self.layers)
+            given.expect_alike(facts, among)
+            if replicas is not None:
+                of_replica = self.arguments.compared_between_replicas() | facts
+                given.expect_alike(of_replica, f"replicas {replicas}")
+            given.told = ranks_of(self.group, "group"), replicas
             num_experts = self.layers[0].num_experts
             device = next(iter(self.layers[0].weights().values())).device
             self.ranks = Ranks.of(self.group, num_experts, ranks_per_node, device)
@@ -103,19 +113,19 @@ class ExpertParallel:
             if plan_nothing(nothing, self.arguments, path=path).residency == "shared":
                 try_lending_layers(self.layers)
         self._nothing = nothing
-        self.ranks, self._channels = with_channels(self.ranks, copy_group, agree=path != "peer")
+        grid = replicas_of(ranks_of(self.group, "group"), given.of_all)
+        replicated = None if len(grid) == 1 else replicate_group
+        self.ranks, self._channels = with_channels(self.ranks, copy_group, replicated, grid, agree=path != "peer")
         self._memory = NodeMemory(self.ranks)
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
-        self._own_experts = OwnExperts(self.experts.parameters(), self.group)
+        self._own_experts = OwnExperts(self.experts.parameters(), self.ranks)
         if not self.experts.is_sharded:
             refuse_optimizers_of(replaced)
         del replaced
         self.experts.execute_by(self._execute)
         self._dense = Dense(self.experts)
-        self._parts = saving.ExpertParts(self.expert_parameters(), self.group)
-        reporting = [] if self.experts.is_sharded else self.expert_parameters()
-        self._reports = OneRankReports(reporting, self.rank, self.num_ranks)
+        self._shards = ExpertShards(self.expert_parameters(), self.ranks)
         if (model := getattr(self.layers[0], "model", None)) is not None:
             self._know(model)
         self.failed = False  # a phase did, with copies on their way
@@ -135,6 +145,8 @@ class ExpertParallel:
         self._expect_usable()
         if self._evaluation is not None:
             self._evaluation.expect_layer(index)
+        elif index == 0 and torch._C._current_graph_task_id() < 0:  # not a recomputation
+            self.ranks.expect_call("a forward without a plan")
         return self._at_homes(index, hidden, ids, gates)
 
     def _at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
@@ -142,6 +154,8 @@ class ExpertParallel:
         try:
             return self.experts.at_homes(index, hidden, ids, gates)[0]
         except BaseException as error:
+            if type(error).__name__ == "_StopRecomputationError":  # a checkpoint has computed again all that it needs
+                raise
             self.failed = True
             ended_by = self.ranks.failures.end(error) if self.ranks.failures is not None else ""
             if ended_by:
@@ -159,8 +173,10 @@ class ExpertParallel:
         """
         return list(self._dense.named_parameters().values())
 
-    def wrap(self, model: torch.nn.Module, wrapper: str | None = None) -> torch.nn.Module:
-        """Has the gradients of all other parameters averaged over the group, and returns the model to train.
+    def wrap(
+        self, model: torch.nn.Module, wrapper: str | None = None, *, sharded: Iterable[str] = ()
+    ) -> torch.nn.Module:
+        """Has the gradients of all other parameters averaged over all ranks, and returns the model to train.
 
         None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned.
         "fsdp2": in every backward, by fully_shard(), which turns these parameters into DTensors sharded over the group:
@@ -168,18 +184,24 @@ class ExpertParallel:
         so also where the trainer makes a DistributedDataParallel of the model afterwards.
         "own": by the trainer, in every backward or after drain(); so also where the model has no other parameters.
         What FSDP2 shards already, the model or parts of it, averages its own gradients; None averages the others.
+        sharded: names of parameters, or patterns such as "head.*", of which each rank holds another part on purpose.
+
+        All other parameters but DTensors must be the same on all ranks. Under None and "fsdp2" wrap() compares them
+        whole. plan() compares some elements of each. Raises InputError for the first that differs, and for a part of
+        the model whose layers are spread.
 
         No wrapper sees experts, also none that the trainer makes of this model afterwards, such as
         DistributedDataParallel or that of accelerate; drain() makes their gradients the mean over ranks. Without
         wrap(), drain() raises.
         """
-        wrapped = self._dense.wrap(model, wrapper)
+        self.ranks.expect_call("wrap()")
+        wrapped = self._dense.wrap(model, wrapper, sharded)
         self._know(model)
         return wrapped
 
     def _know(self, model: torch.nn.Module) -> None:
-        """Has a model that holds the experts report that it is spread, and what is loaded into it."""
-        self._reports.add(model)
+        """Has a model that holds the experts save and load all of them, and report what is loaded into it."""
+        self._shards.add(model)
         self._own_experts.accept_loads_of(model)
 
     def _expect_usable(self) -> None:
@@ -201,7 +223,7 @@ class ExpertParallel:
 
     def plan(
         self,
-        routes: Sequence[Tensor],
+        routes: Sequence[RoutesOfMicroStep],
         phase: str = "policy_update",
         *,
         unrouted: str = "drop",
@@ -210,14 +232,16 @@ class ExpertParallel:
     ) -> Phase:
         """Plans a phase, in the background. Collective.
 
-        routes: of each of this rank's micro-steps, integers [rows, layers, top_k] or [batch, tokens, layers, top_k], as
-        the model flattens its tokens; −1 in all entries of a row that has no route. Ranks may have different numbers of
-        micro-steps.
+        routes: of each of this rank's micro-steps, a tensor or array of integers [rows, layers, top_k] or [batch,
+        tokens, layers, top_k], as the model flattens its tokens; −1 in all entries of a row that has no route. Ranks
+        may have different numbers of micro-steps.
         unrouted: what becomes of rows without a route. drop: the experts add nothing to them, so that only rows which
         nothing reads may have none: padding, and the last token of a sequence. home: each takes the experts that its
         router chooses, at their homes. Layers of micro-steps in which some rank has such rows exchange these apart from
         the others, and their counts first.
-        on_mismatch: refuse: the routes are replayed; a layer that runs other experts ends the phase with an error.
+        on_mismatch: refuse: the routes are replayed; a layer that runs other experts ends the phase with an error. So
+        do routes of other rows: those that agree with what routers would choose no better than in any other order of
+        rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: routes may be any.
         home: routers choose their own experts, and the routes are a guess that the plan is made for. A row (a token at
         one of its experts) whose expert was recorded takes the replica that was planned for it; any other one goes to
         its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.
@@ -229,15 +253,17 @@ class ExpertParallel:
         no effect, and for invalid routes on any rank; where no rank has a micro-step; where ranks have different
         numbers of them although FSDP2, or a DistributedDataParallel of the trainer's or of wrap()'s, needs a batch of
         each; and, under drop, for rows without a route that something certainly reads: a row that has one in other
-        layers, or that lies between rows of its sequence that have one.
+        layers, or one of several that lie between rows of its sequence that have one.
         """
         self._expect_usable()
         if self.ranks.failures is not None and (reason := self.ranks.failures.reason()):
             raise RuntimeError(f"{reason}; begin anew after detach()")
+        self.ranks.expect_call("plan()")
         self._own_experts.expect_not_overwritten()
         gathered = gather_routes(
-            self.experts, routes, phase, unrouted, on_mismatch, previous, as_many=self._dense.needs_all_ranks
-        )
+            self.experts, routes, phase, unrouted, on_mismatch, previous, as_many=self._dense.needs_all_ranks,
+            tell=(self._dense.tell, self._own_experts.tell),
+        )  # fmt: skip
         load = self._load(gathered.counts)
         expect_effect_of(previous, load, self.arguments)
         running = foremoe.start_plan(load, **self.arguments.planning(), previous=previous)
@@ -252,6 +278,7 @@ class ExpertParallel:
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
+        self.ranks.expect_call("clip_grad_norm_()")
         return clip(self.expert_parameters(), self.dense_parameters(), self.ranks, max_norm)
 
     def whole_state_dict(
@@ -260,29 +287,31 @@ class ExpertParallel:
         """The state_dict() that the model would have if it were not spread. Collective.
 
         It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights, under the names
-        of the model inside DistributedDataParallel. Experts are gathered one parameter at a time. As in state_dict(),
-        entries that are no experts share the model's memory.
+        of the model inside DistributedDataParallel, or of a copy of it. Experts are gathered one parameter at a time.
+        Entries share no memory with the model.
 
         Args:
             model: The model whose experts are spread, or what wrap() returned.
             cpu_offload: Moves each entry to the CPU when it is whole.
-            rank0_only: Returns the entries on rank 0 of the group alone; the other ranks get an empty dict.
+            rank0_only: Returns the entries on the first rank of all replicas; the other ranks get an empty dict.
         """
-        return saving.whole_state_dict(self._parts, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
+        self.ranks.expect_call("whole_state_dict()")
+        return saving.whole_state_dict(self._shards, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
 
     def whole_entries(self, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
         """The entries of whole_state_dict(model), one at a time: names, of which tied weights have several, and value.
 
-        Collective: all ranks take all of them.
+        Collective: all ranks take all of them. Values that are no experts may share the model's memory.
         """
-        return saving.whole_entries(self._parts, model)
+        self.ranks.expect_call("whole_entries()")
+        return saving.whole_entries(self._shards, model)
 
     def load_whole_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any]) -> None:
         """Takes this rank's part of what whole_state_dict() returned, on any number of ranks.
 
         Raises InputError that names the entry which is missing, unexpected or of another shape.
         """
-        saving.load_whole_state_dict(self._parts, model, state)
+        saving.load_whole_state_dict(self._shards, model, state)
         self._own_experts.loaded()
 
     def save_pretrained(self, model: torch.nn.Module, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -295,7 +324,8 @@ class ExpertParallel:
             folder: Where from_pretrained() will find the model.
             options: Of the model's own save_pretrained(), such as max_shard_size.
         """
-        saving.save_pretrained(self._parts, model, folder, **options)
+        self.ranks.expect_call("save_pretrained()")
+        saving.save_pretrained(self._shards, model, folder, **options)
 
     def whole_optimizer_state(
         self, optimizer: torch.optim.Optimizer, *, cpu_offload: bool = False, rank0_only: bool = False
@@ -308,12 +338,13 @@ class ExpertParallel:
         Args:
             optimizer: Of the spread model, of which it keeps scalars and tensors of the parameters' shapes.
             cpu_offload: Moves each tensor to the CPU when it is whole.
-            rank0_only: Returns the state on rank 0 of the group alone; the other ranks get an empty dict.
+            rank0_only: Returns the state on the first rank of all replicas; the other ranks get an empty dict.
 
         Raises InputError, on all ranks, for other state, and for scalars that differ between ranks.
         """
+        self.ranks.expect_call("whole_optimizer_state()")
         return optimizer_state.whole_optimizer_state(
-            self._parts, self._trained_model(), optimizer, cpu_offload=cpu_offload, rank0_only=rank0_only
+            self._shards, self._trained_model(), optimizer, cpu_offload=cpu_offload, rank0_only=rank0_only
         )
 
     def load_whole_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -321,7 +352,7 @@ class ExpertParallel:
 
         The parameter groups may be other ones, if those that are joined have the same options. Raises InputError.
         """
-        optimizer_state.load_whole_optimizer_state(self._parts, self._trained_model(), optimizer, state)
+        optimizer_state.load_whole_optimizer_state(self._shards, self._trained_model(), optimizer, state)
 
     def _trained_model(self) -> torch.nn.Module:
         model = self._dense.model if self._dense.model is not None else getattr(self.layers[0], "model", None)
@@ -332,7 +363,7 @@ class ExpertParallel:
     def detach(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No phase can
         run afterwards: the groups that were made for copies are gone."""
-        self._reports.remove()
+        self._shards.remove()
         self._own_experts.release()
         self._dense.unwrap()
         self._memory.release()
@@ -361,6 +392,7 @@ class ExpertParallel:
                 "evaluate(): FSDP2 gathers weights of all ranks in every forward; run as many forwards on all ranks "
                 "without it, such as by generate(synced_gpus=True)"
             )
+        self.ranks.expect_call("evaluate()")
         evaluation = self._evaluation = Evaluation(self.ranks.group, self.ranks.device)
         with torch.no_grad():
             try:
@@ -382,7 +414,11 @@ class ExpertParallel:
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:
-        """Layers run without a plan inside, every row at its home."""
+        """Layers run without a plan inside, every row at its home. Collective.
+
+        Inside phase.micro_step() the routes of the micro-step are still replayed. Between micro-steps routers choose.
+        Inside a phase drain() averages the gradients of what runs here, such as an auxiliary loss, with all others.
+        """
         phase, self._phase = self._phase, None
         try:
             yield

@@ -7,6 +7,7 @@ was not completed. What a layer does is told in micro_step.py.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,9 +28,8 @@ from .figures import BesidePlan, figures_of
 from .gradients import PhaseGradients
 from .micro_step import MicroStep
 from .routes import Routes
-from .spread import SpreadExperts
+from .spread import SpreadExperts, expect_no_hooks
 from .unchanged import Unchanged
-from .wrappers import is_in_no_sync
 
 _OUT_OF_ORDER = "ran out of order, or twice"
 
@@ -60,7 +60,7 @@ class Phase:
         """memory: for the host path. entered: inside of it layers run by this phase."""
         self.routes = routes
         self.phase = phase
-        self.beside = BesidePlan(routes)
+        self.beside = BesidePlan(routes, experts)
         self.failed = False  # with copies on their way that nobody waits for
         self._experts = experts
         self._dense = dense
@@ -72,9 +72,9 @@ class Phase:
         self._inside = contextlib.ExitStack()
         self._planned: PlannedPhase | None = None
         self._current: MicroStep | None = None
+        self._left: MicroStep | None = None  # the last one, while its backward may still run
         self._next = 0  # micro-step
         self._gradients: PhaseGradients | None = None  # of a policy update
-        self._in_no_sync = False  # the last layer ran
         self._drained = phase == "recompute"
 
     @property
@@ -119,6 +119,7 @@ class Phase:
         return self
 
     def _begin(self) -> None:
+        self._experts.ranks.expect_call("entering a phase")
         planned = PlannedPhase(
             self._running,
             self._load,
@@ -197,7 +198,13 @@ class Phase:
     def micro_step(self, micro_step: int) -> Iterator[None]:
         """Forward and backward of this micro-step run inside: its routes are replayed, its plan executed.
 
-        Micro-steps run in order, each once, on all ranks.
+        Micro-steps run in order, each once, on all ranks. All ranks also run the same forwards without gradients, such
+        as those of a reference model, before or after the one that has gradients; these replay the routes too. Under
+        residency shared, in a recompute phase and after the backward their rows go to homes.
+
+        A rank may leave out the backward of a batch that counts for nothing: then one with gradients of zero runs, when
+        the next micro-step is entered or in drain() (figure `skipped`). Under DistributedDataParallel, FSDP2 and
+        reentrant checkpoints run (0 * loss).backward().
         """
         if micro_step >= self.routes.num_own and micro_step in self.micro_steps:
             raise RuntimeError(f"this rank has no batch in micro-step {micro_step}: run idle({micro_step})")
@@ -216,19 +223,42 @@ class Phase:
         if micro_step != self._next:
             raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
         with self._ending_all():
+            self._finish_micro_step()
             self._unchanged.expect()
+            if self._gradients is not None:
+                self._gradients.expect_accumulated()
             self._next += 1
+            if (calls := self._experts.ranks.calls) is not None:
+                calls.passing(f"micro_step({micro_step})")
             at_homes = self.guests.agree(micro_step)
             self.beside.fallbacks += [(micro_step, layer) for layer in sorted(at_homes)]
-            self._current = self._prepare(micro_step, at_homes)
-            for layer, of in zip(self._experts.layers, self._current.layers, strict=True):
-                layer.replay(of.recorded if of.slots is None else torch.full_like(of.recorded, -1))
-            try:
-                yield self._current
-            finally:
-                self._current = None
-                for layer in self._experts.layers:
-                    layer.replay(None)
+            current = self._prepare(micro_step, at_homes)
+            with self._replaying(current):
+                yield current
+            self._dense.note_backward()
+            self._left = current
+            if self._gradients is None:  # no backward may follow
+                self._finish_micro_step()
+
+    @contextlib.contextmanager
+    def _replaying(self, current: MicroStep) -> Iterator[None]:
+        """Layers run this micro-step inside."""
+        self._current = current
+        for layer, of in zip(self._experts.layers, current.layers, strict=True):
+            layer.replay(of.recorded if of.slots is None else torch.full_like(of.recorded, -1))
+        try:
+            yield
+        finally:
+            self._current = None
+            for layer in self._experts.layers:
+                layer.replay(None)
+
+    def _finish_micro_step(self) -> None:
+        """Ends the last micro-step. Until the next one is entered, or drain(), its backward may still run."""
+        left, self._left = self._left, None
+        if left is not None:
+            with self._replaying(left):  # a checkpoint runs layers again
+                left.finish(self._dense.needs_all_ranks)
 
     def _prepare(self, micro_step: int, at_homes: set[int]) -> MicroStep:
         self.planned.wait_for(micro_step)
@@ -241,7 +271,7 @@ class Phase:
         """
         if self._current is None:
             raise RuntimeError("a planned layer ran outside of micro_step()")
-        self._in_no_sync = is_in_no_sync()
+        self._dense.note_forward()
         return self._current.execute(index, hidden, ids, gates)
 
     def drain(self) -> None:
@@ -251,16 +281,19 @@ class Phase:
         """
         if self._gradients is None:
             return
+        with self._ending_all():
+            self._finish_micro_step()
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():
-            raise RuntimeError("drain() comes once, after the backward of the last micro-step")
-        self._dense.expect_averaged()
-        if self._in_no_sync:
             raise RuntimeError(
-                "the last micro-step ran inside no_sync() of DistributedDataParallel, which then averages no gradients "
-                "of this phase; run the last micro-step outside of it, and accumulate inside one phase"
+                "drain() comes once, after the backward of the last micro-step: "
+                f"{self._next} of {self._load.num_micro_steps} micro-steps have run"
             )
+        self._dense.expect_averaged()
         with self._ending_all():
             self._unchanged.expect()
+            self._gradients.expect_accumulated()
+            expect_no_hooks(self._experts.layers)
+            self._experts.ranks.expect_call("drain()")
             self._expect_same_end()
             self._gradients.finish(self.guests)
             self.beside.share(self._experts.ranks)
@@ -269,26 +302,43 @@ class Phase:
 
     def _expect_same_end(self) -> None:
         """Raises, on all ranks, RuntimeError where a layer of any rank ran other experts than its routes say, and
-        InputError where ranks would average gradients of other parameters than each other. Collective. Waits for the
-        device, once a phase: no layer does."""
+        InputError where routes of any rank are those of other rows, or where ranks would average gradients of other
+        parameters than each other. Collective. Waits for the device, once a phase: no layer does."""
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
-        alike = averaged | {"quotas of the plan": digest_of(self.plan.slot_tokens)[:8]}
-        number = number_of(repr(alike))
-        found = torch.tensor([own, number, -number], device=ranks.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=ranks.rows.group)
-        last, most, least = found.tolist()
-        layer = own if own >= 0 else last
-        if layer >= 0:
-            where = "" if own >= 0 else "on another rank, "
-            raise RuntimeError(
-                f"{self._experts.layers[layer].name}: {where}it ran other experts than its routes say, although they "
-                "were replayed; under on_mismatch='home' its router may choose"
+        quotas = {"quotas of the plan": digest_of(self.plan.slot_tokens)[:8]}
+        among = [(ranks.rows.group, averaged | quotas)]
+        if ranks.replicas is not None:
+            among = [(ranks.everyone.group, averaged), (ranks.rows.group, quotas)]
+        for group, alike in among:
+            number = number_of(repr(alike))
+            found = torch.tensor([own, number, -number], device=ranks.device)
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+            last, most, least = found.tolist()
+            layer = own if own >= 0 else last
+            if layer >= 0:
+                where = "" if own >= 0 else "on another rank, "
+                raise RuntimeError(
+                    f"{self._experts.layers[layer].name}: {where}it ran other experts than its routes say, although "
+                    "they were replayed; under on_mismatch='home' its router may choose"
+                )
+            if most != -least:
+                with refused_together(group) as given:
+                    given.expect_alike(alike)
+        if refusal := self.beside.refusal(ranks):
+            raise foremoe.InputError(
+                f"routes: {refusal}. Give each micro-step the routes of its own rows, of this rank and of these "
+                "layers; on_mismatch='replay' replays any",
+                field="routes",
             )
-        if most != -least:
-            with refused_together(ranks.rows.group) as given:
-                given.expect_alike(alike)
+        if float(self.beside.read) and not self._experts.has_warned and ranks.rank == 0:
+            self._experts.has_warned = True
+            logging.getLogger("foremoe").warning(
+                "routes: the loss reads rows that have no route, to which experts added nothing (figures dropped and "
+                "dropped_read): such as a prefix from the rollout's cache, or the last token of a sequence under a "
+                "reward model; unrouted='home' computes them"
+            )
 
     def figures(self) -> dict[str, Any]:
         """Statistics of balance and copies. Values that differ between ranks are those of this rank.
@@ -301,6 +351,9 @@ class Phase:
         that it waited for them; on CUDA, that its stream did, by events, which was never run. fallbacks: layers of
         micro-steps that ran at homes, not as planned, because a rank lacked a guest; the same on all ranks. mismatch:
         share of tokens with a route whose router would have chosen other experts, or under on_mismatch="home" did.
+        dropped: share of all rows without a route, to which experts add nothing; 0 under unrouted="home". dropped_read:
+        share of those that the loss reads, as gradients tell (those of other ranks from drain() on).
+        skipped: micro-steps whose backward this rank left out.
         mismatched, under "home" alone: [micro_steps][layers], rows (tokens at one of their experts) that went home
         because their expert was not recorded; of all ranks from drain() on.
         """

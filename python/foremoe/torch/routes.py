@@ -7,26 +7,29 @@ counted, so that no layer has to look for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
 from foremoe import _core
-from foremoe._engine.alike import digest_of, facts_of, refused_together
+from foremoe._engine.alike import Given, digest_of, facts_of, refused_together
 from foremoe._engine.arguments import expect_phase
 from foremoe._engine.communication import gathered
 from foremoe.files import expect
 
 from .dispatch import ON_MISMATCH
-from .spread import SpreadExperts
+from .spread import SpreadExperts, expect_no_hooks
 
 UNROUTED = ("drop", "home")
+RoutesOfMicroStep = Tensor | np.ndarray[Any, np.dtype[Any]]
 _INTEGERS = {torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64}
+_FEWEST_ROWS, _FEWEST_ENTRIES = 8, 4  # by fewer rows, or experts of a row, constant routes may be the router's own
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -37,6 +40,7 @@ class Routes:
     own: [micro-step] int32 [rows, layers, top_k]; no rows where others have a batch and this rank has none.
     num_own: micro-steps in which this rank has a batch.
     unrouted: [micro-step][layer] int64 [rows], this rank's rows without a route that are computed at homes.
+    num_rows: of all ranks and micro-steps. dropped: those of them without a route, where they are dropped.
     drop: whether rows without a route are dropped. on_mismatch: as plan() takes it.
     counts: int64 [micro_steps, layers, ranks, experts]. num_unrouted: int64 [micro_steps, layers, ranks].
     """
@@ -46,6 +50,8 @@ class Routes:
     unrouted: list[list[Tensor]]
     counts: Counts
     num_unrouted: Counts
+    num_rows: int
+    dropped: int
     drop: bool
     on_mismatch: str
 
@@ -60,32 +66,46 @@ def _facts_of(previous: foremoe.Plan | None) -> str:
 
 def gather_routes(
     experts: SpreadExperts,
-    routes: Sequence[Tensor],
+    routes: Sequence[RoutesOfMicroStep],
     phase: str,
     unrouted: str,
     on_mismatch: str,
     previous: foremoe.Plan | None,
     *,
     as_many: bool,
+    tell: Sequence[Callable[[Given], None]] = (),
 ) -> Routes:
-    """What ExpertParallel.plan() was given, checked and counted. Collective. Raises InputError, on all ranks.
+    """What ExpertParallel.plan() was given, checked and counted. Collective over all replicas. Raises InputError, on
+    all ranks.
 
-    as_many: all ranks must have the same number of micro-steps.
+    as_many: all ranks must have the same number of micro-steps. tell: each adds what else must be alike.
     """
-    with refused_together(experts.ranks.group) as given:
+    own_group = dist.get_process_group_ranks(experts.ranks.group)
+    with refused_together(experts.ranks.trainers) as given:
         expect(foremoe.Plan | None, previous=previous)
         given.expect_alike({"phase": repr(phase), "unrouted": repr(unrouted), "on_mismatch": repr(on_mismatch)})
-        given.expect_alike({"previous": _facts_of(previous)})
+        given.expect_alike({"previous": _facts_of(previous)}, f"ranks {own_group}")
+        for of in tell:
+            of(given)
         given.expect_alike(facts_of(experts.layers))  # weights may have been frozen since
         if on_mismatch not in ON_MISMATCH:
-            raise foremoe.InputError(f"on_mismatch: '{on_mismatch}', expected refuse or home", field="on_mismatch")
+            raise foremoe.InputError(
+                f"on_mismatch: '{on_mismatch}', expected refuse, replay or home", field="on_mismatch"
+            )
         experts.expect_own()
-        own = _counted(experts, routes, phase, unrouted)
-        given.told = len(own)
+        if phase == "policy_update":
+            expect_no_hooks(experts.layers)
+        own = _counted(experts, routes, phase, unrouted, may_be_constant=on_mismatch == "replay")
+        rows = sum(len(of.routes) for of in own)
+        dropped = sum(int((of.routes[:, 0, 0] < 0).sum()) for of in own) if unrouted == "drop" else 0
+        given.told = own_group[0], len(own), rows, dropped
         if as_many:
             given.expect_alike({"routes": f"{len(own)} micro-steps"})
-    num_own, most = len(own), max(given.of_all)
-    if most == 0:
+    by_group: dict[int, int] = {}  # the most micro-steps of a rank of each replica
+    for first, micro_steps, _, _ in given.of_all:
+        by_group[first] = max(micro_steps, by_group.get(first, 0))
+    num_own, most = len(own), by_group[own_group[0]]
+    if min(by_group.values()) == 0:
         raise foremoe.InputError("routes: there is no micro-step, on any rank", field="routes")
     own += [_no_rows(experts)] * (most - num_own)
     of_this_rank = torch.from_numpy(np.stack([of.counts for of in own])).to(experts.ranks.device)
@@ -96,6 +116,8 @@ def gather_routes(
         unrouted=[of.unrouted for of in own],
         counts=np.ascontiguousarray(counts[..., :-1]),
         num_unrouted=np.ascontiguousarray(counts[..., -1]),
+        num_rows=sum(rows for first, _, rows, _ in given.of_all if first == own_group[0]),
+        dropped=sum(of for first, *_, of in given.of_all if first == own_group[0]),
         drop=unrouted == "drop",
         on_mismatch=on_mismatch,
     )
@@ -123,22 +145,33 @@ def _no_rows(experts: SpreadExperts) -> _MicroStep:
     )
 
 
-def _counted(experts: SpreadExperts, routes: Sequence[Tensor], phase: str, unrouted: str) -> list[_MicroStep]:
+def _counted(
+    experts: SpreadExperts, routes: Sequence[RoutesOfMicroStep], phase: str, unrouted: str, *, may_be_constant: bool
+) -> list[_MicroStep]:
     """Raises InputError that names the argument."""
     expect_phase(phase)
     if unrouted not in UNROUTED:
         raise foremoe.InputError(f"unrouted: '{unrouted}', expected drop or home", field="unrouted")
-    if isinstance(routes, Tensor):
-        raise foremoe.InputError("routes: is one tensor; expected a list with one of each micro-step", field="routes")
-    return [_counted_micro_step(experts, of, m, unrouted) for m, of in enumerate(routes)]
+    if isinstance(routes, (Tensor, np.ndarray)):
+        raise foremoe.InputError(
+            f"routes: is one {'tensor' if isinstance(routes, Tensor) else 'array'}; expected a list with one of each "
+            "micro-step",
+            field="routes",
+        )
+    return [_counted_micro_step(experts, of, m, unrouted, may_be_constant) for m, of in enumerate(routes)]
 
 
-def _counted_micro_step(experts: SpreadExperts, of: Tensor, m: int, unrouted: str) -> _MicroStep:
+def _counted_micro_step(
+    experts: SpreadExperts, given: RoutesOfMicroStep, m: int, unrouted: str, may_be_constant: bool
+) -> _MicroStep:
     layers, top_k = len(experts.layers), experts.top_k
 
     def refuse(what: str, entry: str = "") -> NoReturn:
         raise foremoe.InputError(f"routes[{m}]{entry}: {what}", field="routes", index=f"[{m}]{entry}")
 
+    if not isinstance(given, (Tensor, np.ndarray)):
+        refuse(f"is a {type(given).__name__}; expected a tensor or an array")
+    of = given if isinstance(given, Tensor) else torch.from_numpy(given.copy())  # which may be read-only
     if of.dtype not in _INTEGERS or of.dim() not in (3, 4) or tuple(of.shape[-2:]) != (layers, top_k):
         refuse(f"is {of.dtype} {list(of.shape)}; expected integers [rows, {layers}, {top_k}]")
     flat = of.detach().cpu().reshape(-1, layers, top_k).contiguous()
@@ -149,6 +182,10 @@ def _counted_micro_step(experts: SpreadExperts, of: Tensor, m: int, unrouted: st
     own = torch.from_numpy(ids)
     if own.data_ptr() == of.data_ptr():
         own = own.clone()  # the trainer may write its own
+    if not may_be_constant and layers * top_k >= _FEWEST_ENTRIES and _is_constant(own):
+        refuse(
+            "all rows have the same experts in every layer, so that their capture did not run; expected those of rows"
+        )
     found = [torch.empty(0, dtype=torch.int64)] * layers
     num_unrouted = np.zeros((layers, 1), np.int64)
     missing = len(own) - counts.sum(1) // top_k  # rows without a route, by layer
@@ -162,6 +199,12 @@ def _counted_micro_step(experts: SpreadExperts, of: Tensor, m: int, unrouted: st
     return _MicroStep(own, found, np.concatenate([counts, num_unrouted], 1))
 
 
+def _is_constant(own: Tensor) -> bool:
+    """Whether many rows have a route, and all the same."""
+    routed = own[(own[:, :, 0] >= 0).any(1)]
+    return len(routed) >= _FEWEST_ROWS and bool((routed == routed[0]).all())
+
+
 def _read_rows_without_route(own: Tensor, shape: Sequence[int]) -> str:
     """Why rows without a route, which the experts would add nothing to, are certain to be read; "" where none is."""
     routed = own[:, :, 0] >= 0  # [rows, layers]
@@ -170,6 +213,10 @@ def _read_rows_without_route(own: Tensor, shape: Sequence[int]) -> str:
     if len(shape) == 4:
         of_token = routed[:, 0].int().view(*shape[:2])
         inside = (of_token.cumsum(1) > 0) & (of_token.flip(1).cumsum(1).flip(1) > 0)
-        if bool((inside & (of_token == 0)).any()):
-            return "a row between rows with routes has none; expected one, or unrouted='home'"
+        holes = inside & (of_token == 0)
+        if bool((holes[:, 1:] & holes[:, :-1]).any()):  # a single one is the last token of a packed sequence
+            return (
+                "rows between rows with routes have none; expected one, or unrouted='home', or for packed sequences "
+                "that are padded [rows, layers, top_k]"
+            )
     return ""

@@ -3,19 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 import foremoe
 from foremoe._engine.arguments import mark_spread, unmark_spread
 from foremoe._engine.communication import gathered
 from foremoe._engine.layers import Execute, ExpertLayer
 from foremoe._engine.ranks import Ranks
-from foremoe._engine.sharded import is_dtensor, local_weights
+from foremoe._engine.sharded import is_dtensor, local_weights, version_of
 
 from .dispatch import dispatch_to
 from .exchange import exchanged
+
+
+class Accumulated:
+    """The gradient that autograd sums for a weight, and whether anything else has written it."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        self._weight = weight
+        self._grad: Tensor | None = None
+        self._version = 0
+        self._written = False
+        self.release = weight.register_post_accumulate_grad_hook(self._note).remove  # type: ignore[no-untyped-call]
+
+    def _note(self, weight: Tensor) -> None:
+        assert weight.grad is not None
+        self._written = self._was_written(weight.grad, added=1)
+        self._grad, self._version = weight.grad, version_of(weight.grad)
+
+    def _was_written(self, now: Tensor | None, added: int = 0) -> bool:
+        if self._grad is None or self._written:
+            return self._written
+        return now is not self._grad or version_of(now) != self._version + added
+
+    def is_written(self) -> bool:
+        return self._was_written(self._weight.grad)
+
+
+@dataclass(frozen=True)
+class HomePass:
+    """What a forward of a layer at homes needs beside its rows.
+
+    word: int64 [], where it is not 0, the same on all ranks whose word is not 0. refuse: called on all ranks where it
+    is not. before_backward: called when the backward begins. of_gradients: applied there to gradients of experts.
+    """
+
+    word: Tensor
+    refuse: Callable[[], None]
+    before_backward: Callable[[], None]
+    of_gradients: Callable[[Tensor], Tensor]
 
 
 class SpreadExperts:
@@ -33,6 +74,8 @@ class SpreadExperts:
         if not self.is_sharded:
             for layer in layers:
                 _replace(layer, {of: self._of_this_rank(w.detach()).clone() for of, w in layer.weights().items()})
+        self.begin_home_pass: Callable[[int], HomePass]  # called with the layer's index
+        self.has_warned = False  # of rows without a route that are read
         self._spread = self.parameters()
         mark_spread(self._spread)
 
@@ -71,12 +114,18 @@ class SpreadExperts:
         on this rank.
         """
         layer, homes, rows = self.layers[index], self.ranks.homes, self.ranks.rows
-        to = dispatch_to(ids, slots=homes, own=homes, channel=rows)
+        begun = self.begin_home_pass(index)
+        to = dispatch_to(ids, slots=homes, own=homes, channel=rows, word=begun.word)
+        if len({word for word in to.words if word}) > 1:
+            begun.refuse()
 
         def compute(received: Tensor) -> Tensor:
-            return layer.forward_rows(received, to.home_ends, local_weights(layer))
+            weights = local_weights(layer)
+            if torch.is_grad_enabled():
+                weights = {name: _WithGradient.apply(weight, begun.of_gradients) for name, weight in weights.items()}
+            return layer.forward_rows(received, to.home_ends, weights)
 
-        return exchanged(hidden, gates, to, rows, compute), to.home_rows
+        return exchanged(hidden, gates, to, rows, compute, before=begun.before_backward), to.home_rows
 
     def gather(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""
@@ -86,6 +135,34 @@ class SpreadExperts:
                 own = {name: weight.detach().contiguous() for name, weight in layer.weights().items()}
                 _replace(layer, {name: gathered(w, self.ranks.group).flatten(0, 1) for name, w in own.items()})
         self.execute_by(None)
+
+
+def expect_no_hooks(layers: list[ExpertLayer]) -> None:
+    """Raises InputError for hooks on the gradients of experts, but for those of a phase."""
+    for layer in layers:
+        for name, weight in layer.weights().items():
+            after = (weight._post_accumulate_grad_hooks or {}).values()
+            others = [hook for hook in after if not isinstance(getattr(hook, "__self__", None), Accumulated)]
+            if weight._backward_hooks or others:
+                raise foremoe.InputError(
+                    f"layers: the {name} of {layer.name} has a hook on its gradient, which would see this rank's share "
+                    "alone, without those of guests; change the gradient after drain(), or freeze by requires_grad_()",
+                    field="layers",
+                )
+
+
+class _WithGradient(torch.autograd.Function):
+    """The identity. Its gradient is what a function makes of it."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, of_gradient: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.of_gradient = of_gradient
+        return weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.of_gradient(grads[0]), None
 
 
 def _replace(layer: ExpertLayer, by: dict[str, Tensor]) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from foremoe._engine.ranks import Ranks
+
 # Models of which a DistributedDataParallel was made since watch_ddp() ran. It may be gone, on some ranks before others.
 _IN_DDP: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -59,21 +61,38 @@ def is_in_ddp(model: torch.nn.Module) -> bool:
     return any(module is model for of in list(_IN_DDP) for module in of.modules())
 
 
-def is_in_no_sync() -> bool:
-    """Whether the forward of a DistributedDataParallel runs whose backward will not average gradients."""
-    ddp: Any = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-    return ddp is not None and not ddp.require_backward_grad_sync
+def active_ddp() -> Any:
+    """The DistributedDataParallel whose forward runs, or None."""
+    return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
 
 
-def shard_by_fsdp2(model: torch.nn.Module, experts: list[torch.nn.Parameter], group: Any) -> None:
-    """Turns parameters into DTensors over the group, gathered a decoder layer at a time.
+def is_in_no_sync(model: torch.nn.Module) -> bool:
+    """Whether set_requires_gradient_sync(False) of FSDP2 holds for any part of the model."""
+    return any(not of.reduce_grads for module in fsdp2_modules(model) for of in _parameter_groups(module))
+
+
+def _parameter_groups(module: Any) -> list[Any]:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # before torch 2.12
+        groups = [state._fsdp_param_group]
+    return [of for of in groups if of is not None]
+
+
+def shard_by_fsdp2(model: torch.nn.Module, experts: list[torch.nn.Parameter], ranks: Ranks) -> None:
+    """Turns parameters into DTensors over the group, one copy per replica, gathered a decoder layer at a time.
 
     Decoder layers are the entries of module lists that hold experts. What is in none of them is gathered with the root.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = DeviceMesh.from_group(group, experts[0].device.type)
+    device = experts[0].device.type
+    if ranks.replicas is None:
+        mesh = DeviceMesh.from_group(ranks.group, device)
+    else:
+        groups = [ranks.replicas.group, ranks.group]
+        mesh = DeviceMesh.from_group(groups, device, ranks.grid, mesh_dim_names=("replicas", "shards"))
     ignored = set(experts)
     for layer in _decoder_layers(model, ignored):
         fully_shard(layer, mesh=mesh, ignored_params=ignored)

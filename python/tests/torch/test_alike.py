@@ -38,7 +38,7 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
     "min_tokens_per_guest": (2, 3),
     "seed": (1, 2),
 }
-ELSEWHERE = {"layers", "group", "copy_group"}  # compared below
+ELSEWHERE = {"layers", "group", "copy_group", "replicate_group"}  # compared below, and in test_replicas.py
 MAY_DIFFER = {"threads"}
 
 
@@ -144,14 +144,15 @@ def of_groups(rank: int) -> dict[str, Any]:
         "of both halves": {"group": half, "depth": 3 if rank > 1 else 2},
     }
     found = {
-        name: timed_refusal(lambda options=options: ExpertParallel(layers_of(), **options))
+        name: timed_refusal(lambda options=options: ExpertParallel(layers_of(), replicate_group=None, **options))
         for name, options in cases.items()
     }
+    alone: dict[str, Any] = {"group": half, "replicate_group": None}
     found["a rank that stands by"] = timed_refusal(
-        lambda: stand_by() if rank == ODD else ExpertParallel(layers_of(), group=halves[0] if rank < 2 else halves[1])
+        lambda: stand_by() if rank == ODD else ExpertParallel(layers_of(), **alone)
     )
     found["a half stands by"] = timed_refusal(
-        lambda: ExpertParallel(layers_of(), group=half).detach() if rank < 2 else stand_by()
+        lambda: ExpertParallel(layers_of(), **alone).detach() if rank < 2 else stand_by()
     )
     return found
 

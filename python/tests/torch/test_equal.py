@@ -150,11 +150,12 @@ def work(rank: int) -> dict[str, Any]:
             key, options = f"{residency}, {path}", {"residency": residency, "path": path}
             found[f"float64, {key}, plain"] = run_step(rank, f64, **options)
             found[f"float64, {key}, checkpointing"] = run_step(rank, f64, checkpointing=True, **options)
-            found[f"float32, {key}"] = run_step(rank, torch.float32, seed=1, **options)
-            found[f"float64, {key}, two guests"] = run_step(rank, f64, seed=2, guest_slots=2, **options)
-            found[f"float64, {key}, uneven"] = run_step(rank, f64, seed=3, uneven=True, **options)
+            found[f"float64, {key}, two guests, uneven"] = run_step(
+                rank, f64, seed=3, uneven=True, guest_slots=2, **options
+            )
             if residency != "shared":
                 found[f"float64, {key}, whole checkpoint"] = run_step(rank, f64, checkpointing="whole", **options)
+        found[f"float32, {residency}, peer"] = run_step(rank, torch.float32, seed=1, residency=residency, path="peer")
         found[f"float64, {residency}, auto"] = run_step(rank, f64, seed=4, residency=residency, path="auto")
     found["float64, resident, peer, ddp"] = run_step(rank, f64, seed=4, wrapper="ddp")
     for policy in BALANCERS:

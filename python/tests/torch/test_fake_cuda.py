@@ -46,7 +46,7 @@ def waits_of_a_phase(
     cuda: FakeCuda,
     *,
     phase: str = "policy_update",
-    on_mismatch: str = "refuse",
+    on_mismatch: str = "replay",
     spoil: Callable[[torch.Tensor], object] | None = None,
     **options: Any,
 ) -> tuple[list[str], int]:

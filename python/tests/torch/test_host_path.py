@@ -21,6 +21,7 @@ import torch.distributed as dist
 from processes import begin_rank, rank_starter
 from training import (
     LAYERS,
+    MICRO_STEPS,
     Spoil,
     assert_equal_to_eager,
     draw_batches,
@@ -246,22 +247,22 @@ def test_layers_that_lack_a_guest_run_at_homes(found: list[dict[str, Any]], faul
     results = [of[f"{fault}, {how}"] for of in found]
     fallbacks = {result["fallbacks"] for result in results}
     assert len(fallbacks) == 1, "ranks disagree"
-    assert 0 < fallbacks.pop() <= 4 * LAYERS
+    assert 0 < fallbacks.pop() <= MICRO_STEPS * LAYERS
     assert all(result["rho_computed"] > result["rho_planned"] for result in results)
 
 
 def test_a_guest_that_comes_late_serves_from_then_on(found: list[dict[str, Any]]) -> None:
     never, late, whole = (found[0][case] for case in ("never, static", "late, static", "static"))
-    assert never["fallbacks"] == 4 * late["fallbacks"] // 2, "micro-steps 0 and 1 of four"
+    assert never["fallbacks"] == MICRO_STEPS * late["fallbacks"] // 2, "micro-steps 0 and 1"
     assert never["copies"] == 0
-    assert never["fallbacks"] == 4 * LAYERS and never["rho_computed"] == pytest.approx(never["rho_vanilla"])
+    assert never["fallbacks"] == MICRO_STEPS * LAYERS and never["rho_computed"] == pytest.approx(never["rho_vanilla"])
     assert whole["rho_computed"] == whole["rho_planned"] < late["rho_computed"] < never["rho_computed"]
     assert late["copies"] == whole["copies"]
 
 
 def test_nobody_waits_for_a_slow_link_or_a_slow_writer(found: list[dict[str, Any]]) -> None:
     link, writing = (found[0][f"{fault}, static"] for fault in ("link", "writing"))
-    assert 0 < link["fallbacks"] <= writing["fallbacks"] == 4 * LAYERS
+    assert 0 < link["fallbacks"] <= writing["fallbacks"] == MICRO_STEPS * LAYERS
     assert sum(of["writing, static"]["copies"] for of in found) == 0
 
 

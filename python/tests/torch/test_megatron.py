@@ -28,6 +28,7 @@ from megatron_training import (
     modelled_seconds,
     state,
     train,
+    train_unplanned,
 )
 
 import foremoe
@@ -104,7 +105,7 @@ class Planned:
 
 
 def compare(case: Case, options: dict[str, Any], **more: Any) -> dict[str, Any]:
-    expected = train(case)
+    expected = train_unplanned(case)
     planned = Planned(**options)
     found = train(case, planned.prepare, planned.inside, **more)
     result: dict[str, Any] = differences(found, expected)
@@ -115,7 +116,7 @@ def compare(case: Case, options: dict[str, Any], **more: Any) -> dict[str, Any]:
 def shadow() -> dict[str, Any]:
     """Counting changes nothing; what it says is what counts say."""
     case = Case(ep=2, ddp=OVERLAP)
-    expected = train(case)
+    expected = train_unplanned(case)
     gathered: list[Any] = []
 
     def prepare(model: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,10 +22,30 @@ from foremoe._engine.guests import Guests
 from foremoe.megatron.step import Step
 
 
+def consult_twice(net: Any) -> None:
+    net.moe[1].register_forward_pre_hook(lambda layer, inputs: (layer.router(inputs[0]), None)[1])
+
+
+def pass_by_router(net: Any) -> None:
+    router = net.moe[1].router
+    net.moe[1].route = lambda hidden, *given: router.forward(hidden, *given)
+
+
+def replay_nothing(net: Any) -> None:
+    net.moe[1].router.router_replay.clear_router_replay_action()
+
+
+def turn_choice(net: Any) -> None:
+    """As many rows for each expert as planned, but not those that are replayed."""
+    net.moe[0].router.register_forward_hook(lambda *of: tuple(out.roll(1, 0) for out in of[2]))
+
+
 def failures() -> dict[str, str]:
     """Micro-batches that are not the plan's."""
 
-    def run(step: int, order: str, ep: int = 4, spoilt: bool = False) -> str:
+    def run(
+        step: int, order: str, ep: int = 4, spoilt: bool = False, change: Callable[[Any], Any] = lambda net: None
+    ) -> str:
         begin_groups(ep)
         net = make_net(make_config(Case(ep=ep)))
         replicas = foremoe.megatron.attach(net, ranks_per_node=2)
@@ -37,6 +58,7 @@ def failures() -> dict[str, str]:
                     if act == "f":
                         micro_step += 1
                         replay(net, step, micro_step % MICRO_STEPS)
+                        change(net)
                         y = net(batch(step, micro_step % MICRO_STEPS))
                         first = y if first is None else first
                     else:
@@ -56,6 +78,10 @@ def failures() -> dict[str, str]:
         "more": run(0, "fbfbfbf"),
         "out of order": run(0, "ff"),
         "no backward": run(0, "fbfbf"),
+        "a router twice": run(0, "fb", change=consult_twice),
+        "no router": run(0, "fb", change=pass_by_router),
+        "no replay": run(0, "fb", change=replay_nothing),
+        "other order": run(0, "fbfbfb", change=turn_choice),
         "other routes": run(1, "fbfbfb"),
         "of another replica": run(0, "fbfbfb", ep=2, spoilt=dist.get_rank() < 2),
     }
@@ -173,8 +199,12 @@ def work(rank: int) -> dict[str, Any]:
     [
         ("fewer", "the step was left before the last micro-step of its plan"),
         ("more", "moe.0: ran once more than the 3 micro-steps of the plan"),
-        ("out of order", "moe.0: its forward ran out of order"),
+        ("out of order", "moe.0: its forward of micro-step 1 ran out of order"),
         ("no backward", "the step was left before the last micro-step of its plan"),
+        ("a router twice", "moe.1: its router was consulted 2 times in micro-step 0; expected once"),
+        ("no router", "moe.1: its router was consulted 0 times in micro-step 0; expected once"),
+        ("no replay", "moe.1: its RouterReplay has no router_replay_action, but routes were given to it or to others"),
+        ("other order", "the rows of moe.0 in micro-step 0 were not those"),
         ("other routes", "the rows of moe.0 in micro-step 0 were not those that counts told plan()"),
     ],
 )

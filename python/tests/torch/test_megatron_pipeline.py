@@ -138,6 +138,17 @@ class Pipeline:
         }
 
 
+EXPECTED: dict[str, dict[str, Any]] = {}
+
+
+def run_unplanned(case: Case, **of_pipeline: Any) -> dict[str, Any]:
+    """A step as Megatron-LM itself runs it. Once per case."""
+    key = repr((case, of_pipeline))
+    if key not in EXPECTED:
+        EXPECTED[key] = Pipeline(case, **of_pipeline).run()
+    return EXPECTED[key]
+
+
 def compare(
     case: Case, options: dict[str, Any], without_plan: Case | None = None, **of_pipeline: Any
 ) -> dict[str, Any]:
@@ -145,7 +156,7 @@ def compare(
 
     without_plan: what is expected, if it is not the same case.
     """
-    expected = Pipeline(without_plan or case, **of_pipeline).run()
+    expected = run_unplanned(without_plan or case, **of_pipeline)
     planned = Pipeline(case, **of_pipeline)
     replicas = foremoe.megatron.attach(planned.models, **{"ranks_per_node": 2, **options})
     found: dict[str, Any] = {"worst": 0.0, "differences": []}

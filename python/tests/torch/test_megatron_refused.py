@@ -36,6 +36,7 @@ REFUSED = {
     "expert_tensor_parallel_size": 2,
     "expert_gtp_weight_remat_size": 2,
     "moe_expert_capacity_factor": 1.5,
+    "moe_router_fusion": True,
     "moe_pad_expert_input_to_capacity": True,
     "moe_router_padding_for_quantization": True,
     "moe_latent_size": 64,

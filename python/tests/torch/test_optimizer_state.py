@@ -211,7 +211,7 @@ def test_rank_0_alone_has_the_state_where_that_is_asked(folder: Any) -> None:
             "InputError: state: exp_avg of model.layers.0.mlp.experts.gate_up_proj is (3,), expected (16, 32, 32)",
         ),
         ("options", "have different options, but are in one group now"),
-        ("factored", "InputError: optimizer: row_var of model.layers.0.mlp.experts.gate_up_proj is"),
+        ("factored", "InputError: optimizer: row_var of parameter 0 is [4, 32, 1], but"),
         (
             "step",
             "InputError: optimizer[step of model.layers.0.mlp.experts.gate_up_proj]: 4.0 on rank 2, 3.0 on ranks 0, 1",

@@ -115,12 +115,12 @@ def load_its_own_state(rank: int) -> dict[str, str]:
     def plan() -> None:
         ep.plan(draw_routes(rank, 1, 3))
 
-    zeros = {name: of if "one_rank" in name else torch.zeros_like(of) for name, of in model.state_dict().items()}
+    zeros = {name: torch.zeros_like(of) for name, of in model.state_dict().items()}
     model.load_state_dict(zeros)
     found["zeros"] = refusal(plan)
     for layer in model.model.layers:
         experts = layer.mlp.experts
-        own = {name: of if "one_rank" in name else of + rank for name, of in experts.state_dict().items()}
+        own = {name: of + rank for name, of in experts.state_dict().items()}
         experts.load_state_dict(own)
     found["different"] = refusal(plan)
     for weight in ep.expert_parameters():
@@ -128,6 +128,10 @@ def load_its_own_state(rank: int) -> dict[str, str]:
     state = {name: of for name, of in model.state_dict().items() if ".experts." not in name}
     model.load_state_dict(state, strict=False)
     found["others alone"] = refusal(plan)
+    model = make_model(torch.float32)
+    ep = spread(model)
+    dist.broadcast(ep.expert_parameters()[1].detach(), 0)
+    found["one weight"] = refusal(plan)
     return found
 
 
@@ -312,7 +316,8 @@ def test_experts_that_were_loaded_may_be_alike(found: list[dict[str, Any]]) -> N
 def test_the_models_own_state_may_be_alike(found: list[dict[str, Any]]) -> None:
     for of in found:
         assert of["loaded by the model"]["zeros"] == of["loaded by the model"]["different"] == "nothing"
-        assert of["loaded by the model"]["others alone"].startswith("RuntimeError: ranks 0 and 1 have the same experts")
+        for case in ("others alone", "one weight"):
+            assert of["loaded by the model"][case].startswith("RuntimeError: ranks 0 and 1 have the same experts")
 
 
 def test_an_optimizer_of_parameters_that_were_replaced_is_refused(found: list[dict[str, Any]]) -> None:

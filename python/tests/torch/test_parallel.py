@@ -155,7 +155,7 @@ def work(rank: int, folder: str) -> None:
         "floats": [good[0].float()],
         "layers": [good[0].repeat(1, 2, 1)],
         "range": [good[0] + EXPERTS],
-        "inner": [torch.tensor([[[[0]], [[-1]], [[1]]]])],
+        "inner": [torch.tensor([[[[0]], [[-1]], [[-1]], [[1]]]])],
     }.items():
         found[name] = refusal(lambda wrong=wrong: ep.plan(wrong))
     found["unrouted"] = refusal(lambda: ep.plan(good, unrouted="away"))
@@ -264,11 +264,11 @@ def found() -> list[dict[str, Any]]:
         ("floats", "InputError: routes[0]: is torch.float32"),
         ("layers", "expected integers [rows, 1, 1]"),
         ("range", "]: expert 4 of 4"),
-        ("inner", "a row between rows with routes has none"),
+        ("inner", "rows between rows with routes have none"),
         ("one tensor", "InputError: routes: is one tensor"),
         ("repeated", "InputError: routes[0][1, 0, 1]: expert 2 appears twice in a row"),
         ("unrouted", "InputError: unrouted: 'away', expected drop or home"),
-        ("on_mismatch", "InputError: on_mismatch: 'away', expected refuse or home"),
+        ("on_mismatch", "InputError: on_mismatch: 'away', expected refuse, replay or home"),
         ("previous of rank 1", "InputError: previous: "),
         ("previous residency of rank 1", "InputError: previous: "),
         ("previous of more slots", "nothing"),
@@ -299,7 +299,7 @@ def found() -> list[dict[str, Any]]:
         ("drained twice", "drain() comes once"),
         ("rows", "9 rows ran, but there are routes of"),
         ("twice", "its forward ran twice in one micro-step"),
-        ("backward twice", "its backward ran out of order, or twice"),
+        ("backward twice", "its backward of micro-step 0 ran out of order, or twice"),
     ],
 )
 def test_mistakes_are_named(found: list[dict[str, Any]], case: str, words: str) -> None:

@@ -22,6 +22,7 @@ RANKS = 4
 EXPERTS = 16
 LAYERS = 3
 TOP_K = 2
+MICRO_STEPS = 3  # of run_step()
 
 Spoil = Callable[[Any, Any], contextlib.AbstractContextManager[None]]
 """(ep, phase) → a context in which the step goes wrong."""
@@ -49,8 +50,10 @@ def make_model(dtype: Any, seed: int = 0) -> Any:
 
 
 def spread(model: Any, group: Any = None, **options: Any) -> Any:
-    """The ExpertParallel of a model, over all ranks or a group."""
-    return ExpertParallel(expert_layers(model), group, **options)
+    """The ExpertParallel of a model, over all ranks or a group, without replicas unless they are given."""
+    ep: Any = ExpertParallel(expert_layers(model), group, **{"replicate_group": None, **options})
+    ep.plan = functools.partial(ep.plan, on_mismatch="replay")  # most routes of tests are drawn, not recorded
+    return ep
 
 
 def draw_batches(rank: int, micro_steps: int, seed: int) -> list[Any]:
@@ -108,6 +111,14 @@ def execute_eagerly(layer: Any, hidden: Any, ids: Any, gates: Any) -> Any:
     return out
 
 
+def make_eager_model(seed: int = 0) -> Any:
+    """In float64, of one process with all experts."""
+    model = make_model(torch.float64, seed)
+    for layer in expert_layers(model):
+        layer.execute_by(functools.partial(execute_eagerly, layer))
+    return model
+
+
 def wrong_routes(dtype: Any, batches: list[Any], routes: list[Any], share: float, seed: int) -> list[Any]:
     """What the routers of make_model() choose on these batches, in reversed order, but for a share of the experts,
     which are others. Rows that have no route in `routes` have none."""
@@ -145,6 +156,9 @@ def loss_of(model: Any, ids: Any, every_row: bool = False) -> Any:
     return loss + 0.1 * logits.square().mean() if every_row else loss
 
 
+_references: dict[str, tuple[float, dict[str, Any]]] = {}
+
+
 def reference(
     dtype: Any,
     batches: list[list[Any]],
@@ -154,7 +168,7 @@ def reference(
     state: dict[str, Any] | None = None,
     model_seed: int = 0,
     unrouted: str = "drop",
-    on_mismatch: str = "refuse",
+    on_mismatch: str = "replay",
     chosen: Any = None,
     mismatched: Any = None,
 ) -> tuple[float, dict[str, Any]]:
@@ -164,7 +178,15 @@ def reference(
     weights: the type that the weights are rounded to first. state: the weights; None for those of make_model().
     chosen: int64 [micro_steps, layers, experts], to which what rows without a route choose is added, and what others
     choose that is not recorded; mismatched: int64 [micro_steps, layers], to which the number of the latter is.
+    Without these three the result is kept, since this takes a large part of a test's time.
     """
+    key = repr(
+        (dtype, weights, model_seed, unrouted, on_mismatch, [[of.tolist() for of in b] for b in (*batches, *routes)])
+    )
+    is_kept = state is None and chosen is None and mismatched is None
+    if is_kept and key in _references:
+        loss, gradients = _references[key]
+        return loss, {name: gradient.clone() for name, gradient in gradients.items()}
     model = make_model(weights or dtype, model_seed).to(dtype)
     if state is not None:
         model.load_state_dict(state)
@@ -198,11 +220,14 @@ def reference(
                 layer.ids_now = of[:, :, i].reshape(-1, TOP_K)
                 layer.chosen = chosen[m, i] if chosen is not None else torch.zeros(EXPERTS, dtype=torch.long)
                 layer.mismatched = mismatched[m, i] if mismatched is not None else torch.zeros((), dtype=torch.long)
-                layer.replay(layer.ids_now if on_mismatch == "refuse" else None)
+                layer.replay(None if on_mismatch == "home" else layer.ids_now)
             loss = loss_of(model, ids, unrouted == "home") / len(batches)
             loss.backward()
             total += float(loss.detach())
-    return total, {name: p.grad for name, p in model.named_parameters()}
+    found = {name: p.grad for name, p in model.named_parameters()}
+    if is_kept:
+        _references[key] = total, {name: gradient.clone() for name, gradient in found.items()}
+    return total, found
 
 
 def whole(tensor: Any) -> Any:
@@ -234,10 +259,10 @@ def worst_difference(gradients: dict[str, Any], expected: dict[str, Any]) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What run_step() runs, and what one eager process finds. Nobody writes it."""
+    """What run_step() runs on a rank, and what eager processes find on all ranks of its group. Nobody writes it."""
 
-    batches: list[list[Any]]  # [rank][micro-step]
-    routes: list[list[Any]]
+    batches: list[Any]  # [micro-step]
+    routes: list[Any]
     on_mismatch: str
     chosen: Any  # int64 [micro-step, layer, expert], rows without a route
     mismatched: Any  # int64 [micro-step, layer]
@@ -245,25 +270,45 @@ class Step:
     gradients: dict[str, Any]
 
 
-@functools.cache
+_drawn: dict[tuple[Any, ...], Step] = {}
+
+
 def draw_step(
-    dtype: Any, seed: int, model_seed: int, micro_steps: tuple[int, ...], unrouted: str, wrong: float | None
+    rank: int,
+    group: Any,
+    dtype: Any,
+    seed: int,
+    model_seed: int,
+    micro_steps: tuple[int, ...],
+    unrouted: str,
+    wrong: float | None,
 ) -> Step:
-    """micro_steps: of each rank. The rest as run_step() takes it. Drawn once, since the eager process takes most of a
-    test's time."""
+    """Draw a step, and train it without experts that are spread: each rank runs its own micro-steps in an eager whole
+    model, and loss and gradients are averaged. Drawn once, since this takes a large part of a test's time.
+
+    micro_steps: of each rank of the group. The rest as run_step() takes it.
+    """
+    key = (rank, dtype, seed, model_seed, micro_steps, unrouted, wrong)
+    if key in _drawn:
+        return _drawn[key]
     draw = draw_routes if unrouted == "drop" else draw_partial_routes
-    batches = [draw_batches(r, m, seed) for r, m in enumerate(micro_steps)]
-    routes = [draw(r, m, seed) for r, m in enumerate(micro_steps)]
-    on_mismatch = "refuse" if wrong is None else "home"
+    batches, routes = draw_batches(rank, micro_steps[rank], seed), draw(rank, micro_steps[rank], seed)
+    on_mismatch = "replay" if wrong is None else "home"
     if wrong is not None:
-        routes = [wrong_routes(dtype, batches[r], of, wrong, 10 * seed + r) for r, of in enumerate(routes)]
+        routes = wrong_routes(dtype, batches, routes, wrong, 10 * seed + rank)
     chosen = torch.zeros(max(micro_steps), LAYERS, EXPERTS, dtype=torch.long)
     mismatched = torch.zeros(max(micro_steps), LAYERS, dtype=torch.long)
     loss, gradients = reference(
-        dtype, batches, routes, model_seed=model_seed, unrouted=unrouted, on_mismatch=on_mismatch,
+        dtype, [batches], [routes], model_seed=model_seed, unrouted=unrouted, on_mismatch=on_mismatch,
         chosen=chosen, mismatched=mismatched,
     )  # fmt: skip
-    return Step(batches, routes, on_mismatch, chosen, mismatched, loss, gradients)
+    losses = torch.tensor(loss, dtype=torch.float64)
+    for of in (chosen, mismatched, losses, *gradients.values()):
+        dist.all_reduce(of, group=group)
+    gradients = {name: gradient / len(micro_steps) for name, gradient in gradients.items()}
+    loss = float(losses) / len(micro_steps)
+    _drawn[key] = Step(batches, routes, on_mismatch, chosen, mismatched, loss, gradients)
+    return _drawn[key]
 
 
 def run_step(
@@ -285,8 +330,8 @@ def run_step(
     with on_mismatch="home"; None: routes are replayed. rank: of the group among options, which are those of
     ExpertParallel."""
     ranks = dist.get_world_size(options.get("group"))
-    micro_steps = (*[3] * (ranks - 1), 2) if uneven else (4,) * ranks
-    step = draw_step(dtype, seed, model_seed, micro_steps, unrouted, wrong)
+    micro_steps = (*[MICRO_STEPS] * (ranks - 1), MICRO_STEPS - uneven)
+    step = draw_step(rank, options.get("group"), dtype, seed, model_seed, micro_steps, unrouted, wrong)
     batches, routes, on_mismatch = step.batches, step.routes, step.on_mismatch
     chosen, mismatched = step.chosen, step.mismatched
     model = make_model(dtype, model_seed)
@@ -295,18 +340,18 @@ def run_step(
         model.train()
     ep = spread(model, **{"ranks_per_node": 2, **options})
     trained = ep.wrap(model, wrapper)
-    phase = ep.plan(routes[rank], unrouted=unrouted, on_mismatch=on_mismatch)
+    phase = ep.plan(routes, unrouted=unrouted, on_mismatch=on_mismatch)
     total = 0.0
     with spoil(ep, phase) if spoil is not None else contextlib.nullcontext(), phase:
         for m in phase.micro_steps:
-            if m >= len(batches[rank]):
+            if m >= len(batches):
                 phase.idle(m)
                 continue
             with phase.micro_step(m):
                 forward = functools.partial(loss_of, trained, every_row=unrouted == "home")
                 if checkpointing == "whole":
                     forward = functools.partial(torch.utils.checkpoint.checkpoint, forward, use_reentrant=False)
-                loss = forward(batches[rank][m])
+                loss = forward(batches[m])
                 loss.backward()
                 total += float(loss.detach())
         phase.drain()

@@ -1,0 +1,72 @@
+"""Collective calls of the ranks of a group: all make the same ones, in the same order.
+
+A rank announces each call before its first exchange, and waits for the other ranks' announcements: so a call that one
+rank makes alone ends with an error that names it, before exchanges of different sizes meet. Announcements go over the
+group of copies, whose only other use is point-to-point. A micro-step is announced in the store, without waiting: its
+exchanges go over the group of rows, which closes when another rank finds the mismatch.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from .alike import spelled
+from .failures import Channel, Failures
+
+_LENGTH = 64  # bytes of a call's name
+_POLL_SECONDS = 0.001
+_LOOK_SECONDS = 0.1  # between looks into the store
+
+
+class Calls:
+    """Announces the calls of this rank."""
+
+    def __init__(self, channel: Channel, failures: Failures, device: torch.device) -> None:
+        self._channel = channel
+        self._failures = failures
+        self._device = device
+        self._number = 0  # of the last call
+
+    def passing(self, name: str) -> None:
+        """Announces a call whose exchanges go over other groups. Does not wait."""
+        self._number += 1
+        self._failures.note(self._number, name)
+
+    def expect(self, name: str) -> None:
+        """Announces a collective call, and waits until all ranks have announced one. Raises RuntimeError on all ranks
+        where these differ, and where another rank failed. After a failed phase nothing is announced: saving still
+        works then."""
+        if self._channel.is_closed:
+            return
+        self._number += 1
+        own = torch.frombuffer(bytearray(name.encode().ljust(_LENGTH)[:_LENGTH]), dtype=torch.uint8).to(self._device)
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self._channel.group))]
+        ranks = dist.get_process_group_ranks(self._channel.group)
+        try:
+            work = dist.all_gather(parts, own, group=self._channel.group, async_op=True)
+            looked = time.monotonic()
+            while not work.is_completed():
+                time.sleep(_POLL_SECONDS)
+                if time.monotonic() - looked > _LOOK_SECONDS:
+                    looked = time.monotonic()
+                    self._expect_no_other(name)
+            work.wait()
+        except RuntimeError as error:
+            ended_by = self._failures.end(error)
+            if ended_by:
+                raise RuntimeError(f"{ended_by}; {name} needs all ranks of the group") from error
+            raise
+        names = {rank: bytes(part.tolist()).decode().rstrip() for rank, part in zip(ranks, parts, strict=True)}
+        if len(set(names.values())) > 1:
+            refusal = RuntimeError(f"ranks make different collective calls: {spelled(names)}; expected the same of all")
+            self._failures.end(refusal)
+            raise refusal
+
+    def _expect_no_other(self, name: str) -> None:
+        if other := self._failures.noted(self._number):
+            raise RuntimeError(f"ranks make different collective calls: {name} on this one, {other} on another one")
+        if reason := self._failures.reason():
+            raise RuntimeError(f"{reason}; {name} needs all ranks of the group")

@@ -1,0 +1,234 @@
+"""The experts of a spread model as DTensors, wherever torch saves and loads them.
+
+While a model is spread, hooks turn this rank's experts in its state_dict(), and their moments in that of an optimizer,
+into DTensors that are sharded over the expert-parallel group. torch.distributed.checkpoint therefore saves all experts,
+and loads them on any number of ranks. Loading a state takes this rank's part of DTensors and of whole tensors.
+
+Anything else that saves would lose the experts of the other ranks. So these DTensors, and the model, refuse pickling.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import foremoe
+from foremoe._engine.ranks import Ranks
+from foremoe._engine.sharded import is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+State = dict[str, Any]
+
+_FOLLOWED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+class ExpertShards:
+    """This rank's part of the experts of a model, and hooks on the model until remove(). Copies of the model share it.
+
+    Without hooks where a rank has all experts, or where the experts are DTensors already.
+    """
+
+    def __init__(self, experts: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
+        self.group, self.num_ranks = ranks.group, ranks.num_ranks
+        self.rank = ranks.rank
+        self.everyone = ranks.trainers  # the ranks of all replicas of these experts
+        self.keeps = dist.get_rank() == ranks.grid[0][0]  # what rank0_only asks for: the first rank of all replicas
+        self.num_weights = len(experts)
+        self.came_sharded = is_dtensor(experts[0])
+        self._device = experts[0].device.type
+        self._experts = {id(weight) for weight in experts}
+        self._undo: dict[torch.nn.Module, list[Callable[[], None]]] = {}
+        self._is_hooked = self.num_ranks > 1 and not self.came_sharded
+        if self._is_hooked:
+            for weight in experts:
+                vars(weight)["foremoe_shards"] = self  # is pickled with the parameter, which refuses that
+            _watch_optimizers()
+
+    def __deepcopy__(self, _: Any) -> ExpertShards:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError(
+            f"this would save the experts of one rank alone, since ExpertParallel spreads the model over "
+            f"{self.num_ranks} ranks. On all ranks, call torch.distributed.checkpoint.save() with state_dict(), or "
+            "ep.save_pretrained(model, folder); or save what ep.whole_state_dict(model) and "
+            "ep.whole_optimizer_state(optimizer) return"
+        )
+
+    @functools.cached_property
+    def mesh(self) -> DeviceMesh:
+        """Of the expert-parallel group. All DTensors that are computed from those of state dicts refer to it."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        mesh = DeviceMesh.from_group(self.group, self._device, mesh_dim_names=("foremoe_experts",))
+        vars(mesh)["foremoe"] = self  # is pickled with the mesh, which refuses that
+        return mesh
+
+    def add(self, model: torch.nn.Module) -> None:
+        """Hooks the modules of a model that hold experts, and save_pretrained() of those around them."""
+        for module in model.modules() if self._is_hooked else ():
+            held = [n for n, p in module.named_parameters(remove_duplicate=False) if id(p) in self._experts]
+            if module in self._undo or not held:
+                continue
+            undo = self._undo[module] = []
+            if own := [name for name in held if "." not in name]:
+                shard, take = functools.partial(self._shard_entries, own), functools.partial(self._take_entries, own)
+                undo.append(module.register_state_dict_post_hook(shard).remove)  # type: ignore[no-untyped-call]
+                undo.append(module.register_load_state_dict_pre_hook(take).remove)  # type: ignore[no-untyped-call]
+            if hasattr(module, "save_pretrained"):
+                vars(module)["save_pretrained"] = functools.partial(_save_whole_only, module, held)
+                undo.append(functools.partial(delattr, module, "save_pretrained"))
+
+    def remove(self) -> None:
+        while self._undo:
+            for undo in self._undo.popitem()[1]:
+                undo()
+
+    def holds(self, value: Any) -> bool:
+        """Whether an entry of state_dict(keep_vars=True) is one of the experts, or of a copy of the model."""
+        return id(value) in self._experts or (self._is_hooked and is_dtensor(value) and value.device_mesh is self.mesh)
+
+    def sharded(self, part: Tensor) -> Tensor:
+        """This rank's part of a tensor, as a DTensor in the same memory."""
+        from torch.distributed.tensor import DTensor, Shard
+
+        found = DTensor.from_local(part, self.mesh, [Shard(0)])
+        found.storage = self._refuse  # type: ignore[method-assign]  # safetensors and accelerate call it
+        return found
+
+    def part(self, value: Tensor, like: Tensor, name: str) -> Tensor:
+        """This rank's part of a DTensor or a whole tensor. like: of the part's shape.
+
+        Raises InputError for a plain tensor that has the shape of a part, since that may be any rank's.
+        """
+        if is_dtensor(value):
+            if value.device_mesh == self.mesh and value.placements[0].is_shard(0):
+                return value.to_local()
+            value = value.full_tensor()
+        if value.shape == like.shape:
+            raise foremoe.InputError(
+                f"state_dict: {name} holds {len(value)} of {len(like) * self.num_ranks} experts, perhaps of another "
+                "rank; expected all of them, or the DTensor of a spread model's state_dict()",
+                field="state_dict",
+            )
+        if value.dim() and len(value) == len(like) * self.num_ranks:
+            return value.narrow(0, self.rank * len(like), len(like))
+        return value  # torch names the shapes
+
+    def _shard_entries(self, names: list[str], _module: Any, state: State, prefix: str, _metadata: Any) -> None:
+        for name in names:
+            if prefix + name in state:
+                state[prefix + name] = self.sharded(state[prefix + name])
+
+    def _take_entries(self, names: list[str], module: Any, state: State, prefix: str, *arguments: Any) -> None:
+        errors: list[str] = arguments[-1]
+        for name in names:
+            value = state.get(prefix + name)
+            if isinstance(value, Tensor):
+                try:
+                    state[prefix + name] = self.part(value, getattr(module, name), prefix + name)
+                except foremoe.InputError as error:
+                    errors.append(str(error))
+
+
+def _save_whole_only(module: Any, experts: list[str], save_directory: Any, *arguments: Any, **keywords: Any) -> Any:
+    """In place of save_pretrained(). Saves a state dict that is given and has all experts, as trainers gather one."""
+    state = (arguments[1] if len(arguments) > 1 else keywords.get("state_dict")) or {}
+    own = module.state_dict()
+    if any(name not in state or is_dtensor(state[name]) or state[name].shape != own[name].shape for name in experts):
+        raise RuntimeError(
+            "this model holds one rank's experts, since an ExpertParallel spreads it: call its "
+            "ep.save_pretrained(model, folder) on all ranks instead"
+        )
+    return type(module).save_pretrained(module, save_directory, *arguments, **keywords)
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """torch steps an optimizer that has no state yet before it saves or loads its state by names."""
+    register_optimizer_step_pre_hook(lambda optimizer, *_: follow(optimizer))
+
+
+def follow(optimizer: torch.optim.Optimizer) -> None:
+    """From now on, state_dict() of this optimizer has DTensors for spread experts, and load_state_dict() takes them."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner  # in accelerate's
+    if optimizer in _FOLLOWED:
+        return
+    _FOLLOWED.add(optimizer)
+    optimizer.register_state_dict_post_hook(_shard_optimizer)
+    optimizer.register_load_state_dict_pre_hook(_load_optimizer)
+    for weight, state in optimizer.state.items():  # that was loaded before
+        shards = _shards_of(weight)
+        for key, value in state.items() if shards else ():
+            if _is_array(value) and (is_dtensor(value) or value.shape != weight.shape):
+                state[key] = shards.part(value, weight, key).clone()
+
+
+def _shards_of(weight: Any) -> Any:
+    """The ExpertShards of a parameter; None where all ranks have it."""
+    return getattr(weight, "foremoe_shards", None)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _changed(
+    optimizer: torch.optim.Optimizer, saved: State, change: Callable[[ExpertShards, Any, Tensor, str], Any]
+) -> State:
+    """The state that is saved or loaded, with what change(shards, value, parameter, name) makes of that of experts.
+
+    Parameters have numbers or names in it, in the order of the optimizer's.
+    """
+    state = dict(saved["state"])
+    held, names = (
+        itertools.chain.from_iterable(group["params"] for group in groups)
+        for groups in (optimizer.param_groups, saved["param_groups"])
+    )
+    for weight, name in zip(held, names, strict=False):
+        if (shards := _shards_of(weight)) and name in state:
+            of = state[name]
+            state[name] = {
+                key: change(shards, value, weight, f"{key} of parameter {name}") for key, value in of.items()
+            }
+    return saved | {"state": state}
+
+
+def expect_of_experts(name: str, value: Any, weight: Tensor) -> None:
+    """Raises InputError for an optimizer's state of a parameter that may not belong to single experts."""
+    shape = list(value.shape) if _is_array(value) else []
+    if (_is_array(value) and shape != list(weight.shape)) or isinstance(value, dict | list | tuple):
+        raise foremoe.InputError(
+            f"optimizer: {name} is {shape or type(value).__name__}, but the rank's experts are {list(weight.shape)}; "
+            "expected scalars and tensors of that shape, as Adam and SGD keep them",
+            field="optimizer",
+        )
+
+
+def _shard_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> State:
+    def shard(shards: ExpertShards, value: Any, weight: Tensor, name: str) -> Any:
+        expect_of_experts(name, value, weight)
+        return shards.sharded(value) if _is_array(value) else value
+
+    return _changed(optimizer, saved, shard)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> State:
+    def take(shards: ExpertShards, value: Any, weight: Tensor, name: str) -> Any:
+        return shards.part(value, weight, name).clone() if _is_array(value) else value
+
+    return _changed(optimizer, saved, take)

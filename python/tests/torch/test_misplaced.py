@@ -1,0 +1,295 @@
+"""Routes that are not those of their rows, rows without a route that the loss reads, and calls that not all ranks make.
+
+One start of four processes runs all checks; each rank reports what it found.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from refusals import refusal
+from training import (
+    EXPERTS,
+    RANKS,
+    draw_batches,
+    draw_routes,
+    loss_of,
+    make_model,
+    on_all_ranks,
+    wrong_routes,
+)
+
+from foremoe.hf import expert_layers
+from foremoe.torch import ExpertParallel
+from foremoe.torch.misplaced import Sample, judge
+
+F64 = torch.float64
+MICRO_STEPS, SEED = 2, 9
+
+
+def recorded(rank: int) -> list[Any]:
+    """What routers choose; the last token of a sequence has no route."""
+    batches = draw_batches(rank, MICRO_STEPS, SEED)
+    return wrong_routes(F64, batches, draw_routes(rank, MICRO_STEPS, SEED), 0.0, rank)
+
+
+def in_rows(change: Any) -> Any:
+    """Permutes rows with a route. change: (int64 [rows], a generator) → int64 [rows]."""
+
+    def changed(rank: int) -> list[Any]:
+        found, random = recorded(rank), torch.Generator().manual_seed(rank)
+        for of in found:
+            rows = of[:, :-1].flatten(0, 1)
+            of[:, :-1] = rows[change(torch.arange(len(rows)), random)].view_as(of[:, :-1])
+        return found
+
+    return changed
+
+
+def shuffled(rows: Any, random: Any) -> Any:
+    return rows[torch.randperm(len(rows), generator=random)]
+
+
+OTHER_ROWS: dict[str, tuple[Any, str]] = {
+    "another rank": (lambda rank: recorded((rank + 1) % RANKS), "no better than in any other order of rows"),
+    "one rank shuffles": (
+        lambda rank: (in_rows(shuffled) if rank == 2 else recorded)(rank),
+        "recorded experts of rank 2 agree with what routers would choose no better",
+    ),
+    "shuffled": (in_rows(shuffled), "recorded experts agree with what routers would choose no better"),
+    "transposed": (
+        in_rows(lambda rows, _: rows.view(2, -1).T.reshape(-1)),
+        "recorded experts agree with what routers would choose no better",
+    ),
+    "shifted": (in_rows(lambda rows, _: rows.roll(1)), "that are recorded for rows +1 beside them"),
+    "other micro-step": (
+        lambda rank: recorded(rank)[::-1],
+        "routers would choose the experts that are recorded for micro-step",
+    ),
+    "layers reversed": (
+        lambda rank: [of.flip(2) for of in recorded(rank)],
+        "that are recorded for layer 2, in layer 0",
+    ),
+}
+
+
+def run(
+    rank: int,
+    routes: list[Any],
+    *,
+    noise: float = 0.0,
+    every_row: bool = False,
+    phase: str = "policy_update",
+    **options: Any,
+) -> dict[str, Any]:
+    """The figures of a phase. noise: added to routers' weights since their choice was recorded."""
+    model = make_model(F64)
+    random = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for layer in expert_layers(model):
+            weight = layer.router.weight
+            weight += noise * weight.std() * torch.randn(weight.shape, dtype=weight.dtype, generator=random)
+    ep = ExpertParallel(expert_layers(model))
+    ep.wrap(model)
+    with ep.plan(routes, phase, **options) as planned:
+        for m, batch in enumerate(draw_batches(rank, MICRO_STEPS, SEED)):
+            with planned.micro_step(m), torch.set_grad_enabled(phase == "policy_update"):
+                loss = loss_of(model, batch, every_row)
+                if phase == "policy_update":
+                    loss.backward()
+        planned.drain()
+    figures = planned.figures()
+    ep.detach()
+    return {name: figures[name] for name in ("mismatch", "dropped", "dropped_read")}
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.words.append(record.getMessage())
+
+
+def without_prefix(rank: int) -> list[Any]:
+    found = recorded(rank)
+    for of in found:
+        of[0, : 3 + rank] = -1
+    return found
+
+
+ALONE: dict[str, tuple[Any, Any, str]] = {
+    # What rank 1 calls, what the others call meanwhile, and what is said.
+    "state": (
+        lambda ep, model: ep.whole_state_dict(model),
+        lambda ep, model: replan(ep),
+        "whole_state_dict() on rank 1, plan() on",
+    ),
+    "clip": (
+        lambda ep, model: ep.clip_grad_norm_(1.0),
+        lambda ep, model: replan(ep),
+        "clip_grad_norm_() on rank 1, plan() on",
+    ),
+    "forward": (
+        lambda ep, model: model(draw_batches(1, 1, 1)[0]),
+        lambda ep, model: ep.clip_grad_norm_(1.0),
+        "a forward without a plan on rank 1, clip_grad_norm_() on",
+    ),
+    "in a phase": (
+        lambda ep, model: ep.whole_state_dict(model),
+        lambda ep, model: (model(draw_batches(0, MICRO_STEPS, SEED)[0]), None)[1],
+        "whole_state_dict() on ",
+    ),
+}
+
+
+def replan(ep: Any) -> Any:
+    return ep.plan(recorded(ep.rank))
+
+
+def call_alone(rank: int, case: str) -> dict[str, Any]:
+    """What is said where one rank makes another collective call than the others, and after how many seconds."""
+    odd, others, _ = ALONE[case]
+    model = make_model(F64)
+    ep = ExpertParallel(expert_layers(model))
+    ep.wrap(model)
+
+    def call() -> None:
+        if case != "in a phase":
+            (odd if rank == 1 else others)(ep, model)
+            return
+        with ep.plan(recorded(rank)) as phase:
+            if rank == 1:
+                odd(ep, model)
+            with phase.micro_step(0):
+                others(ep, model)
+
+    since = time.monotonic()
+    said = refusal(call)
+    return {"said": said, "seconds": time.monotonic() - since}
+
+
+def work(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {case: call_alone(rank, case) for case in ALONE}
+    for name, (routes, _) in OTHER_ROWS.items():
+        found[name] = refusal(lambda routes=routes: run(rank, routes(rank)))
+    others = OTHER_ROWS["shuffled"][0](rank)
+    found["recompute"] = refusal(lambda: run(rank, others, phase="recompute"))
+    found["replayed all the same"] = refusal(lambda: run(rank, others, on_mismatch="replay"))
+    found["fresh"] = run(rank, recorded(rank))
+    found["stale"] = run(rank, recorded(rank), noise=1.0)
+    constant = [torch.arange(of.shape[-1]).expand_as(of).clone() for of in recorded(rank)]
+    found["constant"] = refusal(lambda: run(rank, constant if rank == 1 else recorded(rank)))
+    found["zeros"] = refusal(lambda: run(rank, [torch.zeros_like(of) for of in recorded(rank)]))
+    heard = Heard()
+    logging.getLogger("foremoe").addHandler(heard)
+    for name, routes, options in (
+        ("ends", recorded(rank), {}),
+        ("prefix", without_prefix(rank), {}),
+        ("last token", recorded(rank), {"every_row": True}),
+        ("home", without_prefix(rank), {"unrouted": "home", "every_row": True}),
+    ):
+        heard.words.clear()
+        found[name] = run(rank, routes, **options) | {"heard": list(heard.words)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return on_all_ranks(work)
+
+
+@pytest.mark.parametrize("case", OTHER_ROWS)
+def test_routes_of_other_rows_end_the_phase_on_all_ranks(found: list[dict[str, Any]], case: str) -> None:
+    for of in found:
+        assert of[case].startswith("InputError: routes: "), of[case]
+        assert OTHER_ROWS[case][1] in of[case], of[case]
+
+
+def test_so_do_they_in_a_recompute_phase_unless_routes_may_be_any(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert "no better than in any other order of rows" in of["recompute"]
+        assert of["replayed all the same"] == "nothing"
+
+
+def test_stale_routes_pass(found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["fresh"]["mismatch"] == 0
+        assert of["stale"]["mismatch"] > 0.6
+
+
+def test_constant_routes_are_refused_when_they_are_read(found: list[dict[str, Any]]) -> None:
+    said = "routes[0]: all rows have the same experts in every layer"
+    for rank, of in enumerate(found):
+        assert ("" if rank == 1 else "rank 1 refused: ") + said in of["constant"]
+        assert "routes[0]" in of["zeros"]
+
+
+def test_rows_without_a_route_that_the_loss_reads_are_counted_and_warned_of(found: list[dict[str, Any]]) -> None:
+    prefix = sum(3 + rank for rank in range(RANKS)) / (RANKS * 24)
+    for rank, of in enumerate(found):
+        assert of["ends"] == {"mismatch": 0, "dropped": 1 / 12, "dropped_read": 0, "heard": []}
+        assert of["prefix"]["dropped"] == pytest.approx(1 / 12 + prefix)
+        assert of["prefix"]["dropped_read"] == pytest.approx(prefix / (1 / 12 + prefix))
+        assert of["last token"]["dropped_read"] == 1
+        assert of["home"]["dropped"] == of["home"]["dropped_read"] == 0
+        assert of["home"]["heard"] == []
+        for case in ("prefix", "last token"):
+            assert len(of[case]["heard"]) == (rank == 0)
+            assert all("unrouted='home'" in words for words in of[case]["heard"])
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_call_that_one_rank_makes_alone_is_named_on_all(found: list[dict[str, Any]], case: str) -> None:
+    for of in found:
+        assert "ranks make different collective calls" in of[case]["said"], of[case]
+        assert ALONE[case][2] in of[case]["said"], of[case]
+        assert "died" not in of[case]["said"]
+        assert of[case]["seconds"] < 60
+
+
+def drawn_pool(seed: int, kept: float) -> Any:
+    """Numbers of two ranks with two micro-steps of 16 rows, 2 layers, top 2 of 8: the recorded experts, of which a part
+    is kept and the rest drawn anew, by a popularity, against the router's own. Rows of a token choose alike."""
+    random = np.random.default_rng(seed)
+    popularity = random.random((2, 8)) ** 2 + 0.05
+    numbers = []
+
+    def draw() -> Any:
+        return np.stack([random.choice(8, 2, replace=False, p=of / of.sum()) for of in popularity])
+
+    of_token = [draw() for _ in range(64)]
+    for _ in range(2):
+        own = [np.stack([of_token[t] for t in random.integers(0, 64, 16)]) for _ in range(2)]
+        routes = [np.array([r if random.random() < kept else draw() for r in of]) for of in own]
+        sample = Sample([torch.from_numpy(of).int() for of in routes], 8, torch.device("cpu"))
+        for m, of in enumerate(own):
+            for layer in range(2):
+                sample.note(m, layer, sample.rows[m], torch.from_numpy(of[:, layer]))
+        numbers.append(sample.numbers())
+    return np.stack(numbers)
+
+
+def test_few_honest_pools_are_refused_and_most_others_are() -> None:
+    """Of 16 rows per micro-step, as small as tests have them."""
+    pools = 300
+    assert sum(bool(judge(drawn_pool(seed, 0.4))) for seed in range(pools)) <= 0.01 * pools
+    assert sum(bool(judge(drawn_pool(seed, 0.0))) for seed in range(pools)) >= 0.7 * pools
+
+
+def test_a_sample_of_many_rows_is_judged_by_each_micro_step() -> None:
+    random = np.random.default_rng(1)
+    own = [np.argsort(random.random((500, 3, EXPERTS)))[..., :2] for _ in range(2)]
+    routes = [own[0], own[1][random.permutation(500)]]
+    sample = Sample([torch.from_numpy(of).int() for of in routes], EXPERTS, torch.device("cpu"))
+    for m, of in enumerate(own):
+        for layer in range(3):
+            sample.note(m, layer, sample.rows[m], torch.from_numpy(of[:, layer]))
+    said = judge(sample.numbers()[None])
+    assert said.startswith("recorded experts of micro-step 1 of rank 0 agree with what routers would choose no better")
