@@ -5,7 +5,7 @@
 
 They are the options of the command line. Annotated[int, 1, "…"] is an int whose default is 1, and what it means.
 
-Written by python/generate_options.py from the tables of options: do not edit.
+Written by python/generators/generate_options.py from the tables of options: do not edit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes python/foremoe/_core.pyi, the types of the extension module, with the package installed beside this Python.
 
-python/generate_stubs.py           writes it
-python/generate_stubs.py --check   says whether it differs; exit 1
+python/generators/generate_stubs.py           writes it
+python/generators/generate_stubs.py --check   says whether it differs; exit 1
 """
 
 import argparse
@@ -15,7 +15,7 @@ import nanobind.stubgen
 
 from foremoe import _core
 
-PATH = pathlib.Path(__file__).resolve().parent.parent / "python" / "foremoe" / "_core.pyi"
+PATH = pathlib.Path(__file__).resolve().parents[1] / "foremoe" / "_core.pyi"
 
 
 def stubs() -> str:
@@ -46,7 +46,9 @@ def main() -> None:
     if text == PATH.read_text():
         return
     if check:
-        sys.exit("python/generate_stubs.py: _core.pyi is not as the declarations say; run it without --check")
+        sys.exit(
+            "python/generators/generate_stubs.py: _core.pyi is not as the declarations say; run it without --check"
+        )
     PATH.write_text(text)
 
 

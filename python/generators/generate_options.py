@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes what of the Python package follows from the C++ declarations, with the package installed beside this Python:
 
-    python/generate_options.py           writes it
-    python/generate_options.py --check   says what differs; exit 1
+    python/generators/generate_options.py           writes it
+    python/generators/generate_options.py --check   says what differs; exit 1
 
 python/foremoe/options.py    TypedDicts of the tables of options: the keywords of all functions that plan or draw
 python/foremoe/planning.py   signature and docstring of plan(), which spells its keywords out
@@ -26,7 +26,7 @@ sys.modules["foremoe"] = types.ModuleType("foremoe")
 sys.modules["foremoe"].__path__ = [str(pathlib.Path(FOUND.origin).parent)]
 _core = importlib.import_module("foremoe._core")
 
-PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "python" / "foremoe"
+PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "foremoe"
 TABLES = _core._option_tables()
 
 OPTIONS = '''"""Options as values: what `**options` of the package's functions can be.
@@ -36,7 +36,7 @@ OPTIONS = '''"""Options as values: what `**options` of the package's functions c
 
 They are the options of the command line. Annotated[int, 1, "…"] is an int whose default is 1, and what it means.
 
-Written by python/generate_options.py from the tables of options: do not edit.
+Written by python/generators/generate_options.py from the tables of options: do not edit.
 """
 
 from __future__ import annotations
@@ -220,7 +220,9 @@ def main() -> None:
         if not check:
             path.write_text(text)
     if check and differ:
-        sys.exit(f"python/generate_options.py: {', '.join(differ)} not as the declarations say; run it without --check")
+        sys.exit(
+            f"{pathlib.Path(__file__).name}: {', '.join(differ)} not as the declarations say; run it without --check"
+        )
 
 
 if __name__ == "__main__":
