@@ -156,7 +156,7 @@ def work(rank: int) -> dict[str, Any]:
             if residency != "shared":
                 found[f"float64, {key}, whole checkpoint"] = run_step(rank, f64, checkpointing="whole", **options)
         found[f"float32, {residency}, peer"] = run_step(rank, torch.float32, seed=1, residency=residency, path="peer")
-        found[f"float64, {residency}, auto"] = run_step(rank, f64, seed=4, residency=residency, path="auto")
+        found[f"float64, {residency}, auto"] = run_step(rank, f64, seed=5, residency=residency, path="auto")
     found["float64, resident, peer, ddp"] = run_step(rank, f64, seed=4, wrapper="ddp")
     for policy in BALANCERS:
         found[f"float64, {policy}"] = run_step(rank, f64, seed=6, policy=policy)

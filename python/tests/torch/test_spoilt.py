@@ -66,8 +66,12 @@ def replay_nothing(ep: Any, phase: Any) -> Iterator[None]:
 def swap_micro_steps(ep: Any, phase: Any) -> Iterator[None]:
     """The routes of one micro-step are replayed under the plan of another."""
     for i, layer in enumerate(ep.layers):
-        replay, of = layer.replay, iter([phase.routes.own[m - 1][:, i].long() for m in phase.micro_steps])
-        layer.replay = lambda ids, replay=replay, of=of: replay(None if ids is None else next(of))
+        own = [routes[:, i].long() for routes in phase.routes.own]
+
+        def swapped(ids: Any, replay: Any = layer.replay, own: Any = own) -> None:
+            replay(None if ids is None else next(own[m - 1] for m, of in enumerate(own) if of.equal(ids.long())))
+
+        layer.replay = swapped
     yield
 
 
