@@ -1,4 +1,4 @@
-"""A rule of the house, for house_rules.py: no file of the Python package imports one that imports it."""
+"""A rule of the house, for check_house.py: no file of the Python package imports one that imports it."""
 
 import ast
 
