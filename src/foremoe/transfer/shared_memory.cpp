@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -126,8 +127,38 @@ struct OwnPrefix {
 };
 OwnPrefix own_prefix;
 
-// The handler of a signal removes names while other threads go on: what they create after it has looked, they remove.
+// A signal handler removes the names while other threads go on. It sets `ending`, after which no thread creates one,
+// and waits for `creating` threads, so that none is created after it has looked.
 std::atomic<bool> ending = false;
+std::atomic<int> creating = 0;
+
+// Counts this thread in `creating`. No handler may run on it meanwhile: it would wait for itself.
+class Creating {
+ public:
+  Creating() {
+    sigset_t every;
+    sigfillset(&every);
+    pthread_sigmask(SIG_BLOCK, &every, &before_);
+    ++creating;
+  }
+  ~Creating() {
+    --creating;
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  Creating(const Creating&) = delete;
+  Creating& operator=(const Creating&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+// -1 with errno ECANCELED where the process ends.
+int create_name(const char* name) {
+  const Creating counted;
+  if (!ending) return shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  errno = ECANCELED;
+  return -1;
+}
 
 void write_own_prefix(const Creator& creator) {
   static std::mutex mutex;
@@ -135,6 +166,7 @@ void write_own_prefix(const Creator& creator) {
   if (own_prefix.written && own_prefix.pid == creator.pid) return;
   const std::string text = fmt::format("{}{}-{}-", prefix(), creator.pid, creator.start_time);
   own_prefix.written = false;  // of the parent, in a child that was forked
+  creating = 0;                // of the parent's threads, which the child lacks
   own_prefix.size = text.copy(own_prefix.text.data(), own_prefix.text.size());
   own_prefix.pid = creator.pid;
   own_prefix.written = true;
@@ -158,11 +190,10 @@ SharedMemory SharedMemory::create(const std::string& purpose, Bytes bytes) {
   };
   if (bytes.value <= 0) throw refuse(EINVAL);
 
-  const FileDescriptor file(shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const FileDescriptor file(create_name(name.c_str()));
   if (file.get() < 0) throw refuse(errno);
   memory.name_ = name;
   memory.owner_pid_ = creator.pid;  // from here on the name is removed whatever happens
-  if (ending) memory.remove_name();
   if (const int error = reserve(file.get(), bytes.value); error != 0) throw refuse(error);
   std::byte* const data = map(file.get(), static_cast<std::size_t>(bytes.value));
   if (data == nullptr) throw refuse(errno);
@@ -223,8 +254,9 @@ void remove_stale_shared_memory() {
 
 // System calls and comparisons alone: a signal handler may neither allocate nor lock.
 void remove_own_shared_memory() noexcept {
-  ending = true;  // before it looks: a name is there by then, or its creator sees this
+  ending = true;
   if (!own_prefix.written || own_prefix.pid != getpid()) return;
+  while (creating > 0) sched_yield();
   const int directory = open(kDirectory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) return;
   struct Entry {  // as getdents64(2) writes it

@@ -40,8 +40,8 @@ class SharedMemory {
 // Removes what dead processes left. create() does it too; commands may call it when they start.
 void remove_stale_shared_memory();
 
-// Removes the names of all that this process has created and not yet removed, and of all that it may yet create: for a
-// handler of signals that end the process, before it does. Async-signal-safe.
+// Removes every name that this process has created and not yet removed; create() throws from then on. For the handler
+// of a signal that ends the process. Async-signal-safe.
 void remove_own_shared_memory() noexcept;
 
 }  // namespace foremoe

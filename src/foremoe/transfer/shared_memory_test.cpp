@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "foremoe/core/error.h"
 
@@ -24,6 +25,15 @@ bool exists(const std::string& name) {
   const int fd = shm_open(name.c_str(), O_RDONLY, 0);
   if (fd >= 0) close(fd);
   return fd >= 0;
+}
+
+std::vector<std::string> names_of(pid_t process) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename();
+    if (name.find("-" + std::to_string(process) + "-") != std::string::npos) names.push_back(name);
+  }
+  return names;
 }
 
 TEST(SharedMemory, IsZeroedAlignedAndTheSameForWhoOpensIt) {
@@ -190,16 +200,56 @@ TEST(SharedMemoryThread, ThreadsOfOneProcessOpenByName) {
   for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(memory.bytes()[i], std::byte{1});
 }
 
-TEST(SharedMemory, ThatAThreadCreatesWhileItsProcessEndsLeavesNoName) {
+TEST(SharedMemory, IsNotCreatedOnceItsProcessEnds) {
   const pid_t child = fork();
   if (child == 0) {
     remove_own_shared_memory();
-    const SharedMemory late = SharedMemory::create("late", Bytes{64});
-    _exit(exists(late.name()) || late.bytes().empty() ? 1 : 0);  // without destructors, as a signal ends it
+    try {
+      SharedMemory::create("late", Bytes{64});
+    } catch (const InputError&) {
+      _exit(0);
+    }
+    _exit(1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+TEST(SharedMemory, ThatThreadsCreateWhileASignalEndsTheirProcessLeavesNoName) {
+  for (int repeat = 0; repeat < 300; ++repeat) {
+    int ready[2];
+    ASSERT_EQ(pipe(ready), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      std::signal(SIGTERM, [](int) {
+        remove_own_shared_memory();
+        _exit(0);
+      });
+      const SharedMemory first = SharedMemory::create("first", Bytes{64});
+      std::array<std::thread, 2> threads;
+      for (std::thread& thread : threads) {
+        thread = std::thread([] {
+          try {
+            for (;;) SharedMemory::create("again", Bytes{64});
+          } catch (const InputError&) {
+            pause();
+          }
+        });
+      }
+      _exit(write(ready[1], "", 1) == 1 ? pause() : 1);
+    }
+    char byte = 0;
+    ASSERT_EQ(read(ready[0], &byte, 1), 1);
+    usleep(static_cast<useconds_t>(10 * repeat));
+    kill(child, SIGTERM);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(names_of(child), std::vector<std::string>{});
+    close(ready[0]);
+    close(ready[1]);
+  }
 }
 
 TEST(SharedMemory, OfAProcessThatASignalEndsIsRemovedByItsHandler) {
@@ -224,10 +274,7 @@ TEST(SharedMemory, OfAProcessThatASignalEndsIsRemovedByItsHandler) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  const std::string pid = "-" + std::to_string(child) + "-";
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    EXPECT_EQ(entry.path().filename().string().find(pid), std::string::npos) << entry.path();
-  }
+  EXPECT_EQ(names_of(child), std::vector<std::string>{});
   EXPECT_TRUE(exists(mine.name())) << "another process's";
   close(ready[0]);
   close(ready[1]);
