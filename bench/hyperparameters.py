@@ -133,7 +133,7 @@ def own_options(program):
 def options_table(program):
     left = set(SOURCES)
     rows = []
-    for (name, within, meaning, default), policies in own_options(program).items():
+    for (name, _, meaning, default), policies in own_options(program).items():
         if (policies[0], name) not in SOURCES:
             raise SystemExit(f"{policies[0]}: {name} has no source here")
         left.discard((policies[0], name))

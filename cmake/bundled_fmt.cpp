@@ -1,8 +1,7 @@
-// What the folders use of fmt, compiled into libforemoe.a, so that whoever links it need not have fmt. Formatting is
-// done by functions that fmt's headers declare and libfmt defines. With FMT_HEADER_ONLY the headers define them too, as
-// inline functions: this source uses them, is compiled without inlining, and so holds them all as weak symbols. A
-// program that has an fmt of its own links all the same. (fmt::fmt-header-only for every source costs 2 s each at -O3.)
-// tests/packaging/installed_tree looks for functions of fmt that are missing.
+// The functions of libfmt that foremoe uses, compiled into the wheel, which then needs no libfmt. With FMT_HEADER_ONLY
+// fmt's headers define them as inline functions: this source uses them and is compiled without inlining, so its object
+// has them all. (fmt::fmt-header-only for every source would cost 2 s for each.) `scripts/check quickstart` checks that
+// the wheel needs no libfmt.
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>

@@ -24,7 +24,7 @@ def main():
 
     with safe_open(arguments.input, "np") as trace:
         metadata = trace.metadata()
-        tensors = {name: trace.get_tensor(name) for name in trace.keys()}
+        tensors = {name: trace.get_tensor(name) for name in trace.keys()}  # noqa: SIM118  it cannot be iterated
     tensors["routed_experts"] = np.ascontiguousarray(tensors["routed_experts"][:, arguments.layers])
     layer_ids = json.loads(metadata["layer_ids"])
     metadata["layer_ids"] = json.dumps([layer_ids[layer] for layer in arguments.layers])

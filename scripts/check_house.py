@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The rules of the house that a compiler does not keep. `--self-test` proves that each of them can fail; `--count`
+"""Checks the rules of this repository that a compiler does not check. `--self-test` proves that each of them can fail; `--count`
 prints how much C++ there is.
 
 A rule is a function from a tree, {path: text}, to findings, [(path, line number, what is wrong)]. The rules are told
@@ -240,9 +240,10 @@ def seeds_page_names_what_its_files_have(tree):
             names = IN_CODE.findall(cell)
             for at, name in enumerate(names):
                 files = [tree.get(file_named(tree, before) or "", "") for before in names[:at] if "/" in before]
-                if files and re.fullmatch(r"[A-Za-z][\w\-]*", name):
-                    if not any(re.search(rf"(?<![\w\-]){re.escape(name)}(?![\w\-])", text) for text in files):
-                        yield SEEDS, number, f"{name} is in none of the files before it"
+                word = re.compile(rf"(?<![\w\-]){re.escape(name)}(?![\w\-])")
+                named = files and re.fullmatch(r"[A-Za-z][\w\-]*", name)
+                if named and not any(word.search(text) for text in files):
+                    yield SEEDS, number, f"{name} is in none of the files before it"
 
 
 # Every rule, with a tree each file of which breaks it.
@@ -332,7 +333,7 @@ def read_tree(root):
         path = file.relative_to(root).as_posix()
         if skipped.search(path) or not file.is_file():
             continue
-        plain = file.suffix in suffixes or (file.suffix == "" and file.parent.name in ("scripts", ".ci"))
+        plain = file.suffix in suffixes or (file.suffix == "" and file.read_bytes()[:2] == b"#!")
         tree[path] = file.read_text(encoding="utf-8", errors="replace") if plain else ""
     return tree
 

@@ -114,7 +114,7 @@ class Collect(CommandTest):
         told = json.loads(following.communicate()[0])
         self.assertEqual([file["name"] for file in told["files"]], ["0.safetensors", "1.safetensors", "2.safetensors"])
         self.assertEqual(told["tokens"], sum(file["tokens"] for file in told["files"]))
-        metadata, tensors = st.read(self.folder / "load")
+        _, tensors = st.read(self.folder / "load")
         self.assertEqual(sum(st.values(tensors["load"])), told["assignments"])
         self.succeed("collect", "rollout", "--follow", "--ranks", 2, "--out", "again")  # it has ended already
         self.assertEqual((self.folder / "again").read_bytes(), (self.folder / "load").read_bytes())
