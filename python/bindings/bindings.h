@@ -148,6 +148,8 @@ struct Former {
   const Plan* previous;
   const Load* previous_load;
 };
+LoadTable take_layers(const LoadTable& load, const LayerRange& range);
+StepPlan take_layers(const StepPlan& whole, const LayerRange& range);
 const StepPlan* whole_plan_of(const Plan* plan);  // null: none; throws InputError for a part of a plan
 // The policies with the options that they alone have; each takes those that it has. Throws InputError for one that none
 // has.

@@ -28,24 +28,41 @@ void expect_whole(const Plan& plan, const char* what) {
                                                   plan.layers.first, plan.layers.last - 1, plan.layers.whole, what));
 }
 
-// Elements of one layer per leading index, put side by side for all parts. [outer][layer][inner…]
+// Copies layers from one array to another of the same shape but for its number of layers.
+template <class T, std::size_t N>
+void copy_layers(const Array<T, N>& from, std::size_t from_layer, Array<T, N>& to, std::size_t to_layer,
+                 std::size_t layer_axis) {
+  std::size_t outer = 1;
+  std::size_t inner = 1;
+  for (std::size_t axis = 0; axis < layer_axis; ++axis) outer *= from.shape()[axis];
+  for (std::size_t axis = layer_axis + 1; axis < N; ++axis) inner *= from.shape()[axis];
+  const std::size_t of_from = from.shape()[layer_axis];
+  const std::size_t of_to = to.shape()[layer_axis];
+  const std::size_t copied = std::min(of_from - from_layer, of_to - to_layer) * inner;
+  for (std::size_t o = 0; o < outer; ++o) {
+    std::ranges::copy(from.flat().subspan((o * of_from + from_layer) * inner, copied),
+                      to.flat().begin() + static_cast<std::ptrdiff_t>((o * of_to + to_layer) * inner));
+  }
+}
+
 template <class T, std::size_t N>
 Array<T, N> joined(const std::vector<const Plan*>& parts, Array<T, N> StepPlan::*member, std::size_t layer_axis) {
   auto shape = (parts.front()->step.get()->*member).shape();
   shape[layer_axis] = static_cast<std::size_t>(parts.front()->layers.whole);
   Array<T, N> whole(shape);
-  std::size_t outer = 1;
-  std::size_t inner = 1;
-  for (std::size_t axis = 0; axis < N; ++axis)
-    (axis < layer_axis ? outer : inner) *= axis == layer_axis ? 1 : shape[axis];
-  auto out = whole.flat().begin();
-  for (std::size_t o = 0; o < outer; ++o) {
-    for (const Plan* part : parts) {
-      const std::size_t layers = static_cast<std::size_t>(part->layers.last - part->layers.first);
-      out = std::ranges::copy((part->step.get()->*member).flat().subspan(o * layers * inner, layers * inner), out).out;
-    }
+  for (const Plan* part : parts) {
+    copy_layers(part->step.get()->*member, 0, whole, static_cast<std::size_t>(part->layers.first), layer_axis);
   }
   return whole;
+}
+
+template <class T, std::size_t N>
+Array<T, N> taken(const Array<T, N>& whole, const LayerRange& range, std::size_t layer_axis) {
+  auto shape = whole.shape();
+  shape[layer_axis] = static_cast<std::size_t>(range.last - range.first);
+  Array<T, N> part(shape);
+  copy_layers(whole, static_cast<std::size_t>(range.first), part, 0, layer_axis);
+  return part;
 }
 
 // In the order of layers; throws where they are not the parts of one plan.
@@ -195,6 +212,23 @@ nb::any figures(const Plan& plan, const Load& load, const RoutingTrace* trace, i
 }
 
 }  // namespace
+
+LoadTable take_layers(const LoadTable& load, const LayerRange& range) {
+  return {.load = taken(load.load, range, 1),
+          .top_k = load.top_k,
+          .ranks_per_node = load.ranks_per_node,
+          .name = load.name};
+}
+
+StepPlan take_layers(const StepPlan& whole, const LayerRange& range) {
+  StepPlan part = whole;
+  part.slot_expert = taken(whole.slot_expert, range, 1);
+  part.slot_tokens = taken(whole.slot_tokens, range, 1);
+  part.home = taken(whole.home, range, 0);
+  part.max_load = taken(whole.max_load, range, 1);
+  part.lower_bound = taken(whole.lower_bound, range, 1);
+  return part;
+}
 
 void bind_plan(nb::module_& m) {
   nb::class_<PlanTimes>(m, "PlanTimes", "How long planning took, seconds.")

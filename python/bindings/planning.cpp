@@ -59,20 +59,6 @@ LayerRange layers_of(const nb::object& layers, const LoadTable& load, const Poli
   return range;
 }
 
-LoadTable take_layers(const LoadTable& load, const LayerRange& range) {
-  auto shape = load.load.shape();
-  shape[1] = static_cast<std::size_t>(range.last - range.first);
-  LoadTable part{
-      .load = Array<Tokens, 4>(shape), .top_k = load.top_k, .ranks_per_node = load.ranks_per_node, .name = load.name};
-  const std::size_t of_layer = shape[2] * shape[3];
-  for (std::size_t m = 0; m < shape[0]; ++m) {
-    const auto from =
-        load.load[m].flat().subspan(static_cast<std::size_t>(range.first) * of_layer, shape[1] * of_layer);
-    std::ranges::copy(from, part.load[m].data());
-  }
-  return part;
-}
-
 // Who plans, by which options, from what beside the load.
 struct Request {
   std::string policy;
@@ -88,17 +74,25 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   const Policy& policy = *owned;
   const LayerRange range = layers_of(layers, load.table(), policy);
   const Array<RankId, 2> homes = homes_of(with.former.homes, load);
+  const StepPlan* previous = whole_plan_of(with.former.previous);
   std::optional<LoadTable> part;
+  std::optional<StepPlan> previous_part;
   if (!range.is_all()) {
-    if (with.former.previous != nullptr) throw InputError({.field = "previous"}, "cannot be used beside layers");
     part = take_layers(load.table(), range);
+    if (previous != nullptr) {
+      if (previous->num_layers() != range.whole) {
+        throw InputError({.field = "previous"},
+                         fmt::format("has {} layers, and the load {}", previous->num_layers(), range.whole));
+      }
+      previous = &previous_part.emplace(take_layers(*previous, range));
+    }
   }
   const auto experts = static_cast<std::size_t>(load.table().num_experts());
   PolicyInput input{.load = part ? *part : load.table(),
                     .home = {homes.flat().data() + static_cast<std::size_t>(range.first) * experts,
                              {static_cast<std::size_t>(range.last - range.first), experts}},
                     .options = planner_options_of(with.options),
-                    .previous = whole_plan_of(with.former.previous)};
+                    .previous = previous};
   if (const Load* former = with.former.previous_load) input.previous_load = &former->table();
   int announced = 0;
   if (on_micro_step) {

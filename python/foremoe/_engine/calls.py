@@ -70,3 +70,4 @@ class Calls:
             raise RuntimeError(f"ranks make different collective calls: {name} on this one, {other} on another one")
         if reason := self._failures.reason():
             raise RuntimeError(f"{reason}; {name} needs all ranks of the group")
+        self._failures.expect_connected()

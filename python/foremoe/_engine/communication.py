@@ -17,6 +17,14 @@ def start_point_to_point(operations: list[Any]) -> list[Any]:
     return works if len(works) == len(operations) else [works[0]] * len(operations)  # one for all of them
 
 
+def gathered_bytes(own: bytes, group: Any) -> list[bytes]:
+    """Those of all ranks of a group of gloo, of any lengths. Collective."""
+    lengths = gathered(torch.tensor([len(own)]), group).flatten().tolist()
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    return [of.numpy()[:length].tobytes() for of, length in zip(gathered(padded, group), lengths, strict=True)]
+
+
 def gathered(own: Tensor, group: Any, dim: int = 0) -> Tensor:
     """Those of all ranks of the group, along a new dimension. Collective; of one shape."""
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]

@@ -19,8 +19,12 @@ from torch.distributed import distributed_c10d
 
 PATIENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
-_FAILED, _LIVES, _CALLS = "failed", "lives", "calls"
+_FAILED, _LOST, _LIVES, _CALLS = "failed", "lost", "lives", "calls"
 _KEPT = 64  # calls
+
+
+class LostConnection(RuntimeError):
+    """Another rank has lost a connection."""
 
 
 class Channel:
@@ -87,6 +91,11 @@ class Failures:
         rank, error = self._store.get(_FAILED).decode().split(" ", 1)
         return f"rank {rank} failed: {error}"
 
+    def expect_connected(self) -> None:
+        """Raises LostConnection where another rank has lost a connection: then a rank may have died."""
+        if self._store.check([_LOST]):
+            raise LostConnection("another rank lost a connection")
+
     def note(self, number: int, call: str) -> None:
         """Leaves word of this rank's call of a number, for those that wait for its announcement."""
         self._store.set(f"{_CALLS}/{number}", call)
@@ -100,6 +109,7 @@ class Failures:
 
     def _wait_for_reason(self) -> str:
         """Until a rank has left its reason, or all ranks but those that died have said that they live."""
+        self._store.set(_LOST, "")
         self._store.set(f"{_LIVES}/{self._own}", "")
         silent = [rank for rank in self._ranks if rank != self._own]
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -115,5 +125,5 @@ class Failures:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether gloo raised it: a peer is gone, or does not answer."""
-    return isinstance(error, RuntimeError) and "gloo/" in str(error)
+    """Whether a peer is gone, or does not answer: gloo raises it where this rank is connected to it."""
+    return isinstance(error, LostConnection) or (isinstance(error, RuntimeError) and "gloo/" in str(error))

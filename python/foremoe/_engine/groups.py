@@ -97,10 +97,15 @@ def _expect_alike(num_made: list[int]) -> None:
         )
 
 
-def _expect_makeable(groups: Iterable[Any], of_all: list[set[Any]]) -> None:
-    """groups: (ranks, backend, …); of_all: those that each rank wants."""
+def can_make_gloo(num_ranks: int, of: int) -> bool:
+    """Whether make_groups() can make a gloo group of num_ranks of all ranks, `of`."""
     splits = tuple(map(int, torch.__version__.split(".")[:2])) < _SPARES_NCCL
     is_bound = getattr(dist.group.WORLD, "bound_device_id", None) is not None
+    return not (splits and is_bound and num_ranks < of)
+
+
+def _expect_makeable(groups: Iterable[Any], of_all: list[set[Any]]) -> None:
+    """groups: (ranks, backend, …); of_all: those that each rank wants."""
     for group in groups:
         ranks, backend = group[:2]
         missing = [rank for rank in ranks if group not in of_all[rank]]
@@ -109,7 +114,7 @@ def _expect_makeable(groups: Iterable[Any], of_all: list[set[Any]]) -> None:
                 f"ranks {missing} do not make the {backend} group of ranks {list(ranks)} that others make; expected "
                 "the same arguments on all ranks of a group"
             )
-        if splits and is_bound and backend == "gloo" and len(ranks) < len(of_all):
+        if backend == "gloo" and not can_make_gloo(len(ranks), len(of_all)):
             raise RuntimeError(
                 f"torch {torch.__version__} would wait forever for a gloo group, since the default group was made by "
                 "init_process_group(device_id=…); leave device_id out, or use torch 2.15"

@@ -23,6 +23,7 @@ class Ranks:
     replicas: between the ranks that hold the same experts; None where no other rank holds them.
     everyone: between all ranks of all replicas; `grid` lists them, [replica][rank] in the default group.
     agreement: of gloo, over which ranks agree about copies by the host path; None where no copy takes it.
+    plans: of gloo, over which ranks plan in shares; None where each plans alone.
     failures: what the ranks say of their failures; None where they have another way. calls: likewise of collective
     calls.
     """
@@ -39,6 +40,7 @@ class Ranks:
     everyone: Channel = dataclasses.field(default_factory=lambda: Channel(None))
     grid: list[list[int]] = dataclasses.field(default_factory=list)
     agreement: Channel | None = None
+    plans: Channel | None = None
     failures: Failures | None = None
     calls: Calls | None = None
 

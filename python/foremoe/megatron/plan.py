@@ -9,11 +9,11 @@ import numpy as np
 
 import foremoe
 from foremoe._engine.ranks import Ranks
+from foremoe._engine.shares import SharedPlan, Shares
 
 from .arguments import Arguments
 from .capacity import Buffers, planned_slots
 from .counts import Counts
-from .shares import SharedPlan, Shares
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from foremoe._engine.arguments import expect_executable, expect_phase, plan_noth
 from foremoe._engine.failures import Channel, Failures
 from foremoe._engine.groups import groups_made, make_groups
 from foremoe._engine.ranks import Ranks
+from foremoe._engine.shares import Shares
 
 from .arguments import Arguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
@@ -29,7 +30,6 @@ from .metrics import figures
 from .plan import NoPlan, PipelineStage, Plan
 from .seconds import Modelled
 from .shadow import Shadow
-from .shares import Shares
 from .step import Step
 from .supported import expect_alike, expect_lendable, expect_supported, facts_of, moe_layers
 
@@ -128,7 +128,7 @@ class Replicas:
         if not self._layers:
             return
         of_shares, beside = self._made_groups[agree:]
-        self._shares = Shares(of_shares, self._stage.arguments.planning())
+        self._shares = Shares(Channel(of_shares), self._stage.arguments.planning())
         if self.mode == "shadow":
             self._shadow = Shadow(self._stage, self._of_chunks, self._modelled, beside)
         else:

@@ -20,12 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
+from foremoe._engine.failures import Channel
+from foremoe._engine.shares import Shares
 
 from .counts import gathered_counts
 from .metrics import figures
 from .plan import PipelineStage
 from .seconds import Modelled
-from .shares import Shares
 
 PENDING = 2  # steps that may wait to be planned; the step after that waits for the first of them
 _log = logging.getLogger("foremoe")
@@ -41,7 +42,7 @@ class Shadow:
         self._stage = stage
         self._modelled = modelled
         self._group = group
-        self._shares = Shares(group, stage.arguments.planning())
+        self._shares = Shares(Channel(group), stage.arguments.planning())
         self._open = False
         # Of the micro-batch that passes each chunk: int32 [layers of chunk, experts], and its layers.
         self._rows: list[tuple[Tensor, tuple[Tensor, ...]]] = [(torch.empty(0), ())] * len(chunks)

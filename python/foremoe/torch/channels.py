@@ -1,4 +1,4 @@
-"""The process groups over which the ranks of an ExpertParallel send rows and copies, and agree."""
+"""The process groups over which the ranks of an ExpertParallel send rows and copies, plan, and agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 import foremoe
 from foremoe._engine.calls import Calls
 from foremoe._engine.failures import Channel, Failures
-from foremoe._engine.groups import groups_made, make_groups
+from foremoe._engine.groups import can_make_gloo, groups_made, make_groups
 from foremoe._engine.ranks import Ranks
 
 
@@ -34,6 +34,8 @@ def with_channels(
         wanted["copies"] = ranks.group, backend
     if agree:
         wanted["agreement"] = ranks.group, "gloo"
+    if ranks.num_ranks > 1 and can_make_gloo(ranks.num_ranks, dist.get_world_size()):
+        wanted["plans"] = ranks.group, "gloo"
     if replicate_group is not None and backend == "gloo":
         wanted["replicas"] = replicate_group, backend
     if replicate_group is not None and (backend == "gloo" or len(of_all) < dist.get_world_size()):
@@ -55,6 +57,7 @@ def with_channels(
         everyone=rows if replicate_group is None else channels.get("everyone", Channel(dist.group.WORLD)),
         grid=grid,
         agreement=channels.get("agreement"),
+        plans=channels.get("plans"),
         failures=failures,
     )
     return joined, list(channels.values())

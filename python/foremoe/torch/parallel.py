@@ -25,6 +25,7 @@ from foremoe._engine.lent import try_lending_layers
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import local_weights
+from foremoe._engine.shares import Shares
 
 from . import optimizer_state, saving
 from .arguments import Arguments, ranks_of
@@ -117,6 +118,7 @@ class ExpertParallel:
         replicated = None if len(grid) == 1 else replicate_group
         self.ranks, self._channels = with_channels(self.ranks, copy_group, replicated, grid, agree=path != "peer")
         self._memory = NodeMemory(self.ranks)
+        self._shares = Shares(self.ranks.plans, self.arguments.planning())
         replaced = [weight for layer in self.layers for weight in layer.weights().values()]
         self.experts = SpreadExperts(self.layers, self.ranks)
         self._own_experts = OwnExperts(self.experts.parameters(), self.ranks)
@@ -230,7 +232,7 @@ class ExpertParallel:
         on_mismatch: str = "refuse",
         previous: foremoe.Plan | None = None,
     ) -> Phase:
-        """Plans a phase, in the background. Collective.
+        """Plans a phase, in the background: each rank plans some of the layers. Collective.
 
         routes: of each of this rank's micro-steps, a tensor or array of integers [rows, layers, top_k] or [batch,
         tokens, layers, top_k], as the model flattens its tokens; −1 in all entries of a row that has no route. Ranks
@@ -266,7 +268,7 @@ class ExpertParallel:
         )  # fmt: skip
         load = self._load(gathered.counts)
         expect_effect_of(previous, load, self.arguments)
-        running = foremoe.start_plan(load, **self.arguments.planning(), previous=previous)
+        running = self._shares.start_plan(load, previous=previous)
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
             phase=phase, memory=self._memory, entered=self._entered,
@@ -367,6 +369,7 @@ class ExpertParallel:
         self._own_experts.release()
         self._dense.unwrap()
         self._memory.release()
+        self._shares.close(self.failed)
         for channel in self._channels:
             if not self.failed:  # else something may be on its way
                 channel.close()

@@ -21,6 +21,7 @@ from foremoe._engine.alike import digest_of, number_of, refused_together
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.planned_phase import PlannedPhase
+from foremoe._engine.shares import SharedPlan
 
 from .arguments import Arguments
 from .dense import Dense
@@ -50,7 +51,7 @@ class Phase:
         dense: Dense,
         arguments: Arguments,
         load: foremoe.Load,
-        running: foremoe.RunningPlan,
+        running: foremoe.RunningPlan | SharedPlan,
         routes: Routes,
         *,
         phase: str,

@@ -17,7 +17,7 @@ import torch
 from processes import begin_rank, rank_starter, run_ranks
 from training import RANKS, draw_batches, draw_routes, make_model, spread
 
-from foremoe._engine import failures, planned_phase
+from foremoe._engine import failures, planned_phase, shares
 
 FAILING = 2
 SECONDS = 60.0
@@ -117,21 +117,29 @@ def test_all_ranks_can_begin_anew_after_detach(found: list[dict[str, Any]], case
     assert all(of.get(f"{case}, again") for of in found)
 
 
-def work_until_killed(rank: int, folder: str) -> None:
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work_until_killed(rank: int, folder: str, place: str) -> None:
     begin_rank(rank, RANKS, folder)
     model = make_model(torch.float64)
     ep = spread(model)
     ep.wrap(model)
+    if rank == FAILING and place == "planning":
+        mock.patch.object(shares._core, "_plan", die).start()
     try:
-        train(rank, ep, model, {"inside": lambda: os.kill(os.getpid(), signal.SIGKILL)})
+        train(rank, ep, model, {place: die})
     except Exception as error:
         pathlib.Path(folder, f"{rank}.txt").write_text(f"{type(error).__name__}: {error}")
         time.sleep(failures.PATIENCE_SECONDS + 1)  # so that nobody takes this rank for dead
     os._exit(0)
 
 
-def test_survivors_name_a_rank_that_was_killed(tmp_path: pathlib.Path) -> None:
-    ranks = [rank_starter().Process(target=work_until_killed, args=(rank, str(tmp_path))) for rank in range(RANKS)]
+@pytest.mark.parametrize("place", ["inside", "planning"])
+def test_survivors_name_a_rank_that_was_killed(tmp_path: pathlib.Path, place: str) -> None:
+    arguments = str(tmp_path), place
+    ranks = [rank_starter().Process(target=work_until_killed, args=(rank, *arguments)) for rank in range(RANKS)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -85,7 +85,8 @@ def waits_of_a_step(cuda: FakeCuda, *, fused: bool, residency: str, sized: bool 
     from megatron_training import HIDDEN, TOKENS, TOP_K, Case, counts_of, make_config, make_net, replay
 
     import foremoe.megatron
-    from foremoe.megatron import experts, shares, step
+    from foremoe._engine import shares
+    from foremoe.megatron import experts, step
     from foremoe.megatron import replicas as of_replicas
 
     select, groups = torch.Tensor.masked_select, of_replicas.make_groups

@@ -1,4 +1,4 @@
-"""Where the plans of Megatron-LM's steps come from: its ranks plan in shares, trainers ask for them.
+"""Where the plans of Megatron-LM's steps come from: trainers ask for them.
 
 One spawn of four processes runs all checks.
 """
@@ -10,10 +10,8 @@ import importlib
 import pathlib
 import re
 import sys
-import tempfile
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from megatron_training import (
     EXPERTS,
     LAYERS,
     MICRO_STEPS,
-    RANKS,
     STEPS,
     Case,
     batch,
@@ -37,99 +34,21 @@ from megatron_training import (
     run_step,
     train,
 )
+from test_shares import raised, saved, watched
 
 import foremoe
 import foremoe.megatron
 import foremoe.slime
-from foremoe.megatron import shares as shares_module
+from foremoe._engine.shares import Shares
 from foremoe.megatron.counts import gathered_counts
 from foremoe.megatron.metrics import figures
-from foremoe.megatron.shares import Shares
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adopting.md"
-PLANNED = [
-    {"policy": "foremoe", "residency": "resident"},
-    {"policy": "foremoe", "residency": "resident", "prefer": "links", "seed": 7},
-    {"policy": "foremoe", "residency": "static"},
-    {"policy": "foremoe", "residency": "shared"},
-    {"policy": "static", "residency": "static"},
-    {"policy": "eplb", "residency": "static"},
-]
-FINISH = [  # how a plan is waited for
-    lambda running, last: running.begin(),
-    lambda running, last: (running.wait_for(last), running.begin())[1],
-    lambda running, last: running.finish(),
-]
 
 
-def draw(layers: int) -> foremoe.Load:
-    return foremoe.synthesize_load(
-        layers=layers, experts=16, top_k=2, ranks=RANKS, ranks_per_node=2, micro_steps=4, tokens_per_rank=256,
-        sequences_per_rank=1, group_spread=1, seed=layers,
-    )  # fmt: skip
-
-
-def saved(plan: foremoe.Plan) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        plan.save(f"{folder}/plan")
-        return pathlib.Path(f"{folder}/plan").read_bytes()
-
-
-@contextlib.contextmanager
-def watched(before: Callable[[range], None] = lambda layers: None) -> Any:
-    """The layers that this rank plans as a share; before(layers) comes first."""
-    planned: list[range] = []
-    own = shares_module._core._plan
-
-    def plan(load: Any, policy: Any, options: Any, a: Any, b: Any, c: Any, layers: range, *more: Any) -> Any:
-        planned.append(layers)
-        before(layers)
-        return own(load, policy, options, a, b, c, layers, *more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shares_module._core, "_plan", plan)
-        yield planned
-
-
-def raised(of: Callable[[], Any]) -> str:
-    try:
-        of()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-def share() -> dict[str, Any]:
-    """Plans of groups of ranks, without a model."""
-    found: dict[str, Any] = {"same": [], "planned": []}
-    group = dist.group.WORLD
-    for i, options in enumerate(PLANNED):
-        shares = Shares(group, {"threads": 1, "guest_slots": 1, **options})
-        for layers in (6, 2):
-            load = draw(layers)
-            with watched() as planned:
-                joined = FINISH[i % len(FINISH)](shares.start_plan(load), load.num_micro_steps - 1)
-            found["same"].append(saved(joined) == saved(foremoe.plan(load, guest_slots=1, **options)))
-            found["planned"].append([list(of) for of in planned])
-        shares.close()
-
-    def fail(layers: range) -> None:
-        if dist.get_rank() == 2:
-            raise MemoryError("no room")
-
-    load = draw(6)
-    shares = Shares(group, {"policy": "foremoe", "threads": 1})
-    with watched(fail):
-        failing = shares.start_plan(load)
-        found["a rank fails"] = [raised(failing.begin), raised(lambda: failing.wait_for(0)), raised(failing.finish)]
+def gather_counts() -> list[str]:
     own = torch.zeros(2 + dist.get_rank() // 3, 6, 16, dtype=torch.int64)
-    found["counts"] = [raised(lambda own=of: gathered_counts(own, group)) for of in (own, own[:, :, :0])]
-    found["then"] = saved(shares.start_plan(load).finish()) == saved(foremoe.plan(load))
-    found["no such micro-step"] = raised(lambda: shares.start_plan(load).wait_for(4))
-    few = draw(2)
-    found["wrong option"] = raised(shares.start_plan(few, guest_slots=-1).begin)  # two ranks have no layers of it
-    shares.close()
-    return found
+    return [raised(lambda own=of: gathered_counts(own, dist.group.WORLD)) for of in (own, own[:, :, :0])]
 
 
 def fail_in_a_step() -> dict[str, Any]:
@@ -311,38 +230,18 @@ def slime(rank: int) -> dict[str, Any]:
 
 
 def work(rank: int) -> dict[str, Any]:
-    found = {"shares": share()}
     begin_groups(2)
-    found |= {"step": fail_in_a_step(), "function": by_function(), "shadow": plan_in_shadow()}
+    found = {"counts": gather_counts(), "step": fail_in_a_step(), "function": by_function(), "shadow": plan_in_shadow()}
     return found | {"slime": slime(rank)}
 
 
-def test_shares_join_to_the_plan_that_a_rank_makes_alone(found: list[dict[str, Any]]) -> None:
+def test_counts_that_ranks_do_not_have_alike_are_refused_on_all(found: list[dict[str, Any]]) -> None:
     for of in found:
-        assert of["shares"]["same"] == [True] * 2 * len(PLANNED)
-
-
-def test_every_layer_is_planned_by_one_rank(found: list[dict[str, Any]]) -> None:
-    for case, options in enumerate(PLANNED):
-        for i, layers in enumerate((6, 2)):
-            by_rank = [of["shares"]["planned"][2 * case + i] for of in found]
-            every = [layer for of in by_rank for share in of for layer in share]
-            assert every == ([] if options["policy"] == "eplb" else list(range(layers)))
-            assert max(len(share) for of in by_rank for share in [*of, []]) <= -(-layers // RANKS)
-
-
-def test_what_one_rank_raises_is_raised_on_all(found: list[dict[str, Any]]) -> None:
-    for of in found:
-        failed = "RuntimeError: rank 2 could not plan its layers: MemoryError('no room')"
-        assert of["shares"]["a rank fails"] == [failed] * 3
-        assert of["shares"]["then"]
-        unlike, empty = of["shares"]["counts"]
+        unlike, empty = of["counts"]
         assert unlike.startswith(
             "InputError: counts: of the ranks are [[2, 6, 16], [2, 6, 16], [2, 6, 16], [3, 6, 16]]"
         )
         assert empty.startswith("InputError: counts: of the ranks are [[2, 6, 0], [2, 6, 0], [2, 6, 0], [3, 6, 0]]")
-        assert of["shares"]["no such micro-step"] == "InputError: micro_step: 4 is none of 0 … 3"
-        assert of["shares"]["wrong option"].startswith("InputError: guest_slots")
 
 
 def test_a_share_that_fails_ends_the_step_of_all_groups_and_the_next_one_runs(found: list[dict[str, Any]]) -> None:

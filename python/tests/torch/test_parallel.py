@@ -234,7 +234,7 @@ def warm_starts(found: dict[str, Any], ep: Any, rank: int) -> None:
         found[f"previous, {name}"] = refusal(lambda cold=cold: cold.plan(good, previous=skewed))
         cold.detach()
     ep.expect_warm_starts()
-    with mock.patch.object(foremoe, "start_plan", wraps=foremoe.start_plan) as planner:
+    with mock.patch.object(ep._shares, "start_plan", wraps=ep._shares.start_plan) as planner:
         ep.plan(good, previous=skewed)
         ep.plan(good)
     found["planned from"] = [call.kwargs["previous"] is skewed for call in planner.call_args_list]

@@ -138,7 +138,8 @@ def work(rank: int, folder: str) -> None:
         max_steps=2,
         max_grad_norm=0.0,
     )
-    with mock.patch.object(foremoe, "start_plan", wraps=foremoe.start_plan) as planner:
+    own = mixed.expert_parallel._shares
+    with mock.patch.object(own, "start_plan", wraps=own.start_plan) as planner:
         mixed.train()
     found["planned from"] = [previous_of(call) for call in planner.call_args_list]
     shared = {"residency": "shared", "warm_start": True}

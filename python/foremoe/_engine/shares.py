@@ -1,0 +1,105 @@
+"""Planning shared by the ranks of an expert-parallel group: each plans some of the layers, and all get the whole plan.
+
+Layers are planned independently: the parts join to the plan that each rank would make alone, byte for byte.
+"""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch.distributed as dist
+
+import foremoe
+from foremoe import _core
+
+from .communication import gathered_bytes
+from .failures import Channel
+
+# That plan a layer without knowing the others.
+POLICIES = ("foremoe", "static", "vanilla")
+
+
+class SharedPlan:
+    """A plan in the making, as foremoe.RunningPlan: all of it is final at once, when it begins."""
+
+    def __init__(self, planned: Future[foremoe.Plan], num_micro_steps: int) -> None:
+        self._planned = planned
+        self._num_micro_steps = num_micro_steps
+
+    def begin(self) -> foremoe.Plan:
+        """Waits until the plan is final. What one rank's planning raised is raised on all ranks."""
+        return self._planned.result()
+
+    def wait_for(self, micro_step: int) -> None:
+        if not 0 <= micro_step < self._num_micro_steps:
+            last = self._num_micro_steps - 1
+            raise foremoe.InputError(f"micro_step: {micro_step} is none of 0 … {last}", field="micro_step")
+        self._planned.result()
+
+    def finish(self) -> foremoe.Plan:
+        return self._planned.result()
+
+
+class Shares:
+    """Begins plans that the ranks of a group make together, one after the other, on a thread of their own."""
+
+    def __init__(self, channel: Channel | None, planning: dict[str, Any]) -> None:
+        """
+        Args:
+            channel: Between the ranks, of gloo, which nobody else uses at the same time. None: this rank plans alone.
+            planning: Arguments of foremoe.start_plan(), the policy among them; the same on all ranks, but for threads.
+        """
+        self._planning = planning
+        self._channel = channel if planning["policy"] in POLICIES else None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-shares")
+
+    def start_plan(self, load: foremoe.Load, **more: Any) -> foremoe.RunningPlan | SharedPlan:
+        """Begins a plan. Collective, on all ranks in the same order.
+
+        Args:
+            load: The same on all ranks, which this does not check.
+            more: Further arguments of foremoe.start_plan(), the same on all ranks.
+        """
+        planning = self._planning | more
+        if self._channel is None:
+            return foremoe.start_plan(load, **planning)
+        planned = self._pool.submit(_plan_together, self._channel.group, load, **planning)
+        return SharedPlan(planned, load.num_micro_steps)
+
+    def close(self, failed: bool = False) -> None:
+        """Ends it when all plans that were begun are made. failed: at once, since other ranks may be gone."""
+        self._pool.shutdown(wait=not failed, cancel_futures=failed)
+
+
+def layers_of(rank: int, num_ranks: int, num_layers: int) -> range:
+    """That a rank plans; empty where there are more ranks than layers."""
+    return range(num_layers * rank // num_ranks, num_layers * (rank + 1) // num_ranks)
+
+
+def _plan_together(
+    group: Any,
+    load: foremoe.Load,
+    *,
+    policy: str,
+    threads: int,
+    previous: foremoe.Plan | None = None,
+    **options: Any,
+) -> foremoe.Plan:
+    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+    own: foremoe.Plan | Exception | None = None
+    cause: Exception | None = None
+    layers = layers_of(rank, num_ranks, load.num_layers)
+    try:
+        if layers:  # foremoe.plan() would log its remarks on every rank in every step
+            own = _core._plan(load, policy, options, previous=previous, layers=layers, threads=threads)
+    except (foremoe.InputError, foremoe.PolicySkipped) as error:
+        own = cause = error
+    except Exception as error:
+        own, cause = RuntimeError(f"rank {rank} could not plan its layers: {error!r}"), error
+    shares = [pickle.loads(share) for share in gathered_bytes(pickle.dumps(own), group)]
+    for of, share in enumerate(shares):
+        if isinstance(share, Exception):
+            raise share from (cause if of == rank else None)
+    return foremoe.Plan.join([share for share in shares if share is not None])
