@@ -73,8 +73,8 @@ void print_placement(const std::vector<Evaluation>& evaluations) {
   bool any = false;
   for (const Evaluation& e : evaluations) {
     if (!e.step || e.placement_seconds <= 0) continue;
-    print_values("{} places experts in {:.2g} s, measured here on {}; {:.2g} s of that after the rollout: {:.3f}×\n",
-                 e.policy, e.placement_seconds, counted(e.threads, "thread"), e.step->exposed_placement_seconds,
+    print_values("{} places experts in {:.2g} s, measured here, by {}; {:.2g} s of that after the rollout: {:.3f}×\n",
+                 e.policy, e.placement_seconds, counted(e.planners, "planner"), e.step->exposed_placement_seconds,
                  e.placed_speedup);
     any = true;
   }

@@ -99,6 +99,11 @@ class PhaseOptions(ModelOptions, total=False):
 
     rollout_seconds: Annotated[float, 0.0,
         "Duration of the step's rollout, for the speedup of the whole RL step. 0 … 1e+09."]
+    planners: Annotated[int, 0,
+        "Who places experts together, each some of the model's layers. 0: all ranks. 0 … 1048576."]
+    planning_threads: Annotated[int, 1, "Threads of each planner. 1 … 1024."]
+    plan_gather_seconds: Annotated[float, 0.04,
+        "What it takes to gather the planners' parts, unless one places all layers in less. 0 … 1e+09."]
     memory_budget: Annotated[float | None, None,
         "Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and residency auto stays within "
         "it. None: none. above 0, at most 1e+09."]

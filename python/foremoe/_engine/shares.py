@@ -19,6 +19,7 @@ from .failures import Channel
 
 # That plan a layer without knowing the others.
 POLICIES = ("foremoe", "static", "vanilla")
+SMALLEST = 1 << 18  # counts of a load; one rank plans fewer in less time than the gather takes (lab/performance.md)
 
 
 class SharedPlan:
@@ -43,7 +44,10 @@ class SharedPlan:
 
 
 class Shares:
-    """Begins plans that the ranks of a group make together, one after the other, on a thread of their own."""
+    """Begins plans that the ranks of a group make together, one after the other, on a thread of their own.
+
+    Small plans and those of other policies each rank makes alone.
+    """
 
     def __init__(self, channel: Channel | None, planning: dict[str, Any]) -> None:
         """
@@ -63,7 +67,7 @@ class Shares:
             more: Further arguments of foremoe.start_plan(), the same on all ranks.
         """
         planning = self._planning | more
-        if self._channel is None:
+        if self._channel is None or load.array.size < SMALLEST:
             return foremoe.start_plan(load, **planning)
         planned = self._pool.submit(_plan_together, self._channel.group, load, **planning)
         return SharedPlan(planned, load.num_micro_steps)

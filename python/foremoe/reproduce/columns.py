@@ -150,7 +150,7 @@ _MEASURED_OF_MODEL = [
          "CPU time of all the model's layers, without what is done once per step", lambda m: m.plan_micro_step_ms),
     _own("plan_step_ms", "planning, ms a step", 1, "CPU time of all planning of the step, of all the model's layers",
          lambda m: 1e3 * m.planning_cpu_seconds * m.cost["moe_layers"] / max(1, m.figures["layers"])),
-    _own("placement_s", "placement, s", 2, "planning before the first micro-step, all layers, CPU time ÷ threads",
+    _own("placement_s", "placement, s", 2, "planning before the first micro-step: slowest rank, and the gather",
          lambda m: m.placement["seconds"]),
     _own("exposed_placement_s", "after the rollout, s", 2, "what of placement the rollout's tail does not hide",
          lambda m: m.placement["exposed_seconds"]),

@@ -128,6 +128,7 @@ def work_until_killed(rank: int, folder: str, place: str) -> None:
     ep.wrap(model)
     if rank == FAILING and place == "planning":
         mock.patch.object(shares._core, "_plan", die).start()
+    mock.patch.object(shares, "SMALLEST", 0).start()
     try:
         train(rank, ep, model, {place: die})
     except Exception as error:

@@ -62,6 +62,7 @@ def watched(before: Callable[[range], None] = lambda layers: None) -> Any:
         return own(*arguments, layers=layers, **keywords)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shares_module, "SMALLEST", 0)
         patch.setattr(shares_module._core, "_plan", plan)
         yield planned
 
@@ -98,7 +99,10 @@ def share() -> dict[str, Any]:
         failing = shares.start_plan(load)
         found["a rank fails"] = [raised(failing.begin), raised(lambda: failing.wait_for(0)), raised(failing.finish)]
     cold, previous = foremoe.plan(load), foremoe.plan(draw(6, seed=60))
-    warm = shares.start_plan(load, previous=previous).finish()
+    with watched():
+        warm = shares.start_plan(load, previous=previous).finish()
+    found["small"] = type(shares.start_plan(load)) is foremoe.RunningPlan
+    shares_module.SMALLEST = 0
     found["then"] = saved(shares.start_plan(load).finish()) == saved(cold)
     found["from a previous plan"] = (
         saved(warm) == saved(foremoe.plan(load, previous=previous)),
@@ -171,7 +175,7 @@ def test_what_one_rank_raises_is_raised_on_all(found: list[dict[str, Any]]) -> N
     for of in found:
         failed = "RuntimeError: rank 2 could not plan its layers: MemoryError('no room')"
         assert of["a rank fails"] == [failed] * 3
-        assert of["then"]
+        assert of["small"] and of["then"]
         assert of["no such micro-step"] == "InputError: micro_step: 4 is none of 0 … 3"
         assert of["previous of other layers"] == "InputError: previous: has 2 layers, and the load 6"
         assert of["wrong option"].startswith("InputError: guest_slots")

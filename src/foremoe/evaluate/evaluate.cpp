@@ -148,21 +148,28 @@ class Evaluator {
 
   bool plan(const PlannerOptions& planner, Evaluation& e) {
     progress("planning with");
-    std::optional<MeasuredPlan> measured = plan_measured(policy_, input_, planner, context_, e.skipped);
+    std::optional<MeasuredPlan> measured = plan_measured(policy_, input_, {planner, planners()}, context_, e.skipped);
     if (!measured) return false;
     e.plan = std::move(measured->step.plan);
     e.times = measured->step.times;
     e.placement_seconds = measured->placement_seconds;
+    e.planners = planners().count;
     e.threads = static_cast<int>(context_.pool.num_threads());
     measure(e);
     return true;
+  }
+
+  Planners planners() const {
+    return {.count = options_.planners > 0 ? options_.planners : input_.load.num_ranks(),
+            .threads = options_.planning_threads,
+            .gather_seconds = options_.plan_gather_seconds};
   }
 
   std::optional<MeasuredPlan> plan_recompute(Residency residency, std::string& why_not) const {
     PlannerOptions planner = options_.planner;
     planner.in_flight = 1;
     planner.residency = residency;
-    return plan_measured(policy_, input_, planner, context_, why_not);
+    return plan_measured(policy_, input_, {planner, planners()}, context_, why_not);
   }
 
   // Recompute needs no homes that stay, so it may also place freely.

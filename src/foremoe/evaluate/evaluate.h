@@ -45,6 +45,9 @@ struct EvaluateOptions {
   int depth = kDefaultDepth;           // turns ahead of which copies may begin
   double rollout_seconds = 0;          // of the RL step, the same whoever plans
   double rollout_tail_seconds = 0;     // of it, what placement overlaps with
+  int planners = 0;                    // that place experts together, each some of the layers; 0: one per rank
+  int planning_threads = 1;            // of each planner
+  double plan_gather_seconds = 0.04;   // after which all planners have the whole plan; measured (lab/performance.md)
   double memory_budget_gigabytes = 0;  // of one rank, 10⁹ bytes; 0: none
 
   std::optional<Bytes> memory_budget() const;
@@ -68,9 +71,10 @@ struct Evaluation {
   StepPlan plan;                           // the policy update's, and recompute's where that has none of its own
   std::optional<StepPlan> recompute_plan;  // where the policy update has more than one micro-step in flight
   PlanTimes times;
-  // Measured: CPU time from the beginning of planning until the first micro-step can begin ÷ threads, of all the
-  // model's layers and of all plans that are made to choose one; 0 of a policy that does not plan ahead.
+  // Measured, with a cost model: from the beginning of planning until the first micro-step can begin, by the planners
+  // of the options, of all plans that are made to choose one; 0 of a policy that does not plan ahead.
   double placement_seconds = 0;
+  int planners = 1;
   int threads = 1;
   PlanFigures figures;
   CheckReport check;  // of both plans

@@ -35,6 +35,7 @@ void add_step(const Evaluation& e, Json& json) {
   json["peak_tokens_per_rank"] = step.peak_tokens_per_rank.value;
   json["memory_bytes_per_rank"] = step.memory_bytes_per_rank.value;
   json["placement"] = {{"seconds", e.placement_seconds},
+                       {"planners", e.planners},
                        {"exposed_seconds", step.exposed_placement_seconds},
                        {"step_seconds", step.placed_step_seconds},
                        {"speedup_over_vanilla", e.placed_speedup}};

@@ -1,48 +1,60 @@
 #include "foremoe/evaluate/measured_plan.h"
 
 #include <algorithm>
-#include <ctime>
 #include <utility>
+#include <vector>
 
 namespace foremoe {
 namespace {
 
-// CPU time of a policy that does not hand out its micro-steps one by one: what it does once per step, and the first of
-// its micro-steps. Where planning is charged between router and experts, a micro-step is not charged twice.
-double seconds_of_first_micro_step(const Policy& policy, const PlannedStep& planned) {
+constexpr int kRuns = 3;  // a busy machine makes one of them take several times as long
+
+// [layer] CPU seconds before the first micro-step can begin. Where planning is charged between router and experts, a
+// micro-step is not charged twice.
+std::vector<double> seconds_ahead(const Policy& policy, const PlanTimes& times) {
   const OnlineWork online = policy.online();
-  const bool plans_online = online.planning_seconds > 0 || online.planning_seconds_per_slot > 0;
-  const double micro_steps = std::max(1, planned.plan.num_micro_steps());
-  return planned.times.base_cpu_seconds + (plans_online ? 0 : planned.times.planning_cpu_seconds / micro_steps);
+  std::vector<double> seconds = times.once_of_layer;
+  if (online.planning_seconds > 0 || online.planning_seconds_per_slot > 0) return seconds;
+  for (std::size_t l = 0; l < seconds.size(); ++l) seconds[l] += times.first_of_layer[l];
+  return seconds;
 }
 
 }  // namespace
 
-std::optional<MeasuredPlan> plan_measured(const Policy& policy, const StepInput& input, const PlannerOptions& planner,
+double planning_seconds(std::span<const double> of_layer, int model_layers, const Planners& planners) {
+  if (of_layer.empty()) return 0;
+  const auto first_of = [&](std::int64_t planner) { return planner * model_layers / planners.count; };
+  double slowest = 0;
+  for (int p = 0; p < planners.count; ++p) {
+    std::vector<double> threads(static_cast<std::size_t>(planners.threads));  // when each is free
+    for (std::int64_t l = first_of(p); l < first_of(p + 1); ++l) {
+      const auto of_input = static_cast<std::size_t>(l) * of_layer.size() / static_cast<std::size_t>(model_layers);
+      *std::ranges::min_element(threads) += of_layer[of_input];
+    }
+    slowest = std::max(slowest, std::ranges::max(threads));
+  }
+  if (planners.count == 1) return slowest;
+  return std::min(slowest + planners.gather_seconds,
+                  planning_seconds(of_layer, model_layers, {.threads = planners.threads}));
+}
+
+std::optional<MeasuredPlan> plan_measured(const Policy& policy, const StepInput& input, const PlanningOptions& options,
                                           const EvaluationContext& context, std::string& why_not) {
-  double seconds = 0;
-  bool streams = false;
-  PolicyInput policy_input = input.for_policy(planner);
-  const std::clock_t begin = std::clock();
-  policy_input.on_micro_step = [&](const StepPlan& plan, MicroStepId m) {
-    streams = true;
-    // Under `shared` what is copied depends on quotas: all must be known before the first turn.
-    if (m > MicroStepId{0} && plan.residency != Residency::kShared) return;
-    seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  };
+  const PolicyInput policy_input = input.for_policy(options.planner);
   PolicyResult result = input.plan(policy, policy_input, context.pool);
   if (auto* const skipped = std::get_if<Skipped>(&result)) {
     why_not = std::move(skipped->reason);
     return std::nullopt;
   }
   MeasuredPlan measured{.step = std::move(std::get<PlannedStep>(result))};
-  if (!policy.plans_ahead(policy_input)) return measured;
-  if (!streams) seconds = seconds_of_first_micro_step(policy, measured.step);
-  measured.placement_seconds = seconds / static_cast<double>(context.pool.num_threads());
-  const int layers = measured.step.plan.num_layers();
-  if (context.cost != nullptr && layers > 0) {  // a layer of the input stands for as many of the model
-    measured.placement_seconds *= static_cast<double>(context.cost->model().moe_layers) / layers;
+  if (context.cost == nullptr || !policy.plans_ahead(policy_input)) return measured;
+  std::vector<double> seconds = seconds_ahead(policy, measured.step.times);
+  for (int run = 1; run < kRuns; ++run) {
+    const PolicyResult again = input.plan(policy, policy_input, context.pool);
+    const std::vector<double> others = seconds_ahead(policy, std::get<PlannedStep>(again).times);
+    std::ranges::transform(seconds, others, seconds.begin(), [](double a, double b) { return std::min(a, b); });
   }
+  measured.placement_seconds = planning_seconds(seconds, context.cost->model().moe_layers, options.planners);
   return measured;
 }
 

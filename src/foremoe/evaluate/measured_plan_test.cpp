@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <ctime>
+#include <numeric>
 
 #include "foremoe/testing/evaluated_step.h"
 
@@ -13,37 +13,12 @@ namespace {
 
 using Placement = test::EvaluatedStep;
 
-// Plans as foremoe does, and works until it hands out the first micro-step, and then again.
+// Plans as foremoe does, and says that a layer took 2 s once per step and 1 s for its first micro-step, in its second
+// run half of that, and in others ten times.
 class Slow final : public Policy {
  public:
+  explicit Slow(OnlineWork online = {}) : online_(online) {}
   std::string_view name() const override { return "slow"; }
-  std::string_view summary() const override { return "sleeps"; }
-  std::span<const std::string_view> uses() const override { return {}; }
-  bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
-  PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
-    PolicyResult result =
-        find_policy("foremoe")->plan({.load = input.load, .home = input.home, .options = input.options}, pool);
-    const StepPlan& plan = std::get<PlannedStep>(result).plan;
-    work(0.03);
-    input.on_micro_step(plan, MicroStepId{0});
-    work(0.3);
-    input.on_micro_step(plan, MicroStepId{1});
-    return result;
-  }
-
- private:
-  static void work(double cpu_seconds) {
-    const std::clock_t end = std::clock() + static_cast<std::clock_t>(cpu_seconds * CLOCKS_PER_SEC);
-    while (std::clock() < end) {
-    }
-  }
-};
-
-// Plans as foremoe does, and says that it worked 2 s for the whole step and 4 s for its micro-steps.
-class Once final : public Policy {
- public:
-  explicit Once(OnlineWork online = {}) : online_(online) {}
-  std::string_view name() const override { return "once"; }
   std::string_view summary() const override { return "plans ahead where it knows no former step"; }
   OnlineWork online() const override { return online_; }
   std::span<const std::string_view> uses() const override { return {}; }
@@ -51,68 +26,100 @@ class Once final : public Policy {
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     PolicyResult result =
         find_policy("foremoe")->plan({.load = input.load, .home = input.home, .options = input.options}, pool);
-    std::get<PlannedStep>(result).times = {.base_cpu_seconds = 2, .planning_cpu_seconds = 4};
+    const double factor = runs_++ % 3 == 1 ? 1 : 10;
+    const auto layers = static_cast<std::size_t>(input.load.num_layers());
+    PlanTimes& times = std::get<PlannedStep>(result).times;
+    times.once_of_layer.assign(layers, 2 * factor);
+    times.first_of_layer.assign(layers, 1 * factor);
     return result;
   }
 
  private:
   OnlineWork online_;
+  mutable int runs_ = 0;
 };
 
-TEST_F(Placement, IsWhatMustBePlannedBeforeTheFirstMicroStep) {
-  const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
-  const auto placement = [&](double tail) {
-    const Evaluation e = evaluate(Slow(), input_, {.rollout_tail_seconds = tail}, {.pool = pool_, .cost = &cost_});
-    EXPECT_GE(e.placement_seconds, 0.03 * layers);
-    EXPECT_LT(e.placement_seconds, 0.3 * layers) << "what follows the first micro-step is hidden";
-    EXPECT_EQ(e.step->placed_step_seconds, e.step->step_seconds + e.step->exposed_placement_seconds);
-    return std::pair(e.placement_seconds, e.step->exposed_placement_seconds);
-  };
-  const auto [all, exposed] = placement(0);
-  EXPECT_EQ(exposed, all);
-  EXPECT_EQ(placement(1e6).second, 0);
-  const Evaluation foremoe = evaluate(policy_named("foremoe"), input_, {}, {.pool = pool_, .cost = &cost_});
-  EXPECT_GT(foremoe.placement_seconds, 0);
-  EXPECT_EQ(evaluate(policy_named("feplb"), input_, {}, {.pool = pool_, .cost = &cost_}).placement_seconds, 0)
-      << "works online";
+TEST(PlanningSeconds, AreThoseOfTheSlowestPlannerAndTheGather) {
+  const std::vector<double> of_layer{1, 2, 3, 4, 5, 6};
+  const auto seconds = [&](const Planners& planners) { return planning_seconds(of_layer, 6, planners); };
+  EXPECT_DOUBLE_EQ(seconds({}), 21);
+  EXPECT_DOUBLE_EQ(seconds({.count = 2, .gather_seconds = 0.5}), 4 + 5 + 6 + 0.5);
+  EXPECT_DOUBLE_EQ(seconds({.count = 6, .gather_seconds = 0.5}), 6.5) << "a layer is not divided";
+  EXPECT_DOUBLE_EQ(seconds({.count = 64, .gather_seconds = 0.5}), 6.5);
+  EXPECT_DOUBLE_EQ(seconds({.count = 64, .gather_seconds = 100}), 21) << "each rank plans all layers alone";
+  EXPECT_DOUBLE_EQ(seconds({.threads = 3}), 3 + 6) << "1 + 4, 2 + 5 and 3 + 6";
+  EXPECT_DOUBLE_EQ(planning_seconds({}, 6, {.count = 2, .gather_seconds = 1}), 0);
 }
 
-TEST_F(Placement, IsAllThatIsPlannedBeforeTheFirstMicroStep) {
-  const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
-  const auto placement = [&](const Policy& policy, const EvaluateOptions& options) {
-    const Evaluation e = evaluate(policy, input_, options, {.pool = pool_, .cost = &cost_});
+TEST(PlanningSeconds, CountLayersOfTheModelForWhichThoseOfTheInputStand) {
+  const std::vector<double> of_layer{1, 3};
+  EXPECT_DOUBLE_EQ(planning_seconds(of_layer, 8, {}), 4 * 1 + 4 * 3);
+  EXPECT_DOUBLE_EQ(planning_seconds(of_layer, 8, {.count = 4}), 2 * 3);
+  EXPECT_DOUBLE_EQ(planning_seconds(of_layer, 8, {.count = 3}), 3 * 3) << "layers 5 to 7";
+}
+
+TEST_F(Placement, IsTheLeastOfThreeRunsOfAllThatIsPlannedBeforeTheFirstMicroStep) {
+  const int layers = cost_.model().moe_layers;
+  const auto placement = [&](EvaluateOptions options) {
+    options.planners = 1;
+    const Evaluation e = evaluate(Slow(), input_, options, {.pool = pool_, .cost = &cost_});
     if (!e.step) {
       ADD_FAILURE() << e.skipped << (e.check.ok() ? "" : e.check.violations.front().message);
       return 0.0;
     }
-    EXPECT_EQ(e.step->exposed_placement_seconds, e.placement_seconds);
-    EXPECT_EQ(e.step->placed_step_seconds, e.step->step_seconds + e.placement_seconds);
+    EXPECT_EQ(e.step->exposed_placement_seconds, std::max(0.0, e.placement_seconds - options.rollout_tail_seconds));
+    EXPECT_EQ(e.step->placed_step_seconds, e.step->step_seconds + e.step->exposed_placement_seconds);
     return e.placement_seconds / layers;
   };
-  EXPECT_GE(placement(Slow(), {.planner = {.residency = Residency::kShared}}), 0.33) << "quotas say what is copied";
-  const double one = 2 + 4.0 / input_.load.num_micro_steps();
-  EXPECT_DOUBLE_EQ(placement(Once(), {}), one);
-  EXPECT_DOUBLE_EQ(placement(Once(), {.planner = {.in_flight = 2}}), 2 * one) << "recompute has a plan of its own";
-  EXPECT_DOUBLE_EQ(placement(Once(), {.choose_residency = true}), 4 * one) << "shared, static, resident and free";
+  EXPECT_DOUBLE_EQ(placement({}), 3);
+  EXPECT_DOUBLE_EQ(placement({.rollout_tail_seconds = 4}), 3);
+  EXPECT_DOUBLE_EQ(placement({.planner = {.in_flight = 2}}), 2 * 3) << "recompute has a plan of its own";
+  EXPECT_DOUBLE_EQ(placement({.choose_residency = true}), 4 * 3) << "shared, static, resident and free";
+}
+
+TEST_F(Placement, IsSharedByAllRanksUnlessOptionsSayWhoPlans) {
+  const int layers = cost_.model().moe_layers;
+  const auto placement = [&](const EvaluateOptions& options) {
+    return evaluate(Slow(), input_, options, {.pool = pool_, .cost = &cost_}).placement_seconds;
+  };
+  const double of_a_rank = 3 * (layers / 8);
+  ASSERT_EQ(layers % 8, 0);
+  EXPECT_DOUBLE_EQ(placement({.plan_gather_seconds = 0.25}), of_a_rank + 0.25);
+  EXPECT_DOUBLE_EQ(placement({.planners = layers, .plan_gather_seconds = 0.25}), 3.25);
+  EXPECT_DOUBLE_EQ(placement({.planners = 8, .planning_threads = 3, .plan_gather_seconds = 0}), of_a_rank / 3);
+}
+
+TEST_F(Placement, WaitsForAllMicroStepsWhereQuotasSayWhatIsCopied) {
+  const auto first = [&](const char* name, Residency residency) {
+    const PolicyResult result = policy_named(name).plan(
+        {.load = input_.load, .home = input_.homes, .options = {.guest_slots = 2, .residency = residency}}, pool_);
+    const PlanTimes& times = std::get<PlannedStep>(result).times;
+    const double waited = std::accumulate(times.first_of_layer.begin(), times.first_of_layer.end(), 0.0);
+    EXPECT_EQ(times.once_of_layer.size(), static_cast<std::size_t>(input_.load.num_layers()));
+    return waited / times.planning_cpu_seconds;
+  };
+  EXPECT_GE(first("foremoe", Residency::kShared), 0.99);
+  EXPECT_NEAR(first("relibra", Residency::kShared), 1, 1e-9);
+  EXPECT_NEAR(first("eplb-oracle", Residency::kStatic), 1.0 / input_.load.num_micro_steps(), 1e-9);
 }
 
 TEST_F(Placement, IsChargedToWhoeverPlansTheStepAheadByItsOwnRoutes) {
-  const auto layers = static_cast<double>(cost_.model().moe_layers) / input_.load.num_layers();
+  const int layers = cost_.model().moe_layers;
   const auto placement = [&](const Policy& policy) {
-    const PlannerOptions planner{.guest_slots = 2};
-    return evaluate(policy, input_, {.planner = planner}, {.pool = pool_, .cost = &cost_}).placement_seconds;
+    const EvaluateOptions options{.planner = {.guest_slots = 2}, .planners = 1};
+    return evaluate(policy, input_, options, {.pool = pool_, .cost = &cost_}).placement_seconds;
   };
   const auto expect_charged = [&](bool charged, std::initializer_list<const char*> names) {
     for (const char* name : names) EXPECT_EQ(placement(policy_named(name)) > 0, charged) << name;
   };
-  EXPECT_EQ(placement(Once()), (2 + 4.0 / input_.load.num_micro_steps()) * layers);
-  EXPECT_EQ(placement(Once({.planning_seconds = 1})), 2 * layers) << "a micro-step's planning is charged online";
+  EXPECT_EQ(placement(Slow()), 3 * layers);
+  EXPECT_EQ(placement(Slow({.planning_seconds = 1})), 2 * layers) << "a micro-step's planning is charged online";
   // Some of them do nothing once per step.
-  expect_charged(true, {"relibra", "foremoe-review", "foremoe-review-mda", "eplb", "eplb-oracle", "ema"});
+  expect_charged(true, {"foremoe", "relibra", "foremoe-review", "foremoe-review-mda", "eplb", "eplb-oracle", "ema"});
   expect_charged(true, {"flexmoe", "smartmoe", "lplb", "laer"});
   expect_charged(false, {"vanilla", "ultraep", "feplb", "symi", "eplb-ema"});
   input_.previous_load = input_.load;
-  EXPECT_EQ(placement(Once()), 0) << "was planned before the step";
+  EXPECT_EQ(placement(Slow()), 0) << "was planned before the step";
   expect_charged(true, {"relibra", "foremoe-review-mda", "eplb-oracle", "laer-oracle", "static"});
   expect_charged(false, {"eplb", "ema", "flexmoe", "smartmoe", "lplb", "laer"});
 }

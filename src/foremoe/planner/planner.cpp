@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "foremoe/core/error.h"
+#include "foremoe/core/timeline.h"
 #include "foremoe/planner/layer_planner.h"
 
 namespace foremoe {
@@ -104,18 +105,28 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
                                       request.load)};
   std::vector<std::unique_ptr<planner::LayerPlanner>> layers(request.load.num_layers());
 
+  PlanTimes& times = step.times;
+  times.once_of_layer.resize(layers.size());
+  times.first_of_layer.resize(layers.size());
   pool.for_each_index(layers.size(), [&](std::size_t l, std::size_t) {
+    const double layer_begin = thread_cpu_seconds();
     layers[l] = std::make_unique<planner::LayerPlanner>(request, order, LayerId{l});
     layers[l]->place(step.plan);
+    times.once_of_layer[l] = layers[l]->base_cpu_seconds();
+    times.first_of_layer[l] = thread_cpu_seconds() - layer_begin - times.once_of_layer[l];
   });
   for (int m = 0; m < request.load.num_micro_steps(); ++m) {
-    pool.for_each_index(layers.size(),
-                        [&](std::size_t l, std::size_t) { layers[l]->finish(MicroStepId{m}, step.plan); });
+    const bool is_waited_for = m == 0 || request.options.residency == Residency::kShared;
+    pool.for_each_index(layers.size(), [&](std::size_t l, std::size_t) {
+      const double layer_begin = thread_cpu_seconds();
+      layers[l]->finish(MicroStepId{m}, step.plan);
+      if (is_waited_for) times.first_of_layer[l] += thread_cpu_seconds() - layer_begin;
+    });
     if (request.on_micro_step) request.on_micro_step(step.plan, MicroStepId{m});
   }
   for (const auto& layer : layers) {
-    step.times.base_cpu_seconds += layer->base_cpu_seconds();
-    step.times.planning_cpu_seconds += layer->planning_cpu_seconds();
+    times.base_cpu_seconds += layer->base_cpu_seconds();
+    times.planning_cpu_seconds += layer->planning_cpu_seconds();
   }
   step.times.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return step;

@@ -25,6 +25,10 @@ struct PlanTimes {
   double wall_seconds = 0;
   double base_cpu_seconds = 0;      // what is done once per step: stage B. Summed over threads
   double planning_cpu_seconds = 0;  // everything else, summed over threads
+  // [layer] CPU seconds that a step waits for: what is done once, and what else before the first micro-step can begin.
+  // Under `shared` that is all micro-steps, whose quotas say what is copied.
+  std::vector<double> once_of_layer = {};
+  std::vector<double> first_of_layer = {};
 };
 
 struct PlanRequest {

@@ -58,6 +58,7 @@ class Ema final : public Policy {
     PlannedStep step = plan_step({.load = load, .home = home, .options = options}, pool);
     step.plan.policy = name();
     step.times.base_cpu_seconds += std::accumulate(cpu_seconds.begin(), cpu_seconds.end(), 0.0);
+    for (std::size_t l = 0; l < cpu_seconds.size(); ++l) step.times.once_of_layer[l] += cpu_seconds[l];
     step.times.wall_seconds += seconds;
     return step;
   }

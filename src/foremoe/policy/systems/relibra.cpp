@@ -90,6 +90,7 @@ class Relibra final : public Policy {
     PolicyResult result = plan_fetched(policy, input, pool);
     if (auto* step = std::get_if<PlannedStep>(&result)) {
       step->times.base_cpu_seconds = std::accumulate(cpu_seconds.begin(), cpu_seconds.end(), 0.0);
+      step->times.once_of_layer = std::move(cpu_seconds);
       step->times.wall_seconds += reordering_seconds;
     }
     return result;
