@@ -9,6 +9,7 @@ takes part in the gather of the real parts, and joins them. A tiny plan shows wh
 
 from __future__ import annotations
 
+import pickle
 import statistics
 import tempfile
 import time
@@ -19,6 +20,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import foremoe
+from foremoe._engine.communication import gathered_bytes
+from foremoe._engine.shares import layers_of
 
 SHARES, RUNS = 8, 5
 SHAPE: dict[str, Any] = {"shape": "Qwen3-30B-A3B", "ranks": 64, "micro_steps": 32}
@@ -33,22 +36,17 @@ def seconds(call: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - clock, time.process_time() - processor
 
 
-def layers_of(share: int, layers: int) -> range:
-    return range(layers * share // SHARES, layers * (share + 1) // SHARES)
-
-
 def gather(rank: int, folder: str, shape: dict[str, Any], planning: dict[str, Any]) -> None:
     """Median over runs of one gather and join, by rank 0."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=SHARES)
     load = foremoe.synthesize_load(**shape)
-    layers = layers_of(rank, load.num_layers)
+    layers = layers_of(rank, SHARES, load.num_layers)
     part = foremoe.plan(load, layers=layers, threads=1, **planning) if layers else None
     of_runs = []
     for _ in range(RUNS):
         dist.barrier()
-        parts: list[Any] = [None] * SHARES
         begin = time.perf_counter()
-        dist.all_gather_object(parts, part)
+        parts = [pickle.loads(of) for of in gathered_bytes(pickle.dumps(part), dist.group.WORLD)]
         foremoe.Plan.join([part for part in parts if part is not None])
         of_runs.append(time.perf_counter() - begin)
     if rank == 0:
@@ -62,7 +60,7 @@ def measure(name: str, shape: dict[str, Any], planning: dict[str, Any]) -> None:
     for threads in (1, 2):
         clock, processor = seconds(lambda: foremoe.plan(load, threads=threads, **planning))  # noqa: B023
         print(f"{threads} thread{'s'[: threads - 1]:1} {clock:7.3f} s ({processor:.3f} s of processors)  ", end="")
-    shares = [layers_of(share, load.num_layers) for share in range(SHARES)]
+    shares = [layers_of(share, SHARES, load.num_layers) for share in range(SHARES)]
     of_shares = [seconds(lambda: foremoe.plan(load, layers=of, threads=1, **planning)) for of in shares if of]  # noqa: B023
     slowest = max(of_shares)
     print(f"slowest of {len(of_shares)} shares {slowest[0]:.4f} s ({slowest[1]:.4f} s)", flush=True)
