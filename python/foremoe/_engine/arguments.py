@@ -127,6 +127,7 @@ def expect_layers(layers: list[ExpertLayer], group: Any) -> None:
         raise foremoe.InputError("layers: there is no MoE layer", field="layers")
     first = layers[0]
     shapes = _shapes(first)
+    seen: set[int] = set()
     for i, layer in enumerate(layers):
 
         def refuse(what: str, i: int = i) -> None:
@@ -134,6 +135,10 @@ def expect_layers(layers: list[ExpertLayer], group: Any) -> None:
 
         if any(_SPREAD.get(id(weight)) is weight for weight in layer.weights().values()):
             refuse("another ExpertParallel has spread its experts; call detach() of that one before")
+        own = {id(weight) for weight in layer.weights().values()}
+        if own & seen:
+            refuse("shares a parameter of its experts with a layer before it; expected experts of its own")
+        seen |= own
         if _shapes(layer) != shapes or layer.top_k != first.top_k:
             refuse("is of another shape or type than layer 0")
         expect_own_experts(layer, group)

@@ -22,6 +22,7 @@ from .samples import digests_of, number_of_samples, samples_of
 from .spread import HomePass, SpreadExperts
 from .wrappers import (
     active_ddp,
+    forget_ddp,
     fsdp2_modules,
     hide_from_ddp,
     is_in_ddp,
@@ -68,9 +69,12 @@ class Dense:
         self.model: Any = None  # from wrap() on
         self._wrapper: str | None = "own"
         self._wrapped: Any = None  # what wrap() returned
-        self._sharded: set[str] = set()  # names of parameters that other code shards
+        self.sharded: set[str] = set()  # names of parameters that other code shards
         self._compared: dict[str, torch.nn.Parameter] = {}  # must be the same on all ranks
-        self._leaves_whole = False  # to average(): some parameter is trained and whole
+        self._beside: dict[
+            str, torch.nn.Parameter
+        ] = {}  # of these, trained by the experts' optimizer and not the model's
+        self._averaged_by_drain: list[torch.nn.Parameter] = []
         self._ddp: Any = None  # DistributedDataParallel in which the last layer ran
         self._in_no_sync = False  # the last layer ran
         self._has_drained = False
@@ -96,6 +100,11 @@ class Dense:
             expect_not_compiled(model, experts)
             self._expect_whole_model(model)
             named = self._sharded_names(model, sharded)
+            if named and wrapper in ("ddp", "fsdp2"):
+                raise foremoe.InputError(
+                    f"sharded: wrapper '{wrapper}' would give all ranks the same {min(named)}; expected None or own",
+                    field="sharded",
+                )
             is_sharded = bool(fsdp2_modules(model))
             if is_sharded and wrapper in ("ddp", "fsdp2"):
                 raise foremoe.InputError(
@@ -103,10 +112,10 @@ class Dense:
                 )
             if wrapper in (None, "fsdp2"):  # DistributedDataParallel broadcasts rank 0's
                 given.expect_alike(digests_of(_unsharded(self._dense_of(model), named)), hint=_AT_FIRST)
-        self.model, self._sharded = model, named
+        self.model, self.sharded = model, named
         self.is_sharded = is_sharded or wrapper == "fsdp2"
         self._wrapper, self._wrapped = wrapper, model
-        self._leaves_whole = any(p.requires_grad for _, p in self._whole())
+        self._averaged_by_drain = [p for _, p in self._whole()] if wrapper is None else []
         self._compared = _unsharded(self._all(), named)
         watch_ddp()
         hide_from_ddp(model, experts)
@@ -144,9 +153,10 @@ class Dense:
         return found
 
     def unwrap(self) -> None:
-        """Shows the experts to a DistributedDataParallel that is made from now on."""
+        """Shows the experts to a DistributedDataParallel that is made from now on, and forgets earlier ones."""
         if self.model is not None:
             show_to_ddp(self.model, self._experts.parameters())
+            forget_ddp(self.model)
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Those that are trained, by name; under "fsdp2" this rank's shards. Not inside of forward or backward."""
@@ -163,9 +173,17 @@ class Dense:
         experts = {id(weight) for weight in self._experts.parameters()}
         return [(name, p) for name, p in model.named_parameters() if id(p) not in experts]
 
+    def trained_with(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer that trains experts steps: what else it trains must be the same on all ranks, too."""
+        known = {id(p) for p in self.model.parameters()} if self.model is not None else set()
+        known |= {id(p) for p in self._experts.parameters()}
+        held = [p for of in optimizer.param_groups for p in of["params"]]
+        others = [(f"optimizer's parameter {i}", p) for i, p in enumerate(held) if id(p) not in known]
+        self._beside = {} if self.model is None else _unsharded(others, set())
+
     def tell(self, given: Given) -> None:
         """Some elements of each must be the same on all ranks. Waits for the device."""
-        self._compared = _unsharded(self._all(), self._sharded)
+        self._compared = _unsharded(self._all(), self.sharded) | self._beside
         given.expect_alike(samples_of(self._compared), hint=_DRIFT if self._has_drained else _AT_FIRST)
 
     def note_forward(self) -> None:
@@ -173,7 +191,8 @@ class Dense:
         ddp = active_ddp()
         if torch._C._current_graph_task_id() < 0 and (ddp is not None or torch.is_grad_enabled()):
             self._ddp = ddp
-            self._in_no_sync = self._ddp is not None and not self._ddp.require_backward_grad_sync
+            syncs = self._wrapper is None or ddp is None or ddp.require_backward_grad_sync  # None: drain() averages
+            self._in_no_sync = not syncs
 
     def note_backward(self) -> None:
         """Called when a micro-step has run."""
@@ -216,7 +235,7 @@ class Dense:
         if layer == 0 and torch.is_grad_enabled() and not self.drains and torch._C._current_graph_task_id() < 0:
             word = number_of_samples(self._compared, word)
         problem = self._never_averaged()
-        if not problem and self._wrapper is None and self._leaves_whole and self._ddp is None:
+        if not problem and self._ddp is None and any(p.requires_grad for p in self._averaged_by_drain):
             problem = _OUTSIDE if self._experts.ranks.num_trainers > 1 else ""
 
         def expect_averaged() -> None:
@@ -263,9 +282,10 @@ class Dense:
             p.grad = gradient if on_any else None
 
     def _whole(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Those that are no shards, whose gradients FSDP2 averages; in the same order on all ranks."""
+        """Those that are shards neither of FSDP2, which averages their gradients, nor of other code; in the same order
+        on all ranks."""
         whole = [(name, p) for name, p in self._all() if not (self.is_sharded and is_dtensor(p))]
-        return sorted(whole, key=operator.itemgetter(0))
+        return sorted(((name, p) for name, p in whole if name not in self.sharded), key=operator.itemgetter(0))
 
 
 def _unsharded(named: Iterable[tuple[str, torch.nn.Parameter]], sharded: set[str]) -> dict[str, torch.nn.Parameter]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,10 @@ class PhaseGradients:
             (weight, grad, grad.clone() if grad is not None and grad._is_view() else grad)
             for weight, grad in ((weight, weight.grad) for weight in parameters if weight.requires_grad)
         ]
-        for weight, _, _ in self._before:
-            weight.grad = None
+        own = {id(weight) for weight in experts.parameters()}
+        for weight, grad, _ in self._before:
+            # Zeros tell Accumulated of a zero_grad() in the phase, which would not reach the gradients taken away.
+            weight.grad = torch.zeros_like(weight) if grad is not None and id(weight) in own else None
         dense.drains = True
         self._accumulated = [Accumulated(weight) for weight in experts.parameters() if weight.requires_grad]
 
@@ -39,7 +41,15 @@ class PhaseGradients:
         if any(of.is_written() for of in self._accumulated):
             raise RuntimeError(
                 "gradients of experts were written inside a phase, before drain(), as zero_grad() does: those of "
-                "guests would be left as they are; call it before the phase, or after drain()"
+                "guests and of former phases would be left as they are; call it before the phase, or after drain()"
+            )
+
+    def expect_trained(self) -> None:
+        """Raises RuntimeError where autograd summed no gradient of any expert."""
+        if self._accumulated and not self._experts.is_sharded and not any(of.has_summed for of in self._accumulated):
+            raise RuntimeError(
+                "no backward of this phase reached this rank's experts: torch.autograd.grad() and backward(inputs=...) "
+                "leave out their gradients; expected backward() without inputs, or experts that are frozen"
             )
 
     def _release(self) -> None:
@@ -85,10 +95,16 @@ class PhaseGradients:
 
 @torch.no_grad()
 def clip(
-    experts: Sequence[torch.nn.Parameter], dense: Sequence[torch.nn.Parameter], ranks: Ranks, max_norm: float
+    experts: Sequence[torch.nn.Parameter],
+    dense: Mapping[str, torch.nn.Parameter],
+    ranks: Ranks,
+    max_norm: float,
+    sharded: Container[str],
 ) -> Tensor:
-    """As ExpertParallel.clip_grad_norm_(). experts: this rank's. dense: all others; whole, or shards of FSDP2."""
-    parts = [(p, ranks.num_ranks) for p in experts] + [(p, num_parts(p)) for p in dense]
+    """As ExpertParallel.clip_grad_norm_(). experts: this rank's. dense: all others, by name; whole, or shards of FSDP2.
+    sharded: names of those of which each rank has another part."""
+    parts = [(p, ranks.num_ranks) for p in experts]
+    parts += [(p, ranks.num_ranks if name in sharded else num_parts(p)) for name, p in dense.items()]
     squares = torch.zeros((), dtype=torch.float64, device=ranks.device)
     for p, of in parts:
         if p.grad is not None:

@@ -64,6 +64,7 @@ class MicroStep:
         self._number = number
         self._rows = len(routes.own[number])
         self._is_over = False
+        self._next_layer = 0  # of the forward that runs
         places = [("forward", number, layer) for layer in range(len(experts.layers))]
         turns = [planned.turns.at_homes(*at) if at[-1] in at_homes else planned.turns[at] for at in places]
         tables = to_device([self._tables(turn) for turn in turns], experts.ranks.device)
@@ -131,7 +132,10 @@ class MicroStep:
         if hidden.shape[0] != self._rows or not ids.shape == gates.shape == (self._rows, layer.top_k):
             raise RuntimeError(f"{layer.name}: {hidden.shape[0]} rows ran, but there are routes of {self._rows}")
         turn = of.turn
-        repeats = turn.ran and torch._C._current_graph_task_id() < 0
+        recomputes = torch._C._current_graph_task_id() >= 0
+        repeats = turn.ran and not recomputes
+        if not recomputes:
+            self._expect_next(index, repeats)
         had_graph = turn.has_graph
         turn.begin_forward()
         if torch.is_grad_enabled() and turn.backward >= 0 and not hidden.requires_grad:
@@ -160,6 +164,23 @@ class MicroStep:
             if torch._C._current_graph_task_id() < 0:
                 of.end = torch.autograd.graph.get_gradient_edge(out), out.shape, out.dtype
         return out
+
+    def _expect_next(self, index: int, repeats: bool) -> None:
+        """Raises RuntimeError where a forward begins before another has ended, as one does that is tried again: other
+        ranks would exchange rows of other layers. Announces a further forward, which they must run, too."""
+        ranks, last = self._experts.ranks, len(self.layers)
+        if index == 0 and 0 < self._next_layer < last:
+            raise RuntimeError(
+                f"a forward of micro-step {self._number} began, but the one before it ended after layer "
+                f"{self._next_layer - 1} of {last}"
+            )
+        if index == 0 and repeats and ranks.calls is not None:
+            call = f"another forward of micro-step {self._number}"
+            if ranks.device.type == "cpu":  # gloo aborts where exchanges differ
+                ranks.calls.expect(call)
+            else:
+                ranks.calls.passing(call)  # never waits for the device
+        self._next_layer = index + 1
 
     def _reached(self, of: LayerRows, gradient: Tensor) -> None:
         """Its backward begins. gradient: of the layer's output, not 0 in dropped rows that something reads."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -52,7 +52,10 @@ def _watch_optimizers() -> None:
                 f"the optimizer holds {count} parameters that are no longer the model's, and would never train it: it "
                 "was made before ExpertParallel, wrap() or detach() replaced them; make it afterwards"
             )
-        if any(own.trained_by(optimizer) for own in list(_SPREAD)) and _scaler_of_one_rank():
+        training = [own for own in list(_SPREAD) if own.trained_by(optimizer)]
+        for own in training:
+            own.note_step(optimizer)
+        if training and _scaler_of_one_rank():
             raise RuntimeError(
                 "torch.amp.GradScaler skips a step where gradients of this rank's experts overflow, and the other "
                 "ranks would not: use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler(process_group=group)"
@@ -81,6 +84,7 @@ class OwnExperts:
         self._ranks = ranks
         self._at_first = self._fingerprint()
         self._checked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.note_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # before each step
         self._watched: dict[torch.nn.Module, Any] = {}  # the handles of their hooks
         _SPREAD.add(self)
         _watch_optimizers()

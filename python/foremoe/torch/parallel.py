@@ -127,6 +127,7 @@ class ExpertParallel:
         del replaced
         self.experts.execute_by(self._execute)
         self._dense = Dense(self.experts)
+        self._own_experts.note_step = self._dense.trained_with
         self._shards = ExpertShards(self.expert_parameters(), self.ranks)
         if (model := getattr(self.layers[0], "model", None)) is not None:
             self._know(model)
@@ -187,6 +188,7 @@ class ExpertParallel:
         "own": by the trainer, in every backward or after drain(); so also where the model has no other parameters.
         What FSDP2 shards already, the model or parts of it, averages its own gradients; None averages the others.
         sharded: names of parameters, or patterns such as "head.*", of which each rank holds another part on purpose.
+            Their gradients stay this rank's own. With None and "own" alone.
 
         All other parameters but DTensors must be the same on all ranks. Under None and "fsdp2" wrap() compares them
         whole. plan() compares some elements of each. Raises InputError for the first that differs, and for a part of
@@ -281,7 +283,7 @@ class ExpertParallel:
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
         self.ranks.expect_call("clip_grad_norm_()")
-        return clip(self.expert_parameters(), self.dense_parameters(), self.ranks, max_norm)
+        return clip(self.expert_parameters(), self._dense.named_parameters(), self.ranks, max_norm, self._dense.sharded)
 
     def whole_state_dict(
         self, model: torch.nn.Module, *, cpu_offload: bool = False, rank0_only: bool = False
@@ -365,6 +367,7 @@ class ExpertParallel:
     def detach(self) -> None:
         """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No phase can
         run afterwards: the groups that were made for copies are gone."""
+        self.ranks.expect_call("detach()")
         self._shards.remove()
         self._own_experts.release()
         self._dense.unwrap()
@@ -424,6 +427,7 @@ class ExpertParallel:
         """
         phase, self._phase = self._phase, None
         try:
-            yield
+            with contextlib.nullcontext() if phase is None else phase.ending_all():
+                yield
         finally:
             self._phase = phase

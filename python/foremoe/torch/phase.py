@@ -152,7 +152,7 @@ class Phase:
             self._planned.close(complete=False)
 
     @contextlib.contextmanager
-    def _ending_all(self) -> Iterator[None]:
+    def ending_all(self) -> Iterator[None]:
         """What this rank raises inside ends the phase on all ranks. Those that it ends raise what ended it."""
         try:
             yield
@@ -175,7 +175,7 @@ class Phase:
         with self._inside:
             try:
                 if complete and self.phase == "recompute":
-                    with self._ending_all():
+                    with self.ending_all():
                         self.beside.share(self._experts.ranks)
                         self._expect_same_end()
             except BaseException:
@@ -184,7 +184,7 @@ class Phase:
             finally:
                 self.failed = True
                 if complete:
-                    with self._ending_all():
+                    with self.ending_all():
                         self.planned.close(complete=True)
                 else:
                     self._give_up()
@@ -223,7 +223,7 @@ class Phase:
     def _running_micro_step(self, micro_step: int) -> Iterator[MicroStep]:
         if micro_step != self._next:
             raise RuntimeError(f"micro-step {micro_step} was entered, but {self._next} comes next")
-        with self._ending_all():
+        with self.ending_all():
             self._finish_micro_step()
             self._unchanged.expect()
             if self._gradients is not None:
@@ -282,7 +282,7 @@ class Phase:
         """
         if self._gradients is None:
             return
-        with self._ending_all():
+        with self.ending_all():
             self._finish_micro_step()
         if self._drained or self._next != self._load.num_micro_steps or not self.planned.is_complete():
             raise RuntimeError(
@@ -290,9 +290,10 @@ class Phase:
                 f"{self._next} of {self._load.num_micro_steps} micro-steps have run"
             )
         self._dense.expect_averaged()
-        with self._ending_all():
+        with self.ending_all():
             self._unchanged.expect()
             self._gradients.expect_accumulated()
+            self._gradients.expect_trained()
             expect_no_hooks(self._experts.layers)
             self._experts.ranks.expect_call("drain()")
             self._expect_same_end()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import foremoe
 from foremoe._engine.ranks import Ranks
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
+_EXPECTED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _FOLLOWED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
@@ -160,6 +161,7 @@ def _save_whole_only(module: Any, experts: list[str], save_directory: Any, *argu
 def _watch_optimizers() -> None:
     """torch steps an optimizer that has no state yet before it saves or loads its state by names."""
     register_optimizer_step_pre_hook(lambda optimizer, *_: follow(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: _expect_state_of_experts(optimizer))
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:
@@ -176,6 +178,17 @@ def follow(optimizer: torch.optim.Optimizer) -> None:
         for key, value in state.items() if shards else ():
             if _is_array(value) and (is_dtensor(value) or value.shape != weight.shape):
                 state[key] = shards.part(value, weight, key).clone()
+
+
+def _expect_state_of_experts(optimizer: torch.optim.Optimizer) -> None:
+    """Raises InputError, once, for state that is not of single experts, such as Adafactor's, by which ranks would step
+    otherwise than one process with all experts."""
+    if optimizer in _EXPECTED:
+        return
+    _EXPECTED.add(optimizer)
+    for weight, state in optimizer.state.items():
+        for name, value in state.items() if _shards_of(weight) else ():
+            expect_of_experts(name, value, weight)
 
 
 def _shards_of(weight: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,14 @@ class Accumulated:
         self._grad: Tensor | None = None
         self._version = 0
         self._written = False
+        self.has_summed = False
+        if weight.grad is not None:
+            self._grad, self._version = weight.grad, version_of(weight.grad)
         self.release = weight.register_post_accumulate_grad_hook(self._note).remove  # type: ignore[no-untyped-call]
 
     def _note(self, weight: Tensor) -> None:
         assert weight.grad is not None
+        self.has_summed = True
         self._written = self._was_written(weight.grad, added=1)
         self._grad, self._version = weight.grad, version_of(weight.grad)
 
@@ -87,11 +91,12 @@ class SpreadExperts:
         """This rank's, of all layers."""
         return [weight for layer in self.layers for weight in layer.weights().values()]
 
-    def expect_own(self) -> None:
-        """Raises InputError where layers have other parameters than this rank's, which were put there."""
-        for layer in [] if self.is_sharded else self.layers:
+    def expect_own(self, layers: Iterable[ExpertLayer] | None = None) -> None:
+        """Raises InputError where layers (None: any) have other parameters than this rank's, which were put there."""
+        own = {id(weight) for weight in self._spread}
+        for layer in () if self.is_sharded else layers or self.layers:
             for name, weight in layer.weights().items():
-                if all(weight is not own for own in self._spread):
+                if id(weight) not in own:
                     raise foremoe.InputError(
                         f"layers: the {name} of {layer.name} is no longer the parameter that was spread; "
                         "fully_shard(), load_state_dict(assign=True) or something else replaced it",
@@ -114,6 +119,7 @@ class SpreadExperts:
         on this rank.
         """
         layer, homes, rows = self.layers[index], self.ranks.homes, self.ranks.rows
+        self.expect_own([layer])
         begun = self.begin_home_pass(index)
         to = dispatch_to(ids, slots=homes, own=homes, channel=rows, word=begun.word)
         if len({word for word in to.words if word}) > 1:

@@ -56,6 +56,12 @@ def watch_ddp() -> None:
     torch.nn.modules.module.register_module_module_registration_hook(note)
 
 
+def forget_ddp(model: torch.nn.Module) -> None:
+    """is_in_ddp() knows none that holds this model, until another is made."""
+    for of in [of for of in list(_IN_DDP) if any(module is model for module in of.modules())]:
+        _IN_DDP.discard(of)
+
+
 def is_in_ddp(model: torch.nn.Module) -> bool:
     """Whether a DistributedDataParallel was made of the model, or of one that holds it."""
     return any(module is model for of in list(_IN_DDP) for module in of.modules())
@@ -67,8 +73,10 @@ def active_ddp() -> Any:
 
 
 def is_in_no_sync(model: torch.nn.Module) -> bool:
-    """Whether set_requires_gradient_sync(False) of FSDP2 holds for any part of the model."""
-    return any(not of.reduce_grads for module in fsdp2_modules(model) for of in _parameter_groups(module))
+    """Whether set_requires_gradient_sync(False), or set_requires_all_reduce(False), of FSDP2 holds for any part of the
+    model."""
+    groups = [of for module in fsdp2_modules(model) for of in _parameter_groups(module)]
+    return any(not (of.reduce_grads and of.all_reduce_grads) for of in groups)
 
 
 def _parameter_groups(module: Any) -> list[Any]:
