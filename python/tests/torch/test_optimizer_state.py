@@ -114,7 +114,7 @@ def refuse(rank: int, model: Any, ep: Any, optimizer: Any) -> dict[str, str]:
     factored = torch.optim.Adafactor(ep.expert_parameters())
     for p in ep.expert_parameters():
         p.grad = torch.ones_like(p)
-    factored.step()
+    refusal(factored.step)  # is refused already
     found["factored"] = refusal(lambda: ep.whole_optimizer_state(factored))
     if rank == 2:
         optimizer.state[ep.expert_parameters()[0]]["step"] += 1
