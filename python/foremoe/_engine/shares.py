@@ -56,7 +56,7 @@ class Shares:
             planning: Arguments of foremoe.start_plan(), the policy among them; the same on all ranks, but for threads.
         """
         self._planning = planning
-        self._channel = channel if planning["policy"] in POLICIES else None
+        self._channel = channel
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-shares")
 
     def start_plan(self, load: foremoe.Load, **more: Any) -> foremoe.RunningPlan | SharedPlan:
@@ -67,7 +67,7 @@ class Shares:
             more: Further arguments of foremoe.start_plan(), the same on all ranks.
         """
         planning = self._planning | more
-        if self._channel is None or load.array.size < SMALLEST:
+        if self._channel is None or planning["policy"] not in POLICIES or load.array.size < SMALLEST:
             return foremoe.start_plan(load, **planning)
         planned = self._pool.submit(_plan_together, self._channel.group, load, **planning)
         return SharedPlan(planned, load.num_micro_steps)

@@ -270,7 +270,7 @@ class ExpertParallel:
         )  # fmt: skip
         load = self._load(gathered.counts)
         expect_effect_of(previous, load, self.arguments)
-        running = self._shares.start_plan(load, previous=previous)
+        running = self._shares.start_plan(load, **self.arguments.planning(), previous=previous)
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
             phase=phase, memory=self._memory, entered=self._entered,

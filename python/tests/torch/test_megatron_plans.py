@@ -34,7 +34,8 @@ from megatron_training import (
     run_step,
     train,
 )
-from test_shares import raised, saved, watched
+from refusals import refusal
+from test_shares import saved, watched
 
 import foremoe
 import foremoe.megatron
@@ -48,7 +49,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs" / "users" / "adoptin
 
 def gather_counts() -> list[str]:
     own = torch.zeros(2 + dist.get_rank() // 3, 6, 16, dtype=torch.int64)
-    return [raised(lambda own=of: gathered_counts(own, dist.group.WORLD)) for of in (own, own[:, :, :0])]
+    return [refusal(lambda own=of: gathered_counts(own, dist.group.WORLD)) for of in (own, own[:, :, :0])]
 
 
 def fail_in_a_step() -> dict[str, Any]:
@@ -64,7 +65,7 @@ def fail_in_a_step() -> dict[str, Any]:
     counts = counts_of(0, dist.get_rank())
     with watched(fail):
         plan = replicas.plan(counts)
-        found = {"raised": raised(lambda: replicas.step(plan).__enter__())}
+        found = {"raised": refusal(lambda: replicas.step(plan).__enter__())}
     with replicas.step(replicas.plan(counts)):
         run_step(case, net, net, 0)
     found["then"] = replicas.metrics()["foremoe/rho_computed"]
@@ -86,7 +87,7 @@ def by_function() -> dict[str, Any]:
             raise KeyError("routed_experts")
         return counts
 
-    found: dict[str, Any] = {"raised": raised(lambda: replicas.plan(read))}
+    found: dict[str, Any] = {"raised": refusal(lambda: replicas.plan(read))}
     begun = replicas.plan(lambda: counts)
     found["again"] = {
         "same": replicas.plan(lambda: counts.numpy(), begun=begun) is begun,
@@ -214,7 +215,7 @@ def slime(rank: int) -> dict[str, Any]:
 
             if rank == 2:
                 RoutingReplay.all_routing_replays[1].top_indices_list.pop()
-            found["refused"] = raised(lambda hook=hook: hook(ARGS, 0, 1, [types.SimpleNamespace()], None, None))
+            found["refused"] = refusal(lambda hook=hook: hook(ARGS, 0, 1, [types.SimpleNamespace()], None, None))
         hooks.replicas.detach()
         found[mode] = differences(got, expected) | {
             "finalized": finalized,

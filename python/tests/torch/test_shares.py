@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import begin_rank, run_ranks
+from refusals import refusal
 from training import LAYERS, RANKS, draw_batches, draw_routes, make_model, spread
 
 import foremoe
@@ -67,14 +68,6 @@ def watched(before: Callable[[range], None] = lambda layers: None) -> Any:
         yield planned
 
 
-def raised(of: Callable[[], Any]) -> str:
-    try:
-        of()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
 def share() -> dict[str, Any]:
     """Plans of groups of ranks, without a model."""
     found: dict[str, Any] = {"same": [], "planned": []}
@@ -97,7 +90,7 @@ def share() -> dict[str, Any]:
     shares = Shares(channel, {"policy": "foremoe", "threads": 1})
     with watched(fail):
         failing = shares.start_plan(load)
-        found["a rank fails"] = [raised(failing.begin), raised(lambda: failing.wait_for(0)), raised(failing.finish)]
+        found["a rank fails"] = [refusal(failing.begin), refusal(lambda: failing.wait_for(0)), refusal(failing.finish)]
     cold, previous = foremoe.plan(load), foremoe.plan(draw(6, seed=60))
     with watched():
         warm = shares.start_plan(load, previous=previous).finish()
@@ -109,9 +102,9 @@ def share() -> dict[str, Any]:
         saved(warm) != saved(cold),
     )
     few = draw(2)
-    found["no such micro-step"] = raised(lambda: shares.start_plan(load).wait_for(4))
-    found["previous of other layers"] = raised(shares.start_plan(load, previous=foremoe.plan(few)).begin)
-    found["wrong option"] = raised(shares.start_plan(few, guest_slots=-1).begin)  # two ranks have no layers of it
+    found["no such micro-step"] = refusal(lambda: shares.start_plan(load).wait_for(4))
+    found["previous of other layers"] = refusal(shares.start_plan(load, previous=foremoe.plan(few)).begin)
+    found["wrong option"] = refusal(shares.start_plan(few, guest_slots=-1).begin)  # two ranks have no layers of it
     shares.close()
     return found
 
@@ -139,7 +132,7 @@ def train(rank: int) -> dict[str, Any]:
 
     with watched(fail):
         failing = ep.plan(draw_routes(rank, 2, 2))
-        found["a rank fails"] = raised(failing.__enter__)
+        found["a rank fails"] = refusal(failing.__enter__)
     ep.detach()
     return found
 
