@@ -71,9 +71,7 @@ class Dense:
         self._wrapped: Any = None  # what wrap() returned
         self.sharded: set[str] = set()  # names of parameters that other code shards
         self._compared: dict[str, torch.nn.Parameter] = {}  # must be the same on all ranks
-        self._beside: dict[
-            str, torch.nn.Parameter
-        ] = {}  # of these, trained by the experts' optimizer and not the model's
+        self._beside: dict[str, torch.nn.Parameter] = {}  # of these, not the model's: trained by the experts' optimizer
         self._averaged_by_drain: list[torch.nn.Parameter] = []
         self._ddp: Any = None  # DistributedDataParallel in which the last layer ran
         self._in_no_sync = False  # the last layer ran

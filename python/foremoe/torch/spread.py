@@ -81,6 +81,7 @@ class SpreadExperts:
         self.begin_home_pass: Callable[[int], HomePass]  # called with the layer's index
         self.has_warned = False  # of rows without a route that are read
         self._spread = self.parameters()
+        self._own = {id(weight) for weight in self._spread}
         mark_spread(self._spread)
 
     def _of_this_rank(self, whole: Tensor) -> Tensor:
@@ -93,10 +94,9 @@ class SpreadExperts:
 
     def expect_own(self, layers: Iterable[ExpertLayer] | None = None) -> None:
         """Raises InputError where layers (None: any) have other parameters than this rank's, which were put there."""
-        own = {id(weight) for weight in self._spread}
         for layer in () if self.is_sharded else layers or self.layers:
             for name, weight in layer.weights().items():
-                if id(weight) not in own:
+                if id(weight) not in self._own:
                     raise foremoe.InputError(
                         f"layers: the {name} of {layer.name} is no longer the parameter that was spread; "
                         "fully_shard(), load_state_dict(assign=True) or something else replaced it",
