@@ -75,6 +75,10 @@ OTHER_ROWS: dict[str, tuple[Any, str]] = {
         lambda rank: [of.flip(2) for of in recorded(rank)],
         "that are recorded for layer 2, in layer 0",
     ),
+    "layers shifted": (
+        lambda rank: [of.roll(1, 2) for of in recorded(rank)],
+        "that are recorded for layer 1, in layer 0",
+    ),
 }
 
 
