@@ -74,10 +74,14 @@ class Directory final : public ExpertDirectory {
   std::span<std::byte* const> buffer(int b) const override {
     return std::span(buffers_).subspan(static_cast<std::size_t>(b) * segments_, segments_);
   }
-  std::span<const std::byte* const> home(LayerId, ExpertId e) const override {
+  std::span<const std::byte* const> source(const ScheduledCopy& copy) const override { return home(copy.expert); }
+  std::uint64_t published(RankId) const override { return 1; }
+  void put_in_place(TurnId) override {}
+  bool in_place(RankId, TurnId) const override { return true; }
+
+  std::span<const std::byte* const> home(ExpertId e) const {
     return std::span(homes_).subspan(e.index() * segments_, segments_);
   }
-  std::uint64_t published(RankId) const override { return 1; }
 
  private:
   static constexpr std::size_t kLine = 64;
@@ -106,11 +110,11 @@ void engine_over_memcpy(benchmark::State& state, Path path) {
   const int per_turn = static_cast<int>(state.range(0));
   const int turns = kExperts / per_turn;
   const TransferSchedule schedule = some_per_turn(path, per_turn);
-  const Directory directory(layout);
+  Directory directory(layout);
   HostArena arena = HostArena::create(schedule.arena[0], layout);
-  for (int e = 0; e < kExperts; ++e) arena.publish(e, 1, directory.home(LayerId{0}, ExpertId{e}));
+  for (int e = 0; e < kExperts; ++e) arena.publish(e, 1, directory.home(ExpertId{e}));
   const auto source = [&](int e, std::size_t s) {
-    return path == Path::kHost ? arena.segment(e, s) : directory.home(LayerId{0}, ExpertId{e})[s];
+    return path == Path::kHost ? arena.segment(e, s) : directory.home(ExpertId{e})[s];
   };
   std::vector<double> bare;
   std::vector<double> through_engine;
