@@ -89,6 +89,9 @@ class ModelOptions(TypedDict, total=False):
         "How rows travel. token: a token once to each node that serves it and from there once to each rank, as in "
         "DeepEP and HybridEP. row: every token–expert assignment directly to its rank, as in Megatron-LM's alltoall "
         "and in foremoe.torch. Of a load, which tokens share experts is not known: token is then an expectation."]
+    other_seconds_per_layer: Annotated[float, 0.0,
+        "Time per layer and pass that is not modelled (parameter gathers, permutations, launches), fitted to a "
+        "measured step. 0 … 1e+09."]
     separate_uplinks: Annotated[bool, False,
         "Model host copies and network traffic on separate PCIe uplinks (default: shared)."]
     align: Annotated[int, 128, "Tokens: rho_padded rounds each replica up to a multiple of it."]

@@ -133,7 +133,7 @@ double CostModel::dense(Tokens tokens, Pass direction) const {
     total += feed_forward(n, as_double(model_.shared_parameters()),
                           as_double(model_.shared_experts) * model_.intermediate, direction);
   }
-  return total;
+  return total + options_.other_seconds_per_layer;
 }
 
 double CostModel::other_layers(Tokens tokens, Pass direction) const {

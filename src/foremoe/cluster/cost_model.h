@@ -41,6 +41,7 @@ struct CostOptions {
   int optimizer_bytes_per_parameter = 12;  // master weights and two moments, float32
   int optimizer_shards = 1;                // data-parallel ranks that share one expert's optimizer state, ≥ 1
   bool shares_uplink = true;               // host path and network cards meet at the switch
+  double other_seconds_per_layer = 0;      // per layer and pass, of what is not modelled; fitted to a measured step
   Dispatch dispatch = Dispatch::kToken;
 };
 
@@ -62,8 +63,8 @@ class CostModel {
   const CostOptions& options() const { return options_; }
 
   // Seconds on one rank, one layer.
-  double dense(Tokens tokens,
-               Pass direction) const;  // attention, norms, router, shared experts; tokens of the rank
+  // Attention, norms, router, shared experts, and CostOptions::other_seconds_per_layer; tokens of the rank.
+  double dense(Tokens tokens, Pass direction) const;
   double experts(std::span<const Tokens> replicas, Pass direction) const;  // [replica], assignments; 0: not run
   double sort(Tokens assignments) const;        // of experts(): bringing so many rows into the order of their experts
   double exchange(const RankRows& rows) const;  // dispatch or combine, this rank's part

@@ -87,6 +87,13 @@ std::vector<Option> options_of(CostRequest& r) {
                    "token is then an expectation",
            .group = group},
           r.options.dispatch, {{"token", Dispatch::kToken}, {"row", Dispatch::kRow}}),
+      number_option(
+          {.name = "other_seconds_per_layer",
+           .value = "SECONDS",
+           .help = "Time per layer and pass that is not modelled (parameter gathers, permutations, launches), "
+                   "fitted to a measured step",
+           .group = group},
+          r.options.other_seconds_per_layer, {.least = 0}),
       flag_option({.name = "separate_uplinks",
                    .help = "Model host copies and network traffic on separate PCIe uplinks (default: shared)",
                    .group = group},

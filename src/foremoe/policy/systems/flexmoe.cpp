@@ -4,6 +4,7 @@
 #include <array>
 
 #include "foremoe/core/error.h"
+#include "foremoe/policy/inside_first.h"
 #include "foremoe/policy/placed_plan.h"
 
 namespace foremoe {
@@ -41,7 +42,7 @@ class FlexMoe final : public Policy {
 
   std::string_view name() const override { return "flexmoe"; }
   std::string_view summary() const override {
-    return "FlexMoE: a few replicas move to the hottest experts in every micro-step, by the one before; equal split";
+    return "FlexMoE: a few replicas move to the hottest experts in every micro-step, by the five before it";
   }
   std::span<const std::string_view> uses() const override { return kUses; }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
@@ -52,8 +53,14 @@ class FlexMoe final : public Policy {
     if (former != nullptr && former->num_micro_steps() == 0) {
       throw InputError({.file = former->name, .field = "load"}, "must have a micro-step");
     }
-    const auto place = [&](LayerId layer, ArrayView<const std::int64_t, 2> load) { return adapt(input, layer, load); };
-    return plan_freely({.name = name(), .split = Split::kEqual, .place = place}, input, pool);
+    std::vector<Array<ExpertId, 3>> layouts(input.load.load.extent(1));  // [layer]
+    FreePolicy policy{.name = name(), .split = Split::kEqual, .place = {}};
+    policy.place = [&](LayerId layer, ArrayView<const std::int64_t, 2> load) {
+      layouts[layer.index()] = adapt(input, layer, load);
+      return layouts[layer.index()];
+    };
+    if (options_.inside_first) policy.own_split = split_inside_first(input, layouts);
+    return plan_freely(policy, input, pool);
   }
 
  private:
@@ -64,23 +71,28 @@ class FlexMoe final : public Policy {
     Array<ExpertId, 3> placements({load.extent(0), first.extent(0), first.extent(1)}, kNoExpert);
     FlexMoePlacement placement(first, input.load.num_experts());
     for (std::size_t m = 0; m < load.extent(0); ++m) {
-      if (options_.oracle || m > 0) {
-        flexmoe_adapt(placement, load.row(options_.oracle ? m : m - 1), options_);
-      } else {
-        flexmoe_adapt(placement, expected_first(input.previous_load, layer, load), options_);
-      }
+      flexmoe_adapt(placement, expected(input, layer, load, m), options_);
       placement.write(placements[m]);
     }
     return placements;
   }
 
-  // [expert], what the first micro-step goes by.
-  static std::vector<std::int64_t> expected_first(const LoadTable* former, LayerId layer,
-                                                  ArrayView<const std::int64_t, 2> load) {
-    if (former == nullptr) return sum_over_micro_steps(load);
-    std::vector<std::int64_t> expected(load.extent(1));
-    former->expert_loads(MicroStepId{former->num_micro_steps() - 1}, layer, expected);
-    return expected;
+  // [expert], tokens: the load by which micro-step m is planned.
+  std::vector<std::int64_t> expected(const PolicyInput& input, LayerId layer, ArrayView<const std::int64_t, 2> load,
+                                     std::size_t m) const {
+    const auto history = static_cast<std::size_t>(options_.history);
+    if (history == 0) return sum_over_micro_steps(load, m, 1);
+    const LoadTable* const former = input.previous_load;
+    if (former == nullptr && m == 0) return sum_over_micro_steps(load);
+    const std::size_t own = std::min(history, m);
+    std::vector<std::int64_t> sum = sum_over_micro_steps(load, m - own, own);
+    if (former != nullptr && own < history) {
+      const auto num_former = static_cast<std::size_t>(former->num_micro_steps());
+      const std::size_t count = std::min(history - own, num_former);
+      std::ranges::transform(sum_over_micro_steps(layer_load(*former, layer), num_former - count, count), sum,
+                             sum.begin(), std::plus<>{});
+    }
+    return sum;
   }
 
   Array<ExpertId, 2> first_placement(const PolicyInput& input, LayerId layer) const {

@@ -14,14 +14,19 @@
 // the expert's gradients. Spread: into the slot that became free. `packed` says which; spread is the default, as it is
 // the better balanced of the two (lab/policies.md).
 //
-// Inferred. Loads are those of the micro-step before, as Galvatron's planner has them when it runs (`oracle`: of the
-// micro-step itself); the first of a step goes by the last one of `previous_load`, without it by this step's sum, which
-// foresight permits. A former plan of `flexmoe` of the same shape says where experts are when the step begins; without
-// one the guest slots of a rank hold what the ranks after it have first, which gives experts equally many replicas as
-// far as possible, as Galvatron's default placement does.
+// Loads. The sum of the five micro-steps before the planned one, as in the artifact of LAER-MoE, which measures FlexMoE
+// (https://github.com/Fizzmy/LAER-MoE-AE). At the start of a step: the last ones of `previous_load`, or without it the
+// sum of this step, which foresight permits. `history` = 0 plans each micro-step by its own load.
 //
-// Not followed: Galvatron keeps a replica of every expert on each node, plans node by node and routes inside the node
-// first. That asks for E slots per node; here all ranks are one group, as for EPLB, and parts are equal over it.
+// Routing. Inside the node first, as in the artifact (policy/inside_first.h). With `inside_first` off, all replicas of
+// an expert serve equal parts.
+//
+// Inferred. A former plan of `flexmoe` of the same shape gives the placement at the start of the step. Without one, the
+// guest slots of a rank hold the first experts of the next ranks: experts get equally many replicas as far as possible,
+// as in Galvatron's default placement.
+//
+// Not followed: Galvatron keeps a replica of every expert on each node and plans node by node. That needs E slots per
+// node. Here all ranks are one group, as for EPLB.
 //
 // As a plan. Residency `free`. Several replicas on one rank are one replica with their parts.
 
@@ -32,7 +37,8 @@ namespace foremoe {
 struct FlexMoeOptions {
   int rounds = 10;  // at most, per micro-step
   bool packed = false;
-  bool oracle = false;  // plans by the load that it will serve
+  int history = 5;  // micro-steps before the planned one whose loads are summed; 0: the planned one alone
+  bool inside_first = true;
 };
 
 // Which ranks hold how many replicas of which expert.

@@ -125,7 +125,7 @@ TEST(FlexMoe, BeginsWithHomesAndTheNextRanksFirst) {
   EXPECT_THAT(experts(plan, 0, 3), ElementsAre(12, 13, 14, 15, 0, 1, 2, 3, 4));
 }
 
-TEST(FlexMoe, FollowsTheMicroStepBefore) {
+TEST(FlexMoe, FollowsTheMicroStepsBefore) {
   LoadTable load = skewed();
   const LoadTable former = load;
   const StepPlan before = planned({.load = load, .guest_slots = 2, .previous_load = &former});
@@ -139,7 +139,7 @@ TEST(FlexMoe, FollowsTheMicroStepBefore) {
 TEST(FlexMoe, BalancesBetterByTheLoadItWillServe) {
   const LoadTable load = skewed();
   const double followed = plan_figures(planned({.load = load, .guest_slots = 2}), load).rho.mean;
-  const double oracle = plan_figures(planned({.load = load, .guest_slots = 2}, {.oracle = true}), load).rho.mean;
+  const double oracle = plan_figures(planned({.load = load, .guest_slots = 2}, {.history = 0}), load).rho.mean;
   EXPECT_LT(oracle, followed);
 }
 
@@ -168,14 +168,56 @@ TEST(FlexMoe, GoesOnFromTheFormerStep) {
   for (int r = 0; r < 4; ++r) EXPECT_EQ(holds(next, 0, r), holds(former, 5, r));
 }
 
-TEST(FlexMoe, FollowsTheFormerStepsLastMicroStepAtFirst) {
+TEST(FlexMoe, FollowsTheFormerStepAtFirst) {
   const LoadTable load = skewed();
   const LoadTable other = take_first(load, 1, 1);
   const StepPlan by_sum = planned({.load = load, .guest_slots = 2});
   const StepPlan by_history = planned({.load = load, .guest_slots = 2, .previous_load = &other});
   EXPECT_FALSE(std::ranges::equal(by_sum.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
-  const StepPlan oracle = planned({.load = load, .guest_slots = 2}, {.oracle = true});
+  const StepPlan oracle = planned({.load = load, .guest_slots = 2}, {.history = 0});
   EXPECT_TRUE(std::ranges::equal(oracle.slot_expert.view()[0].flat(), by_history.slot_expert.view()[0].flat()));
+}
+
+// The first micro-step of a step goes by the last five of the former one: their sum, in any order.
+TEST(FlexMoe, SumsTheFiveMicroStepsBeforeAcrossSteps) {
+  const LoadTable load = test::random_load({.micro_steps = 5, .layers = 1, .ranks = 4, .experts = 16}, 3, 400);
+  const auto planned_after = [&](const LoadTable& former) {
+    return planned({.load = load, .guest_slots = 2, .previous_load = &former});
+  };
+  LoadTable former = test::random_load({.micro_steps = 7, .layers = 1, .ranks = 4, .experts = 16}, 4, 400);
+  const StepPlan plan = planned_after(former);
+  LoadTable older = former;  // the first two of seven do not matter, the third does
+  std::ranges::reverse(older.load.row(1, 0, 0));
+  EXPECT_EQ(planned_after(older).slot_expert, plan.slot_expert);
+  LoadTable in_other_order = former;
+  std::ranges::swap_ranges(in_other_order.load.row(2, 0, 0), in_other_order.load.row(6, 0, 0));
+  EXPECT_TRUE(std::ranges::equal(planned_after(in_other_order).slot_expert.view()[0].flat(),
+                                 plan.slot_expert.view()[0].flat()));
+  for (int r = 0; r < 4; ++r) std::ranges::fill(former.load.row(2, 0, r), Tokens{r == 0 ? 9000 : 1});
+  for (int e = 0; e < 12; ++e) former.load(2, 0, 0, e) = Tokens{1};
+  EXPECT_FALSE(
+      std::ranges::equal(planned_after(former).slot_expert.view()[0].flat(), plan.slot_expert.view()[0].flat()));
+}
+
+// Two nodes of two ranks, and four experts at home on ranks 0 to 3. Rank r has expert r + 1 in its guest slot, so that
+// expert 2 has a replica in each node, on ranks 1 and 2. Rank 0 sends it 12 tokens.
+TEST(FlexMoe, ServesTokensInsideTheirNodeFirst) {
+  LoadTable load = test::random_load({.micro_steps = 1, .layers = 1, .ranks = 4, .experts = 4}, 3, 1);
+  load.ranks_per_node = 2;
+  for (int r = 0; r < 4; ++r) std::ranges::fill(load.load.row(0, 0, r), Tokens{0});
+  load.load(0, 0, 0, 2) = Tokens{12};
+  const auto served = [&](const FlexMoeOptions& options) {
+    const StepPlan plan = planned({.load = load, .guest_slots = 1}, options);
+    std::vector<std::int64_t> of_rank;
+    for (int r = 0; r < 4; ++r) {
+      std::int64_t sum = 0;
+      for (const Tokens tokens : plan.slot_tokens.row(0, 0, r)) sum += tokens.value;
+      of_rank.push_back(sum);
+    }
+    return of_rank;
+  };
+  EXPECT_THAT(served({.rounds = 0}), ElementsAre(0, 12, 0, 0));
+  EXPECT_THAT(served({.rounds = 0, .inside_first = false}), ElementsAre(0, 6, 6, 0));
 }
 
 TEST(FlexMoe, SaysWhatItCannotPlan) {

@@ -3,36 +3,21 @@
 #include <algorithm>
 #include <cassert>
 #include <functional>
+#include <iterator>
+#include <limits>
 #include <numeric>
 #include <queue>
+#include <set>
 #include <utility>
 
 #include "foremoe/core/error.h"
+#include "foremoe/core/random.h"
+#include "foremoe/policy/inside_first.h"
 #include "foremoe/policy/placed_plan.h"
 
 namespace foremoe::laer {
 
 namespace {
-
-// Where the replicas of one expert are, those of one rank together.
-struct Holder {
-  int rank = 0;
-  int replicas = 0;
-};
-
-// [expert][holder], ranks ascending.
-std::vector<std::vector<Holder>> holders_of(ArrayView<const ExpertId, 2> layout, std::size_t num_experts) {
-  std::vector<std::vector<Holder>> holders(num_experts);
-  for (int r = 0; r < static_cast<int>(layout.extent(0)); ++r) {
-    for (const ExpertId e : layout.row(r)) {
-      if (e == kNoExpert) continue;
-      std::vector<Holder>& of_expert = holders[e.index()];
-      if (of_expert.empty() || of_expert.back().rank != r) of_expert.push_back({.rank = r, .replicas = 0});
-      ++of_expert.back().replicas;
-    }
-  }
-  return holders;
-}
 
 // Ranks while replicas are put on them.
 class Placing {
@@ -127,40 +112,7 @@ Array<ExpertId, 2> place_replicas(std::span<const std::int64_t> load, std::span<
   return std::move(placing).layout();
 }
 
-Routed route_inside_first(ArrayView<const std::int64_t, 2> by_source, ArrayView<const ExpertId, 2> layout,
-                          const Topology& topology) {
-  Routed routed{.served = Array<std::int64_t, 2>(by_source.shape())};
-  const auto holders = holders_of(layout, by_source.extent(1));
-  for (int source = 0; source < static_cast<int>(by_source.extent(0)); ++source) {
-    const NodeId node = topology.node_of(RankId{source});
-    for (std::size_t e = 0; e < by_source.extent(1); ++e) {
-      const std::int64_t tokens = by_source(source, e);
-      if (tokens == 0) continue;
-      assert(!holders[e].empty());
-      std::int64_t inside = 0;
-      std::int64_t everywhere = 0;
-      for (const Holder& holder : holders[e]) {
-        if (topology.node_of(RankId{holder.rank}) == node) inside += holder.replicas;
-        everywhere += holder.replicas;
-      }
-      const std::int64_t parts = inside > 0 ? inside : everywhere;
-      std::int64_t remainder = tokens % parts;
-      for (const Holder& holder : holders[e]) {
-        const bool is_inside = topology.node_of(RankId{holder.rank}) == node;
-        if (inside > 0 && !is_inside) continue;
-        const std::int64_t extra = std::min<std::int64_t>(remainder, holder.replicas);
-        const std::int64_t share = tokens / parts * holder.replicas + extra;
-        remainder -= extra;
-        routed.served(holder.rank, e) += share;
-        if (!is_inside) routed.between_nodes += share;
-        if (is_inside && holder.rank != source) routed.inside_nodes += share;
-      }
-    }
-  }
-  return routed;
-}
-
-double seconds_of(const Routed& routed, const Prices& prices) {
+double seconds_of(const InsideFirstRoutes& routed, const Prices& prices) {
   std::int64_t most = 0;
   for (std::size_t r = 0; r < routed.served.extent(0); ++r) {
     const auto of_rank = routed.served.row(r);
@@ -174,17 +126,43 @@ double seconds_of(const Routed& routed, const Prices& prices) {
   return 4 * communication + (prices.checkpointing ? 4 : 3) * computation;
 }
 
-Array<ExpertId, 2> best_layout(ArrayView<const std::int64_t, 2> by_source, const Shape& shape, const Prices& prices) {
+std::vector<std::vector<int>> perturbed_replicas(std::span<const int> replicas, int count, const Shape& shape) {
+  constexpr std::uint64_t kSeed = 2333;
+  Random random(kSeed);
+  std::set<std::vector<int>> known{{replicas.begin(), replicas.end()}};
+  std::vector<std::vector<int>> perturbed;
+  for (int i = 0; i < count && replicas.size() > 1; ++i) {
+    const std::uint64_t from = random.below(replicas.size());
+    const std::uint64_t to = (from + 1 + random.below(replicas.size() - 1)) % replicas.size();
+    const int num_nodes = shape.topology.num_nodes();
+    const int moved = replicas[from] % num_nodes == 0 && replicas[to] % num_nodes == 0 ? num_nodes : 1;
+    if (replicas[from] <= moved) continue;
+    std::vector<int> changed(replicas.begin(), replicas.end());
+    changed[from] -= moved;
+    changed[to] += moved;
+    if (known.insert(changed).second) perturbed.push_back(std::move(changed));
+  }
+  return perturbed;
+}
+
+Array<ExpertId, 2> best_layout(ArrayView<const std::int64_t, 2> by_source, const Shape& shape, const Search& search) {
   std::vector<std::int64_t> load(by_source.extent(1));
   for (std::size_t r = 0; r < by_source.extent(0); ++r) {
     std::ranges::transform(by_source.row(r), load, load.begin(), std::plus<>{});
   }
-  Array<ExpertId, 2> best = place_replicas(load, heap_replicas(load, shape), shape);
-  if (const std::vector<int> even = even_replicas(load.size(), shape); !even.empty()) {
-    Array<ExpertId, 2> other = place_replicas(load, even, shape);
-    const double best_seconds = seconds_of(route_inside_first(by_source, best, shape.topology), prices);
-    if (seconds_of(route_inside_first(by_source, other, shape.topology), prices) <= best_seconds) {
-      best = std::move(other);
+  std::vector<std::vector<int>> candidates;  // [candidate][expert], replicas
+  if (std::vector<int> even = even_replicas(load.size(), shape); !even.empty()) candidates.push_back(std::move(even));
+  candidates.push_back(heap_replicas(load, shape));
+  std::ranges::move(perturbed_replicas(candidates.back(), search.perturbations, shape), std::back_inserter(candidates));
+  Array<ExpertId, 2> best;
+  double best_seconds = std::numeric_limits<double>::infinity();
+  for (const std::vector<int>& replicas : candidates) {
+    Array<ExpertId, 2> layout = place_replicas(load, replicas, shape);
+    if (candidates.size() == 1) return layout;
+    const double seconds = seconds_of(route_inside_first(by_source, layout, shape.topology), search.prices);
+    if (seconds < best_seconds) {
+      best_seconds = seconds;
+      best = std::move(layout);
     }
   }
   return best;
@@ -224,7 +202,11 @@ class Laer final : public Policy {
     return {integer_option({.name = "sharded",
                             .help = "1: experts sharded over all ranks and gathered in every pass, as "
                                     "published; 0: whole experts, of which newcomers are copied"},
-                           options_.sharded)};
+                           options_.sharded),
+            integer_option({.name = "perturbations",
+                            .help = "Random changes of the numbers of replicas that are tried too; LAER-MoE's artifact "
+                                    "has 2"},
+                           options_.search.perturbations, {0, 64})};
   }
   std::unique_ptr<Policy> copy() const override { return std::make_unique<Laer>(*this); }
 
@@ -239,22 +221,7 @@ class Laer final : public Policy {
       layouts[layer.index()] = lay_out(input, layer);
       return layouts[layer.index()];
     };
-    policy.own_split = [&](LayerId layer) -> SplitTokens {
-      return [&input, &layout = layouts[layer.index()], layer](MicroStepId m, const planner::ReplicaGraph& graph,
-                                                               std::span<const std::int64_t>,
-                                                               planner::Assignment& assignment) {
-        Array<std::int64_t, 2> by_source({input.load.load.extent(2), input.load.load.extent(3)});
-        add(input.load, m.value, m.value + 1, layer, by_source);
-        const laer::Routed routed = laer::route_inside_first(by_source, layout[m], input.load.topology());
-        assignment.quota.assign(graph.num_slots(), 0);
-        assignment.rank_load.assign(graph.num_ranks(), 0);
-        for (int s = 0; s < graph.num_slots(); ++s) {
-          if (graph.expert_in(s) < 0) continue;
-          assignment.quota[s] = routed.served(graph.rank_of(s), graph.expert_in(s));
-          assignment.rank_load[graph.rank_of(s)] += assignment.quota[s];
-        }
-      };
-    };
+    policy.own_split = split_inside_first(input, layouts);
     return plan_freely(policy, input, pool);
   }
 
@@ -267,7 +234,7 @@ class Laer final : public Policy {
     Array<ExpertId, 3> layouts(
         {load.load.extent(0), load.load.extent(2), static_cast<std::size_t>(shape.slots_per_rank)});
     for (int m = 0; m < load.num_micro_steps(); ++m) {
-      const Array<ExpertId, 2> layout = laer::best_layout(expected(input, layer, m), shape, options_.prices);
+      const Array<ExpertId, 2> layout = laer::best_layout(expected(input, layer, m), shape, options_.search);
       std::ranges::copy(layout.flat(), layouts[m].flat().begin());
     }
     return layouts;

@@ -22,6 +22,7 @@
 
 #include "foremoe/cluster/topology.h"
 #include "foremoe/core/array.h"
+#include "foremoe/policy/inside_first.h"
 #include "foremoe/policy/policy.h"
 
 namespace foremoe::laer {
@@ -36,6 +37,8 @@ namespace foremoe::laer {
 //   even    R·C / E each, where that is a whole number
 //   heap    one per node (one, where the slots do not suffice), then again and again the expert with most load per
 //           replica gets one more, or one more on every node once it has as many as there are nodes
+//   perturbed   (option) heap, with a replica of a random expert given to another, or one per node where both have a
+//           multiple of the nodes; skipped where an expert would have none left
 //   place   replicas by load, largest first: among the ranks with a free slot on the nodes that hold fewest replicas
 //           of the expert, the least loaded; when those nodes are full, the least loaded anywhere. A rank may get an
 //           expert twice.
@@ -65,24 +68,22 @@ struct Shape {
 std::vector<int> heap_replicas(std::span<const std::int64_t> load, const Shape& shape);
 std::vector<int> even_replicas(std::size_t num_experts, const Shape& shape);
 
+// At most `count` changes of `replicas`, all different from it and from each other. The same arguments give the same.
+std::vector<std::vector<int>> perturbed_replicas(std::span<const int> replicas, int count, const Shape& shape);
+
 // [rank][slot], kNoExpert where there are fewer replicas than slots.
 Array<ExpertId, 2> place_replicas(std::span<const std::int64_t> load, std::span<const int> replicas,
                                   const Shape& shape);
 
-struct Routed {
-  Array<std::int64_t, 2> served;   // [rank][expert], tokens
-  std::int64_t inside_nodes = 0;   // tokens sent to another rank of the node
-  std::int64_t between_nodes = 0;  // tokens sent to another node
+double seconds_of(const InsideFirstRoutes& routed, const Prices& prices);
+
+struct Search {
+  Prices prices;
+  int perturbations = 0;  // of the heap's numbers of replicas, tried as candidates; LAER-MoE's artifact has 2
 };
 
-// `by_source` is [source rank][expert], tokens; every expert with tokens is in the layout.
-Routed route_inside_first(ArrayView<const std::int64_t, 2> by_source, ArrayView<const ExpertId, 2> layout,
-                          const Topology& topology);
-
-double seconds_of(const Routed& routed, const Prices& prices);
-
-// The cheapest of the candidates, the even one where they are equal.
-Array<ExpertId, 2> best_layout(ArrayView<const std::int64_t, 2> by_source, const Shape& shape, const Prices& prices);
+// The cheapest of the candidates; of equal ones the even one, then the first of heap and its perturbations.
+Array<ExpertId, 2> best_layout(ArrayView<const std::int64_t, 2> by_source, const Shape& shape, const Search& search);
 
 }  // namespace foremoe::laer
 
@@ -91,7 +92,7 @@ namespace foremoe {
 struct LaerOptions {
   int history = 5;      // micro-steps before the planned one that the layout sees; 0: the planned one alone
   bool sharded = true;  // experts, over all ranks
-  laer::Prices prices;
+  laer::Search search;
 };
 
 std::unique_ptr<Policy> make_laer(const LaerOptions& options = {});

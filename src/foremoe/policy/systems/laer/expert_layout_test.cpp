@@ -43,14 +43,15 @@ TEST(LaerLayout, GivesReplicasByTheHeapAndPlacesThemAsWorkedByHand) {
 
   // A source sends 40 to e0: 20, 10, 10. Of 80 tokens each rank would serve 20 of its own, were all equal; it sends
   // itself 20 (rank 0: 12 + 8; rank 1: 20; ranks 2 and 3: 10 + 10), so that 4 · 60 tokens go to another rank.
-  const Routed routed = route_inside_first(from_four_sources(load), layout, shape.topology);
+  const InsideFirstRoutes routed = route_inside_first(from_four_sources(load), layout, shape.topology);
   EXPECT_THAT(routed.served.row(1), ElementsAre(80, 0, 0, 0));
   EXPECT_THAT(routed.served.row(2), ElementsAre(40, 40, 0, 0));
   EXPECT_EQ(routed.inside_nodes, 240);
   EXPECT_EQ(routed.between_nodes, 0);
   const Prices prices{.seconds_per_token = 1, .bytes_per_token = 2, .bytes_per_second_inside_nodes = 8};
   EXPECT_DOUBLE_EQ(seconds_of(routed, prices), 4 * 240 * 2 / 8.0 + (3 + 1) * 80);
-  EXPECT_EQ(best_layout(from_four_sources(load), shape, prices), layout);  // the even layout has a rank with 96
+  EXPECT_EQ(best_layout(from_four_sources(load), shape, {.prices = prices}),
+            layout);  // the even layout has a rank with 96
 }
 
 // Two nodes of 2 ranks with 2 slots: one replica per node fills them.
@@ -85,7 +86,7 @@ TEST(LaerLayout, SplitsEvenlyOverAllReplicasWhereTheNodeHasNone) {
   Array<std::int64_t, 2> by_source({4, 1});
   by_source(0, 0) = 7;  // 4 to rank 2, 3 to rank 3
   by_source(3, 0) = 5;  // 3 to rank 2, 2 stay
-  const Routed routed = route_inside_first(by_source, layout, {.num_ranks = 4, .ranks_per_node = 2});
+  const InsideFirstRoutes routed = route_inside_first(by_source, layout, {.num_ranks = 4, .ranks_per_node = 2});
   EXPECT_EQ(routed.served(2, 0), 4 + 3);
   EXPECT_EQ(routed.served(3, 0), 3 + 2);
   EXPECT_EQ(routed.between_nodes, 7);
@@ -116,7 +117,7 @@ TEST(LaerLayout, IsTheCheaperCandidateWhateverThePrices) {
       };
       const double even = seconds(place_replicas(load, even_replicas(6, shape), shape));
       const double heap = seconds(place_replicas(load, heap_replicas(load, shape), shape));
-      EXPECT_EQ(seconds(best_layout(by_source, shape, prices)), std::min(even, heap));
+      EXPECT_EQ(seconds(best_layout(by_source, shape, {.prices = prices})), std::min(even, heap));
       even_won += even < heap ? 1 : 0;
       heap_won += heap < even ? 1 : 0;
     }
@@ -145,6 +146,44 @@ TEST(LaerLayout, HoldsEveryExpertAndFillsTheSlotsThatTheHeapGaveOut) {
     EXPECT_GE(std::ranges::min(replicas), 1);
     EXPECT_GT(std::accumulate(replicas.begin(), replicas.end(), 0), num_slots - shape.topology.num_nodes());
   }
+}
+
+// Replicas of two nodes: 4 and 2 are multiples of the nodes, so 2 move between them; from or to 3 and 1, one moves.
+TEST(LaerLayout, PerturbationsMoveReplicasAndKeepTheirSumAndOneOfEach) {
+  const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 3};
+  const std::vector<int> replicas = {4, 2, 3, 1};
+  const auto perturbed = perturbed_replicas(replicas, 64, shape);
+  EXPECT_EQ(perturbed, perturbed_replicas(replicas, 64, shape));
+  EXPECT_TRUE(perturbed_replicas(replicas, 0, shape).empty());
+  std::set<std::vector<int>> different(perturbed.begin(), perturbed.end());
+  EXPECT_EQ(different.size(), perturbed.size());
+  // From 0 and 1 to each other 2, but 1 has no 2 to spare; from 0, 1 and 2 one to and from 2 and 3; none from 3.
+  EXPECT_EQ(different, (std::set<std::vector<int>>{{2, 4, 3, 1},
+                                                   {3, 2, 4, 1},
+                                                   {3, 2, 3, 2},
+                                                   {4, 1, 4, 1},
+                                                   {4, 1, 3, 2},
+                                                   {5, 2, 2, 1},
+                                                   {4, 3, 2, 1},
+                                                   {4, 2, 2, 2}}));
+}
+
+TEST(LaerLayout, PerturbationsNeverRaiseThePrice) {
+  const Shape shape{.topology = {.num_ranks = 4, .ranks_per_node = 2}, .slots_per_rank = 5};
+  Random random(5);
+  int cheaper = 0;
+  for (int i = 0; i < 40; ++i) {
+    Array<std::int64_t, 2> by_source({4, 8});
+    for (std::int64_t& tokens : by_source.flat()) tokens = static_cast<std::int64_t>(random.below(100));
+    const auto seconds = [&](int perturbations) {
+      const Search search{.perturbations = perturbations};
+      const Array<ExpertId, 2> layout = best_layout(by_source, shape, search);
+      return seconds_of(route_inside_first(by_source, layout, shape.topology), search.prices);
+    };
+    EXPECT_LE(seconds(8), seconds(0));
+    if (seconds(8) < seconds(0)) ++cheaper;
+  }
+  EXPECT_GT(cheaper, 0);
 }
 
 }  // namespace
