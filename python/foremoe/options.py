@@ -30,8 +30,8 @@ class PlannerOptions(TypedDict, total=False):
     in_flight: Annotated[int, 1,
         "Micro-steps whose forward has run and whose backward has not, at most (1F1B). 1 … 2147483647."]
     stages: Annotated[str, "BLPT",
-        "Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. none: "
-        "no stage."]
+        "Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. S: B "
+        "revises its choice even where more copies are expected to hide. none: no stage."]
     prefer: Annotated[Literal["balance", "links"], "balance",
         "balance: the least loaded busiest rank. links: also less traffic between nodes, within tolerance."]
     tolerance: Annotated[float | None, None,

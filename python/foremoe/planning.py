@@ -51,8 +51,8 @@ def plan(
         (forward-only phases).
     rehome: How many homes may move to another rank, per layer. 0 … 2147483646.
     in_flight: Micro-steps whose forward has run and whose backward has not, at most (1F1B). 1 … 2147483647.
-    stages: Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. none:
-        no stage.
+    stages: Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. S: B
+        revises its choice even where more copies are expected to hide. none: no stage.
     prefer: balance: the least loaded busiest rank. links: also less traffic between nodes, within tolerance.
     tolerance: A micro-step is balanced when its busiest rank is at most this fraction above the mean. None: 0.006; 0.01
         where residency is shared. 0 … 1.

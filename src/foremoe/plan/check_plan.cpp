@@ -94,10 +94,10 @@ Complaint one_of(const json& value, std::initializer_list<std::string_view> word
 Complaint stages(const json& value) {
   if (!value.is_string()) return "not a string";
   std::string rest = value.get<std::string>();
-  for (const char stage : {'B', 'L', 'P', 'T'}) {
+  for (const char stage : {'B', 'L', 'P', 'T', 'S'}) {
     if (!rest.empty() && rest.front() == stage) rest.erase(0, 1);
   }
-  return rest.empty() ? Complaint() : "not some of B, L, P and T in this order";
+  return rest.empty() ? Complaint() : "not some of B, L, P, T and S in this order";
 }
 
 // What the plan itself says as well.

@@ -15,7 +15,16 @@ constexpr float kLeastRoom = 0.02F;    // a full rank may still pass tokens on, 
 constexpr float kLeastGain = 1e-5F;    // of a change, so that rounding decides nothing
 constexpr int kTrials = 8;             // experts tried in a slot
 
+constexpr int kSmallGroup = 16;        // ranks that plan so quickly that sweeps always pay
+constexpr float kRowsThatHide = 8192;  // per rank
+
 }  // namespace
+
+bool copies_hide(const LayerProblem& problem) {
+  if (problem.guest_slots < 2 || problem.num_ranks() <= kSmallGroup) return false;
+  const float per_mean = std::accumulate(problem.per_mean.begin(), problem.per_mean.end(), 0.0F);  // 1 ÷ mean load
+  return per_mean * kRowsThatHide <= static_cast<float>(problem.num_micro_steps);
+}
 
 BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal)
     : problem_(problem),
@@ -295,9 +304,9 @@ void BaseGuests::sweep(ReplicaGraph& graph) {
   may_change_ = changed && ++num_sweeps_ < kMostSweeps;
 }
 
-void BaseGuests::choose(ReplicaGraph& graph) {
+void BaseGuests::choose(ReplicaGraph& graph, bool sweeps) {
   grow_all(graph);
-  while (may_change_) sweep(graph);
+  while (sweeps && may_change_) sweep(graph);
 }
 
 // Tokens that a renewed guest must keep on its node beyond what the old one kept, in mean rank loads.

@@ -29,12 +29,18 @@ enum class BaseGoal : std::uint8_t {
   kBeginning,  // guests may be replaced: tokens above the target, weighed against copies
 };
 
+// Whether copies inside the step are expected to hide behind computation, so that more of them make no longer step: two
+// guest slots, more than 16 ranks, and at least 8,192 rows per rank in the mean micro-step (1,024 tokens at eight
+// experts each). Measured on modelled steps of 64 ranks (lab/performance.md); with one slot, or with fewer rows, sweeps
+// shorten the step by 0.4 to 4 %.
+bool copies_hide(const LayerProblem& problem);
+
 class BaseGuests {
  public:
   BaseGuests(const LayerProblem& problem, BaseGoal goal);
 
-  // Fills the guest slots of `graph`; guests that are already there are the start.
-  void choose(ReplicaGraph& graph);
+  // Fills the guest slots of `graph`; guests that are already there are the start. Grown alone if `sweeps` is off.
+  void choose(ReplicaGraph& graph, bool sweeps = true);
 
   // The same in parts: guests are added, then every slot is revised while may_change(), at most so often.
   static constexpr int kMostSweeps = 3;

@@ -54,6 +54,39 @@ void put_random_guests(const LayerProblem& p, Random& random, ReplicaGraph& grap
 
 constexpr BaseGoal kGoals[] = {BaseGoal::kFinal, BaseGoal::kBeginning};
 
+// A load of `ranks` ranks with as many rows on each in the mean.
+LayerProblem problem_with(int ranks, std::int64_t rows, int guest_slots) {
+  std::vector<std::vector<std::int64_t>> of_experts(2, std::vector<std::int64_t>(ranks, rows));
+  of_experts[1][0] += ranks;  // one more in the mean of the second micro-step
+  of_experts[1][1] -= ranks;
+  return test::problem_of(test::load_of(ranks, of_experts), {.guest_slots = guest_slots});
+}
+
+TEST(BaseGuests, ExpectCopiesToHideWithTwoSlotsManyRanksAndManyRows) {
+  EXPECT_TRUE(copies_hide(problem_with(17, 8192, 2)));
+  EXPECT_TRUE(copies_hide(problem_with(64, 10000, 3)));
+  EXPECT_FALSE(copies_hide(problem_with(17, 8192, 1)));
+  EXPECT_FALSE(copies_hide(problem_with(16, 8192, 2)));
+  EXPECT_FALSE(copies_hide(problem_with(17, 8191, 2)));
+}
+
+TEST(BaseGuests, GrownAloneAreThoseThatSweepsBeginWith) {
+  Random random(11);
+  std::vector<std::vector<std::int64_t>> of_experts(4, std::vector<std::int64_t>(32));
+  for (auto& of_micro_step : of_experts) {
+    for (std::int64_t& rows : of_micro_step) rows = static_cast<std::int64_t>(random.below(90));
+  }
+  const LayerProblem p = test::problem_of(test::load_of(8, of_experts), {.guest_slots = 2});
+  ReplicaGraph grown = homes_only(p);
+  BaseGuests(p, BaseGoal::kBeginning).choose(grown, false);
+  expect_homes_in_place(p, grown);
+  BaseGuests in_parts(p, BaseGoal::kBeginning);
+  ReplicaGraph swept = homes_only(p);
+  in_parts.grow_all(swept);
+  for (int s = 0; s < swept.num_slots(); ++s) EXPECT_EQ(grown.expert_in(s), swept.expert_in(s));
+  EXPECT_GT(num_guests(p, grown), 0);
+}
+
 TEST(BaseGuests, CopyNobodyWhereHomesAreBalanced) {
   for (const BaseGoal goal : kGoals) {
     const LayerProblem p =

@@ -69,13 +69,16 @@ void LayerPlanner::place_homes(StepPlan& plan) {
   for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
 }
 
+// Whether `resident` spends time on fewer copies: sweeps of B, and the comparison with static guests.
+bool LayerPlanner::saves_copies() const { return options_.stages.sweeps || !copies_hide(problem_); }
+
 ReplicaGraph LayerPlanner::place_base(bool warm) {
   const double begin = thread_cpu_seconds();
   ReplicaGraph graph = homes_only(problem_);
   if (uses_base_guests(options_)) {
     if (warm) start_from_previous(graph);
-    BaseGuests(problem_, options_.residency == Residency::kStatic ? BaseGoal::kFinal : BaseGoal::kBeginning)
-        .choose(graph);
+    const bool is_final = options_.residency == Residency::kStatic;
+    BaseGuests(problem_, is_final ? BaseGoal::kFinal : BaseGoal::kBeginning).choose(graph, is_final || saves_copies());
     if (options_.prefer == Prefer::kLinks) add_local_guests(problem_, graph);
   }
   base_cpu_seconds_ += thread_cpu_seconds() - begin;
@@ -171,7 +174,7 @@ GuestSlots LayerPlanner::place_resident(ReplicaGraph graph) {
   }
   GuestSlots guests = retain_guests(problem_, options_, order_, wanted_);
   if (!rival_) return guests;
-  if (rival_->balances_with(num_copies(guests))) guests = place_static(rival_->graph());
+  if (saves_copies() && rival_->balances_with(num_copies(guests))) guests = place_static(rival_->graph());
   base_cpu_seconds_ += rival_->cpu_seconds();
   rival_.reset();
   return guests;

@@ -39,6 +39,7 @@ class LayerPlanner {
   // Stage B: homes, written to the plan, and the guests that the step begins with, found from nothing or from those of
   // the former plan.
   void place_homes(StepPlan& plan);
+  bool saves_copies() const;
   ReplicaGraph place_base(bool warm);
   void start_from_previous(ReplicaGraph& graph) const;
 

@@ -18,17 +18,18 @@ constexpr IntegerRange kCount{0, std::numeric_limits<int>::max() - 1};  // below
 constexpr IntegerRange kMinTokens{0, std::numeric_limits<std::int32_t>::max()};
 
 PlannerStages parse_stages(const std::string& text) {
-  PlannerStages stages{.base = false, .relocation = false, .replication = false, .tokens = false};
+  PlannerStages stages{.base = false, .relocation = false, .replication = false, .tokens = false, .sweeps = false};
   if (text == "none") return stages;
   for (const char c : text) {
     bool* const stage = c == 'B'   ? &stages.base
                         : c == 'L' ? &stages.relocation
                         : c == 'P' ? &stages.replication
                         : c == 'T' ? &stages.tokens
+                        : c == 'S' ? &stages.sweeps
                                    : nullptr;
     if (stage == nullptr || *stage) {
       throw InputError({.field = "stages"},
-                       fmt::format("'{}', expected some of B, L, P and T, each once, or none", text));
+                       fmt::format("'{}', expected some of B, L, P, T and S, each once, or none", text));
     }
     *stage = true;
   }
@@ -58,7 +59,7 @@ std::vector<Option> options_of(PlannerOptions& o) {
                 .value = "BLPT",
                 .help =
                     "Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token "
-                    "assignment. none: no stage",
+                    "assignment. S: B revises its choice even where more copies are expected to hide. none: no stage",
                 .initial = "BLPT",
                 .group = group,
                 .type = "text"};
@@ -159,6 +160,7 @@ std::string to_json(const PlannerOptions& o) {
   if (o.stages.relocation) stages += 'L';
   if (o.stages.replication) stages += 'P';
   if (o.stages.tokens) stages += 'T';
+  if (o.stages.sweeps) stages += 'S';
   nlohmann::ordered_json j = {{"guest-slots", o.guest_slots},
                               {"residency", to_string(o.residency)},
                               {"in-flight", o.in_flight},

@@ -18,6 +18,7 @@ struct PlannerStages {
   bool relocation = true;   // L: whole experts
   bool replication = true;  // P: guests where the bottleneck is
   bool tokens = true;       // T: exact quotas; off: equal split over the replicas that serve
+  bool sweeps = false;      // S: B revises its guests even where copies are expected to hide (planner/base_guests.h)
 };
 
 enum class Prefer : std::uint8_t { kBalance, kLinks };
