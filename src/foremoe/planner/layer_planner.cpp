@@ -69,8 +69,11 @@ void LayerPlanner::place_homes(StepPlan& plan) {
   for (int e = 0; e < problem_.num_experts; ++e) plan.home(layer_, e) = RankId{problem_.home[e]};
 }
 
-// Whether `resident` spends time on fewer copies: sweeps of B, and the comparison with static guests.
-bool LayerPlanner::saves_copies() const { return options_.stages.sweeps || !copies_hide(problem_); }
+// Whether `resident` spends time on fewer copies: sweeps of B, and the comparison with static guests. Where links are
+// preferred, slots without a guest of B keep tokens on their node.
+bool LayerPlanner::saves_copies() const {
+  return options_.stages.sweeps || options_.prefer == Prefer::kLinks || !copies_hide(problem_);
+}
 
 ReplicaGraph LayerPlanner::place_base(bool warm) {
   const double begin = thread_cpu_seconds();
