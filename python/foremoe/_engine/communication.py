@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,3 +31,11 @@ def gathered(own: Tensor, group: Any, dim: int = 0) -> Tensor:
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, own, group=group)
     return torch.stack(parts, dim)
+
+
+def gathered_rows(own: Tensor, group: Any, dim: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Numbers of rows of all ranks of the group, int64, along a new dimension. Collective; of one shape.
+
+    They are sent as int32, in half the bytes: no rank has 2³¹ rows in a micro-step.
+    """
+    return np.ascontiguousarray(gathered(own.int(), group, dim).cpu().numpy().astype(np.int64))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import foremoe
-from foremoe._engine.communication import gathered
+from foremoe._engine.communication import gathered, gathered_rows
 
 MOST_ROWS = 2**31 - 1  # of a rank for an expert
 Counts = np.ndarray[Any, np.dtype[np.int64]]
@@ -48,4 +48,4 @@ def gathered_counts(own: torch.Tensor, group: Any) -> Counts:
             "had unlike numbers of micro-batches; expected the same of all, and some",
             field="counts",
         )
-    return np.ascontiguousarray(gathered(own, group, 2).cpu().numpy())
+    return gathered_rows(own, group, 2)

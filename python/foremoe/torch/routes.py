@@ -20,7 +20,7 @@ import foremoe
 from foremoe import _core
 from foremoe._engine.alike import Given, digest_of, facts_of, refused_together
 from foremoe._engine.arguments import expect_phase
-from foremoe._engine.communication import gathered
+from foremoe._engine.communication import gathered_rows
 from foremoe.files import expect
 
 from .dispatch import ON_MISMATCH
@@ -109,7 +109,7 @@ def gather_routes(
         raise foremoe.InputError("routes: there is no micro-step, on any rank", field="routes")
     own += [_no_rows(experts)] * (most - num_own)
     of_this_rank = torch.from_numpy(np.stack([of.counts for of in own])).to(experts.ranks.device)
-    counts = gathered(of_this_rank, experts.ranks.group, 2).cpu().numpy()
+    counts = gathered_rows(of_this_rank, experts.ranks.group, 2)
     return Routes(
         own=[of.routes for of in own],
         num_own=num_own,

@@ -83,7 +83,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("ranks_per_node", 1.5, "InputError: ranks_per_node: is a float; expected an integer"),
     ("threads", -1, "InputError: threads: -1; must be an integer from 0 to "),
     ("tolerance", 2, "InputError: tolerance: 2 is not in 0 … 1"),
-    ("stages", "Z", "InputError: stages: 'Z', expected some of B, L, P and T"),
+    ("stages", "Z", "InputError: stages: 'Z', expected some of B, L, P, T and S"),
     ("rehome", 1, "InputError: rehome: is none of"),
     ("in_flight", 2, "InputError: in_flight: is none of"),
 ]
