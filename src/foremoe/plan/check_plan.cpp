@@ -90,7 +90,7 @@ Complaint one_of(const json& value, std::initializer_list<std::string_view> word
   return fmt::format("none of {}", fmt::join(words, ", "));
 }
 
-// Some of B, L, P and T, in this order; none is "".
+// Some of B, L, P, T and S, in this order; none is "".
 Complaint stages(const json& value) {
   if (!value.is_string()) return "not a string";
   std::string rest = value.get<std::string>();
