@@ -21,7 +21,7 @@ using ChooseSources = void (*)(const CopiesOfExpert& copies, std::span<int> sent
 
 // Nothing for a system that plans before the phase begins.
 struct OnlineWork {
-  // Its copies begin when the router of their layer and micro-step has run, and come from peers.
+  // Its copies begin when the router of their layer and micro-step has run. An arena must hold all experts.
   bool copies_after_router = false;
   // It plans by all ranks' counts of the layer and micro-step, which they gather first. Part of planning.
   bool gathers_loads = false;

@@ -45,7 +45,8 @@ struct OneForAll {
   }
 
   SimulatedPhase phase(Phase phase, const OnlineWork& online) const {
-    return simulate_phase({.load = load, .plan = plan, .cost = cost}, {.phase = phase, .online = online});
+    return simulate_phase({.load = load, .plan = plan, .cost = cost},
+                          {.phase = phase, .path = PathChoice::kPeer, .online = online});
   }
 };
 
@@ -158,7 +159,8 @@ TEST(CopySourcesTest, FasterMoeKeepsItsShadowsWithItsActivations) {
   const CostModel three_layers(step.cost.cluster(), round_model(3, kRanks), keeping);
   const SimulationInput input{.load = step.load, .plan = step.plan, .cost = three_layers};
   const auto weights = [&](const OnlineWork& online) {
-    return simulate_phase(input, {.phase = Phase::kPolicyUpdate, .online = online}).memory.guest_weights;
+    return simulate_phase(input, {.phase = Phase::kPolicyUpdate, .path = PathChoice::kPeer, .online = online})
+        .memory.guest_weights;
   };
   EXPECT_EQ(weights(fastermoe), Bytes{kWeights * 3});
   EXPECT_EQ(weights(make_ultraep()->online()), Bytes{kWeights});

@@ -32,16 +32,24 @@ TurnOrder order_of(const StepPlan& plan, Phase phase) {
 }
 
 TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptions& options) {
-  const bool from_peers = options.path == PathChoice::kAuto && options.online.copies_after_router;
   const bool update = options.phase == Phase::kPolicyUpdate;
   return make_transfer_schedule(input.plan, order_of(input.plan, options.phase), layout_of(input.cost),
                                 {.phase = options.phase,
-                                 .path = from_peers ? PathChoice::kPeer : options.path,
+                                 .path = options.path,
                                  .depth = depth_of(input.plan, options),
                                  .cluster = &input.cost.cluster(),
                                  .shares_uplink = input.cost.options().shares_uplink,
                                  .begins_with_last_placement = update && options.placement_stays,
                                  .leaves_last_placement = update || options.placement_stays});
+}
+
+// [node]: the arenas of a system that does not know before the phase which experts it will fetch.
+std::vector<std::vector<ArenaExpert>> all_experts(const StepPlan& plan) {
+  std::vector<ArenaExpert> all;
+  for (int l = 0; l < plan.num_layers(); ++l) {
+    for (int e = 0; e < plan.num_experts(); ++e) all.push_back({LayerId{l}, ExpertId{e}});
+  }
+  return std::vector(static_cast<std::size_t>(plan.topology().num_nodes()), all);
 }
 
 Transfer transfer_of(const ScheduledCopy& copy, Bytes bytes, const TransferSchedule& schedule,
@@ -185,7 +193,8 @@ void add_scheduled(const SimulationInput& input, const SimulationOptions& option
     for (const ScheduledCopy& lease : schedule.from_before) returns.add(lease, phase.transfers);
     for (const ScheduledCopy& copy : schedule.copies) returns.add(copy, phase.transfers);
   }
-  phase.arena = std::move(schedule.arena);
+  phase.arena = options.online.copies_after_router && options.path == PathChoice::kHost ? all_experts(input.plan)
+                                                                                        : std::move(schedule.arena);
   phase.order = std::move(schedule.order);
 }
 

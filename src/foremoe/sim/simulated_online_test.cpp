@@ -195,7 +195,8 @@ TEST(SimulatedOnline, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem)
   }
 }
 
-TEST(SimulatedOnline, CopiesOfWhoPlansOnlineComeFromPeersUnlessAskedForOtherwise) {
+// Before the phase it is unknown that expert 0 alone will be fetched: the host path needs all three in the arena.
+TEST(SimulatedOnline, OnlineSystemsTakeTheQuickerPathWithAllExpertsInTheArena) {
   const LoadTable load = one_layer({{{30, 0, 0}, {30, 0, 0}, {30, 0, 0}}}, 3);
   StepPlan plan = homes_plan(load, 1);
   plan.slot_tokens(0, 0, 0, 0) = Tokens{30};
@@ -203,12 +204,18 @@ TEST(SimulatedOnline, CopiesOfWhoPlansOnlineComeFromPeersUnlessAskedForOtherwise
     plan.slot_expert(0, 0, guest, 1) = ExpertId{0};
     plan.slot_tokens(0, 0, guest, 1) = Tokens{30};
   }
-  const auto arena = [&](PathChoice path, bool copies_after_router) {
+  const auto phase = [&](PathChoice path, bool copies_after_router) {
     const SimulationOptions options{.path = path, .online = {.copies_after_router = copies_after_router}};
-    return Simulated{load, plan, round_cost(1, 3, 3)}.phase(Phase::kRecompute, options).arena;
+    return Simulated{load, plan, round_cost(1, 3, 3)}.phase(Phase::kRecompute, options);
   };
-  EXPECT_EQ(arena(PathChoice::kAuto, true), Bytes{0});
-  EXPECT_EQ(arena(PathChoice::kHost, true), Bytes{600});
+  EXPECT_EQ(phase(PathChoice::kHost, false).arena, Bytes{600});
+  const SimulatedPhase host = phase(PathChoice::kHost, true);
+  EXPECT_EQ(host.arena, Bytes{3 * 600});
+  const SimulatedPhase peer = phase(PathChoice::kPeer, true);
+  EXPECT_EQ(peer.arena, Bytes{0});
+  const SimulatedPhase chosen = phase(PathChoice::kAuto, true);
+  EXPECT_EQ(chosen.seconds, std::min(peer.seconds, host.seconds));
+  EXPECT_EQ(chosen.arena, peer.seconds <= host.seconds ? Bytes{0} : Bytes{3 * 600});
 }
 
 TEST(SimulatedOnline, FeplbsBuffersTakeWhatItsAuthorsPublish) {

@@ -90,9 +90,7 @@ SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options,
   OnlineWork& online = options.online;
   online.planning_seconds += online.planning_seconds_per_slot * input.plan.num_ranks() * input.plan.num_slots();
   if (online.gathers_loads) online.planning_seconds += input.cost.gather_loads(input.plan.topology());
-  if (online.shards_experts || (online.copies_after_router && options.path == PathChoice::kAuto)) {
-    options.path = PathChoice::kPeer;
-  }
+  if (online.shards_experts) options.path = PathChoice::kPeer;
   if (options.path != PathChoice::kAuto) return simulate_path(input, options, profile);
   SimulationOptions trial = options;
   trial.timeline = nullptr;
@@ -100,7 +98,8 @@ SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options,
   SimulatedPhase best = simulate_path(input, trial, profile);
   if (best.parts.exposed_copies + best.parts.exposed_gradients > 0) {  // else nothing is quicker
     for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost}) {
-      if (path == PathChoice::kAuto && input.plan.residency == Residency::kFree) continue;  // the host path, as below
+      const bool has_balance = input.plan.residency != Residency::kFree && !online.copies_after_router;
+      if (path == PathChoice::kAuto && !has_balance) continue;
       trial.path = path;
       SimulatedPhase phase = simulate_path(input, trial, profile);
       if (phase.seconds < best.seconds) best = std::move(phase);

@@ -46,7 +46,8 @@ namespace foremoe {
 struct SimulationOptions {
   Phase phase = Phase::kRecompute;
   // auto: of peers alone, the engine's balance of both paths (none under `free`) and the host path alone the quickest.
-  // Copies of who works online come from peers then.
+  // Online systems (OnlineWork::copies_after_router): the quicker of peers and host path, with all experts in the
+  // arena.
   PathChoice path = PathChoice::kAuto;
   int depth = kDefaultDepth;  // turns ahead of which copies may begin
   OnlineWork online;          // of the policy
