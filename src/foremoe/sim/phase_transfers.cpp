@@ -49,7 +49,8 @@ std::vector<std::vector<ArenaExpert>> all_experts(const StepPlan& plan) {
   for (int l = 0; l < plan.num_layers(); ++l) {
     for (int e = 0; e < plan.num_experts(); ++e) all.push_back({LayerId{l}, ExpertId{e}});
   }
-  return std::vector(static_cast<std::size_t>(plan.topology().num_nodes()), all);
+  std::vector<std::vector<ArenaExpert>> of_nodes(static_cast<std::size_t>(plan.topology().num_nodes()), all);
+  return of_nodes;
 }
 
 Transfer transfer_of(const ScheduledCopy& copy, Bytes bytes, const TransferSchedule& schedule,
