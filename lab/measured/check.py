@@ -68,11 +68,9 @@ def measured(system: str) -> Seconds:
 
 
 def end_to_end(a: str, b: str) -> list[float]:
-    """Ratios of steps without a profiler, one per data set and auxiliary loss of the two Mixtrals e16k4."""
+    """Ratios of steps without a profiler, one per model e16k4, data set and auxiliary loss."""
     step = {(r["model"], r["dataset"], r["aux_loss"], r["method"]): float(r["step_s"]) for r in rows_of("steps.csv")}
-    return sorted(
-        step[*run, a] / step[*run, b] for *run, system in step if system == a and run[0].endswith("8x7b-e16k4")
-    )
+    return sorted(step[*run, a] / step[*run, b] for *run, system in step if system == a and run[0].endswith("e16k4"))
 
 
 def load_of(system: str) -> foremoe.Load:
@@ -103,7 +101,7 @@ def modelled(system: str, cluster: str, **options: Any) -> Seconds:
 
 
 def equal_layouts() -> tuple[int, int]:
-    """How many layouts of policy laer are those of LAER-MoE's own planner, and of how many."""
+    """How many layouts of policy laer have the experts of LAER-MoE's own planner on every rank, and of how many."""
     cases = json.loads((HERE / "laer-golden.json").read_text())
     equal = 0
     for case in cases:
@@ -140,7 +138,7 @@ def main() -> int:
         ratios = end_to_end(a, b)
         print(f"{a} ÷ {b}, measured without a profiler: {ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} runs")
     equal, cases = equal_layouts()
-    print(f"layouts of laer equal to those of its own planner: {equal} of {cases}")
+    print(f"layouts of laer with the same experts on every rank as its own planner: {equal} of {cases}")
     return int(bounds.outside > 0 or equal < cases)
 
 

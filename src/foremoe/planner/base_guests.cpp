@@ -15,15 +15,19 @@ constexpr float kLeastRoom = 0.02F;    // a full rank may still pass tokens on, 
 constexpr float kLeastGain = 1e-5F;    // of a change, so that rounding decides nothing
 constexpr int kTrials = 8;             // experts tried in a slot
 
-constexpr int kSmallGroup = 16;        // ranks that plan so quickly that sweeps always pay
-constexpr float kRowsThatHide = 8192;  // per rank
+constexpr int kSmallGroup = 16;               // ranks that plan so quickly that sweeps always pay
+constexpr std::int64_t kRowsThatHide = 8192;  // per rank and micro-step
 
 }  // namespace
 
 bool copies_hide(const LayerProblem& problem) {
   if (problem.guest_slots < 2 || problem.num_ranks() <= kSmallGroup) return false;
-  const float per_mean = std::accumulate(problem.per_mean.begin(), problem.per_mean.end(), 0.0F);  // 1 ÷ mean load
-  return per_mean * kRowsThatHide <= static_cast<float>(problem.num_micro_steps);
+  std::int64_t rows = 0;
+  for (int m = 0; m < problem.num_micro_steps; ++m) {
+    const auto load = problem.load(m);
+    rows = std::accumulate(load.begin(), load.end(), rows);
+  }
+  return rows >= kRowsThatHide * problem.num_ranks() * problem.num_micro_steps;
 }
 
 BaseGuests::BaseGuests(const LayerProblem& problem, BaseGoal goal)

@@ -29,7 +29,7 @@ enum class BaseGoal : std::uint8_t {
   kBeginning,  // guests may be replaced: tokens above the target, weighed against copies
 };
 
-// Whether copies inside the step are expected to hide behind computation, so that more of them make no longer step: two
+// Whether copies inside the step are expected to hide behind computation, so that more of them hardly lengthen it: two
 // guest slots, more than 16 ranks, and at least 8,192 rows per rank in the mean micro-step (1,024 tokens at eight
 // experts each). Measured on modelled steps of 64 ranks (lab/performance.md); with one slot, or with fewer rows, sweeps
 // shorten the step by 0.4 to 4 %.

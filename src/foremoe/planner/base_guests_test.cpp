@@ -54,11 +54,12 @@ void put_random_guests(const LayerProblem& p, Random& random, ReplicaGraph& grap
 
 constexpr BaseGoal kGoals[] = {BaseGoal::kFinal, BaseGoal::kBeginning};
 
-// A load of `ranks` ranks with as many rows on each in the mean.
+// A load of `ranks` ranks with so many rows on each in the mean: more in the first micro-step, fewer in the second, and
+// nothing in the third.
 LayerProblem problem_with(int ranks, std::int64_t rows, int guest_slots) {
-  std::vector<std::vector<std::int64_t>> of_experts(2, std::vector<std::int64_t>(ranks, rows));
-  of_experts[1][0] += ranks;  // one more in the mean of the second micro-step
-  of_experts[1][1] -= ranks;
+  std::vector<std::vector<std::int64_t>> of_experts(3, std::vector<std::int64_t>(ranks, 0));
+  std::ranges::fill(of_experts[0], 2 * rows);
+  std::ranges::fill(of_experts[1], rows);
   return test::problem_of(test::load_of(ranks, of_experts), {.guest_slots = guest_slots});
 }
 

@@ -5,9 +5,9 @@
 // Copies. They are those that the engine executes (transfer/transfer_schedule.h) and may begin when the engine would
 //   begin them: when their buffer is free, at most `depth` turns ahead. Where a policy works online, a copy for a
 //   forward turn begins when that turn's router has run, or, where own experts come first, its dispatch; it comes from
-//   peers unless the caller chooses a path, each by the policy's `fanout`. Under `shared` such a policy has one set of
-//   buffers, so that a copy for a backward turn begins with its turn; where it keeps guests, there is none. A plan of
-//   residency `free` is forward-only in execution; here its leases in the policy update last until the backward of
+//   peers by the policy's `sources`, or from an arena that holds all experts. Under `shared` such a policy has one set
+//   of buffers, so that a copy for a backward turn begins with its turn; where it keeps guests, there is none. A plan
+//   of residency `free` is forward-only in execution; here its leases in the policy update last until the backward of
 //   their micro-steps, and homes are not copied back, for the optimizer writes them anew. What its copies from peers
 //   take to go from staging buffers into slots is not charged: memory of one device is quick.
 // Gradients. A guest that has served a backward turn sends its gradient home after the last turn of its lease, or to

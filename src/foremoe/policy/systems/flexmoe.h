@@ -19,7 +19,8 @@
 // sum of this step, which foresight permits. `history` = 0 plans each micro-step by its own load.
 //
 // Routing. Inside the node first, as in the artifact (policy/inside_first.h). With `inside_first` off, all replicas of
-// an expert serve equal parts.
+// an expert serve equal parts. Rounds are judged by equal parts over all ranks either way, so that a kept round can
+// raise the load of a rank that routing inside the node fills.
 //
 // Inferred. A former plan of `flexmoe` of the same shape gives the placement at the start of the step. Without one, the
 // guest slots of a rank hold the first experts of the next ranks: experts get equally many replicas as far as possible,
