@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Table, ReferenceFiguresOf, testing::ValuesIn(kReference
                          [](const auto& test) { return identifier(test.param.table); });
 
 constexpr PlannerStages kWithSweeps{.sweeps = true};
-constexpr double kMoreCopies = 1.6;  // without sweeps; a modelled step is no longer for it (lab/performance.md)
+constexpr double kMoreCopies = 1.6;  // without sweeps; modelled steps lengthen by at most 0.1 % (lab/performance.md)
 
 TEST_P(ReferenceFiguresOf, TwoGuestSlotsBalanceWithTheCopiesOfThePrototype) {
   const PlanFigures figures = plan({.guest_slots = 2, .stages = kWithSweeps});
