@@ -229,7 +229,7 @@ def seeds_page_names_files(tree):
             if re.fullmatch(r"[\w.\-]+/[\w.\-/]*", name) and not file_named(tree, name):
                 yield SEEDS, number, f"there is no {name}"
     for path in tree:
-        if re.fullmatch(r"lab/experiments/[^/]+\.toml", path) and f"`{path}`" not in tree[SEEDS]:
+        if re.fullmatch(r"lab/experiments/[^/]+\.py", path) and f"`{path}`" not in tree[SEEDS]:
             yield path, 0, f"is not on {SEEDS}"
 
 
@@ -269,8 +269,8 @@ RULES = {
         "src/foremoe/core/b.cpp": "Sum::Sum(const A& a, B* b, std::span<const int> c, C c, D d, std::function<void(int, int)> e) : a_(a) {}\n",
         "apps/foremoe/c.cpp": "auto f = [&](int a, Grid<int, 2> b, int c, int d, int e, int f) { return a; };\n",
     },
-    seeds_page_names_files: {"lab/seeds.md": "`policy/gone.h`\n", "lab/experiments/figure-1.toml": "\n"},
-    seeds_page_names_what_its_files_have: {"lab/seeds.md": "| 1 | `lab/experiments/figure-1.toml`: `rho_max` |\n"},
+    seeds_page_names_files: {"lab/seeds.md": "`policy/gone.h`\n", "lab/experiments/figure_1.py": "\n"},
+    seeds_page_names_what_its_files_have: {"lab/seeds.md": "| 1 | `lab/experiments/figure_1.py`: `rho_max` |\n"},
     import_cycles.nothing_imports_back: import_cycles.BROKEN,
     lines_are_short: {"docs/page.md": "x" * 121 + "\n", "src/foremoe/core/error.cpp": "// " + "x" * 118 + "\n"},
 }
@@ -290,8 +290,8 @@ CLEAN = {
     "src/foremoe/core/few_test.cpp": "auto f = [](int a, int b, int c, int d, int e, int f) {};\n",
     **import_cycles.CLEAN,
     "docs/table.md": "|" + "x" * 200 + "|\n```\n" + "x" * 200 + "\n```\n",
-    "lab/experiments/figure-2.toml": 'columns = ["rho_mean"]\n',
-    "lab/seeds.md": "`plan/`\n| 2 | `planner/planner.cpp`, `lab/experiments/figure-2.toml`: `rho_mean` | `vanilla` |\n",
+    "lab/experiments/figure_2.py": 'columns = ["rho_mean"]\n',
+    "lab/seeds.md": "`plan/`\n| 2 | `planner/planner.cpp`, `lab/experiments/figure_2.py`: `rho_mean` | `vanilla` |\n",
     "README.md": "build/release/bin/foremoe, ~/tmp, ${dir}/tmp, https://example.org/tmp\n",
 }
 

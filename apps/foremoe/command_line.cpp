@@ -51,9 +51,8 @@ struct PythonCommand {
   std::string_view name;
   std::string_view summary;
 };
-constexpr std::array<PythonCommand, 2> kPythonCommands{
-    {{"report", "Show what each policy would gain on a cluster, as a page with plots and tables"},
-     {"reproduce", "Do experiments of papers again, our figures beside the published ones"}}};
+constexpr std::array<PythonCommand, 1> kPythonCommands{
+    {{"report", "Show what each policy would gain on a cluster, as a page with plots and tables"}}};
 
 constexpr std::size_t kWidth = 110;
 constexpr std::size_t kTextColumn = 34;

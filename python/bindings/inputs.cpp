@@ -46,20 +46,6 @@ SynthesisRequest synthesis_of(const nb::dict& keywords) {
   return request;
 }
 
-// Sizes of the load that synthesize_load() would draw, of keywords that can be.
-nb::dict check_synthesis(const nb::dict& keywords) {
-  const SynthesisRequest request = synthesis_of(keywords);
-  (void)routing_model(request);
-  const SynthesisOptions options = synthesis_options(request);
-  nb::dict d;
-  d["micro_steps"] = options.num_micro_steps;
-  d["layers"] = options.num_layers;
-  d["ranks"] = options.num_ranks;
-  d["experts"] = options.num_experts;
-  d["top_k"] = options.top_k;
-  return d;
-}
-
 // Remarks on the options of these names, which were given and do nothing for this routing.
 std::vector<std::string> unused_of_synthesis(const nb::dict& keywords,
                                              const std::set<std::string, std::less<>>& given) {
@@ -147,8 +133,6 @@ void bind_inputs(nb::module_& m) {
                 "Trace"));
   m.def("_parse_response", &parse_response, "body"_a);
   m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
-  m.def("_check_synthesis", &check_synthesis, "options"_a,
-        nb::sig("def _check_synthesis(options: dict[str, typing.Any]) -> dict[str, int]"));
   m.def("_unused_of_synthesis", &unused_of_synthesis, "options"_a, "given"_a);
   m.def("_synthesize_load", [](const nb::dict& keywords) {
     const SynthesisRequest request = synthesis_of(keywords);

@@ -120,10 +120,6 @@ void bind_options(nb::module_& m) {
     for (const Policy* policy : policies_named(names)) all.emplace_back(policy->name());
     return all;
   });
-  m.def("_policy_uses", [](const std::string& policy) {
-    const std::span<const std::string_view> uses = policy_named(policy).uses();
-    return std::vector<std::string>(uses.begin(), uses.end());
-  });
   m.def("_ranks_per_node", [](const std::string& cluster) { return find_cluster(cluster).ranks_per_node; });
   m.def(
       "_own_options",

@@ -1,4 +1,4 @@
-"""The command `foremoe`: report and reproduce are the package's, all else is the program that the package carries."""
+"""The command `foremoe`: report is the package's, all else is the program that the package carries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import sys
 def main() -> None:
     """Runs one of the package's commands, or becomes the packaged program."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that has read enough ends us, here and in the program
-    if sys.argv[1:2] in (["report"], ["reproduce"]):
+    if sys.argv[1:2] == ["report"]:
         logging.basicConfig(format="foremoe: %(message)s")
-        sys.exit(importlib.import_module(f"foremoe.{sys.argv[1]}.command").main(sys.argv[2:]))
+        sys.exit(importlib.import_module("foremoe.report.command").main(sys.argv[2:]))
     program = pathlib.Path(__file__).with_name("bin") / "foremoe"
     try:
         os.execv(program, ["foremoe", *sys.argv[1:]])

@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 import pytest
-from experiments import ROOT
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PRINTED = """\
 one.load: 4 ranks
 

@@ -6,12 +6,9 @@ import pathlib
 import re
 
 import pytest
-from experiments import HOT_RANK, changed
 
 import foremoe
 import foremoe.report.command
-import foremoe.reproduce.command
-from foremoe.reproduce import experiment_file
 
 
 def examples(verb: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
@@ -38,22 +35,3 @@ def test_every_example_of_report_makes_its_page(
         said = capsys.readouterr()
         assert said.out.startswith("page.html: Qwen3-30B-A3B on ") and said.err == ""
         pathlib.Path("page.html").unlink()
-
-
-def test_every_example_of_reproduce_prints_something(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With experiments in place of the package's own, of the same names, which take longer."""
-    monkeypatch.chdir(tmp_path)
-    text = changed(HOT_RANK, "at_most = 250", "at_most = 300")
-    pathlib.Path("mine.toml").write_text(text)
-    (tmp_path / "own").mkdir()
-    for name in foremoe.reproduce.experiment_names():
-        (tmp_path / "own" / f"{name}.toml").write_text(text)
-    monkeypatch.setattr(experiment_file, "FOLDER", tmp_path / "own")
-    shown = examples("reproduce", capsys)
-    assert len(shown) >= 4
-    for arguments in shown:
-        assert foremoe.reproduce.command.main(arguments) == 0
-        said = capsys.readouterr()
-        assert "A hot rank" in said.out and said.err == ""

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a policy's plan is worth on an input: the one pipeline behind compare, simulate, report, reproduce and run.
+// What a policy's plan is worth on an input: the one pipeline behind compare, simulate, report and run.
 //
 //   plan       by the policy, for the policy update; once more for recompute where in_flight > 1
 //   check      by check_plan, with the input's homes and tokens and the figures that are shown

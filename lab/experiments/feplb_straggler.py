@@ -1,0 +1,67 @@
+"""Token stragglers at EP 2, 4 and 8.
+
+FEPLB, arXiv 2604.19654, figures 5 and 6.
+
+The paper runs GLM-5 with 18 layers, 128 experts and no auxiliary loss on up to 16 H100. It reports how many tokens the
+busiest device has above the mean, before and after balancing inside the node.
+
+We assume: The routing model is fitted to unbalanced figures alone: 18.6 % waste at EP 8, read as (max − mean) ÷ max of
+rank loads in the mean. 4,096 tokens per rank choose 8 experts each. With these the straggler before balancing at EP 8
+is a fifth above the 6,700 tokens that the published stragglers and percentages imply, so percentages are comparable and
+tokens less so. The same model serves EP 2 and 4. *FEPLB* is the reading of `feplb.h`, chosen by the published
+percentages: the `dyn` busiest experts of a rank may move, and the greedy stops at the first that does not help.
+FasterMoE and ours have four guest slots, because FEPLB's dyn = 4 uses at most four on average. FasterMoE knows the
+exact loads here, while the paper's predicts them. Its cost model has this expert, and NVLink at 450 GB/s.
+lab/policies.md explains its three rules; whole ranks have as many slots as they could use.
+
+Result: FEPLB's greedy removes 63, 69 and 70 % beside 51, 63 and 70. That it is the same at EP 8 confirms nothing: the
+description leaves open which experts may move and when the greedy stops, and our reading was chosen by these
+percentages. The other readings remove 79 and 83 % at EP 8 (feplb-dyn). It removes more than published at EP 2 and 4,
+where our routing model has a smaller straggler to begin with and 64 and 32 experts per rank to choose from. FasterMoE
+removes 64, 53 and 51 % beside 55, 47 and 39: more than published, by 12 points at EP 8. The paper says that FasterMoE
+predicts loads; here it knows them, as both of its public codes do. Which code the paper ran we do not know. These are
+figures of our reading, which shadows single experts of the busiest rank by the artifact's model. We chose it because it
+balances best of three, here and on all load tables; it is the nearest to the published figures too. The artifact to the
+letter shadows all 64, 32 or 16 experts of a rank, which nearly never pays: 0, 0 and 8 %. Its authors' later code
+compares experts instead of ranks: 4, 7 and 14 %. Ours removes more than 99 %, with one guest slot more than 90.
+"""
+
+from kit import Aim, Column, Published, System, drawn
+
+WASTE = Column(
+    "waste", "waste, %", 1, "(max − mean) ÷ max rank load, mean over pairs", lambda m: 100 * m.pairs["waste"]
+)
+STRAGGLER = Column(
+    "straggler", "straggler", 0, "tokens of the busiest rank above the mean, mean over pairs",
+    lambda m: m.pairs["straggler"],
+)
+GLM = {
+    "name": "GLM-5, one expert of 72 MiB", "moe_layers": 18, "experts": 128, "top_k": 8, "shared_experts": 1,
+    "hidden": 6144, "intermediate": 2048, "vocabulary": 151552, "heads": 64, "kv_heads": 8, "head_width": 128,
+}
+EVERY = dict(
+    model=GLM, layers=6, micro_steps=16, sequences_per_rank=1, tokens_per_rank=4096, layout="shuffled", group_size=1,
+    step_spread=0.57, group_spread=0.5, guest_slots=4,
+)
+inputs = [drawn(f"EP {ranks}", ranks=ranks, **EVERY) for ranks in (2, 4, 8)]
+systems = [
+    System("before", "vanilla"),
+    System("FasterMoE", "fastermoe", intermediate=2048),
+    System("FasterMoE, whole ranks", "fastermoe", rule="whole", intermediate=2048, guest_slots=112),
+    System("FasterMoE, by experts", "fastermoe", rule="expert", intermediate=2048),
+    System("FEPLB", "feplb", dyn=4, guest_slots=8),
+    System("foremoe, G = 1", "foremoe", guest_slots=1),
+    System("foremoe, G = 4", "foremoe"),
+]
+columns = [WASTE, STRAGGLER, "straggler_less", "rho_mean", "copies"]
+published = [
+    *Published.table("straggler_less", {
+        "EP 2": {"FEPLB": 51, "FasterMoE": 55}, "EP 4": {"FEPLB": 63, "FasterMoE": 47},
+        "EP 8": {"FEPLB": 70, "FasterMoE": 39},
+    }),
+    *Published.table("straggler", {"EP 8": {"FasterMoE": 4036, "FEPLB": 2021}}),
+    *Published.table("waste", {"EP 8": {"before": 18.6}}),
+]
+aims = [
+    Aim("straggler_less", system="foremoe, G = 4", at_least=90),
+]

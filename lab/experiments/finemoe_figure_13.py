@@ -1,0 +1,50 @@
+"""What warm solving, locality and overlap save.
+
+FineMoE, arXiv 2511.16947, figure 13.
+
+The paper's ablation of dispatch time has the setting of figure 9. Warm solving and overlapping reduce scheduling, and
+locality-aware routing reduces all-to-all. With all of them dispatch takes 0.4 ms more than Megatron-LM's.
+
+We assume: *Cold* has 64 layers of one micro-step, so every LP is solved from nothing. *Warm* has layers of the same
+popularities with 16 micro-steps, which differ by sampling alone: the best case for starting from the former solution.
+*Warm, new orders* draws the order of popularity again in every micro-step: the worst case. Planning is measured on this
+machine, as CPU time ÷ (layers × micro-steps), and includes the LP and everything else. Routing is counted: the tokens
+that the busiest rank sends or receives when sources fill a replica in their order, when a source fills its own rank's
+replica first, and when those of its node follow (with one node these are the same). Overlapping has no counterpart in a
+plan: a plan that is made before the phase needs no overlap.
+
+Result: Solving warm takes a third to a seventh (from run to run) of the time of solving cold when micro-steps are
+alike, and more than half when their orders are new. Not all of that is the LP's warm start: what a layer costs once is
+spread over its micro-steps, and the time of our planner, which solves no LP, falls too where guests can stay. Where
+orders are new it takes twice FineMoE's time and more: once per step it looks for guests that can stay, and there are
+few. Filling a source's own replicas first saves 6 to 7 % of what the busiest rank sends. With one node there is nothing
+more to gain from the node.
+"""
+
+from kit import Column, Published, System, drawn
+
+SENT = Column(
+    "sent", "sent, no locality", 0, "tokens that the busiest rank sends or receives when replicas are filled by rank",
+    lambda m: m.sent["sent_without_locality"],
+)
+SENT_RANK = Column(
+    "sent_rank", "sent, rank first", 0, "the same when a source fills its own replicas first",
+    lambda m: m.sent["sent_with_rank_locality"],
+)
+EVERY = dict(
+    routing="zipf", skew=1.0, ranks=8, experts=32, top_k=2, sequences_per_rank=8, tokens_per_rank=16384, guest_slots=4,
+)
+inputs = [
+    drawn("cold", layers=64, micro_steps=1, **EVERY),
+    drawn("warm", layers=64, micro_steps=16, **EVERY),
+    drawn("warm, new orders", layers=64, micro_steps=16, permute_probability=1, **EVERY),
+]
+systems = [
+    System("vanilla"),
+    System("finemoe-symmetric"),
+    System("foremoe"),
+]
+columns = ["all_plan_us", SENT, SENT_RANK, "sent_node", "rho_mean"]
+published = [
+    Published("all_plan_us", "400 more dispatch time than Megatron-LM, with all three"),
+]

@@ -1,0 +1,56 @@
+"""Where a layer's time goes.
+
+FineMoE, arXiv 2511.16947, figure 9.
+
+The figure shows one MoE layer on 8 H100 with 32 experts, micro-batch 8 × 2,048 tokens, top-2, width 4,096, Zipf s = 1.
+Computing experts takes most of the time, and FineMoE's experts take least. Dispatch and combine take about 1.3 ms each
+in Megatron-LM. We do not have the other values.
+
+We assume: An expert of GPT has two matrices of 4 × 4,096. Ours has three, so its width is 10,923 for the same products.
+*vanilla* and *smartmoe* are two expert-parallel groups of four GPUs, as the paper's Megatron-LM: 32 replicas of experts
+more than in one group of eight, as many as the others have in their guest slots. Their figures are of the slower group.
+All other systems but ours train in place, as in finemoe-figure-7: replicas keep their weights, so nothing is fetched,
+and moving them is not charged. Every system knows the load of the step before and begins where it was at its end; all
+micro-steps have the same popularity. FineMoE pays for gathering loads and for scheduling (*planning*, 20 and 64 µs).
+*Overlap* hides what sorting rows before dispatch takes of it, by bytes and memory bandwidth. In the paper dispatch
+takes 0.4 ms longer than Megatron-LM's with overlap and all else (§7.7), so both rows favour FineMoE. Ours plans ahead,
+gathers loads once per step and fetches its guests.
+
+Result: Experts dominate, and all-to-all of vanilla takes {s = 1 | vanilla | dispatch_ms (row) | 1} ms modelled by row,
+as Megatron-LM sends it, beside 1.3 ms measured by the paper. FineMoE's experts take 0.63 to 0.67 of vanilla's time, as
+ρ says: against groups of four, which have two replicas of every expert as FineMoE has, balance gains much less than
+against one group of eight. Where popularity stays, as here, knowing the routes ahead gains next to nothing over
+*finemoe*. By row its layer takes {s = 1 | finemoe | forward_ms (row) | 2} ms, or {s = 1 | finemoe, overlap | forward_ms
+(row) | 2} ms with its scheduling overlapped, and ours {s = 1 | foremoe | forward_ms (row) | 2}; by token {s = 1 |
+finemoe | forward_ms (token) | 2} and {s = 1 | foremoe | forward_ms (token) | 2}. FlexMoE and SmartMoE are between
+FineMoE and vanilla, as their ρ says.
+"""
+
+from kit import Arranged, Published, System, drawn, modelled
+
+COMBINE = modelled("combine_ms", "combine, ms", 3, "of a layer's forward", lambda m: m.part_ms("combine"))
+GPT_WIDTH_4096 = {
+    "name": "GPT, width 4096", "moe_layers": 8, "experts": 32, "top_k": 2, "hidden": 4096, "intermediate": 10923,
+    "vocabulary": 50257, "heads": 32, "head_width": 128,
+}
+inputs = [
+    drawn(
+        "s = 1", cluster="h100", dispatch=("token", "row"), model=GPT_WIDTH_4096, sequence_tokens=2048, routing="zipf",
+        skew=1.0, ranks=8, layers=8, micro_steps=8, former_step=True, former_plan=True, sequences_per_rank=8,
+        tokens_per_rank=16384, guest_slots=4,
+    ),
+]
+systems = [
+    Arranged("vanilla", groups=2),
+    Arranged("smartmoe", groups=2, in_place=True),
+    Arranged("flexmoe", in_place=True),
+    Arranged("finemoe-symmetric", in_place=True),
+    Arranged("finemoe", in_place=True),
+    Arranged("finemoe, overlap", "finemoe", in_place=True, overlap=1),
+    System("foremoe"),
+]
+columns = ["rho_mean", "dispatch_ms", "experts_ms", COMBINE, "planning_ms", "forward_ms"]
+published = [
+    *Published.table("dispatch_ms", {"s = 1": {"vanilla": 1.3}}),
+    *Published.table("combine_ms", {"s = 1": {"vanilla": 1.3}}),
+]

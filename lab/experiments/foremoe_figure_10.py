@@ -1,0 +1,82 @@
+"""Distribution of imbalance and of traffic between machines.
+
+ForeMoE, arXiv 2606.11867, figure 10.
+
+Over ten steps the paper plots how the imbalance ratio and the maximum traffic of a link between machines are
+distributed, without and with ForeMoE. We do not have the values.
+
+We assume: The ten steps are ten times 16 micro-steps of the first configuration of figure 8, each planned by itself: no
+copy outlives the optimizer's step, and what the next step wants is fetched again. Each input stands three times in the
+table: with the least, the median and the largest of the ten steps' figures, column by column; of a column that
+compares, each step is compared with vanilla's. *Links* prefers less traffic to the last percent of balance (`--prefer
+links`). Traffic between machines is counted in token-expert assignments of the busiest node, in one direction, as rows
+travel by row; *GiB* has what travels with either dispatch.
+
+Result: The distribution of ρ collapses: the mean of a step is {math, least | vanilla | rho_mean | 2} to {math, largest
+| vanilla | rho_mean | 2} without balancing on *math* and {mixed, least | vanilla | rho_mean | 2} to {mixed, largest |
+vanilla | rho_mean | 2} on *mixed*, with ours at most {math, largest | foremoe | rho_mean} and {mixed, largest | foremoe
+| rho_mean}, and in every step ρ of 99 in 100 pairs is at most {mixed, largest | foremoe | rho_p99 | 3}. Links carry
+bytes, copies and gradients included, and there ours saves nothing to speak of: by token the busiest link carries {math,
+median | foremoe | link_gib (token) | 0} GiB in the median step ({math, least | foremoe | link_gib (token) | 0} to
+{math, largest | foremoe | link_gib (token) | 0}) where vanilla's carries {math, median | vanilla | link_gib (token) |
+0} ({math, least | vanilla | link_gib (token) | 0} to {math, largest | vanilla | link_gib (token) | 0}) on *math*, and
+{mixed, median | foremoe | link_gib (token) | 0} where it carries {mixed, median | vanilla | link_gib (token) | 0} on
+*mixed*. By row it is {math, median | foremoe | link_gib (row) | 0} and {math, median | vanilla | link_gib (row) | 0},
+{mixed, median | foremoe | link_gib (row) | 0} and {mixed, median | vanilla | link_gib (row) | 0}. With `--prefer links`
+it carries {math, median | foremoe, links | link_gib (token) | 0} and {mixed, median | foremoe, links | link_gib (token)
+| 0} by token, {math, median | foremoe, links | link_gib (row) | 0} and {mixed, median | foremoe, links | link_gib (row)
+| 0} by row, since by token a node gets a token once however many of its experts are there. Rows between machines,
+counted one for each token and expert, fall without being asked for: the busiest node's largest is {mixed, median |
+foremoe | node_link_of_first | 2} of vanilla's in the median step and {mixed, largest | foremoe | node_link_of_first |
+2} in the worst, and {mixed, median | foremoe, links | node_link_of_first | 2} with `--prefer links`. Every step fetches
+its guests again: {math, median | foremoe | copies | 0} to {mixed, median | foremoe | copies | 0} copies per layer and
+event, {math, median | foremoe, links | copies | 0} to {mixed, median | foremoe, links | copies | 0} with `--prefer
+links`.
+"""
+
+from typing import Any
+
+from kit import FIRST, Aim, Column, System, drawn, modelled
+
+RHO_P99 = Column("rho_p99", "ρ p99", 4, "its 99th percentile", lambda m: m.figures["rho"]["p99"])
+NODE_LINK = Column(
+    "node_link", "node link", 0, "tokens of the busiest node's link to others, mean over pairs",
+    lambda m: m.figures["node_link_tokens"]["mean"],
+)
+NODE_LINK_MAX = Column(
+    "node_link_max", "node link max", 0, "the same, largest", lambda m: m.figures["node_link_tokens"]["max"],
+    largest=True,
+)
+NODE_LINK_OF_FIRST = Column(
+    "node_link_of_first", "node link max ÷ first", 3, "its largest ÷ the first system's",
+    lambda m, first: m.figures["node_link_tokens"]["max"] / max(1.0, first.figures["node_link_tokens"]["max"]),
+    versus=FIRST, largest=True,
+)
+
+
+def busiest_link(phase: dict[str, Any]) -> int:
+    return max((sent for row in phase["between_nodes"] for sent in row), default=0)
+
+
+LINK_GIB = modelled(
+    "link_gib", "busiest node link, GiB", 3, "bytes from one node to another in a step, the most",
+    lambda m: (busiest_link(m.recompute) + busiest_link(m.update)) / (1 << 30), largest=True,
+)
+EVERY = dict(
+    cluster="h100", dispatch=("token", "row"), model="Qwen3-30B-A3B", ranks=64, layers=2, micro_steps=160, steps=10,
+    plan_each_step=True, sequences_per_rank=1, tokens_per_rank=4096, group_size=16, guest_slots=2,
+)
+inputs = [
+    drawn(f"{name}, {over_steps}", over_steps=over_steps, step_spread=step_spread, group_spread=group_spread, **EVERY)
+    for name, step_spread, group_spread in (("math", 0.9, 0.5), ("mixed", 0.6, 1.0))
+    for over_steps in ("least", "median", "largest")
+]
+systems = [
+    System("vanilla"),
+    System("foremoe"),
+    System("foremoe, links", "foremoe", prefer="links"),
+]
+columns = ["rho_mean", RHO_P99, "rho_max", "copies", NODE_LINK, NODE_LINK_MAX, NODE_LINK_OF_FIRST, LINK_GIB]
+aims = [
+    Aim("node_link_of_first", system="foremoe", at_most=1),
+]

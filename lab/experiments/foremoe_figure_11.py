@@ -1,0 +1,53 @@
+"""Against planning and transfer that cost nothing.
+
+ForeMoE, arXiv 2606.11867, figure 11.
+
+The paper compares ForeMoE's steps with ForeMoE-opt, which plans and transfers offline. We do not have the values.
+
+We assume: Quotas are planned while earlier micro-steps run. Placement of all layers needs the routes of all micro-steps
+and ends before the first one begins, so only the rollout's tail can hide it: *of opt* is with a tail as long as
+placement, *of opt, placed* with none. Placement is CPU time of the slowest rank, measured here, of four layers,
+multiplied by the model's ÷ 4. *opt* leaves out placement, the refresh of the host's arena and every wait for a copy or
+a gradient. Configurations are those of figure 8. We add one guest slot to two, because less room needs more copies.
+
+Result: Where the end of the rollout hides placement, almost nothing that a step waits for is left: for the largest
+model a little of its copies, 2 in 1,000 of the step by token and 1 in 1,000 by row. The aim is of this case. Placement
+takes 1 to 6 s of two threads. Where nothing hides it, that is 1 to 6 % of the step by row, and up to 9 % of the shorter
+step by token: most with two guest slots on the mixed model, where guests that could stay all step are looked for. With
+its placement, one guest slot is then quicker than two on *mixed* with Qwen3-30B-A3B. Layers are placed independently of
+each other, so a host with more cores takes less. The paper, too, compares ForeMoE with opt to show how little its
+overheads are.
+"""
+
+from kit import FIRST, Aim, System, drawn, measured_here, modelled, ratio
+
+FREE_SPEEDUP = modelled(
+    "free_speedup", "speedup, opt", 3, "were planning and transfer free",
+    lambda m, first: ratio(first.seconds, m.seconds - m.overhead), versus=FIRST,
+)
+OF_FREE_PLACED = measured_here(
+    "of_free_placed", "of opt, placed, %", 1, "of opt, with what of placement the rollout's tail does not hide",
+    lambda m: ratio(100 * (m.seconds - m.overhead), m.placed_seconds), by_dispatch=True,
+)
+EVERY = dict(
+    cluster="h100", dispatch=("token", "row"), ranks=64, layers=4, micro_steps=32, sequences_per_rank=1,
+    tokens_per_rank=4096, group_size=16,
+)
+inputs = [
+    *(
+        drawn(f"{model}, math", model=model, step_spread=0.9, group_spread=0.5, **EVERY)
+        for model in ("Qwen3-30B-A3B", "Qwen3-235B-A22B", "GLM-4.5-Air")
+    ),
+    *(
+        drawn(f"{model}, mixed", model=model, step_spread=0.6, group_spread=1.0, **EVERY)
+        for model in ("Qwen3-30B-A3B", "Qwen3-235B-A22B", "GLM-4.5-Air")
+    ),
+]
+systems = [
+    System("vanilla"),
+    *(System(f"foremoe, G = {slots}", "foremoe", guest_slots=slots) for slots in (1, 2)),
+]
+columns = ["speedup", FREE_SPEEDUP, "of_free", "placement_s", "placed_speedup", OF_FREE_PLACED, "exposed_ms", "copies"]
+aims = [
+    Aim("of_free", system="foremoe, G = 2", at_least=99),
+]

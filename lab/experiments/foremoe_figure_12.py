@@ -1,0 +1,42 @@
+"""Planning against the phases, transfer against attention.
+
+ForeMoE, arXiv 2606.11867, figure 12.
+
+The paper shows planning time per step beside the time of recompute and policy update, and transfer time per layer
+beside attention. We do not have the values.
+
+We assume: Planning is measured: all layers of a whole step, on all processors of this machine. The phases are modelled.
+Transfer is modelled too: it is the time of the copies of a layer and micro-step into the rank that receives most, over
+its link to the host with no other traffic. *Attention* is all of a layer before its experts. The paper plans on the
+machines of its cluster, where each machine would plan some of the layers.
+
+Result: Planning all layers of a step takes 1.5 to 2.8 s on two cores when nothing else runs there, and 3 to 11 s with
+other programs beside it. The modelled recompute takes {Qwen3-30B-A3B, math | foremoe, G = 2 | recompute_ms (token) | 0}
+ms and more by token, and {Qwen3-30B-A3B, math | foremoe, G = 2 | recompute_ms (row) | 0} and more by row, the policy
+update three times that. So planning is shorter than either phase on two quiet cores, by token not by much; on busy ones
+it is not. On a cluster's hosts, with dozens of cores each, layers are planned in parallel. A layer's copies take less
+than a third of its attention, so they hide behind it.
+"""
+
+from kit import System, drawn, modelled
+
+TRANSFER = modelled(
+    "transfer_ms", "transfer, ms", 3, "of a layer: copies into the rank that receives most, over the host's link",
+    lambda m: 1e3 * m.pairs["busiest_receiver"] * m.cost["fetch_seconds"], by_dispatch=False,
+)
+DENSE = modelled(
+    "dense_ms", "attention, ms", 3, "attention, norms, router and shared experts of a layer's forward",
+    lambda m: m.part_ms("dense"), by_dispatch=False,
+)
+EVERY = dict(
+    cluster="h100", dispatch=("token", "row"), ranks=64, micro_steps=16, sequences_per_rank=1, tokens_per_rank=4096,
+    group_size=16,
+)
+inputs = [
+    drawn("Qwen3-30B-A3B, math", model="Qwen3-30B-A3B", step_spread=0.9, group_spread=0.5, **EVERY),
+    drawn("Qwen3-30B-A3B, mixed", model="Qwen3-30B-A3B", step_spread=0.6, group_spread=1.0, **EVERY),
+]
+systems = [
+    *(System(f"foremoe, G = {slots}", "foremoe", guest_slots=slots) for slots in (1, 2)),
+]
+columns = ["plan_seconds", "recompute_ms", "update_ms", TRANSFER, DENSE]

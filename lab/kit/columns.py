@@ -1,0 +1,131 @@
+"""The figures that a table can have. Columns that one experiment alone has are in its file.
+
+Exact figures are counted in loads and plans, modelled ones come from a replay on a modelled cluster, and what is
+measured here is time on the machine that runs this.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+Origin = Literal["exact", "modelled", "measured here"]
+ORIGINS: tuple[Origin, ...] = ("exact", "modelled", "measured here")
+FIRST = ""  # the first system of the experiment
+OVER_STEPS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "least": min,
+    "median": statistics.median,
+    "largest": max,
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """name: by which an experiment calls it. title: in tables. value: the figure of a system; with `versus`, a system's
+    label, beside that system on the same draw: value(measured, other). largest: over steps it is the largest, not the
+    mean. dispatch: how rows travel; empty where the figure does not depend on it.
+    """
+
+    name: str
+    title: str
+    digits: int
+    meaning: str
+    value: Callable[..., float]
+    versus: str | None = None
+    origin: Origin = "exact"
+    by_dispatch: bool = False
+    largest: bool = False
+    dispatch: str = ""
+
+    def over_steps(self, figures: Sequence[float], statistic: str) -> float:
+        """Of steps that are planned on their own. statistic: a key of OVER_STEPS, or empty. NaN if any figure is."""
+        if any(map(math.isnan, figures)):
+            return math.nan
+        return OVER_STEPS[statistic or ("largest" if self.largest else "mean")](figures)
+
+    def with_dispatch(self, dispatch: str) -> Column:
+        """The column of one dispatch, where the table has several."""
+        by = f" ({dispatch})"
+        return replace(self, name=self.name + by, title=self.title + by, dispatch=dispatch)
+
+
+modelled = partial(Column, origin="modelled", by_dispatch=True)
+measured_here = partial(Column, origin="measured here")
+
+
+def ratio(of: float, to: float) -> float:
+    """of ÷ to; infinite or NaN where `to` is 0."""
+    return of / to if to else of * math.inf
+
+
+def percent_less(first: float, of: float) -> float:
+    return 0.0 if first == 0 else 100 * (first - of) / first
+
+
+def paired(label: str) -> Column:
+    """The step with placement beside that of another system, draw by draw."""
+    return measured_here(
+        "paired", f"step, placed, % above {label}'s", 1, f"step with placement ÷ {label}'s on the same draw, − 1",
+        lambda m, other: 100 * (ratio(m.placed_seconds, other.placed_seconds) - 1), versus=label, by_dispatch=True,
+    )  # fmt: skip
+
+
+# fmt: off
+_ALL = [
+    Column("rho_mean", "ρ mean", 4, "largest rank load ÷ mean, mean over layers and micro-steps",
+           lambda m: m.figures["rho"]["mean"]),
+    Column("rho_max", "ρ max", 4, "its largest value", lambda m: m.figures["rho"]["max"], largest=True),
+    Column("straggler_less", "straggler, % less", 1, "tokens of the busiest rank above the mean, than the first's",
+           lambda m, first: percent_less(first.pairs["straggler"], m.pairs["straggler"]), FIRST),
+    Column("copies", "copies", 1, "expert weights moved per layer and event, whole group",
+           lambda m: m.figures["copies_per_layer_event"]),
+    Column("copies_warm", "copies, warm", 1, "the same after the first event",
+           lambda m: m.pairs["copies_after_first_event"]),
+    Column("guests", "guests", 1, "experts that serve tokens away from home, per layer and event",
+           lambda m: m.figures["guests_per_layer"]),
+    Column("sent_node", "sent, node next", 0, "tokens that the busiest rank sends or receives when a source fills its "
+           "own replicas first, then those of its node", lambda m: m.sent["sent_with_node_locality"]),
+    measured_here("all_plan_us", "all planning, µs", 0,
+           "CPU time of all planning, also what is done once per step, ÷ (layers × micro-steps)",
+           lambda m: 1e6 * m.planning_cpu_seconds / max(1, m.figures["layers"] * m.figures["micro_steps"])),
+    measured_here("plan_seconds", "planning, s", 3, "of the whole step, wall clock",
+           lambda m: m.figures["plan_seconds"]),
+    measured_here("placement_s", "placement, s", 2, "planning before the first micro-step: slowest rank and gather",
+           lambda m: m.placement["seconds"]),
+    measured_here("placed_speedup", "speedup, placed", 3, "with what of placement the rollout's tail does not hide",
+           lambda m, first: ratio(first.placed_seconds, m.placed_seconds), FIRST, by_dispatch=True),
+    modelled("speedup", "speedup", 3,
+           "step time of the first system ÷ this one's; a step is recompute and policy update",
+           lambda m, first: ratio(first.seconds, m.seconds), FIRST),
+    modelled("update_speedup", "training speedup", 3,
+           "time of the policy update (forward and backward) of the first system ÷ this one's",
+           lambda m, first: ratio(first.update["seconds"], m.update["seconds"]), FIRST),
+    modelled("of_ideal", "of ideal, %", 1, "ideal step time ÷ step time",
+           lambda m: ratio(100 * m.figures["ideal_step_seconds"], m.seconds)),
+    modelled("of_perfect", "of perfect, %", 1,
+           "first system's step were all ranks at the mean ÷ step time; above 100 where less is sent",
+           lambda m, first: ratio(100 * first.figures["ideal_step_seconds"], m.seconds), FIRST),
+    modelled("of_free", "of opt, %", 1, "step time with planning and transfer free ÷ step time",
+           lambda m: 100 * (1 - ratio(m.overhead, m.seconds))),
+    modelled("step_ms", "step, ms", 1, "recompute and policy update", lambda m: 1e3 * m.seconds),
+    modelled("recompute_ms", "recompute, ms", 1, "phase time", lambda m: 1e3 * m.recompute["seconds"]),
+    modelled("update_ms", "policy update, ms", 1, "phase time", lambda m: 1e3 * m.update["seconds"]),
+    modelled("exposed_ms", "exposed, ms", 2, "of both phases, waited for copies and gradients",
+           lambda m: 1e3 * m.figures["exposed_copy_seconds"]),
+    modelled("forward_ms", "forward, ms", 3, "of a layer and micro-step", lambda m: m.forward_ms),
+    modelled("planning_ms", "planning, ms", 3,
+           "on the critical path of a layer's forward: as published, or by the number of slots",
+           lambda m: m.part_ms("planning")),
+    modelled("dispatch_ms", "dispatch, ms", 3, "of a layer's forward", lambda m: m.part_ms("dispatch")),
+    modelled("experts_ms", "experts, ms", 3, "of a layer's forward", lambda m: m.part_ms("experts"), by_dispatch=False),
+    modelled("guest_gib", "guests, GiB", 3, "weights and gradients of the guests of the rank that holds most",
+           lambda m: sum(m.update["memory"][of] for of in ("guest_weights", "guest_gradients")) / (1 << 30),
+           by_dispatch=False),
+]
+# fmt: on
+COLUMNS = {column.name: column for column in _ALL}

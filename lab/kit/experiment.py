@@ -1,0 +1,146 @@
+"""Experiments: inputs × systems → figures, beside what was published. Each is a module of lab/experiments.
+
+Its docstring has the title, then paragraphs: the source; what they did; "We assume: …"; "Result: …". In the result
+{input | system | column} stands for a figure of the table, {… | 2} for it with two decimals, and {… | 2 ±} with the
+standard deviation over the input's draws. Its names are those of an Experiment's fields.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+
+from foremoe import InputError
+
+from .columns import COLUMNS, Column
+from .inputs import Input
+from .systems import System
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
+REFERENCE = re.compile(r"\{([^{}]*)\}")
+DIGITS = re.compile(r"(\d+)( ±)?")
+PAPERS = ("foremoe", "review", "feplb", "ultraep", "finemoe")  # the order of lists; others follow
+
+
+@dataclass(frozen=True)
+class Published:
+    """With input and system it stands beside our figure, else it is told below the table."""
+
+    column: str
+    value: float | str
+    input: str = ""
+    system: str = ""
+    note: str = ""
+
+    @staticmethod
+    def table(column: str, values: Mapping[str, Mapping[str, float | str]]) -> list[Published]:
+        """values: [input][system]."""
+        return [Published(column, v, on, system) for on, of in values.items() for system, v in of.items()]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Every figure of a column that input and system select (empty: all) is to be within the bounds, with any dispatch.
+    relative_to: a system, whose figure on the same input is the unit.
+    """
+
+    column: str
+    input: str = ""
+    system: str = ""
+    relative_to: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """systems: the first is the one that others are compared with. secondary: the source tells of the paper, it is not
+    the paper. across: the table has a row per input and a column per system.
+    """
+
+    name: str
+    title: str
+    source: str
+    about: str
+    assumed: str
+    result: str
+    inputs: Sequence[Input]
+    systems: Sequence[System]
+    columns: Sequence[Column]
+    published: Sequence[Published] = field(default_factory=list)
+    aims: Sequence[Aim] = field(default_factory=list)
+    secondary: bool = False
+    across: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a label or column that is not there."""
+        labels, systems = [on.label for on in self.inputs], [system.label for system in self.systems]
+        known = {"input": labels, "system": systems, "column": [c.name for c in self.columns]}
+        for what, names in known.items():
+            if len(set(names)) < len(names):
+                raise InputError(f"{self.name}: {what} '{max(names, key=names.count)}' twice")
+        for system in self.systems:
+            for column in known["column"]:
+                if system.columns is not None and column not in system.columns:
+                    raise InputError(f"{self.name}: column '{column}' is not defined for {system.label}")
+        known["relative_to"] = systems
+        for of in (*self.published, *self.aims):
+            self._expect({key: value for key, value in vars(of).items() if value}, known)
+        known["column"] = [c.name for c in self.headings]
+        for match in REFERENCE.finditer(self.result):
+            cell = reference(match)
+            if len(cell) not in (3, 4) or not all(map(DIGITS.fullmatch, cell[3:])):
+                raise InputError(f"{self.name}: '{match[0]}', expected {{input | system | column | digits ±}}")
+            self._expect(dict(zip(("input", "system", "column"), cell, strict=False)), known)
+            if next(c for c in self.headings if c.name == cell[2]).origin == "measured here":
+                raise InputError(f"{self.name}: '{match[0]}' is measured, and differs from run to run")
+
+    def _expect(self, of: dict[str, str], known: dict[str, list[str]]) -> None:
+        for key, value in of.items():
+            if key in known and value not in known[key]:
+                raise InputError(f"{self.name}: no {key} '{value}'; there are {', '.join(known[key])}")
+
+    @property
+    def headings(self) -> list[Column]:
+        """The figures of the table: its columns, for each dispatch where inputs have several."""
+        return [heading for column in self.columns for heading in self.headings_of(column)]
+
+    def headings_of(self, column: Column) -> list[Column]:
+        several = next((on.dispatches for on in self.inputs if len(on.by_dispatch) > 1), ())
+        return [column.with_dispatch(d) for d in several] if several and column.by_dispatch else [column]
+
+
+def reference(match: re.Match[str]) -> list[str]:
+    return [part.strip() for part in match[1].split("|")]
+
+
+def experiment_names() -> list[str]:
+    """Those of lab/experiments, in the order of pages."""
+
+    def rank(name: str) -> tuple[int, str, list[int]]:
+        paper, *words = name.split("-")
+        numbers = [int(word) if word.isdigit() else 0 for word in words]  # figure-4 before figure-10
+        return PAPERS.index(paper) if paper in PAPERS else len(PAPERS), re.sub(r"\d+", "", name), numbers
+
+    return sorted((path.stem.replace("_", "-") for path in FOLDER.glob("*.py")), key=rank)
+
+
+def experiment_named(name: str) -> Experiment:
+    if name not in (names := experiment_names()):
+        raise InputError(f"no experiment '{name}'; there are {', '.join(names)}")
+    return experiment_of(importlib.import_module(f"experiments.{name.replace('-', '_')}"), name)
+
+
+def experiment_of(module: ModuleType, name: str) -> Experiment:
+    """The experiment that a module describes."""
+    title, source, about, *told = (" ".join(part.split()) for part in (module.__doc__ or "").strip().split("\n\n"))
+    said = dict(part.split(": ", 1) for part in told)
+    given = {key: value for key, value in vars(module).items() if key in Experiment.__dataclass_fields__}
+    given["columns"] = [COLUMNS[c] if isinstance(c, str) else c for c in module.columns]
+    return Experiment(
+        name, title.rstrip("."), source.rstrip("."), about, said["We assume"], said.get("Result", ""), **given
+    )

@@ -1,0 +1,168 @@
+"""What systems are compared on: loads that are drawn or recorded, and the cluster on which their step is modelled."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import foremoe
+from foremoe import Load, Plan, _core
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+Options = Mapping[str, Any]
+
+_MODELLED = {option["name"] for option in _core._option_tables()["cost"]} | {"rollout_seconds", "rollout_tail_seconds"}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """load: what is executed. former: the load of the step before, where systems know it."""
+
+    load: Load
+    former: Load | None = None
+
+
+@dataclass(frozen=True)
+class Input:
+    """label: its name in the table.
+
+    draw: the load of one seed. draws: over how many seeds, from `seed` on, figures are means.
+    modelled: options of foremoe.evaluate(): cluster, model, …; without a cluster nothing is modelled.
+    dispatches: how rows travel. Each system plans once, and its step is modelled with each of them.
+    guest_slots: of systems that do not set their own.
+    steps: how many steps of equal length the micro-steps are. plan_each_step: each is planned on its own, from homes
+        alone. over_steps: which statistic of the steps a figure then is, see Column.over_steps.
+    former_plan: systems planned the former step too, and begin with the placement that they ended it with.
+    estimated: rows by token are expected values, as counts do not record which experts a token chose together.
+    """
+
+    label: str
+    draw: Callable[[int], Drawn]
+    modelled: Options = field(default_factory=dict)
+    dispatches: tuple[str, ...] = ("token",)
+    guest_slots: int = 1
+    seed: int = 1
+    draws: int = 1
+    steps: int = 1
+    plan_each_step: bool = False
+    over_steps: str = ""
+    former_plan: bool = False
+    estimated: bool = True
+
+    @property
+    def by_dispatch(self) -> tuple[str, ...]:
+        """The dispatches; one that is empty where nothing is modelled."""
+        return self.dispatches if self.modelled else ("",)
+
+    def cases(self, seed: int, threads: int) -> Iterator[Case]:
+        """What systems meet with one seed: the steps that are planned on their own."""
+        drawn = self.draw(seed)
+        parts = [drawn.load.array]
+        if self.plan_each_step:
+            parts = list(drawn.load.array.reshape(self.steps, -1, *drawn.load.array.shape[1:]))
+        for part in parts:
+            load = like(drawn.load, part) if len(parts) > 1 else drawn.load
+            yield Case(self, drawn, load, drawn.former, seed, threads)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step, or what one expert-parallel group has of it.
+
+    load: what is executed in it. drawn: what it is part of. before: the same system's plan of the step before, where
+    steps are planned on their own.
+    """
+
+    on: Input
+    drawn: Drawn
+    load: Load
+    former: Load | None
+    seed: int
+    threads: int
+    before: Plan | None = None
+
+    def of(self, load: Load, former: Load | None) -> Case:
+        return replace(self, load=load, former=former)
+
+
+def drawn(
+    label: str,
+    *,
+    dispatch: str | tuple[str, ...] = "token",
+    guest_slots: int = 1,
+    draws: int = 1,
+    steps: int = 1,
+    plan_each_step: bool = False,
+    over_steps: str = "",
+    former_plan: bool = False,
+    former_step: bool = False,
+    drift: float = 0.0,
+    trace: bool = False,
+    **options: Any,
+) -> Input:
+    """An input whose load is drawn.
+
+    former_step: systems know the load of a step before this one: same popularity of experts, other tokens.
+    drift: share of the last step's tokens that follow another popularity. It grows from 0 in equal parts.
+    trace: every token's route is drawn, so that rows by token are counted.
+    options: of foremoe.evaluate() (cluster, model, …) and of foremoe.synthesize_load(). `model` gives layers, experts
+        and top_k where these are absent.
+    """
+    modelled, synthesis, seed = _divided(options)
+
+    def draw(seed: int) -> Drawn:
+        if trace:
+            return Drawn(_core._collect(foremoe.synthesize_trace(**synthesis, seed=seed), {}, 0))
+        if drift:
+            return Drawn(_drifting(synthesis, seed, drift, steps))
+        if not former_step:
+            return Drawn(foremoe.synthesize_load(**synthesis, seed=seed))
+        count = synthesis["micro_steps"]
+        both = foremoe.synthesize_load(**{**synthesis, "micro_steps": 2 * count}, seed=seed)
+        return Drawn(like(both, both.array[count:]), like(both, both.array[:count]))
+
+    dispatches = (dispatch,) if isinstance(dispatch, str) else dispatch
+    return Input(
+        label, draw, modelled, dispatches, guest_slots, seed, draws, steps, plan_each_step, over_steps, former_plan,
+        estimated=not trace,
+    )  # fmt: skip
+
+
+def recorded(label: str, file: str, *, batching: Options, **options: Any) -> Input:
+    """An input of recorded routes. file: a trace, from the repository's root. batching: keywords of collect().
+    options: keywords of Input, and of foremoe.evaluate()."""
+    modelled = {key: options.pop(key) for key in list(options) if key in _MODELLED}
+
+    def draw(seed: int) -> Drawn:
+        # Not by collect(), which remarks on batching anew: the experiment asks for it.
+        return Drawn(_core._collect(foremoe.read_trace(ROOT / file), dict(batching), 0))
+
+    return Input(label, draw, modelled, estimated=False, **options)
+
+
+def like(load: Load, counts: np.ndarray[Any, Any]) -> Load:
+    """A load of other counts, of the same job."""
+    counts = np.ascontiguousarray(counts)
+    ranks_per_node = min(load.ranks_per_node, counts.shape[2])
+    return Load.from_array(counts, top_k=load.top_k, ranks_per_node=ranks_per_node, name=load.name)
+
+
+def _divided(options: Options) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Options that model, options that draw, and the first seed. A model without a cluster only has a shape."""
+    modelled = {key: value for key, value in options.items() if key in _MODELLED}
+    synthesis = {key: value for key, value in options.items() if key not in _MODELLED}
+    if shape := _core._check_evaluation({key: modelled[key] for key in ("cluster", "model") if key in modelled}):
+        synthesis = {"layers": shape["moe_layers"], "experts": shape["experts"], "top_k": shape["top_k"], **synthesis}
+    seed = synthesis.pop("seed", 1)
+    return modelled if "cluster" in modelled else {}, synthesis, seed
+
+
+def _drifting(synthesis: Options, seed: int, drift: float, steps: int) -> Load:
+    """Of two loads that differ in popularity, the first gives way to the second from step to step."""
+    first, second = (foremoe.synthesize_load(**synthesis, seed=seed + more) for more in (0, 1_000_000))
+    part = np.repeat(np.linspace(0, drift, steps), first.num_micro_steps // steps)[:, None, None, None]
+    return like(first, np.rint((1 - part) * first.array + part * second.array).astype(np.int64))

@@ -1,0 +1,133 @@
+"""What one system does on one case, for columns to take figures from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from foremoe import Evaluation, Load, _core
+
+from .inputs import Input
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What takes long to compute is computed when a column asks for it.
+
+    evaluation: with one dispatch. planned: the evaluation that made the plan, and so has the time of placement; it may
+    have another dispatch or other routes.
+    """
+
+    evaluation: Evaluation
+    load: Load
+    on: Input
+    planned: Evaluation
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        return self.evaluation.figures
+
+    @cached_property
+    def pairs(self) -> dict[str, Any]:
+        """Over the (layer, micro-step) pairs with load."""
+        return _core._pair_figures(self.evaluation.plan, self.load, False)
+
+    @cached_property
+    def sent(self) -> dict[str, Any]:
+        """The same, also what is sent: of which source's tokens go to which replica."""
+        return _core._pair_figures(self.evaluation.plan, self.load, True)
+
+    @property
+    def planning_cpu_seconds(self) -> float:
+        """Measured: of every micro-step and of what is done once per step, summed over threads."""
+        times = self.evaluation.plan.times
+        return times.base_cpu_seconds + times.planning_cpu_seconds
+
+    @property
+    def recompute(self) -> Any:
+        return self.figures["phases"][0]
+
+    @property
+    def update(self) -> Any:
+        return self.figures["phases"][1]
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """Of the modelled cluster and model."""
+        assert self.evaluation.cost is not None
+        return self.evaluation.cost
+
+    @property
+    def seconds(self) -> float:
+        """Of the modelled step."""
+        return float(self.figures["step_seconds"])
+
+    @property
+    def placement(self) -> dict[str, float]:
+        """Measured, of the plan: nothing is placed where a plan that is there is evaluated again."""
+        placement: dict[str, float] = self.planned.figures["placement"]
+        return placement
+
+    @property
+    def placed_seconds(self) -> float:
+        """Of the step, with what of placement the rollout's tail does not hide."""
+        return self.seconds + self.placement["exposed_seconds"]
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that copying and planning add to the step."""
+        names = ("arena_refresh", "planning", "exposed_copies", "exposed_gradients")
+        return self.of_both(*names)
+
+    def of_both(self, *names: str) -> float:
+        """Sum over both phases, of figures or parts of these names."""
+        phases = [{**phase, **phase["parts"]} for phase in self.figures["phases"]]
+        return float(sum(phase[name] for phase in phases for name in names))
+
+    def turn_ms(self, seconds: float) -> float:
+        """Milliseconds of one layer and micro-step. A simulated phase has all layers of the model."""
+        pairs = max(1.0, float(self.figures["layers"]) * self.figures["micro_steps"])
+        milliseconds: float = 1e3 * seconds / (pairs * float(self.cost["moe_layers"]) / self.load.num_layers)
+        return milliseconds
+
+    def part_ms(self, part: str) -> float:
+        return self.turn_ms(float(self.recompute["parts"][part]))
+
+    @property
+    def forward_ms(self) -> float:
+        return self.turn_ms(_turns(self.recompute))
+
+    @property
+    def backward_ms(self) -> float:
+        return self.turn_ms(_turns(self.update)) - self.forward_ms
+
+
+@dataclass(frozen=True, eq=False)
+class Gathering(Measured):
+    """What one system does whose plan does not tell how many rows come: between router and dispatch, ranks gather all
+    ranks' counts by expert, in every forward of every layer. That is part of `dispatch`, and of the ideal step too.
+    """
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        figures = dict(self.evaluation.figures)
+        if self.evaluation.cost is None:
+            return figures
+        seconds: float = self.load.num_micro_steps * self.cost["moe_layers"] * self.cost["gather_seconds"]
+        figures["phases"] = [
+            {
+                **phase,
+                "seconds": phase["seconds"] + seconds,
+                "parts": {**phase["parts"], "dispatch": phase["parts"]["dispatch"] + seconds},
+            }
+            for phase in figures["phases"]
+        ]
+        for step in ("step_seconds", "ideal_step_seconds", "rl_step_seconds"):
+            figures[step] += 2 * seconds
+        return figures
+
+
+def _turns(phase: dict[str, Any]) -> float:
+    seconds: float = phase["seconds"] - phase["parts"]["arena_refresh"] - phase["parts"]["optimizer"]
+    return seconds

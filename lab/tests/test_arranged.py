@@ -1,0 +1,132 @@
+"""Systems in several groups, with padded rows, and with replicas that train in place."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foremoe
+from experiments import finemoe_figure_12
+from kit import Arranged, System, drawn, like
+from kit.arranged import _with_all_reduce
+from kit.inputs import ROOT
+from small import experiment, figures, modelled, run
+
+PEERS = tomllib.loads((ROOT / "data/clusters/h100.toml").read_text(encoding="utf-8"))["peers"]
+MODEL = {
+    "name": "wide", "moe_layers": 6, "experts": 32, "top_k": 2, "hidden": 512, "intermediate": 65536,
+    "vocabulary": 1000, "heads": 4, "head_width": 64,
+}  # fmt: skip
+WEIGHTS = 3 * 512 * 65536  # of one expert
+LOAD: dict[str, Any] = {
+    "routing": "zipf", "skew": 1.0, "ranks": 8, "layers": 3, "micro_steps": 4, "tokens_per_rank": 512, "seed": 4,
+}  # fmt: skip
+ON = drawn("wide", model=MODEL, cluster="h100", dispatch="row", guest_slots=4, **LOAD)
+SYSTEMS: list[System] = [
+    Arranged("vanilla", groups=2),
+    Arranged("padded", "vanilla", groups=2, padded=True),
+    System("fetched", "finemoe-symmetric"),
+    Arranged("in place", "finemoe-symmetric", in_place=True),
+]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_in_groups_each_rank_has_more_experts_and_only_its_groups_tokens(groups: int) -> None:
+    """Held to counts alone: expert e is on rank e ÷ (experts of a rank) of the group of the token's rank."""
+    sizes = {"experts": 32, "top_k": 2, **LOAD}
+    cell = run(["rho_mean", "rho_max"], [Arranged("vanilla", groups=groups)], [drawn("zipf", **sizes)]).cells[0][0]
+    ranks = 8 // groups
+    load = foremoe.synthesize_load(**sizes).array
+    served = load.reshape(4, 3, groups, ranks, ranks, 32 // ranks).sum((3, 5))  # [m, l, group, rank of the group]
+    rho = served.max((2, 3)) * 8 / served.sum((2, 3))
+    assert cell.figures == pytest.approx((rho.mean(), rho.max()), rel=1e-12)
+
+
+def test_a_step_in_groups_takes_as_long_as_the_slowest_group() -> None:
+    on = modelled()
+    whole = on.draw(3).load
+    cell = run(["recompute_ms", "update_ms", "step_ms"], [Arranged("vanilla", groups=2)], [on]).cells[0][0]
+    alone = []
+    for half in (whole.array[:, :, :4], whole.array[:, :, 4:]):
+        (vanilla,) = foremoe.simulate(like(whole, half), "vanilla", cluster="h100", model="Qwen3-30B-A3B")
+        seconds = [phase["seconds"] for phase in vanilla["phases"]]
+        alone.append([vanilla["step_seconds"], *seconds, vanilla["phases"][1]["parts"]["optimizer"]])
+    assert alone[0] != alone[1]
+    step, recompute, update, optimizer = max(alone)
+    # 32 experts a rank in each of 48 layers: float32 gradients of 3 · 2048 · 768 weights. Half of them are sent to the
+    # other group, and half of the sums are sent back, over NVLink. All layers but the first do so beside the last
+    # micro-step's backward.
+    one_layer = 2 * (32 * 3 * 2048 * 768 * 4 / 2 / PEERS["bytes_per_second"] + PEERS["latency_seconds"])
+    backward = (update - optimizer - recompute) / (48 * whole.num_micro_steps)
+    exposed = max(one_layer, 48 * one_layer - 47 * backward)
+    expected = (recompute, update + exposed, step + exposed)
+    assert cell.figures == pytest.approx([1e3 * seconds for seconds in expected], rel=1e-9)
+
+
+def test_padded_rows_are_those_of_the_largest_cell_and_tokens_pass_the_rest_once() -> None:
+    of = figures(run(["rho_mean", "experts_ms", "forward_ms", "dispatch_ms"], SYSTEMS[:2], [ON]))
+    array = ON.draw(4).load.array  # [m, l, source, expert]
+    largest = array.reshape(4, 3, 2, 4, 32).max((2, 3, 4))
+    rho = largest * 4 * 8 * 8 / array.sum((2, 3))  # a rank has 8 experts, each with rows of 4 sources
+    assert of["padded"]["rho_mean"] == pytest.approx(rho.mean(), rel=1e-12)
+    assert of["padded"]["experts_ms"] > of["vanilla"]["experts_ms"]
+    dense = {  # a forward is that, two exchanges and the experts
+        name: f["forward_ms"] - 2 * f["dispatch_ms"] - f["experts_ms"] for name, f in of.items()
+    }
+    assert dense["padded"] == pytest.approx(dense["vanilla"], rel=1e-6)
+
+
+def test_in_place_nothing_is_fetched_and_replicas_reduce_their_gradients() -> None:
+    update = foremoe.evaluate(
+        ON.draw(4).load, "finemoe-symmetric", guest_slots=4, cluster="h100", model=MODEL, dispatch="row"
+    ).figures["phases"]
+    forward = sum(update[0]["parts"][of] for of in ("dense", "planning", "dispatch", "experts", "combine"))
+    seconds, parts = update[1]["seconds"], update[1]["parts"]
+    moved = parts["arena_refresh"] + parts["exposed_copies"] + parts["exposed_gradients"]
+    assert moved > 0
+    # Eight replicas on each rank, two of each expert, float32 gradients. Of 6 layers the last backward hides 5 rings.
+    ring = 2 * (8 * WEIGHTS * 4 / 2 / PEERS["bytes_per_second"] + PEERS["latency_seconds"])
+    reduced = max(ring, 6 * ring - 5 * (seconds - moved - parts["optimizer"] - forward) / (4 * 6))
+    of = figures(run(["update_ms"], SYSTEMS[2:], [ON]))
+    assert of["fetched"]["update_ms"] == pytest.approx(1e3 * seconds, rel=1e-9)
+    assert of["in place"]["update_ms"] == pytest.approx(1e3 * (seconds - moved + reduced), rel=1e-9)
+
+
+def test_a_migration_moves_what_the_busiest_rank_lacks_with_its_optimizer_state() -> None:
+    columns = ["update_ms", finemoe_figure_12.MIGRATION, finemoe_figure_12.OF_50_STEPS, finemoe_figure_12.PAYS]
+    fewer = Arranged("fewer", "static", guest_slots=1, in_place=True)
+    vanilla, in_place, one = run(columns, [System("vanilla"), SYSTEMS[3], fewer], [ON]).cells[0]
+    # Four experts that a rank does not own, 2 bytes of weights and 12 of optimizer state for each parameter.
+    seconds = 6 * 4 * (WEIGHTS * 14 / PEERS["bytes_per_second"] + PEERS["latency_seconds"])
+    saved = 1e-3 * (vanilla.figures[0] - in_place.figures[0])
+    of_50 = 100 * seconds / (50e-3 * in_place.figures[0])
+    pays = seconds / saved if saved > 0 else np.inf
+    assert in_place.figures[1:] == pytest.approx((1e3 * seconds, of_50, pays), rel=1e-9)
+    assert vanilla.figures[1] == 0 < one.figures[1] <= in_place.figures[1] / 4
+
+
+def test_what_cannot_be_arranged_is_named() -> None:
+    with pytest.raises(foremoe.InputError, match="column 'copies' is not defined for vanilla"):
+        experiment(["copies"], [SYSTEMS[0]], [ON])
+    with pytest.raises(foremoe.InputError, match="3 groups do not divide 8 ranks"):
+        run(["rho_mean"], [Arranged("vanilla", groups=3)], [ON])
+    with pytest.raises(foremoe.InputError, match="by token on a trace"):
+        run(["rho_mean"], [Arranged("vanilla", groups=2)], [modelled(trace=True, tokens_per_rank=64)])
+    by_both = modelled(dispatch=("token", "row"))
+    cell = run(["step_ms"], [Arranged("padded", "vanilla", padded=True)], [by_both]).cells[0][0]
+    assert np.isnan(cell.figures[0]) and cell.figures[1] > 0  # padding is no tokens
+
+
+def test_an_all_reduce_hides_no_other_one() -> None:
+    parts = {"experts": 1.0, "arena_refresh": 0.0, "optimizer": 0.0}
+    phases = [{"seconds": seconds, "parts": {**parts, "experts": seconds}} for seconds in (1.0, 3.0)]
+    step = {"phases": phases, "step_seconds": 4.0, "micro_steps": 1}
+    # Rings of 2 s in each of two layers, beside backward passes of 1 s: 3 s remain.
+    peers = {"bytes_per_second": 1.0, "latency_seconds": 0.0}
+    cost = {"expert_gradient_bytes": 2.0, "moe_layers": 2, "peers": peers}
+    once = _with_all_reduce(step, cost, 2, 1, "peers")
+    assert once["step_seconds"] == once["phases"][1]["seconds"] + 1 == 7
+    assert _with_all_reduce(once, cost, 2, 1, "peers")["step_seconds"] == 10
