@@ -31,7 +31,7 @@ reaches 95 to 99 % by token and 92 to 95 % by row. Links reach 100 to 103 and 96
 traffic is less than vanilla's.
 """
 
-from kit import Aim, Published, System, drawn
+from kit import Aim, Published, System, drawn, paired
 
 EVERY = dict(
     cluster="h100", ranks=64, layers=4, micro_steps=32, sequences_per_rank=1, tokens_per_rank=4096, group_size=16,
@@ -61,7 +61,10 @@ systems = [
     System("foremoe"),
     System("foremoe, links", "foremoe", prefer="links"),
 ]
-columns = ["speedup", "of_perfect", "of_ideal", "recompute_ms", "update_ms", "rho_mean", "copies", "exposed_ms"]
+columns = [
+    "speedup", "placed_speedup", paired("foremoe", placed=True), "of_perfect", "of_ideal", "recompute_ms", "update_ms",
+    "rho_mean", "copies", "exposed_ms",
+]
 published = [
     Published("speedup", "up to 1.45", note="over veRL, of one of six configurations that we do not know"),
 ]

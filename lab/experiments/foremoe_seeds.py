@@ -26,7 +26,7 @@ FEPLB, whose results pay in full for their way back, is slower than vanilla at 6
 draws | feplb | speedup (token) | 2} by token.
 """
 
-from kit import System, drawn
+from kit import System, drawn, paired
 
 EVERY = dict(cluster="h100", model="Qwen3-30B-A3B", dispatch=("token", "row"), guest_slots=2)
 inputs = [
@@ -48,9 +48,15 @@ systems = [
     System("eplb"),
     System("feplb"),
     System("ultraep"),
+    System("ultraep, planned at once", "ultraep", planning_us=0),
     System("relibra"),
     System("static"),
     System("foremoe"),
+    System("foremoe, shared", "foremoe", residency="shared"),
+    System("foremoe, links", "foremoe", prefer="links"),
 ]
-columns = ["speedup", "of_ideal", "rho_mean", "rho_max", "copies", "exposed_ms"]
+columns = [
+    "speedup", "placed_speedup", paired("foremoe", placed=True), "placement_s", "of_ideal", "rho_mean", "rho_max", "copies",
+    "exposed_ms",
+]
 secondary = True

@@ -47,7 +47,7 @@ from typing import Any
 import numpy as np
 
 from foremoe import Load, _core
-from kit import Case, Gathering, Measured, System, drawn, like
+from kit import Case, Gathering, Measured, System, drawn, like, paired
 
 NEWEST = 0.1  # weight of the newest micro-step in the moving average: the default of eplb-ema
 
@@ -108,5 +108,5 @@ systems = [
     System("EPLB, former step's mean", "eplb-exact"),
     System("LPLB, former step's mean", "lplb"),
 ]
-columns = ["speedup", "rho_mean", "rho_max", "guests", "copies", "exposed_ms"]
+columns = ["speedup", paired("foremoe"), "rho_mean", "rho_max", "guests", "copies", "exposed_ms"]
 secondary = True

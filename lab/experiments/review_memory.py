@@ -34,5 +34,5 @@ systems = [
     *(System(f"resident, G = {slots}", "foremoe", residency="resident", guest_slots=slots) for slots in (1, 2, 4, 8)),
     *(System(f"shared, G = {slots}", "foremoe", residency="shared", guest_slots=slots) for slots in (1, 2, 4)),
 ]
-columns = ["guest_gib", "speedup", "of_ideal", "rho_mean", "copies", "placement_s"]
+columns = ["guest_gib", "speedup", "placed_speedup", "of_ideal", "rho_mean", "copies", "placement_s"]
 secondary = True

@@ -28,7 +28,7 @@ foremoe | speedup (row)}). It changes nothing on four and eight nodes with 4,096
 it allows no copy, and nothing is balanced.
 """
 
-from kit import System, drawn
+from kit import System, drawn, paired
 
 EVERY = dict(
     cluster="h100", draws=5, dispatch=("token", "row"), model="Qwen3-30B-A3B", ranks=64, layers=4, micro_steps=16,
@@ -50,5 +50,5 @@ systems = [
     System("foremoe, links", "foremoe", guest_slots=2, prefer="links"),
     System("foremoe, hidden copies", "foremoe", guest_slots=2, max_copies_per_rank="hidden"),
 ]
-columns = ["speedup", "of_perfect", "rho_mean", "copies", "exposed_ms", "update_ms"]
+columns = ["speedup", paired("foremoe"), "of_perfect", "rho_mean", "copies", "exposed_ms", "update_ms"]
 secondary = True

@@ -36,7 +36,7 @@ average | speedup (token) | 3} by token, {DAPO-Math | EPLB by moving average | s
 by moving average | speedup (row) | 3} by row, with its copies from peers.
 """
 
-from kit import FIRST, Published, System, drawn, modelled, ratio
+from kit import FIRST, Published, System, drawn, modelled, paired, ratio
 
 IDEAL = modelled(
     "ideal_speedup", "ideal speedup", 3,
@@ -62,7 +62,7 @@ systems = [
     System("foremoe"),
     System("oracle", "foremoe", guest_slots=8, tolerance=0),
 ]
-columns = ["speedup", IDEAL, "of_ideal", "rho_max", COMPUTING]
+columns = ["speedup", paired("foremoe"), IDEAL, "of_ideal", "rho_max", COMPUTING]
 published = [
     *Published.table("speedup", {
         "DAPO-Math": {"EMA": 1.08, "foremoe-review": 1.45, "oracle": 1.52},

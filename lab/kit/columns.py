@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from .measured import Measured
+
 Origin = Literal["exact", "modelled", "measured here"]
 ORIGINS: tuple[Origin, ...] = ("exact", "modelled", "measured here")
 FIRST = ""  # the first system of the experiment
@@ -67,12 +69,23 @@ def percent_less(first: float, of: float) -> float:
     return 0.0 if first == 0 else 100 * (first - of) / first
 
 
-def paired(label: str) -> Column:
-    """The step with placement beside that of another system, draw by draw."""
-    return measured_here(
-        "paired", f"step, placed, % above {label}'s", 1, f"step with placement ÷ {label}'s on the same draw, − 1",
-        lambda m, other: 100 * (ratio(m.placed_seconds, other.placed_seconds) - 1), versus=label, by_dispatch=True,
-    )  # fmt: skip
+def paired(label: str, *, placed: bool = False) -> Column:
+    """A system's step beside that of another, draw by draw. placed: with planning, which is measured here."""
+    what = "step, placed" if placed else "step"
+
+    def more(m: Measured, other: Measured) -> float:
+        seconds = [of.placed_seconds if placed else of.seconds for of in (m, other)]
+        return 100 * (ratio(*seconds) - 1)
+
+    return (measured_here if placed else modelled)(
+        "placed_paired" if placed else "paired",
+        f"{what}, % above {label}'s",
+        1,
+        f"{what} ÷ {label}'s on the same draw, − 1",
+        more,
+        versus=label,
+        by_dispatch=True,
+    )
 
 
 # fmt: off

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 import foremoe
-from foremoe import Load, Plan, _core
+from foremoe import Load, Plan, Trace, _core
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Options = Mapping[str, Any]
 
-_MODELLED = {option["name"] for option in _core._option_tables()["cost"]} | {"rollout_seconds", "rollout_tail_seconds"}
+_TABLES = _core._option_tables()
+_MODELLED = {option["name"] for table in ("cost", "simulation") for option in _TABLES[table]} - {"path"}  # a system's
 
 
 @dataclass(frozen=True)
@@ -132,16 +133,36 @@ def drawn(
     )  # fmt: skip
 
 
-def recorded(label: str, file: str, *, batching: Options, **options: Any) -> Input:
-    """An input of recorded routes. file: a trace, from the repository's root. batching: keywords of collect().
-    options: keywords of Input, and of foremoe.evaluate()."""
+def recorded(label: str, file: str, *, shuffled: bool = False, batching: Options | None = None, **options: Any) -> Input:
+    """An input of a trace or a load table.
+
+    file: from the repository's root. shuffled: a seed draws the order in which sequences are batched. batching: keywords
+        of collect(). options: keywords of Input, and of foremoe.evaluate().
+    """
     modelled = {key: options.pop(key) for key in list(options) if key in _MODELLED}
+    is_trace = not pathlib.Path(file).name.startswith("load-")
 
     def draw(seed: int) -> Drawn:
+        if not is_trace:
+            return Drawn(foremoe.read_load(ROOT / file))
+        trace = foremoe.read_trace(ROOT / file)
+        if shuffled:
+            trace = _in_order(trace, np.random.default_rng(seed).permutation(trace.num_sequences))
         # Not by collect(), which remarks on batching anew: the experiment asks for it.
-        return Drawn(_core._collect(foremoe.read_trace(ROOT / file), dict(batching), 0))
+        return Drawn(_core._collect(trace, dict(batching or {}), 0))
 
-    return Input(label, draw, modelled, estimated=False, **options)
+    return Input(label, draw, modelled, estimated=not is_trace, **options)
+
+
+def _in_order(trace: Trace, order: np.ndarray[Any, Any]) -> Trace:
+    """The sequences in another order, without the batching that was recorded."""
+    begins, ends = trace.cu_seqlens[:-1][order], trace.cu_seqlens[1:][order]
+    tokens = np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
+    lengths = np.concatenate([[0], np.cumsum(ends - begins)]).astype(np.int64)
+    return Trace.from_arrays(
+        np.ascontiguousarray(trace.routed_experts[tokens]), lengths, num_experts=trace.num_experts,
+        layer_ids=np.ascontiguousarray(trace.layer_ids), model=trace.model,
+    )  # fmt: skip
 
 
 def like(load: Load, counts: np.ndarray[Any, Any]) -> Load:

@@ -23,6 +23,9 @@ using ChooseSources = void (*)(const CopiesOfExpert& copies, std::span<int> sent
 struct OnlineWork {
   // Its copies begin when the router of their layer and micro-step has run. An arena must hold all experts.
   bool copies_after_router = false;
+  // Under `shared`, its copies of a backward, whose plan it knows from the forward, begin as early as those of systems
+  // that plan ahead. That takes as many sets of guest slots.
+  bool prefetches_in_backward = false;
   // It plans by all ranks' counts of the layer and micro-step, which they gather first. Part of planning.
   bool gathers_loads = false;
   double planning_seconds = 0;           // per layer and micro-step, between router and experts; source in the file

@@ -17,7 +17,9 @@ ExpertLayout layout_of(const CostModel& cost) {
 
 // Who learns at a turn's router what to copy has no use for the buffers of turns ahead.
 int depth_of(const StepPlan& plan, const SimulationOptions& options) {
-  return options.online.copies_after_router && plan.residency == Residency::kShared ? 1 : options.depth;
+  const OnlineWork& online = options.online;
+  const bool waits = online.copies_after_router && !online.prefetches_in_backward;
+  return waits && plan.residency == Residency::kShared ? 1 : options.depth;
 }
 
 // A forward that is computed anew fetches its guests anew.

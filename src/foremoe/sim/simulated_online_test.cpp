@@ -218,6 +218,27 @@ TEST(SimulatedOnline, OnlineSystemsTakeTheQuickerPathWithAllExpertsInTheArena) {
   EXPECT_EQ(chosen.arena, peer.seconds <= host.seconds ? Bytes{0} : Bytes{3 * 600});
 }
 
+// One layer, one micro-step: the backward's copy can run beside the forward, in a set of buffers of its own.
+TEST(SimulatedOnline, WhoPrefetchesInTheBackwardIsExposedInTheForwardAlone) {
+  const LoadTable load = one_layer({{{30, 0}, {30, 0}}});
+  StepPlan plan = homes_plan(load, 1, Residency::kShared);
+  plan.slot_expert(0, 0, 1, 1) = ExpertId{0};
+  plan.slot_tokens(0, 0, 0, 0) = plan.slot_tokens(0, 0, 1, 1) = Tokens{30};
+  const CostModel cost = round_cost(1, 2);
+  const auto phase = [&](Phase of, bool prefetches) {
+    const SimulationOptions options{.path = PathChoice::kPeer,
+                                    .depth = 2,
+                                    .online = {.copies_after_router = true, .prefetches_in_backward = prefetches}};
+    return Simulated{load, plan, cost}.phase(of, options);
+  };
+  const double once = 600.0 / 8000;
+  EXPECT_NEAR(phase(Phase::kRecompute, true).parts.exposed_copies, once, kNear);
+  EXPECT_NEAR(phase(Phase::kPolicyUpdate, false).parts.exposed_copies, 2 * once, kNear);
+  EXPECT_NEAR(phase(Phase::kPolicyUpdate, true).parts.exposed_copies, once, kNear);
+  EXPECT_EQ(phase(Phase::kPolicyUpdate, true).memory.guest_weights, Bytes{2 * 600});
+  EXPECT_EQ(phase(Phase::kPolicyUpdate, false).memory.guest_weights, Bytes{600});
+}
+
 TEST(SimulatedOnline, FeplbsBuffersTakeWhatItsAuthorsPublish) {
   // GLM-5: experts of 3 · 6144 · 2048 weights in 16 bits, 72 MiB; eight buffers for all layers, 576 MiB.
   const LoadTable load = one_layer({{{30, 0}, {30, 0}}});

@@ -140,6 +140,7 @@ class UltraEp final : public Policy {
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override {
     return {.copies_after_router = true,
+            .prefetches_in_backward = true,
             .gathers_loads = true,
             .planning_seconds = options_.planning_us * 1e-6,
             .sources = send_by_relays};
