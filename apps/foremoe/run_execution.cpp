@@ -258,6 +258,8 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     return;
   }
   const StepPlan& plan = running.plan();
+  // The schedule is made at once, so it needs the slots of every micro-step.
+  if (plan.residency == Residency::kShared) running.wait_for(MicroStepId{plan.num_micro_steps() - 1});
   row.residency = plan.residency;
   row.in_flight = plan.in_flight;
   row.mismatched = input_->mismatched;

@@ -133,11 +133,13 @@ def drawn(
     )  # fmt: skip
 
 
-def recorded(label: str, file: str, *, shuffled: bool = False, batching: Options | None = None, **options: Any) -> Input:
+def recorded(
+    label: str, file: str, *, shuffled: bool = False, batching: Options | None = None, **options: Any
+) -> Input:
     """An input of a trace or a load table.
 
-    file: from the repository's root. shuffled: a seed draws the order in which sequences are batched. batching: keywords
-        of collect(). options: keywords of Input, and of foremoe.evaluate().
+    file: from the repository's root. shuffled: a seed draws the order in which sequences are batched.
+    batching: keywords of collect(). options: keywords of Input, and of foremoe.evaluate().
     """
     modelled = {key: options.pop(key) for key in list(options) if key in _MODELLED}
     is_trace = not pathlib.Path(file).name.startswith("load-")

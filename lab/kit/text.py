@@ -26,7 +26,9 @@ def to_text(result: Result) -> str:
         runs_over = len(row) - 1 if len(row) < len(width) else None  # the reason why a system was skipped
         cells = [cell if c == runs_over else f"{cell:>{width[c]}}" for c, cell in enumerate(row) if c]
         lines.append("  ".join([f"  {row[0]:<{width[0]}}", *cells]))
-    return "\n".join([f"{e.name}: {e.title}", e.source, "", *lines, "", *remarks(result), "", ""])
+    return "\n".join(
+        [f"{e.name}: {e.title}", e.source, "", *lines, *([""] if remarks(result) else []), *remarks(result), ""]
+    )
 
 
 def to_markdown(result: Result) -> str:

@@ -48,13 +48,21 @@ struct LayerRange {
   bool is_all() const { return first == 0 && last == whole; }
 };
 
-class BackgroundPlan;
+// A plan in the making. Its homes are final from the beginning, and its slots but under `shared`.
+class UnfinishedPlan {
+ public:
+  virtual ~UnfinishedPlan() = default;
+  virtual const StepPlan& step() const = 0;
+  virtual int num_micro_steps() const = 0;
+  virtual int num_planned() const = 0;        // micro-steps that were waited for
+  virtual void wait_for(int micro_step) = 0;  // without the GIL; Ctrl-C ends it
+};
 
 struct Plan {
   std::shared_ptr<const StepPlan> step;
   LayerRange layers;  // that `step` has; its digest is that of the whole load
   PlanTimes times;
-  std::shared_ptr<BackgroundPlan> running = {};  // null: all of `step` is final
+  std::shared_ptr<UnfinishedPlan> running = {};  // null: all of `step` is final
 };
 
 Load load_of(LoadTable table);

@@ -22,6 +22,25 @@ Plan plan_of(StepPlan step) {
   return {.step = std::make_shared<const StepPlan>(std::move(step)), .layers = {0, layers, layers}};
 }
 
+// Under `shared` slots of a plan in the making are final when all of it is.
+const StepPlan& with_final_slots(const Plan& plan) {
+  return plan.step->residency == Residency::kShared ? finished(plan) : *plan.step;
+}
+
+// (slot_expert, slot_tokens) of one event, whose micro-step this waits for: [layers, ranks, slots].
+nb::tuple slots_of_event(const nb::object& self, int event) {
+  const auto& plan = nb::cast<const Plan&>(self);
+  const StepPlan& step = *plan.step;
+  if (event < 0 || event >= step.num_events()) {
+    throw InputError({.field = "event"}, fmt::format("{} is none of 0 … {}", event, step.num_events() - 1));
+  }
+  if (plan.running) plan.running->wait_for(step.event_micro_step[static_cast<std::size_t>(event)].value);
+  const std::vector<std::size_t> shape(step.slot_expert.shape().begin() + 1, step.slot_expert.shape().end());
+  return nb::make_tuple(
+      view_of(reinterpret_cast<const std::int32_t*>(step.slot_expert[event].flat().data()), shape, self),
+      view_of(reinterpret_cast<const std::int64_t*>(step.slot_tokens[event].flat().data()), shape, self));
+}
+
 void expect_whole(const Plan& plan, const char* what) {
   if (plan.layers.is_all()) return;
   throw InputError({.field = "plan"}, fmt::format("has layers {} to {} of {}: join the parts before {}",
@@ -242,15 +261,16 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro(
           "slot_expert",
           [](const nb::object& self) {
-            return view_of<std::int32_t>(nb::cast<const Plan&>(self).step->slot_expert, self);
+            return view_of<std::int32_t>(with_final_slots(nb::cast<const Plan&>(self)).slot_expert, self);
           },
           "int32 [events, layers, ranks, slots], the expert in that slot, −1 when empty; a view.")
       .def_prop_ro(
           "slot_tokens",
           [](const nb::object& self) {
-            return view_of<std::int64_t>(nb::cast<const Plan&>(self).step->slot_tokens, self);
+            return view_of<std::int64_t>(with_final_slots(nb::cast<const Plan&>(self)).slot_tokens, self);
           },
           "int64 [events, layers, ranks, slots], tokens that the slot serves; a view.")
+      .def("_slots_of_event", &slots_of_event, "event"_a)
       .def_prop_ro(
           "home",
           [](const nb::object& self) { return view_of<std::int32_t>(nb::cast<const Plan&>(self).step->home, self); },

@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 
 #include "bindings.h"
 #include "foremoe/core/error.h"
@@ -113,10 +116,13 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   return {.step = std::make_shared<const StepPlan>(std::move(planned.plan)), .layers = range, .times = planned.times};
 }
 
-}  // namespace
+void expect_micro_step(int micro_step, int num_micro_steps) {
+  if (micro_step >= 0 && micro_step < num_micro_steps) return;
+  throw InputError({.field = "micro_step"}, fmt::format("{} is none of 0 … {}", micro_step, num_micro_steps - 1));
+}
 
-// A plan in the making. What it refers to lives as long as it.
-class BackgroundPlan {
+// Made by a thread of its own. What it refers to lives as long as it.
+class BackgroundPlan final : public UnfinishedPlan {
  public:
   BackgroundPlan(const Load& load, const Request& with)
       : policy_(with_own_options({&policy_named(with.policy)}, with.own).front()),
@@ -125,7 +131,7 @@ class BackgroundPlan {
     running_.emplace(
         RunningPlan::Request{.policy = *policy_, .input = *input_, .options = planner_options_of(with.options)}, pool_);
   }
-  ~BackgroundPlan() {
+  ~BackgroundPlan() override {
     pool_.cancel();
     const nb::gil_scoped_release release;  // what runs may take a while to see it
     running_.reset();
@@ -147,14 +153,11 @@ class BackgroundPlan {
     run_interruptibly(pool_, [&] { skipped = running_->wait_to_begin(); });
     if (skipped) raise_skipped(*policy_, *skipped);
   }
-  const StepPlan& step() const { return running_->plan(); }
-  int num_micro_steps() const { return input_->load.num_micro_steps(); }
-  int num_planned() const { return planned_; }
-  void wait_for(int micro_step) {
-    const int most = num_micro_steps();
-    if (micro_step < 0 || micro_step >= most) {
-      throw InputError({.field = "micro_step"}, fmt::format("{} is none of 0 … {}", micro_step, most - 1));
-    }
+  const StepPlan& step() const override { return running_->plan(); }
+  int num_micro_steps() const override { return input_->load.num_micro_steps(); }
+  int num_planned() const override { return planned_; }
+  void wait_for(int micro_step) override {
+    expect_micro_step(micro_step, num_micro_steps());
     if (micro_step < planned_) return;
     begin();
     run_interruptibly(pool_, [&] { running_->wait_for(MicroStepId{micro_step}); });
@@ -170,14 +173,110 @@ class BackgroundPlan {
   std::optional<RunningPlan> running_;  // last: its thread uses the others
 };
 
-namespace {
+// A plan that somebody makes block by block, each of some micro-steps; of all, unless the residency is `shared`.
+class GrowingPlan final : public UnfinishedPlan {
+ public:
+  explicit GrowingPlan(const Load& load) : load_(load) {}
 
+  // The plan of the load's next micro-steps, by themselves.
+  void append(const Plan& block) {
+    const StepPlan& from = *block.step;
+    if (from.residency != Residency::kShared && from.num_micro_steps() != num_micro_steps()) {
+      throw InputError({.field = "block"}, "has a part of the micro-steps, whose guests depend on the others'");
+    }
+    const std::lock_guard lock(mutex_);
+    if (plan_.num_events() == 0) {
+      plan_ = empty_plan({.policy = from.policy,
+                          .residency = from.residency,
+                          .guest_slots = from.guest_slots,
+                          .in_flight = from.in_flight,
+                          .options = from.options},
+                         load_.table());
+      plan_.home = from.home;
+      record_input_options(*load_.input, plan_);
+    }
+    const int first = appended_;
+    if (first + from.num_micro_steps() > num_micro_steps()) {
+      throw InputError({.field = "block"}, fmt::format("ends behind micro-step {}", num_micro_steps() - 1));
+    }
+    for (int e = 0; e < plan_.num_events(); ++e) {
+      const auto at = static_cast<std::size_t>(e);
+      const int m = plan_.event_micro_step[at].value - first;
+      if (m < 0 || m >= from.num_micro_steps()) continue;
+      const int of_block = event_of(from, MicroStepId{m}, plan_.event_pass[at]);
+      std::ranges::copy(from.slot_expert[of_block].flat(), plan_.slot_expert[e].flat().begin());
+      std::ranges::copy(from.slot_tokens[of_block].flat(), plan_.slot_tokens[e].flat().begin());
+    }
+    for (int m = 0; m < from.num_micro_steps(); ++m) {
+      std::ranges::copy(from.max_load.row(m), plan_.max_load.row(first + m).begin());
+      std::ranges::copy(from.lower_bound.row(m), plan_.lower_bound.row(first + m).begin());
+    }
+    times_.wall_seconds += block.times.wall_seconds;
+    times_.base_cpu_seconds += block.times.base_cpu_seconds;
+    times_.planning_cpu_seconds += block.times.planning_cpu_seconds;
+    appended_ = first + from.num_micro_steps();
+    changed_.notify_all();
+  }
+  PlanTimes times() {  // of the blocks so far
+    const std::lock_guard lock(mutex_);
+    return times_;
+  }
+  // There will be no more blocks.
+  void fail(const std::string& why) {
+    const std::lock_guard lock(mutex_);
+    failure_ = why;
+    changed_.notify_all();
+  }
+
+  const StepPlan& step() const override { return plan_; }
+  int num_micro_steps() const override { return load_.table().num_micro_steps(); }
+  int num_planned() const override { return appended_; }
+  void wait_for(int micro_step) override {
+    expect_micro_step(micro_step, num_micro_steps());
+    using namespace std::chrono_literals;
+    const nb::gil_scoped_release release;
+    std::unique_lock lock(mutex_);
+    while (appended_ <= micro_step) {
+      if (!failure_.empty()) throw std::runtime_error(failure_);
+      changed_.wait_for(lock, 100ms);
+      lock.unlock();
+      {
+        const nb::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      }
+      lock.lock();
+    }
+  }
+
+ private:
+  static int event_of(const StepPlan& plan, MicroStepId m, Pass pass) {
+    int found = 0;
+    for (int e = 0; e < plan.num_events(); ++e) {
+      const auto at = static_cast<std::size_t>(e);
+      if (plan.event_micro_step[at] == m) found = e;
+      if (plan.event_micro_step[at] == m && plan.event_pass[at] == pass) break;
+    }
+    return found;
+  }
+
+  const Load load_;
+  StepPlan plan_;  // once a block is there, only rows of later ones change
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string failure_;  // guarded by mutex_, as is what follows
+  PlanTimes times_;
+  std::atomic<int> appended_ = 0;  // micro-steps
+};
+
+Plan plan_in(const std::shared_ptr<UnfinishedPlan>& unfinished) {
+  const int layers = unfinished->step().num_layers();
+  return {.step = std::shared_ptr<const StepPlan>(unfinished, &unfinished->step()),
+          .layers = {0, layers, layers},
+          .running = unfinished};
+}
 Plan begun(const std::shared_ptr<BackgroundPlan>& running) {
   running->begin();
-  const int layers = running->step().num_layers();
-  return {.step = std::shared_ptr<const StepPlan>(running, &running->step()),
-          .layers = {0, layers, layers},
-          .running = running};
+  return plan_in(running);
 }
 
 }  // namespace
@@ -205,12 +304,13 @@ void bind_planning(nb::module_& m) {
                              R"(A plan that is made in the background; foremoe.start_plan() begins it.
 
 Micro-steps are planned in order. begin() returns the plan when its placement is final: slots and homes do not change
-any more. The quotas of a micro-step are final when wait_for() has returned; do not read those of later ones.)")
+any more. The quotas of a micro-step are final when wait_for() has returned, and under residency shared its slots; do
+not read those of later ones.)")
       .def(
           "begin", &begun,
           "Waits until slots and homes are final, and returns the plan. Raises what planning raised, or PolicySkipped.")
       .def("wait_for", &BackgroundPlan::wait_for, "micro_step"_a,
-           "Waits until the quotas of this micro-step, and of all before it, are final.")
+           "Waits until this micro-step, and all before it, are planned.")
       .def(
           "finish",
           [](const std::shared_ptr<BackgroundPlan>& self) {
@@ -218,6 +318,19 @@ any more. The quotas of a micro-step are final when wait_for() has returned; do 
             return begun(self);
           },
           "Waits until all of it is final, and returns the plan.");
+  nb::class_<GrowingPlan>(m, "_GrowingPlan")
+      .def(
+          "__init__", [](GrowingPlan* self, const Load& load) { new (self) GrowingPlan(load); }, "load"_a)
+      .def("append", &GrowingPlan::append, "block"_a)
+      .def("fail", &GrowingPlan::fail, "why"_a)
+      .def("begin",
+           [](const std::shared_ptr<GrowingPlan>& self) {
+             if (self->num_micro_steps() > 0) self->wait_for(0);
+             Plan plan = plan_in(self);
+             plan.times = self->times();
+             return plan;
+           })
+      .def("wait_for", &GrowingPlan::wait_for, "micro_step"_a);
   m.def(
       "_start_plan",
       [](const Load& load, const std::string& policy, const nb::dict& options, const nb::dict& own,

@@ -18,6 +18,13 @@ struct Turns {
   std::shared_ptr<const StepInput> input;
   RankTurns turns;
 
+  // Under `shared` from peers, waits until copies that start at this turn, or earlier, are planned.
+  void wait_for_copies(TurnId t) {
+    if (!turns.is_growing()) return;
+    plan.running->wait_for(turns.needed_at(t).value);
+    turns.lend(num_planned(plan));
+  }
+
   // What depends on quotas needs those of this micro-step, and of all before it.
   void expect_planned(MicroStepId m) const {
     if (m.value < num_planned(plan)) return;
@@ -43,7 +50,7 @@ PathChoice path_named(const std::string& name) {
 
 // One turn of one rank: its rows are computed when it is made.
 struct RankTurn {
-  std::shared_ptr<const Turns> of;
+  std::shared_ptr<Turns> of;
   TurnId id;
   RankDispatch rows;
 
@@ -70,10 +77,12 @@ std::shared_ptr<Turns> make_turns(const Plan& plan, const Load& load, int rank, 
   if (plan.step->load_digest != digest || plan.step->ranks_per_node != load.table().ranks_per_node) {
     throw InputError({.field = "plan"}, "was made for another load");
   }
-  if (plan.step->residency == Residency::kShared) finished(plan);  // what is copied depends on quotas
-  const RankTurnsOptions options{.rank = RankId{rank},
-                                 .schedule = {.phase = phase_named(phase), .path = path_named(path), .depth = depth},
-                                 .expert = Bytes{expert_bytes}};
+  const bool follows = plan.running && plan.step->residency == Residency::kShared && path == "peer";
+  if (plan.step->residency == Residency::kShared && !follows) finished(plan);  // arenas hold what all turns fetch
+  RankTurnsOptions options{.rank = RankId{rank},
+                           .schedule = {.phase = phase_named(phase), .path = path_named(path), .depth = depth},
+                           .expert = Bytes{expert_bytes}};
+  if (follows) options.planned = num_planned(plan);
   const nb::gil_scoped_release release;
   return std::make_shared<Turns>(Turns{plan, load.input, RankTurns(*plan.step, load.table(), options)});
 }
@@ -221,7 +230,11 @@ For executors that know only counts. They may give a replica any rows of its exp
 those that have routes read slots().)")
       .def_prop_ro("rows_sent", [](const RankTurn& t) { return t.rows.sent; })
       .def_prop_ro(
-          "copies", [](const RankTurn& t) { return list_of(t.of->turns.arriving(t.id)); },
+          "copies",
+          [](const RankTurn& t) {
+            t.of->wait_for_copies(t.id);
+            return list_of(t.of->turns.arriving(t.id));
+          },
           "Copies that this turn waits for.")
       .def(
           "slots", &row_slots_of, "routes"_a,
@@ -270,10 +283,17 @@ Raises InputError for a plan of another load, a phase that the plan is not for, 
           },
           "layer_pass"_a, "micro_step"_a, "layer"_a, "The turn without its guests: every expert is served at its home.")
       .def(
-          "starting", [](const Turns& t, int index) { return list_of(t.turns.starting(index_of(t, index))); }, "turn"_a,
+          "starting",
+          [](Turns& t, int index) {
+            const TurnId id = index_of(t, index);
+            t.wait_for_copies(id);
+            return list_of(t.turns.starting(id));
+          },
+          "turn"_a,
           R"(Copies that this rank starts, or serves to a peer, when the turn begins.
 
-Two ranks start the copies between them at the same turn and in the same order.)")
+Two ranks start the copies between them at the same turn and in the same order. Under residency shared with path peer it
+waits until they are planned, some of them for the next micro-step.)")
       .def(
           "returning",
           [](const Turns& t, int index) {

@@ -262,6 +262,7 @@ class Plan:
         int64 [events, layers, ranks, slots], tokens that the slot serves; a view.
         """
 
+    def _slots_of_event(self, event: int) -> tuple[Any, ...]: ...
     @property
     def home(self) -> Annotated[NDArray[numpy.int32], dict(writable=False)]:
         """int32 [layers, experts], the rank that owns the expert; a view."""
@@ -351,7 +352,8 @@ class RunningPlan:
     A plan that is made in the background; foremoe.start_plan() begins it.
 
     Micro-steps are planned in order. begin() returns the plan when its placement is final: slots and homes do not change
-    any more. The quotas of a micro-step are final when wait_for() has returned; do not read those of later ones.
+    any more. The quotas of a micro-step are final when wait_for() has returned, and under residency shared its slots; do
+    not read those of later ones.
     """
 
     def begin(self) -> Plan:
@@ -360,12 +362,17 @@ class RunningPlan:
         """
 
     def wait_for(self, micro_step: int) -> None:
-        """
-        Waits until the quotas of this micro-step, and of all before it, are final.
-        """
+        """Waits until this micro-step, and all before it, are planned."""
 
     def finish(self) -> Plan:
         """Waits until all of it is final, and returns the plan."""
+
+class _GrowingPlan:
+    def __init__(self, load: Load) -> None: ...
+    def append(self, block: Plan) -> None: ...
+    def fail(self, why: str) -> None: ...
+    def begin(self) -> Plan: ...
+    def wait_for(self, micro_step: int) -> None: ...
 
 def _start_plan(
     load: Load,
@@ -669,7 +676,8 @@ class RankTurns:
         """
         Copies that this rank starts, or serves to a peer, when the turn begins.
 
-        Two ranks start the copies between them at the same turn and in the same order.
+        Two ranks start the copies between them at the same turn and in the same order. Under residency shared with path peer it
+        waits until they are planned, some of them for the next micro-step.
         """
 
     def returning(self, turn: int) -> list[GradientReturn]:

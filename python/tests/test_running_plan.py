@@ -165,3 +165,35 @@ def test_a_running_plan_that_is_dropped_stops(data: pathlib.Path) -> None:
     stopped = time.monotonic() - begin
     foremoe.plan(load, threads=1)
     assert stopped < (time.monotonic() - begin - stopped), "dropping it waited for all of the plan"
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("path", ["peer", "auto"])
+def test_turns_of_residency_shared_follow_a_plan_in_the_making(load: foremoe.Load, in_flight: int, path: str) -> None:
+    options = {"residency": "shared", "guest_slots": 2, "in_flight": in_flight}
+    whole = foremoe.plan(load, **options)
+    running = foremoe.start_plan(load, **options)
+
+    def told(turns: foremoe.RankTurns, index: int) -> list[tuple[object, ...]]:
+        return [(repr(c), c.buffer, c.opens, c.closes, c.path, c.source) for c in turns.starting(index)]
+
+    for rank in range(load.num_ranks):
+        following = foremoe.RankTurns(running.begin(), load, rank=rank, path=path, depth=3)
+        expected = foremoe.RankTurns(whole, load, rank=rank, path=path, depth=3)
+        for index in range(len(expected)):
+            assert told(following, index) == told(expected, index)
+            running.wait_for(expected[index].micro_step)
+            assert list(map(repr, following[index].copies)) == list(map(repr, expected[index].copies))
+            assert following[index].blocks == expected[index].blocks
+
+
+def test_slots_of_residency_shared_are_never_read_before_they_are_final(load: foremoe.Load) -> None:
+    whole = foremoe.plan(load, residency="shared", guest_slots=2)
+    plan = foremoe.start_plan(load, residency="shared", guest_slots=2).begin()
+    for event in range(plan.num_events):
+        experts, tokens = plan._slots_of_event(event)
+        assert (experts == whole.slot_expert[event]).all() and (tokens == whole.slot_tokens[event]).all()
+    plan = foremoe.start_plan(load, residency="shared", guest_slots=2).begin()
+    assert (plan.slot_expert == whole.slot_expert).all()  # waits for all of them
+    with pytest.raises(foremoe.InputError, match=f"event: {plan.num_events} is none of 0"):
+        plan._slots_of_event(plan.num_events)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import foremoe
+
 from .alike import digest_of, expect_none_refused, expect_values_alike, number_of, words_of
 from .communication import gathered
 from .failures import Failures
@@ -93,6 +95,14 @@ class Agreement:
             with contextlib.suppress(RuntimeError):  # the others may be gone
                 dist.all_reduce(torch.tensor([_LEFT, 0, 0]), dist.ReduceOp.MAX, group=group, async_op=True)
         return ended_by
+
+
+def slots_at_begin(plan: foremoe.Plan) -> np.ndarray[Any, Any]:
+    """The slots that are final when a plan begins: all; under residency shared those of the first micro-step."""
+    if plan.residency != "shared" or plan.num_events == 0:
+        return plan.slot_expert
+    first: np.ndarray[Any, Any] = plan._slots_of_event(0)[0]
+    return first
 
 
 def others_than(decides: Any, table: np.ndarray[Any, Any], group: Any, device: torch.device) -> list[int]:

@@ -1,10 +1,12 @@
 """Planning shared by the ranks of an expert-parallel group: each plans some of the layers, and all get the whole plan.
 
-Layers are planned independently: the parts join to the plan that each rank would make alone, byte for byte.
+Layers are planned independently: the parts join to the plan that each rank would make alone, byte for byte. So are
+micro-steps under residency shared: they come in blocks, and a phase runs the first while others are planned.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -23,24 +25,29 @@ SMALLEST = 1 << 18  # counts of a load; one rank plans fewer in less time than t
 
 
 class SharedPlan:
-    """A plan in the making, as foremoe.RunningPlan: all of it is final at once, when it begins."""
+    """A plan in the making, as foremoe.RunningPlan. Under residency shared its micro-steps come block by block; else
+    all of it is final when it begins."""
 
-    def __init__(self, planned: Future[foremoe.Plan], num_micro_steps: int) -> None:
+    def __init__(self, growing: Any, planned: Future[None]) -> None:
+        self._growing = growing
         self._planned = planned
-        self._num_micro_steps = num_micro_steps
 
     def begin(self) -> foremoe.Plan:
-        """Waits until the plan is final. What one rank's planning raised is raised on all ranks."""
-        return self._planned.result()
+        """Waits for the first block. What one rank's planning raised is raised on all ranks, here and below."""
+        self.wait_for(0)
+        plan: foremoe.Plan = self._growing.begin()
+        return plan
 
     def wait_for(self, micro_step: int) -> None:
-        if not 0 <= micro_step < self._num_micro_steps:
-            last = self._num_micro_steps - 1
-            raise foremoe.InputError(f"micro_step: {micro_step} is none of 0 … {last}", field="micro_step")
-        self._planned.result()
+        try:
+            self._growing.wait_for(micro_step)
+        except RuntimeError:
+            self._planned.result()  # raises the cause
+            raise
 
     def finish(self) -> foremoe.Plan:
-        return self._planned.result()
+        self._planned.result()
+        return self.begin()
 
 
 class Shares:
@@ -69,8 +76,8 @@ class Shares:
         planning = self._planning | more
         if self._channel is None or planning["policy"] not in POLICIES or load.array.size < SMALLEST:
             return foremoe.start_plan(load, **planning)
-        planned = self._pool.submit(_plan_together, self._channel.group, load, **planning)
-        return SharedPlan(planned, load.num_micro_steps)
+        growing = _core._GrowingPlan(load)
+        return SharedPlan(growing, self._pool.submit(_plan_in_blocks, growing, self._channel.group, load, **planning))
 
     def close(self, failed: bool = False) -> None:
         """Ends it when all plans that were begun are made. failed: at once, since other ranks may be gone."""
@@ -80,6 +87,30 @@ class Shares:
 def layers_of(rank: int, num_ranks: int, num_layers: int) -> range:
     """That a rank plans; empty where there are more ranks than layers."""
     return range(num_layers * rank // num_ranks, num_layers * (rank + 1) // num_ranks)
+
+
+def blocks_of(num_micro_steps: int) -> list[slice]:
+    """Of one micro-step, so that the first can begin; then each twice as long as all before it took to plan."""
+    ends = [0]
+    while ends[-1] < num_micro_steps:
+        ends.append(min(num_micro_steps, max(1, 2 * ends[-1])))
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
+
+
+def _plan_in_blocks(growing: Any, group: Any, load: foremoe.Load, **planning: Any) -> None:
+    """Under residency shared, micro-steps are planned by themselves."""
+    try:
+        if planning.get("residency") != "shared":
+            growing.append(_plan_together(group, load, **planning))
+            return
+        for block in blocks_of(load.num_micro_steps):
+            part = foremoe.Load.from_array(
+                load.array[block], top_k=load.top_k, ranks_per_node=load.ranks_per_node, name=load.name
+            )
+            growing.append(_plan_together(group, part, **planning))
+    except BaseException as error:
+        growing.fail(f"the plan could not be finished: {error}")
+        raise
 
 
 def _plan_together(

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe._engine.agreement import Agreement, others_than
+from foremoe._engine.agreement import Agreement, others_than, slots_at_begin
 from foremoe._engine.alike import Given
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_nothing
 from foremoe._engine.failures import Channel, Failures
@@ -289,7 +289,7 @@ class Replicas:
             refused = error
         if self._layers:
             decides.append([moe.trained() for moe in self._moes])
-            slots = np.zeros(0) if made is None else made.slot_expert
+            slots = np.zeros(0) if made is None else slots_at_begin(made)
             others = others_than(decides, slots, self._ranks.group, self._device)
         elsewhere = self._agreement.any(refused is not None or bool(others))
         if refused is not None:

@@ -310,11 +310,11 @@ class Step:
 
     def _served(self, turn: foremoe.RankTurn) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The expert of each slot with rows, of all ranks: [ranks, slots]; −1 where there are none."""
-        place, plan = (turn.event, turn.layer), self.engine.plan
-        return np.where(plan.slot_tokens[place] > 0, plan.slot_expert[place], -1)
+        experts, tokens = self.engine.plan._slots_of_event(turn.event)
+        return np.where(tokens[turn.layer] > 0, experts[turn.layer], -1)
 
     def _table_of(self, turn: foremoe.RankTurn) -> np.ndarray[Any, Any]:
-        return slot_table(turn, self.engine.plan.slot_expert[turn.event, turn.layer])
+        return slot_table(turn, self.engine.plan._slots_of_event(turn.event)[0][turn.layer])
 
     def _pinned(self, array: np.ndarray[Any, Any]) -> Tensor:
         tensor = torch.from_numpy(array)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.agreement import others_than
+from foremoe._engine.agreement import others_than, slots_at_begin
 from foremoe._engine.alike import digest_of, number_of, refused_together
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
@@ -131,7 +131,7 @@ class Phase:
             depth=self._arguments.depth,
         )
         ranks = self._experts.ranks
-        if others := others_than("", planned.plan.slot_expert, ranks.rows.group, ranks.device):
+        if others := others_than("", slots_at_begin(planned.plan), ranks.rows.group, ranks.device):
             raise RuntimeError(f"ranks {others} of the group planned other guests than rank {ranks.rank}")
         planned.open(
             self._experts.layers, _OUT_OF_ORDER, memory=self._memory, host_timeout=self._arguments.host_timeout
@@ -309,7 +309,8 @@ class Phase:
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
-        quotas = {"quotas of the plan": digest_of(self.plan.slot_tokens)[:8]}
+        late = [self.plan.slot_expert] if self.plan.residency == "shared" else []  # as quotas are
+        quotas = {"quotas of the plan": digest_of(self.plan.slot_tokens, *late)[:8]}
         among = [(ranks.rows.group, averaged | quotas)]
         if ranks.replicas is not None:
             among = [(ranks.everyone.group, averaged), (ranks.rows.group, quotas)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import tempfile
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ PLANNED: list[dict[str, Any]] = [
     {"policy": "foremoe", "residency": "resident", "prefer": "links", "seed": 7},
     {"policy": "foremoe", "residency": "static"},
     {"policy": "foremoe", "residency": "shared"},
+    {"policy": "foremoe", "residency": "shared", "in_flight": 2, "guest_slots": 2},
     {"policy": "static", "residency": "static"},
     {"policy": "eplb", "residency": "static"},
 ]
@@ -73,12 +75,15 @@ def share() -> dict[str, Any]:
     found: dict[str, Any] = {"same": [], "planned": []}
     channel = Channel(dist.group.WORLD)
     for i, options in enumerate(PLANNED):
-        shares = Shares(channel, {"threads": 1, "guest_slots": 1, **options})
+        options = {"guest_slots": 1, **options}
+        shares = Shares(channel, {"threads": 1, **options})
         for layers in (6, 2):
             load = draw(layers)
             with watched() as planned:
-                joined = FINISH[i % len(FINISH)](shares.start_plan(load), load.num_micro_steps - 1)
-            found["same"].append(saved(joined) == saved(foremoe.plan(load, guest_slots=1, **options)))
+                running = shares.start_plan(load)
+                joined = FINISH[i % len(FINISH)](running, load.num_micro_steps - 1)
+                running.finish()
+            found["same"].append(saved(joined) == saved(foremoe.plan(load, **options)))
             found["planned"].append([list(of) for of in planned])
         shares.close()
 
@@ -101,10 +106,46 @@ def share() -> dict[str, Any]:
         saved(warm) == saved(foremoe.plan(load, previous=previous)),
         saved(warm) != saved(cold),
     )
+    found["streamed"] = stream(channel, load)
     few = draw(2)
     found["no such micro-step"] = refusal(lambda: shares.start_plan(load).wait_for(4))
     found["previous of other layers"] = refusal(shares.start_plan(load, previous=foremoe.plan(few)).begin)
     found["wrong option"] = refusal(shares.start_plan(few, guest_slots=-1).begin)  # two ranks have no layers of it
+    shares.close()
+    return found
+
+
+def stream(channel: Channel, load: foremoe.Load) -> dict[str, Any]:
+    """Residency shared: a phase can begin while all but the first micro-step are still to be planned."""
+    shares = Shares(channel, {"policy": "foremoe", "residency": "shared", "threads": 1})
+    go, begun = threading.Event(), []
+
+    def hold(layers: range) -> None:
+        begun.append(layers)
+        if len(begun) > 1:
+            assert go.wait(60)
+
+    with watched(hold):
+        running = shares.start_plan(load)
+        turns = foremoe.RankTurns(running.begin(), load, rank=dist.get_rank(), path="peer")
+        first = [copy.arrives for copy in turns.starting(0)]
+        held = not go.is_set()
+        go.set()
+        found = {"same": held and saved(running.finish()) == saved(foremoe.plan(load, residency="shared"))}
+    whole = foremoe.RankTurns(running.finish(), load, rank=dist.get_rank(), path="peer")
+    found["first"] = first == [copy.arrives for copy in whole.starting(0)]
+
+    def fail(layers: range) -> None:
+        begun.append(layers)
+        if len(begun) == 3 and dist.get_rank() == 2:
+            raise MemoryError("no room")
+
+    begun.clear()
+    with watched(fail):
+        failing = shares.start_plan(load)
+        failing.begin()
+        failing.wait_for(1)
+        found["fails later"] = [refusal(lambda: failing.wait_for(2)), refusal(failing.finish)]
     shares.close()
     return found
 
@@ -159,8 +200,10 @@ def test_every_layer_is_planned_by_one_rank(found: list[dict[str, Any]]) -> None
     for case, options in enumerate(PLANNED):
         for i, layers in enumerate((6, 2)):
             by_rank = [of["planned"][2 * case + i] for of in found]
-            every = [layer for of in by_rank for share in of for layer in share]
-            assert every == ([] if options["policy"] == "eplb" else list(range(layers)))
+            blocks = 3 if options.get("residency") == "shared" else 1  # of one, one and two micro-steps
+            for block in range(blocks):
+                every = [layer for of in by_rank for share in of[block : block + 1] for layer in share]
+                assert every == ([] if options["policy"] == "eplb" else list(range(layers)))
             assert max(len(share) for of in by_rank for share in [*of, []]) <= -(-layers // RANKS)
 
 
@@ -172,6 +215,12 @@ def test_what_one_rank_raises_is_raised_on_all(found: list[dict[str, Any]]) -> N
         assert of["no such micro-step"] == "InputError: micro_step: 4 is none of 0 … 3"
         assert of["previous of other layers"] == "InputError: previous: has 2 layers, and the load 6"
         assert of["wrong option"].startswith("InputError: guest_slots")
+
+
+def test_micro_steps_of_residency_shared_stream_in(found: list[dict[str, Any]]) -> None:
+    failed = "RuntimeError: rank 2 could not plan its layers: MemoryError('no room')"
+    for of in found:
+        assert of["streamed"] == {"same": True, "first": True, "fails later": [failed] * 2}
 
 
 def test_ranks_of_an_expert_parallel_plan_in_shares(found: list[dict[str, Any]]) -> None:

@@ -39,6 +39,7 @@ class Evaluator {
       if (!recompute) return e;
       e.recompute_plan = std::move(recompute->step.plan);
       e.placement_seconds += recompute->placement_seconds;
+      e.whole_placement_seconds += recompute->whole_placement_seconds;
     }
     check(e);
     if (e.check.ok()) simulate(e);
@@ -91,6 +92,11 @@ class Evaluator {
                        .rollout_seconds = options_.rollout_seconds,
                        .placement_seconds = e.placement_seconds,
                        .rollout_tail_seconds = options_.rollout_tail_seconds});
+    const bool has_arena = e.step->recompute.arena > Bytes{0} || e.step->policy_update.arena > Bytes{0};
+    if (e.plan.residency == Residency::kShared && has_arena) {
+      e.placement_seconds = e.whole_placement_seconds;
+      charge_placement(e.placement_seconds, options_.rollout_tail_seconds, *e.step);
+    }
     if (const auto budget = options_.memory_budget()) {
       e.largest_micro_batch_tokens = largest_micro_batch(*e.step, *budget, mean_tokens_per_rank(input_.load));
     }
@@ -153,6 +159,7 @@ class Evaluator {
     e.plan = std::move(measured->step.plan);
     e.times = measured->step.times;
     e.placement_seconds = measured->placement_seconds;
+    e.whole_placement_seconds = measured->whole_placement_seconds;
     e.planners = planners().count;
     e.threads = static_cast<int>(context_.pool.num_threads());
     measure(e);

@@ -9,14 +9,25 @@ namespace {
 
 constexpr int kRuns = 3;  // a busy machine makes one of them take several times as long
 
-// [layer] CPU seconds before the first micro-step can begin. Where planning is charged between router and experts, a
-// micro-step is not charged twice.
-std::vector<double> seconds_ahead(const Policy& policy, const PlanTimes& times) {
+struct Ahead {
+  std::vector<double> first;  // [layer] CPU seconds before the first micro-step can begin
+  std::vector<double> whole;  // [layer] until all micro-steps are planned
+};
+
+// Where planning is charged between router and experts, a micro-step is not charged twice.
+Ahead seconds_ahead(const Policy& policy, const PlanTimes& times) {
   const OnlineWork online = policy.online();
-  std::vector<double> seconds = times.once_of_layer;
-  if (online.planning_seconds > 0 || online.planning_seconds_per_slot > 0) return seconds;
-  for (std::size_t l = 0; l < seconds.size(); ++l) seconds[l] += times.first_of_layer[l];
-  return seconds;
+  Ahead ahead{times.once_of_layer, times.once_of_layer};
+  if (online.planning_seconds > 0 || online.planning_seconds_per_slot > 0) return ahead;
+  for (std::size_t l = 0; l < ahead.first.size(); ++l) {
+    ahead.first[l] += times.first_of_layer[l];
+    ahead.whole[l] = ahead.first[l] + (l < times.later_of_layer.size() ? times.later_of_layer[l] : 0);
+  }
+  return ahead;
+}
+
+void keep_least(std::vector<double>& seconds, const std::vector<double>& others) {
+  std::ranges::transform(seconds, others, seconds.begin(), [](double a, double b) { return std::min(a, b); });
 }
 
 }  // namespace
@@ -48,13 +59,16 @@ std::optional<MeasuredPlan> plan_measured(const Policy& policy, const StepInput&
   }
   MeasuredPlan measured{.step = std::move(std::get<PlannedStep>(result))};
   if (context.cost == nullptr || !policy.plans_ahead(policy_input)) return measured;
-  std::vector<double> seconds = seconds_ahead(policy, measured.step.times);
+  Ahead seconds = seconds_ahead(policy, measured.step.times);
   for (int run = 1; run < kRuns; ++run) {
     const PolicyResult again = input.plan(policy, policy_input, context.pool);
-    const std::vector<double> others = seconds_ahead(policy, std::get<PlannedStep>(again).times);
-    std::ranges::transform(seconds, others, seconds.begin(), [](double a, double b) { return std::min(a, b); });
+    const Ahead others = seconds_ahead(policy, std::get<PlannedStep>(again).times);
+    keep_least(seconds.first, others.first);
+    keep_least(seconds.whole, others.whole);
   }
-  measured.placement_seconds = planning_seconds(seconds, context.cost->model().moe_layers, options.planners);
+  const int layers = context.cost->model().moe_layers;
+  measured.placement_seconds = planning_seconds(seconds.first, layers, options.planners);
+  measured.whole_placement_seconds = planning_seconds(seconds.whole, layers, options.planners);
   return measured;
 }
 

@@ -26,6 +26,9 @@ struct MeasuredPlan {
   // From the beginning of planning until the first micro-step can begin, by CPU time: for each layer the least of three
   // runs where there is a cost model. 0 where the policy does not plan ahead.
   double placement_seconds = 0;
+  // The same until all micro-steps are placed: what a step waits for under `shared` where copies come from host memory,
+  // whose arenas hold what the whole phase fetches.
+  double whole_placement_seconds = 0;
 };
 
 struct PlanningOptions {

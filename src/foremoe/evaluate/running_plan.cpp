@@ -4,11 +4,13 @@
 
 namespace foremoe {
 
-// What a plan says of one micro-step once its placement is final.
+// What a plan says of one micro-step. Its slots are final long before, but under `shared`.
 static void copy_micro_step(const StepPlan& from, StepPlan& to, MicroStepId m) {
   for (int e = 0; e < from.num_events(); ++e) {
     if (from.event_micro_step[static_cast<std::size_t>(e)] != m) continue;
     std::ranges::copy(from.slot_tokens[e].flat(), to.slot_tokens[e].flat().begin());
+    if (from.residency != Residency::kShared) continue;
+    std::ranges::copy(from.slot_expert[e].flat(), to.slot_expert[e].flat().begin());
   }
   std::ranges::copy(from.max_load.row(m), to.max_load.row(m).begin());
   std::ranges::copy(from.lower_bound.row(m), to.lower_bound.row(m).begin());
@@ -22,10 +24,7 @@ RunningPlan::RunningPlan(const Request& request, ThreadPool& pool) {
   planner_ = std::jthread([this, request, &pool] {
     const std::int64_t begin = Timeline::now_ns();
     PolicyInput input = request.input.for_policy(request.options);
-    // Under `shared` what is copied depends on quotas: all must be known before the first turn.
-    if (request.options.residency != Residency::kShared) {
-      input.on_micro_step = [this, &request](const StepPlan& planned, MicroStepId m) { deliver(request, planned, m); };
-    }
+    input.on_micro_step = [this, &request](const StepPlan& planned, MicroStepId m) { deliver(request, planned, m); };
     std::optional<PolicyResult> result;
     std::exception_ptr error;
     try {

@@ -33,11 +33,12 @@ class RunningPlan {
   RunningPlan(const Request& request, ThreadPool& pool);
   ~RunningPlan();
 
-  // Waits until execution may begin: from then on slots and homes are final. The reason when there is no plan.
-  // Throws what planning threw.
+  // Waits until execution may begin: from then on homes are final, and slots but under `shared`. The reason when there
+  // is no plan. Throws what planning threw.
   std::optional<std::string> wait_to_begin();
   const StepPlan& plan() const { return plan_; }
-  // Before a rank begins a micro-step's forward. No rank may be binding a phase meanwhile (their bind is collective).
+  // Before a rank begins a micro-step's forward, or reads its slots. No rank may be binding a phase meanwhile (their
+  // bind is collective).
   void wait_for(MicroStepId m);
   // Waits for the whole plan, which nobody may be executing. Throws what planning threw.
   void finish();

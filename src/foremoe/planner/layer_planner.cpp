@@ -24,6 +24,8 @@ LayerPlanner::LayerPlanner(const PlanRequest& request, const ExecutionOrder& ord
       wanted_(problem_.num_micro_steps, WantedGuests(problem_.num_ranks())),
       rests_(problem_.num_micro_steps) {}
 
+LayerPlanner::~LayerPlanner() = default;
+
 // Brings the slots of a rank to what `graph` has on it: who stays keeps its slot, who comes takes the first free one.
 static void keep_slots(const ReplicaGraph& graph, int rank, std::span<ExpertId> slots) {
   for (ExpertId& e : slots) {
@@ -96,7 +98,7 @@ void LayerPlanner::place(StepPlan& plan) {
   if (options_.residency == Residency::kFree) {
     ReplicaGraph base = place_base(false);
     place_freely(base, plan);
-  } else {
+  } else if (options_.residency != Residency::kShared) {
     GuestSlots guests = place_guests(place_base(false));
     if (request_.previous != nullptr && uses_base_guests(options_)) take_warm_start(guests);
     write_slots(guests, plan);
@@ -108,8 +110,6 @@ GuestSlots LayerPlanner::place_guests(ReplicaGraph base) {
   switch (options_.residency) {
     case Residency::kStatic:
       return place_static(base);
-    case Residency::kShared:
-      return place_shared(base);
     default:
       return place_resident(std::move(base));
   }
@@ -253,17 +253,24 @@ std::int64_t LayerPlanner::least_load(int m, const GuestSlots& guests) const {
   return assign_tokens(graph, problem_.lower_bound[m], assignment, search);
 }
 
-// Nothing stays: each micro-step starts from homes.
-GuestSlots LayerPlanner::place_shared(const ReplicaGraph& homes) {
-  Replication replication(problem_, options_);
+// Nothing stays: each micro-step starts from homes, and knows nothing of the others.
+void LayerPlanner::lend(MicroStepId micro_step, StepPlan& plan) {
+  if (options_.residency != Residency::kShared) return;
+  const double begin = thread_cpu_seconds();
+  const int m = micro_step.value;
+  if (!lending_) lending_ = std::make_unique<Replication>(problem_, options_);
+  ReplicaGraph graph = homes_only(problem_);
   Assignment assignment;
-  ReplicaGraph graph;
-  for (int m = 0; m < problem_.num_micro_steps; ++m) {
-    graph = homes;
-    balance(m, graph, assignment, replication);
-    wanted_[m] = guests_in(graph, problem_, &assignment);
+  balance(m, graph, assignment, *lending_);
+  wanted_[m] = guests_in(graph, problem_, &assignment);
+  for (const EventId t : {order_.forward[m], order_.backward[m]}) {
+    write_homes(t, plan);
+    for (int r = 0; r < problem_.num_ranks(); ++r) {
+      const auto slots = plan.slot_expert.row(t, layer_, r).subspan(problem_.homes_per_rank());
+      std::ranges::transform(wanted_[m][r], slots.begin(), [](int e) { return ExpertId{e}; });
+    }
   }
-  return lend_slots(problem_, order_, wanted_);
+  planning_cpu_seconds_ += thread_cpu_seconds() - begin;
 }
 
 // L or P for one micro-step, as far as they are switched on.
@@ -306,12 +313,16 @@ void LayerPlanner::place_freely(ReplicaGraph& graph, StepPlan& plan) {
   }
 }
 
+void LayerPlanner::write_homes(EventId t, StepPlan& plan) const {
+  for (int e = 0; e < problem_.num_experts; ++e) {
+    const int r = problem_.home[e];
+    plan.slot_expert(t, layer_, r, problem_.home_slot[e] - r * problem_.slots_per_rank()) = ExpertId{e};
+  }
+}
+
 void LayerPlanner::write_slots(const GuestSlots& guests, StepPlan& plan) const {
   for (int t = 0; t < order_.num_events(); ++t) {
-    for (int e = 0; e < problem_.num_experts; ++e) {
-      const int r = problem_.home[e];
-      plan.slot_expert(t, layer_, r, problem_.home_slot[e] - r * problem_.slots_per_rank()) = ExpertId{e};
-    }
+    write_homes(EventId{t}, plan);
     for (int r = 0; r < problem_.num_ranks(); ++r) {
       for (int g = 0; g < problem_.guest_slots; ++g) {
         plan.slot_expert(t, layer_, r, problem_.homes_per_rank() + g) = ExpertId{guests(t, r, g)};

@@ -108,6 +108,7 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
   PlanTimes& times = step.times;
   times.once_of_layer.resize(layers.size());
   times.first_of_layer.resize(layers.size());
+  times.later_of_layer.resize(layers.size());
   pool.for_each_index(layers.size(), [&](std::size_t l, std::size_t) {
     const double layer_begin = thread_cpu_seconds();
     layers[l] = std::make_unique<planner::LayerPlanner>(request, order, LayerId{l});
@@ -116,11 +117,12 @@ PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
     times.first_of_layer[l] = thread_cpu_seconds() - layer_begin - times.once_of_layer[l];
   });
   for (int m = 0; m < request.load.num_micro_steps(); ++m) {
-    const bool is_waited_for = m == 0 || request.options.residency == Residency::kShared;
+    std::vector<double>& seconds = m == 0 ? times.first_of_layer : times.later_of_layer;
     pool.for_each_index(layers.size(), [&](std::size_t l, std::size_t) {
       const double layer_begin = thread_cpu_seconds();
+      layers[l]->lend(MicroStepId{m}, step.plan);
       layers[l]->finish(MicroStepId{m}, step.plan);
-      if (is_waited_for) times.first_of_layer[l] += thread_cpu_seconds() - layer_begin;
+      seconds[l] += thread_cpu_seconds() - layer_begin;
     });
     if (request.on_micro_step) request.on_micro_step(step.plan, MicroStepId{m});
   }

@@ -25,10 +25,10 @@ struct PlanTimes {
   double wall_seconds = 0;
   double base_cpu_seconds = 0;      // what is done once per step: stage B. Summed over threads
   double planning_cpu_seconds = 0;  // everything else, summed over threads
-  // [layer] CPU seconds that a step waits for: what is done once, and what else before the first micro-step can begin.
-  // Under `shared` that is all micro-steps, whose quotas say what is copied.
+  // [layer] CPU seconds: what is done once, what else before the first micro-step can begin, and what after that.
   std::vector<double> once_of_layer = {};
   std::vector<double> first_of_layer = {};
+  std::vector<double> later_of_layer = {};
 };
 
 struct PlanRequest {
@@ -36,7 +36,8 @@ struct PlanRequest {
   ArrayView<const RankId, 2> home;  // [layer][expert], before any rehoming; E/R experts on each rank
   PlannerOptions options;
   const StepPlan* previous = nullptr;  // warm start: a former step's plan of the same shape
-  // Called once per micro-step, in order, when the plan of all its layers is final. May be empty.
+  // Called once per micro-step, in order, when the plan of all its layers is final. Slots are from the first call on,
+  // but under `shared`, where each micro-step's are final with its quotas. May be empty.
   std::function<void(const StepPlan&, MicroStepId)> on_micro_step = {};
 };
 

@@ -136,29 +136,4 @@ GuestSlots pin_guests(const LayerProblem& problem, const PlannerOptions& options
   return guests;
 }
 
-GuestSlots lend_slots(const LayerProblem& problem, const ExecutionOrder& order,
-                      const std::vector<WantedGuests>& wanted) {
-  GuestSlots guests({static_cast<std::size_t>(order.num_events()), static_cast<std::size_t>(problem.num_ranks()),
-                     static_cast<std::size_t>(problem.guest_slots)},
-                    -1);
-  for (int t = 0; t < order.num_events(); ++t) {
-    for (int r = 0; r < problem.num_ranks(); ++r) {
-      const auto slots = guests.row(t, r);
-      const auto& wants = wanted[order.micro_step[t].value][r];
-      std::vector<int> fresh;
-      for (const int e : wants) {
-        const auto before = t > 0 ? guests.row(t - 1, r) : slots;
-        const auto at = std::find(before.begin(), before.end(), e);
-        if (t > 0 && at != before.end()) {
-          slots[at - before.begin()] = e;
-        } else {
-          fresh.push_back(e);
-        }
-      }
-      for (const int e : fresh) *std::find(slots.begin(), slots.end(), -1) = e;
-    }
-  }
-  return guests;
-}
-
 }  // namespace foremoe::planner

@@ -36,9 +36,4 @@ GuestSlots retain_guests(const LayerProblem& problem, const PlannerOptions& opti
 GuestSlots pin_guests(const LayerProblem& problem, const PlannerOptions& options, const ExecutionOrder& order,
                       const WantedGuests& wanted);
 
-// Guests fetched anew at every event that wants them (residency `shared`); one that is wanted again at the next event
-// keeps its slot.
-GuestSlots lend_slots(const LayerProblem& problem, const ExecutionOrder& order,
-                      const std::vector<WantedGuests>& wanted);
-
 }  // namespace foremoe::planner

@@ -273,18 +273,5 @@ TEST(RetainGuests, KeepsAGuestThatNobodyWantsUntilItsSlotIsNeeded) {
   EXPECT_EQ(num_copies(c, guests), 2);
 }
 
-TEST(LendSlots, HoldWhatTheirEventWantsAndNothingElse) {
-  Random random(3);
-  for (int n = 0; n < 300; ++n) {
-    const Caches c = random_caches(
-        random, {.guest_slots = 1 + static_cast<int>(random.below(4)), .in_flight = 1 << random.below(3)}, 4, 6);
-    const GuestSlots guests = lend_slots(c.problem, c.order, c.wanted);
-    expect_orderly(c, guests);
-    for (int t = 0; t < c.order.num_events(); ++t) {
-      for (int r = 0; r < c.problem.num_ranks(); ++r) ASSERT_EQ(held(guests, t, r), wanted_at(c, t, r));
-    }
-  }
-}
-
 }  // namespace
 }  // namespace foremoe::planner

@@ -155,7 +155,9 @@ PolicyResult plan_freely(const FreePolicy& policy, const PolicyInput& input, Thr
   step.times.base_cpu_seconds = std::accumulate(once.begin(), once.end(), 0.0);
   step.times.planning_cpu_seconds -= step.times.base_cpu_seconds;
   for (std::size_t l = 0; l < once.size(); ++l) {
-    step.times.first_of_layer[l] -= once[l] / std::max(1, step.plan.num_micro_steps());
+    const double of_first = once[l] / std::max(1, step.plan.num_micro_steps());
+    step.times.first_of_layer[l] -= of_first;
+    step.times.later_of_layer[l] -= once[l] - of_first;
   }
   step.times.once_of_layer = std::move(once);
   return step;

@@ -117,9 +117,10 @@ PlannedStep plan_layers(StepPlan plan, ThreadPool& pool,
   });
   step.times.planning_cpu_seconds = std::accumulate(cpu_seconds.begin(), cpu_seconds.end(), 0.0);
   step.times.once_of_layer.assign(cpu_seconds.size(), 0);
-  step.times.first_of_layer = std::move(cpu_seconds);
-  if (step.plan.residency != Residency::kShared) {
-    for (double& seconds : step.times.first_of_layer) seconds /= std::max(1, step.plan.num_micro_steps());
+  for (const double seconds : cpu_seconds) {
+    const double first = seconds / std::max(1, step.plan.num_micro_steps());
+    step.times.first_of_layer.push_back(first);
+    step.times.later_of_layer.push_back(seconds - first);
   }
   step.times.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return step;

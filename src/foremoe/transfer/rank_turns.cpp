@@ -22,12 +22,17 @@ void expect_index(const char* field, int index, int size) {
   throw InputError({.field = field}, fmt::format("{} is none of 0 … {}", index, size - 1));
 }
 
-std::shared_ptr<const TransferSchedule> schedule_of(const StepPlan& plan, const RankTurnsOptions& options) {
+bool is_lent(const StepPlan& plan, const RankTurnsOptions& options) {
+  return plan.residency == Residency::kShared && options.schedule.path == PathChoice::kPeer;
+}
+
+std::shared_ptr<TransferSchedule> schedule_of(const StepPlan& plan, const RankTurnsOptions& options) {
   if (options.expert <= Bytes{0}) throw InputError({.field = "expert_bytes"}, "must be above 0");
+  if (is_lent(plan, options)) return std::make_shared<TransferSchedule>(begin_lending(plan, options.schedule));
   constexpr std::int64_t kElement = 4;
   const ExpertLayout layout(
       {{.name = "expert", .elements = std::max<std::int64_t>(1, options.expert.value / kElement)}});
-  return std::make_shared<const TransferSchedule>(make_transfer_schedule(plan, layout, options.schedule));
+  return std::make_shared<TransferSchedule>(make_transfer_schedule(plan, layout, options.schedule));
 }
 
 Array<ExpertId, 3> home_experts_of(const StepPlan& plan) {
@@ -45,7 +50,15 @@ Array<ExpertId, 3> home_experts_of(const StepPlan& plan) {
 }  // namespace
 
 RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options)
-    : RankTurns(plan, load, options.rank, schedule_of(plan, options)) {}
+    : RankTurns(plan, load, options, schedule_of(plan, options)) {}
+
+RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options,
+                     const std::shared_ptr<TransferSchedule>& made)
+    : RankTurns(plan, load, options.rank, made) {
+  if (!is_lent(plan, options)) return;
+  lending_ = made;
+  lend(options.planned.value_or(plan.num_micro_steps()));
+}
 
 RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank,
                      std::shared_ptr<const TransferSchedule> schedule)
@@ -58,6 +71,12 @@ RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank,
     throw InputError({.field = "load"}, fmt::format("has shape [{}], but the plan is for [{}]",
                                                     fmt::join(load.load.shape(), ", "), fmt::join(expected, ", ")));
   }
+  index_starting();
+}
+
+void RankTurns::index_starting() {
+  starting_.clear();
+  first_starting_.clear();
   for (const ScheduledCopy& copy : schedule_->copies) {
     if (copy.rank == rank_ || (copy.path == Path::kPeer && copy.source == rank_)) starting_.push_back(copy);
   }
@@ -68,6 +87,23 @@ RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank,
     while (next != starting_.end() && start_of(*next, depth) < TurnId{t}) ++next;
     first_starting_.push_back(static_cast<std::size_t>(next - starting_.begin()));
   }
+}
+
+void RankTurns::lend(int planned) {
+  assert(lending_ != nullptr);
+  int end = lending_->lent_turns;
+  while (end < order().size() && order()[TurnId{end}].micro_step.value < planned) ++end;
+  if (end == lending_->lent_turns) return;
+  lend_turns(plan_, TurnId{end}, *lending_);
+  index_starting();
+}
+
+MicroStepId RankTurns::needed_at(TurnId t) const {
+  MicroStepId last{0};
+  if (plan_.residency != Residency::kShared) return last;
+  const int end = std::min(order().size(), t.value + schedule_->depth);
+  for (int later = t.value; later < end; ++later) last = std::max(last, order()[TurnId{later}].micro_step);
+  return last;
 }
 
 TurnId RankTurns::turn(Pass pass, MicroStepId micro_step, LayerId layer) const {

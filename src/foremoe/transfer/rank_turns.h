@@ -12,10 +12,12 @@
 //   turns.returning(t)  gradients of guests that go home when the turn is over
 //
 // Leases and arenas are made here, once, when the placement of all micro-steps is final. Rows and returns are computed
-// when they are asked for: quotas of later micro-steps may still be on their way.
+// when they are asked for: quotas of later micro-steps may still be on their way. Under `shared`, where nothing stays,
+// placement may be on its way too: lend() makes the leases of the micro-steps that have come, if copies are from peers.
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -39,6 +41,8 @@ struct RankTurnsOptions {
   RankId rank;
   ScheduleOptions schedule;
   Bytes expert{1};  // weights of one expert: decides between paths
+  // How many micro-steps are planned; none: all. Fewer only under `shared` with copies from peers.
+  std::optional<int> planned = std::nullopt;
 };
 
 class RankTurns {
@@ -48,12 +52,24 @@ class RankTurns {
   RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options);
   // The same with a schedule of that plan, which the ranks of one process share.
   RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank, std::shared_ptr<const TransferSchedule> schedule);
+  // Not copied: leases that lend() adds would be of one of them.
+  RankTurns(const RankTurns&) = delete;
+  RankTurns(RankTurns&&) = default;
+  RankTurns& operator=(const RankTurns&) = delete;
+  RankTurns& operator=(RankTurns&&) = delete;
+  ~RankTurns() = default;
 
   const StepPlan& plan() const { return plan_; }
   const LoadTable& load() const { return load_; }
   const TransferSchedule& schedule() const { return *schedule_; }
   const TurnOrder& order() const { return schedule_->order; }
   RankId rank() const { return rank_; }
+
+  // So many micro-steps are planned now. Spans that were given out before are no longer valid.
+  void lend(int planned);
+  bool is_growing() const { return lending_ != nullptr && lending_->lent_turns < order().size(); }
+  // The last micro-step whose placement starting(t) needs.
+  MicroStepId needed_at(TurnId t) const;
 
   // Throws InputError, field `pass`, `micro_step` or `layer`, for one that the phase does not have.
   TurnId turn(Pass pass, MicroStepId micro_step, LayerId layer) const;
@@ -83,6 +99,9 @@ class RankTurns {
   std::vector<GradientReturn> draining(LayerId layer, Whose whose = Whose::kOwn) const;
 
  private:
+  RankTurns(const StepPlan& plan, const LoadTable& load, const RankTurnsOptions& options,
+            const std::shared_ptr<TransferSchedule>& made);
+  void index_starting();
   template <class Goes>
   std::vector<GradientReturn> returns(EventId event, LayerId layer, Whose whose, Goes goes) const;
   bool holds_gradient(EventId event, LayerId layer, RankId rank, SlotId slot) const;
@@ -91,9 +110,10 @@ class RankTurns {
   const LoadTable& load_;
   const RankId rank_;
   std::shared_ptr<const TransferSchedule> schedule_;
-  Array<ExpertId, 3> home_expert_;           // [layer][rank][home slot]
-  std::vector<ScheduledCopy> starting_;      // by turn in which they start, then as in the schedule
-  std::vector<std::size_t> first_starting_;  // [num_turns() + 1], into starting_
+  std::shared_ptr<TransferSchedule> lending_;  // the same, where lend() goes on with it; else null
+  Array<ExpertId, 3> home_expert_;             // [layer][rank][home slot]
+  std::vector<ScheduledCopy> starting_;        // by turn in which they start, then as in the schedule
+  std::vector<std::size_t> first_starting_;    // [num_turns() + 1], into starting_
 };
 
 }  // namespace foremoe

@@ -232,5 +232,69 @@ TEST(RankTurns, RefuseByNameWhatTheyCannotBe) {
   EXPECT_THAT(refusal([&] { turns.turn(Pass::kForward, MicroStepId{0}, LayerId{-1}); }), HasSubstr("layer: -1"));
 }
 
+// The plan as a rank sees it while it is made: nothing but homes in the guest slots of micro-steps to come.
+StepPlan without_guests(StepPlan plan) {
+  for (int t = 0; t < plan.num_events(); ++t) {
+    for (int l = 0; l < plan.num_layers(); ++l) {
+      for (int r = 0; r < plan.num_ranks(); ++r) {
+        std::ranges::fill(plan.slot_expert.row(t, l, r).subspan(plan.num_slots() - plan.guest_slots), kNoExpert);
+      }
+    }
+  }
+  return plan;
+}
+
+void arrive(const StepPlan& whole, MicroStepId m, StepPlan& plan) {
+  for (int t = 0; t < whole.num_events(); ++t) {
+    if (whole.event_micro_step[static_cast<std::size_t>(t)] != m) continue;
+    std::ranges::copy(whole.slot_expert[t].flat(), plan.slot_expert[t].flat().begin());
+  }
+}
+
+TEST(LentTurns, ThatFollowThePlanMicroStepByMicroStepAreThoseOfTheWholePlan) {
+  const LoadTable load = test::random_load(kShape, 7);
+  std::size_t copies = 0;
+  for (const int in_flight : {1, 2, 3}) {
+    const StepPlan whole = test::random_plan(load, {Residency::kShared, 2, in_flight}, 7);
+    for (const int depth : {1, 2, 3, 7}) {
+      for (int r = 0; r < kShape.ranks; ++r) {
+        RankTurnsOptions options{
+            .rank = RankId{r}, .schedule = {.phase = Phase::kPolicyUpdate, .path = PathChoice::kPeer, .depth = depth}};
+        const RankTurns all(whole, load, options);
+        const TransferSchedule at_once =
+            make_transfer_schedule(whole, ExpertLayout({{.name = "expert", .elements = 1}}), options.schedule);
+        ASSERT_EQ(all.schedule().copies, at_once.copies);
+        ASSERT_EQ(all.schedule().first_of_turn, at_once.first_of_turn);
+        ASSERT_EQ(all.schedule().arena, at_once.arena);
+        StepPlan plan = without_guests(whole);
+        options.planned = 0;
+        RankTurns growing(plan, load, options);
+        int planned = 0;
+        for (int t = 0; t < all.order().size(); ++t) {
+          for (; planned <= growing.needed_at(TurnId{t}).value; ++planned) {
+            arrive(whole, MicroStepId{planned}, plan);
+            growing.lend(planned + 1);
+          }
+          EXPECT_TRUE(std::ranges::equal(growing.starting(TurnId{t}), all.starting(TurnId{t}))) << "turn " << t;
+          EXPECT_TRUE(std::ranges::equal(growing.arriving(TurnId{t}), all.arriving(TurnId{t}))) << "turn " << t;
+          copies += all.arriving(TurnId{t}).size();
+        }
+        EXPECT_EQ(planned, kShape.micro_steps);
+        EXPECT_EQ(growing.schedule().copies, all.schedule().copies);
+      }
+    }
+  }
+  EXPECT_GT(copies, 100U);
+}
+
+TEST(LentTurns, NeedNoMoreThanTheMicroStepsWhoseCopiesBegin) {
+  const LoadTable load = test::random_load(kShape, 7);
+  const StepPlan plan = test::random_plan(load, {Residency::kShared, 2, 1}, 7);
+  const RankTurns turns = turns_of_rank(plan, load, 0, Phase::kRecompute, 2);
+  EXPECT_EQ(turns.needed_at(TurnId{0}), MicroStepId{0});  // two layers, each one turn; copies run one turn ahead
+  EXPECT_EQ(turns.needed_at(TurnId{1}), MicroStepId{1});
+  EXPECT_EQ(turns.needed_at(TurnId{turns.order().size() - 1}), MicroStepId{kShape.micro_steps - 1});
+}
+
 }  // namespace
 }  // namespace foremoe

@@ -18,11 +18,12 @@ namespace {
 int home_slots(const StepPlan& plan) { return plan.num_slots() - plan.guest_slots; }
 
 // `shared`: each turn fetches its guests anew, into the set that the turn `depth` before it has left.
-std::vector<ScheduledCopy> leases_of_one_turn(const StepPlan& plan, const TurnOrder& order, int depth) {
+std::vector<ScheduledCopy> leases_of_turns(const StepPlan& plan, const TurnOrder& order, int depth, int first,
+                                           int last) {
   std::vector<ScheduledCopy> copies;
   std::vector<CopyFinder> finder;  // [layer]
   for (int l = 0; l < plan.num_layers(); ++l) finder.emplace_back(plan, LayerId{l});
-  for (int t = 0; t < order.size(); ++t) {
+  for (int t = first; t < last; ++t) {
     const Turn& turn = order[TurnId{t}];
     for (int r = 0; r < plan.num_ranks(); ++r) {
       for (const Copy& copy : finder[turn.layer.index()].into(turn.event, RankId{r})) {
@@ -77,7 +78,7 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, c
   schedule.buffers_per_rank = num_buffers(plan, options.depth);
   SlotLeases leases;
   if (plan.residency == Residency::kShared) {
-    leases.copies = leases_of_one_turn(plan, schedule.order, options.depth);
+    leases.copies = leases_of_turns(plan, schedule.order, options.depth, 0, schedule.order.size());
   } else {
     leases = slot_leases(plan, schedule.order, options);
   }
@@ -91,6 +92,28 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, c
   index_copies(schedule);
   schedule.arena = experts_of_arenas(plan, schedule.copies);
   return schedule;
+}
+
+TransferSchedule begin_lending(const StepPlan& plan, const ScheduleOptions& options) {
+  refuse_bad_options(options);
+  TransferSchedule schedule{
+      .phase = options.phase, .depth = options.depth, .order = make_turn_order(plan, options.phase)};
+  schedule.buffers_per_rank = num_buffers(plan, options.depth);
+  schedule.arena.resize(static_cast<std::size_t>(plan.topology().num_nodes()));
+  index_copies(schedule);
+  return schedule;
+}
+
+void lend_turns(const StepPlan& plan, TurnId end, TransferSchedule& schedule) {
+  std::vector<ScheduledCopy> copies =
+      leases_of_turns(plan, schedule.order, schedule.depth, schedule.lent_turns, end.value);
+  for (ScheduledCopy& copy : copies) {
+    copy.path = Path::kPeer;
+    copy.source = plan.home(copy.layer, copy.expert);
+  }
+  schedule.copies.insert(schedule.copies.end(), copies.begin(), copies.end());  // by arrives, rank, slot
+  schedule.lent_turns = end.value;
+  index_copies(schedule);
 }
 
 int num_buffers(const StepPlan& plan, int depth) {

@@ -83,6 +83,7 @@ struct TransferSchedule {
   std::vector<std::size_t> first_of_turn;       // [num_turns() + 1], into copies: those that arrive at this turn
   std::vector<std::vector<ArenaExpert>> arena;  // [node], ascending; what its arena holds
   int buffers_per_rank = 0;                     // of guests (under `free`: all slots of all layers, and staging)
+  int lent_turns = 0;                           // by lend_turns() so far
 
   // Those of the order and what follows: one turn at which homes are back, or under `free` from peers one per layer.
   int num_turns() const { return static_cast<int>(first_of_turn.size()) - 1; }
@@ -111,6 +112,11 @@ TransferSchedule make_transfer_schedule(const StepPlan& plan, const ExpertLayout
 // The same for turns that turns_of() gave, for simulation only.
 TransferSchedule make_transfer_schedule(const StepPlan& plan, TurnOrder order, const ExpertLayout& layout,
                                         const ScheduleOptions& options);
+
+// Under `shared`, from peers alone: a schedule without copies yet, and the copies of its next turns up to `end`, whose
+// micro-steps the plan has by then. All turns together give the schedule of the whole plan.
+TransferSchedule begin_lending(const StepPlan& plan, const ScheduleOptions& options);
+void lend_turns(const StepPlan& plan, TurnId end, TransferSchedule& schedule);
 
 int num_buffers(const StepPlan& plan, int depth);  // of a rank, without staging
 void index_copies(TransferSchedule& schedule);     // fills in first_of_turn, of copies in order
