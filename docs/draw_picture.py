@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/before-after.png, the README's picture: a part of the page that `foremoe report` writes of its bursty load.
+"""Draws docs/before-after.png, the README's picture: a part of the page that `foremoe report` writes of gpt-oss-20b's
+routes (data/README.md).
 
     PYTHONPATH=build/python $(scripts/setup python) docs/draw_picture.py
 
@@ -7,6 +8,7 @@ Needs Debian's chromium and chromium-driver (scripts/setup ci), and the package 
 """
 
 import base64
+import json
 import pathlib
 import subprocess
 import sys
@@ -14,8 +16,14 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOREMOE = [sys.executable, "-m", "foremoe"]
-LOAD = "--sequences-per-rank 1 --tokens-per-rank 4096 --group-size 8 --group-spread 1 --out bursty.load.safetensors".split()
-REPORT = "--cluster h100 --model qwen3-30b-a3b --guest-slots 2 --policy vanilla,foremoe --out page.html".split()
+ROUTES = ROOT / "data" / "rollout-gptoss.safetensors"
+REPORT = "--ranks 8 --tokens-per-rank 1024 --cluster h100 --model config.json --guest-slots 1 --policy vanilla,foremoe --out page.html".split()
+# gpt-oss-20b's sizes as a config.json that foremoe reads.
+SIZES = {
+    "model_type": "mixtral", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,
+    "num_experts_per_tok": 4, "vocab_size": 201088,
+}
 
 sys.path.insert(0, str(ROOT / "tests"))
 import web_driver  # noqa: E402
@@ -24,8 +32,8 @@ missing = web_driver.missing()
 if missing:
     sys.exit(f"docs/draw_picture.py: {missing} is not installed")
 with tempfile.TemporaryDirectory() as folder:
-    subprocess.run([*FOREMOE, "synth", *LOAD], cwd=folder, check=True)
-    subprocess.run([*FOREMOE, "report", "bursty.load.safetensors", *REPORT], cwd=folder, check=True)
+    pathlib.Path(folder, "config.json").write_text(json.dumps(SIZES))
+    subprocess.run([*FOREMOE, "report", ROUTES, *REPORT], cwd=folder, check=True)
     browser = web_driver.Browser()
     try:
         browser.screen(1200, "light")

@@ -9,21 +9,21 @@ We assume: Three inputs are drawn anew with seeds one after the other; figures a
 deviation. *Bursty* is that of docs/users/command_line.md, with its systems and its optimizer's shards: eight ranks, one
 sequence of 4,096 tokens per rank and micro-step, GRPO groups of eight that differ. *DAPO-Math* is that of
 review-speedup, *mixed* that of figure 8 on 64 ranks with half as many micro-steps. A draw draws everything: popularity
-of experts, groups and tokens. The share of a step that placement takes is measured, and not among the columns. Each
-input has both dispatches; *by token* is estimated, since these are loads.
+of experts, groups and tokens. *Placed* charges planning, measured here; *paired* compares that step with ours, draw by
+draw. Each input has both dispatches; *by token* is estimated, since these are loads.
 
-Result: By token, ours gains 1.290 ± 0.012 on *bursty*, 1.350 ± 0.015 on *DAPO-Math* and 1.479 ± 0.019 on 64 ranks; by
-row 1.376 ± 0.017, 1.470 ± 0.022 and 2.874 ± 0.102. Speedups spread by less than two per cent of themselves, by row at
-64 ranks by less than four, and nearly all of that is how uneven the drawn load is before planning: vanilla's part of
-the ideal spreads as much, `foremoe`'s by four thousandths of itself at most. Parts of the ideal show how little one
-system varies; they do not order systems, since each has its own ideal: ReLibra has the largest part at 64 ranks and is
-slower than ours. Speedups are without placement, while what UltraEP plans is charged. Placement takes 3 to 5 % of the
-step by row at 64 ranks where nothing hides it (review-gap, foremoe-figure-11), more of the shorter step by token. With
-it, ours and UltraEP come out close to each other there. The order of a single draw holds, but for ours and ReLibra at 8
-ranks, which are as quick. At 64 ranks, ours chosen once per step (`static`) is a little quicker than `resident`
-although its part of the ideal is smaller, since it sends less; and ReLibra passes UltraEP by token, though not by row.
-FEPLB, whose results pay in full for their way back, is slower than vanilla at 64 ranks in any draw: {mixed, 64 ranks, 5
-draws | feplb | speedup (token) | 2} by token.
+Result: By token, ours gains {bursty, 10 draws | foremoe | speedup (token) | 3 ±} on *bursty*, {DAPO-Math, 10 draws |
+foremoe | speedup (token) | 3 ±} on *DAPO-Math* and {mixed, 64 ranks, 5 draws | foremoe | speedup (token) | 3 ±} on 64
+ranks; by row {bursty, 10 draws | foremoe | speedup (row) | 3 ±}, {DAPO-Math, 10 draws | foremoe | speedup (row) | 3 ±}
+and {mixed, 64 ranks, 5 draws | foremoe | speedup (row) | 3 ±}. Speedups spread by less than two per cent of themselves,
+by row at 64 ranks by less than four, and nearly all of that is how uneven the drawn load is before planning. With
+planning charged, and paired by draw: on 64 ranks ReLibra's and UltraEP's steps are 6 % longer than ours by token and 7
+and 5 % by row; `static` is level (0.5 ± 0.5 % longer by token); `shared`, which needs a thirtieth of the memory, is 1
+to 2 % longer; preferring links is 5 % shorter by token and 3 % by row. On 8 ranks ReLibra is 0.4 and 0.7 % quicker than
+ours, as it has almost no planning to pay, UltraEP 3 and 6 % slower, half of which is its planning time of 72 µs,
+published for 64 ranks and 256 experts (*planned at once* has none), and `static` 6 %. FEPLB, whose results pay in full
+for their way back, is slower than vanilla at 64 ranks in any draw: {mixed, 64 ranks, 5 draws | feplb | speedup (token)
+| 2} by token.
 """
 
 from kit import System, drawn, paired

@@ -23,14 +23,13 @@ wrong keeps four fifths of its gain: {0 % elsewhere | foremoe | speedup (token) 
 speedup (token) | 2} by token, {0 % elsewhere | foremoe | speedup (row) | 2} becomes {20 % elsewhere | foremoe | speedup
 (row) | 2} by row. Rows that were not recorded cost as much as rows that were recorded wrong. UltraEP, which plans when
 the router of a layer has run, does not suffer ({0 % elsewhere | ultraep | speedup (token) | 2} by token). With a tenth
-of the rows elsewhere ours and ReLibra's are still quicker, also with our placement charged. With a fifth they are
-little quicker, and ours is slower than UltraEP where its placement is charged. If UltraEP's planning took no time, it
-would gain {20 % elsewhere | ultraep, planned at once | speedup (token) | 2} by token with a fifth elsewhere, more than
-ours, and where our placement is charged it would be level with ours if all rows go as recorded ({0 % elsewhere |
-ultraep, planned at once | speedup (token) | 2}). `static` is as quick as UltraEP by token while all rows go as
-recorded, and slower otherwise. Placement also takes ours behind ReLibra, which inside one node plans micro-step by
-micro-step and has almost none to pay. Systems that place by the past do not suffer, but gain 2 to 6 % by token and 4 to
-9 % by row to begin with.
+of the rows elsewhere ours and ReLibra's are still quicker, also with placement charged. With a fifth they are little
+quicker, and with placement charged ours is level with UltraEP. If UltraEP's planning took no time, it would gain {20 %
+elsewhere | ultraep, planned at once | speedup (token) | 2} by token with a fifth elsewhere, more than ours, but less if
+all rows go as recorded ({0 % elsewhere | ultraep, planned at once | speedup (token) | 2}). `static` is as quick as
+UltraEP by token while all rows go as recorded, and slower otherwise. Placement takes ours 1 % behind ReLibra, which
+inside one node plans micro-step by micro-step and has almost none to pay. Systems that place by the past do not suffer,
+but gain 2 to 6 % by token and 4 to 9 % by row to begin with.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ step it takes two ({mixed | static, G = 1 | speedup (token) | 2} with one, {mixe
 with two). More than that buys next to nothing: with four, `static` is the quickest of the table, 2 % ahead of
 `resident` by token and 1 % by row. `shared` needs room for two layers whatever their number, a thirty-sixth of the
 memory of `resident` in this model of 48 layers. It pays with a copy at every use, and is at most 1 % slower than
-`resident` with two slots by token, 1.5 % by row. But it is placed anew for every micro-step, which takes most time by
-far (*placement*, measured here and not in the speedup). The order of the three is the same with both dispatches; only
-the gain differs, nearly twice as much by row.
+`resident` with two slots by token, 1.5 % by row. Its micro-steps are placed one by one, so that the step waits for the
+first alone, and with planning charged it is as far behind as without. The order of the three is the same with both
+dispatches; only the gain differs, nearly twice as much by row.
 """
 
 from kit import System, drawn

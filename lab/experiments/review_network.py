@@ -9,8 +9,7 @@ whose network alone differs. A card reaches nine tenths of its rate, as the pres
 preset's latency. The model knows no shared cards: each of the four ranks that share one has a quarter of its rate even
 while the others send nothing, so that two cards of 800 Gb/s are eight of 200. That makes an uneven exchange over two
 cards look worse than it is. 800 Gb/s per rank is more than the preset's PCIe 5.0 carries; the model does not limit rows
-by it. *EPLB* knows the step's mean. *UltraEP* searches the whole group, *inside nodes* each node by itself. Five draws;
-placement is not charged.
+by it. *EPLB* knows the step's mean. *UltraEP* searches the whole group, *inside nodes* each node by itself. Five draws.
 
 Result: By token, balancing gains the less the slower the network is, for every system: ours {8 cards of 800 Gb/s |
 foremoe | speedup (token) | 2 ±} with eight cards of 800 Gb/s, {8 cards of 400 Gb/s | foremoe | speedup (token) | 3 ±}
@@ -22,11 +21,11 @@ foremoe, links | speedup (token) | 2 ±}. By row the order is the other way roun
 rank: ours {8 cards of 800 Gb/s | foremoe | speedup (row) | 2 ±} with 800 Gb/s and {2 cards of 100 Gb/s | foremoe |
 speedup (row) | 2 ±} with two cards of 100. ReLibra, whose copies stay inside nodes, comes next by token on every
 network ({8 cards of 400 Gb/s | ReLibra | speedup (token) | 3 ±} with 400 Gb/s, {2 cards of 100 Gb/s | ReLibra | speedup
-(token) | 2 ±} with two cards of 100). That is 6 % behind ours, about what our placement takes where no rollout hides it
-(up to 9 % of a step by token, foremoe-figure-11). UltraEP's copies follow the router and cross the network: it waits
-for them on every network, by token falls from {8 cards of 400 Gb/s | UltraEP | speedup (token) | 2} to {2 cards of 100
-Gb/s | UltraEP | speedup (token) | 2}, no more than EPLB's, and by row passes ReLibra from 400 Gb/s down. Searched
-inside nodes it waits for nothing and balances less: it is no quicker on any network.
+(token) | 2 ±} with two cards of 100). With planning charged that is 5 to 6 % behind ours, draw by draw, on every
+network. UltraEP's copies follow the router and cross the network: it waits for them on every network, by token falls
+from {8 cards of 400 Gb/s | UltraEP | speedup (token) | 2} to {2 cards of 100 Gb/s | UltraEP | speedup (token) | 2}, no
+more than EPLB's, and by row passes ReLibra from 400 Gb/s down. Searched inside nodes it waits for nothing and balances
+less: it is no quicker on any network.
 """
 
 from kit import System, drawn, paired

@@ -23,7 +23,7 @@ from .systems import System
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
 REFERENCE = re.compile(r"\{([^{}]*)\}")
 DIGITS = re.compile(r"(\d+)( ±)?")
-PAPERS = ("foremoe", "review", "feplb", "ultraep", "finemoe")  # the order of lists; others follow
+PAPERS = ("real", "foremoe", "review", "feplb", "ultraep", "finemoe")  # the order of lists; others follow
 
 
 @dataclass(frozen=True)
