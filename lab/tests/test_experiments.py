@@ -26,7 +26,7 @@ def test_every_experiment_is_read_and_told_once() -> None:
     for name in names:
         experiment = experiment_named(name)
         assert experiment.title and experiment.source and experiment.about and experiment.assumed, name
-    with pytest.raises(foremoe.InputError, match="no experiment 'figure-8'; there are foremoe-figure-4, "):
+    with pytest.raises(foremoe.InputError, match="no experiment 'figure-8'; there are real-routes, foremoe-figure-4, "):
         experiment_named("figure-8")
 
 
