@@ -18,12 +18,12 @@ ranks; by row {bursty, 10 draws | foremoe | speedup (row) | 3 ±}, {DAPO-Math, 1
 and {mixed, 64 ranks, 5 draws | foremoe | speedup (row) | 3 ±}. Speedups spread by less than two per cent of themselves,
 by row at 64 ranks by less than four, and nearly all of that is how uneven the drawn load is before planning. With
 planning charged, and paired by draw: on 64 ranks ReLibra's and UltraEP's steps are 6 % longer than ours by token and 7
-and 5 % by row; `static` is level (0.5 ± 0.5 % longer by token); `shared`, which needs a thirtieth of the memory, is 1
-to 2 % longer; preferring links is 5 % shorter by token and 3 % by row. On 8 ranks ReLibra is 0.4 and 0.7 % quicker than
-ours, as it has almost no planning to pay, UltraEP 3 and 6 % slower, half of which is its planning time of 72 µs,
-published for 64 ranks and 256 experts (*planned at once* has none), and `static` 6 %. FEPLB, whose results pay in full
-for their way back, is slower than vanilla at 64 ranks in any draw: {mixed, 64 ranks, 5 draws | feplb | speedup (token)
-| 2} by token.
+and 5 % by row; `static` is level (0.5 ± 0.5 % longer by token); `shared`, which needs a thirtieth of the memory, is 1 %
+longer; preferring links is 5 % shorter by token and 3 % by row. On 8 ranks `shared` is level, ReLibra is 0.5 and 0.9 %
+quicker than ours, as it has almost no planning to pay, UltraEP 3 and 6 % slower, half of which is its planning time of
+72 µs, published for 64 ranks and 256 experts (*planned at once* has none), and `static` 6 %. FEPLB, whose results pay
+in full for their way back, is slower than vanilla at 64 ranks in any draw: {mixed, 64 ranks, 5 draws | feplb | speedup
+(token) | 2} by token.
 """
 
 from kit import System, drawn, paired

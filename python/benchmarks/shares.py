@@ -72,6 +72,8 @@ def main() -> None:
     for residency in ("resident", "static"):
         measure(residency, SHAPE, {"residency": residency})
         measure(f"{residency}, bursty", SHAPE | BURSTY, {"residency": residency})
+    measure("shared", SHAPE, {"residency": "shared"})
+    measure("shared, first block", SHAPE | {"micro_steps": 1}, {"residency": "shared"})
     measure("tiny", TINY, {})
 
 
