@@ -17,7 +17,7 @@ from 2,048 on it hardly grows. It grows with nodes: with 4,096 tokens by token {
 (token) | 2 ±}, {8 nodes, 4096 tokens | foremoe | speedup (token) | 2 ±} and {16 nodes, 4096 tokens | foremoe | speedup
 (token) | 2 ±} on 1, 2, 4, 8 and 16 nodes, and by row {1 node, 4096 tokens | foremoe | speedup (row) | 2 ±} to {16
 nodes, 4096 tokens | foremoe | speedup (row) | 2 ±}. Planning takes up to 7 % of steps of 256 tokens and less than 1 %
-from 4,096 tokens on. On one node ReLibra is 0.4 to 4 % quicker than ours with planning included, as it has almost none
+from 4,096 tokens on. On one node ReLibra is 0.5 to 5 % quicker than ours with planning included, as it has almost none
 to pay; on more nodes ours is quicker by up to 12 %, but for 256 tokens on 16 nodes. `static` is level with ours on 8
 nodes and within 2 % on 16; it is quicker where micro-steps are small and nodes few, and 5 % slower on one and two nodes
 from 2,048 tokens on. Of an RL step that is 60 % rollout, a training step that is 1.49 times as quick leaves 1.15.
