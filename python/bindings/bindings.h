@@ -3,7 +3,8 @@
 // What the sources of foremoe._core share: the types that Python holds, arrays in and out, options from keywords.
 //
 // Python objects own what they show: a view keeps its object alive, and an object that refers to others (turns to plan
-// and load) shares them. Nothing that Python can hold is changed after it was made, so that calls run without the GIL.
+// and load) shares them. Nothing that Python can hold is changed after it was made, so that calls run without the GIL;
+// but for plans in the making, which grow under locks of their own, and RankTurns that follow one, under the GIL.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -54,7 +55,7 @@ class UnfinishedPlan {
   virtual ~UnfinishedPlan() = default;
   virtual const StepPlan& step() const = 0;
   virtual int num_micro_steps() const = 0;
-  virtual int num_planned() const = 0;        // micro-steps that were waited for
+  virtual int num_planned() const = 0;        // micro-steps that may be read
   virtual void wait_for(int micro_step) = 0;  // without the GIL; Ctrl-C ends it
 };
 

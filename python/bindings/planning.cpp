@@ -303,9 +303,9 @@ void bind_planning(nb::module_& m) {
   nb::class_<BackgroundPlan>(m, "RunningPlan",
                              R"(A plan that is made in the background; foremoe.start_plan() begins it.
 
-Micro-steps are planned in order. begin() returns the plan when its placement is final: slots and homes do not change
-any more. The quotas of a micro-step are final when wait_for() has returned, and under residency shared its slots; do
-not read those of later ones.)")
+Micro-steps are planned in order. begin() returns the plan when its placement is final: homes do not change any more, nor
+do slots, but under residency shared. The quotas of a micro-step are final when wait_for() has returned, and under
+residency shared its slots; do not read quotas of later ones.)")
       .def(
           "begin", &begun,
           "Waits until slots and homes are final, and returns the plan. Raises what planning raised, or PolicySkipped.")

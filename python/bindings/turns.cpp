@@ -18,10 +18,10 @@ struct Turns {
   std::shared_ptr<const StepInput> input;
   RankTurns turns;
 
-  // Under `shared` from peers, waits until copies that start at this turn, or earlier, are planned.
-  void wait_for_copies(TurnId t) {
+  // Under `shared` from peers, waits until the leases of micro-steps up to this one are there. The GIL guards lend().
+  void wait_for_leases(MicroStepId m) {
     if (!turns.is_growing()) return;
-    plan.running->wait_for(turns.needed_at(t).value);
+    plan.running->wait_for(m.value);
     turns.lend(num_planned(plan));
   }
 
@@ -232,10 +232,10 @@ those that have routes read slots().)")
       .def_prop_ro(
           "copies",
           [](const RankTurn& t) {
-            t.of->wait_for_copies(t.id);
+            t.of->wait_for_leases(t.of->turns.needed_by(t.id));
             return list_of(t.of->turns.arriving(t.id));
           },
-          "Copies that this turn waits for.")
+          "Copies that this turn waits for. Under residency shared with path peer, until they are planned.")
       .def(
           "slots", &row_slots_of, "routes"_a,
           R"(int32 [tokens, top_k]: the replica that serves each row, as rank * plan.num_slots + slot; -1 where there is no route.
@@ -286,7 +286,7 @@ Raises InputError for a plan of another load, a phase that the plan is not for, 
           "starting",
           [](Turns& t, int index) {
             const TurnId id = index_of(t, index);
-            t.wait_for_copies(id);
+            t.wait_for_leases(t.turns.needed_at(id));
             return list_of(t.turns.starting(id));
           },
           "turn"_a,

@@ -351,9 +351,9 @@ class RunningPlan:
     """
     A plan that is made in the background; foremoe.start_plan() begins it.
 
-    Micro-steps are planned in order. begin() returns the plan when its placement is final: slots and homes do not change
-    any more. The quotas of a micro-step are final when wait_for() has returned, and under residency shared its slots; do
-    not read those of later ones.
+    Micro-steps are planned in order. begin() returns the plan when its placement is final: homes do not change any more, nor
+    do slots, but under residency shared. The quotas of a micro-step are final when wait_for() has returned, and under
+    residency shared its slots; do not read quotas of later ones.
     """
 
     def begin(self) -> Plan:
@@ -615,7 +615,9 @@ class RankTurn:
     def rows_sent(self) -> int: ...
     @property
     def copies(self) -> list[Copy]:
-        """Copies that this turn waits for."""
+        """
+        Copies that this turn waits for. Under residency shared with path peer, until they are planned.
+        """
 
     def slots(
         self, routes: Annotated[NDArray[Any], dict(writable=False)]

@@ -46,7 +46,7 @@ class PlannedPhase:
         depth: int,
         in_flight: int = 1,
     ) -> None:
-        """Waits until the slots of the plan are final. Raises InputError for a plan that cannot be executed."""
+        """Waits until the plan may begin. Raises InputError for a plan that cannot be executed."""
         self.plan = running.begin()
         expect_executable(self.plan, in_flight)
         self.turns = foremoe.RankTurns(
@@ -54,7 +54,7 @@ class PlannedPhase:
         )
         self.num_micro_steps = load.num_micro_steps
         self.has_backward = phase == "policy_update"
-        self.wait_for = running.wait_for  # micro-step: until its quotas are final
+        self.wait_for = running.wait_for  # micro-step: until it is planned
         self._ranks = ranks
 
     def open(

@@ -90,7 +90,7 @@ def layers_of(rank: int, num_ranks: int, num_layers: int) -> range:
 
 
 def blocks_of(num_micro_steps: int) -> list[slice]:
-    """Of one micro-step, so that the first can begin; then each twice as long as all before it took to plan."""
+    """Of one micro-step, so that the first can begin; then each as long as all before it."""
     ends = [0]
     while ends[-1] < num_micro_steps:
         ends.append(min(num_micro_steps, max(1, 2 * ends[-1])))
@@ -98,43 +98,64 @@ def blocks_of(num_micro_steps: int) -> list[slice]:
 
 
 def _plan_in_blocks(growing: Any, group: Any, load: foremoe.Load, **planning: Any) -> None:
-    """Under residency shared, micro-steps are planned by themselves."""
+    """Where ours plans under residency shared, micro-steps are planned by themselves; else one block has all."""
+    streams = planning["policy"] == "foremoe" and planning.get("residency") == "shared"
+    blocks = blocks_of(load.num_micro_steps) if streams else [slice(None)]
     try:
-        if planning.get("residency") != "shared":
-            growing.append(_plan_together(group, load, **planning))
-            return
-        for block in blocks_of(load.num_micro_steps):
-            part = foremoe.Load.from_array(
-                load.array[block], top_k=load.top_k, ranks_per_node=load.ranks_per_node, name=load.name
-            )
-            growing.append(_plan_together(group, part, **planning))
+        failed: Exception | None = None  # on this rank, since the last gather
+        for block in blocks:
+            own = failed or _own_part(group, load, block, **planning)
+            gathered = gathered_bytes(pickle.dumps(own), group)
+            try:
+                failed = None
+                shares = [pickle.loads(share) for share in gathered]
+            except Exception as error:  # the other ranks go on to the next gather, where they learn of it
+                failed = error
+                continue
+            _raise_first(shares, own, dist.get_rank(group))
+            try:
+                growing.append(foremoe.Plan.join([share for share in shares if share is not None]))
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
     except BaseException as error:
         growing.fail(f"the plan could not be finished: {error}")
         raise
 
 
-def _plan_together(
+def _own_part(
     group: Any,
     load: foremoe.Load,
+    block: slice,
     *,
     policy: str,
     threads: int,
     previous: foremoe.Plan | None = None,
     **options: Any,
-) -> foremoe.Plan:
-    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
-    own: foremoe.Plan | Exception | None = None
-    cause: Exception | None = None
-    layers = layers_of(rank, num_ranks, load.num_layers)
+) -> foremoe.Plan | Exception | None:
+    """This rank's layers of a block of micro-steps; None where it has none, or why it could not plan them."""
+    rank = dist.get_rank(group)
     try:
-        if layers:  # foremoe.plan() would log its remarks on every rank in every step
-            own = _core._plan(load, policy, options, previous=previous, layers=layers, threads=threads)
+        layers = layers_of(rank, dist.get_world_size(group), load.num_layers)
+        if not layers:
+            return None
+        if block != slice(None):
+            load = foremoe.Load.from_array(
+                load.array[block], top_k=load.top_k, ranks_per_node=load.ranks_per_node, name=load.name
+            )
+        # foremoe.plan() would log its remarks on every rank in every step
+        return _core._plan(load, policy, options, previous=previous, layers=layers, threads=threads)
     except (foremoe.InputError, foremoe.PolicySkipped) as error:
-        own = cause = error
+        return error
     except Exception as error:
-        own, cause = RuntimeError(f"rank {rank} could not plan its layers: {error!r}"), error
-    shares = [pickle.loads(share) for share in gathered_bytes(pickle.dumps(own), group)]
+        raised = RuntimeError(f"rank {rank} could not plan its layers: {error!r}")
+        raised.__cause__ = error
+        return raised
+
+
+def _raise_first(shares: list[Any], own: foremoe.Plan | Exception | None, rank: int) -> None:
+    """Raises what the first of the ranks that failed could not do; its own where that is this one."""
     for of, share in enumerate(shares):
         if isinstance(share, Exception):
-            raise share from (cause if of == rank else None)
-    return foremoe.Plan.join([share for share in shares if share is not None])
+            raise own if of == rank and isinstance(own, Exception) else share

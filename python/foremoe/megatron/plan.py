@@ -67,7 +67,7 @@ class Plan:
         self._buffers = buffers
 
     def begin(self) -> foremoe.Plan:
-        """Waits until slots are final; the quotas of micro-step m are when wait_for(m) has returned."""
+        """Waits until it may begin; micro-step m is planned when wait_for(m) has returned."""
         return self._running.begin()
 
     def wait_for(self, micro_step: int) -> None:

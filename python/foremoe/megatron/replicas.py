@@ -279,17 +279,18 @@ class Replicas:
         others: list[int] = []
         made: foremoe.Plan | None = None
         decides: list[Any] = []
+        slots: np.ndarray[Any, Any] = np.zeros(0)
         try:
             if not isinstance(plan, Plan) or isinstance(plan, NoPlan) == bool(self._layers):
                 raise foremoe.InputError(f"plan: is {type(plan).__name__}; expected what plan() returns", field="plan")
             if self._layers:
                 made = self._executable(plan)
                 decides = [plan.load.digest, plan.phase, made.guest_slots]
+                slots = slots_at_begin(made)
         except Exception as error:
             refused = error
         if self._layers:
             decides.append([moe.trained() for moe in self._moes])
-            slots = np.zeros(0) if made is None else slots_at_begin(made)
             others = others_than(decides, slots, self._ranks.group, self._device)
         elsewhere = self._agreement.any(refused is not None or bool(others))
         if refused is not None:

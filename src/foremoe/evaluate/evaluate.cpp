@@ -70,6 +70,7 @@ class Evaluator {
     double placement_seconds = 0;  // all are planned before one is chosen
     for (const Evaluation& one : tried) placement_seconds += one.placement_seconds;
     Evaluation best = std::move(tried[choose_residency(trials, options_.memory_budget()).trial]);
+    best.whole_placement_seconds += placement_seconds - best.placement_seconds;
     best.placement_seconds = placement_seconds;
     try_free_recompute(best);
     if (best.step) charge_placement(best.placement_seconds, options_.rollout_tail_seconds, *best.step);
@@ -92,8 +93,10 @@ class Evaluator {
                        .rollout_seconds = options_.rollout_seconds,
                        .placement_seconds = e.placement_seconds,
                        .rollout_tail_seconds = options_.rollout_tail_seconds});
-    const bool has_arena = e.step->recompute.arena > Bytes{0} || e.step->policy_update.arena > Bytes{0};
-    if (e.plan.residency == Residency::kShared && has_arena) {
+    const auto fills_arena = [&](Phase phase, const SimulatedPhase& of) {
+      return e.plan_of(phase).residency == Residency::kShared && of.arena > Bytes{0};
+    };
+    if (fills_arena(Phase::kRecompute, e.step->recompute) || fills_arena(Phase::kPolicyUpdate, e.step->policy_update)) {
       e.placement_seconds = e.whole_placement_seconds;
       charge_placement(e.placement_seconds, options_.rollout_tail_seconds, *e.step);
     }
@@ -185,6 +188,7 @@ class Evaluator {
     std::optional<MeasuredPlan> free = plan_recompute(Residency::kFree, why_not);
     if (!free) return;
     best.placement_seconds += free->placement_seconds;
+    best.whole_placement_seconds += free->placement_seconds;
     Evaluation other = best;
     other.recompute_plan = std::move(free->step.plan);
     check(other);

@@ -102,6 +102,21 @@ TEST_F(Placement, WaitsForTheFirstMicroStepUnlessArenasHoldWhatTheWholePhaseFetc
   EXPECT_DOUBLE_EQ(placement(Residency::kResident, PathChoice::kHost), 2 + 1);
 }
 
+// All are planned before one is chosen, whichever it is: shared with arenas, static, resident, and free for recompute.
+TEST_F(Placement, OfAChosenResidencyIsThatOfAllThatWereTried) {
+  const auto chosen = [&](double gigabytes) {
+    EvaluateOptions options{.planner = {.guest_slots = 2}, .path = PathChoice::kHost, .planners = 1};
+    options.choose_residency = true;
+    options.memory_budget_gigabytes = gigabytes;
+    const Evaluation e = evaluate(Slow(), input_, options, {.pool = pool_, .cost = &cost_});
+    EXPECT_DOUBLE_EQ(e.placement_seconds / cost_.model().moe_layers, (2 + 1 + 4) + 3 * (2 + 1));
+    EXPECT_EQ(e.step->exposed_placement_seconds, e.placement_seconds);
+    return e.plan.residency;
+  };
+  EXPECT_NE(chosen(0), Residency::kShared);
+  EXPECT_EQ(chosen(1e-6), Residency::kShared) << "the one that needs least memory";
+}
+
 TEST_F(Placement, OfAMicroStepIsAnEqualPartWherePoliciesPlanThemAlike) {
   const auto first = [&](const char* name, Residency residency) {
     const PolicyResult result = policy_named(name).plan(

@@ -4,7 +4,7 @@
 // It is all that passes from the planner to whoever checks, simulates or executes.
 //
 // A rank has E/R home slots, ascending expert ids, then G guest slots. With `Residency::kFree` any expert
-// may sit in any slot. An expert that stays keeps its slot.
+// may sit in any slot. An expert that stays keeps its slot; under `Residency::kShared` no guest does.
 //
 // Rank loads and copies are not stored. They follow from the slots: planned_loads() and CopyFinder derive them.
 

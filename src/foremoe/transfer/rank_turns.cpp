@@ -71,6 +71,10 @@ RankTurns::RankTurns(const StepPlan& plan, const LoadTable& load, RankId rank,
     throw InputError({.field = "load"}, fmt::format("has shape [{}], but the plan is for [{}]",
                                                     fmt::join(load.load.shape(), ", "), fmt::join(expected, ", ")));
   }
+  for (int t = 0; t < order().size(); ++t) {
+    const MicroStepId m = order()[TurnId{t}].micro_step;
+    needed_.push_back(needed_.empty() ? m : std::max(needed_.back(), m));
+  }
   index_starting();
 }
 
@@ -99,11 +103,7 @@ void RankTurns::lend(int planned) {
 }
 
 MicroStepId RankTurns::needed_at(TurnId t) const {
-  MicroStepId last{0};
-  if (plan_.residency != Residency::kShared) return last;
-  const int end = std::min(order().size(), t.value + schedule_->depth);
-  for (int later = t.value; later < end; ++later) last = std::max(last, order()[TurnId{later}].micro_step);
-  return last;
+  return needed_by(TurnId{std::min(order().size(), t.value + schedule_->depth) - 1});
 }
 
 TurnId RankTurns::turn(Pass pass, MicroStepId micro_step, LayerId layer) const {

@@ -68,7 +68,9 @@ class RankTurns {
   // So many micro-steps are planned now. Spans that were given out before are no longer valid.
   void lend(int planned);
   bool is_growing() const { return lending_ != nullptr && lending_->lent_turns < order().size(); }
-  // The last micro-step whose placement starting(t) needs.
+  // The last micro-step whose placement arriving(t) needs, and starting(t). Turns follow in order, so that is the last
+  // one of any turn until then.
+  MicroStepId needed_by(TurnId t) const { return needed_[t.index()]; }
   MicroStepId needed_at(TurnId t) const;
 
   // Throws InputError, field `pass`, `micro_step` or `layer`, for one that the phase does not have.
@@ -111,6 +113,7 @@ class RankTurns {
   const RankId rank_;
   std::shared_ptr<const TransferSchedule> schedule_;
   std::shared_ptr<TransferSchedule> lending_;  // the same, where lend() goes on with it; else null
+  std::vector<MicroStepId> needed_;            // [turn], the last micro-step of any turn until then
   Array<ExpertId, 3> home_expert_;             // [layer][rank][home slot]
   std::vector<ScheduledCopy> starting_;        // by turn in which they start, then as in the schedule
   std::vector<std::size_t> first_starting_;    // [num_turns() + 1], into starting_

@@ -287,6 +287,28 @@ TEST(LentTurns, ThatFollowThePlanMicroStepByMicroStepAreThoseOfTheWholePlan) {
   EXPECT_GT(copies, 100U);
 }
 
+// Whoever asks for a late turn first gets all of its copies.
+TEST(LentTurns, AreThereForAnyTurnThatIsAskedForFirst) {
+  const LoadTable load = test::random_load(kShape, 7);
+  const StepPlan whole = test::random_plan(load, {Residency::kShared, 2, 3}, 7);
+  RankTurnsOptions options{.rank = RankId{1}, .schedule = {.phase = Phase::kPolicyUpdate, .path = PathChoice::kPeer}};
+  const RankTurns all(whole, load, options);
+  for (int t = 0; t < all.order().size(); ++t) {
+    for (const bool starting : {false, true}) {
+      StepPlan plan = without_guests(whole);
+      options.planned = 0;
+      RankTurns turns(plan, load, options);
+      const int needed = (starting ? turns.needed_at(TurnId{t}) : turns.needed_by(TurnId{t})).value;
+      for (int m = 0; m <= needed; ++m) arrive(whole, MicroStepId{m}, plan);
+      turns.lend(needed + 1);
+      const auto asked = [&](const RankTurns& of) {
+        return starting ? of.starting(TurnId{t}) : of.arriving(TurnId{t});
+      };
+      EXPECT_TRUE(std::ranges::equal(asked(turns), asked(all))) << "turn " << t;
+    }
+  }
+}
+
 TEST(LentTurns, NeedNoMoreThanTheMicroStepsWhoseCopiesBegin) {
   const LoadTable load = test::random_load(kShape, 7);
   const StepPlan plan = test::random_plan(load, {Residency::kShared, 2, 1}, 7);
