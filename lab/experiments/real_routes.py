@@ -12,21 +12,22 @@ gpt-oss-20b but full attention in every layer. It is no RL: greedy decoding, one
 most 511 tokens a sequence; the source flags about 30 % of the sequences as repetitive. A step has 5 to 34 micro-steps,
 so planning and copies weigh more than in training runs.
 
-Result: On one node every system that plans by the recorded routes reaches about the same: with 1,024 tokens by category
-and one guest slot ours gains {8 ranks, 1024 tokens, G = 1, by category | foremoe | speedup | 3}, `static` {8 ranks,
-1024 tokens, G = 1, by category | static | speedup | 3} and ReLibra {8 ranks, 1024 tokens, G = 1, by category | relibra
-| speedup | 3}; EPLB, which knows the step's mean, gains {8 ranks, 1024 tokens, G = 1, by category | eplb | speedup |
-3}. Planning takes 1 to 3 % of these short steps from ours, and less than 1 % from `static` and ReLibra, so that both
-are 1 to 2 % ahead with planning included. With two slots `static` nearly balances every micro-step (ρ {8 ranks, 1024
-tokens, G = 2, by category | static | rho_max | 3} at most). On two nodes the busiest rank has twice the mean, and gains
-are larger: with 4,096 tokens {16 ranks, 4096 tokens, G = 1, by category | foremoe | speedup | 3} by category and {16
-ranks, 4096 tokens, G = 1, shuffled | foremoe | speedup | 3 ±} shuffled, beside {16 ranks, 4096 tokens, G = 1, shuffled
-| eplb | speedup | 3} of EPLB, {16 ranks, 4096 tokens, G = 1, shuffled | relibra | speedup | 3} of ReLibra and {16
-ranks, 4096 tokens, G = 1, shuffled | ultraep | speedup | 3} of UltraEP, which the router of each layer makes wait.
-Small micro-steps hide few copies between nodes: with 512 tokens and one slot our default gains {16 ranks, 512 tokens, G
-= 1, by category | foremoe | speedup | 3} and `static`, which copies less, {16 ranks, 512 tokens, G = 1, by category |
-static | speedup | 3}; `shared`, which copies at every use, is slower than no plan. `--residency auto` finds `static`
-there. So for these routes `static` suffices.
+Result: On one node every system that plans by the recorded routes reaches about the same from 1,024 tokens on: with
+1,024 by category and one guest slot ours gains {8 ranks, 1024 tokens, G = 1, by category | foremoe | speedup | 3},
+`static` {8 ranks, 1024 tokens, G = 1, by category | static | speedup | 3} and ReLibra {8 ranks, 1024 tokens, G = 1, by
+category | relibra | speedup | 3}; EPLB, which knows the step's mean, gains {8 ranks, 1024 tokens, G = 1, by category |
+eplb | speedup | 3}. Planning takes 1 to 3 % of these short steps from ours, and less than 1 % from `static` and
+ReLibra, so that with one slot both are 1 to 2 % ahead with planning included. With 512 tokens ReLibra is 3 % behind.
+With two slots `static` nearly balances every micro-step (ρ {8 ranks, 1024 tokens, G = 2, by category | static | rho_max
+| 3} at most). On two nodes the busiest rank has twice the mean, and gains are larger: with 4,096 tokens {16 ranks, 4096
+tokens, G = 1, by category | foremoe | speedup | 3} by category and {16 ranks, 4096 tokens, G = 1, shuffled | foremoe |
+speedup | 3 ±} shuffled, beside {16 ranks, 4096 tokens, G = 1, shuffled | eplb | speedup | 3} of EPLB, {16 ranks, 4096
+tokens, G = 1, shuffled | relibra | speedup | 3} of ReLibra and {16 ranks, 4096 tokens, G = 1, shuffled | ultraep |
+speedup | 3} of UltraEP, which the router of each layer makes wait. Small micro-steps hide few copies between nodes:
+with 512 tokens and one slot our default gains {16 ranks, 512 tokens, G = 1, by category | foremoe | speedup | 3} and
+`static`, which copies less, {16 ranks, 512 tokens, G = 1, by category | static | speedup | 3}; `shared`, which copies
+at every use, is slower than no plan. `--residency auto` finds `static` there, but has planned four times, which costs
+more than it saves in steps so short. So for these routes `static` suffices.
 """
 
 from kit import System, paired, recorded

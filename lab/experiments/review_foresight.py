@@ -46,7 +46,7 @@ from typing import Any
 
 import numpy as np
 
-from foremoe import Load, _core
+from foremoe import InputError, Load, _core
 from kit import Case, Gathering, Measured, System, drawn, like, paired
 
 NEWEST = 0.1  # weight of the newest micro-step in the moving average: the default of eplb-ema
@@ -61,6 +61,8 @@ class Forecasting(System):
 
     def __init__(self, label: str, policy: str, *, forecast: str, **options: Any) -> None:
         super().__init__(label, policy, **options)
+        if forecast not in ("step", "former_step", "former_micro_steps", "average"):
+            raise InputError(f"{label}: no forecast '{forecast}'")
         self.forecast = forecast
 
     def measure(self, case: Case) -> dict[str, Measured]:

@@ -18,18 +18,18 @@ the mixed routing model of figure 8 on 64 ranks of eight nodes.
 Result: Balance is not what ours lacks. Its slots leave less than a thousandth of the ideal step, whole tokens nothing,
 and copies next to nothing. Replicas take 4 to 5 thousandths at 8 ranks and less at 64, since parts of experts do not
 fill their tiles; more slots make that worse. What remains is exchange, for sources send unevenly even where all ranks
-receive the same: by token 3 % of the ideal step in one node and 5 % between eight nodes, by row 1.5 and 8 %. Preferring
+receive the same: by token 3 % of the ideal step in one node and 4 % between eight nodes, by row 1.5 and 7 %. Preferring
 links takes that away between nodes by token (the plan sends less than vanilla's mean), and nearly half of it by row.
-Searching to the last token would save 1 in 1,000 at 8 ranks; at 64 it saves 6 in 1,000 by token and 3 by row, nearly
-all of it in exchange, and places longer. And there is the time of placement, measured here, where no rollout hides it:
-2 % of the ideal step at 8 ranks, and at 64 up to 6 % by token and 4 % by row. Of the review's guesses only the
-planner's time holds for ours: not its balance, not memory, not copies, and experts are balanced in every layer. The
-table also says why the dispatch decides what balancing gains: of what vanilla has beyond the ideal step at 64 ranks,
-uneven exchange is 28 % by token, and 86 % by row. The planner as the review tells it lacks balance above all, and its
-uneven loads make exchange uneven. EPLB that knows each micro-step is as even as ours in one node, and waits little for
-its copies ({DAPO-Math | EPLB that knows the micro-step | gap_copies_ms (token) | 0} ms by token). It is quicker than
-ours there: since homes may move too, fewer rows travel, and exchange takes {DAPO-Math | EPLB that knows the micro-step
-| gap_exchange_ms (token) | 0} ms more than in the ideal step, where ours takes {DAPO-Math | foremoe | gap_exchange_ms
+Searching to the last token saves nothing to speak of: at most 1 in 1,000, and at 64 ranks by token it is 3 in 1,000
+slower, by its exchange. And there is the time of placement, measured here, where no rollout hides it: 1 % of the ideal
+step at 8 ranks, and 0.2 % at 64, whose ranks share it. So none of the review's guesses holds for ours: not the
+planner's time, not its balance, not memory, not copies, and experts are balanced in every layer. The table also says
+why the dispatch decides what balancing gains: of what vanilla has beyond the ideal step at 64 ranks, uneven exchange is
+28 % by token, and 86 % by row. The planner as the review tells it lacks balance above all, and its uneven loads make
+exchange uneven. EPLB that knows each micro-step is as even as ours in one node, and waits little for its copies
+({DAPO-Math | EPLB that knows the micro-step | gap_copies_ms (token) | 0} ms by token). It is quicker than ours there:
+since homes may move too, fewer rows travel, and exchange takes {DAPO-Math | EPLB that knows the micro-step |
+gap_exchange_ms (token) | 0} ms more than in the ideal step, where ours takes {DAPO-Math | foremoe | gap_exchange_ms
 (token) | 0} (review-free-placement). With 64 ranks of two experts each it is less even, and sends more than ours.
 """
 

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from foremoe import InputError
 
-from .columns import COLUMNS, Column
+from .columns import COLUMNS, OVER_STEPS, Column
 from .inputs import Input
 from .systems import System
 
@@ -77,20 +77,26 @@ class Experiment:
     across: bool = False
 
     def __post_init__(self) -> None:
-        """Raises InputError for a label or column that is not there."""
+        """Raises InputError for a label, column or statistic that is not there, and for what is there twice."""
         labels, systems = [on.label for on in self.inputs], [system.label for system in self.systems]
         known = {"input": labels, "system": systems, "column": [c.name for c in self.columns]}
         for what, names in known.items():
-            if len(set(names)) < len(names):
-                raise InputError(f"{self.name}: {what} '{max(names, key=names.count)}' twice")
+            self._expect_once(what, names)
         for system in self.systems:
             for column in known["column"]:
                 if system.columns is not None and column not in system.columns:
                     raise InputError(f"{self.name}: column '{column}' is not defined for {system.label}")
-        known["relative_to"] = systems
-        for of in (*self.published, *self.aims):
+        known |= {"relative_to": systems, "versus": systems, "over_steps": list(OVER_STEPS)}
+        for of in (*self.published, *self.aims, *self.inputs, *self.columns):
             self._expect({key: value for key, value in vars(of).items() if value}, known)
-        known["column"] = [c.name for c in self.headings]
+        self._expect_once("published", [f"{p.column} of {p.system} on {p.input} {p.note}" for p in self.published])
+        for aim in self.aims:
+            if aim.at_least is None and aim.at_most is None:
+                raise InputError(f"{self.name}: an aim of {aim.column} has neither at_least nor at_most")
+        self._expect_references(known | {"column": [c.name for c in self.headings]})
+
+    def _expect_references(self, known: dict[str, list[str]]) -> None:
+        """Of the result, to exact or modelled cells of the table."""
         for match in REFERENCE.finditer(self.result):
             cell = reference(match)
             if len(cell) not in (3, 4) or not all(map(DIGITS.fullmatch, cell[3:])):
@@ -98,11 +104,17 @@ class Experiment:
             self._expect(dict(zip(("input", "system", "column"), cell, strict=False)), known)
             if next(c for c in self.headings if c.name == cell[2]).origin == "measured here":
                 raise InputError(f"{self.name}: '{match[0]}' is measured, and differs from run to run")
+            if cell[-1].endswith("±") and next(on for on in self.inputs if on.label == cell[0]).draws == 1:
+                raise InputError(f"{self.name}: '{match[0]}': '{cell[0]}' has one draw")
 
-    def _expect(self, of: dict[str, str], known: dict[str, list[str]]) -> None:
+    def _expect(self, of: dict[str, object], known: dict[str, list[str]]) -> None:
         for key, value in of.items():
             if key in known and value not in known[key]:
                 raise InputError(f"{self.name}: no {key} '{value}'; there are {', '.join(known[key])}")
+
+    def _expect_once(self, what: str, names: list[str]) -> None:
+        if len(set(names)) < len(names):
+            raise InputError(f"{self.name}: {what} '{max(names, key=names.count)}' twice")
 
     @property
     def headings(self) -> list[Column]:
@@ -110,8 +122,8 @@ class Experiment:
         return [heading for column in self.columns for heading in self.headings_of(column)]
 
     def headings_of(self, column: Column) -> list[Column]:
-        several = next((on.dispatches for on in self.inputs if len(on.by_dispatch) > 1), ())
-        return [column.with_dispatch(d) for d in several] if several and column.by_dispatch else [column]
+        several = tuple(dict.fromkeys(dispatch for on in self.inputs for dispatch in on.by_dispatch))
+        return [column.with_dispatch(d) for d in several] if len(several) > 1 and column.by_dispatch else [column]
 
 
 def reference(match: re.Match[str]) -> list[str]:
@@ -136,11 +148,20 @@ def experiment_named(name: str) -> Experiment:
 
 
 def experiment_of(module: ModuleType, name: str) -> Experiment:
-    """The experiment that a module describes."""
+    """The experiment that a module describes. Raises InputError for a paragraph or a name that means nothing."""
     title, source, about, *told = (" ".join(part.split()) for part in (module.__doc__ or "").strip().split("\n\n"))
-    said = dict(part.split(": ", 1) for part in told)
-    given = {key: value for key, value in vars(module).items() if key in Experiment.__dataclass_fields__}
+    said = {heading: text for heading, _, text in (part.partition(": ") for part in told)}
+    if unknown := sorted(said.keys() - {"We assume", "Result"}):
+        raise InputError(f"{name}: a paragraph begins with '{unknown[0][:40]}', expected We assume: or Result:")
+    given = {}
+    for key, value in vars(module).items():
+        if key in Experiment.__dataclass_fields__:
+            given[key] = value
+        elif key.islower() and not key.startswith("_") and type(value) in (list, tuple, bool):
+            raise InputError(f"{name}: '{key}' is nothing of an experiment")
+    for column in module.columns:
+        if isinstance(column, str) and column not in COLUMNS:
+            raise InputError(f"{name}: no column '{column}'; there are {', '.join(COLUMNS)}")
     given["columns"] = [COLUMNS[c] if isinstance(c, str) else c for c in module.columns]
-    return Experiment(
-        name, title.rstrip("."), source.rstrip("."), about, said["We assume"], said.get("Result", ""), **given
-    )
+    assumed, result = said.get("We assume", ""), said.get("Result", "")
+    return Experiment(name, title.rstrip("."), source.rstrip("."), about, assumed, result, **given)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 import foremoe
-from foremoe import Load, Plan, Trace, _core
+from foremoe import InputError, Load, Plan, Trace, _core
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Options = Mapping[str, Any]
 
+DISPATCHES = ("token", "row")
 _TABLES = _core._option_tables()
 _MODELLED = {option["name"] for table in ("cost", "simulation") for option in _TABLES[table]} - {"path"}  # a system's
 
@@ -53,6 +54,12 @@ class Input:
     over_steps: str = ""
     former_plan: bool = False
     estimated: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a dispatch that does not exist, and for options that exclude each other."""
+        for dispatch in self.dispatches:
+            if dispatch not in DISPATCHES:
+                raise InputError(f"{self.label}: no dispatch '{dispatch}'; there are {', '.join(DISPATCHES)}")
 
     @property
     def by_dispatch(self) -> tuple[str, ...]:
@@ -114,6 +121,13 @@ def drawn(
         and top_k where these are absent.
     """
     modelled, synthesis, seed = _divided(options)
+    kinds = {"trace": trace, "drift": bool(drift), "former_step": former_step}
+    if sum(kinds.values()) > 1:
+        raise InputError(f"{label}: {', '.join(kind for kind, given in kinds.items() if given)} exclude each other")
+    if (drift or plan_each_step) and steps == 1:
+        raise InputError(f"{label}: drift and plan_each_step need several steps")
+    if (former_step and plan_each_step) or (former_plan and not former_step):
+        raise InputError(f"{label}: former_step cannot be beside plan_each_step, and former_plan needs it")
 
     def draw(seed: int) -> Drawn:
         if trace:
@@ -143,6 +157,10 @@ def recorded(
     """
     modelled = {key: options.pop(key) for key in list(options) if key in _MODELLED}
     is_trace = not pathlib.Path(file).name.startswith("load-")
+    if (shuffled or batching) and not is_trace:
+        raise InputError(f"{label}: a load table is batched already")
+    if options.get("draws", 1) > 1 and not shuffled:
+        raise InputError(f"{label}: every draw is the same unless shuffled")
 
     def draw(seed: int) -> Drawn:
         if not is_trace:

@@ -31,14 +31,19 @@ class Cell:
 @dataclass(frozen=True)
 class JudgedAim:
     """heading: the aim's column, with one dispatch. figures: how many the aim speaks of. worst: of them the one closest
-    to missing it, or furthest from it; 0 where there are none, and then it is not met.
+    to missing it, or furthest from it; 0 where there are none, and then it is not met. missing: how many cells have no
+    figure; then it is not met either.
     """
 
     aim: Aim
     heading: Column
     figures: int
     worst: float
-    met: bool
+    missing: int
+
+    @property
+    def met(self) -> bool:
+        return self.figures > 0 and self.missing == 0 and _room(self.aim, self.worst) >= 0
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,12 @@ class Result:
         figures = []
         for (on, system), cell in cells.items():
             unit = cells.get((on, aim.relative_to), Cell((1.0,) * (at + 1)))
-            if aim.input in ("", on) and aim.system in ("", system) and not cell.skipped and not unit.skipped:
-                figures.append(ratio(cell.figures[at], unit.figures[at]))
-        figures = [figure for figure in figures if not math.isnan(figure)]
-        worst = min(figures, key=lambda figure: _room(aim, figure), default=0.0)
-        return JudgedAim(aim, heading, len(figures), worst, met=bool(figures) and _room(aim, worst) >= 0)
+            if aim.input in ("", on) and aim.system in ("", system):
+                known = not cell.skipped and not unit.skipped
+                figures.append(ratio(cell.figures[at], unit.figures[at]) if known else math.nan)
+        there = [figure for figure in figures if not math.isnan(figure)]
+        worst = min(there, key=lambda figure: _room(aim, figure), default=0.0)
+        return JudgedAim(aim, heading, len(there), worst, missing=len(figures) - len(there))
 
 
 def run_experiment(

@@ -206,7 +206,8 @@ def _tell_judged(judged: JudgedAim) -> str:
         return f"{text}: nothing to judge by"
     worst = fixed(judged.worst, 3 if aim.relative_to else judged.heading.digits)
     which = "it is" if judged.figures == 1 else "the worst is"
-    return f"{text}: {'met' if judged.met else 'missed'}, {which} {worst}"
+    without = f"; {judged.missing} without a figure" if judged.missing else ""
+    return f"{text}: {'met' if judged.met else 'missed'}, {which} {worst}{without}"
 
 
 def _unpublished(e: Experiment) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import foremoe
 from kit import Aim, Case, Measured, Published, System, drawn, like, paired, recorded
 from kit.columns import COLUMNS
+from kit.experiment import experiment_of
 from kit.inputs import ROOT
 from kit.run import run_experiment
 from kit.text import to_json, to_markdown, to_rows, to_text
@@ -77,6 +79,9 @@ def test_a_system_that_cannot_plan_is_skipped_and_without_the_first_nothing_is_c
         ({"result": "{w2 | none | rho_mean | two}"}, "expected"),
         ({"result": "{w2 | nobody | rho_mean}"}, "no system 'nobody'"),
         ({"result": "{w2 | none | all_plan_us}"}, "is measured, and differs from run to run"),
+        ({"result": "{w2 | none | rho_mean | 2 ±}"}, "'w2' has one draw"),
+        ({"aims": [Aim("rho_mean")]}, "neither at_least nor at_most"),
+        ({"published": 2 * [Published("rho_mean", 1, "w2", "none")]}, "published 'rho_mean of none on w2 ' twice"),
     ],
 )
 def test_what_names_no_cell_of_the_table_is_refused(keywords: dict[str, Any], problem: str) -> None:
@@ -84,6 +89,31 @@ def test_what_names_no_cell_of_the_table_is_refused(keywords: dict[str, Any], pr
         experiment(["rho_mean", "all_plan_us"], [NONE, OURS], [W2], **keywords)
     with pytest.raises(foremoe.InputError, match="system 'none' twice"):
         experiment(["rho_mean"], [NONE, NONE], [W2])
+
+
+def test_what_means_nothing_in_an_experiment_is_refused() -> None:
+    with pytest.raises(foremoe.InputError, match="no versus 'ourz'"):
+        experiment(["rho_mean", paired("ourz")], [NONE], [W2])
+    for make, problem in (
+        (lambda: drawn("w", trace=True, former_step=True, **SPREAD), "trace, former_step exclude each other"),
+        (lambda: drawn("w", drift=0.5, **SPREAD), "need several steps"),
+        (lambda: drawn("w", dispatch="rwo", **SPREAD), "no dispatch 'rwo'"),
+        (lambda: drawn("w", former_plan=True, **SPREAD), "former_plan needs it"),
+        (lambda: recorded("w", "data/rollout-math.safetensors", draws=3), "every draw is the same"),
+        (lambda: recorded("w", "data/load-q30-ep8.safetensors", shuffled=True), "is batched already"),
+    ):
+        with pytest.raises(foremoe.InputError, match=problem):
+            make()
+    text = "Title.\n\nSource.\n\nAbout.\n\nWe assume: Nothing.\n\n"
+    for more, names, problem in (
+        ("Results: It is so.", {}, "a paragraph begins with 'Results'"),
+        ("Result: It is so.", {"aim": []}, "'aim' is nothing of an experiment"),
+        ("Result: It is so.", {"columns": ["rho_men"]}, "no column 'rho_men'"),
+    ):
+        module = types.ModuleType("mine", text + more)
+        vars(module).update({"inputs": [W2], "systems": [NONE], "columns": ["rho_mean"]} | names)
+        with pytest.raises(foremoe.InputError, match=problem):
+            experiment_of(module, "mine")
 
 
 def test_what_cannot_be_run_is_named_with_system_and_input() -> None:
