@@ -56,7 +56,7 @@ systems = [
     System("foremoe, links", "foremoe", prefer="links"),
 ]
 columns = [
-    "speedup", "placed_speedup", paired("foremoe", placed=True), "placement_s", "of_ideal", "rho_mean", "rho_max", "copies",
-    "exposed_ms",
+    "speedup", "placed_speedup", paired("foremoe", placed=True), "placement_s", "guest_gib", "of_ideal", "rho_mean",
+    "rho_max", "copies", "exposed_ms",
 ]
 secondary = True

@@ -86,7 +86,12 @@ def to_rows(result: Result, *, measured: bool = True) -> Rows:
 
 def remarks(result: Result) -> list[str]:
     """What was published and has no place in the table, and whether aims are met."""
-    told = [_tell_published(result, p) for p in result.experiment.published if p.note or not _stands_in_table(p)]
+    skipped = {(on.label, system.label) for on, system, cell in result.runs() if cell.skipped}
+    told = [
+        _tell_published(result, p)
+        for p in result.experiment.published
+        if p.note or not _stands_in_table(p) or (p.input, p.system) in skipped
+    ]
     return told + [_tell_judged(judged) for judged in result.judged()]
 
 

@@ -260,3 +260,9 @@ def test_by_token_a_drawn_trace_is_counted_and_a_load_estimated() -> None:
     assert result.cells[0][0].figures[0] != result.cells[1][0].figures[0]
     assert "by token (estimated, but for traces): step, ms" in to_markdown(result)
     assert STRAGGLER.origin == "exact"
+
+
+def test_what_was_published_of_a_skipped_system_is_told_below_the_table() -> None:
+    cannot = System("none", "finemoe-symmetric", guest_slots=3)
+    result = run(["rho_mean"], [cannot], [W2], published=[Published("rho_mean", 2.4, "w2", "none")])
+    assert "- Published: ρ mean of none, w2 2.4\n" in to_markdown(result)
