@@ -8,9 +8,11 @@ PACKAGE = "python/foremoe"
 def python_file(tree, name):
     """The file of a dotted name in the package, or of the module that the name is defined in; None elsewhere."""
     parts = name.split(".")
+    if parts[:2] == ["foremoe", "_core"]:  # the extension module
+        return None
     while parts and parts[0] == "foremoe":
         stem = "/".join([PACKAGE, *parts[1:]])
-        for path in (f"{stem}.py", f"{stem}.pyi", f"{stem}/__init__.py"):
+        for path in (f"{stem}.py", f"{stem}/__init__.py"):
             if path in tree:
                 return path
         parts.pop()
@@ -73,7 +75,6 @@ BROKEN = {
 # Files that keep it, close to the edge.
 CLEAN = {
     "python/foremoe/__init__.py": "from .first import plan\n",
-    "python/foremoe/_core.pyi": "",
     "python/foremoe/first.py": "from foremoe._core import Plan\nfrom . import _core\n",
     "python/foremoe/front/__init__.py": "from .last import Last\n",
     "python/foremoe/front/last.py": "import foremoe\nfrom .. import first\nfrom foremoe.front.inner import Inner\n",

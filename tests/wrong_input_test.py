@@ -97,45 +97,6 @@ class WrongUsage(CommandTest):
             with self.subTest(command, option=option):
                 self.refuse(command, step, option, "", saying=[f"{option}: is empty"])
 
-    def test_options_that_an_input_has_no_use_for_are_named(self):
-        step = self.synthesise()
-        for options, words in (
-            (["--tokens-per-rank", 64], "--tokens-per-rank has no effect: step.load.safetensors is a load"),
-            (["--prefer", "links"], "--prefer links has no effect: all ranks are on one node"),
-            (["--policy", "vanilla", "-G", 5], "--guest-slots has no effect: policy vanilla does not use it"),
-            (["--policy", "feplb", "--stages", "B"], "--stages has no effect: policy feplb does not use it"),
-            (["--in-flight", 9], "--in-flight 9: there are only 3 micro-steps, so 3 are in flight"),
-            (["--sequence-tokens", 9], "--sequence-tokens has no effect without a cluster"),
-            (["--previous-load", step], "--previous-load has no effect: policy foremoe does not use it"),
-            (["--stages", "none", "--tolerance", 0.1], "--tolerance has no effect: --stages is none"),
-        ):
-            with self.subTest(options):
-                done = self.foremoe("plan", step, *options)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertIn(words, done.stderr)
-        done = self.foremoe("plan", step, "--policy", "eplb", "--previous-load", step)
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
-
-    def test_options_of_reading_that_a_file_has_no_use_for_are_named(self):
-        step = self.synthesise()
-        self.succeed("plan", step, "--out", "p")
-        for arguments, words in (
-            (["verify", step, "p", "--tokens-per-rank", 9], "--tokens-per-rank has no effect: step.load.safetensors is a load"),
-            (["inspect", step, "--tokens-per-rank", 9], "--tokens-per-rank has no effect: step.load.safetensors is a load"),
-            (["inspect", "p", "--ranks", 2], "--ranks has no effect: p is a plan"),
-        ):  # fmt: skip
-            with self.subTest(arguments):
-                done = self.foremoe(*arguments)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertIn(words, done.stderr)
-        for arguments in (["verify", step, "p"], ["inspect", step], ["inspect", "p"]):
-            self.assertEqual(self.foremoe(*arguments).stderr, "", arguments)
-
-    def test_options_of_another_routing_are_named(self):
-        done = self.foremoe("synth", "--out", "step", "--layers", 1, "--routing", "grpo", "--skew", 1.2)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(done.stderr, "foremoe: --skew has no effect: it is of routing zipf, not grpo\n")
-
     def test_a_residency_that_a_policy_does_not_have_is_refused_where_it_alone_is_asked(self):
         step = self.synthesise()
         for command in ("plan", "compare"):

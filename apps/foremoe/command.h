@@ -28,7 +28,6 @@ class Given {
   bool operator()(std::string_view name) const { return names_.contains(name); }
   void set_default(const Option& option) { texts_[option.name] = option.initial; }
   void add(const std::string& name, const std::string& text);
-  const std::set<std::string, std::less<>>& names() const { return names_; }
   const Texts& texts() const { return texts_; }  // by name: as it was given, or the default; of a flag "given"
   // Throws InputError when one of them was given beside `name`.
   void refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const;
@@ -66,9 +65,6 @@ struct CommandEntry {
   Command (*make)();
 };
 std::span<const CommandEntry> command_entries();  // in the order of the help; constructing one costs most of a start
-
-// Notes remarks of a library, with its options as the command line spells them.
-void note_options(const std::vector<std::string>& remarks);
 
 // Parses, runs, and turns what is thrown into one line on stderr and an exit code.
 int run_command_line(int argc, char** argv);

@@ -244,10 +244,6 @@ void Given::refuse_beside(std::string_view name, std::initializer_list<std::stri
   }
 }
 
-void note_options(const std::vector<std::string>& remarks) {
-  for (const std::string& remark : remarks) note(spell_arguments(remark, command_line_name));
-}
-
 int run_command_line(int argc, char** argv) {
   const std::string_view first = command_name(std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
   if (std::ranges::find(kPythonCommands, first, &PythonCommand::name) != kPythonCommands.end()) {

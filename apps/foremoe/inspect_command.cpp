@@ -15,7 +15,6 @@
 #include "foremoe/core/safetensors.h"
 #include "foremoe/evaluate/evaluation_json.h"
 #include "foremoe/evaluate/step_input.h"
-#include "foremoe/evaluate/unused_options.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/count_routes.h"
@@ -159,7 +158,7 @@ void print_layers(const std::vector<LayerStatistics>& layers, const std::vector<
 }
 
 // A trace or a load: printed unless JSON is asked for, and returned as JSON.
-Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments, const Given& given) {
+Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments) {
   const bool is_trace = file_kind(file) == FileKind::kTrace;
   Json json{{"kind", "load"}};
   InputOptions input = arguments.input;
@@ -175,7 +174,6 @@ Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments,
   ThreadPool pool;
   const StepInput read = read_load_or_trace(input, pool);
   note_all(read.remarks);
-  note_options(remarks_on_batching(read, given.names()));
   const LoadTable& load = read.load;
   const Array<RankId, 2> homes = initial_homes(input.homes, load);
   const std::vector<LayerStatistics> layers = layer_statistics(load, homes);
@@ -249,9 +247,7 @@ std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<Tokens, 3>
 }
 
 // A plan: who made it and how, what it copies, and the loads that it gives the ranks.
-Json inspect_plan(const Safetensors& file, const InspectArguments& arguments, const Given& given) {
-  InputOptions any;
-  note_options(remarks_on_all(options_of(any), given.names(), fmt::format(": {} is a plan", arguments.input.path)));
+Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   const StepPlan plan = read_plan(file);
   const Array<Tokens, 3> loads = planned_loads(plan);
   const std::vector<LayerSummary> layers = summarise(plan, loads);
@@ -304,10 +300,10 @@ Json inspect_plan(const Safetensors& file, const InspectArguments& arguments, co
   return json;
 }
 
-int run(const InspectArguments& arguments, const Given& given) {
+int run(const InspectArguments& arguments) {
   const Safetensors file = open_input(arguments.input.path);
-  const Json json = file_kind(file) == FileKind::kPlan ? inspect_plan(file, arguments, given)
-                                                       : inspect_rollout(file, arguments, given);
+  const Json json =
+      file_kind(file) == FileKind::kPlan ? inspect_plan(file, arguments) : inspect_rollout(file, arguments);
   if (arguments.json) fmt::print("{}\n", json.dump(2));
   return kOk;
 }
@@ -331,7 +327,7 @@ Command inspect_command() {
             integer_option({.name = "rows", .value = "N", .help = "Micro-steps to draw", .main = true}, a->rows,
                            kFrom0),
             json_option(a->json, "Print all figures as one JSON object")}}),
-      .run = [a](const Given& given) { return cli::run(*a, given); },
+      .run = [a](const Given&) { return cli::run(*a); },
       .any_process = true};
 }
 

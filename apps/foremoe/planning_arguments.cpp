@@ -6,7 +6,6 @@
 #include <iterator>
 
 #include "foremoe/core/error.h"
-#include "foremoe/evaluate/unused_options.h"
 #include "foremoe/policy/own_options.h"
 
 namespace foremoe::cli {
@@ -62,17 +61,7 @@ PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given,
   cost = request.simulates ? find_cost_model(named, input.load) : find_cost_model_if_asked(named, input.load);
 
   const EvaluateOptions& options = a.evaluate;
-  const bool models_time = request.simulates || options.choose_residency || options.hidden_copies;
-  std::vector<std::string> remarks =
-      remarks_on_unused(input, policies, input.for_policy(options.planner), given.names());
-  if (!models_time) {
-    CostRequest any;
-    std::ranges::move(remarks_on_all(without(options_of(any), {"cluster", "model"}), given.names(),
-                                     cost ? ": nothing that is asked for needs a time" : " without a cluster"),
-                      std::back_inserter(remarks));
-  }
   note_all(input.remarks);
-  note_options(remarks);
   if (given("residency") && !options.choose_residency && policies.size() == 1) residency = options.planner.residency;
 }
 

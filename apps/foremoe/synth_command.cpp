@@ -49,12 +49,11 @@ std::string meaning() {
   return text;
 }
 
-int run(const SynthArguments& arguments, const Given& given) {
+int run(const SynthArguments& arguments) {
   const SynthesisOptions options = synthesis_options(arguments);
   const RoutingModel model = routing_model(arguments);
   const std::string name = describe(options, model);
   expect_output(arguments.out);
-  note_options(remarks_on_unused(arguments, given.names()));
   {
     const Activity activity(fmt::format("drawing {}", name));
     if (arguments.kind == "trace") {
@@ -105,7 +104,7 @@ Command synth_command() {
           .options = joined({{std::move(out), std::move(kind)},
                              options_of(static_cast<SynthesisRequest&>(*a)),
                              {json_option(a->json, "Print what was made as JSON")}}),
-          .run = [a](const Given& given) { return cli::run(*a, given); }};
+          .run = [a](const Given&) { return cli::run(*a); }};
 }
 
 }  // namespace foremoe::cli

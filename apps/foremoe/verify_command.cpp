@@ -9,7 +9,6 @@
 #include "command.h"
 #include "console.h"
 #include "foremoe/evaluate/evaluate.h"
-#include "foremoe/evaluate/unused_options.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/plan_json.h"
 
@@ -64,7 +63,6 @@ int run(const VerifyArguments& arguments, const Given& given) {
   ThreadPool pool;
   StepInput input = read_load_or_trace(input_as_planned(plan, arguments.input), pool);
   note_all(input.remarks);
-  note_options(remarks_on_batching(input, given.names()));
   if (given("homes")) input.homes = initial_homes(arguments.input.homes, input.load);  // else as the plan's options say
   Progress progress;
   progress("checking the plan");

@@ -46,12 +46,6 @@ SynthesisRequest synthesis_of(const nb::dict& keywords) {
   return request;
 }
 
-// Remarks on the options of these names, which were given and do nothing for this routing.
-std::vector<std::string> unused_of_synthesis(const nb::dict& keywords,
-                                             const std::set<std::string, std::less<>>& given) {
-  return remarks_on_unused(synthesis_of(keywords), given);
-}
-
 nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& keywords) {
   ImportOptions options;
   set_options(options_of(options), keywords);
@@ -133,7 +127,6 @@ void bind_inputs(nb::module_& m) {
                 "Trace"));
   m.def("_parse_response", &parse_response, "body"_a);
   m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
-  m.def("_unused_of_synthesis", &unused_of_synthesis, "options"_a, "given"_a);
   m.def("_synthesize_load", [](const nb::dict& keywords) {
     const SynthesisRequest request = synthesis_of(keywords);
     const nb::gil_scoped_release release;

@@ -13,11 +13,11 @@ nb::object text(const std::string& bytes) {
 }
 
 // InputError, with file, field and index as attributes.
-void translate(const std::exception_ptr& thrown, void* type) {
+void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
   } catch (const foremoe::InputError& error) {
-    const nb::handle raised(static_cast<PyObject*>(type));
+    const nb::object raised = nb::module_::import_("foremoe._errors").attr("InputError");
     const auto as_keyword = [](std::string_view field) { return std::string(field); };
     const auto& where = error.where();
     const nb::object value =
@@ -31,8 +31,7 @@ void translate(const std::exception_ptr& thrown, void* type) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The C++ library of ForeMoE. Use the package foremoe.";
-  const nb::object errors = nb::module_::import_("foremoe._errors");
-  nb::register_exception_translator(&translate, errors.attr("InputError").inc_ref().ptr());
+  nb::register_exception_translator(&translate);
   m.attr("__version__") = FOREMOE_VERSION;
   foremoe::python::bind_rollout(m);
   foremoe::python::bind_collector(m);

@@ -1,5 +1,4 @@
-// Keywords before anything is planned: the tables of options from which they are made, what they name, which of them
-// cannot be or do nothing.
+// Options before anything is planned: the tables, the names that they may have, and what is refused.
 
 #include <fmt/format.h>
 
@@ -13,7 +12,6 @@
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
 #include "foremoe/core/launch.h"
-#include "foremoe/evaluate/unused_options.h"
 #include "foremoe/policy/own_options.h"
 #include "foremoe/rollout/importers/importer.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
@@ -80,41 +78,10 @@ nb::object check_evaluation(const nb::dict& keywords) {
   return d;
 }
 
-// Remarks on the options of these names, which were given and do nothing: for this load, by these policies, without a
-// cluster, where one phase alone is simulated; and on the former step.
-std::vector<std::string> unused_options(const Load& load, const std::vector<std::string>& names,
-                                        const nb::dict& keywords, const std::set<std::string, std::less<>>& given,
-                                        const Plan* previous, const Load* previous_load) {
-  EvaluateOptions evaluate;
-  CostRequest cost;
-  set_options(keywords, evaluate, cost);
-  PolicyInput asked = load.input->for_policy(evaluate.planner);
-  if (previous != nullptr) asked.previous = whole_plan_of(previous);
-  if (previous_load != nullptr) asked.previous_load = &previous_load->table();
-  std::vector<std::string> remarks = remarks_on_unused(*load.input, policies_named(names), asked, given);
-  const auto add = [&](std::span<const Option> options, const char* why) {
-    std::ranges::move(remarks_on_all(options, given, why), std::back_inserter(remarks));
-  };
-  Option phase;
-  phase.name = "phase";
-  std::vector<Option> simulation = simulation_options_of(evaluate);
-  if (cost.cluster.empty()) {
-    add({&phase, 1}, " without a cluster");
-    add(simulation, " without a cluster");
-    add(options_of(cost), " without a cluster");
-  } else if (given.contains("phase")) {
-    std::erase_if(simulation, [](const Option& o) { return o.name != "rollout_seconds" && o.name != "memory_budget"; });
-    add(simulation, " on one `phase` of a step");
-  }
-  return remarks;
-}
-
 }  // namespace
 
 void bind_options(nb::module_& m) {
   m.def("_option_tables", &option_tables);
-  m.def("_unused_options", &unused_options, "load"_a, "policies"_a, "options"_a, "given"_a,
-        "previous"_a.none() = nb::none(), "previous_load"_a.none() = nb::none());
   m.def("_policies_named", [](const std::vector<std::string>& names) {
     std::vector<std::string> all;
     for (const Policy* policy : policies_named(names)) all.emplace_back(policy->name());

@@ -1,97 +1,126 @@
-"""What plans are worth, and several policies side by side.
-
-Keywords are the options of the command line, with the same defaults.
-"""
+"""Evaluates plans and compares policies. Options are those of the command line (foremoe.options)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from . import _core
 from ._core import Evaluation, Load, Plan
-from ._keywords import names_of, remark_on_unused, split, takes
 from .files import expect
-from .options import CompareOptions, EvaluateOptions, EvaluatePlanOptions, SimulateOptions
+from .options import (
+    CompareOptions,
+    EvaluateOptions,
+    Homes,
+    SimulateOptions,
+    SimulationOptions,
+    expect_options,
+    policy_names,
+    split,
+)
 
 
-@takes(EvaluateOptions)
 def evaluate(load: Load, policy: str = "foremoe", **options: Unpack[EvaluateOptions]) -> Evaluation:
     """Plans with one policy, checks the plan, measures it and, with a cluster, simulates the step.
 
-    load: What is planned.
-    policy: Who plans: a key of foremoe.policies().
+    Args:
+        load: Load to plan.
+        policy: A key of foremoe.policies().
+        **options: foremoe.options.EvaluateOptions.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`.
     """
     expect(Load, load=load)
     expect(str, policy=policy)
-    asked, beside = split(options)
-    result = _core._evaluate(load, policy, asked, **beside)
-    remark_on_unused(evaluate, load, [policy], asked, beside)
-    return result
+    expect_options(EvaluateOptions, "evaluate", options)
+    asked, arguments = split(options)
+    return _core._evaluate(load, policy, asked, **arguments)
 
 
-@takes(EvaluatePlanOptions)
 def evaluate_plan(
     plan: Plan,
     load: Load,
     *,
     recompute_plan: Plan | None = None,
     phase: Literal["recompute", "policy_update"] | None = None,
-    **options: Unpack[EvaluatePlanOptions],
+    cluster: str | None = None,
+    path: Literal["auto", "host", "peer"] = "auto",
+    policy_options: Mapping[str, float | str] | None = None,
+    homes: Homes = None,
+    threads: int = 0,
+    **options: Unpack[SimulationOptions],
 ) -> Evaluation:
-    """As evaluate(), of a plan that is there: nothing is planned.
+    """Evaluates a plan that exists, as evaluate() does the plan that it makes.
 
-    plan: Of the policy update, unless phase says otherwise; all of it. Its policy, with policy_options, says what is
-        done online.
-    load: What the plan serves.
-    recompute_plan: Of recompute, with one micro-step in flight. None: the same as plan; with a cluster, plan must have
-        one in flight then.
-    phase: What is simulated. None: a step, which is recompute and then the policy update. Otherwise this phase of plan
-        alone: figures has one entry in phases, as a step has it (of residency free, a step in which plan serves both
-        phases), and none of the whole step's (step_seconds, …). recompute_plan must be None then, and recompute wants
-        one micro-step in flight.
+    Args:
+        plan: Plan of the policy update, unless `phase` says otherwise; all layers. Its policy, with `policy_options`,
+            says what the system does online.
+        load: Load that the plan serves.
+        recompute_plan: Plan of recompute, with one micro-step in flight. None: the same as `plan`; with a cluster,
+            `plan` must have one micro-step in flight then.
+        phase: None: simulates a step, which is recompute and then the policy update. Otherwise this phase of `plan`
+            alone: figures have one entry in `phases`, as a step has it (of residency free, a step in which `plan`
+            serves both phases), and none of the whole step's (step_seconds, …). recompute_plan must be None then, and
+            recompute needs one micro-step in flight.
+        cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote. None: no times.
+        path: Source of copies.
+        policy_options: Options that the plan's policy alone has.
+        homes: Homes before planning.
+        threads: 0: as many as processors.
+        **options: foremoe.options.SimulationOptions.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`.
     """
     expect(Plan, plan=plan)
     expect(Load, load=load)
     expect(Plan | None, recompute_plan=recompute_plan)
     expect(str | None, phase=phase)
-    asked, beside = split(options)
-    result = _core._evaluate_plan(plan, load, asked, recompute_plan=recompute_plan, phase=phase, **beside)
-    remark_on_unused(evaluate_plan, load, [plan.policy], asked, beside, phase=phase)
-    return result
+    expect_options(SimulationOptions, "evaluate_plan", options)
+    named = {"policy_options": policy_options, "homes": homes, "threads": threads, "cluster": cluster, "path": path}
+    asked, arguments = split({**options, **named})
+    return _core._evaluate_plan(plan, load, asked, recompute_plan=recompute_plan, phase=phase, **arguments)
 
 
-@takes(CompareOptions)
 def compare(
     load: Load, policies: str | Sequence[str] = "all", **options: Unpack[CompareOptions]
 ) -> list[dict[str, Any]]:
     """Plans with several policies, checks each plan, and returns what `foremoe compare --json` prints.
 
-    load: What is planned.
-    policies: Who plans: keys of foremoe.policies(), several in a list; "all" for every system, without the variants.
+    Args:
+        load: Load to plan.
+        policies: Keys of foremoe.policies(); "all" for every system, without the variants.
+        **options: foremoe.options.CompareOptions.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`.
     """
     expect(Load, load=load)
-    asked, beside = split(options)
-    names = names_of(policies)
-    result: list[dict[str, Any]] = _core._compare(load, names, asked, **beside)
-    remark_on_unused(compare, load, names, asked, beside)
+    expect_options(CompareOptions, "compare", options)
+    asked, arguments = split(options)
+    result: list[dict[str, Any]] = _core._compare(load, policy_names(policies), asked, **arguments)
     return result
 
 
-@takes(SimulateOptions)
 def simulate(
     load: Load, policies: str | Sequence[str] = "all", *, cluster: str, **options: Unpack[SimulateOptions]
 ) -> list[dict[str, Any]]:
-    """Predicts what a step takes on a cluster with each policy: what `foremoe simulate --json` prints.
+    """Predicts a step's time on a cluster with each policy, and returns what `foremoe simulate --json` prints.
 
-    load: What is planned.
-    policies: Who plans: keys of foremoe.policies(), several in a list; "all" for every system, without the variants.
-    cluster: Cluster to model: a key of foremoe.clusters(), or a file that foremoe calibrate wrote. Nodes are as large
-        as the cluster's.
+    Args:
+        load: Load to plan.
+        policies: Keys of foremoe.policies(); "all" for every system, without the variants.
+        cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote. Nodes are as large as the
+            cluster's.
+        **options: foremoe.options.SimulateOptions.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`.
     """
     expect(Load, load=load)
-    asked, beside = split({"cluster": cluster, **options})
-    names = names_of(policies)
-    result: list[dict[str, Any]] = _core._simulate(load, names, asked, **beside)
-    remark_on_unused(simulate, load, names, asked, beside)
+    expect_options(SimulateOptions, "simulate", options)
+    asked, arguments = split(options)
+    names = policy_names(policies)
+    result: list[dict[str, Any]] = _core._simulate(load, names, {"cluster": cluster, **asked}, **arguments)
     return result

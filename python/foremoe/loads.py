@@ -1,58 +1,86 @@
-"""Loads and traces: collected, imported, drawn.
-
-Keywords are the options of the command line, with the same defaults.
-"""
+"""Collects, imports and draws loads and traces. Options are those of the command line (foremoe.options)."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Unpack
 
 from . import _core
 from ._core import Load, Trace
-from ._keywords import given, remark, split, takes
 from .files import Path, expect
-from .options import CollectOptions, ImportOptions, SynthesisOptions
+from .options import ImportOptions, SynthesisOptions, expect_options
 
 
-@takes(CollectOptions)
-def collect(trace: Trace, **options: Unpack[CollectOptions]) -> Load:
-    """Counts the tokens of a trace: its load. The routes are checked on the way.
+def collect(
+    trace: Trace,
+    *,
+    ranks: int | None = None,
+    ranks_per_node: int | None = None,
+    tokens_per_rank: int | None = None,
+    threads: int = 0,
+) -> Load:
+    """Counts the tokens of a trace: its load. Checks the routes on the way.
 
-    trace: What a rollout recorded.
+    Args:
+        trace: Routes that a rollout recorded.
+        ranks: Ranks of the expert-parallel group. None: as recorded. A trace that was recorded for another number is
+            batched anew.
+        ranks_per_node: Ranks that share one fast interconnect. None: as recorded; 8 for a trace that is batched anew.
+        tokens_per_rank: Bound on a rank's tokens in one micro-step, for a trace that is batched anew. A token counts
+            once, however many experts it chose. None: 8192.
+        threads: 0: as many as processors. The result does not depend on it.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`, and for invalid routes.
     """
     expect(Trace, trace=trace)
-    batching, _ = split(options)
-    load = _core._collect(trace, batching, options.get("threads", 0))
-    remark(load.remarks)
+    expect(Integral, threads=threads)
+    batching = {"ranks": ranks, "ranks_per_node": ranks_per_node, "tokens_per_rank": tokens_per_rank}
+    load = _core._collect(trace, batching, threads)
+    for remark in load.remarks:
+        logging.getLogger("foremoe").warning(remark)
     return load
 
 
-@takes(ImportOptions)
 def import_files(paths: Path | Sequence[Path], **options: Unpack[ImportOptions]) -> tuple[Trace | Load, dict[str, Any]]:
-    """Reads the routes that a rollout engine or trainer recorded, as `foremoe import` does: a trace, or a load of
-    counts, and a report of what was read.
+    """Reads the routes that a rollout engine or trainer recorded, as `foremoe import` does.
 
-    paths: A file, or several in the order of their sequences.
+    Args:
+        paths: A file, or several in the order of their sequences.
+        **options: foremoe.options.ImportOptions.
+
+    Returns:
+        A trace, or a load of counts, and a report of what was read.
+
+    Raises:
+        InputError: for an invalid file, with file, field and index, or an invalid option.
     """
     expect(str | os.PathLike | Sequence, paths=paths)
+    expect_options(ImportOptions, "import_files", options)
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     return _core._import_files([os.fspath(path) for path in paths], dict(options))
 
 
-@takes(SynthesisOptions)
 def synthesize_load(**options: Unpack[SynthesisOptions]) -> Load:
-    """Draws a load from a model of routing: grpo, zipf, dirichlet, or one of the stress workloads w0 to w7. The same
-    keywords draw the same.
+    """Draws a load from a model of routing: grpo, zipf, dirichlet, or one of the stress workloads w0 to w7.
+
+    The same options draw the same load.
+
+    Args:
+        **options: foremoe.options.SynthesisOptions.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`.
     """
-    remark(_core._unused_of_synthesis(dict(options), given(synthesize_load, options)))
+    expect_options(SynthesisOptions, "synthesize_load", options)
     return _core._synthesize_load(dict(options))
 
 
-@takes(SynthesisOptions)
 def synthesize_trace(**options: Unpack[SynthesisOptions]) -> Trace:
     """Draws a trace from a model of routing, as synthesize_load() draws a load."""
-    remark(_core._unused_of_synthesis(dict(options), given(synthesize_trace, options)))
+    expect_options(SynthesisOptions, "synthesize_trace", options)
     return _core._synthesize_trace(dict(options))

@@ -1,256 +1,183 @@
-"""Options as values: what `**options` of the package's functions can be.
+"""Options of the package's functions: those of the command line, with `_` for `-` and the same defaults.
 
     options: foremoe.options.EvaluateOptions = {"guest_slots": 2, "cluster": "h100", "model": "qwen3-30b-a3b"}
     foremoe.evaluate(load, "foremoe", **options)
 
-They are the options of the command line. Annotated[int, 1, "…"] is an int whose default is 1, and what it means.
-
-Written by python/generators/generate_options.py from the tables of options: do not edit.
+Each is declared as Annotated[type, default]. `foremoe plan --help-all`, `simulate --help-all`, `import --help-all` and
+`synth --help-all` explain them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from ._core import Load, Plan
+from .files import expect
 
 Homes = npt.NDArray[np.int32] | Plan | None
-
-# fmt: off
+"""None for contiguous ones, ranks as int32 [layers, experts], or those of a plan."""
 
 
 class PlannerOptions(TypedDict, total=False):
-    """Options of every function that plans."""
+    """Options of the planner, apart from the number of guest slots."""
 
-    rehome: Annotated[int | Literal["free"], 0, "How many homes may move to another rank, per layer. 0 … 2147483646."]
-    in_flight: Annotated[int, 1,
-        "Micro-steps whose forward has run and whose backward has not, at most (1F1B). 1 … 2147483647."]
-    stages: Annotated[str, "BLPT",
-        "Planner stages that run. B: base placement. L: relocation. P: replication. T: exact token assignment. S: B "
-        "revises its choice even where more copies are expected to hide. none: no stage."]
-    prefer: Annotated[Literal["balance", "links"], "balance",
-        "balance: the least loaded busiest rank. links: also less traffic between nodes, within tolerance."]
-    tolerance: Annotated[float | None, None,
-        "A micro-step is balanced when its busiest rank is at most this fraction above the mean. None: 0.006; 0.01 "
-        "where residency is shared. 0 … 1."]
-    max_copies_per_source: Annotated[int | Literal["none"], "none",
-        "Copies of experts whose home is one rank, per event and layer. 0 … 2147483646."]
-    min_tokens_per_guest: Annotated[int, 0,
-        "A copy serves no tokens or at least this many. Above 0 the assignment is no longer exact. 0 … 2147483647."]
-    seed: Annotated[int, 0, "Random seed. The same seed gives the same plan. 0 … 18446744073709551615."]
-    homes: Annotated[Homes, None, "Before planning: None for contiguous ones, int32 [layers, experts], or a plan's."]
-    previous: Annotated[Plan | None, None, "Plan of the former step, for a warm start."]
-    previous_load: Annotated[Load | None, None, "Load of the former step, for policies that predict."]
-    threads: Annotated[int, 0, "0: as many as processors. The result does not depend on it."]
+    residency: Annotated[Literal["static", "resident", "shared", "free", "auto"], "resident"]  # auto: needs a cluster
+    rehome: Annotated[int | Literal["free"], 0]
+    in_flight: Annotated[int, 1]
+    stages: Annotated[str, "BLPT"]
+    prefer: Annotated[Literal["balance", "links"], "balance"]
+    tolerance: Annotated[float | None, None]  # 0.006; 0.01 under residency shared
+    max_copies_per_rank: Annotated[int | Literal["none", "hidden"] | None, None]  # guest_slots; hidden: needs a cluster
+    max_copies_per_source: Annotated[int | Literal["none"], "none"]
+    min_tokens_per_guest: Annotated[int, 0]
+    seed: Annotated[int, 0]
+    homes: Annotated[Homes, None]  # before planning
+    previous: Annotated[Plan | None, None]  # plan of the former step, for a warm start
+    previous_load: Annotated[Load | None, None]  # load of the former step, for policies that predict
+    threads: Annotated[int, 0]  # 0: as many as processors; the result does not depend on it
 
 
-class PolicyOptions(PlannerOptions, total=False):
-    """Options of those with one number of slots."""
+class PlanOptions(PlannerOptions, total=False):
+    """Options of plan() and start_plan()."""
 
-    guest_slots: Annotated[int, 1,
-        "Guest slots: how many copies of experts a rank has room for in one layer. 0 … 65536."]
-    policy_options: Annotated[Mapping[str, float | str] | None, None,
-        "Options that one policy alone has, such as dyn of feplb, for those that have it; InputError lists them."]
-
-
-class PlanOptions(PolicyOptions, total=False):
-    """Options of plan(), start_plan()."""
-
-    residency: Annotated[Literal["static", "resident", "shared", "free"], "resident",
-        "static: copies are chosen once per step. resident: each layer's copies stay until they are replaced. shared: "
-        "layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere "
-        "(forward-only phases)."]
-    max_copies_per_rank: Annotated[int | Literal["none"] | None, None,
-        "Copies into a rank, per event (one pass of one micro-step) and layer. none: no limit. None: G. 0 … "
-        "2147483646."]
+    guest_slots: Annotated[int, 1]
+    policy_options: Annotated[Mapping[str, float | str] | None, None]  # of one system, such as dyn of feplb
 
 
 class ModelOptions(TypedDict, total=False):
-    """Options of every function that models time."""
+    """Options of the cost model, apart from the cluster."""
 
-    model: Annotated[str | Mapping[str, Any] | None, None,
-        "Model: Qwen3-30B-A3B, Qwen3-235B-A22B, DeepSeek-V3, GLM-4.5-Air, Kimi-K2, Mixtral-8x7B, GPT-32x1.3B, "
-        "GPT-16x3.2B, GPT-8x6.7B, Mixtral-16x2B, or its config.json. Or a dict of its shape: name, moe_layers, "
-        "experts, top_k, expert_groups, groups_per_token, shared_experts, hidden, intermediate, vocabulary, heads, "
-        "kv_heads, head_width."]
-    sequence_tokens: Annotated[int, 4096,
-        "Length of a sequence. A token attends to half as many tokens on average. 1 … 16777216."]
-    keep_activations: Annotated[bool, False,
-        "Keep all activations for the backward pass (default: keep layer inputs, recompute the rest)."]
-    recompute_experts: Annotated[bool, False,
-        "With keep_activations: recompute what is inside the experts in the backward pass, keep all else."]
-    bytes_per_parameter: Annotated[int, 2, "Size of a weight and of a row's element: 2 for bf16, 4 for float32. 1 … 8."]
-    optimizer_shards: Annotated[int, 1, "Data-parallel ranks that share one expert's optimizer state. 1 … 65536."]
-    dispatch: Annotated[Literal["token", "row"], "token",
-        "How rows travel. token: a token once to each node that serves it and from there once to each rank, as in "
-        "DeepEP and HybridEP. row: every token–expert assignment directly to its rank, as in Megatron-LM's alltoall "
-        "and in foremoe.torch. Of a load, which tokens share experts is not known: token is then an expectation."]
-    other_seconds_per_layer: Annotated[float, 0.0,
-        "Time per layer and pass that is not modelled (parameter gathers, permutations, launches), fitted to a "
-        "measured step. 0 … 1e+09."]
-    separate_uplinks: Annotated[bool, False,
-        "Model host copies and network traffic on separate PCIe uplinks (default: shared)."]
-    align: Annotated[int, 128, "Tokens: rho_padded rounds each replica up to a multiple of it."]
+    model: Annotated[str | Mapping[str, Any] | None, None]  # a name, a config.json, or a dict of its shape
+    sequence_tokens: Annotated[int, 4096]
+    keep_activations: Annotated[bool, False]
+    recompute_experts: Annotated[bool, False]
+    bytes_per_parameter: Annotated[int, 2]
+    optimizer_shards: Annotated[int, 1]
+    dispatch: Annotated[Literal["token", "row"], "token"]
+    other_seconds_per_layer: Annotated[float, 0.0]
+    separate_uplinks: Annotated[bool, False]
+    align: Annotated[int, 128]  # rho_padded rounds each replica's tokens up to a multiple of it
 
 
-class PhaseOptions(ModelOptions, total=False):
-    """Options of those that simulate."""
+class SimulationOptions(ModelOptions, total=False):
+    """Options of the simulator, apart from cluster and path."""
 
-    rollout_seconds: Annotated[float, 0.0,
-        "Duration of the step's rollout, for the speedup of the whole RL step. 0 … 1e+09."]
-    planners: Annotated[int, 0,
-        "Who places experts together, each some of the model's layers. 0: all ranks. 0 … 1048576."]
-    planning_threads: Annotated[int, 1, "Threads of each planner. 1 … 1024."]
-    plan_gather_seconds: Annotated[float, 0.04,
-        "What it takes to gather the planners' parts, unless one places all layers in less. 0 … 1e+09."]
-    memory_budget: Annotated[float | None, None,
-        "Memory of one rank, 10⁹ bytes. The largest micro-batch that fits is printed, and residency auto stays within "
-        "it. None: none. above 0, at most 1e+09."]
-    prefetch_depth: Annotated[int, 2,
-        "How many turns (one layer of one pass of one micro-step) ahead copies may begin. 1 … 65536."]
+    rollout_seconds: Annotated[float, 0.0]
+    rollout_tail_seconds: Annotated[float, 0.0]
+    planners: Annotated[int, 0]  # 0: one per rank
+    planning_threads: Annotated[int, 1]
+    plan_gather_seconds: Annotated[float, 0.04]
+    memory_budget: Annotated[float | None, None]  # GB, 10⁹ bytes
+    prefetch_depth: Annotated[int, 2]
 
 
-class CompareOptions(PolicyOptions, ModelOptions, total=False):
+class CompareOptions(PlanOptions, ModelOptions, total=False):
     """Options of compare()."""
 
-    residency: Annotated[Literal["static", "resident", "shared", "free"], "resident",
-        "static: copies are chosen once per step. resident: each layer's copies stay until they are replaced. shared: "
-        "layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere "
-        "(forward-only phases)."]
-    max_copies_per_rank: Annotated[int | Literal["none", "hidden"] | None, None,
-        "Copies into a rank, per event (one pass of one micro-step) and layer. none: no limit. hidden: as many as the "
-        "links of cluster carry while one layer of model computes. None: G. 0 … 2147483646."]
-    cluster: Annotated[str | None, None,
-        "Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large "
-        "as the cluster's unless ranks_per_node says otherwise."]
+    cluster: Annotated[str | None, None]
 
 
-class SimulateOptions(PolicyOptions, PhaseOptions, total=False):
+class SimulateOptions(PlanOptions, SimulationOptions, total=False):
     """Options of simulate()."""
 
-    residency: Annotated[Literal["static", "resident", "shared", "free", "auto"], "resident",
-        "static: copies are chosen once per step. resident: each layer's copies stay until they are replaced. shared: "
-        "layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere "
-        "(forward-only phases). auto: of static, resident and shared the one with which a simulated step is quickest "
-        "within memory_budget; free in recompute where that is quicker."]
-    max_copies_per_rank: Annotated[int | Literal["none", "hidden"] | None, None,
-        "Copies into a rank, per event (one pass of one micro-step) and layer. none: no limit. hidden: as many as the "
-        "links of cluster carry while one layer of model computes. None: G. 0 … 2147483646."]
-    rollout_tail_seconds: Annotated[float, 0.0,
-        "How long the rollout's last sequences leave the planner to place experts. What placement takes beyond that, "
-        "measured here, is charged beside the modelled step. 0 … 1e+09."]
-    path: Annotated[Literal["auto", "host", "peer"], "auto",
-        "Source of copies. host: the node's cache of experts in host memory. peer: the rank that owns the expert. "
-        "auto: whichever path is less busy."]
+    path: Annotated[Literal["auto", "host", "peer"], "auto"]
 
 
 class EvaluateOptions(SimulateOptions, total=False):
     """Options of evaluate()."""
 
-    cluster: Annotated[str | None, None,
-        "Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large "
-        "as the cluster's unless ranks_per_node says otherwise."]
+    cluster: Annotated[str | None, None]
 
 
-class EvaluatePlanOptions(PhaseOptions, total=False):
-    """Options of evaluate_plan()."""
-
-    policy_options: Annotated[Mapping[str, float | str] | None, None,
-        "Options that one policy alone has, such as dyn of feplb, for those that have it; InputError lists them."]
-    homes: Annotated[Homes, None, "Before planning: None for contiguous ones, int32 [layers, experts], or a plan's."]
-    threads: Annotated[int, 0, "0: as many as processors. The result does not depend on it."]
-    cluster: Annotated[str | None, None,
-        "Cluster to model: a100, gb200, h100, h20, h200, or a file that foremoe calibrate wrote. Nodes are as large "
-        "as the cluster's unless ranks_per_node says otherwise."]
-    path: Annotated[Literal["auto", "host", "peer"], "auto",
-        "Source of copies. host: the node's cache of experts in host memory. peer: the rank that owns the expert. "
-        "auto: whichever path is less busy."]
-
-
-class ReportOptions(PlannerOptions, PhaseOptions, total=False):
+class ReportOptions(PlannerOptions, SimulationOptions, total=False):
     """Options of write_report()."""
-
-    residency: Annotated[Literal["static", "resident", "shared", "free"], "resident",
-        "static: copies are chosen once per step. resident: each layer's copies stay until they are replaced. shared: "
-        "layers lend each other the guest slots, so copies are fetched at every use. free: any expert anywhere "
-        "(forward-only phases)."]
-    max_copies_per_rank: Annotated[int | Literal["none", "hidden"] | None, None,
-        "Copies into a rank, per event (one pass of one micro-step) and layer. none: no limit. hidden: as many as the "
-        "links of cluster carry while one layer of model computes. None: G. 0 … 2147483646."]
-    rollout_tail_seconds: Annotated[float, 0.0,
-        "How long the rollout's last sequences leave the planner to place experts. What placement takes beyond that, "
-        "measured here, is charged beside the modelled step. 0 … 1e+09."]
-
-
-class CollectOptions(TypedDict, total=False):
-    """Options of collect()."""
-
-    ranks: Annotated[int | None, None,
-        "Ranks of the expert-parallel group. A trace is batched anew when it was recorded for another number; a load "
-        "is folded to a divisor of its own. None: as the file says. 1 … 65536."]
-    ranks_per_node: Annotated[int | None, None,
-        "Ranks that share one fast interconnect. None: as the file says; 8 for a trace that is batched anew. 1 … "
-        "65536."]
-    tokens_per_rank: Annotated[int, 8192,
-        "Bound on a rank's tokens in one micro-step when a trace is batched anew. A token counts once here, however "
-        "many experts it chose. 1 … 1099511627776."]
-    threads: Annotated[int, 0, "0: as many as processors. The result does not depend on it."]
 
 
 class ImportOptions(TypedDict, total=False):
     """Options of import_files()."""
 
-    format: Annotated[str | None, None, "Format. None: detected."]
-    model: Annotated[str | None, None, "Name of the model, for the trace's metadata. A known one also sets experts."]
-    experts: Annotated[int | None, None, "Experts of a layer. None: the largest id + 1. 1 … 65536."]
-    layers: Annotated[int | None, None,
-        "Layers of headerless arrays; elsewhere checked against what is recorded. None: as recorded. 1 … 65535."]
-    top_k: Annotated[int | None, None,
-        "Experts of a token, of headerless arrays and of counts. None: as recorded. 1 … 65535."]
-    ranks_per_node: Annotated[int | None, None,
-        "Where ranks are recorded: ranks of a node. None: 8, or all if fewer. 1 … 65536."]
-    pipeline_stages: Annotated[int, 1,
-        "Megatron: number of pipeline stages; ascending ranks are split evenly among them. 1 … 65536."]
-    drop_recomputed: Annotated[bool, False,
-        "Megatron trace: drop a call that equals an earlier one of its layer, which is activation recomputation."]
-    drop_empty_layers: Annotated[bool, False, "Leave out layers without any route (dense ones)."]
-    counts_at: Annotated[Literal["auto", "source", "received"], "auto",
-        "Megatron counts: at the source (a rank counts its own tokens) or as received (by its own experts)."]
+    format: Annotated[str | None, None]  # None: detected
+    model: Annotated[str | None, None]
+    experts: Annotated[int | None, None]  # None: the largest id + 1
+    layers: Annotated[int | None, None]
+    top_k: Annotated[int | None, None]
+    ranks_per_node: Annotated[int | None, None]  # None: 8, or all if fewer
+    pipeline_stages: Annotated[int, 1]
+    drop_recomputed: Annotated[bool, False]
+    drop_empty_layers: Annotated[bool, False]
+    counts_at: Annotated[Literal["auto", "source", "received"], "auto"]
 
 
 class SynthesisOptions(TypedDict, total=False):
-    """Options of synthesize_load(), synthesize_trace()."""
+    """Options of synthesize_load() and synthesize_trace()."""
 
-    routing: Annotated[str, "grpo", "Routing model."]
-    shape: Annotated[str | None, None, "Take layers, experts and top-k of a model."]
-    layers: Annotated[int | None, None, "MoE layers. None: 4, or the shape's. 1 … 1048576."]
-    experts: Annotated[int | None, None, "Experts of a layer. None: 128, or the shape's. 1 … 65535."]
-    top_k: Annotated[int | None, None, "Experts that a token chooses. None: 8, or the shape's. 1 … 65535."]
-    expert_groups: Annotated[int | None, None,
-        "Groups of a layer's experts, in equal runs, of which a token takes no more than groups_per_token. Not taken "
-        "from the shape. None: 1, no limit. 1 … 65535."]
-    groups_per_token: Annotated[int | None, None,
-        "Groups that a token takes experts from at most: those whose best experts score highest. A score is the "
-        "popularity and noise. None: 1, no limit. 1 … 65535."]
-    micro_steps: Annotated[int, 32, "Micro-steps of the step. 1 … 1048576."]
-    ranks: Annotated[int, 8, "Ranks of the expert-parallel group. 1 … 65536."]
-    ranks_per_node: Annotated[int | None, None, "Ranks of a node. None: 8, or all if fewer. 1 … 65536."]
-    tokens_per_rank: Annotated[int, 8192, "Tokens of a rank in a micro-step. A token counts once. 1 … 2147483648."]
-    sequences_per_rank: Annotated[int, 2, "Sequences of a rank in a micro-step. 1 … 65536."]
-    group_size: Annotated[int, 16, "Sequences of a GRPO group. 1 … 1048576."]
-    length_spread: Annotated[float, 0.5, "Sequence lengths are proportional to exp(this · normal). 0 … 10."]
-    layout: Annotated[Literal["grouped", "shuffled"], "grouped",
-        "grouped: a group's sequences share a micro-step. shuffled: they are anywhere."]
-    step_spread: Annotated[float, 0.7, "grpo: how skewed the step is. 0 … 20."]
-    group_spread: Annotated[float, 0.5, "grpo: how much groups differ. 0 … 20."]
-    skew: Annotated[float, 1.0, "zipf: 0 is uniform. 0 … 100."]
-    permute_probability: Annotated[float, 0.0,
-        "zipf: probability that a micro-step draws anew which experts are popular. 0 … 1."]
-    concentration: Annotated[float, 0.5, "dirichlet: of a layer, above 0. 0 … 1e+09."]
-    sequence_concentration: Annotated[float, 0.0,
-        "dirichlet: of a sequence around its layer. 0: all sequences alike. 0 … 1e+09."]
-    seed: Annotated[int, 1, "Random seed. The same seed and options give the same bytes. 0 … 18446744073709551615."]
+    routing: Annotated[str, "grpo"]
+    shape: Annotated[str | None, None]  # a model whose layers, experts and top_k are taken
+    layers: Annotated[int | None, None]  # 4, or the shape's
+    experts: Annotated[int | None, None]  # 128, or the shape's
+    top_k: Annotated[int | None, None]  # 8, or the shape's
+    expert_groups: Annotated[int | None, None]
+    groups_per_token: Annotated[int | None, None]
+    micro_steps: Annotated[int, 32]
+    ranks: Annotated[int, 8]
+    ranks_per_node: Annotated[int | None, None]  # 8, or all if fewer
+    tokens_per_rank: Annotated[int, 8192]
+    sequences_per_rank: Annotated[int, 2]
+    group_size: Annotated[int, 16]
+    length_spread: Annotated[float, 0.5]
+    layout: Annotated[Literal["grouped", "shuffled"], "grouped"]
+    step_spread: Annotated[float, 0.7]  # grpo
+    group_spread: Annotated[float, 0.5]  # grpo
+    skew: Annotated[float, 1.0]  # zipf
+    permute_probability: Annotated[float, 0.0]  # zipf
+    concentration: Annotated[float, 0.5]  # dirichlet
+    sequence_concentration: Annotated[float, 0.0]  # dirichlet
+    seed: Annotated[int, 1]
+
+
+# Options that no C++ table has, and their classes; the library checks homes.
+_ARGUMENTS: dict[str, Any] = {
+    "policy_options": Mapping | None,
+    "homes": object,
+    "previous": Plan | None,
+    "previous_load": Load | None,
+    "threads": Integral,
+}
+
+
+def expect_options(kind: type, function: str, given: Mapping[str, Any]) -> None:
+    """Raises TypeError, with the nearest name, for an option that is not declared in the TypedDict `kind`."""
+    for name in given:
+        if name not in kind.__annotations__:
+            near = difflib.get_close_matches(name, kind.__annotations__, 1, 0)
+            raise TypeError(f"{function}() has no option '{name}'. Did you mean '{near[0]}'?")
+
+
+def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separates options of the C++ tables from the other arguments of the bindings.
+
+    Raises InputError for an argument of another class.
+    """
+    arguments = {name: given[name] for name in _ARGUMENTS if name in given}
+    for name, value in arguments.items():
+        expect(_ARGUMENTS[name], **{name: value})
+    arguments["policy_options"] = dict(arguments.get("policy_options") or {})
+    options = {name: value for name, value in given.items() if name not in _ARGUMENTS}
+    if isinstance(options.get("model"), Mapping):
+        options["model"] = dict(options["model"])
+    return options, arguments
+
+
+def policy_names(policies: str | Sequence[str]) -> list[str]:
+    """Returns names from a list, or from a text with commas. Raises InputError that names the argument and index."""
+    expect(str | Sequence, policies=policies)
+    names = policies.split(",") if isinstance(policies, str) else list(policies)
+    for i, name in enumerate(names):
+        expect(str, **{f"policies[{i}]": name})
+    return names

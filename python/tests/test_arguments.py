@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 
@@ -43,11 +42,6 @@ def test_bad_options_are_refused_by_name(load: foremoe.Load, options: dict[str, 
         foremoe.plan(load, **options)  # type: ignore[arg-type]
     assert raised.value.field == field, raised.value
     assert isinstance(raised.value, ValueError)
-
-
-def test_unknown_keywords_are_a_type_error(load: foremoe.Load) -> None:
-    with pytest.raises(TypeError, match="guest_slotz"):
-        foremoe.plan(load, guest_slotz=1)  # type: ignore[call-arg]
 
 
 def test_a_policy_that_cannot_says_why(load: foremoe.Load) -> None:
@@ -123,43 +117,3 @@ def test_wrong_classes_are_named(load: foremoe.Load) -> None:
         with pytest.raises(foremoe.InputError, match=f"^{field}: is a .*; expected ") as raised:
             call()  # type: ignore[no-untyped-call]
         assert raised.value.field == field.replace("\\", "")
-
-
-def test_keywords_without_effect_are_said(load: foremoe.Load, caplog: pytest.LogCaptureFixture) -> None:
-    for call, words in [
-        (lambda: foremoe.plan(load, "vanilla", guest_slots=2), "guest_slots has no effect: policy vanilla does not"),
-        (lambda: foremoe.plan(load, in_flight=9), "in_flight 9: there are only 3 micro-steps"),
-        (lambda: foremoe.plan(load, residency="shared", previous=foremoe.plan(load)), "the former plan has no effect"),
-        (lambda: foremoe.plan(load, previous_load=load), "previous_load has no effect: policy foremoe does not use it"),
-        (lambda: foremoe.plan(load, stages="none", tolerance=0.1), "tolerance has no effect: stages is none"),
-        (lambda: foremoe.evaluate(load, path="host"), "path has no effect without a cluster"),
-        (
-            lambda: foremoe.evaluate_plan(foremoe.plan(load), load, phase="recompute"),
-            "phase has no effect without a cluster",
-        ),
-        (
-            lambda: foremoe.evaluate_plan(
-                foremoe.plan(load), load, phase="recompute", rollout_seconds=9, cluster="h100", model=TINY
-            ),
-            "rollout_seconds has no effect on one phase of a step",
-        ),
-        (lambda: foremoe.compare(load, "vanilla", stages="B"), "stages has no effect: policy vanilla does not"),
-        (
-            lambda: foremoe.synthesize_load(skew=1.2, layers=1, micro_steps=1),
-            "skew has no effect: it is of routing zipf",
-        ),
-    ]:
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "foremoe"):
-            call()  # type: ignore[no-untyped-call]
-        assert [words in record.message for record in caplog.records] == [True], caplog.text
-
-
-def test_keywords_that_have_an_effect_are_silent(load: foremoe.Load, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "foremoe"):
-        foremoe.plan(load, guest_slots=2, in_flight=2, previous=foremoe.plan(load, guest_slots=2))
-        foremoe.compare(load, ["vanilla", "foremoe"], guest_slots=2)
-        foremoe.plan(load, "eplb", previous_load=load)
-        foremoe.synthesize_load(routing="zipf", skew=1.2, layers=1, micro_steps=1)
-        foremoe.start_plan(load, "vanilla", guest_slots=2).finish()
-    assert caplog.text == ""

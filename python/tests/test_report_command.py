@@ -75,7 +75,7 @@ def test_the_command_says_what_came_out_and_replaces_a_page(
     assert main([*given, *options, "--ranks-per-node", "4", "--out", "page.html"]) == 0
     said = capsys.readouterr()
     assert re.fullmatch(r"page.html: Qwen3-30B-A3B on h100, vanilla, [\d.]+ % of ideal\n", said.out)
-    assert said.err == "foremoe: --prefer links has no effect: all ranks are on one node\n"
+    assert said.err == ""
     text = out.read_text()
     assert "nothing fits the budget of 0.5 GB; the least is" in text
     assert "<dt>data-parallel ranks that share optimizer state</dt><dd>64</dd>" in text

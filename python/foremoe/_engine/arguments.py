@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe import _core
 
 from .layers import ExpertLayer
 from .sharded import expect_own_experts, is_dtensor
@@ -94,18 +93,17 @@ def plan_nothing(
     return plan
 
 
-def expect_effect_of(previous: foremoe.Plan | None, load: foremoe.Load, arguments: Arguments) -> None:
-    """Raises InputError for the plan of a former phase that planning the load would not start from; a plan of which a
-    part is taken, as of other guest slots, has an effect.
-    """
-    if previous is None:
+def expect_warm_start(arguments: Arguments) -> None:
+    """Raises InputError if planning with these arguments would ignore the plan of a former phase."""
+    if arguments.guest_slots == 0:
+        why = "there are no guest slots"
+    elif arguments.residency == "shared":
+        why = "under residency shared a step begins with homes alone"
+    elif "B" not in arguments.options.get("stages", "B"):
+        why = "stage B, which starts from it, is off"
+    else:
         return
-    options = arguments.planning()
-    del options["threads"]
-    policy = options.pop("policy")
-    for remark in _core._unused_options(load, [policy], options, set(), previous):
-        if "has no effect" in remark:
-            raise foremoe.InputError(f"previous: {remark}", field="previous")
+    raise foremoe.InputError(f"previous: the former plan has no effect: {why}", field="previous")
 
 
 def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from .._core import Load
-from .._keywords import takes
 from ..files import expect
-from ..options import ReportOptions
+from ..options import ReportOptions, expect_options
 from .facts import Report
 from .gather import Request, gather_report
 from .output import expect_output, write_text
@@ -30,7 +29,6 @@ from .summary import footer, header
 __all__ = ["Report", "to_html", "write_report"]
 
 
-@takes(ReportOptions)
 def write_report(
     load: Load,
     path: str | os.PathLike[str],
@@ -43,15 +41,25 @@ def write_report(
 ) -> Report:
     """Plans a load with several policies, models the step on a cluster, and writes a page that shows what each gains.
 
-    path: of the page; a file there is replaced. cluster: as foremoe.simulate() takes it. guest_slots: policies
-    are compared at the first number; memory is weighed against speedup at all of them and without any. policies: keys
-    of foremoe.policies(), or "all". measured: False leaves out the planning time, which is measured here, so that equal
-    input makes an equal page.
+    Args:
+        load: Load to plan.
+        path: File of the page; an existing file is replaced.
+        cluster: A name of foremoe.clusters(), or a file that `foremoe calibrate` wrote.
+        guest_slots: Policies are compared at the first number. The plot of memory against speedup has all of them, and
+            a point without guests.
+        policies: Keys of foremoe.policies(); "all" for every system, without the variants.
+        measured: False leaves out the planning time, which is measured here, so that equal input makes an equal page.
+        **options: foremoe.options.ReportOptions.
 
-    Returns what the page shows. Plans that are not right are left out, and told in `.wrong`. Raises InputError for what
-    cannot be, and ImportError without plotly.
+    Returns:
+        The figures of the page. Plans that the checker rejects are left out and listed in `.wrong`.
+
+    Raises:
+        InputError: for an invalid value, with the option's name in `.field`.
+        ImportError: without plotly.
     """
     expect(Load, load=load)
+    expect_options(ReportOptions, "write_report", options)
     plotly_script()
     expect_output(os.fspath(path), [], "path")
     names = policies.split(",") if isinstance(policies, str) else policies

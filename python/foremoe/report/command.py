@@ -17,7 +17,6 @@ from .._command_line import (
     fail,
     options_of,
     printable,
-    spelt,
     threads_of,
 )
 from .._command_line import main as run_command
@@ -123,9 +122,8 @@ def _run(given: dict[str, str]) -> int:
     with activity() as progress:
         progress(f"reading {given['input']}")
         load = _core._read_input(given["input"], reading, threads)
-    unused = _core._unused_options(load, ["all"], {**planning, "guest_slots": slots[0]}, set(given))
-    for remark in load.remarks + unused:
-        print(f"foremoe: {printable(spelt(remark, command().options))}", file=sys.stderr)
+    for remark in load.remarks:
+        print(f"foremoe: {printable(remark)}", file=sys.stderr)
     with activity() as progress:
         report = gather_report(load, request, progress)
     write_text(given["out"], to_html(report))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import foremoe
 from foremoe._engine.alike import facts_of, refused_together, versions
-from foremoe._engine.arguments import expect_effect_of, expect_layers, plan_nothing
+from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_nothing
 from foremoe._engine.compiled import expect_not_compiling
 from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.lent import try_lending_layers
@@ -269,7 +269,8 @@ class ExpertParallel:
             tell=(self._dense.tell, self._own_experts.tell),
         )  # fmt: skip
         load = self._load(gathered.counts)
-        expect_effect_of(previous, load, self.arguments)
+        if previous is not None:
+            expect_warm_start(self.arguments)
         running = self._shares.start_plan(load, **self.arguments.planning(), previous=previous)
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
@@ -277,8 +278,8 @@ class ExpertParallel:
         )  # fmt: skip
 
     def expect_warm_starts(self) -> None:
-        """Raises InputError where a previous plan would never have an effect: by policy, residency or options."""
-        expect_effect_of(plan_nothing(self._nothing, self.arguments), self._nothing, self.arguments)
+        """Raises InputError if planning would ignore a previous plan."""
+        expect_warm_start(self.arguments)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""

@@ -9,7 +9,6 @@
 
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/running_plan.h"
-#include "foremoe/evaluate/unused_options.h"
 #include "foremoe/policy/own_options.h"
 #include "foremoe/sim/simulation.h"
 #include "foremoe/testing/evaluated_step.h"
@@ -25,7 +24,6 @@ class Broken final : public Policy {
   explicit Broken(bool skips) : skips_(skips) {}
   std::string_view name() const override { return "broken"; }
   std::string_view summary() const override { return "wrong on purpose"; }
-  std::span<const std::string_view> uses() const override { return {}; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     if (skips_) return Skipped{"not today"};
@@ -156,7 +154,6 @@ class WrongIf final : public Policy {
   explicit WrongIf(Residency residency) : residency_(residency) {}
   std::string_view name() const override { return "wrong-if"; }
   std::string_view summary() const override { return "wrong for one residency"; }
-  std::span<const std::string_view> uses() const override { return find_policy("foremoe")->uses(); }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     PolicyResult result = find_policy("foremoe")->plan(input, pool);
@@ -256,7 +253,6 @@ class Held final : public Policy {
   explicit Held(std::binary_semaphore& go) : go_(go) {}
   std::string_view name() const override { return "held"; }
   std::string_view summary() const override { return "waits"; }
-  std::span<const std::string_view> uses() const override { return {}; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     PolicyInput held = input;
@@ -286,38 +282,6 @@ TEST_F(Evaluations, OfARunningPlanHaveItsPolicysNameAndInputFromTheBeginning) {
   running.finish();
   EXPECT_EQ(running.plan().policy, "held");
   EXPECT_THAT(running.plan().options, HasSubstr("\"micro-steps\":4"));
-}
-
-TEST_F(Evaluations, NameOneCauseWhyAnOptionHasNoEffect) {
-  const PlannerOptions planner{.in_flight = 9, .prefer = Prefer::kLinks};
-  const auto remarks = [&](const std::vector<std::string>& policies) {
-    return remarks_on_unused(input_, policies_named(policies), input_.for_policy(planner), {"prefer", "in_flight"});
-  };
-  EXPECT_THAT(remarks({"vanilla"}), testing::ElementsAre(HasSubstr("there are only 4"),
-                                                         "`prefer` has no effect: policy vanilla does not use it"));
-  EXPECT_THAT(remarks({"foremoe"}), testing::ElementsAre(HasSubstr("on one node"), HasSubstr("there are only 4")));
-  EXPECT_THAT(remarks({"vanilla", "foremoe"}), testing::SizeIs(2));
-}
-
-TEST_F(Evaluations, NameOptionsOfThePlannerWhereNoStageRuns) {
-  PlannerOptions planner{.stages = {.base = false, .relocation = false, .replication = false, .tokens = false}};
-  const auto remarks = [&](const char* policy) {
-    return remarks_on_unused(input_, {&policy_named(policy)}, input_.for_policy(planner), {"tolerance", "guest_slots"});
-  };
-  EXPECT_THAT(remarks("foremoe"), testing::ElementsAre("`tolerance` has no effect: `stages` is none"));
-  planner.stages.tokens = true;
-  EXPECT_THAT(remarks("foremoe"), testing::IsEmpty());
-}
-
-TEST_F(Evaluations, NameAFormerLoadThatThePolicyDoesNotUse) {
-  const auto remarks = [&](const char* policy) {
-    PolicyInput asked = input_.for_policy({});
-    asked.previous_load = &input_.load;
-    return remarks_on_unused(input_, {&policy_named(policy)}, asked, {});
-  };
-  EXPECT_THAT(remarks("foremoe"),
-              testing::ElementsAre("`previous_load` has no effect: policy foremoe does not use it"));
-  EXPECT_THAT(remarks("eplb"), testing::IsEmpty());
 }
 
 TEST(OptionTables, SetTheFieldsThatTheyAreDeclaredFor) {

@@ -21,7 +21,6 @@ class Slow final : public Policy {
   std::string_view name() const override { return "slow"; }
   std::string_view summary() const override { return "plans ahead where it knows no former step"; }
   OnlineWork online() const override { return online_; }
-  std::span<const std::string_view> uses() const override { return {}; }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     PolicyResult result =

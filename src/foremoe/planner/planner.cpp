@@ -75,24 +75,6 @@ Array<RankId, 2> contiguous_homes(int num_layers, int num_experts, int num_ranks
   return home;
 }
 
-std::string note_on_previous(const StepPlan& previous, const PlannerOptions& options) {
-  if (options.guest_slots == 0) return "the former plan has no effect: there are no guest slots";
-  if (options.residency == Residency::kShared || options.residency == Residency::kFree) {
-    return fmt::format("the former plan has no effect: under residency {} a step begins with homes alone",
-                       to_string(options.residency));
-  }
-  if (!options.stages.base) return "the former plan has no effect: it is where stage B starts, which is off";
-  if (!planner::uses_base_guests(options)) {
-    return "the former plan has no effect: with these limits on copies a step begins with homes alone";
-  }
-  if (previous.guest_slots != options.guest_slots || previous.residency != options.residency) {
-    return fmt::format(
-        "the former plan has {} guest slots and residency {}: of its guests those held longest are taken",
-        previous.guest_slots, to_string(previous.residency));
-  }
-  return {};
-}
-
 PlannedStep plan_step(const PlanRequest& request, ThreadPool& pool) {
   const auto begin = std::chrono::steady_clock::now();
   check(request);

@@ -65,9 +65,4 @@ PlannedStep plan_step(const LoadTable& load, const PlannerOptions& options = {})
 // tokens leaves its slot. Throws InputError, field `load`, for a load of another size.
 StepPlan split_anew(StepPlan plan, const LoadTable& load);
 
-// What becomes of a former step's plan that is not taken as it is, in a sentence for the user: why it has no effect
-// with these options, or in what it differs. Empty when there is nothing to say. Its layers, ranks and experts are
-// those of the load, or plan_step refuses it.
-std::string note_on_previous(const StepPlan& previous, const PlannerOptions& options);
-
 }  // namespace foremoe

@@ -75,21 +75,10 @@ TEST(BadInput, IsRefusedWhereThePreviousPlanIsOfAnotherShape) {
   }
 }
 
-TEST(PreviousPlan, IsUsedOrItIsSaidWhyNot) {
+TEST(PreviousPlan, IsUsedOnlyWhereAStepBeginsWithGuests) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 9);
   const LoadTable former = bursty_load({.ranks = 4, .experts = 8}, 10);
   const StepPlan previous = plan_checked(former, {.guest_slots = 2}).plan;
-  const auto note = [&](const PlannerOptions& options) { return note_on_previous(previous, options); };
-  EXPECT_EQ(note({.guest_slots = 2}), "");
-  EXPECT_THAT(note({.guest_slots = 1}), testing::HasSubstr("has 2 guest slots"));
-  EXPECT_THAT(note({.guest_slots = 2, .residency = Residency::kStatic}), testing::HasSubstr("residency resident"));
-  EXPECT_THAT(note({.guest_slots = 0}), testing::HasSubstr("no guest slots"));
-  EXPECT_THAT(note({.guest_slots = 2, .stages = {.base = false}}), testing::HasSubstr("stage B"));
-  EXPECT_THAT(note({.guest_slots = 2, .max_copies_per_source = 1}), testing::HasSubstr("limits on copies"));
-  for (const Residency residency : {Residency::kShared, Residency::kFree}) {
-    EXPECT_THAT(note({.guest_slots = 2, .residency = residency}), testing::HasSubstr("has no effect"));
-  }
-  // Where the note says that there is no effect there is none, and without a note there may be one.
   const auto differs = [&](const PlannerOptions& options) {
     return plan_checked(load, options, {.previous = &previous}).plan.slot_expert !=
            plan_checked(load, options).plan.slot_expert;

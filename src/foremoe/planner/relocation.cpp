@@ -59,7 +59,7 @@ std::vector<char> relocate_experts(const LayerProblem& p, int m, CopyLedger& led
 
 namespace {
 
-constexpr int kTrials = 8;  // pairs tried per exchange of anchors
+constexpr int kPairsTried = 8;  // pairs tried per exchange of anchors
 
 struct Pair {
   std::int64_t promise;  // tokens
@@ -90,7 +90,7 @@ std::vector<Pair> promising_pairs(const LayerProblem& p, const ReplicaGraph& gra
       if (promise > 0) pairs.push_back({promise, e, f});
     }
   }
-  const auto count = std::min<std::size_t>(kTrials, pairs.size());
+  const auto count = std::min<std::size_t>(kPairsTried, pairs.size());
   std::partial_sort(pairs.begin(), pairs.begin() + static_cast<std::ptrdiff_t>(count), pairs.end(),
                     [](const Pair& x, const Pair& y) {
                       if (x.promise != y.promise) return x.promise > y.promise;

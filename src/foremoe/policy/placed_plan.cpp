@@ -37,31 +37,13 @@ const LoadTable* former_load(const PolicyInput& input) {
   return former;
 }
 
-std::string note_on_former_plan(const PolicyInput& input, std::string_view policy) {
-  if (input.previous == nullptr) return {};
-  const StepPlan& former = *input.previous;
-  if (former.policy != policy) {
-    return fmt::format("the former plan has no effect: it is by policy {}, and {} continues its own alone",
-                       former.policy, policy);
-  }
-  if (former.guest_slots != input.options.guest_slots) {
-    return fmt::format("the former plan has no effect: it has {} guest slots, not {}", former.guest_slots,
-                       input.options.guest_slots);
-  }
-  const LoadTable& load = input.load;
-  if (former.num_events() == 0 || former.num_layers() != load.num_layers() || former.num_ranks() != load.num_ranks() ||
-      former.num_experts() != load.num_experts()) {
-    return fmt::format(
-        "the former plan has no effect: it has {} events, {} layers, {} ranks and {} experts, the load {} layers, {} "
-        "ranks and {} experts",
-        former.num_events(), former.num_layers(), former.num_ranks(), former.num_experts(), load.num_layers(),
-        load.num_ranks(), load.num_experts());
-  }
-  return {};
-}
-
 const StepPlan* former_plan(const PolicyInput& input, std::string_view policy) {
-  return note_on_former_plan(input, policy).empty() ? input.previous : nullptr;
+  const StepPlan* const former = input.previous;
+  const LoadTable& load = input.load;
+  const bool fits = former != nullptr && former->policy == policy && former->guest_slots == input.options.guest_slots &&
+                    former->num_events() > 0 && former->num_layers() == load.num_layers() &&
+                    former->num_ranks() == load.num_ranks() && former->num_experts() == load.num_experts();
+  return fits ? former : nullptr;
 }
 
 Array<ExpertId, 2> last_placement(const StepPlan& plan, LayerId layer) {

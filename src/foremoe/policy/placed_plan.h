@@ -5,7 +5,6 @@
 //
 // Whatever else the options ask for (budgets, preferences, stages) is not observed, and the plan does not record it.
 
-#include <array>
 #include <functional>
 #include <span>
 #include <string>
@@ -19,21 +18,14 @@ namespace foremoe {
 
 // What policies ask of an input.
 
-// Policy::uses() of those whose plans depend on the guest slots, on whether a micro-step's passes are one event or two,
-// and on nothing else; and of those that also look at a former step's load.
-inline constexpr std::array<std::string_view, 2> kUsesSlots{"guest_slots", "in_flight"};
-inline constexpr std::array<std::string_view, 3> kUsesSlotsAndHistory{"guest_slots", "in_flight", "previous_load"};
-
 // Throws InputError for an option out of its range and for homes of another shape than the load.
 void check_policy_input(const PolicyInput& input);
 
 // The former step's load, or nullptr. Throws InputError naming it when it is of another model.
 const LoadTable* former_load(const PolicyInput& input);
 
-// The former step's plan where `policy` made it for as many layers, ranks, experts and guest slots; nullptr otherwise,
-// and then note_on_former_plan() says why, in a sentence for the user. The note is empty where there is no former plan.
+// The former step's plan if `policy` made it for as many layers, ranks, experts and guest slots; otherwise nullptr.
 const StepPlan* former_plan(const PolicyInput& input, std::string_view policy);
-std::string note_on_former_plan(const PolicyInput& input, std::string_view policy);
 
 // What the plan ends with: [rank][slot]. It has an event, as former_plan() makes sure.
 Array<ExpertId, 2> last_placement(const StepPlan& plan, LayerId layer);

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "foremoe/core/error.h"
 #include "foremoe/policy/systems/echo.h"
 #include "foremoe/policy/systems/ema.h"
@@ -71,11 +69,6 @@ Policies make_variants() {
 }
 
 }  // namespace
-
-std::string Policy::note_on_previous(const PolicyInput& input) const {
-  if (input.previous == nullptr || std::ranges::count(uses(), "previous") > 0) return {};
-  return fmt::format("the former plan has no effect: policy {} does not start from one", name());
-}
 
 const Policies& all_systems() {
   static const Policies systems = make_systems();

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -21,7 +20,7 @@ namespace foremoe {
 struct PolicyInput {
   const LoadTable& load;
   ArrayView<const RankId, 2> home;           // [layer][expert]
-  PlannerOptions options;                    // each policy uses those that Policy::uses() lists
+  PlannerOptions options;                    // each policy reads those that it knows
   const StepPlan* previous = nullptr;        // a former step's plan, for warm starts
   const LoadTable* previous_load = nullptr;  // a former step's load, for policies that predict from history
   // As PlanRequest has it, for policies that plan micro-step by micro-step; others never call it.
@@ -40,16 +39,9 @@ class Policy {
   virtual std::string_view name() const = 0;
   virtual std::string_view summary() const = 0;  // one line for `--help`
   virtual OnlineWork online() const { return {}; }
-  // The fields of PlannerOptions and PolicyInput on which plans of this policy depend, for some input: "guest_slots",
-  // "previous_load", … A user who sets another one learns that it is ignored. Whether the plans can train says their
-  // residency, StepPlan::can_train().
-  virtual std::span<const std::string_view> uses() const = 0;
   // Whether the step is planned ahead, from its own recorded routes: then it waits for what is planned before its first
   // micro-step. Not where a plan follows former routes, or the router, or no routes at all.
   virtual bool plans_ahead(const PolicyInput& input) const = 0;
-  // What becomes of `input.previous` where it is not taken as it is, in a sentence for the user; empty when there is
-  // nothing to say.
-  virtual std::string note_on_previous(const PolicyInput& input) const;
   virtual PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const = 0;
 
   // Options that this system alone has: variables of this object. A system that has some has copy() too, since those

@@ -76,7 +76,6 @@ class Echo final : public Policy {
   std::string_view summary() const override {
     return "ECHO: what exceeds the mean packed into one spare slot of every other rank";
   }
-  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override { return {.copies_after_router = true, .gathers_loads = true}; }
 

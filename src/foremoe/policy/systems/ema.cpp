@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <numeric>
 
@@ -26,7 +25,6 @@ class Ema final : public Policy {
   std::string_view summary() const override {
     return "experts relocated greedily once per step, by a moving average of the steps before";
   }
-  std::span<const std::string_view> uses() const override { return kUses; }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
@@ -64,7 +62,6 @@ class Ema final : public Policy {
   }
 
  private:
-  static constexpr std::array<std::string_view, 2> kUses{"in_flight", "previous_load"};
 };
 
 }  // namespace

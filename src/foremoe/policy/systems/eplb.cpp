@@ -201,7 +201,6 @@ class Eplb : public Policy {
 
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
-  std::span<const std::string_view> uses() const override { return kUsesSlotsAndHistory; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const EplbShape shape = shape_of(input, options_);
@@ -238,7 +237,6 @@ class EplbOfStep final : public Eplb {
 class EplbOracle final : public Eplb {
  public:
   using Eplb::Eplb;
-  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
 
  private:

@@ -115,7 +115,6 @@ class FasterMoe final : public Policy {
   std::string_view summary() const override {
     return "FasterMoE: experts of the busiest ranks on every rank while its model of the time says so";
   }
-  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   // It asks the gate's counts of this very micro-step. How long the decision takes is not published.
   OnlineWork online() const override {

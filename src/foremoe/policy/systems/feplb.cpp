@@ -94,7 +94,6 @@ class Feplb final : public Policy {
                ? "FEPLB, going on with smaller experts where the busiest one does not help"
                : "FEPLB: after dispatch, whole experts from the busiest to the idlest rank of their node";
   }
-  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override {
     return {.copies_after_router = true,

@@ -1,7 +1,6 @@
 #include "foremoe/policy/systems/finemoe.h"
 
 #include <algorithm>
-#include <array>
 #include <cassert>
 #include <utility>
 
@@ -46,16 +45,8 @@ class FineMoe final : public Policy {
 
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
-  std::span<const std::string_view> uses() const override {
-    static constexpr std::array<std::string_view, 5> kUses{"guest_slots", "in_flight", "seed", "previous",
-                                                           "previous_load"};
-    return std::span(kUses).first(placing_ == Placing::kSymmetric ? 2 : placing_ == Placing::kRandom ? 3 : 5);
-  }
   bool plans_ahead(const PolicyInput& input) const override {
     return placing_ == Placing::kAdaptive && input.previous_load == nullptr;
-  }
-  std::string note_on_previous(const PolicyInput& input) const override {
-    return placing_ == Placing::kAdaptive ? note_on_former_plan(input, name_) : Policy::note_on_previous(input);
   }
   // Scheduling follows the gate. The time of an LP grows with its variables: one for each slot.
   // Tokens that are not scheduled are on their way meanwhile (A.2).

@@ -1,7 +1,6 @@
 #include "foremoe/policy/systems/flexmoe.h"
 
 #include <algorithm>
-#include <array>
 
 #include "foremoe/core/error.h"
 #include "foremoe/policy/inside_first.h"
@@ -44,9 +43,7 @@ class FlexMoe final : public Policy {
   std::string_view summary() const override {
     return "FlexMoE: a few replicas move to the hottest experts in every micro-step, by the five before it";
   }
-  std::span<const std::string_view> uses() const override { return kUses; }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
-  std::string note_on_previous(const PolicyInput& input) const override { return note_on_former_plan(input, name()); }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const LoadTable* const former = former_load(input);
@@ -64,8 +61,6 @@ class FlexMoe final : public Policy {
   }
 
  private:
-  static constexpr std::array<std::string_view, 4> kUses{"guest_slots", "in_flight", "previous", "previous_load"};
-
   Array<ExpertId, 3> adapt(const PolicyInput& input, LayerId layer, ArrayView<const std::int64_t, 2> load) const {
     const Array<ExpertId, 2> first = first_placement(input, layer);
     Array<ExpertId, 3> placements({load.extent(0), first.extent(0), first.extent(1)}, kNoExpert);

@@ -1,6 +1,5 @@
 #include "foremoe/policy/systems/foremoe.h"
 
-#include <array>
 #include <optional>
 
 namespace foremoe {
@@ -14,13 +13,7 @@ class ForeMoe final : public Policy {
 
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
-  std::span<const std::string_view> uses() const override {
-    return std::span(kUses).first(residency_ ? kUses.size() - 2 : kUses.size());
-  }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
-  std::string note_on_previous(const PolicyInput& input) const override {
-    return input.previous == nullptr ? "" : foremoe::note_on_previous(*input.previous, options_of(input));
-  }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     const PlanRequest request{.load = input.load,
@@ -36,9 +29,6 @@ class ForeMoe final : public Policy {
  private:
   // The last two are of no consequence under residency static, which searches nothing anew.
   // clang-format off
-  static constexpr std::array<std::string_view, 12> kUses{
-      "guest_slots", "in_flight", "stages", "prefer", "tolerance", "rehome", "max_copies_per_rank",
-      "max_copies_per_source", "min_tokens_per_guest", "previous", "residency", "seed"};
   // clang-format on
 
   PlannerOptions options_of(const PolicyInput& input) const {

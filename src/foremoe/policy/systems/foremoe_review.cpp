@@ -1,7 +1,6 @@
 #include "foremoe/policy/systems/foremoe_review.h"
 
 #include <algorithm>
-#include <array>
 #include <cassert>
 #include <utility>
 
@@ -37,11 +36,7 @@ class ForeMoeReview final : public Policy {
     return options_.base ? "ForeMoE by its review: base placement on means, experts moved in every micro-step"
                          : "ForeMoE by its review, from homes, experts moved in every micro-step";
   }
-  std::span<const std::string_view> uses() const override { return std::span(kUses).first(options_.base ? 3 : 2); }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
-  std::string note_on_previous(const PolicyInput& input) const override {
-    return options_.base ? note_on_former_plan(input, name()) : Policy::note_on_previous(input);
-  }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
     std::vector<Layer> layers(input.load.load.extent(1));
@@ -86,8 +81,6 @@ class ForeMoeReview final : public Policy {
   std::unique_ptr<Policy> copy() const override { return std::make_unique<ForeMoeReview>(*this); }
 
  private:
-  static constexpr std::array<std::string_view, 3> kUses{"guest_slots", "in_flight", "previous"};
-
   static review::BaseShape shape_of(const PolicyInput& input) {
     const int num_ranks = input.load.num_ranks();
     return {.num_ranks = num_ranks, .slots_per_rank = input.load.num_experts() / num_ranks + input.options.guest_slots};

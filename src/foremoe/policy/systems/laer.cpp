@@ -189,9 +189,6 @@ class Laer final : public Policy {
 
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return summary_; }
-  std::span<const std::string_view> uses() const override {
-    return std::span(kUsesSlotsAndHistory).first(options_.history > 0 ? 3 : 2);
-  }
   bool plans_ahead(const PolicyInput& input) const override {
     return options_.history == 0 || input.previous_load == nullptr;
   }

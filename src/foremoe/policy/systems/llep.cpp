@@ -112,9 +112,6 @@ class Llep final : public Policy {
   std::string_view summary() const override {
     return "LLEP: homes filled to the mean, the rest spilled to the least loaded ranks";
   }
-  std::span<const std::string_view> uses() const override {
-    return std::span(kUsesSlots).subspan(options_.slot_limit ? 0 : 1);
-  }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override { return {.copies_after_router = true, .gathers_loads = true}; }
 

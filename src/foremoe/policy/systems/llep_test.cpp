@@ -89,8 +89,6 @@ TEST(Llep, HasAsManySlotsAsItNeedsWithoutALimit) {
     EXPECT_EQ(plan.guest_slots, 2);
     EXPECT_THAT(tokens(plan, 0, 2), ElementsAre(0, 26, 16));
   }
-  EXPECT_THAT(policy->uses(), ElementsAre("in_flight"));
-  EXPECT_THAT(make_llep()->uses(), ElementsAre("guest_slots", "in_flight"));
 }
 
 TEST(Llep, WithoutALimitPlansAsWithSlotsForEveryExpert) {

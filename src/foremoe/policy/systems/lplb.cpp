@@ -136,7 +136,6 @@ class Lplb final : public Policy {
   std::string_view summary() const override {
     return "LPLB: one copy of each rank's largest experts along the edges of a fixed topology, tokens split by LP";
   }
-  std::span<const std::string_view> uses() const override { return kUsesSlotsAndHistory; }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
   // "The solver takes ~100 µs for intra-node optimization, longer for inter-node" (the repository's README).
   OnlineWork online() const override { return {.gathers_loads = true, .planning_seconds = 100e-6}; }

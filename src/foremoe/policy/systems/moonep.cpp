@@ -67,7 +67,6 @@ class Moonep final : public Policy {
   std::string_view summary() const override {
     return "MoonEP: every rank filled to its share by copies of experts of one other rank";
   }
-  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override { return {.copies_after_router = true, .gathers_loads = true}; }
 

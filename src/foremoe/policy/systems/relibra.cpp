@@ -59,7 +59,6 @@ class Relibra final : public Policy {
   std::string_view summary() const override {
     return "ReLibra: homes annealed across nodes once per step, greedy replicas inside them in every micro-step";
   }
-  std::span<const std::string_view> uses() const override { return kUses; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return true; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
@@ -97,8 +96,6 @@ class Relibra final : public Policy {
   }
 
  private:
-  static constexpr std::array<std::string_view, 3> kUses{"guest_slots", "in_flight", "seed"};
-
   RelibraOptions options_;
 };
 

@@ -47,7 +47,6 @@ class SmartMoe final : public Policy {
   std::string_view summary() const override {
     return "SmartMoE: experts permuted now and then by recent loads, without replicas";
   }
-  std::span<const std::string_view> uses() const override { return kUsesSlotsAndHistory; }
   bool plans_ahead(const PolicyInput& input) const override { return input.previous_load == nullptr; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

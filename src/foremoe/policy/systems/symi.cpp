@@ -20,7 +20,6 @@ class Symi final : public Policy {
   std::string_view summary() const override {
     return "SYMI: replicas in proportion to the former micro-step's loads, equal split";
   }
-  std::span<const std::string_view> uses() const override { return kUsesSlotsAndHistory; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {

@@ -136,7 +136,6 @@ class UltraEp final : public Policy {
                ? "UltraEP with its least tokens per replica, below which no copy is made"
                : "UltraEP: after every router, a search for the least load that exported quotas can reach";
   }
-  std::span<const std::string_view> uses() const override { return kUsesSlots; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
   OnlineWork online() const override {
     return {.copies_after_router = true,

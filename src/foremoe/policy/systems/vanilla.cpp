@@ -1,7 +1,5 @@
 #include "foremoe/policy/systems/vanilla.h"
 
-#include <array>
-
 namespace foremoe {
 
 namespace {
@@ -10,7 +8,6 @@ class Vanilla final : public Policy {
  public:
   std::string_view name() const override { return "vanilla"; }
   std::string_view summary() const override { return "no balancing: every expert is served at its home"; }
-  std::span<const std::string_view> uses() const override { return kUses; }
   bool plans_ahead(const PolicyInput& /*input*/) const override { return false; }
 
   PolicyResult plan(const PolicyInput& input, ThreadPool& pool) const override {
@@ -25,7 +22,6 @@ class Vanilla final : public Policy {
   }
 
  private:
-  static constexpr std::array<std::string_view, 1> kUses{"in_flight"};
 };
 
 }  // namespace

@@ -71,20 +71,6 @@ std::vector<Option> options_of(SynthesisRequest& r) {
                   o.seed)};
 }
 
-std::vector<std::string> remarks_on_unused(const SynthesisRequest& request,
-                                           const std::set<std::string, std::less<>>& given) {
-  using Pair = std::pair<const char*, const char*>;
-  constexpr Pair kRoutingOf[] = {
-      {"step_spread", "grpo"},         {"group_spread", "grpo"},       {"skew", "zipf"},
-      {"permute_probability", "zipf"}, {"concentration", "dirichlet"}, {"sequence_concentration", "dirichlet"}};
-  std::vector<std::string> remarks;
-  for (const auto& [name, routing] : kRoutingOf) {
-    if (!given.contains(name) || request.routing == routing) continue;
-    remarks.push_back(fmt::format("`{}` has no effect: it is of routing {}, not {}", name, routing, request.routing));
-  }
-  return remarks;
-}
-
 SynthesisOptions synthesis_options(const SynthesisRequest& request) {
   SynthesisOptions options = request.options;
   if (!request.shape.empty()) {

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -26,11 +25,6 @@ struct SynthesisRequest {
 };
 
 std::vector<Option> options_of(SynthesisRequest& request);
-
-// Remarks on the options of these names that were given and are another routing model's; in sentences that name options
-// in backquotes.
-std::vector<std::string> remarks_on_unused(const SynthesisRequest& request,
-                                           const std::set<std::string, std::less<>>& given);
 
 // Throw InputError, field `shape` or `routing`, for a name that is not known, and field `groups_per_token` or
 // `expert_groups` where only the other is given.
