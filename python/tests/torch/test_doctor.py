@@ -19,25 +19,25 @@ import torch.distributed as dist
 
 import foremoe
 from foremoe.torch.doctor import __main__ as command
-from foremoe.torch.doctor import equality, failure
-from foremoe.torch.doctor.checks import Check, Found, examine
+from foremoe.torch.doctor import equality
+from foremoe.torch.doctor.checks import delayed_copies, judge_failure
 from foremoe.torch.doctor.hardware import Hardware, find_hardware
-from foremoe.torch.doctor.ranks import CannotRun, Failure, Report
-from foremoe.torch.doctor.report import CANNOT_RUN, FAILED, PASSED, Outcome, scrub
+from foremoe.torch.doctor.ranks import CANNOT_RUN, FAILED, PASSED, CannotRun, Check, Failure, Outcome, Report, examine
+from foremoe.torch.doctor.report import advice_of, scrub
 
 CPU = Hardware("cpu", 0, 2, "gloo")
 
 
-def pass_quietly(hardware: Hardware) -> Found:
-    return Found(f"on {hardware.ranks} ranks", {"figure": 1.0})
+def pass_quietly(hardware: Hardware) -> Outcome:
+    return Outcome(PASSED, f"on {hardware.ranks} ranks", {"figure": 1.0})
 
 
-def on_rank_1(act: Any, hardware: Hardware) -> Found:
+def on_rank_1(act: Any, hardware: Hardware) -> Outcome:
     """Rank 0 waits for rank 1, which does something else."""
     if dist.get_rank() == 1:
         act()
     dist.barrier()
-    return Found("", {})
+    return Outcome(PASSED, "")
 
 
 def hang() -> None:
@@ -52,7 +52,7 @@ def fail() -> None:
     raise Failure("something is wrong")
 
 
-def cannot(hardware: Hardware) -> Found:
+def cannot(hardware: Hardware) -> Outcome:
     raise CannotRun("this machine lacks it")
 
 
@@ -70,7 +70,7 @@ def send_wrong_experts() -> None:
 
 
 def outcomes(*checks: Check, **options: Any) -> list[Outcome]:
-    return [row.outcome for row in examine(CPU, checks, **options)]
+    return [outcome for _, outcome, _ in examine(CPU, checks, **options)]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,11 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Comp
     return done, json.loads(file.read_text())
 
 
+def figures_of(document: dict[str, Any], check: str) -> dict[str, float]:
+    (figures,) = (row["figures"] for row in document["checks"] if row["check"] == check)
+    return figures
+
+
 def test_all_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
     done, document = whole_run
     by_status: dict[str, list[str]] = {PASSED: [], FAILED: [], CANNOT_RUN: []}
@@ -91,7 +96,7 @@ def test_all_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
     of_clocks = {"copies overlap with computing"}  # which fails where other programs use the processors
     assert set(by_status[FAILED]) <= of_clocks, document
     assert by_status[CANNOT_RUN] == ["no layer waits for the device"]
-    assert [row["check"] for row in document["checks"]] == [check.name for check in command.all_checks()]
+    assert [row["check"] for row in document["checks"]] == [c.name for c in command.all_checks(CPU, command.SPEED)]
     num_failed = len(by_status[FAILED])
     assert done.returncode == num_failed, done.stderr
     assert f"{len(by_status[PASSED])} passed, {num_failed} failed, 1 cannot run here" in done.stdout
@@ -99,7 +104,7 @@ def test_all_that_can_run_on_a_cpu_passes(whole_run: Any) -> None:
 
 def test_the_document_says_what_ran_and_not_where(whole_run: Any) -> None:
     _, document = whole_run
-    assert document["format"] == 1
+    assert document["format"] == 2
     assert document["versions"]["foremoe"] == foremoe.__version__
     assert document["versions"]["torch"] == torch.__version__
     assert (document["ranks"], document["device"], document["backend"]) == (2, "cpu", "gloo")
@@ -120,6 +125,48 @@ def test_every_residency_path_and_type_is_compared(whole_run: Any) -> None:
     for row in document["checks"][:18]:
         assert row["figures"]["copies"] > 0
         assert row["figures"]["gradient_error"] > 0  # another rounding than the reference's: it was computed apart
+
+
+def test_the_speed_is_predicted_by_the_rows_of_the_busiest_rank(whole_run: Any) -> None:
+    figures = figures_of(whole_run[1], "speed of a planned step")
+    assert figures["predicted_speedup"] > 1 and figures["rho_before"] > figures["rho"] >= 1
+    # Layers and micro-steps have about equally many rows, so that both are nearly the same mean.
+    assert abs(figures["predicted_speedup"] / (figures["rho_before"] / figures["rho"]) - 1) < 0.01
+    assert figures["critical_path_speedup"] > 0 and figures["wall_speedup"] > 0
+    assert 0 <= figures["exposed_share"] <= 1
+
+
+def test_the_last_line_advises_the_depth_and_path_that_were_best(whole_run: Any) -> None:
+    done, document = whole_run
+    assert done.stdout.splitlines()[-1] == f"Advice: {document['advice']}"
+    overlap = {"depth_1": 0.08, "depth_2": 0.01, "depth_4": 0.0095}
+    rate = {"peer": {"gigabytes_per_second": 3.0}, "host": {"gigabytes_per_second": 8.0}}
+    names = {
+        "copies overlap with computing": overlap,
+        "bandwidth: copies between ranks": rate["peer"],
+        "bandwidth: copies from host memory": rate["host"],
+    }
+    outcomes = {name: Outcome(PASSED, "", figures) for name, figures in names.items()}
+    assert advice_of(outcomes) == (
+        "depth=2: a step waits 10.0 ms for copies; path='host': ranks send 3 GB/s, host memory 8 GB/s"
+    )
+    assert advice_of({}).startswith("none: ")
+    assert advice_of({**outcomes, "x": Outcome(FAILED, "")}).startswith("do not train here")
+
+
+def test_delayed_copies_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+
+    class Work:
+        def wait(self) -> None:
+            waited.append(self)
+
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda operations: [Work() for _ in operations])
+    with delayed_copies(0.05):
+        begin = time.perf_counter()
+        for work in dist.batch_isend_irecv([None, None]):  # type: ignore[list-item]
+            work.wait()
+    assert time.perf_counter() - begin >= 0.05 and len(waited) == 2
 
 
 @pytest.mark.parametrize("path", equality.PATHS)
@@ -157,7 +204,7 @@ def test_ranks_that_do_not_start_fail_their_check() -> None:
 
 
 def test_what_does_not_run_never_passes() -> None:
-    refused = Check("refused", pass_quietly, lambda hardware: "there is no such device")
+    refused = Check("refused", pass_quietly, "there is no such device")
     assert outcomes(refused, Check("late", pass_quietly), limit=-1.0) == [
         Outcome(CANNOT_RUN, "there is no such device"),
         Outcome(CANNOT_RUN, "not run: the limit of -1 s was over"),
@@ -169,11 +216,10 @@ def test_what_does_not_run_never_passes() -> None:
     ("is killed", "died", f"was killed by {signal.SIGKILL.name}"), ("raises", "raised", "PlantedError: planted"),
 ])  # fmt: skip
 def test_others_that_end_without_an_error_or_not_at_all_are_a_failure(how: str, ended: str, text: str) -> None:
-    (check,) = (check for check in failure.checks() if how in check.name)
     last = Report(1, ended, 1.0, text=text)
 
     def judge(*reports: Report) -> str:
-        return check.judge(reports).status
+        return judge_failure(how, reports).status
 
     assert judge(Report(0, "raised", 2.0, text="an error"), last) == PASSED
     assert judge(Report(0, "returned", 2.0), last) == FAILED
@@ -185,14 +231,16 @@ def test_the_exit_code_is_1_where_a_check_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
     failing = Check("fails", functools.partial(on_rank_1, fail), grace=1.0)
-    monkeypatch.setattr(command, "all_checks", lambda: [failing, Check("passes", pass_quietly)])
+    monkeypatch.setattr(command, "all_checks", lambda *_: [failing, Check("passes", pass_quietly)])
     assert command.main(["--device", "cpu", "--json", str(tmp_path / "found.json")]) == 1
     assert "1 passed, 1 failed, 0 cannot run here" in capsys.readouterr().out
     assert json.loads((tmp_path / "found.json").read_text())["failed"] == 1
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["--ranks", "9"], "ranks: 9, expected 2 to 4"),
+    (["--ranks", "9"], "ranks: 9, expected 2, 3, 4, 6 or 8"),
+    (["--experts", "9"], "--experts: 9, must be a multiple of 2 ranks"),
+    (["--layers", "0"], "--layers: 0, must be at least 1"),
     (["--check", "no such"], "no check's name contains 'no such'"),
     (["--limit", "0"], "--limit: 0.0, must be above 0"),
     (["--json", "/no/such/folder/found.json"], "--json: "),
@@ -211,7 +259,8 @@ def test_wrong_arguments_are_exit_code_2(arguments: list[str], words: str, capsy
     (1, {"ranks": 4}, Hardware("cuda", 1, 4, "gloo")),
     (2, {}, Hardware("cuda", 2, 2, "nccl")),
     (3, {"ranks": 3}, Hardware("cuda", 3, 3, "nccl")),
-    (8, {}, Hardware("cuda", 4, 4, "nccl")),
+    (7, {}, Hardware("cuda", 6, 6, "nccl")),
+    (8, {}, Hardware("cuda", 8, 8, "nccl")),
     (8, {"device": "cpu", "ranks": 3}, Hardware("cpu", 0, 3, "gloo")),
 ])  # fmt: skip
 def test_ranks_run_on_what_is_there(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from fake_cuda import DATA_DEPENDENT, FakeCuda, begin_fake_group
 
 from foremoe.torch import ExpertParallel, grouped_linear
-from foremoe.torch._measured import Experts
+from foremoe.torch.doctor.layers import Experts, Sizes
 
 RANKS, LAYERS, MICRO_STEPS, ROWS, EXPERTS, TOP_K, HIDDEN = 4, 3, 2, 32, 16, 2, 32
 
@@ -55,8 +54,8 @@ def waits_of_a_phase(
     Everything is planned on the CPU. Then the weights are fake tensors on "cuda". spoil: called with the hidden states
     of each layer.
     """
-    sizes = argparse.Namespace(experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, intermediate=HIDDEN, dtype="bfloat16")
-    layers = [Experts(f"layer {i}", sizes, torch.device("cpu")) for i in range(LAYERS)]
+    sizes = Sizes(experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, intermediate=HIDDEN, dtype="bfloat16")
+    layers = [Experts(f"layer {i}", sizes) for i in range(LAYERS)]
     with mock.patch(
         "foremoe.torch.channels.can_make_gloo", lambda *_: False
     ):  # each rank plans all: nobody else is there

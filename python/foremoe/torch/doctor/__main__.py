@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -10,22 +11,34 @@ from collections.abc import Sequence
 
 import foremoe
 
-from . import bandwidth, equality, failure, overlap, waits
-from .checks import Check, examine
-from .hardware import find_hardware
-from .report import FAILED, document_of, table_of
+from . import checks, equality
+from .hardware import Hardware, find_hardware
+from .layers import Sizes
+from .ranks import FAILED, Check, examine
+from .report import document_of, table_of
 
 DESCRIPTION = """\
-Check whether planned steps run correctly on this machine.
+Check whether planned steps run correctly on this machine, and how fast.
 
 The doctor starts ranks of its own: one per GPU with NCCL, or two that share the only GPU or the CPU, with gloo. It
-prints one line per check: passed, failed, or cannot run here, with what was seen or why. The exit code is 0 if no
-check failed, 1 if one did, and 2 for invalid arguments.
+prints one line per check: passed, failed, or cannot run here, with what was seen or why; and last which depth and path
+to use. The exit code is 0 if no check failed, 1 if one did, and 2 for invalid arguments.
 """
+SPEED = Sizes(layers=4, experts=48, top_k=4, hidden=128, intermediate=256, tokens=512, micro_steps=4, routing="grpo")
+SIZES = {
+    "layers": "MoE layers",
+    "experts": "experts of a layer",
+    "top_k": "experts of a token",
+    "hidden": "width of a token",
+    "intermediate": "width inside an expert",
+    "tokens": "tokens of a rank in a micro-step",
+    "micro_steps": "micro-steps of the step",
+}
 
 
-def all_checks() -> list[Check]:
-    return [check for module in (equality, waits, overlap, bandwidth, failure) for check in module.checks()]
+def all_checks(hardware: Hardware, sizes: Sizes) -> list[Check]:
+    """Returns the checks in the order of the table. sizes: of the layers whose speed is measured."""
+    return [*equality.checks(), *checks.checks(hardware, sizes)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,45 +48,56 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", metavar="FILE", help="also write the results to this file, to attach to an issue")
-    parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks, 2 to 4")
+    parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks: 2, 3, 4, 6 or 8")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if torch finds a GPU")
     parser.add_argument(
         "--check", action="append", metavar="TEXT", help="run only checks whose name contains this; may be repeated"
     )
     parser.add_argument("--list", action="store_true", help="print the names of all checks and exit")
     parser.add_argument(
-        "--limit", type=float, default=120.0, metavar="SECONDS", help="begin no check after this time (default 120)"
+        "--limit", type=float, default=180.0, metavar="SECONDS", help="begin no check after this time (default 180)"
     )
+    group = parser.add_argument_group("layers of the check 'speed of a planned step'")
+    for name, what in SIZES.items():
+        default = getattr(SPEED, name)
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=int, default=default, metavar="N", help=f"{what} (default {default})")
+    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default=SPEED.dtype)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
-    checks = all_checks()
-    if given.check:
-        for text in given.check:
-            if not any(text in check.name for check in checks):
-                parser.error(f"--check: no check's name contains '{text}'; --list prints all names")
-        checks = [check for check in checks if any(text in check.name for text in given.check)]
-    if given.list:
-        print("\n".join(check.name for check in checks))
-        return 0
+    for name in SIZES:
+        if getattr(given, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}: {getattr(given, name)}, must be at least 1")
     if not given.limit > 0:
         parser.error(f"--limit: {given.limit}, must be above 0")
     try:
         hardware = find_hardware(given.ranks, given.device)
+        if given.experts % hardware.ranks != 0 or given.top_k > given.experts:
+            parser.error(f"--experts: {given.experts}, must be a multiple of {hardware.ranks} ranks, at least --top-k")
         if given.json:
             with open(given.json, "a"):  # refused before two minutes of work, not after
                 pass
     except (foremoe.InputError, OSError) as error:
         parser.error(f"--{error}" if isinstance(error, foremoe.InputError) else f"--json: {error}")
+    sizes = dataclasses.replace(SPEED, dtype=given.dtype, **{name: getattr(given, name) for name in SIZES})
+    chosen = all_checks(hardware, sizes)
+    for text in given.check or []:
+        if not any(text in check.name for check in chosen):
+            parser.error(f"--check: no check's name contains '{text}'; --list prints all names")
+    chosen = [check for check in chosen if not given.check or any(text in check.name for text in given.check)]
+    if given.list:
+        print("\n".join(check.name for check in chosen))
+        return 0
     begin = time.monotonic()
     rows = []
-    for row in examine(hardware, checks, limit=given.limit):
-        rows.append(row)
+    for check, outcome, seconds in examine(hardware, chosen, limit=given.limit):
+        rows.append((check, outcome, seconds))
         if sys.stderr.isatty():
-            print(f"{len(rows)}/{len(checks)} {row.check}: {row.outcome.status}", file=sys.stderr)
+            print(f"{len(rows)}/{len(chosen)} {check.name}: {outcome.status}", file=sys.stderr)
     document = document_of(hardware, rows, time.monotonic() - begin)
     print(table_of(document))
     if given.json:

@@ -1,12 +1,11 @@
 """A planned step gives the outputs and gradients that one process gives, which holds all experts.
 
 The reference runs every expert on its rows, one after the other, in float64. A planned step rounds as its type does, so
-it may be as far from the reference as one process of that type is, up to a factor.
+its error may be as large as that of one process of the same type, up to a factor.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,79 +17,40 @@ from torch import Tensor
 
 import foremoe
 
-from .._measured import Experts
 from ..parallel import ExpertParallel
-from .checks import Check, Found
-from .hardware import Hardware
-from .ranks import CannotRun, Failure
-from .staging import staged
+from .hardware import Hardware, staged
+from .layers import Experts, Net, Sizes, draw_inputs, draw_routes
+from .ranks import PASSED, CannotRun, Check, Failure, Outcome
 
 PATHS = ("peer", "host", "auto")
 RESIDENCIES = ("static", "resident", "shared")
 DTYPES = ("float32", "bfloat16")
-LAYERS, MICRO_STEPS, ROWS = 3, 3, 48
-SIZES = {"experts": 24, "top_k": 2, "hidden": 32, "intermediate": 32}
 ROUNDING = 2.0
-"""How much further from float64 a planned step may be than one process of the same type."""
-
-
-@dataclass(frozen=True)
-class Case:
-    path: str
-    residency: str
-    dtype: str
-
-    @property
-    def name(self) -> str:
-        return f"equal to one process: {self.path}, {self.residency}, {self.dtype}"
+"""Largest error of a planned step, as a multiple of the error of one process of the same type."""
 
 
 def checks() -> list[Check]:
     return [
-        Check(case.name, functools.partial(_check, case))
-        for case in (Case(p, r, d) for d in DTYPES for p in PATHS for r in RESIDENCIES)
+        Check(f"equal to one process: {path}, {residency}, {dtype}", functools.partial(_check, path, residency, dtype))
+        for dtype in DTYPES
+        for path in PATHS
+        for residency in RESIDENCIES
     ]
 
 
-class Net(torch.nn.Module):
-    """MoE layers alone. All ranks make the same one."""
+@dataclass(frozen=True)
+class _Step:
+    """Outputs of this rank's micro-steps, and gradients by name, means over ranks."""
 
-    def __init__(self, dtype: str, device: torch.device) -> None:
-        super().__init__()
-        sizes = argparse.Namespace(**SIZES, dtype=dtype)
-        torch.manual_seed(0)
-        self.moe = [Experts(f"layer {i}", sizes, torch.device("cpu")) for i in range(LAYERS)]
-        self.layers = torch.nn.ModuleList(self.moe)
-        with torch.no_grad():
-            for p in self.parameters():
-                p.mul_(5)  # so that what experts add matters
-        self.to(device)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        for layer in self.moe:
-            hidden = layer(hidden)
-        return hidden
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor]
 
 
-def draw_routes(rank: int) -> list[Tensor]:
-    """Of each micro-step, int64 [rows, layers, top_k]. A few experts are popular, others in every micro-step."""
-    popular, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(100 + rank)
-    routes = []
-    for _ in range(MICRO_STEPS):
-        weight = torch.rand(LAYERS, SIZES["experts"], generator=popular) ** 6 + 1e-3
-        drawn = [torch.multinomial(w.expand(ROWS, -1), SIZES["top_k"], generator=own) for w in weight]
-        routes.append(torch.stack(drawn, 1))
-    return routes
-
-
-def draw_inputs(rank: int) -> list[Tensor]:
-    """Of each micro-step, float64 [rows, hidden]; values that every type represents exactly."""
-    own = torch.Generator().manual_seed(200 + rank)
-    return [torch.randn(ROWS, SIZES["hidden"], generator=own).bfloat16().double() for _ in range(MICRO_STEPS)]
+def _step(outputs: list[Tensor], net: Net) -> _Step:
+    return _Step(outputs, {name: p.grad for name, p in net.named_parameters() if p.grad is not None})
 
 
 def _execute_one_by_one(layer: Experts, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-    """Every expert on its rows, one after the other."""
     out = torch.zeros_like(hidden)
     for expert in range(layer.num_experts):
         token, place = (ids == expert).nonzero(as_tuple=True)
@@ -100,77 +60,57 @@ def _execute_one_by_one(layer: Experts, hidden: Tensor, ids: Tensor, gates: Tens
     return out
 
 
-@dataclass(frozen=True)
-class Step:
-    """What a step computed: outputs of this rank's micro-steps, and gradients by name, means over ranks."""
-
-    outputs: list[Tensor]
-    gradients: dict[str, Tensor]
-
-
-def _run_one_process(net: Net, rank: int, ranks: int) -> Step:
+def _run_one_process(net: Net, rank: int, ranks: int) -> _Step:
     """The step of all ranks in this process."""
-    weight = net.moe[0].gate_up
     for layer in net.moe:
         layer.execute_by(functools.partial(_execute_one_by_one, layer))
     outputs: list[Tensor] = []
     for r in range(ranks):
-        for hidden, routes in zip(draw_inputs(r), draw_routes(r), strict=True):
+        for hidden, routes in zip(draw_inputs(net.sizes, r), draw_routes(net.sizes, r, ranks), strict=True):
             for i, layer in enumerate(net.moe):
-                layer.replay(routes[:, i].to(weight.device))
-            out = net(hidden.to(weight))
+                layer.replay(routes[:, i].long().to(layer.gate_up.device))
+            out = net(hidden.to(net.moe[0].gate_up))
             (out.square().mean() / ranks).backward()
             if r == rank:
                 outputs.append(out.detach())
-    return Step(outputs, {name: p.grad for name, p in net.named_parameters() if p.grad is not None})
+    return _step(outputs, net)
 
 
 @functools.cache
-def _references(dtype: str, device: torch.device, rank: int, ranks: int) -> tuple[Step, Step]:
-    """In float64, and in the type that is tested, with the same weights. The same for all paths and residencies."""
-    return (
-        _run_one_process(Net(dtype, device).double(), rank, ranks),
-        _run_one_process(Net(dtype, device), rank, ranks),
-    )
+def _references(sizes: Sizes, device: torch.device, rank: int, ranks: int) -> tuple[_Step, _Step]:
+    """In float64, and in the type that is tested, with the same weights."""
+    exact = Net(sizes, device)
+    return _run_one_process(exact.double(), rank, ranks), _run_one_process(Net(sizes, device), rank, ranks)
 
 
-def spread(net: Net, **options: Any) -> ExpertParallel:
-    """The net's experts over all ranks, and the mean of its other gradients at every drain."""
-    ep = ExpertParallel(net.moe, guest_slots=2, **options)
-    ep.wrap(net)
-    return ep
-
-
-def _run_planned(net: Net, ep: ExpertParallel, rank: int) -> tuple[Step, dict[str, Any]]:
-    """The step of this rank, and the figures of its phase."""
+def run_planned(net: Net, ep: ExpertParallel, rank: int, ranks: int) -> tuple[_Step, dict[str, Any]]:
+    """Runs a step of this rank; returns it, and the figures of its phase."""
     outputs: list[Tensor] = []
-    with ep.plan(draw_routes(rank)) as phase:
-        for m, hidden in enumerate(draw_inputs(rank)):
+    with ep.plan(draw_routes(net.sizes, rank, ranks)) as phase:
+        for m, hidden in enumerate(draw_inputs(net.sizes, rank)):
             with phase.micro_step(m):
                 out = net(hidden.to(ep.expert_parameters()[0]))
                 out.square().mean().backward()
                 outputs.append(out.detach())
         phase.drain()
-    return Step(outputs, {name: p.grad for name, p in net.named_parameters() if p.grad is not None}), phase.figures()
+    return _step(outputs, net), phase.figures()
 
 
 def _error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     """Over all tensors, each relative to its own norm."""
-    total = torch.zeros((), dtype=torch.float64)
-    for a, b in zip(found, exact, strict=True):
-        total += ((a.double() - b).norm() / b.norm().clamp(min=1e-30)).cpu() ** 2
-    return float(total.sqrt())
+    relative = [(a.double() - b).norm() / b.norm().clamp(min=1e-30) for a, b in zip(found, exact, strict=True)]
+    return float(torch.stack(relative).norm())
 
 
-def _check(case: Case, hardware: Hardware) -> Found:
+def _check(path: str, residency: str, dtype: str, hardware: Hardware) -> Outcome:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    device = hardware.device_of(rank)
-    exact, eager = _references(case.dtype, device, rank, ranks)
-    net = Net(case.dtype, device)
+    device, sizes = hardware.device_of(rank), Sizes(dtype=dtype)
+    exact, eager = _references(sizes, device, rank, ranks)
+    net = Net(sizes, device)
     with staged(hardware):
-        ep = spread(net, residency=case.residency, path=case.path)
+        ep = net.spread(residency=residency, path=path)
         try:
-            planned, figures = _run_planned(net, ep, rank)
+            planned, figures = run_planned(net, ep, rank, ranks)
         except foremoe.InputError as error:
             if error.field == "path":  # no room in shared memory, which all ranks find together
                 raise CannotRun(str(error)) from error
@@ -178,51 +118,34 @@ def _check(case: Case, hardware: Hardware) -> Found:
     begin, end = rank * ep.ranks.homes, (rank + 1) * ep.ranks.homes
     experts = {id(p) for p in ep.expert_parameters()}
     own = {name for name, p in net.named_parameters() if id(p) in experts}
+    if set(planned.gradients) != set(exact.gradients):
+        raise Failure(f"gradients are missing: {sorted(set(exact.gradients) - set(planned.gradients))}")
 
-    def gradients_of(step: Step) -> list[Tensor]:
-        """By the names of the planned step, of this rank's experts alone."""
+    def gradients_of(step: _Step) -> list[Tensor]:
+        """In the order of the planned step, of this rank's experts alone."""
         of = step.gradients
         return [of[name][begin:end] if name in own and step is not planned else of[name] for name in planned.gradients]
 
-    if set(planned.gradients) != set(exact.gradients):
-        raise Failure(f"gradients are missing: {sorted(set(exact.gradients) - set(planned.gradients))}")
-    errors = [
-        _error(planned.outputs, exact.outputs),
-        _error(eager.outputs, exact.outputs),
-        _error(gradients_of(planned), gradients_of(exact)),
-        _error(gradients_of(eager), gradients_of(exact)),
-    ]
+    errors = {
+        "output": (_error(planned.outputs, exact.outputs), _error(eager.outputs, exact.outputs)),
+        "gradient": (
+            _error(planned.gradients.values(), gradients_of(exact)),  # type: ignore[arg-type]
+            _error(gradients_of(eager), gradients_of(exact)),
+        ),
+    }
     ep.detach()
-    return _judge(case, figures, errors, device)
-
-
-def _judge(case: Case, figures: dict[str, Any], errors: Sequence[float], device: torch.device) -> Found:
-    """Collective. errors: of outputs, planned and of one process; of gradients, the same."""
-    worst = torch.tensor([*errors, figures["fallbacks"]], dtype=torch.float64, device=device)
+    worst = torch.tensor([*sum(errors.values(), ()), figures["fallbacks"]], dtype=torch.float64, device=device)
     copies = torch.tensor([figures["copies"], figures["host_copies"]], device=device)
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     dist.all_reduce(copies)
-    forward, forward_eager, backward, backward_eager, fallbacks = worst.tolist()
-    all_copies, host_copies = copies.tolist()
-    for what, error, of_eager in (
-        ("outputs", forward, forward_eager),
-        ("gradients", backward, backward_eager),
-    ):
-        if not error <= ROUNDING * of_eager:  # also where it is not a number
-            raise Failure(f"{what} are {error:.2g} from float64, those of one process in {case.dtype} {of_eager:.2g}")
-    if all_copies == 0 or (case.path == "host" and host_copies == 0):
+    output, output_eager, gradient, gradient_eager, fallbacks = worst.tolist()
+    for name, distance, of_eager in (("outputs", output, output_eager), ("gradients", gradient, gradient_eager)):
+        if not distance <= ROUNDING * of_eager:  # also if it is not a number
+            raise Failure(f"{name} are {distance:.2g} from float64, those of one process in {dtype} {of_eager:.2g}")
+    if copies[0] == 0 or (path == "host" and copies[1] == 0):
         raise Failure("no expert was copied on this path, so nothing was tested")
     if fallbacks:
         raise Failure(f"{fallbacks:.0f} layers ran at homes, because experts did not come in time")
-    return Found(
-        f"outputs {forward:.1e}, gradients {backward:.1e} from float64; one process {backward_eager:.1e};"
-        f" {all_copies} copies",
-        {
-            "output_error": forward,
-            "output_error_of_one_process": forward_eager,
-            "gradient_error": backward,
-            "gradient_error_of_one_process": backward_eager,
-            "copies": float(all_copies),
-            "host_copies": float(host_copies),
-        },
-    )
+    seen = f"outputs {output:.1e}, gradients {gradient:.1e} from float64; one process {gradient_eager:.1e}"
+    found = {"output_error": output, "gradient_error": gradient, "copies": float(copies[0])}
+    return Outcome(PASSED, f"{seen}; {int(copies[0])} copies", found)

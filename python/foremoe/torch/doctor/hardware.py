@@ -1,22 +1,27 @@
-"""What this machine has, and how the doctor's ranks run on it."""
+"""The devices of this machine, and how the doctor's ranks use them."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import foremoe
 
-MOST_RANKS = 4
+RANKS = (2, 3, 4, 6, 8)
+"""Numbers of ranks that divide the experts of every check."""
+SHARED = "ranks share a GPU, so copies between them go through host memory"
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """How ranks run. It travels to the processes of the ranks."""
+    """Devices and backend of all ranks. Travels to their processes."""
 
     device: str  # cpu or cuda
     gpus: int  # that the ranks use; 0 on a CPU
@@ -25,67 +30,104 @@ class Hardware:
 
     @property
     def shares_gpu(self) -> bool:
-        """All ranks run on one GPU. NCCL refuses that; gloo exchanges rows through host memory."""
+        """Whether all ranks run on one GPU. NCCL refuses that; gloo exchanges rows through host memory."""
         return self.device == "cuda" and self.backend == "gloo"
 
     def device_of(self, rank: int) -> torch.device:
         return torch.device("cuda", rank % self.gpus) if self.device == "cuda" else torch.device("cpu")
 
-    def describe(self) -> str:
-        where = {0: "the CPU", 1: "one GPU"}.get(self.gpus, f"{self.gpus} GPUs")
-        return f"{self.ranks} ranks on {where}, {self.backend}"
-
 
 def find_hardware(ranks: int | None = None, device: str | None = None) -> Hardware:
-    """The hardware that the ranks run on.
+    """Returns the hardware that the ranks run on.
 
     Args:
-        ranks: number of ranks; None for one per GPU, at most 4, or for 2 where they share a GPU or run on the CPU.
-        device: "cpu", "cuda", or None for CUDA if torch finds a GPU.
+        ranks: Number of ranks. None: one per GPU, at most 8; two if they share a GPU or run on the CPU.
+        device: "cpu" or "cuda". None: CUDA if torch finds a GPU.
 
     Raises:
-        InputError: invalid number of ranks, or CUDA was asked for and torch finds no GPU.
+        InputError: for an invalid number of ranks, and for CUDA where torch finds no GPU.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and gpus == 0:
         raise foremoe.InputError("device: cuda, but torch finds no GPU", field="device")
-    if ranks is not None and not 2 <= ranks <= MOST_RANKS:
-        raise foremoe.InputError(f"ranks: {ranks}, expected 2 to {MOST_RANKS}", field="ranks")
+    if ranks is not None and ranks not in RANKS:
+        raise foremoe.InputError(f"ranks: {ranks}, expected 2, 3, 4, 6 or 8", field="ranks")
     if device == "cpu" or gpus == 0:
         return Hardware("cpu", 0, ranks or 2, "gloo")
     if gpus == 1 or not dist.is_nccl_available():
         return Hardware("cuda", 1, ranks or 2, "gloo")
     if ranks is not None and ranks > gpus:
         raise foremoe.InputError(f"ranks: {ranks}, but NCCL needs a GPU each and there are {gpus}", field="ranks")
-    ranks = ranks or (4 if gpus >= 4 else 2)
+    ranks = ranks or max(n for n in RANKS if n <= gpus)
     return Hardware("cuda", ranks, ranks, "nccl")
 
 
 def versions(hardware: Hardware) -> dict[str, Any]:
-    """Versions and names of devices. Nothing that identifies the machine or its user."""
-    found: dict[str, Any] = {
+    """Returns versions and names of devices; nothing that identifies the machine or its user."""
+    cuda, nccl = hardware.device == "cuda", hardware.backend == "nccl"
+    return {
         "foremoe": foremoe.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cuda": torch.version.cuda if hardware.device == "cuda" else None,
-        "nccl": None,
-        "driver": None,
-        "gpus": [],
+        "cuda": torch.version.cuda if cuda else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,  # type: ignore[no-untyped-call]
+        "gpus": [torch.cuda.get_device_name(i) for i in range(hardware.gpus)],
     }
-    if hardware.device == "cuda":
-        found["gpus"] = [torch.cuda.get_device_name(i) for i in range(hardware.gpus)]
-        found["driver"] = _driver()
-    if hardware.backend == "nccl":
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return found
 
 
-def _driver() -> str | None:
-    """The version of the GPU driver, as its kernel module reports it; None where that cannot be read."""
+class _Arrival:
+    """A receive into host memory. wait() copies it to the device."""
+
+    def __init__(self, work: Any, host: Tensor, device: Tensor) -> None:
+        self._work, self._host, self._device = work, host, device
+
+    def wait(self) -> None:
+        self._work.wait()
+        with unreported_waits():
+            self._device.copy_(self._host)
+
+
+@contextlib.contextmanager
+def staged(hardware: Hardware) -> Iterator[None]:
+    """Inside, batch_isend_irecv accepts CUDA tensors of ranks that share a GPU, by copies through the host.
+
+    gloo's collectives exchange CUDA tensors, but its send and recv would read device memory as if it were the host's.
+    """
+    if not hardware.shares_gpu:
+        yield
+        return
+    start = dist.batch_isend_irecv
+
+    def start_on_host(operations: list[Any]) -> list[Any]:
+        with unreported_waits():
+            hosts = [
+                o.tensor.cpu() if o.op is dist.isend else torch.empty_like(o.tensor, device="cpu") for o in operations
+            ]
+        works = start(
+            [
+                dist.P2POp(o.op, h, group=o.group, group_peer=o.group_peer)
+                for o, h in zip(operations, hosts, strict=True)
+            ]
+        )
+        return [
+            work if o.op is dist.isend else _Arrival(work, host, o.tensor)
+            for work, host, o in zip(works, hosts, operations, strict=True)
+        ]
+
+    dist.batch_isend_irecv = start_on_host  # type: ignore[assignment]
     try:
-        with open("/proc/driver/nvidia/version") as file:
-            words = file.readline().split()
-    except OSError:
-        return None
-    return next((word for word in words if word[0].isdigit() and "." in word), None)
+        yield
+    finally:
+        dist.batch_isend_irecv = start
+
+
+@contextlib.contextmanager
+def unreported_waits() -> Iterator[None]:
+    """Inside, CUDA does not report where the host waits for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)

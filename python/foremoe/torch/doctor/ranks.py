@@ -1,20 +1,16 @@
-"""Runs a function on ranks in processes of their own, and always returns: each rank has a time limit.
-
-A rank that raises, dies or hangs cannot take the others or the caller with it. Ranks that outlive their limit are
-killed, and so are all ranks at the end.
-"""
+"""Runs checks on ranks in processes of their own. Always returns: a rank that raises, dies or hangs fails its check."""
 
 from __future__ import annotations
 
 import datetime
+import functools
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -23,78 +19,146 @@ import torch.distributed as dist
 
 from .hardware import Hardware
 
+PASSED, FAILED, CANNOT_RUN = "passed", "failed", "cannot run here"
 GROUP_TIMEOUT = 20.0
 """Seconds after which a rank gives up an exchange in the default group."""
+START_LIMIT = 100.0
+"""Seconds in which ranks import torch and meet."""
 MOST_TEXT = 300
-
-Prepare = Callable[[], None]
 
 
 class Failure(Exception):
-    """Raised on a rank that has found something wrong. `str()` says what."""
+    """Raised on a rank that has found something wrong."""
 
 
 class CannotRun(Exception):
-    """Raised on all ranks where this machine lacks what is tested. `str()` says what it lacks."""
+    """Raised on all ranks if this machine lacks what is tested."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a check. On a rank that found nothing wrong it is the same on all ranks."""
+
+    status: str
+    detail: str
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a function on one rank."""
+    """What became of a check on one rank."""
 
     rank: int
     ended: str  # returned, cannot run, raised, died or hung
     seconds: float
-    value: Any = None  # what the function returned
+    value: Outcome | None = None  # if it returned
     text: str = ""  # otherwise: the error, the exit code, or how long it hung
 
 
-class Ranks:
-    """Processes with one default process group, which run one function after the other."""
+def judge_all(reports: Sequence[Report]) -> Outcome:
+    """Returns the outcome of rank 0 if every rank returned one."""
+    if all(report.ended == "cannot run" for report in reports):
+        return Outcome(CANNOT_RUN, reports[0].text)
+    problems = _problems_of(reports)
+    if problems:
+        return Outcome(FAILED, problems)
+    assert reports[0].value is not None
+    return reports[0].value
 
-    def __init__(self, hardware: Hardware, prepare: Prepare | None = None) -> None:
-        """Starts them. `start()` waits until they have met.
 
-        Args:
-            hardware: how many ranks there are, and on which devices.
-            prepare: called on every rank before anything else; it travels there by pickle.
-        """
+@dataclass(frozen=True)
+class Check:
+    """One line of the table."""
+
+    name: str
+    run: Callable[[Hardware], Outcome]
+    """Runs on every rank, collectively. Travels there by pickle. Raises Failure, or whatever goes wrong."""
+    refusal: str = ""
+    """Why it cannot run on this hardware; empty if it can."""
+    judge: Callable[[Sequence[Report]], Outcome] = judge_all
+    limit: float = 45.0  # seconds
+    grace: float = 5.0  # seconds for the other ranks when one has raised or died
+    ends_ranks: bool = False  # ranks of this check are of no further use
+
+
+def examine(
+    hardware: Hardware,
+    checks: Sequence[Check],
+    *,
+    limit: float = 120.0,
+    prepare: Callable[[], None] | None = None,
+) -> Iterator[tuple[Check, Outcome, float]]:
+    """Runs checks in order, and yields each with its outcome and seconds as soon as they are known.
+
+    Args:
+        hardware: The hardware to run on.
+        checks: The checks.
+        limit: Seconds for all of them. Checks that would begin later are not run, and say so.
+        prepare: Called on every rank before its first check.
+    """
+    deadline = time.monotonic() + limit
+    ranks: _Ranks | None = None
+    try:
+        for check in checks:
+            begin = time.monotonic()
+            refusal = check.refusal or (f"not run: the limit of {limit:.0f} s was over" if begin >= deadline else "")
+            if refusal:
+                yield check, Outcome(CANNOT_RUN, refusal), 0.0
+                continue
+            if ranks is None:
+                ranks = _Ranks(hardware, prepare)
+                reports = ranks.collect(max(1.0, min(START_LIMIT, deadline - begin)), 1.0)
+                if problems := _problems_of(reports):
+                    ranks.end()
+                    ranks = None
+                    yield check, Outcome(FAILED, f"ranks did not start: {problems}"), time.monotonic() - begin
+                    continue
+            ranks.send(functools.partial(check.run, hardware))
+            reports = ranks.collect(max(1.0, min(check.limit, deadline - time.monotonic())), check.grace)
+            if check.ends_ranks or any(report.ended != "returned" for report in reports):
+                ranks.end()
+                ranks = None
+            yield check, check.judge(reports), time.monotonic() - begin
+    finally:
+        if ranks is not None:
+            ranks.end()
+
+
+def _problems_of(reports: Sequence[Report]) -> str:
+    """Errors with their ranks, the first cause first; empty if all ranks returned."""
+    failed = sorted((r for r in reports if r.ended != "returned"), key=lambda r: (r.ended == "hung", r.seconds))
+    if len(failed) == len(reports) and len({report.text for report in failed}) == 1:
+        return f"all ranks: {failed[0].text}"
+    return "; ".join(f"rank {report.rank}: {report.text}" for report in failed)
+
+
+class _Ranks:
+    """Processes with one default process group, which run what they are sent, one function after the other."""
+
+    def __init__(self, hardware: Hardware, prepare: Callable[[], None] | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="foremoe-doctor-", ignore_cleanup_errors=True)
         context = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []
         self._processes = []
         for rank in range(hardware.ranks):
             here, there = context.Pipe()
-            arguments = (there, hardware, rank, self._folder.name, prepare)
-            process = context.Process(target=_serve, args=arguments, daemon=True, name=f"rank {rank}")
+            process = context.Process(
+                target=_serve, args=(there, hardware, rank, self._folder.name, prepare), daemon=True
+            )
             process.start()
             there.close()
             self._connections.append(here)
             self._processes.append(process)
 
-    def start(self, limit: float) -> list[Report]:
-        """Waits until all ranks have met; returns how each of them did."""
-        return self._collect(limit, 1.0)
-
-    def run(self, function: Callable[[], Any], limit: float, grace: float) -> list[Report]:
-        """Runs a function on every rank.
-
-        Args:
-            function: travels to the ranks by pickle, and what it returns travels back.
-            limit: seconds until a rank that has not returned is reported as hung, and killed.
-            grace: seconds that the others have when one has raised or died, if that is sooner.
-
-        Returns:
-            One report per rank. Ranks of which not all have returned are of no further use.
-        """
+    def send(self, function: Callable[[], Any]) -> None:
         for connection in self._connections:
             try:
                 connection.send(function)
-            except (BrokenPipeError, ConnectionError):  # its report says that it died
+            except (BrokenPipeError, ConnectionError):  # the rank's report says that it died
                 continue
-        return self._collect(limit, grace)
 
-    def _collect(self, limit: float, grace: float) -> list[Report]:
+    def collect(self, limit: float, grace: float) -> list[Report]:
+        """Returns one report per rank, and kills ranks that have not ended within the limit."""
         begin = time.monotonic()
         deadline = begin + limit
         reports: dict[int, Report] = {}
@@ -120,17 +184,12 @@ class Ranks:
             process.join(5.0)
             code = process.exitcode
             how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited: {code}"
-            return Report(rank, "died", seconds, text=f"{how}{self._last_words(rank)}")
+            with open(_log_of(self._folder.name, rank), "a+", errors="replace") as log:
+                log.seek(0)
+                lines = [line.strip() for line in log if line.strip()]
+            last = f"; its last line: {lines[-1][:MOST_TEXT]}" if lines else ""
+            return Report(rank, "died", seconds, text=how + last)
         return Report(rank, ended, seconds, value, text)
-
-    def _last_words(self, rank: int) -> str:
-        """The last line that a rank printed."""
-        try:
-            with open(_log_of(self._folder.name, rank), errors="replace") as file:
-                lines = [line.strip() for line in file if line.strip()]
-        except OSError:
-            return ""
-        return f"; its last line: {lines[-1][:MOST_TEXT]}" if lines else ""
 
     def end(self) -> None:
         """Ends all processes; kills those that do not end by themselves."""
@@ -147,9 +206,11 @@ def _log_of(folder: str, rank: int) -> str:
     return os.path.join(folder, f"rank-{rank}.log")
 
 
-def _serve(connection: Connection, hardware: Hardware, rank: int, folder: str, prepare: Prepare | None) -> None:
+def _serve(
+    connection: Connection, hardware: Hardware, rank: int, folder: str, prepare: Callable[[], None] | None
+) -> None:
     """One rank: reports that it has begun, then runs what it is sent until the caller closes the connection."""
-    with open(_log_of(folder, rank), "w") as log:  # what libraries print is not part of the table
+    with open(_log_of(folder, rank), "w") as log:  # output of libraries is not part of the table
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     try:
@@ -157,26 +218,19 @@ def _serve(connection: Connection, hardware: Hardware, rank: int, folder: str, p
         while True:
             connection.send(_attempt(connection.recv()))
     except (EOFError, ConnectionError):
-        sys.stdout.flush()
         os._exit(0)  # groups of which a rank has failed may never end in order
 
 
-def _begin(hardware: Hardware, rank: int, folder: str, prepare: Prepare | None) -> None:
+def _begin(hardware: Hardware, rank: int, folder: str, prepare: Callable[[], None] | None) -> None:
     device = hardware.device_of(rank)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"device_id": device} if hardware.backend == "nccl" else {}
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        if hardware.backend == "nccl":
-            options["device_id"] = device
     else:
         torch.set_num_threads(1)
+    method, timeout = f"file://{folder}/rendezvous", datetime.timedelta(seconds=GROUP_TIMEOUT)
     dist.init_process_group(
-        hardware.backend,
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=hardware.ranks,
-        timeout=datetime.timedelta(seconds=GROUP_TIMEOUT),
-        **options,
+        hardware.backend, init_method=method, rank=rank, world_size=hardware.ranks, timeout=timeout, **options
     )
     dist.all_reduce(torch.zeros(1, device=device))  # makes connections; an NCCL that cannot do so says it here
     if prepare is not None:
@@ -184,7 +238,7 @@ def _begin(hardware: Hardware, rank: int, folder: str, prepare: Prepare | None) 
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[str, Any, str]:
-    """How a function ended, what it returned, and its error."""
+    """Returns how the function ended, its value, and its error."""
     try:
         return "returned", function(), ""
     except CannotRun as reason:

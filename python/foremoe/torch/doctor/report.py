@@ -1,4 +1,4 @@
-"""What the doctor found: as a table, and as a JSON document for an issue."""
+"""The doctor's results: a table with a line of advice, and a JSON document for an issue."""
 
 from __future__ import annotations
 
@@ -8,44 +8,28 @@ import shutil
 import socket
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from .hardware import Hardware, versions
+from .ranks import CANNOT_RUN, FAILED, PASSED, Check, Outcome
 
-PASSED, FAILED, CANNOT_RUN = "passed", "failed", "cannot run here"
-FORMAT = 1
+FORMAT = 2
 """Version of the document."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a check."""
-
-    status: str  # PASSED, FAILED or CANNOT_RUN
-    detail: str  # what was seen, or why not
-    figures: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A check with its outcome."""
-
-    check: str
-    outcome: Outcome
-    seconds: float
+WORTH = 0.9
+"""A larger depth is advised if it shortens the wait to at most this share."""
 
 
 def scrub(text: str) -> str:
-    """The text without names and addresses of machines, and with files' names in the place of their paths."""
+    """Returns the text without names and addresses of machines, and with names of files in place of their paths."""
     for name in {socket.gethostname(), socket.getfqdn()} - {"", "localhost"}:
         text = text.replace(name, "HOST")
     text = re.sub(r"\b\d{1,3}(\.\d{1,3}){3}\b|\[[0-9a-fA-F:]*::[0-9a-fA-F:]*\]", "ADDRESS", text)
     return re.sub(r"(?<![\w/])(?:~|\.\.|[A-Za-z]:)?(?:/[^\s/:'\",;()]+)+", lambda path: os.path.basename(path[0]), text)
 
 
-def document_of(hardware: Hardware, rows: Sequence[Row], seconds: float) -> dict[str, Any]:
-    """The JSON document: versions, hardware, counts and one entry per check."""
+def document_of(hardware: Hardware, rows: Sequence[tuple[Check, Outcome, float]], seconds: float) -> dict[str, Any]:
+    """Returns the JSON document: versions, hardware, counts, advice and one entry per check."""
+    found = [outcome.status for _, outcome, _ in rows]
     return {
         "format": FORMAT,
         "versions": versions(hardware),
@@ -53,47 +37,60 @@ def document_of(hardware: Hardware, rows: Sequence[Row], seconds: float) -> dict
         "device": hardware.device,
         "backend": hardware.backend,
         "seconds": round(seconds, 1),
-        **{status.replace(" ", "_"): _count(rows, status) for status in (PASSED, FAILED, CANNOT_RUN)},
+        **{status.replace(" ", "_"): found.count(status) for status in (PASSED, FAILED, CANNOT_RUN)},
+        "advice": advice_of({check.name: outcome for check, outcome, _ in rows}),
         "checks": [
             {
-                "check": row.check,
-                "outcome": row.outcome.status,
-                "detail": scrub(row.outcome.detail),
-                "figures": row.outcome.figures,
-                "seconds": round(row.seconds, 2),
+                "check": check.name,
+                "outcome": outcome.status,
+                "detail": scrub(outcome.detail),
+                "figures": outcome.figures,
+                "seconds": round(taken, 2),
             }
-            for row in rows
+            for check, outcome, taken in rows
         ],
     }
 
 
-def table_of(document: dict[str, Any], width: int | None = None) -> str:
-    """The document as text.
+def advice_of(outcomes: dict[str, Outcome]) -> str:
+    """Returns a line that says which depth and path to give ExpertParallel, or why there is no advice."""
+    if any(outcome.status == FAILED for outcome in outcomes.values()):
+        return "do not train here before the failed checks pass"
 
-    Args:
-        document: as document_of() makes it.
-        width: columns of the screen; None: those of the terminal, at most 120.
-    """
+    def figures(check: str) -> dict[str, float]:
+        return outcomes[check].figures if check in outcomes else {}
+
+    advice = []
+    waits = {name: wait for name, wait in figures("copies overlap with computing").items() if name.startswith("depth_")}
+    if waits:
+        best, *deeper = waits
+        for name in deeper:
+            best = name if waits[name] < WORTH * waits[best] else best
+        advice.append(f"depth={best.removeprefix('depth_')}: a step waits {1e3 * waits[best]:.1f} ms for copies")
+    peer = figures("bandwidth: copies between ranks").get("gigabytes_per_second")
+    host = figures("bandwidth: copies from host memory").get("gigabytes_per_second")
+    if peer and host:
+        path = "host" if host > peer else "peer"
+        advice.append(f"path='{path}': ranks send {peer:.3g} GB/s, host memory {host:.3g} GB/s")
+    return "; ".join(advice) or "none: neither the overlap of copies nor their bandwidth was measured"
+
+
+def table_of(document: dict[str, Any], width: int | None = None) -> str:
+    """Returns the document as text. width: columns; None: those of the terminal, at most 120."""
     width = width or min(120, shutil.get_terminal_size((120, 24)).columns)
-    of = document["versions"]
-    extra = [f"{name} {of[name]}" for name in ("cuda", "nccl", "driver") if of[name]]
+    of, checks = document["versions"], document["checks"]
+    extra = [f"{name} {of[name]}" for name in ("cuda", "nccl") if of[name]]
     lines = [
         f"foremoe {of['foremoe']}, torch {of['torch']}, Python {of['python']}, {', '.join([of['system'], *extra])}",
         f"{document['ranks']} ranks, {document['backend']}, {', '.join(of['gpus']) or 'CPU'}",
         "",
     ]
-    checks = document["checks"]
     name_width = max((len(row["check"]) for row in checks), default=0)
-    status_width = len(CANNOT_RUN)
-    indent = " " * (name_width + status_width + 4)
+    indent = " " * (name_width + len(CANNOT_RUN) + 4)
     for row in checks:
-        begin = f"{row['check']:{name_width}}  {row['outcome']:{status_width}}  "
+        begin = f"{row['check']:{name_width}}  {row['outcome']:{len(CANNOT_RUN)}}  "
         lines += textwrap.wrap(
             row["detail"], max(width, len(indent) + 30), initial_indent=begin, subsequent_indent=indent
         )
     counts = ", ".join(f"{document[s.replace(' ', '_')]} {s}" for s in (PASSED, FAILED, CANNOT_RUN))
-    return "\n".join([*lines, "", f"{counts}, in {document['seconds']:.0f} s"])
-
-
-def _count(rows: Sequence[Row], status: str) -> int:
-    return sum(row.outcome.status == status for row in rows)
+    return "\n".join([*lines, "", f"{counts}, in {document['seconds']:.0f} s", f"Advice: {document['advice']}"])
