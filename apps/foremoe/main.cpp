@@ -12,17 +12,15 @@
 #include <span>
 
 #include "command.h"
-#include "foremoe/core/atomic_file.h"
 #include "foremoe/transfer/shared_memory.h"
 
 namespace foremoe::cli {
 namespace {
 
-// Signals that end a process leave no half-written file beside an output and no shared memory.
+// Signals that end a process leave no shared memory.
 constexpr std::array kEndingSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
 extern "C" void end_cleanly(int signal_number) {
-  remove_unfinished_files();
   remove_own_shared_memory();
   ::signal(signal_number, SIG_DFL);
   ::raise(signal_number);
