@@ -5,14 +5,11 @@ DIRECTORY/<target>/<name> for every fuzz/<target>.cpp. Only the standard library
 bytes of options (fuzzed_import.h).
 """
 
-import base64
 import hashlib
-import io
 import json
 import shutil
 import struct
 import sys
-import zipfile
 from pathlib import Path
 
 SIZES = {"U8": "B", "U16": "H", "I16": "h", "U32": "I", "I32": "i", "I64": "q"}
@@ -87,47 +84,30 @@ def npy(descr, shape, values):
 
 def imports():
     routes = [0, 1, 2, 3, 1, 2, 3, 0]  # 2 tokens, 2 layers, top-2
-    flat = struct.pack("<8i", *routes)
-    text = base64.b64encode
     array = npy("|u1", (2, 2, 2), routes)
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("a.npy", array)
-        file.writestr("b.npy", npy("<i2", (2, 2, 2), [-1, -1, *routes[2:]]))
-    arrays = {
-        "npy": b"\x00\x00\x20" + array,
-        "npz": b"\x01\x00\x20" + archive.getvalue(),
-        "npy-base64": b"\x02\x00\x20" + text(array) + b"\n",
-        "nrlre1": b"\x03\x00\x20nrlre1:int8:2x2x2:" + text(bytes(routes)) + b"\n",
-        "sglang": b"\x04\x02\x22" + flat,
-        "sglang-base64": b"\x04\x02\x22" + text(flat) + b"\n",
-        "detected": b"\x05\x00\x20" + array,
-    }
+    arrays = {"npy": b"\x00\x00\x20" + array, "detected": b"\x01\x00\x20" + array}
     rows = [[[0, 1], [2, 3]], [[1, 2], [3, 0]]]
     calls = [{"step": 0, "stage": "pre_dispatch", "block": "decoder", "layer": layer, "rank": 0, "num_tokens": 2, "topk": 2,
               "top_indices": [row[layer] for row in rows]} for layer in range(2)]
     counts = [{"iter": 0, "block": "decoder", "layer": layer, "tpe": [[1, 2, 1, 0], [0, 2, 2, 0]]} for layer in range(2)]
     lines = lambda objects: "".join(json.dumps(o) + "\n" for o in objects).encode()
-    from_json = {
-        "vllm-0.22": b"\x00\x00\x20" + json.dumps({"choices": [{"routed_experts": text(array).decode()}]}).encode(),
-        "vllm-0.21": b"\x00\x00\x20" + json.dumps({"choices": [{"prompt_routed_experts": rows, "routed_experts": rows}]}).encode(),
-        "sglang": b"\x00\x02\x22" + json.dumps({"meta_info": {"routed_experts": text(flat).decode()}}).encode(),
-        "megatron-trace": b"\x01\x00\x20" + lines(calls),
-        "megatron-counts": b"\x02\x00\x22" + lines(counts),
-        "detected": b"\x03\x00\x20" + lines(calls),
+    megatron = {
+        "megatron-trace": b"\x00\x00\x20" + lines(calls),
+        "megatron-counts": b"\x01\x00\x22" + lines(counts),
+        "detected": b"\x02\x00\x20" + lines(calls),
     }
-    return arrays, from_json
+    return arrays, megatron
 
 
 def main():
     root = Path(sys.argv[1])
-    arrays, from_json = imports()
+    arrays, megatron = imports()
     seeds = {
         "trace_fuzz": {"u8": trace("U8", 255, True), "i16": trace("I16", -1, False)},
         "load_fuzz": {"u16": load("U16"), "i64": load("I64")},
         "plan_fuzz": {"resident": plan(1, "resident"), "in-flight": plan(2, "resident"), "shared": plan(1, "shared")},
-        "import_arrays_fuzz": arrays,
-        "import_json_fuzz": from_json,
+        "import_npy_fuzz": arrays,
+        "import_megatron_fuzz": megatron,
     }
     for target, inputs in seeds.items():
         shutil.rmtree(root / target, ignore_errors=True)  # seeds of former names

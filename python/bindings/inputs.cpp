@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "bindings.h"
+#include "foremoe/evaluate/import_to_file.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/importers/import_json.h"
-#include "foremoe/rollout/importers/text.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
 
 namespace foremoe::python {
@@ -46,13 +46,64 @@ SynthesisRequest synthesis_of(const nb::dict& keywords) {
   return request;
 }
 
-nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& keywords) {
+ImportOptions import_options(const nb::dict& keywords) {
   ImportOptions options;
   set_options(options_of(options), keywords);
+  return options;
+}
+
+// Whatever memory a sequence lies in lives as long as this; it dies under the GIL.
+std::shared_ptr<const void> owner_of(nb::object object) {
+  return {new nb::object(std::move(object)), [](nb::object* held) {
+            const nb::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+// (file, field, index, bytes of an .npy file or C-ordered integers, prompt's tokens or −1, tokens or None).
+DecodedSequence decoded(const nb::tuple& t) {
+  DecodedSequence sequence{.where = {.file = nb::cast<std::string>(t[0]),
+                                     .field = nb::cast<std::string>(t[1]),
+                                     .index = nb::cast<std::string>(t[2])},
+                           .prompt_length = nb::cast<std::int32_t>(t[4]),
+                           .owner = owner_of(t[3])};
+  if (!t[5].is_none()) sequence.num_tokens = nb::cast<std::int64_t>(t[5]);
+  if (nb::isinstance<nb::bytes>(t[3])) {
+    const auto bytes = nb::cast<nb::bytes>(t[3]);
+    sequence.content = std::span(static_cast<const std::byte*>(bytes.data()), bytes.size());
+    return sequence;
+  }
+  const auto array = nb::cast<AnyArray>(t[3]);
+  expect_layout(array, "routed_experts", "tokens, layers, top_k", 3);
+  sequence.content =
+      IntegerArray{.bytes = {static_cast<const std::byte*>(array.data()), array.nbytes()},
+                   .type_bytes = array.dtype().bits / 8,
+                   .is_signed = array.dtype().code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Int),
+                   .shape = {array.shape(0), array.shape(1), array.shape(2)}};
+  return sequence;
+}
+
+std::vector<DecodedSequence> decoded(const nb::list& list) {
+  std::vector<DecodedSequence> sequences;
+  for (const nb::handle& entry : list) sequences.push_back(decoded(nb::cast<nb::tuple>(entry)));
+  return sequences;
+}
+
+// decode(format, file's name, its bytes) gives a list of what decoded() takes.
+Decode decoder(const nb::callable& decode) {
+  return [decode = decode.ptr()](ImportFormat format, const ImportSource& source) {
+    const nb::gil_scoped_acquire gil;
+    const nb::bytes bytes(source.bytes.data(), source.bytes.size());
+    return decoded(nb::cast<nb::list>(nb::handle(decode)(std::string(name_of(format)), source.name, bytes)));
+  };
+}
+
+nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& keywords, const nb::callable& decode) {
+  const ImportOptions options = import_options(keywords);
   std::optional<Imported> imported;
   {
     const nb::gil_scoped_release release;
-    imported = import_files(paths, options);
+    imported = import_files(paths, options, decoder(decode));
   }
   const nb::any report = parse_json(to_json(imported->report).dump());
   if (imported->trace() != nullptr) {
@@ -61,71 +112,32 @@ nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& ke
   return nb::make_tuple(load_of(std::get<LoadTable>(std::move(imported->value))), report);
 }
 
-std::shared_ptr<Trace> import_named_payloads(const std::vector<std::pair<std::string, nb::bytes>>& named,
-                                             const nb::dict& keywords) {
-  ImportOptions options;
-  set_options(options_of(options), keywords);
-  std::vector<ImportSource> payloads;
-  for (const auto& [name, bytes] : named) {
-    payloads.push_back({name, {static_cast<const std::byte*>(bytes.data()), bytes.size()}});
-  }
+// Lines for people, and JSON.
+std::pair<std::vector<std::string>, std::string> import_paths_to_file(const std::vector<std::string>& paths,
+                                                                      const nb::dict& keywords, const std::string& out,
+                                                                      const nb::callable& decode) {
+  const ImportOptions options = import_options(keywords);
   const nb::gil_scoped_release release;
-  return std::make_shared<Trace>(import_payloads(payloads, options));
+  const Imported imported = import_to_file(paths, options, out, decoder(decode));
+  return {describe(imported, out), to_json(imported, out).dump(2)};
 }
 
-// As Python's objects. The parser has bounded the depth.
-nb::object to_python(const nlohmann::json& value) {
-  using Type = nlohmann::json::value_t;
-  switch (value.type()) {
-    case Type::object: {
-      nb::dict d;
-      for (const auto& [key, member] : value.items()) d[nb::str(key.data(), key.size())] = to_python(member);
-      return d;
-    }
-    case Type::array: {
-      nb::list l;
-      for (const nlohmann::json& entry : value) l.append(to_python(entry));
-      return l;
-    }
-    case Type::string: {
-      const auto& text = value.get_ref<const std::string&>();
-      return nb::str(text.data(), text.size());
-    }
-    case Type::boolean:
-      return nb::bool_(value.get<bool>());
-    case Type::number_integer:
-      return nb::int_(value.get<std::int64_t>());
-    case Type::number_unsigned:
-      return nb::int_(value.get<std::uint64_t>());
-    case Type::number_float:
-      return nb::float_(value.get<double>());
-    default:
-      return nb::none();
-  }
-}
-
-// The body of an inference server's response, by the importers' parser.
-nb::any parse_response(const nb::bytes& body) {
-  const std::string_view text(body.c_str(), body.size());
-  nlohmann::json value;
-  {
-    const nb::gil_scoped_release release;
-    value = foremoe::parse_json(text, {.field = "response"});
-  }
-  return nb::steal<nb::any>(to_python(value).release());
+std::shared_ptr<Trace> import_decoded(const nb::list& list, const nb::dict& keywords) {
+  const ImportOptions options = import_options(keywords);
+  const std::vector<DecodedSequence> sequences = decoded(list);
+  const nb::gil_scoped_release release;
+  return std::make_shared<Trace>(import_sequences(sequences, options));
 }
 
 }  // namespace
 
 void bind_inputs(nb::module_& m) {
   m.def("_collect", &collect_trace, "trace"_a, "options"_a, "threads"_a);
-  m.def("_import_files", &import_paths, "paths"_a, "options"_a,
-        nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any]) -> tuple[Trace | Load, "
-                "dict[str, typing.Any]]"));
-  m.def("_import_payloads", &import_named_payloads, "payloads"_a, "options"_a,
-        nb::sig("def _import_payloads(payloads: Sequence[tuple[str, bytes]], options: dict[str, typing.Any]) -> "
-                "Trace"));
-  m.def("_parse_response", &parse_response, "body"_a);
+  m.def("_import_files", &import_paths, "paths"_a, "options"_a, "decode"_a,
+        nb::sig("def _import_files(paths: Sequence[str], options: dict[str, typing.Any], decode: typing.Any) -> "
+                "tuple[Trace | Load, dict[str, typing.Any]]"));
+  m.def("_import_to_file", &import_paths_to_file, "paths"_a, "options"_a, "out"_a, "decode"_a);
+  m.def("_import_sequences", &import_decoded, "sequences"_a, "options"_a);
   m.def("_read_input", &read_input, "path"_a, "options"_a, "threads"_a);
   m.def("_synthesize_load", [](const nb::dict& keywords) {
     const SynthesisRequest request = synthesis_of(keywords);

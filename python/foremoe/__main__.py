@@ -9,13 +9,17 @@ import pathlib
 import signal
 import sys
 
+# _import is what the program runs for formats that Python decodes.
+COMMANDS = {"report": "foremoe.report.command", "_import": "foremoe.importing"}
+
 
 def main() -> None:
     """Runs one of the package's commands, or becomes the packaged program."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that has read enough ends us, here and in the program
-    if sys.argv[1:2] == ["report"]:
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         logging.basicConfig(format="foremoe: %(message)s")
-        sys.exit(importlib.import_module("foremoe.report.command").main(sys.argv[2:]))
+        sys.exit(importlib.import_module(COMMANDS[sys.argv[1]]).main(sys.argv[2:]))
+    os.environ["FOREMOE_PYTHON"] = sys.executable  # by which the program runs what this package has
     program = pathlib.Path(__file__).with_name("bin") / "foremoe"
     try:
         os.execv(program, ["foremoe", *sys.argv[1:]])

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -76,30 +76,39 @@ class Command:
 
 def main(command: Command, arguments: Sequence[str]) -> int:
     """Runs the command with what stands behind its name on a command line; the exit code."""
-    if sys.stdout is None:  # closed by who started us
-        return fail(command, OUTPUT_FAILED, BAD_INPUT)
-    try:
+
+    def run() -> int:
         try:
             given = parse(command, arguments)
-            _expect_one_process()
-            code = command.run(given)
         except SystemExit as end:  # after --help, or a wrong line
-            code = end.code if isinstance(end.code, int) else BAD_INPUT
+            return end.code if isinstance(end.code, int) else BAD_INPUT
+        _expect_one_process()
+        return command.run(given)
+
+    return reporting(command.name, {option.name: option.spelling for option in command.options}, run)
+
+
+def reporting(name: str, spelling: Mapping[str, str], run: Callable[[], int]) -> int:
+    """Runs a command; turns what it raises into one line on stderr and an exit code. spelling: of options, by name."""
+    if sys.stdout is None:  # closed by who started us
+        return fail(name, OUTPUT_FAILED, BAD_INPUT)
+    try:
+        code = run()
         sys.stdout.flush()
         return code
     except InputError as error:
-        return fail(command, message_of(error, command.options), BAD_INPUT)
+        return fail(name, message_of(error, spelling), BAD_INPUT)
     except ImportError as error:
-        return fail(command, str(error), BAD_INPUT)
+        return fail(name, str(error), BAD_INPUT)
     except MemoryError:
-        return fail(command, "not enough memory for an input of this size", GAVE_UP)
+        return fail(name, "not enough memory for an input of this size", GAVE_UP)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
         if error.filename is not None:
             raise
         _discard_output()
-        return fail(command, OUTPUT_FAILED, BAD_INPUT)  # an error of a file names the file
+        return fail(name, OUTPUT_FAILED, BAD_INPUT)  # an error of a file names the file
 
 
 def _expect_one_process() -> None:
@@ -120,10 +129,10 @@ def _discard_output() -> None:
     os.close(null)
 
 
-def fail(command: Command, message: str, code: int) -> int:
+def fail(name: str, message: str, code: int) -> int:
     """One line on stderr; returns the code."""
     if sys.stderr is not None:
-        print(f"{command.name}: {printable(' '.join(message.split()))}", file=sys.stderr)
+        print(f"{name}: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 
@@ -178,19 +187,13 @@ def parse(command: Command, arguments: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def spelt(text: str, options: Sequence[Option]) -> str:
-    """The text with options in backquotes spelt as the user knows them: --guest-slots."""
-    spelling = {option.name: option.spelling for option in options}
-    return re.sub(r"`([^`]*)`", lambda name: spelling.get(name[1], name[1]), text)
-
-
-def message_of(error: InputError, options: Sequence[Option]) -> str:
-    """What the error says, with fields spelt as the user knows them: --guest-slots."""
-    spelling = {option.name: option.spelling for option in options}
+def message_of(error: InputError, spelling: Mapping[str, str]) -> str:
+    """The error's text with options spelled as the user knows them: --guest-slots."""
     text = str(error)
     plain = error.problem.replace("`", "")
     if text.endswith(plain):
-        text = text[: len(text) - len(plain)] + spelt(error.problem, options)
+        problem = re.sub(r"`([^`]*)`", lambda name: spelling.get(name[1], name[1]), error.problem)
+        text = text[: len(text) - len(plain)] + problem
     if error.field in spelling and not error.file and text.startswith(error.field):
         text = spelling[error.field] + text[len(error.field) :]
     return text

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from . import _core
 from ._core import Load, Trace
 from .files import Path, expect
+from .importing import decoder
 from .options import ImportOptions, SynthesisOptions, expect_options
 
 
@@ -62,7 +63,7 @@ def import_files(paths: Path | Sequence[Path], **options: Unpack[ImportOptions])
     expect_options(ImportOptions, "import_files", options)
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
-    return _core._import_files([os.fspath(path) for path in paths], dict(options))
+    return _core._import_files([os.fspath(path) for path in paths], dict(options), decoder(options))
 
 
 def synthesize_load(**options: Unpack[SynthesisOptions]) -> Load:

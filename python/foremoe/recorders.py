@@ -16,8 +16,6 @@ Written from the sources of vLLM 0.33 and SGLang 0.5.23. Neither was run.
 
 from __future__ import annotations
 
-import io
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +26,8 @@ import numpy.typing as npt
 
 from . import _core
 from ._core import Collector, Trace
-from .segments import Segment, from_sglang, from_vllm, refuse
+from .importing import Place, decode_routes, refuse
+from .segments import Segment, from_sglang, from_vllm
 
 __all__ = ["Recorder", "Report", "Segment", "from_sglang", "from_vllm"]
 
@@ -217,14 +216,14 @@ class Recorder:
             if segment.num_tokens is not None and segment.num_tokens - 1 == segment.start:
                 continue  # it asked for none
             if segment.routed_experts is not None:
-                sources[i] = (file, _encoded(segment.routed_experts, file))
+                sources[i] = decode_routes(segment.routed_experts, Place(file, "routed_experts"), self._recorded)
             elif self._missing == "refuse":
                 refuse("routed_experts", "is missing: does the server record, and did the request finish?", file=file)
         read: list[Routes] = [np.empty((0, *self._row_shape), self._dtype) for _ in segments]
         if sources:
-            trace = _core._import_payloads(list(sources.values()), self._recorded)
+            trace = _core._import_sequences(list(sources.values()), self._recorded)
             for i, begin, end in zip(sources, trace.cu_seqlens[:-1], trace.cu_seqlens[1:], strict=True):
-                read[i] = self._without_dense(sources[i][0], trace.routed_experts[begin:end])
+                read[i] = self._without_dense(sources[i].file, trace.routed_experts[begin:end])
         return read
 
     def _without_dense(self, file: str, rows: Routes) -> Routes:
@@ -286,21 +285,3 @@ def _is_missing(routes: Routes) -> npt.NDArray[np.bool_]:
     """bool [tokens, layers]; importers fill a missing row with the largest value."""
     missing: npt.NDArray[np.bool_] = routes[..., 0] == np.iinfo(routes.dtype).max
     return missing
-
-
-def _encoded(value: Any, file: str) -> bytes:
-    """As importers read it: text, lists as JSON, arrays as .npy."""
-    if isinstance(value, str | bytes):
-        return value.encode() if isinstance(value, str) else value
-    if isinstance(value, list | tuple):
-        try:
-            return json.dumps(value).encode()
-        except (TypeError, ValueError, RecursionError):
-            refuse("routed_experts", "should be lists of integers, [rows, layers, top_k]", file=file)
-    array = np.asarray(value)
-    if array.ndim != 3 or array.dtype.kind not in "iu":
-        what = f"is {array.dtype} {list(array.shape)}; expected integers [rows, layers, top_k]"
-        refuse("routed_experts", what, file=file)
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()

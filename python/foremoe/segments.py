@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _core
-from ._errors import InputError
-
-
-def refuse(field: str, problem: str, *, file: str = "", index: str = "") -> NoReturn:
-    """Raises InputError. file: the sequence, or segment of it, where field is not an argument."""
-    place = f"{file}: " if file else ""
-    raise InputError(f"{place}{field}{index}: {problem}", file=file, field=field, index=index)
+from .importing import Place, parse_json, refuse
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +137,7 @@ def _get(holder: Any, key: str) -> Any:
 def _responses(response: Any) -> list[Any]:
     if isinstance(response, str | bytes | bytearray):
         body = response.encode("utf-8", "surrogatepass") if isinstance(response, str) else bytes(response)
-        response = _core._parse_response(body)
+        response = parse_json(body, Place("", "response"))
     return response if isinstance(response, list) else [response]
 
 

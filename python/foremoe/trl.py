@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 import foremoe
-from foremoe._engine.alike import refused_together
+from foremoe._engine.together import refused_together
 
 from .hf import Recorder, expert_layers, record
 from .torch import ExpertParallel, Phase

@@ -193,7 +193,7 @@ TRUNCATED = base64.b64encode(base64.b64decode(npy(WHOLE))[:-1]).decode()
         (flat(WHOLE.ravel()[:-1]), "140 bytes are no whole number of tokens"),
         ([*WHOLE.tolist()[:-1], [[1, 2]]], "has 1 layers instead of 3"),
         ([*WHOLE.tolist()[:-1], [[1, 2], [3], [4, 5]]], "should be a list of 2 experts"),
-        ([*WHOLE.tolist()[:-1], [[1, 2], [3, 0.5], [4, 5]]], "[5, 1]"),
+        ([*WHOLE.tolist()[:-1], [[1, 2], [3, 0.5], [4, 5]]], "[5, 1, 1]"),
         (WHOLE.astype(np.float32), "float32 [6, 3, 2]"),
         (WHOLE.ravel(), "uint8 [36]; expected integers [rows, layers, top_k]"),
         (5, "int64 []"),

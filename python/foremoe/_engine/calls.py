@@ -13,8 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from .alike import spelled
-from .failures import Channel, Failures
+from .together import Channel, Failures, spelled
 
 _LENGTH = 64  # bytes of a call's name
 _POLL_SECONDS = 0.001

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from .alike import refused_together, versions
+from .together import refused_together, versions
 
 _SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group leaves the default NCCL communicator alone
 

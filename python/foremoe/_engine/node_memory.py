@@ -17,8 +17,8 @@ import torch.distributed as dist
 import foremoe
 from foremoe._core import HostArena
 
-from .alike import digest_of
 from .ranks import Ranks
+from .together import digest_of
 
 Expert = tuple[int, int]
 """(layer, expert)"""

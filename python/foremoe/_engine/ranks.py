@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .calls import Calls
-from .failures import Channel, Failures
+from .together import Channel, Failures
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import foremoe
 from foremoe import _core
 
 from .communication import gathered_bytes
-from .failures import Channel
+from .together import Channel
 
 # That plan a layer without knowing the others.
 POLICIES = ("foremoe", "static", "vanilla")

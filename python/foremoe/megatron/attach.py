@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foremoe._engine.alike import refused_together, versions
+from foremoe._engine.together import refused_together, versions
 
 from .arguments import Arguments
 from .replicas import Replicas

@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from foremoe._engine.agreement import Agreement
+from foremoe._engine.together import Agreement
 
 from .step import Step
 

@@ -13,13 +13,11 @@ import torch
 import torch.distributed as dist
 
 import foremoe
-from foremoe._engine.agreement import Agreement, others_than, slots_at_begin
-from foremoe._engine.alike import Given
 from foremoe._engine.arguments import expect_executable, expect_phase, plan_nothing
-from foremoe._engine.failures import Channel, Failures
 from foremoe._engine.groups import groups_made, make_groups
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
+from foremoe._engine.together import Agreement, Channel, Failures, Given, others_than, slots_at_begin
 
 from .arguments import Arguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import foremoe
-from foremoe._engine.alike import fact_of
+from foremoe._engine.together import fact_of
 
 from .experts import MoE
 

@@ -129,5 +129,5 @@ def _run(given: dict[str, str]) -> int:
     write_text(given["out"], to_html(report))
     print(printable(f"{given['out']}: {conclusion(report)}"))
     for wrong in report.wrong:
-        fail(command(), wrong, FOUND_WRONG)
+        fail(command().name, wrong, FOUND_WRONG)
     return FOUND_WRONG if report.wrong else OK

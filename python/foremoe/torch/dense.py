@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.alike import Given, fact_of, refused_together, shortened
 from foremoe._engine.compiled import expect_not_compiled
 from foremoe._engine.sharded import is_dtensor
+from foremoe._engine.together import Given, fact_of, refused_together, shortened
 
 from .buckets import average_in_buckets
 from .own_experts import refuse_optimizers_of

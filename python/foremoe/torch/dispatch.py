@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from foremoe._engine.failures import Channel
+from foremoe._engine.together import Channel
 
 ON_MISMATCH = ("refuse", "replay", "home")
 

@@ -9,6 +9,7 @@ guests serve other layers by then: in that case all rows go to their experts' ho
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +56,15 @@ class MicroStep:
         beside: BesidePlan,
         number: int,
         at_homes: set[int],
+        note_forward: Callable[[], None],
     ) -> None:
-        """at_homes: layers that run without their guests."""
+        """at_homes: layers that run without their guests. note_forward: called before a layer runs."""
         self._planned = planned
         self._experts = experts
         self._routes = routes
         self._beside = beside
         self._number = number
+        self._note_forward = note_forward
         self._rows = len(routes.own[number])
         self._is_over = False
         self._next_layer = 0  # of the forward that runs
@@ -128,6 +131,8 @@ class MicroStep:
         Rows without a route are dropped, or computed at homes; under on_mismatch="home" so are rows whose expert was
         not recorded.
         """
+        self._experts.expect_callable()
+        self._note_forward()
         of, layer, ranks = self.layers[index], self._experts.layers[index], self._experts.ranks
         if hidden.shape[0] != self._rows or not ids.shape == gates.shape == (self._rows, layer.top_k):
             raise RuntimeError(f"{layer.name}: {hidden.shape[0]} rows ran, but there are routes of {self._rows}")

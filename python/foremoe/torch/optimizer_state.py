@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.alike import refused_together
 from foremoe._engine.sharded import is_dtensor
+from foremoe._engine.together import refused_together
 
 from .saving import distributed, entries_of, expect_shape, unwrapped, whole_copy
 from .shards import ExpertShards, follow

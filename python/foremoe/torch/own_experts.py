@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from foremoe._engine.alike import Given, digest_of
 from foremoe._engine.communication import gathered
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import local
+from foremoe._engine.together import Given, digest_of
 
 _SAMPLE = 64  # elements of a weight
 _DEEPEST = 16  # calls between a GradScaler and the hook of the optimizer that it steps

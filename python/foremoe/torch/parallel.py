@@ -7,8 +7,9 @@ While a phase runs, the phase executes them; without one, every row goes home, w
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.alike import facts_of, refused_together, versions
 from foremoe._engine.arguments import expect_layers, expect_warm_start, plan_nothing
 from foremoe._engine.compiled import expect_not_compiling
 from foremoe._engine.layers import ExpertLayer
@@ -26,6 +26,7 @@ from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import local_weights
 from foremoe._engine.shares import Shares
+from foremoe._engine.together import facts_of, refused_together, versions
 
 from . import optimizer_state, saving
 from .arguments import Arguments, ranks_of
@@ -125,41 +126,46 @@ class ExpertParallel:
         if not self.experts.is_sharded:
             refuse_optimizers_of(replaced)
         del replaced
-        self.experts.execute_by(self._execute)
+        self.experts.expect_callable = self._expect_callable
+        self._at_homes = functools.partial(self._execute_at_homes, self._announce)
+        self.experts.execute_by(self._at_homes)
         self._dense = Dense(self.experts)
         self._own_experts.note_step = self._dense.trained_with
         self._shards = ExpertShards(self.expert_parameters(), self.ranks)
         if (model := getattr(self.layers[0], "model", None)) is not None:
             self._know(model)
-        self.failed = False  # a phase did, with copies on their way
-        self._phase: Phase | None = None  # that runs
-        self._evaluation: Evaluation | None = None
+        self._is_evaluating = False
 
     def _load(self, counts: Counts) -> foremoe.Load:
         return foremoe.Load.from_array(
             counts, top_k=self.layers[0].top_k, ranks_per_node=self.ranks.ranks_per_node, name="routes"
         )
 
-    def _execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+    def _expect_callable(self) -> None:
         expect_not_compiling()
         self._own_experts.expect_no_ddp()
-        if self._phase is not None:
-            return self._phase.execute(index, hidden, ids, gates)
-        self._expect_usable()
-        if self._evaluation is not None:
-            self._evaluation.expect_layer(index)
-        elif index == 0 and torch._C._current_graph_task_id() < 0:  # not a recomputation
-            self.ranks.expect_call("a forward without a plan")
-        return self._at_homes(index, hidden, ids, gates)
 
-    def _at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-        """A layer without a plan. What one rank raises inside ends those of all ranks, which exchange rows with it."""
+    def _announce(self, index: int) -> None:
+        """Announces a forward without a plan, which all ranks must run."""
+        if index == 0 and torch._C._current_graph_task_id() < 0:  # not a recomputation
+            self.ranks.expect_call("a forward without a plan")
+
+    def _execute_at_homes(
+        self, announce: Callable[[int], None], index: int, hidden: Tensor, ids: Tensor, gates: Tensor
+    ) -> Tensor:
+        """A layer without a plan. What one rank raises inside ends those of all ranks, which exchange rows with it.
+
+        announce: called with the layer's index, before any exchange.
+        """
+        self._expect_callable()
+        self.experts.expect_usable()
+        announce(index)
         try:
             return self.experts.at_homes(index, hidden, ids, gates)[0]
         except BaseException as error:
             if type(error).__name__ == "_StopRecomputationError":  # a checkpoint has computed again all that it needs
                 raise
-            self.failed = True
+            self.experts.failed = True
             ended_by = self.ranks.failures.end(error) if self.ranks.failures is not None else ""
             if ended_by:
                 raise RuntimeError(f"{ended_by}; begin anew after detach()") from error
@@ -208,23 +214,6 @@ class ExpertParallel:
         self._shards.add(model)
         self._own_experts.accept_loads_of(model)
 
-    def _expect_usable(self) -> None:
-        if self.failed:
-            raise RuntimeError("a phase failed: what it sent may still be on its way; begin anew with other groups")
-
-    @contextlib.contextmanager
-    def _entered(self, phase: Phase) -> Iterator[None]:
-        """Layers run by this phase inside."""
-        if self._phase is not None:
-            raise RuntimeError("another phase is running")
-        self._expect_usable()
-        self._phase = phase
-        try:
-            yield
-        finally:
-            self._phase = None
-            self.failed |= phase.failed
-
     def plan(
         self,
         routes: Sequence[RoutesOfMicroStep],
@@ -259,7 +248,7 @@ class ExpertParallel:
         each; and, under drop, for rows without a route that something certainly reads: a row that has one in other
         layers, or one of several that lie between rows of its sequence that have one.
         """
-        self._expect_usable()
+        self.experts.expect_usable()
         if self.ranks.failures is not None and (reason := self.ranks.failures.reason()):
             raise RuntimeError(f"{reason}; begin anew after detach()")
         self.ranks.expect_call("plan()")
@@ -274,7 +263,7 @@ class ExpertParallel:
         running = self._shares.start_plan(load, **self.arguments.planning(), previous=previous)
         return Phase(
             self.experts, self._dense, self.arguments, load, running, gathered,
-            phase=phase, memory=self._memory, entered=self._entered,
+            phase=phase, memory=self._memory,
         )  # fmt: skip
 
     def expect_warm_starts(self) -> None:
@@ -373,9 +362,9 @@ class ExpertParallel:
         self._own_experts.release()
         self._dense.unwrap()
         self._memory.release()
-        self._shares.close(self.failed)
+        self._shares.close(self.experts.failed)
         for channel in self._channels:
-            if not self.failed:  # else something may be on its way
+            if not self.experts.failed:  # else something may be on its way
                 channel.close()
         if not self.experts.is_sharded:
             refuse_optimizers_of(self.expert_parameters())
@@ -392,7 +381,7 @@ class ExpertParallel:
 
         Raises RuntimeError where a phase is running, and under FSDP2, which gathers weights in every forward.
         """
-        if self._phase is not None or self._evaluation is not None:
+        if self.experts.phase is not None or self._is_evaluating:
             raise RuntimeError("evaluate() was entered inside a phase, or twice")
         if self._dense.is_sharded:
             raise RuntimeError(
@@ -400,24 +389,26 @@ class ExpertParallel:
                 "without it, such as by generate(synced_gpus=True)"
             )
         self.ranks.expect_call("evaluate()")
-        evaluation = self._evaluation = Evaluation(self.ranks.group, self.ranks.device)
-        with torch.no_grad():
+        evaluation = Evaluation(self.ranks.group, self.ranks.device)
+        self._is_evaluating = True
+        execute = functools.partial(self._execute_at_homes, evaluation.expect_layer)
+        with torch.no_grad(), self.experts.executed_by(execute):
             try:
                 yield
                 evaluation.serve(self._serve)
             except BaseException:
-                if not self.failed:  # else all ranks know
+                if not self.experts.failed:  # else all ranks know
                     evaluation.fail()
                 raise
             finally:
-                self._evaluation = None
+                self._is_evaluating = False
 
     def _serve(self, index: int) -> None:
         """One layer on no rows of this rank's own, outside of a phase."""
         layer = self.layers[index]
         hidden = next(iter(local_weights(layer).values())).new_zeros(0, layer.hidden_size)
         gates = hidden.new_zeros(0, layer.top_k)
-        self._at_homes(index, hidden, gates.long(), gates)
+        self._execute_at_homes(lambda layer: None, index, hidden, gates.long(), gates)
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:
@@ -426,9 +417,12 @@ class ExpertParallel:
         Inside phase.micro_step() the routes of the micro-step are still replayed. Between micro-steps routers choose.
         Inside a phase drain() averages the gradients of what runs here, such as an auxiliary loss, with all others.
         """
-        phase, self._phase = self._phase, None
+        phase, self.experts.phase = self.experts.phase, None
         try:
-            with contextlib.nullcontext() if phase is None else phase.ending_all():
+            with (
+                contextlib.nullcontext() if phase is None else phase.ending_all(),
+                self.experts.executed_by(self._at_homes),
+            ):
                 yield
         finally:
-            self._phase = phase
+            self.experts.phase = phase

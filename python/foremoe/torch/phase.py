@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,12 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.agreement import others_than, slots_at_begin
-from foremoe._engine.alike import digest_of, number_of, refused_together
 from foremoe._engine.guests import Guests
 from foremoe._engine.node_memory import NodeMemory
 from foremoe._engine.planned_phase import PlannedPhase
 from foremoe._engine.shares import SharedPlan
+from foremoe._engine.together import digest_of, number_of, others_than, refused_together, slots_at_begin
 
 from .arguments import Arguments
 from .dense import Dense
@@ -33,6 +32,10 @@ from .spread import SpreadExperts, expect_no_hooks
 from .unchanged import Unchanged
 
 _OUT_OF_ORDER = "ran out of order, or twice"
+
+
+def _refuse_layer(index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+    raise RuntimeError("a planned layer ran outside of micro_step()")
 
 
 class Phase:
@@ -56,23 +59,19 @@ class Phase:
         *,
         phase: str,
         memory: NodeMemory,
-        entered: Callable[[Phase], contextlib.AbstractContextManager[None]],
     ):
-        """memory: for the host path. entered: inside of it layers run by this phase."""
+        """memory: for the host path."""
         self.routes = routes
         self.phase = phase
         self.beside = BesidePlan(routes, experts)
-        self.failed = False  # with copies on their way that nobody waits for
         self._experts = experts
         self._dense = dense
         self._arguments = arguments
         self._load = load
         self._running = running
         self._memory = memory
-        self._entered = entered
         self._inside = contextlib.ExitStack()
         self._planned: PlannedPhase | None = None
-        self._current: MicroStep | None = None
         self._left: MicroStep | None = None  # the last one, while its backward may still run
         self._next = 0  # micro-step
         self._gradients: PhaseGradients | None = None  # of a policy update
@@ -106,18 +105,32 @@ class Phase:
         if self._planned is not None:
             raise RuntimeError("a phase can be entered once")
         with contextlib.ExitStack() as inside:
-            inside.enter_context(self._entered(self))
+            inside.enter_context(self._entered())
             try:
                 self._begin()
             except BaseException as error:
                 if not isinstance(error, foremoe.InputError):  # that one all ranks raise, before any copy
-                    self.failed = True
+                    self._experts.failed = True
                     self._give_up()
                     self._end_all(error)
                 raise
             inside.callback(self._unchanged.release)
             self._inside = inside.pop_all()
         return self
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Inside, layers run in micro-steps of this phase alone."""
+        experts = self._experts
+        if experts.phase is not None:
+            raise RuntimeError("another phase is running")
+        experts.expect_usable()
+        experts.phase = self
+        try:
+            with experts.executed_by(_refuse_layer):
+                yield
+        finally:
+            experts.phase = None
 
     def _begin(self) -> None:
         self._experts.ranks.expect_call("entering a phase")
@@ -182,13 +195,13 @@ class Phase:
                 complete = False
                 raise
             finally:
-                self.failed = True
+                failed, self._experts.failed = self._experts.failed, True
                 if complete:
                     with self.ending_all():
                         self.planned.close(complete=True)
                 else:
                     self._give_up()
-                self.failed = not complete
+                self._experts.failed = failed or not complete
         if not complete:
             left = "the phase was left before its last micro-step, or without drain(): its gradients are given up"
             self._end_all(error or RuntimeError(left))
@@ -244,13 +257,12 @@ class Phase:
     @contextlib.contextmanager
     def _replaying(self, current: MicroStep) -> Iterator[None]:
         """Layers run this micro-step inside."""
-        self._current = current
         for layer, of in zip(self._experts.layers, current.layers, strict=True):
             layer.replay(of.recorded if of.slots is None else torch.full_like(of.recorded, -1))
         try:
-            yield
+            with self._experts.executed_by(current.execute):
+                yield
         finally:
-            self._current = None
             for layer in self._experts.layers:
                 layer.replay(None)
 
@@ -263,17 +275,9 @@ class Phase:
 
     def _prepare(self, micro_step: int, at_homes: set[int]) -> MicroStep:
         self.planned.wait_for(micro_step)
-        return MicroStep(self.planned, self._experts, self.routes, self.beside, micro_step, at_homes)
-
-    def execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-        """One layer, forward: [tokens, hidden]; ids, which matter for rows without a route, and gates: [tokens, top_k].
-
-        Rows without a route are dropped, or computed at homes.
-        """
-        if self._current is None:
-            raise RuntimeError("a planned layer ran outside of micro_step()")
-        self._dense.note_forward()
-        return self._current.execute(index, hidden, ids, gates)
+        return MicroStep(
+            self.planned, self._experts, self.routes, self.beside, micro_step, at_homes, self._dense.note_forward
+        )
 
     def drain(self) -> None:
         """Brings the gradients of all guests home, and makes all gradients the mean over ranks. Collective, once.

@@ -18,9 +18,9 @@ from torch import Tensor
 
 import foremoe
 from foremoe import _core
-from foremoe._engine.alike import Given, digest_of, facts_of, refused_together
 from foremoe._engine.arguments import expect_phase
 from foremoe._engine.communication import gathered_rows
+from foremoe._engine.together import Given, digest_of, facts_of, refused_together
 from foremoe.files import expect
 
 from .dispatch import ON_MISMATCH

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import foremoe
-from foremoe._engine.alike import refused_together, shortened
 from foremoe._engine.sharded import is_dtensor, local
+from foremoe._engine.together import refused_together, shortened
 
 from .shards import ExpertShards
 from .wrappers import fsdp2_modules, reshard

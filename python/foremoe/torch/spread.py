@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch.autograd.function import once_differentiable
 import foremoe
 from foremoe._engine.arguments import mark_spread, unmark_spread
 from foremoe._engine.communication import gathered
-from foremoe._engine.layers import Execute, ExpertLayer
+from foremoe._engine.layers import ExpertLayer
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import is_dtensor, local_weights, version_of
 
@@ -49,6 +51,10 @@ class Accumulated:
         return self._was_written(self._weight.grad)
 
 
+ExecuteLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Runs a layer, by its index, on the arguments of Execute."""
+
+
 @dataclass(frozen=True)
 class HomePass:
     """What a forward of a layer at homes needs beside its rows.
@@ -79,6 +85,10 @@ class SpreadExperts:
             for layer in layers:
                 _replace(layer, {of: self._of_this_rank(w.detach()).clone() for of, w in layer.weights().items()})
         self.begin_home_pass: Callable[[int], HomePass]  # called with the layer's index
+        self.expect_callable: Callable[[], None]  # called before a layer runs; raises where it must not
+        self.phase: Any = None  # the phase that has been entered
+        self.failed = False  # rows or copies may be on their way for which nobody waits
+        self._execute: ExecuteLayer | None = None
         self.has_warned = False  # of rows without a route that are read
         self._spread = self.parameters()
         self._own = {id(weight) for weight in self._spread}
@@ -103,14 +113,26 @@ class SpreadExperts:
                         field="layers",
                     )
 
-    def execute_by(self, execute: Callable[[int, Tensor, Tensor, Tensor], Tensor] | None) -> None:
-        """From now on layers call this with their index, and what Execute takes; None: their own code."""
-
-        def of(index: int) -> Execute | None:
-            return None if execute is None else lambda *given: execute(index, *given)
-
+    def execute_by(self, execute: ExecuteLayer | None) -> None:
+        """Installs a function on the layers; None: they run their own code."""
+        self._execute = execute
         for i, layer in enumerate(self.layers):
-            layer.execute_by(of(i))
+            layer.execute_by(None if execute is None else functools.partial(execute, i))
+
+    @contextlib.contextmanager
+    def executed_by(self, execute: ExecuteLayer) -> Iterator[None]:
+        """Inside, layers run this function."""
+        before = self._execute
+        self.execute_by(execute)
+        try:
+            yield
+        finally:
+            self.execute_by(before)
+
+    def expect_usable(self) -> None:
+        """Raises RuntimeError after a failure."""
+        if self.failed:
+            raise RuntimeError("a phase failed: what it sent may still be on its way; begin anew with other groups")
 
     def at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> tuple[Tensor, int]:
         """Rows that no plan knows, at their experts' homes, with counts exchanged first.

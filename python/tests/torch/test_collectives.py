@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -44,7 +46,7 @@ def count_in_a_phase(
     """Collectives and waits for the device in the layers of one micro-step, forward and backward."""
     model = make_model(torch.float32)
     ep = spread(model, path=path)
-    ep.wrap(model)
+    ep.wrap(model, None if planned else "own")
     (batch,) = draw_batches(rank, 1, 8)
     phase = ep.plan(routes or draw_routes(rank, 1, 8), unrouted=unrouted, on_mismatch=on_mismatch)
     counter = Counter()
@@ -53,29 +55,33 @@ def count_in_a_phase(
         with phase.micro_step(m):
             model.model(batch, use_cache=False).last_hidden_state.sum().backward()
 
+    def count() -> None:
+        with counter.collectives(arena, dispatch, exchange, guests, host_path, communication, parallel):
+            out = model.model(batch, use_cache=False).last_hidden_state
+            with counter.waits():
+                out.backward(torch.ones_like(out))
+
+    @contextlib.contextmanager
+    def watched() -> Iterator[None]:
+        executes = [_EXECUTE[layer.experts] for layer in ep.layers]
+        for layer, execute in zip(ep.layers, executes, strict=True):
+            layer.execute_by(counter.watched(execute))
+        yield
+        for layer, execute in zip(ep.layers, executes, strict=True):
+            layer.execute_by(execute)
+
+    if not planned:
+        with watched():
+            count()
+        return counter.counts
     with phase:
         for m in range(micro_step):
             run(m)
-        with phase.micro_step(micro_step):
-            if not planned:
-                ep._phase = None
-                phase._current.finish = lambda _: None  # no layer runs by the plan
-            executes = [_EXECUTE[layer.experts] for layer in ep.layers]
-            for layer, execute in zip(ep.layers, executes, strict=True):
-                layer.execute_by(counter.watched(execute))
-            with counter.collectives(arena, dispatch, exchange, guests, host_path, communication, parallel):
-                out = model.model(batch, use_cache=False).last_hidden_state
-                with counter.waits():
-                    out.backward(torch.ones_like(out))
-            for layer, execute in zip(ep.layers, executes, strict=True):
-                layer.execute_by(execute)
-        ep._phase = phase
-        if planned:
-            for m in range(micro_step + 1, len(phase.micro_steps)):
-                run(m)
-            phase.drain()
-        else:
-            phase._drained, phase._next = True, len(phase.micro_steps)
+        with phase.micro_step(micro_step), watched():
+            count()
+        for m in range(micro_step + 1, len(phase.micro_steps)):
+            run(m)
+        phase.drain()
     return counter.counts
 
 

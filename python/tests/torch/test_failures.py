@@ -17,7 +17,7 @@ import torch
 from processes import begin_rank, rank_starter, run_ranks
 from training import RANKS, draw_batches, draw_routes, make_model, spread
 
-from foremoe._engine import failures, planned_phase, shares
+from foremoe._engine import planned_phase, shares, together
 
 FAILING = 2
 SECONDS = 60.0
@@ -133,7 +133,7 @@ def work_until_killed(rank: int, folder: str, place: str) -> None:
         train(rank, ep, model, {place: die})
     except Exception as error:
         pathlib.Path(folder, f"{rank}.txt").write_text(f"{type(error).__name__}: {error}")
-        time.sleep(failures.PATIENCE_SECONDS + 1)  # so that nobody takes this rank for dead
+        time.sleep(together.PATIENCE_SECONDS + 1)  # so that nobody takes this rank for dead
     os._exit(0)
 
 

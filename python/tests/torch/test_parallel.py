@@ -165,7 +165,8 @@ def work(rank: int, folder: str) -> None:
     of_two.top_k = 2
     found["repeated"] = refusal(lambda: ExpertParallel([of_two]).plan([torch.tensor([[[0, 1]], [[2, 2]]])]))
     warm_starts(found, ep, rank)
-    uneven = make_parallel(Layer()).plan(good * (2 - rank))
+    lone = Layer()
+    uneven = make_parallel(lone).plan(good * (2 - rank))
     with uneven:
         for m in uneven.micro_steps:
             if m == 1 and rank == 1:
@@ -174,7 +175,7 @@ def work(rank: int, folder: str) -> None:
                 continue
             with uneven.micro_step(m):
                 of_rows = torch.ones(len(good[0]), HIDDEN), good[0].reshape(-1, 1), torch.ones(len(good[0]), 1)
-                uneven.execute(0, *of_rows).sum().backward()
+                lone.execute(*of_rows).sum().backward()
         uneven.drain()
     found["no micro-steps"] = refusal(lambda: ep.plan([]))
     found["spread"] = refusal(lambda: ExpertParallel([Layer(), layer]))

@@ -17,8 +17,8 @@ from refusals import ODD, OTHERS, timed_refusal
 from training import RANKS, on_all_ranks
 
 import foremoe
-from foremoe._engine.alike import refused_together, shortened, spelled
 from foremoe._engine.arguments import OPTIONS
+from foremoe._engine.together import refused_together, shortened, spelled
 from foremoe.torch import ExpertParallel, stand_by
 
 # By argument of ExpertParallel: what rank 2 is given, and what all others are.

@@ -40,19 +40,6 @@ inline std::string npy(const std::string& descr, const std::string& shape, std::
       payload);
 }
 
-inline std::string base64(std::string_view bytes) {
-  constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  for (std::size_t at = 0; at < bytes.size(); at += 3) {
-    const std::string_view three = bytes.substr(at, 3);
-    std::uint32_t bits = 0;
-    for (std::size_t i = 0; i < 3; ++i)
-      bits = bits << 8 | (i < three.size() ? static_cast<unsigned char>(three[i]) : 0);
-    for (std::size_t i = 0; i < 4; ++i) out += i <= three.size() ? kAlphabet[bits >> (18 - 6 * i) & 63] : '=';
-  }
-  return out;
-}
-
 struct NamedText {
   std::string name;
   std::string text;

@@ -1,10 +1,6 @@
-// Formats that carry a whole array of integer ids, [tokens, layers, top_k]:
-//
-//   npy      "\x93NUMPY", version, header length, a Python dict literal, the raw array
-//            (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html); also as base64, a line each
-//   nrlre1   NeMo-RL's envelope: "nrlre1:<dtype>:<S>x<L>x<K>:<base64 of the C-ordered array>"
-//   sglang   int32 without any header; layers without experts and tokens without routes are zeros, which repeat and
-//            so become missing; raw (one sequence) or one base64 per line
+// Arrays of integer ids, [tokens, layers, top_k]: as .npy files, which are "\x93NUMPY", version, header length, a
+// Python dict literal and the raw array (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html), and
+// as Python decoded them.
 
 #include <fmt/format.h>
 
@@ -20,18 +16,6 @@
 namespace foremoe {
 
 namespace {
-
-struct IntegerType {
-  int bytes = 4;  // 1, 2, 4 or 8, little-endian
-  bool is_signed = true;
-};
-
-struct IntegerArray {
-  std::span<const std::byte> bytes;  // exactly the array
-  IntegerType type;
-  std::array<std::uint64_t, 3> shape{};  // tokens, layers, top_k, as claimed
-  bool fortran_order = false;            // first axis fastest
-};
 
 template <class T>
 std::int64_t load_as(const std::byte* at) {
@@ -58,7 +42,7 @@ void add_rows(TraceAssembler& assembler, const IntegerArray& array) {
 
 // The whole size in bytes, or false when it does not fit in 64 bits.
 bool size_in_bytes(const IntegerArray& array, std::uint64_t& size) {
-  size = static_cast<std::uint64_t>(array.type.bytes);
+  size = static_cast<std::uint64_t>(array.type_bytes);
   bool fits = true;
   for (const std::uint64_t extent : array.shape) fits &= !__builtin_mul_overflow(size, extent, &size);
   return fits;
@@ -70,21 +54,22 @@ void expect_size(const Where& where, const IntegerArray& array, std::uint64_t nu
   std::uint64_t size = 0;
   if (size_in_bytes(array, size) && size == num_bytes) return;
   throw InputError(where, fmt::format("[{}, {}, {}] of {} bytes each was claimed, but there are {} bytes", shape[0],
-                                      shape[1], shape[2], array.type.bytes, num_bytes));
+                                      shape[1], shape[2], array.type_bytes, num_bytes));
 }
 
 // One sequence. Throws InputError when the bytes are not what the shape claims.
-void add_sequence(TraceAssembler& assembler, const Where& where, const IntegerArray& array) {
+void add_array(TraceAssembler& assembler, const Where& where, const IntegerArray& array, std::int32_t prompt_length) {
   expect_size(where, array, array.bytes.size());
   const auto& shape = array.shape;
   constexpr std::uint64_t kMax = std::numeric_limits<std::int64_t>::max();
   if (shape[0] > kMax || shape[1] > kMax || shape[2] > kMax) throw InputError(where, "an extent is beyond 64 bits");
-  const bool is_unsigned = !array.type.is_signed && array.type.bytes < 8;
+  const bool is_unsigned = !array.is_signed && array.type_bytes < 8;
   assembler.begin_sequence(where, {.num_tokens = static_cast<std::int64_t>(shape[0]),
                                    .num_layers = static_cast<std::int64_t>(shape[1]),
                                    .top_k = static_cast<std::int64_t>(shape[2]),
-                                   .sentinel = is_unsigned ? (std::int64_t{1} << 8 * array.type.bytes) - 1 : -1});
-  switch (array.type.bytes * 2 + (array.type.is_signed ? 1 : 0)) {
+                                   .sentinel = is_unsigned ? (std::int64_t{1} << 8 * array.type_bytes) - 1 : -1,
+                                   .prompt_length = prompt_length});
+  switch (array.type_bytes * 2 + (array.is_signed ? 1 : 0)) {
     case 2:
       return add_rows<std::uint8_t>(assembler, array);
     case 3:
@@ -103,8 +88,6 @@ void add_sequence(TraceAssembler& assembler, const Where& where, const IntegerAr
       return add_rows<std::int64_t>(assembler, array);
   }
 }
-
-// ---- npy ----
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kMaxHeader = std::size_t{1} << 16;  // numpy itself writes some 100 bytes
@@ -143,7 +126,8 @@ std::string_view value_of(std::string_view header, std::string_view key, const W
   throw InputError(with_field(where, key), "is not in the header");
 }
 
-IntegerType npy_type(std::string_view value, const Where& where) {
+// Size in bytes, and whether the type is signed.
+std::pair<int, bool> npy_type(std::string_view value, const Where& where) {
   const auto end = value.size() > 1 ? value.find(value[0], 1) : std::string_view::npos;
   const bool quoted = (value.starts_with('\'') || value.starts_with('"')) && end != std::string_view::npos;
   const std::string_view descr =
@@ -152,7 +136,7 @@ IntegerType npy_type(std::string_view value, const Where& where) {
     const int bytes = descr[2] - '0';
     const bool known = bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8;
     const bool little = descr[0] == '<' || descr[0] == '=' || (descr[0] == '|' && bytes == 1);
-    if (known && (little || bytes == 1)) return {.bytes = bytes, .is_signed = descr[1] == 'i'};
+    if (known && (little || bytes == 1)) return {bytes, descr[1] == 'i'};
   }
   throw InputError(with_field(where, "descr"), fmt::format("{} is not a little-endian integer type", descr));
 }
@@ -188,109 +172,27 @@ std::array<std::uint64_t, 3> npy_shape(std::string_view value, const Where& wher
 
 IntegerArray npy_array(std::span<const std::byte> bytes, const Where& where) {
   const NpyParts file = split_npy(bytes, where);
+  const auto [type_bytes, is_signed] = npy_type(value_of(file.header, "descr", where), where);
   return {.bytes = file.payload,
-          .type = npy_type(value_of(file.header, "descr", where), where),
+          .type_bytes = type_bytes,
+          .is_signed = is_signed,
           .shape = npy_shape(value_of(file.header, "shape", where), where),
           .fortran_order = parse_order(value_of(file.header, "fortran_order", where), where)};
 }
 
-// ---- nrlre1 ----
-
-IntegerType nrlre1_type(std::string_view name, const Where& where) {
-  if (name == "int8") return {1, true};
-  if (name == "int16") return {2, true};
-  if (name == "int32") return {4, true};
-  if (name == "uint8") return {1, false};
-  if (name == "uint16") return {2, false};
-  throw InputError(
-      where, fmt::format("dtype \"{}\" is unknown; expected int8, int16, int32, uint8 or uint16", name.substr(0, 16)));
-}
-
-std::array<std::uint64_t, 3> nrlre1_shape(std::string_view text, const Where& where) {
-  std::array<std::uint64_t, 3> shape{};
-  const char* at = text.data();
-  const char* const end = text.data() + text.size();
-  for (std::size_t axis = 0; axis < 3; ++axis) {
-    if (axis > 0 && (at == end || *at++ != 'x')) throw InputError(where, "shape should be <tokens>x<layers>x<top_k>");
-    const auto [next, error] = std::from_chars(at, end, shape[axis]);
-    if (error != std::errc{}) throw InputError(where, "shape should be <tokens>x<layers>x<top_k>");
-    at = next;
-  }
-  if (at != end) throw InputError(where, "shape should be <tokens>x<layers>x<top_k>");
-  return shape;
-}
-
 }  // namespace
 
-void add_npy(TraceAssembler& assembler, const Where& where, std::span<const std::byte> bytes) {
-  add_sequence(assembler, where, npy_array(bytes, where));
-}
-
-void expect_npy(std::span<const std::byte> beginning, std::uint64_t size, const Where& where) {
-  const IntegerArray array = npy_array(beginning, where);
-  const std::uint64_t header = beginning.size() - array.bytes.size();
-  expect_size(where, array, size > header ? size - header : 0);
-}
-
 void import_npy(const ImportSource& source, TraceAssembler& assembler) {
-  add_npy(assembler, {.file = source.name, .field = "routed_experts"}, source.bytes);
+  add_sequence(assembler, {.where = {.file = source.name, .field = "routed_experts"}, .content = source.bytes});
 }
 
-void import_npy_base64(const ImportSource& source, TraceAssembler& assembler) {
-  for_each_line(text_of(source), [&](std::string_view line, const std::string& number) {
-    const Where where{.file = source.name, .field = number};
-    add_npy(assembler, where, decode_base64(line, where));
-  });
-}
-
-void add_nrlre1(TraceAssembler& assembler, const Where& where, std::string_view envelope) {
-  std::array<std::string_view, 3> part;  // magic, dtype, shape; what remains is the payload
-  for (auto& field : part) {
-    const auto colon = envelope.find(':');
-    if (colon == std::string_view::npos) throw InputError(where, "should be nrlre1:<dtype>:<shape>:<base64>");
-    field = envelope.substr(0, colon);
-    envelope.remove_prefix(colon + 1);
-  }
-  if (part[0] != "nrlre1")
-    throw InputError(where, fmt::format("begins with \"{}\", not nrlre1", part[0].substr(0, 16)));
-  const std::vector<std::byte> bytes = decode_base64(envelope, where);
-  const IntegerType type = nrlre1_type(part[1], where);
-  const auto shape = nrlre1_shape(part[2], where);
-  add_sequence(assembler, where, {.bytes = bytes, .type = type, .shape = shape});
-}
-
-void import_nrlre1(const ImportSource& source, TraceAssembler& assembler) {
-  for_each_line(text_of(source), [&](std::string_view line, const std::string& number) {
-    add_nrlre1(assembler, {.file = source.name, .field = number}, line);
-  });
-}
-
-void add_flat_int32(TraceAssembler& assembler, const Where& where, std::span<const std::byte> bytes,
-                    const ImportOptions& options) {
-  if (options.num_layers < 1 || options.top_k < 1) {
-    throw InputError(where, "is a flat array of int32 without a header: give its `layers` and `top_k`");
-  }
-  const auto layers = static_cast<std::uint64_t>(options.num_layers);
-  const auto top_k = static_cast<std::uint64_t>(options.top_k);
-  const std::uint64_t token_bytes = layers * top_k * sizeof(std::int32_t);
-  if (bytes.size() % token_bytes != 0) {
-    throw InputError(where, fmt::format("{} bytes are no whole number of tokens of {} layers × {} experts in int32",
-                                        bytes.size(), layers, top_k));
-  }
-  add_sequence(assembler, where,
-               {.bytes = bytes, .type = {4, true}, .shape = {bytes.size() / token_bytes, layers, top_k}});
-}
-
-void import_sglang(const ImportSource& source, const ImportOptions& options, TraceAssembler& assembler) {
-  const std::string_view text = text_of(source);
-  const std::string_view first_line = trimmed(text.substr(0, text.find('\n')));
-  if (!looks_like_base64(first_line)) {
-    return add_flat_int32(assembler, {.file = source.name, .field = "routed_experts"}, source.bytes, options);
-  }
-  for_each_line(text, [&](std::string_view line, const std::string& number) {
-    const Where where{.file = source.name, .field = number};
-    add_flat_int32(assembler, where, decode_base64(line, where), options);
-  });
+void add_sequence(TraceAssembler& assembler, const DecodedSequence& sequence) {
+  const auto* const array = std::get_if<IntegerArray>(&sequence.content);
+  add_array(
+      assembler, sequence.where,
+      array != nullptr ? *array : npy_array(std::get<std::span<const std::byte>>(sequence.content), sequence.where),
+      sequence.prompt_length);
+  assembler.sequence_had_tokens(sequence.num_tokens);
 }
 
 }  // namespace foremoe

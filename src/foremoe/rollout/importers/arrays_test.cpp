@@ -1,4 +1,6 @@
-// Formats that carry a whole array: .npy, base64 of it, nrlre1, SGLang's flat int32.
+// .npy files, and arrays that Python decoded.
+
+#include <span>
 
 #include "foremoe/testing/recorded_formats.h"
 
@@ -24,12 +26,6 @@ TEST(NpyImport, FortranOrderIsReadByItsStrides) {
 TEST(ArrayImport, AnArrayWithoutTokensIsRefused) {
   EXPECT_EQ(error_of({{"b", npy("|u1", "(2, 2, 3)", raw(kIds, 1))}, {"a", npy("|u1", "(0, 2, 3)", "")}}),
             "a: routed_experts: has no tokens");
-  EXPECT_EQ(error_of(base64(npy("|u1", "(0, 2, 3)", ""))), "in: line 1: has no tokens");
-  EXPECT_EQ(error_of("nrlre1:int8:0x2x3:"), "in: line 1: has no tokens");
-  EXPECT_EQ(error_of("", {.format = ImportFormat::kSglang, .num_layers = 2, .top_k = 2}),
-            "in: routed_experts: has no tokens");
-  EXPECT_EQ(error_of("{\"routed_experts\": \"" + base64(npy("|u1", "(0, 2, 3)", "")) + "\"}"),
-            "in: routed_experts: has no tokens");
 }
 
 TEST(NpyImport, MalformedHeadersNameTheirField) {
@@ -56,57 +52,47 @@ TEST(NpyImport, AShapeThatTheBytesDoNotFillIsRefusedWithoutAskingForMemory) {
   EXPECT_THAT(error_of(npy("|u1", "(9000000000, 0, 3)", "")), HasSubstr("0 layers"));
 }
 
-TEST(NpyBase64Import, EveryLineIsASequence) {
-  const std::string one = npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
-  const std::string two = npy("<u2", "(2, 1, 2)", raw({5, 6, 7, 8}, 2));
-  const Imported in = import_text(base64(one) + "\n\n" + base64(two) + "\r\n");
-  EXPECT_EQ(in.report.format, ImportFormat::kNpyBase64);
-  EXPECT_THAT(in.trace()->cu_seqlens, ElementsAre(0, 1, 3));
-  EXPECT_THAT(routes_of(in), ElementsAre(4, 1, 5, 6, 7, 8));
-}
-
-TEST(NpyBase64Import, WhatIsNotBase64NamesItsLineAndCharacter) {
-  const std::string good = base64(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)));
-  std::string bad = good;
-  bad[17] = '=';
-  EXPECT_EQ(error_of(good + "\n" + bad), "in: line 2: character 17 is not base64");
-  EXPECT_THAT(error_of(good + "\n" + good.substr(1)), HasSubstr("in: line 2"));
-}
-
-TEST(Nrlre1Import, EveryLineIsASequenceAndMinusOneIsMissing) {
-  const Imported in = import_text("nrlre1:int16:2x2x3:" + base64(raw(kIds, 2)) +
-                                  "\nnrlre1:int8:1x2x3:" + base64(raw({-1, -1, -1, 7, 8, 9}, 1)));
-  EXPECT_THAT(in.trace()->cu_seqlens, ElementsAre(0, 2, 3));
-  EXPECT_THAT(routes_of(in), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, -1, -1, -1, 7, 8, 9));
-}
-
-TEST(Nrlre1Import, MalformedEnvelopesNameTheirLine) {
-  const std::string good = "nrlre1:int8:1x1x2:AAE=\n";
-  EXPECT_THAT(error_of(good + "nrlre1:int8:1x1x2"), HasSubstr("in: line 2: should be nrlre1:"));
-  EXPECT_THAT(error_of(good + "nrlre2:int8:1x1x2:AAE="), HasSubstr("in: line 2: begins with \"nrlre2\""));
-  EXPECT_THAT(error_of(good + "nrlre1:bfloat16:1x1x2:AAE="), HasSubstr("in: line 2: dtype \"bfloat16\""));
-  EXPECT_THAT(error_of(good + "nrlre1:int8:1x2:AAE="), HasSubstr("in: line 2: shape"));
-  EXPECT_THAT(error_of(good + "nrlre1:int8:1x1x2x1:AAE="), HasSubstr("in: line 2: shape"));
-  EXPECT_THAT(error_of(good + "nrlre1:int8:9999999x1x2:AAE="), HasSubstr("in: line 2: [9999999, 1, 2] of 1 bytes"));
-  EXPECT_THAT(error_of(good + "nrlre1:int8:1x1x2:AA?="), HasSubstr("in: line 2: character 2"));
-}
-
-TEST(SglangImport, AFlatArrayIsReadRawOrInBase64WithZeroRowsMissing) {
+TEST(DecodedImport, ArraysAndNpyFilesOfADecoderAreSequencesOfItsSource) {
   const Ids ids{1, 2, 0, 0, 3, 4, 5, 6};
-  const ImportOptions options{.num_layers = 2, .top_k = 2};
-  const Ids expected{1, 2, -1, -1, 3, 4, 5, 6};
-  EXPECT_EQ(routes_of(import_text(raw(ids, 4), options)), expected);
-  EXPECT_EQ(routes_of(import_text(base64(raw(ids, 4)), options)), expected);
-  EXPECT_EQ(import_text(raw(ids, 4), options).report.rows_repeating, 1);
+  const std::string integers = raw(ids, 4);
+  const std::string file = npy("|u1", "(1, 2, 2)", raw({7, 1, 2, 3}, 1));
+  const Decode decode = [&](ImportFormat format, const ImportSource& source) {
+    EXPECT_EQ(format, ImportFormat::kJson);
+    EXPECT_EQ(source.name, "in");
+    const IntegerArray array{.bytes = std::as_bytes(std::span(integers)), .shape = {2, 2, 2}};
+    return std::vector<DecodedSequence>{
+        {.where = {.file = "in", .field = "a"}, .content = array, .prompt_length = 1, .num_tokens = 3},
+        {.where = {.file = "in", .field = "b"}, .content = std::as_bytes(std::span(file)), .prompt_length = 1}};
+  };
+  const std::string text = "{}";
+  const ImportSource source{"in", std::as_bytes(std::span(text))};
+  const Imported in = import_rollout({&source, 1}, {}, decode);
+  EXPECT_THAT(routes_of(in), ElementsAre(1, 2, -1, -1, 3, 4, 5, 6, 7, 1, 2, 3));
+  EXPECT_THAT(in.trace()->cu_seqlens, ElementsAre(0, 2, 3));
+  EXPECT_THAT(in.trace()->prompt_lengths, ElementsAre(1, 1));
+  EXPECT_EQ(in.report.last_tokens_without_route, 1);
+  EXPECT_EQ(in.report.format, ImportFormat::kJson);
 }
 
-TEST(SglangImport, AFlatArrayNeedsItsShapeAndWholeTokens) {
-  const ImportOptions sglang{.format = ImportFormat::kSglang};
-  EXPECT_THAT(error_of(raw(kIds, 4), sglang), HasSubstr("give its `layers` and `top_k`"));
-  EXPECT_THAT(error_of(base64(raw(kIds, 4)), sglang), HasSubstr("give its `layers` and `top_k`"));
-  EXPECT_THAT(error_of(raw(kIds, 4)), HasSubstr("give `layers` and `top_k`"));
-  EXPECT_THAT(error_of(raw(kIds, 4), {.num_layers = 5, .top_k = 2}),
-              HasSubstr("in: routed_experts: 48 bytes are no whole number of tokens"));
+TEST(DecodedImport, AnArrayOfAnotherSizeThanItsShapeIsRefusedByItsPlace) {
+  const std::string bytes = raw({1, 2, 3}, 4);
+  const DecodedSequence wrong{.where = {.file = "in", .field = "line 3"},
+                              .content = IntegerArray{.bytes = std::as_bytes(std::span(bytes)), .shape = {2, 1, 2}}};
+  try {
+    import_sequences({&wrong, 1}, {});
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("in: line 3: [2, 1, 2] of 4 bytes each was claimed, but there are 12 bytes"));
+  }
+  EXPECT_THROW(import_sequences({}, {}), InputError);
+}
+
+TEST(DecodedImport, WithoutADecoderTheFormatIsNamed) {
+  EXPECT_EQ(error_of(R"({"choices": []})"), "in: is a json file, which foremoe of the Python package imports");
+  EXPECT_THAT(error_of("nrlre1:int8:1x1x2:AAE="), HasSubstr("in: is a nrlre1 file"));
+  EXPECT_THAT(error_of(std::string("PK\x03\x04")), HasSubstr("in: is a npz file"));
+  EXPECT_THAT(error_of("k05VTVBZ"), HasSubstr("in: is a npy-base64 file"));
+  EXPECT_THAT(error_of("x", {.num_layers = 1, .top_k = 1}), HasSubstr("in: is a sglang file"));
 }
 
 }  // namespace foremoe::testing

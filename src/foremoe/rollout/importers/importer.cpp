@@ -40,28 +40,6 @@ void check_options(const ImportOptions& options) {
   expect("ranks_per_node", options.ranks_per_node, kMost);
 }
 
-void import_sequences(ImportFormat format, const ImportSource& source, const ImportOptions& options,
-                      TraceAssembler& assembler) {
-  switch (format) {
-    case ImportFormat::kNpy:
-      return import_npy(source, assembler);
-    case ImportFormat::kNpz:
-      return import_npz(source, assembler);
-    case ImportFormat::kNpyBase64:
-      return import_npy_base64(source, assembler);
-    case ImportFormat::kJson:
-      return import_json(source, options, assembler);
-    case ImportFormat::kSglang:
-      return import_sglang(source, options, assembler);
-    case ImportFormat::kNrlre1:
-      return import_nrlre1(source, assembler);
-    case ImportFormat::kMegatronTrace:
-    case ImportFormat::kMegatronCounts:
-      throw InputError({.file = source.name},
-                       fmt::format("is a {} file, which does not mix with other formats", name_of(format)));
-  }
-}
-
 }  // namespace
 
 std::string_view name_of(ImportFormat format) {
@@ -97,7 +75,7 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
   const std::string_view content = trimmed(text);
   const std::string_view first_line = trimmed(content.substr(0, content.find('\n')));
   if (first_line.starts_with("nrlre1:")) return ImportFormat::kNrlre1;
-  if (first_line.starts_with("k05VTVBZ") && looks_like_base64(first_line)) return ImportFormat::kNpyBase64;
+  if (first_line.starts_with("k05VTVBZ")) return ImportFormat::kNpyBase64;
   if (first_line.starts_with('{') || first_line.starts_with('[')) {
     if (first_line.find("\"top_indices\"") != std::string_view::npos) return ImportFormat::kMegatronTrace;
     if (first_line.find("\"tpe\"") != std::string_view::npos) return ImportFormat::kMegatronCounts;
@@ -107,6 +85,17 @@ ImportFormat detect_format(const ImportSource& source, const ImportOptions& opti
   throw InputError(
       {.file = source.name},
       "is in no format that could be recognised (of an array without a header, give `layers` and `top_k`)");
+}
+
+static bool is_decoded(ImportFormat format) {
+  return format != ImportFormat::kNpy && format != ImportFormat::kMegatronTrace &&
+         format != ImportFormat::kMegatronCounts;
+}
+
+bool needs_decoder(const std::string& path, const ImportOptions& options) {
+  if (options.format) return is_decoded(*options.format);
+  const MappedFile file(path);
+  return is_decoded(detect_format({path, file.bytes()}, options));
 }
 
 // The options, with what is known of the model.
@@ -124,7 +113,22 @@ static ImportOptions complete(ImportOptions options, bool counts, std::vector<st
   return options;
 }
 
-Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& given) {
+// Reads a source of any format but Megatron-LM's.
+static void read_source(ImportFormat format, const ImportSource& source, const Decode& decode,
+                        TraceAssembler& assembler) {
+  if (format == ImportFormat::kNpy) return import_npy(source, assembler);
+  if (!is_decoded(format)) {
+    throw InputError({.file = source.name},
+                     fmt::format("is a {} file, which does not mix with other formats", name_of(format)));
+  }
+  if (!decode) {
+    throw InputError({.file = source.name},
+                     fmt::format("is a {} file, which foremoe of the Python package imports", name_of(format)));
+  }
+  for (const DecodedSequence& sequence : decode(format, source)) add_sequence(assembler, sequence);
+}
+
+Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& given, const Decode& decode) {
   if (sources.empty()) throw InputError({}, "no file to import");
   check_options(given);
   const auto format_of = [&](const ImportSource& source) {
@@ -152,7 +156,7 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
     } else {
       for (const ImportSource& source : sources) {
         const std::size_t before = assembler.num_sequences();
-        import_sequences(format_of(source), source, options, assembler);
+        read_source(format_of(source), source, decode, assembler);
         if (assembler.num_sequences() == before) throw InputError({.file = source.name}, "holds no sequence");
       }
     }
@@ -171,23 +175,22 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
   return result;
 }
 
-RoutingTrace import_payloads(std::span<const ImportSource> payloads, const ImportOptions& options) {
-  if (payloads.empty()) throw InputError({}, "no payload to import");
+RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, const ImportOptions& options) {
+  if (sequences.empty()) throw InputError({}, "no sequence to import");
   check_options(options);
   TraceAssembler assembler(options);
-  for (const ImportSource& payload : payloads) import_payload(payload, options, assembler);
-  Imported imported = std::move(assembler).finish();
-  return std::get<RoutingTrace>(std::move(imported.value));
+  for (const DecodedSequence& sequence : sequences) add_sequence(assembler, sequence);
+  return std::get<RoutingTrace>(std::move(assembler).finish().value);
 }
 
-Imported import_files(std::span<const std::string> paths, const ImportOptions& options) {
+Imported import_files(std::span<const std::string> paths, const ImportOptions& options, const Decode& decode) {
   std::vector<std::unique_ptr<MappedFile>> files;
   std::vector<ImportSource> sources;
   for (const std::string& path : paths) {
     files.push_back(std::make_unique<MappedFile>(path));
     sources.push_back({path, files.back()->bytes()});
   }
-  return import_rollout(sources, options);
+  return import_rollout(sources, options, decode);
 }
 
 }  // namespace foremoe

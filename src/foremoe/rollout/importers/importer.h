@@ -9,8 +9,11 @@
 // may be wrong, and no format tells: padding of 0, 1, …, k−1 looks like a route, at top-1 padding of zeros does, and
 // recomputed layers repeat records. The report counts what helps to see it.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,6 +21,7 @@
 #include <variant>
 #include <vector>
 
+#include "foremoe/core/error.h"
 #include "foremoe/core/option.h"
 #include "foremoe/rollout/load_table.h"
 #include "foremoe/rollout/routing_trace.h"
@@ -26,7 +30,7 @@ namespace foremoe {
 
 enum class ImportFormat : std::uint8_t {
   kNpy,            // numpy array [tokens, layers, top_k], one sequence
-  kNpz,            // zip of .npy members, one sequence each
+  kNpz,            // zip of .npy members, one sequence each; this and the next four are decoded by Python
   kNpyBase64,      // base64 of .npy, one sequence per line
   kJson,           // responses of vLLM (≥ 0.22: base64 of .npy; 0.21: nested lists) and SGLang (base64 of int32)
   kSglang,         // int32 [tokens, layers, top_k] without a header, raw or one base64 per line; needs layers, top_k
@@ -42,6 +46,26 @@ struct ImportSource {
   std::string name;                  // as the user gave it, for messages; Megatron counts take the rank from it
   std::span<const std::byte> bytes;  // only read while importing
 };
+
+// Integers [tokens, layers, top_k], little-endian.
+struct IntegerArray {
+  std::span<const std::byte> bytes;  // exactly the array
+  int type_bytes = 4;                // 1, 2, 4 or 8
+  bool is_signed = true;
+  std::array<std::uint64_t, 3> shape{};  // as claimed
+  bool fortran_order = false;            // first axis fastest
+};
+
+// One sequence of a source, as Python decoded it.
+struct DecodedSequence {
+  Where where;                                                     // for messages
+  std::variant<std::span<const std::byte>, IntegerArray> content;  // the bytes of an .npy file, or an array
+  std::int32_t prompt_length = -1;                                 // tokens; −1: unknown
+  std::optional<std::int64_t> num_tokens;                          // that the response claims
+  std::shared_ptr<const void> owner = {};                          // of the content's memory
+};
+// Decodes a source of a format that is neither .npy nor Megatron-LM's.
+using Decode = std::function<std::vector<DecodedSequence>(ImportFormat, const ImportSource&)>;
 
 // Where Megatron's tokens per expert were counted.
 enum class CountsAt : std::uint8_t {
@@ -88,15 +112,19 @@ struct Imported {
 // What the bytes look like. Throws InputError when they look like nothing known, or like a file of ours.
 ImportFormat detect_format(const ImportSource& source, const ImportOptions& options = {});
 
-// Reads all sources into one trace or load. Throws InputError naming source, field and index; memory stays
-// proportional to the bytes given (times 100 for a large .npz that is deflated), whatever a header claims.
-Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& options = {});
+// Whether the file is of a format that `Decode` must read. Throws InputError as detect_format, and for a path that
+// cannot be read.
+bool needs_decoder(const std::string& path, const ImportOptions& options);
+
+// Reads all sources into one trace or load. Throws InputError naming source, field and index, also for a source that
+// `decode` must read where it is empty. Memory stays proportional to the bytes given, whatever a header claims.
+Imported import_rollout(std::span<const ImportSource> sources, const ImportOptions& options = {},
+                        const Decode& decode = {});
 
 // The same for files, which are mapped while they are read. Throws InputError for a path that cannot be read.
-Imported import_files(std::span<const std::string> paths, const ImportOptions& options = {});
+Imported import_files(std::span<const std::string> paths, const ImportOptions& options = {}, const Decode& decode = {});
 
-// What responses have under `routed_experts`, one sequence each: base64 of .npy or of int32 without a header, an nrlre1
-// envelope, nested lists; or an array's .npy. Throws InputError as import_rollout.
-RoutingTrace import_payloads(std::span<const ImportSource> payloads, const ImportOptions& options);
+// The sequences as one trace. Throws InputError as import_rollout.
+RoutingTrace import_sequences(std::span<const DecodedSequence> sequences, const ImportOptions& options);
 
 }  // namespace foremoe

@@ -1,13 +1,11 @@
 #pragma once
 
-// Text from strangers: lines, base64 and JSON, looked up with errors that name the place.
+// Text from strangers: lines and JSON, looked up with errors that name the place.
 
-#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "foremoe/core/error.h"
 
@@ -26,10 +24,6 @@ void for_each_line(std::string_view text, Visit&& visit) {
     text.remove_prefix(end + 1);
   }
 }
-
-// Standard base64 with padding, as Python's b64encode writes it; nothing else is let through.
-std::vector<std::byte> decode_base64(std::string_view text, const Where& where);
-bool looks_like_base64(std::string_view text);  // alphabet, padding and length
 
 // One document, nested at most 64 deep. Throws InputError at `where` with the parser's own position.
 nlohmann::json parse_json(std::string_view text, const Where& where);

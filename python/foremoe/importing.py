@@ -1,0 +1,318 @@
+"""Decodes routes in formats that Python programs write, for foremoe.import_files() and foremoe.recorders.
+
+npz         zip of .npy members, one sequence each: those called routed_experts…, or all, in the archive's order
+npy-base64  base64 of .npy, one sequence per line
+nrlre1      NeMo-RL's envelope, "nrlre1:<dtype>:<tokens>x<layers>x<top_k>:<base64 of the C-ordered array>", one per line
+sglang      int32 without a header, raw (one sequence) or one base64 per line. Layers without experts and tokens without
+            routes are zeros, which repeat and so become missing
+json        responses of servers, one JSON document or one per line:
+    vLLM ≥ 0.22  choices[i].routed_experts = base64 of .npy, prompt and generation. The token that was generated last
+                 has no row: if a response says how many tokens there are, the report counts it
+    vLLM 0.21    prompt_routed_experts and choices[i].routed_experts = nested lists, −1 where prefix-cached
+    SGLang       meta_info.routed_experts or choices[i].sgl_ext.routed_experts = base64 of int32; sglext.routed_experts
+                 beside the choices, which is the first choice's
+    NeMo-RL      routed_experts = nrlre1 envelope
+
+Rules about rows (missing ones, repeated ids, ids out of range) are in C++ (TraceAssembler), for all formats alike.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from ._errors import InputError
+
+NPY = b"\x93NUMPY"
+DTYPES = {name: np.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
+MOST_DEFLATION = 100  # of routes; int64 ids of 128 experts deflate to a ninth
+FREE_BYTES = 64 << 20  # small archives may be all padding
+
+
+class Decoded(NamedTuple):
+    """One sequence, as _core takes it."""
+
+    file: str
+    field: str
+    place: str  # index in the field
+    content: bytes | npt.NDArray[Any]  # an .npy file, or integers [tokens, layers, top_k]
+    prompt_length: int = -1  # tokens; −1: unknown
+    num_tokens: int | None = None  # that the response claims
+
+
+def refuse(field: str, problem: str, *, file: str = "", index: str = "") -> NoReturn:
+    """Raises InputError. file: the source, where field is not an argument."""
+    words = [file, f"{field}{index}", problem.replace("`", "")]
+    error = InputError(": ".join(word for word in words if word), file=file, field=field, index=index)
+    error.problem = problem
+    raise error
+
+
+class Place(NamedTuple):
+    """Where something is in a source, for messages."""
+
+    file: str
+    field: str
+
+    def at(self, key: str) -> Place:
+        return Place(self.file, f"{self.field}: {key}" if self.field else key)
+
+    def refuse(self, problem: str, index: str = "") -> NoReturn:
+        refuse(self.field, problem, file=self.file, index=index)
+
+    def decoded(self, content: bytes | npt.NDArray[Any], **facts: Any) -> Decoded:
+        return Decoded(self.file, self.field, "", content, **facts)
+
+
+def decoder(options: Mapping[str, Any]) -> Callable[[str, str, bytes], list[Decoded]]:
+    """Returns a function of format, name and bytes of a source. options: layers and top_k of headerless arrays."""
+
+    def decode(format: str, file: str, data: bytes) -> list[Decoded]:
+        if format == "npz":
+            return list(_members(file, data))
+        if format == "json":
+            return list(_responses(file, data, options))
+        read: dict[str, Callable[[bytes, Place], bytes | npt.NDArray[Any]]] = {
+            "npy-base64": _base64,
+            "nrlre1": _nrlre1,
+            "sglang": lambda text, place: _int32(_base64(text, place), place, options),
+        }
+        if format == "sglang" and not _is_base64(data.split(b"\n", 1)[0].strip()):
+            place = Place(file, "routed_experts")
+            return [place.decoded(_int32(data, place, options))]
+        return [place.decoded(read[format](line, place)) for line, place in _lines(file, data)]
+
+    return decode
+
+
+def decode_routes(value: Any, place: Place, options: Mapping[str, Any]) -> Decoded:
+    """Decodes what a response has under routed_experts: text, nested lists, or an array of integers."""
+    if isinstance(value, str | bytes):
+        text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        if text.startswith(NPY):
+            return place.decoded(text)
+        if text.startswith(b"nrlre1:"):
+            return place.decoded(_nrlre1(text, place))
+        if text.startswith(b"["):
+            return decode_routes(parse_json(text, place), place, options)
+        data = _base64(text, place)
+        return place.decoded(data if data.startswith(NPY) else _int32(data, place, options))
+    if isinstance(value, list | tuple):
+        return place.decoded(_nested(value, place))
+    array = np.asarray(value)
+    if array.ndim != 3 or array.dtype.kind not in "iu":
+        place.refuse(f"is {array.dtype} {list(array.shape)}; expected integers [rows, layers, top_k]")
+    return place.decoded(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
+
+
+def parse_json(text: bytes, place: Place) -> Any:
+    """Parses one document."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        place.refuse("nests too deeply")
+    except ValueError as error:
+        place.refuse(f"is not JSON: {error}")
+
+
+def _lines(file: str, data: bytes) -> Iterator[tuple[bytes, Place]]:
+    """Lines that are not blank, with their numbers from 1."""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.strip():
+            yield line.strip(), Place(file, f"line {number}")
+
+
+def _is_base64(text: bytes) -> bool:
+    try:
+        return bool(text) and len(base64.b64decode(text, validate=True)) > 0
+    except binascii.Error:
+        return False
+
+
+def _base64(text: bytes, place: Place) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        place.refuse(f"is not base64: {error}")
+
+
+def _expect_bytes(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], place: Place) -> npt.NDArray[Any]:
+    count = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
+    if shape[0] > 0 and count != len(data):
+        place.refuse(f"{list(shape)} of {dtype.itemsize} bytes each was claimed, but there are {len(data)} bytes")
+    if shape[0] == 0:
+        place.refuse("has no tokens")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _nrlre1(text: bytes, place: Place) -> npt.NDArray[Any]:
+    parts = text.decode("latin-1").split(":", 3)
+    if len(parts) < 4:
+        place.refuse("should be nrlre1:<dtype>:<shape>:<base64>")
+    magic, name, extents, payload = parts
+    if magic != "nrlre1":
+        place.refuse(f'begins with "{magic[:16]}", not nrlre1')
+    if name not in DTYPES:
+        place.refuse(f'dtype "{name[:16]}" is unknown; expected int8, int16, int32, uint8 or uint16')
+    shape = [int(n) if n.isascii() and n.isdigit() and len(n) < 20 else -1 for n in extents.split("x")]
+    if len(shape) != 3 or min(shape) < 0:
+        place.refuse("shape should be <tokens>x<layers>x<top_k>")
+    return _expect_bytes(_base64(payload.encode("latin-1"), place), shape, DTYPES[name], place)
+
+
+def _int32(data: bytes, place: Place, options: Mapping[str, Any]) -> npt.NDArray[Any]:
+    layers, top_k = (int(options.get(name) or 0) for name in ("layers", "top_k"))
+    if layers < 1 or top_k < 1:
+        place.refuse("is a flat array of int32 without a header: give its `layers` and `top_k`")
+    if len(data) % (4 * layers * top_k) != 0:
+        place.refuse(f"{len(data)} bytes are no whole number of tokens of {layers} layers × {top_k} experts in int32")
+    return _expect_bytes(data, [len(data) // (4 * layers * top_k), layers, top_k], np.dtype(np.int32), place)
+
+
+def _nested(rows: Sequence[Any], place: Place) -> npt.NDArray[Any]:
+    """Lists of lists of lists, [tokens][layers][top_k]."""
+    if not rows:
+        place.refuse("is empty")
+    if not isinstance(rows[0], list | tuple):
+        place.refuse(f"should be a list, not {_name(rows[0])}", "[0]")
+    if not rows[0]:
+        place.refuse("is empty", "[0]")
+    layers, top_k = len(rows[0]), len(rows[0][0]) if isinstance(rows[0][0], list | tuple) else 0
+    for t, token in enumerate(rows):
+        if not isinstance(token, list | tuple):
+            place.refuse(f"should be a list, not {_name(token)}", f"[{t}]")
+        if len(token) != layers:
+            place.refuse(f"has {len(token)} layers instead of {layers}", f"[{t}]")
+        for layer, row in enumerate(token):
+            if not isinstance(row, list | tuple) or len(row) != top_k or top_k == 0:
+                place.refuse(f"should be a list of {top_k} experts", f"[{t}, {layer}]")
+            for k, entry in enumerate(row):
+                if not isinstance(entry, int | np.integer) or isinstance(entry, bool) or abs(int(entry)) >= 2**63:
+                    place.refuse(f"should be an integer of 64 bits, not {entry!r:.40}", f"[{t}, {layer}, {k}]")
+    return np.array(rows, np.int64)
+
+
+def _members(file: str, data: bytes) -> Iterator[Decoded]:
+    place = Place(file, "")
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, UnicodeDecodeError) as error:
+        place.refuse(f"is no readable zip archive: {error}")
+    infos = archive.infolist()
+    members = [info for info in infos if info.filename.startswith("routed_experts")] or infos
+    size, compressed = sum(info.file_size for info in members), sum(info.compress_size for info in members)
+    if compressed > len(data):
+        place.refuse(f"claims {compressed} bytes of members, and has {len(data)}")
+    if size > FREE_BYTES and size > MOST_DEFLATION * compressed:
+        place.refuse(
+            f"claims {size} bytes deflated to {compressed}, more than {MOST_DEFLATION} to one, which routes never are; "
+            "if it is right, unpack it and import its .npy files"
+        )
+    for info in members:
+        at = Place(file, info.filename)
+        try:
+            yield at.decoded(archive.read(info))
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            ValueError,
+            OSError,
+            EOFError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
+            at.refuse(f"is damaged: {error}")
+
+
+def _responses(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[Decoded]:
+    first, _, rest = data.strip().partition(b"\n")
+    one_per_line = False
+    if rest:
+        try:
+            json.loads(first)
+            one_per_line = True
+        except (ValueError, RecursionError):
+            pass
+    documents = _lines(file, data) if one_per_line else [(data.strip(), Place(file, ""))]
+    for text, place in documents:
+        yield from _of_document(parse_json(text, place), place, options)
+
+
+def _of_document(document: Any, place: Place, options: Mapping[str, Any]) -> Iterator[Decoded]:
+    if isinstance(document, list):
+        for i, one in enumerate(document):
+            yield from _of_document(one, place.at(f"[{i}]"), options)
+        return
+    if not isinstance(document, dict):
+        place.refuse(f"should be an object, not {_name(document)}")
+    prompt = document.get("prompt_routed_experts")
+    if prompt is not None and not isinstance(prompt, list):
+        place.at("prompt_routed_experts").refuse(f"should be a list, not {_name(prompt)}")
+    key = next((key for key in ("choices", "outputs") if document.get(key) is not None), None)
+    choices = [document] if key is None else document[key]
+    if not isinstance(choices, list):
+        place.at(str(key)).refuse(f"should be a list, not {_name(choices)}")
+    shared = member(document.get("sglext"), "routed_experts") if key else None  # routes beside the choices
+    if shared is not None and len(choices) > 1:
+        place.at("sglext.routed_experts").refuse(f"is of the first of {len(choices)} choices alone")
+    for i, choice in enumerate(choices):
+        at = (place if key is None else place.at(f"{key}[{i}]")).at("routed_experts")
+        holders = (choice, member(choice, "meta_info"), member(choice, "sgl_ext"))
+        routes = next((r for holder in holders if (r := member(holder, "routed_experts")) is not None), shared)
+        if routes is None:
+            at.refuse("is missing")
+        if not isinstance(routes, str | list):
+            at.refuse(f"should be a string or a list, not {_name(routes)}")
+        if isinstance(routes, list):
+            decoded = at.decoded(_nested([*(prompt or []), *routes], at))
+            decoded = decoded._replace(prompt_length=-1 if prompt is None else len(prompt))
+        else:
+            decoded = decode_routes(routes, at, options)
+        yield decoded._replace(num_tokens=_num_tokens(document, choice, len(choices) == 1))
+
+
+def _num_tokens(document: dict[str, Any], choice: Any, only_choice: bool) -> int | None:
+    """Of prompt and generation, if the response says."""
+    prompt = member(choice, "prompt_token_ids") or document.get("prompt_token_ids")
+    generated = member(choice, "token_ids")
+    if isinstance(prompt, list) and isinstance(generated, list):
+        return len(prompt) + len(generated)
+    counts = [member(document.get("usage"), name) for name in ("prompt_tokens", "completion_tokens")]
+    known = only_choice and all(type(count) is int and 0 <= count < 2**53 for count in counts)
+    return sum(counts) if known else None
+
+
+def member(holder: Any, key: str) -> Any:
+    """Member of a JSON object; None without one."""
+    return holder.get(key) if isinstance(holder, dict) else None
+
+
+def _name(value: Any) -> str:
+    names = {type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array"}
+    return names.get(type(value), "number")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Continues `foremoe import`. arguments: a request in JSON, then the files."""
+    from ._command_line import OK, printable, reporting
+
+    request, *files = arguments
+    asked = json.loads(request)
+
+    def run() -> int:
+        lines, as_json = _core._import_to_file(files, asked["options"], asked["out"], decoder(asked["options"]))
+        print(as_json if asked["json"] else "\n".join(map(printable, lines)))
+        return OK
+
+    names = [option["name"] for option in _core._option_tables()["import"]]
+    return reporting("foremoe import", {name: f"--{name.replace('_', '-')}" for name in names}, run)

@@ -1,0 +1,245 @@
+"""Formats that Python programs write: decoded, refused by place, and continued from the command line."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foremoe
+from foremoe.importing import decoder
+
+Rows = list[list[list[int]]]
+A: Rows = [[[4, 1]]]
+B: Rows = [[[5, 6]], [[7, 8]]]
+
+
+def npy(rows: Any, dtype: str = "u1") -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.array(rows, dtype))
+    return out.getvalue()
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def flat(rows: Any) -> str:
+    return text(np.array(rows, "<i4").tobytes())
+
+
+def npz(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+@pytest.fixture
+def imported(tmp_path: pathlib.Path) -> Any:
+    def of(*contents: str | bytes, **options: Any) -> tuple[Any, list[int], dict[str, Any]]:
+        """Routes, −1 in missing rows; first tokens; and the report."""
+        paths = []
+        for i, content in enumerate(contents):
+            paths.append(tmp_path / f"{i}.in")
+            paths[-1].write_bytes(content.encode() if isinstance(content, str) else content)
+        trace, report = foremoe.import_files(paths, **options)
+        assert isinstance(trace, foremoe.Trace)
+        routes = trace.routed_experts.astype(int)
+        routes[routes == np.iinfo(trace.routed_experts.dtype).max] = -1
+        return routes.tolist(), trace.cu_seqlens.tolist(), report
+
+    return of
+
+
+def test_each_format_is_detected_and_read(imported: Any) -> None:
+    lines = "\n\n".join([text(npy(A)), text(npy(B, "<u2")) + "\r\n"])
+    envelope = f"nrlre1:int16:2x1x2:{text(np.array(B, '<i2').tobytes())}\nnrlre1:int8:1x1x2:{text(bytes([255, 255]))}"
+    shape = {"layers": 1, "top_k": 2}
+    for content, options, expected in [
+        (npz({"z.npy": npy(A), "a.npy": npy(B, "<u2")}), {}, ("npz", [*A, *B], [0, 1, 3])),
+        (npz({"z.npy": npy(A)}, zipfile.ZIP_STORED), {}, ("npz", A, [0, 1])),
+        (npz({"tokens.npy": npy([40], "<i8"), "routed_experts.npy": npy(A)}), {}, ("npz", A, [0, 1])),
+        (lines, {}, ("npy-base64", [*A, *B], [0, 1, 3])),
+        (envelope, {}, ("nrlre1", [*B, [[-1, -1]]], [0, 2, 3])),
+        (np.array(B, "<i4").tobytes(), shape, ("sglang", B, [0, 2])),
+        (flat([*B, [[0, 0]]]), shape, ("sglang", [*B, [[-1, -1]]], [0, 3])),
+        (json.dumps({"choices": [{"routed_experts": text(npy(A))}, {"routed_experts": text(npy(B))}]}), {},
+         ("json", [*A, *B], [0, 1, 3])),
+    ]:  # fmt: skip
+        routes, begins, report = imported(content, **options)
+        assert (report["format"], routes, begins) == expected
+
+
+def test_fortran_order_and_several_formats_may_be_mixed(imported: Any) -> None:
+    out = io.BytesIO()
+    np.save(out, np.asfortranarray(np.array(B, "<i8")))
+    routes, begins, report = imported(npy(A), npz({"a.npy": out.getvalue()}), json.dumps({"routed_experts": A}))
+    assert (routes, begins) == ([*A, *B, *A], [0, 1, 3, 4])
+    assert "the files are of several formats: npy, npz, json" in report["notes"]
+
+
+def test_responses_of_each_server_are_read(imported: Any) -> None:
+    shape = {"layers": 2, "top_k": 2}
+    one, of_two = [[[1, 2], [0, 0]]], [[[1, 2], [-1, -1]]]
+    for response in (
+        {"text": "", "meta_info": {"routed_experts": flat(one)}},
+        {"choices": [{"sgl_ext": {"routed_experts": flat(one)}}]},
+        {"choices": [{}], "sglext": {"routed_experts": flat(one)}},
+        {"outputs": [{"routed_experts": one}]},
+        {"routed_experts": f"nrlre1:int8:1x2x2:{text(bytes([1, 2, 0, 0]))}"},
+    ):
+        assert imported(json.dumps(response), **shape)[0] == of_two, response
+    lines = json.dumps({"routed_experts": A}) + "\n" + json.dumps({"outputs": [{"routed_experts": B}]}) + "\n"
+    assert imported(lines)[0] == [*A, *B]
+    assert imported(json.dumps([{"routed_experts": B}, {"routed_experts": A}]))[0] == [*B, *A]
+
+
+def test_vllm_0_21_puts_the_prompt_before_each_choice(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "in"
+    prompt = [[[-1, -1]], [[1, 2]]]
+    path.write_text(
+        json.dumps({"prompt_routed_experts": prompt, "choices": [{"routed_experts": A}, {"routed_experts": []}]})
+    )
+    trace, report = foremoe.import_files(path)
+    assert isinstance(trace, foremoe.Trace) and trace.prompt_lengths is not None
+    assert (trace.cu_seqlens.tolist(), trace.prompt_lengths.tolist()) == ([0, 3, 5], [2, 2])
+    assert report["rows_recorded_missing"] == 2
+    path.write_text(json.dumps([{"prompt_routed_experts": A, "routed_experts": A}, {"routed_experts": A}]))
+    assert foremoe.import_files(path)[0].prompt_lengths is None  # type: ignore[union-attr]
+
+
+def test_last_tokens_without_a_row_are_counted_where_the_response_says_so(imported: Any) -> None:
+    choice = {"routed_experts": text(npy([*A, *B]))}  # of four tokens
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 3}}
+    for response, expected in [
+        (usage | {"choices": [choice]}, 1),
+        ({"prompt_token_ids": [9], "choices": [choice | {"token_ids": [9, 9, 9]}]}, 1),
+        ({"prompt_token_ids": [9, 9], "token_ids": [9, 9]} | choice, 1),
+        (usage | {"choices": [choice, choice]}, 0),
+        (choice, 0),
+        ({"token_ids": [1, 2, 3]} | choice, 0),
+        ({"usage": {"prompt_tokens": 2**64 - 1, "completion_tokens": 3}, "choices": [choice]}, 0),
+    ]:
+        assert imported(json.dumps(response))[2]["last_tokens_without_route"] == expected, response
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        (text(npy(A)) + "\n" + text(npy(A))[1:], {}, "0.in: line 2: is not base64"),
+        ("nrlre1:int8:1x1x2:AAE=\nnrlre1:int8:1x1x2", {}, "0.in: line 2: should be nrlre1:"),
+        ("nrlre1:int8:1x1x2:AAE=\nnrlre2:int8:1x1x2:AAE=", {}, '0.in: line 2: begins with "nrlre2"'),
+        ("nrlre1:bfloat16:1x1x2:AAE=", {}, '0.in: line 1: dtype "bfloat16"'),
+        ("nrlre1:int8:1x2:AAE=", {}, "0.in: line 1: shape"),
+        ("nrlre1:int8:1x1x2x1:AAE=", {}, "0.in: line 1: shape"),
+        ("nrlre1:int8:9999999x1x2:AAE=", {}, "0.in: line 1: [9999999, 1, 2] of 1 bytes"),
+        ("nrlre1:int8:99999999999999999x99999999999999999x2:AAE=", {}, "of 1 bytes each was claimed, but there are 2"),
+        ("nrlre1:int8:0x2x3:", {}, "0.in: line 1: has no tokens"),
+        (text(npy(np.zeros((0, 2, 3)))), {}, "0.in: line 1: has no tokens"),
+        ("AAAA", {"format": "sglang"}, "0.in: line 1: is a flat array of int32 without a header: give its layers"),
+        (bytes(48), {"layers": 5, "top_k": 2}, "0.in: routed_experts: 48 bytes are no whole number of tokens"),
+        (b"", {"format": "sglang", "layers": 1, "top_k": 2}, "0.in: routed_experts: has no tokens"),
+        (npz({"text.npy": b"hello"}), {}, "0.in: text.npy: does not begin like an .npy file"),
+        (npz({"good.npy": npy(A), "bad.npy": npy(A, "<f8")}), {}, "0.in: bad.npy: descr: <f8"),
+        (b"PK\x03\x04 and nothing else", {}, "0.in: is no readable zip archive"),
+        (b"PK\x05\x06" + bytes(18), {}, "0.in: holds no sequence"),
+        ('{"choices": [{}]}', {}, "0.in: choices[0]: routed_experts: is missing"),
+        ('{"choices": [{"routed_experts": 7}]}', {}, "choices[0]: routed_experts: should be a string or a list"),
+        ('{"choices": 3}', {}, "0.in: choices: should be a list"),
+        ('{"choices": [{}, {}], "sglext": {"routed_experts": "x"}}', {}, "sglext.routed_experts: is of the first of 2"),
+        ('{"prompt_routed_experts": 3, "routed_experts": []}', {}, "0.in: prompt_routed_experts: should be a list"),
+        ('{"routed_experts": [[[1, 2]], [[1, 2], [3, 4]]]}', {}, "0.in: routed_experts[1]: has 2 layers instead of 1"),
+        ('{"routed_experts": [[[1, 2]], [[1]]]}', {}, "0.in: routed_experts[1, 0]: should be a list of 2"),
+        ('{"routed_experts": [[[1, 2.5]]]}', {}, "0.in: routed_experts[0, 0, 1]: should be an integer"),
+        ('{"routed_experts": [[[1, true]]]}', {}, "0.in: routed_experts[0, 0, 1]: should be an integer"),
+        ('{"routed_experts": [[[1, 18446744073709551615]]]}', {}, "[0, 0, 1]: should be an integer of 64"),
+        ('{"routed_experts": []}', {}, "0.in: routed_experts: is empty"),
+        ('{"routed_experts": "AAAA"}', {}, "give its layers and top_k"),
+        ('{"routed_experts": [[[1, 2]]]}\n{"x": 1', {}, "0.in: line 2: is not JSON"),
+        ('{"routed_experts": "' + "A" * 1000, {}, "0.in: is not JSON"),
+        ("[1]", {}, "0.in: [0]: should be an object, not number"),
+        ("[" * 100_000, {}, "0.in: nests too deeply"),
+        ('{"prompt_routed_experts": [[[1, 2]]], "routed_experts": [[[3, 9]]]}', {"experts": 8},
+         "0.in: routed_experts[1, 0, 1]: expert 9 is out of range"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_by_its_place(
+    imported: Any, content: str | bytes, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(foremoe.InputError) as raised:
+        imported(content, **options)
+    assert words in str(raised.value)
+
+
+def test_an_archive_that_inflates_to_far_more_than_routes_do_is_refused(imported: Any) -> None:
+    same = npy(np.tile([[[4, 1]]], (40 << 16, 1, 1)), "<i8")
+    bomb = npz({"a.npy": same, "b.npy": same})
+    assert len(bomb) < 1 << 20
+    with pytest.raises(
+        foremoe.InputError, match=r"more than 100 to one, which routes never are; if it is right, unpack"
+    ):
+        imported(bomb)
+    damaged = bytearray(npz({"a.npy": npy(A)}, zipfile.ZIP_STORED))
+    damaged[damaged.index(b"NUMPY")] ^= 1
+    with pytest.raises(foremoe.InputError, match=r"a\.npy: is damaged"):
+        imported(bytes(damaged))
+
+
+def test_cut_and_altered_sources_are_read_or_refused() -> None:
+    """Nothing but InputError is raised, whatever the bytes are."""
+    sources = {
+        "npz": npz({"a.npy": npy(A)}),
+        "npy-base64": text(npy(A)).encode(),
+        "nrlre1": b"nrlre1:int16:1x1x2:" + base64.b64encode(bytes([1, 0, 2, 0])),
+        "sglang": flat(A).encode(),
+        "json": json.dumps({"prompt_routed_experts": A, "choices": [{"routed_experts": A, "token_ids": [1]}]}).encode(),
+    }
+    for format, good in sources.items():
+        decode = decoder({"layers": 1, "top_k": 2})
+        assert len(decode(format, "in", good)) == 1
+        altered = [good[:cut] for cut in range(len(good))]
+        altered += [
+            good[:at] + c + good[at + 1 :] for at in range(len(good)) for c in (b"\0", b"\xff", b'"', b"9", b"}")
+        ]
+        for data in altered:
+            try:
+                decode(format, "in", data)
+            except foremoe.InputError as error:
+                assert str(error).startswith("in: ")
+
+
+def run(*arguments: str, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(foremoe.__file__).parents[1])}
+    command = [sys.executable, "-m", "foremoe", "import", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_the_command_imports_them_and_names_options_as_typed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a,b.json").write_text(json.dumps({"routed_experts": B}))
+    (tmp_path / "flat").write_text(flat(B))
+    done = run("a,b.json", "--experts", "9", "--model", "tiny", "--drop-empty-layers", "--out", "step", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("step: a trace of 2 tokens in 1 sequence, 1 layer, top-2 of 9 experts, from json\n")
+    trace = foremoe.read_trace(tmp_path / "step")
+    assert (trace.routed_experts.tolist(), trace.model) == (B, "tiny")
+    done = run(
+        "flat", "flat", "--format", "sglang", "--layers", "1", "--top-k", "2", "--out", "x", "--json", folder=tmp_path
+    )
+    assert json.loads(done.stdout)["tokens"] == 4
+    done = run("flat", "--format", "sglang", "--out", "new", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "foremoe import: flat: line 1: is a flat array of int32 without a header: give its --layers and --top-k\n"
+    )
+    assert not (tmp_path / "new").exists()
