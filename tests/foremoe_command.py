@@ -20,7 +20,7 @@ BUNDLED = ROOT / "data" / "rollout-math.safetensors"
 DATA = ROOT / "data"
 
 SUBCOMMANDS = ("synth", "import", "collect", "inspect", "plan", "verify", "compare", "run", "calibrate",
-               "simulate", "options")
+               "simulate", "report", "options")
 
 
 def npy(shape, values):

@@ -55,7 +55,7 @@ class Help(CommandTest):
     def test_commands_of_the_python_package_are_listed_and_say_how_to_get_them(self):
         text = self.succeed("--help")
         self.assertRegex(text, r"\n  report [^\n]*\n? *[^\n]*\(Python package\)")
-        self.refuse("report", "--list", saying=["Python package", "pip install '.[report]'"])
+        self.refuse("report", "x", "--cluster", "h100", "--out", "y", saying=["Python package", "pip install '.[report]'"])
 
     def test_the_version_is_told(self):
         self.assertRegex(self.succeed("--version"), r"^foremoe \d+\.\d+\.\d+\n$")

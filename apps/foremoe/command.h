@@ -58,6 +58,7 @@ Command compare_command();
 Command run_command();
 Command simulate_command();
 Command calibrate_command();
+Command report_command();
 Command options_command();
 
 struct CommandEntry {

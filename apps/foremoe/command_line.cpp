@@ -46,14 +46,6 @@ perfect.
 Exit codes: 0 fine; 1 checked and found wrong; 2 wrong usage or input that cannot be read; 3 a run could not go on.
 )";
 
-// Subcommands of the Python package, whose command `foremoe` hands all others to this program.
-struct PythonCommand {
-  std::string_view name;
-  std::string_view summary;
-};
-constexpr std::array<PythonCommand, 1> kPythonCommands{
-    {{"report", "Show what each policy would gain on a cluster, as a page with plots and tables"}}};
-
 constexpr std::size_t kWidth = 110;
 constexpr std::size_t kTextColumn = 34;
 
@@ -141,8 +133,6 @@ std::string help() {
   text += "\nSubcommands:\n";
   for (const CommandEntry& command : command_entries())
     text += entry(std::string(command.name), command.make().summary);
-  for (const PythonCommand& command : kPythonCommands)
-    text += entry(std::string(command.name), fmt::format("{} (Python package)", command.summary));
   return text + std::string(kFooter);
 }
 
@@ -246,9 +236,6 @@ void Given::refuse_beside(std::string_view name, std::initializer_list<std::stri
 
 int run_command_line(int argc, char** argv) {
   const std::string_view first = command_name(std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
-  if (std::ranges::find(kPythonCommands, first, &PythonCommand::name) != kPythonCommands.end()) {
-    return fail(fmt::format("foremoe {}", first), "comes with the Python package: pip install '.[report]'", false);
-  }
   CLI::App app;
   app.set_version_flag("--version", "foremoe " FOREMOE_VERSION);
   app.set_help_flag("-h,--help");

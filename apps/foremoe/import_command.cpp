@@ -49,8 +49,10 @@ int run(const ImportArguments& arguments, const Given& given) {
   const auto is_for_python = [&](const std::string& path) { return needs_decoder(path, arguments.options); };
   if (std::ranges::any_of(arguments.inputs, is_for_python)) {
     ImportOptions any;
-    const nlohmann::json request{
-        {"options", texts_of(options_of(any), given)}, {"out", arguments.out}, {"json", arguments.json}};
+    std::string out;
+    nlohmann::json request = texts_of({out_option(out, "", "")}, given);
+    request["options"] = texts_of(options_of(any), given);
+    request["json"] = arguments.json;
     run_in_python("_import", request.dump(), arguments.inputs);  // returns where there is no package
   }
   const Activity activity("importing " + counted(static_cast<std::int64_t>(arguments.inputs.size()), "file"));

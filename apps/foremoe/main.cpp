@@ -34,7 +34,7 @@ void occupy_closed_streams() {
   }
 }
 
-constexpr std::array<CommandEntry, 11> kCommands{{
+constexpr std::array<CommandEntry, 12> kCommands{{
     {"synth", synth_command},
     {"import", import_command},
     {"collect", collect_command},
@@ -45,6 +45,7 @@ constexpr std::array<CommandEntry, 11> kCommands{{
     {"run", run_command},
     {"simulate", simulate_command},
     {"calibrate", calibrate_command},
+    {"report", report_command},
     {"options", options_command},
 }};
 

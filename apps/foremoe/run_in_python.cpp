@@ -6,6 +6,9 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
+
+#include "foremoe/core/error.h"
 
 namespace foremoe::cli {
 
@@ -13,11 +16,13 @@ nlohmann::json texts_of(const std::vector<Option>& options, const Given& given) 
   nlohmann::json texts = nlohmann::json::object();
   for (const Option& option : options) {
     if (!given(option.name)) continue;
-    if (option.type == "flag") {
-      texts[option.name] = true;
-    } else {
-      texts[option.name] = given.texts().at(option.name);
+    nlohmann::json text = given.texts().at(option.name);
+    try {
+      (void)text.dump();
+    } catch (const nlohmann::json::type_error&) {
+      throw InputError({.field = option.name}, "is no UTF-8 text");
     }
+    texts[option.name] = option.type == "flag" ? nlohmann::json(true) : std::move(text);
   }
   return texts;
 }

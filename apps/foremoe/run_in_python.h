@@ -10,7 +10,8 @@
 
 namespace foremoe::cli {
 
-// The options of the table that were given, by name, as they were typed; true for a flag.
+// The options of the table that were given, by name, as they were typed; true for a flag. Throws InputError for a text
+// that is no UTF-8.
 nlohmann::json texts_of(const std::vector<Option>& options, const Given& given);
 
 // Becomes `python -m foremoe command request files…`, if the Python package started this program. Otherwise returns.

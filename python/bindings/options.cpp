@@ -11,7 +11,6 @@
 #include "foremoe/cluster/cluster.h"
 #include "foremoe/cluster/model_shape.h"
 #include "foremoe/core/error.h"
-#include "foremoe/core/launch.h"
 #include "foremoe/policy/own_options.h"
 #include "foremoe/rollout/importers/importer.h"
 #include "foremoe/rollout/synthesis/synthesis_request.h"
@@ -109,10 +108,6 @@ void bind_options(nb::module_& m) {
       nb::sig("def policies() -> dict[str, str]"), "Every policy by name, with what it does in one line.");
   m.def("clusters", &cluster_names, "Names of the clusters that simulate() knows.");
   m.def("models", &model_names, "Names of the models that simulate() knows.");
-  m.def("_launched_processes", [] {
-    const Launch by = launch();
-    return std::pair(by.processes, by.variable);
-  });
   m.def("_check_evaluation", &check_evaluation, "options"_a,
         nb::sig("def _check_evaluation(options: dict[str, typing.Any]) -> dict[str, typing.Any] | None"));
 }

@@ -1,4 +1,4 @@
-"""The command `foremoe`: report is the package's, all else is the program that the package carries."""
+"""The command `foremoe`: the program that the package carries, and the parts of it that are in Python."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pathlib
 import signal
 import sys
 
-# _import is what the program runs for formats that Python decodes.
-COMMANDS = {"report": "foremoe.report.command", "_import": "foremoe.importing"}
+COMMANDS = {"_report": "foremoe.report.command", "_import": "foremoe.importing"}
+"""What the program runs by this Python, when it has parsed a command line."""
 
 
 def main() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pathlib
 import re
 
+import commands
 import pytest
 
 import foremoe
-import foremoe.report.command
 
 
 def examples(verb: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     """Arguments of each example in the help, without the words that explain it."""
-    assert getattr(foremoe, verb).command.main(["--help"]) == 0
+    assert commands.run(verb, "--help") == 0
     shown = re.search(r"Examples:\n(.*?)\n\n", capsys.readouterr().out, re.DOTALL)
     assert shown
     found = [re.sub("   .*", "", line.strip()).split() for line in shown[1].splitlines()]
@@ -31,7 +31,7 @@ def test_every_example_of_report_makes_its_page(
     shown = examples("report", capsys)
     assert len(shown) >= 3
     for arguments in shown:
-        assert foremoe.report.command.main(arguments) == 0
+        assert commands.run("report", *arguments) == 0
         said = capsys.readouterr()
         assert said.out.startswith("page.html: Qwen3-30B-A3B on ") and said.err == ""
         pathlib.Path("page.html").unlink()

@@ -1,0 +1,75 @@
+// foremoe report: parsed here, and made by the Python package.
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "foremoe/core/error.h"
+#include "planning_arguments.h"
+#include "run_in_python.h"
+
+namespace foremoe::cli {
+namespace {
+
+constexpr std::string_view kReportExamples =
+    R"(  foremoe report step.load.safetensors --cluster h100 --model qwen3-30b-a3b --out page.html
+  foremoe report step.trace.safetensors --cluster h20 --model qwen3-30b-a3b --policy vanilla,foremoe --out page.html
+  foremoe report step.load.safetensors --cluster h100 --model qwen3-30b-a3b --guest-slots 2,1,4 --out page.html
+)";
+
+constexpr std::string_view kReportMeaning =
+    R"(The page is one HTML file that needs neither a network nor other files. It shows, with the numbers beneath every plot:
+load per rank before and after, the distribution of ρ by policy, phase times by part beside the ideal, the gain of each
+stage of our planner, memory against speedup over guest slots and residencies, traffic between nodes, and the activity of
+ranks while one layer runs. Before is vanilla; after is foremoe or, if it was not asked for, the fastest policy. A plan
+that cannot train (residency free) is shown for recompute alone. Every plan is checked; wrong ones are left out and named.
+Times, memory and traffic are those of a model of the cluster (foremoe simulate --help), not measured on one.
+)";
+
+struct ReportArguments {
+  PlanningArguments planning;
+  std::vector<std::string> slots{"1", "2", "4"};
+  std::string out;
+  bool without_measured = false;
+};
+
+std::vector<Option> options_of(ReportArguments& a) {
+  std::vector<Option> options = joined(
+      {without(planning_options(a.planning, /*residency_auto=*/false), {"policy_option"}),
+       {out_option(a.out, "FILE.html", "Where the page goes; a file there is replaced"),
+        policies_option(a.planning.policies),
+        flag_option({.name = "without_measured",
+                     .help = "Leave out the planning time, which is measured: equal input then makes an equal page"},
+                    a.without_measured)},
+       simulation_options_of(a.planning.evaluate)});
+  option_named(options, "guest_slots") =
+      list_option({.name = "guest_slots",
+                   .letter = 'G',
+                   .value = "G,G,…",
+                   .help = "Copies that a rank has room for in one layer. Policies are compared at the first number; "
+                           "memory is weighed against speedup at all of them and without any",
+                   .main = true},
+                  a.slots);
+  option_named(options, "out").required = true;
+  option_named(options, "cluster").required = true;
+  option_named(options, "model").initial = "the one that fits the input";
+  return options;
+}
+
+}  // namespace
+
+Command report_command() {
+  auto a = std::make_shared<ReportArguments>();
+  return {.name = "report",
+          .summary = "Show what each policy would gain on a cluster, as a page with plots and tables (Python package)",
+          .examples = std::string(kReportExamples),
+          .meaning = fmt::format("{}\nPolicies:\n{}", kReportMeaning, list_of_policies()),
+          .options = options_of(*a),
+          .run = [a](const Given& given) -> int {
+            run_in_python("_report", texts_of(options_of(*a), given).dump(), {});
+            throw InputError({}, "comes with the Python package: pip install '.[report]'");
+          }};
+}
+
+}  // namespace foremoe::cli
