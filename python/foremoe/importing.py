@@ -58,14 +58,14 @@ def refuse(field: str, problem: str, *, file: str = "", index: str = "") -> NoRe
     raise error
 
 
-class Place(NamedTuple):
+class SourcePlace(NamedTuple):
     """Where something is in a source, for messages."""
 
     file: str
     field: str
 
-    def at(self, key: str) -> Place:
-        return Place(self.file, f"{self.field}: {key}" if self.field else key)
+    def at(self, key: str) -> SourcePlace:
+        return SourcePlace(self.file, f"{self.field}: {key}" if self.field else key)
 
     def refuse(self, problem: str, index: str = "") -> NoReturn:
         refuse(self.field, problem, file=self.file, index=index)
@@ -82,20 +82,20 @@ def decoder(options: Mapping[str, Any]) -> Callable[[str, str, bytes], list[Deco
             return list(_members(file, data))
         if format == "json":
             return list(_responses(file, data, options))
-        read: dict[str, Callable[[bytes, Place], bytes | npt.NDArray[Any]]] = {
+        read: dict[str, Callable[[bytes, SourcePlace], bytes | npt.NDArray[Any]]] = {
             "npy-base64": _base64,
             "nrlre1": _nrlre1,
             "sglang": lambda text, place: _int32(_base64(text, place), place, options),
         }
         if format == "sglang" and not _is_base64(data.split(b"\n", 1)[0].strip()):
-            place = Place(file, "routed_experts")
+            place = SourcePlace(file, "routed_experts")
             return [place.decoded(_int32(data, place, options))]
         return [place.decoded(read[format](line, place)) for line, place in _lines(file, data)]
 
     return decode
 
 
-def decode_routes(value: Any, place: Place, options: Mapping[str, Any]) -> Decoded:
+def decode_routes(value: Any, place: SourcePlace, options: Mapping[str, Any]) -> Decoded:
     """Decodes what a response has under routed_experts: text, nested lists, or an array of integers."""
     if isinstance(value, str | bytes):
         text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
@@ -115,7 +115,7 @@ def decode_routes(value: Any, place: Place, options: Mapping[str, Any]) -> Decod
     return place.decoded(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
 
 
-def parse_json(text: bytes, place: Place) -> Any:
+def parse_json(text: bytes, place: SourcePlace) -> Any:
     """Parses one document."""
     try:
         return json.loads(text)
@@ -125,11 +125,11 @@ def parse_json(text: bytes, place: Place) -> Any:
         place.refuse(f"is not JSON: {error}")
 
 
-def _lines(file: str, data: bytes) -> Iterator[tuple[bytes, Place]]:
+def _lines(file: str, data: bytes) -> Iterator[tuple[bytes, SourcePlace]]:
     """Lines that are not blank, with their numbers from 1."""
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
-            yield line.strip(), Place(file, f"line {number}")
+            yield line.strip(), SourcePlace(file, f"line {number}")
 
 
 def _is_base64(text: bytes) -> bool:
@@ -139,14 +139,14 @@ def _is_base64(text: bytes) -> bool:
         return False
 
 
-def _base64(text: bytes, place: Place) -> bytes:
+def _base64(text: bytes, place: SourcePlace) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         place.refuse(f"is not base64: {error}")
 
 
-def _expect_bytes(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], place: Place) -> npt.NDArray[Any]:
+def _expect_bytes(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], place: SourcePlace) -> npt.NDArray[Any]:
     count = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
     if shape[0] > 0 and count != len(data):
         place.refuse(f"{list(shape)} of {dtype.itemsize} bytes each was claimed, but there are {len(data)} bytes")
@@ -155,7 +155,7 @@ def _expect_bytes(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], place
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _nrlre1(text: bytes, place: Place) -> npt.NDArray[Any]:
+def _nrlre1(text: bytes, place: SourcePlace) -> npt.NDArray[Any]:
     parts = text.decode("latin-1").split(":", 3)
     if len(parts) < 4:
         place.refuse("should be nrlre1:<dtype>:<shape>:<base64>")
@@ -170,7 +170,7 @@ def _nrlre1(text: bytes, place: Place) -> npt.NDArray[Any]:
     return _expect_bytes(_base64(payload.encode("latin-1"), place), shape, DTYPES[name], place)
 
 
-def _int32(data: bytes, place: Place, options: Mapping[str, Any]) -> npt.NDArray[Any]:
+def _int32(data: bytes, place: SourcePlace, options: Mapping[str, Any]) -> npt.NDArray[Any]:
     layers, top_k = (int(options.get(name) or 0) for name in ("layers", "top_k"))
     if layers < 1 or top_k < 1:
         place.refuse("is a flat array of int32 without a header: give its `layers` and `top_k`")
@@ -179,7 +179,7 @@ def _int32(data: bytes, place: Place, options: Mapping[str, Any]) -> npt.NDArray
     return _expect_bytes(data, [len(data) // (4 * layers * top_k), layers, top_k], np.dtype(np.int32), place)
 
 
-def _nested(rows: Sequence[Any], place: Place) -> npt.NDArray[Any]:
+def _nested(rows: Sequence[Any], place: SourcePlace) -> npt.NDArray[Any]:
     """Lists of lists of lists, [tokens][layers][top_k]."""
     if not rows:
         place.refuse("is empty")
@@ -203,7 +203,7 @@ def _nested(rows: Sequence[Any], place: Place) -> npt.NDArray[Any]:
 
 
 def _members(file: str, data: bytes) -> Iterator[Decoded]:
-    place = Place(file, "")
+    place = SourcePlace(file, "")
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, UnicodeDecodeError) as error:
@@ -219,7 +219,7 @@ def _members(file: str, data: bytes) -> Iterator[Decoded]:
             "if it is right, unpack it and import its .npy files"
         )
     for info in members:
-        at = Place(file, info.filename)
+        at = SourcePlace(file, info.filename)
         try:
             yield at.decoded(archive.read(info))
         except (
@@ -243,12 +243,12 @@ def _responses(file: str, data: bytes, options: Mapping[str, Any]) -> Iterator[D
             one_per_line = True
         except (ValueError, RecursionError):
             pass
-    documents = _lines(file, data) if one_per_line else [(data.strip(), Place(file, ""))]
+    documents = _lines(file, data) if one_per_line else [(data.strip(), SourcePlace(file, ""))]
     for text, place in documents:
         yield from _of_document(parse_json(text, place), place, options)
 
 
-def _of_document(document: Any, place: Place, options: Mapping[str, Any]) -> Iterator[Decoded]:
+def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) -> Iterator[Decoded]:
     if isinstance(document, list):
         for i, one in enumerate(document):
             yield from _of_document(one, place.at(f"[{i}]"), options)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from . import _core
 from ._core import Collector, Trace
-from .importing import Place, decode_routes, refuse
+from .importing import SourcePlace, decode_routes, refuse
 from .segments import Segment, from_sglang, from_vllm
 
 __all__ = ["Recorder", "Report", "Segment", "from_sglang", "from_vllm"]
@@ -216,7 +216,7 @@ class Recorder:
             if segment.num_tokens is not None and segment.num_tokens - 1 == segment.start:
                 continue  # it asked for none
             if segment.routed_experts is not None:
-                sources[i] = decode_routes(segment.routed_experts, Place(file, "routed_experts"), self._recorded)
+                sources[i] = decode_routes(segment.routed_experts, SourcePlace(file, "routed_experts"), self._recorded)
             elif self._missing == "refuse":
                 refuse("routed_experts", "is missing: does the server record, and did the request finish?", file=file)
         read: list[Routes] = [np.empty((0, *self._row_shape), self._dtype) for _ in segments]

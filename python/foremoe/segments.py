@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .importing import Place, parse_json, refuse
+from .importing import SourcePlace, parse_json, refuse
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ def _get(holder: Any, key: str) -> Any:
 def _responses(response: Any) -> list[Any]:
     if isinstance(response, str | bytes | bytearray):
         body = response.encode("utf-8", "surrogatepass") if isinstance(response, str) else bytes(response)
-        response = parse_json(body, Place("", "response"))
+        response = parse_json(body, SourcePlace("", "response"))
     return response if isinstance(response, list) else [response]
 
 

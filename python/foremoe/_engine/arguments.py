@@ -41,7 +41,7 @@ def unmark_spread(experts: list[torch.nn.Parameter]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments:
+class PlanningArguments:
     """As foremoe.plan() takes them, and what else every executor needs to know."""
 
     guest_slots: int
@@ -59,7 +59,7 @@ class Arguments:
         return {name: repr(value) for name, value in given.items()}
 
     def planning(self) -> dict[str, Any]:
-        """Arguments of foremoe.start_plan()."""
+        """PlanningArguments of foremoe.start_plan()."""
         names = "policy", "guest_slots", "threads", "residency"
         return {name: getattr(self, name) for name in names} | self.options
 
@@ -80,7 +80,12 @@ def expect_phase(phase: str) -> None:
 
 
 def plan_nothing(
-    nothing: foremoe.Load, arguments: Arguments, *, path: str = "peer", in_flight: int = 1, executes: bool = True
+    nothing: foremoe.Load,
+    arguments: PlanningArguments,
+    *,
+    path: str = "peer",
+    in_flight: int = 1,
+    executes: bool = True,
 ) -> foremoe.Plan:
     """Raises what the planner would refuse of a phase, and where it `executes` what no rank can execute.
 
@@ -93,7 +98,7 @@ def plan_nothing(
     return plan
 
 
-def expect_warm_start(arguments: Arguments) -> None:
+def expect_warm_start(arguments: PlanningArguments) -> None:
     """Raises InputError if planning with these arguments would ignore the plan of a former phase."""
     if arguments.guest_slots == 0:
         why = "there are no guest slots"

@@ -15,14 +15,14 @@ MODES = ("active", "shadow")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments(arguments.Arguments):
+class AttachArguments(arguments.PlanningArguments):
     """As attach() takes them, and executed() reads them."""
 
     mode: str
     cluster: str | None
     model: str | Mapping[str, Any] | None
 
-    def executed(self) -> Arguments:
+    def executed(self) -> AttachArguments:
         """With a residency, and mode active in the place of static. Raises InputError that names a wrong argument."""
         mode, residency = self.mode, "resident" if self.residency is None else self.residency
         if mode == "static":

@@ -7,7 +7,7 @@ from typing import Any
 
 from foremoe._engine.together import refused_together, versions
 
-from .arguments import Arguments
+from .arguments import AttachArguments
 from .replicas import Replicas
 from .supported import expect_version
 
@@ -49,7 +49,7 @@ def attach(
     each other (threads may differ), other versions, or other layers in one pipeline stage, all ranks raise, and no
     process group is made. Raises RuntimeError, on all ranks, where torch could not make the groups.
     """
-    arguments = Arguments(
+    arguments = AttachArguments(
         guest_slots=guest_slots, residency=residency, mode=mode, policy=policy, depth=depth,
         ranks_per_node=ranks_per_node, threads=threads, cluster=cluster, model=model, options=options,
     )  # fmt: skip

@@ -29,14 +29,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .experts import MoE
-from .step import LayerRows, Step
+from .step import MicroBatchRows, Step
 
 
 class _BackwardBegins(torch.autograd.Function):
     """The identity on the layer's output."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, rows: LayerRows) -> Tensor:
+    def forward(ctx: Any, output: Tensor, rows: MicroBatchRows) -> Tensor:
         ctx.rows = rows
         return output.view_as(output)
 
@@ -52,7 +52,7 @@ class _GradientsHome(torch.autograd.Function):
     """The identity on the layer's input, with the home weights as further inputs."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, rows: LayerRows, *own: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, rows: MicroBatchRows, *own: Tensor) -> Tensor:
         ctx.rows = rows
         return hidden.view_as(hidden)
 

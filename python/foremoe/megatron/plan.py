@@ -11,7 +11,7 @@ import foremoe
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import SharedPlan, Shares
 
-from .arguments import Arguments
+from .arguments import AttachArguments
 from .capacity import Buffers, planned_slots
 from .counts import Counts
 
@@ -23,7 +23,7 @@ class PipelineStage:
     in_flight: micro-steps whose forward has run here when the first backward begins.
     """
 
-    arguments: Arguments
+    arguments: AttachArguments
     ranks: Ranks
     num_layers: int
     num_experts: int

@@ -19,7 +19,7 @@ from foremoe._engine.ranks import Ranks
 from foremoe._engine.shares import Shares
 from foremoe._engine.together import Agreement, Channel, Failures, Given, others_than, slots_at_begin
 
-from .arguments import Arguments, expect_chunks
+from .arguments import AttachArguments, expect_chunks
 from .capacity import FIELD, Buffers, end_context, planned_slots
 from .counts import checked_counts, gathered_counts
 from .ending import end, explain
@@ -43,7 +43,7 @@ class Replicas:
     replicas.metrics()
     """
 
-    def __init__(self, model_chunks: Sequence[torch.nn.Module], arguments: Arguments) -> None:
+    def __init__(self, model_chunks: Sequence[torch.nn.Module], arguments: AttachArguments) -> None:
         """arguments: executed()."""
         expect_chunks(model_chunks)
         from megatron.core import parallel_state

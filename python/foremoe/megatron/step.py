@@ -44,7 +44,7 @@ _OUT_OF_ORDER = (
 )
 
 
-class LayerRows:
+class MicroBatchRows:
     """Where the rows of one layer of one micro-step go, and its guests."""
 
     table: Tensor  # int32 [3, slots of all ranks], see slot_table(); on the device
@@ -54,7 +54,7 @@ class LayerRows:
         """of: whose slots serve the rows, the turn's forward or its backward."""
         self._step = step
         self.turn = turn
-        self._again: LayerRows | None = None
+        self._again: MicroBatchRows | None = None
         self.guest_order: list[int] | None = None
         self.send = of.send.tolist()
         self.recv = of.recv.tolist()
@@ -64,16 +64,16 @@ class LayerRows:
         self.home_rows = int(of.slot_offsets[self.homes])
 
     @property
-    def again(self) -> LayerRows:
+    def again(self) -> MicroBatchRows:
         """As a checkpoint computes them again."""
         return self._again or self
 
-    def computed_again(self, backward: foremoe.RankTurn, guests: list[int], guests_before: list[int]) -> LayerRows:
+    def computed_again(self, backward: foremoe.RankTurn, guests: list[int], guests_before: list[int]) -> MicroBatchRows:
         """The rows as a checkpoint computes them again, where the plan moves guests between forward and backward.
 
         guests, guests_before: experts in this rank's guest slots then and in the forward, −1 where a slot has no rows.
         """
-        self._again = LayerRows(self._step, self.turn, backward)
+        self._again = MicroBatchRows(self._step, self.turn, backward)
         if guests != guests_before:
             self.guest_order = [guests_before.index(expert) if expert >= 0 else -1 for expert in guests]
         return self._again
@@ -147,7 +147,7 @@ class _MovedGuests(torch.autograd.Function):
     """Rows of guests whose backward finds them in other slots than their forward. It computes the forward again."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: LayerRows, order: list[int]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, probs: Tensor, turn: MicroBatchRows, order: list[int]) -> Tensor:
         """order: [guest slot of the backward], guest slot of the forward; −1 where a slot has no rows."""
         ctx.save_for_backward(rows, probs)
         ctx.turn, ctx.order = turn, order
@@ -205,7 +205,7 @@ class Step:
         self._load = plan.load
         self._next = [0] * len(self.moes)  # micro-step
         # Micro-steps whose forward has begun and whose backward has not ended, in order.
-        self._in_flight: collections.deque[list[LayerRows]] = collections.deque()
+        self._in_flight: collections.deque[list[MicroBatchRows]] = collections.deque()
         self.computed = np.zeros((self.engine.num_micro_steps, len(self.moes)), np.int64)  # rows
         # Where this rank's rows were others than planned.
         self.others = torch.zeros(*self.computed.shape, dtype=torch.bool, device=ranks.device)
@@ -248,7 +248,7 @@ class Step:
         sums = self._sums[0 if self.engine.guests.are_lent else layer]
         self.guests[layer].point_at(weights, {name: sums[name] for name in self._trained[layer]})
 
-    def rows_of(self, layer: int) -> LayerRows:
+    def rows_of(self, layer: int) -> MicroBatchRows:
         """Those of the forward of this layer that begins."""
         if torch._C._current_graph_task_id() >= 0:
             # Its backward comes next, and that is the oldest micro-step's.
@@ -262,7 +262,7 @@ class Step:
         rows.turn.begin_forward()
         return rows
 
-    def _following(self, layer: int) -> LayerRows:
+    def _following(self, layer: int) -> MicroBatchRows:
         """Those of the layer's next micro-step."""
         name, micro_step = self.moes[layer].name, self._next[layer]
         if micro_step == self.engine.num_micro_steps:
@@ -289,12 +289,12 @@ class Step:
         """In the background, while the micro-step before runs."""
         engine = self.engine
         engine.wait_for(micro_step)
-        made: list[LayerRows] = []
-        of_tables: list[LayerRows] = []
+        made: list[MicroBatchRows] = []
+        of_tables: list[MicroBatchRows] = []
         tables = []
         for layer, moe in enumerate(self.moes):
             forward = engine.turns["forward", micro_step, layer]
-            rows = LayerRows(self, engine.layer_turn(moe.name, forward), forward)
+            rows = MicroBatchRows(self, engine.layer_turn(moe.name, forward), forward)
             made.append(rows)
             of_tables.append(rows)
             tables.append(self._table_of(forward))
@@ -365,7 +365,7 @@ class Step:
 class _Prepared:
     """A micro-step before it runs."""
 
-    rows: list[LayerRows]
-    of_tables: list[LayerRows]  # all of them, with those of recomputations that differ
+    rows: list[MicroBatchRows]
+    of_tables: list[MicroBatchRows]  # all of them, with those of recomputations that differ
     tables: Tensor  # int32 [of_tables, 3, slots of all ranks], on the host
     planned: Tensor  # int32 [layers, experts], rows of this rank; on the host

@@ -14,7 +14,7 @@ from foremoe.files import expect
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments(arguments.Arguments):
+class ExecutorArguments(arguments.PlanningArguments):
     """As ExpertParallel takes them, with the group that None stands for."""
 
     group: Any

@@ -29,7 +29,7 @@ from foremoe._engine.shares import Shares
 from foremoe._engine.together import facts_of, refused_together, versions
 
 from . import optimizer_state, saving
-from .arguments import Arguments, ranks_of
+from .arguments import ExecutorArguments, ranks_of
 from .channels import replicas_of, with_channels
 from .dense import Dense
 from .evaluation import Evaluation
@@ -87,7 +87,7 @@ class ExpertParallel:
         **options: Any,
     ) -> None:
         self.group = group if group is not None else dist.group.WORLD
-        self.arguments = Arguments(
+        self.arguments = ExecutorArguments(
             guest_slots=guest_slots, residency=residency, policy=policy, depth=depth, path=path,
             host_timeout=host_timeout, ranks_per_node=ranks_per_node, threads=threads, group=self.group,
             copy_group=copy_group, replicate_group=replicate_group, options=options,

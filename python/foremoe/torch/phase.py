@@ -22,7 +22,7 @@ from foremoe._engine.planned_phase import PlannedPhase
 from foremoe._engine.shares import SharedPlan
 from foremoe._engine.together import digest_of, number_of, others_than, refused_together, slots_at_begin
 
-from .arguments import Arguments
+from .arguments import ExecutorArguments
 from .dense import Dense
 from .figures import BesidePlan, figures_of
 from .gradients import PhaseGradients
@@ -52,7 +52,7 @@ class Phase:
         self,
         experts: SpreadExperts,
         dense: Dense,
-        arguments: Arguments,
+        arguments: ExecutorArguments,
         load: foremoe.Load,
         running: foremoe.RunningPlan | SharedPlan,
         routes: Routes,

@@ -22,7 +22,17 @@ from foremoe.torch.doctor import __main__ as command
 from foremoe.torch.doctor import equality
 from foremoe.torch.doctor.checks import delayed_copies, judge_failure
 from foremoe.torch.doctor.hardware import Hardware, find_hardware
-from foremoe.torch.doctor.ranks import CANNOT_RUN, FAILED, PASSED, CannotRun, Check, Failure, Outcome, Report, examine
+from foremoe.torch.doctor.ranks import (
+    CANNOT_RUN,
+    FAILED,
+    PASSED,
+    CannotRun,
+    Check,
+    Failure,
+    Outcome,
+    RankReport,
+    examine,
+)
 from foremoe.torch.doctor.report import advice_of, scrub
 
 CPU = Hardware("cpu", 0, 2, "gloo")
@@ -216,15 +226,15 @@ def test_what_does_not_run_never_passes() -> None:
     ("is killed", "died", f"was killed by {signal.SIGKILL.name}"), ("raises", "raised", "PlantedError: planted"),
 ])  # fmt: skip
 def test_others_that_end_without_an_error_or_not_at_all_are_a_failure(how: str, ended: str, text: str) -> None:
-    last = Report(1, ended, 1.0, text=text)
+    last = RankReport(1, ended, 1.0, text=text)
 
-    def judge(*reports: Report) -> str:
+    def judge(*reports: RankReport) -> str:
         return judge_failure(how, reports).status
 
-    assert judge(Report(0, "raised", 2.0, text="an error"), last) == PASSED
-    assert judge(Report(0, "returned", 2.0), last) == FAILED
-    assert judge(Report(0, "hung", 35.0, text="had not ended"), last) == FAILED
-    assert judge(Report(0, "raised", 2.0, text="an error"), Report(1, "returned", 1.0)) == FAILED
+    assert judge(RankReport(0, "raised", 2.0, text="an error"), last) == PASSED
+    assert judge(RankReport(0, "returned", 2.0), last) == FAILED
+    assert judge(RankReport(0, "hung", 35.0, text="had not ended"), last) == FAILED
+    assert judge(RankReport(0, "raised", 2.0, text="an error"), RankReport(1, "returned", 1.0)) == FAILED
 
 
 def test_the_exit_code_is_1_where_a_check_failed(

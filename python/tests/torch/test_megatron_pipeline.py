@@ -250,7 +250,7 @@ def mutate() -> dict[str, float]:
             patch.setattr(where, name, by)
             return float(compare(*of)["worst"])
 
-    computed_again = steps.LayerRows.computed_again
+    computed_again = steps.MicroBatchRows.computed_again
 
     def stay(self: Any, turn: Any, *_: Any) -> Any:
         return computed_again(self, turn, [], [])
@@ -260,7 +260,7 @@ def mutate() -> dict[str, float]:
             self.ran, self._cursor.last = True, self.forward
 
     return {
-        "gradients stay in the slot of the forward": broken(two, steps.LayerRows, "computed_again", stay),
+        "gradients stay in the slot of the forward": broken(two, steps.MicroBatchRows, "computed_again", stay),
         "guests that leave after a forward keep their gradients": broken(
             two, layer_turn.LayerTurn, "end_forward", end_forward
         ),

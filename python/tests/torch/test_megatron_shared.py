@@ -62,14 +62,14 @@ def compare(case: Case, options: dict[str, Any]) -> dict[str, Any]:
         def forget(self: Any) -> None:
             held.clear()
 
-        end = steps.LayerRows.backward_ends
+        end = steps.MicroBatchRows.backward_ends
 
         def count(self: Any) -> Any:
             result = end(self)
             waiting.append(sum(map(len, self._step.engine.guests._home)))
             return result
 
-        patch.setattr(steps.LayerRows, "backward_ends", count)
+        patch.setattr(steps.MicroBatchRows, "backward_ends", count)
         patch.setattr(experts.GuestExperts, "__call__", watched)
         patch.setattr(foremoe.megatron.Replicas, "_expect_usable", forget)  # a step begins
         found, metrics = under_a_plan(case, options)

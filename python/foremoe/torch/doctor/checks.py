@@ -22,7 +22,7 @@ from foremoe.balance import planned_rows
 
 from .hardware import SHARED, Hardware, staged
 from .layers import Net, Sizes, draw_inputs, draw_routes
-from .ranks import FAILED, GROUP_TIMEOUT, PASSED, Check, Failure, Outcome, Report
+from .ranks import FAILED, GROUP_TIMEOUT, PASSED, Check, Failure, Outcome, RankReport
 
 RUNS = 3
 DEPTHS = (1, 2, 4)
@@ -343,7 +343,7 @@ def _fail(how: str, hardware: Hardware) -> Outcome:
     return Outcome(PASSED, "")
 
 
-def judge_failure(how: str, reports: Sequence[Report]) -> Outcome:
+def judge_failure(how: str, reports: Sequence[RankReport]) -> Outcome:
     """Passed if the last rank failed as planned, and every other rank ended with an error."""
     *others, last = reports
     expected = last.ended == "died" if how == "is killed" else last.ended == "raised" and "Planted" in last.text

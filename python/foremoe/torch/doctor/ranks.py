@@ -45,7 +45,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """What became of a check on one rank."""
 
     rank: int
@@ -55,7 +55,7 @@ class Report:
     text: str = ""  # otherwise: the error, the exit code, or how long it hung
 
 
-def judge_all(reports: Sequence[Report]) -> Outcome:
+def judge_all(reports: Sequence[RankReport]) -> Outcome:
     """Returns the outcome of rank 0 if every rank returned one."""
     if all(report.ended == "cannot run" for report in reports):
         return Outcome(CANNOT_RUN, reports[0].text)
@@ -75,7 +75,7 @@ class Check:
     """Runs on every rank, collectively. Travels there by pickle. Raises Failure, or whatever goes wrong."""
     refusal: str = ""
     """Why it cannot run on this hardware; empty if it can."""
-    judge: Callable[[Sequence[Report]], Outcome] = judge_all
+    judge: Callable[[Sequence[RankReport]], Outcome] = judge_all
     limit: float = 45.0  # seconds
     grace: float = 5.0  # seconds for the other ranks when one has raised or died
     ends_ranks: bool = False  # ranks of this check are of no further use
@@ -124,7 +124,7 @@ def examine(
             ranks.end()
 
 
-def _problems_of(reports: Sequence[Report]) -> str:
+def _problems_of(reports: Sequence[RankReport]) -> str:
     """Errors with their ranks, the first cause first; empty if all ranks returned."""
     failed = sorted((r for r in reports if r.ended != "returned"), key=lambda r: (r.ended == "hung", r.seconds))
     if len(failed) == len(reports) and len({report.text for report in failed}) == 1:
@@ -157,11 +157,11 @@ class _Ranks:
             except (BrokenPipeError, ConnectionError):  # the rank's report says that it died
                 continue
 
-    def collect(self, limit: float, grace: float) -> list[Report]:
+    def collect(self, limit: float, grace: float) -> list[RankReport]:
         """Returns one report per rank, and kills ranks that have not ended within the limit."""
         begin = time.monotonic()
         deadline = begin + limit
-        reports: dict[int, Report] = {}
+        reports: dict[int, RankReport] = {}
         while len(reports) < len(self._processes) and time.monotonic() < deadline:
             waiting = {c: rank for rank, c in enumerate(self._connections) if rank not in reports}
             for ready in wait(list(waiting), max(0.0, deadline - time.monotonic())):
@@ -172,11 +172,11 @@ class _Ranks:
         for rank, process in enumerate(self._processes):
             if rank not in reports:
                 seconds = time.monotonic() - begin
-                reports[rank] = Report(rank, "hung", seconds, text=f"had not ended after {seconds:.0f} s")
+                reports[rank] = RankReport(rank, "hung", seconds, text=f"had not ended after {seconds:.0f} s")
                 process.kill()
         return [reports[rank] for rank in range(len(self._processes))]
 
-    def _report_of(self, rank: int, seconds: float) -> Report:
+    def _report_of(self, rank: int, seconds: float) -> RankReport:
         try:
             ended, value, text = self._connections[rank].recv()
         except (EOFError, ConnectionError):
@@ -188,8 +188,8 @@ class _Ranks:
                 log.seek(0)
                 lines = [line.strip() for line in log if line.strip()]
             last = f"; its last line: {lines[-1][:MOST_TEXT]}" if lines else ""
-            return Report(rank, "died", seconds, text=how + last)
-        return Report(rank, ended, seconds, value, text)
+            return RankReport(rank, "died", seconds, text=how + last)
+        return RankReport(rank, ended, seconds, value, text)
 
     def end(self) -> None:
         """Ends all processes; kills those that do not end by themselves."""
