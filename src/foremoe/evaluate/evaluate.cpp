@@ -11,6 +11,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluate_plan.h"
 #include "foremoe/evaluate/measured_plan.h"
+#include "foremoe/evaluate/memory_budget.h"
 #include "foremoe/rollout/load_statistics.h"
 #include "foremoe/sim/simulation.h"
 
@@ -81,18 +82,17 @@ class Evaluator {
   void simulate(Evaluation& e) const {
     if (context_.cost == nullptr) return;
     progress("simulating");
-    e.step =
-        simulate_step({.recompute = phase_input(e.plan_of(Phase::kRecompute)), .policy_update = phase_input(e.plan)},
-                      {.phase = {.path = options_.path,
-                                 .depth = options_.depth,
-                                 .online = policy_.online(),
-                                 .plans_ahead = policy_.plans_ahead(input_.for_policy(options_.planner)),
-                                 .pool = &context_.pool,
-                                 .timeline = context_.timeline},
-                       .home_moves = e.figures.home_moves,
-                       .rollout_seconds = options_.rollout_seconds,
-                       .placement_seconds = e.placement_seconds,
-                       .rollout_tail_seconds = options_.rollout_tail_seconds});
+    e.step = simulate_step(phase_input(e.plan), e.recompute_plan ? &*e.recompute_plan : nullptr,
+                           {.phase = {.path = options_.path,
+                                      .depth = options_.depth,
+                                      .online = policy_.online(),
+                                      .plans_ahead = policy_.plans_ahead(input_.for_policy(options_.planner)),
+                                      .pool = &context_.pool,
+                                      .timeline = context_.timeline},
+                            .home_moves = e.figures.home_moves,
+                            .rollout_seconds = options_.rollout_seconds,
+                            .placement_seconds = e.placement_seconds,
+                            .rollout_tail_seconds = options_.rollout_tail_seconds});
     const auto fills_arena = [&](Phase phase, const SimulatedPhase& of) {
       return e.plan_of(phase).residency == Residency::kShared && of.arena > Bytes{0};
     };

@@ -55,7 +55,7 @@ TEST_F(Evaluations, AreWhatPlannerCheckFiguresAndSimulatorSayOneByOne) {
   EXPECT_TRUE(e.check.figures.has_value()) << "it was checked";
   const SimulationInput phase{.load = input_.load, .plan = plan, .cost = cost_};
   const SimulatedStep step = simulate_step(
-      {.recompute = phase, .policy_update = phase},
+      phase, nullptr,
       {.phase = {
            .path = PathChoice::kPeer, .depth = 3, .online = policy.online(), .plans_ahead = true, .pool = &pool_}});
   ASSERT_TRUE(e.step);

@@ -84,9 +84,8 @@ TEST(SimulatedOnline, WhoPlansAheadGathersTheLoadsOfTheWholeStepOnceBeforeRecomp
   cluster.peers.latency_seconds = 0.01;
   const CostModel cost{cluster, round_model(6, 2), round_options()};
   const SimulationInput input{.load = step.load, .plan = step.plan, .cost = cost};
-  const SimulatedStep ahead =
-      simulate_step({.recompute = input, .policy_update = input}, {.phase = {.plans_ahead = true}});
-  const SimulatedStep otherwise = simulate_step({.recompute = input, .policy_update = input}, {});
+  const SimulatedStep ahead = simulate_step(input, nullptr, {.phase = {.plans_ahead = true}});
+  const SimulatedStep otherwise = simulate_step(input, nullptr, {});
   // 8 bytes, as above, of two micro-steps and of all six layers of the model, for which the plan's layer stands.
   const double gather = 0.01 + 2 * 6 * 8.0 / 8000;
   EXPECT_NEAR(ahead.recompute.parts.planning, gather, kNear);

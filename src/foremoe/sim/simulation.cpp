@@ -1,11 +1,8 @@
 #include "foremoe/sim/simulation.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
-#include <limits>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "foremoe/sim/phase_figures.h"
@@ -137,12 +134,6 @@ double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
   return per_rank * (link.latency_seconds + bytes_per_expert / link.bytes_per_second);
 }
 
-bool same_profile(const WholeStep& step) {
-  return &step.recompute.plan == &step.policy_update.plan && &step.recompute.load == &step.policy_update.load &&
-         &step.recompute.cost == &step.policy_update.cost && step.recompute.trace == step.policy_update.trace &&
-         step.recompute.batching == step.policy_update.batching;
-}
-
 }  // namespace
 
 double PhaseSeconds::sum() const {
@@ -169,24 +160,31 @@ SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOpti
   return simulate(input, options, profile_phase(input, options.phase, options.online, *pool));
 }
 
-SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
+SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recompute_plan, const StepOptions& options) {
+  const bool one_plan = recompute_plan == nullptr;
+  const SimulationInput recompute{.load = input.load,
+                                  .plan = one_plan ? input.plan : *recompute_plan,
+                                  .cost = input.cost,
+                                  .trace = input.trace,
+                                  .batching = input.batching,
+                                  .repeat_load = input.repeat_load};
   SimulationOptions phase = options.phase;
   Pool pool(phase);
   SimulatedStep result;
-  result.home_move_seconds = seconds_of_home_moves(step.recompute, options.home_moves);
+  result.home_move_seconds = seconds_of_home_moves(recompute, options.home_moves);
 
   phase.timeline_begins += result.home_move_seconds;
-  const bool once = same_profile(step);  // what the policy update asks of ranks and links includes the recompute's
+  // What the policy update asks of ranks and links includes the recompute's.
   PhaseProfile profile =
-      profile_phase(step.recompute, once ? Phase::kPolicyUpdate : Phase::kRecompute, phase.online, *pool);
+      profile_phase(recompute, one_plan ? Phase::kPolicyUpdate : Phase::kRecompute, phase.online, *pool);
   phase.phase = Phase::kRecompute;
-  phase.placement_stays = once;
-  result.recompute = simulate(step.recompute, phase, profile);
+  phase.placement_stays = one_plan;
+  result.recompute = simulate(recompute, phase, profile);
 
-  phase.timeline_begins += result.recompute.seconds / layer_scale(step.recompute);  // of the plan's layers
-  if (!once) profile = profile_phase(step.policy_update, Phase::kPolicyUpdate, phase.online, *pool);
+  phase.timeline_begins += result.recompute.seconds / layer_scale(recompute);  // of the plan's layers
+  if (!one_plan) profile = profile_phase(input, Phase::kPolicyUpdate, phase.online, *pool);
   phase.phase = Phase::kPolicyUpdate;
-  result.policy_update = simulate(step.policy_update, phase, profile);
+  result.policy_update = simulate(input, phase, profile);
 
   result.step_seconds = result.home_move_seconds + result.recompute.seconds + result.policy_update.seconds;
   result.ideal_step_seconds = result.recompute.ideal_seconds + result.policy_update.ideal_seconds;
@@ -203,31 +201,6 @@ SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options) {
 void charge_placement(double placement_seconds, double rollout_tail_seconds, SimulatedStep& step) {
   step.exposed_placement_seconds = std::max(0.0, placement_seconds - rollout_tail_seconds);
   step.placed_step_seconds = step.step_seconds + step.exposed_placement_seconds;
-}
-
-Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_tokens_per_rank) {
-  std::int64_t most = std::numeric_limits<std::int64_t>::max();
-  for (const SimulatedPhase* phase : {&step.recompute, &step.policy_update}) {
-    const RankMemory& memory = phase->memory;
-    const std::int64_t left = budget.value - (memory.sum() - memory.activations).value;
-    if (left <= 0) return Tokens{0};
-    if (memory.activations.value == 0) continue;
-    const double times = static_cast<double>(left) / static_cast<double>(memory.activations.value);
-    most = std::min(most, static_cast<std::int64_t>(times * static_cast<double>(mean_tokens_per_rank.value)));
-  }
-  return Tokens{most};
-}
-
-ResidencyChoice choose_residency(std::span<const ResidencyTrial> trials, std::optional<Bytes> budget) {
-  assert(!trials.empty());
-  const auto fits = [&](const ResidencyTrial& trial) { return !budget || trial.memory <= *budget; };
-  const bool any = std::ranges::any_of(trials, fits);
-  const auto before = [&](const ResidencyTrial& a, const ResidencyTrial& b) {
-    if (any && fits(a) != fits(b)) return fits(a);
-    return any ? std::tuple(a.step_seconds, a.memory) < std::tuple(b.step_seconds, b.memory) : a.memory < b.memory;
-  };
-  const auto best = std::ranges::min_element(trials, before);
-  return {.trial = static_cast<std::size_t>(best - trials.begin()), .fits = any};
 }
 
 }  // namespace foremoe

@@ -137,12 +137,6 @@ struct SimulatedPhase {
 // simulated too, with gradients going home from wherever an expert was: what such a policy would cost in training.
 SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options);
 
-// A whole step: recompute, then policy update. Plans may be the same.
-struct WholeStep {
-  SimulationInput recompute;
-  SimulationInput policy_update;
-};
-
 struct StepOptions {
   SimulationOptions phase;      // its `phase` is not read
   std::int64_t home_moves = 0;  // experts whose owner changed before the step: their state travels first
@@ -167,30 +161,11 @@ struct SimulatedStep {
   double rl_step_seconds = 0;  // with the rollout
 };
 
-SimulatedStep simulate_step(const WholeStep& step, const StepOptions& options);
+// A whole step: recompute, then policy update, on the same load. The input has the plan of the policy update.
+// recompute_plan: null: the same plan.
+SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recompute_plan, const StepOptions& options);
 
 // What placement adds to a step: what the rollout's tail does not hide. simulate_step() does it.
 void charge_placement(double placement_seconds, double rollout_tail_seconds, SimulatedStep& step);
-
-// The most tokens that a rank's micro-step may have in the mean for the rank that holds most to stay within `budget`,
-// the plan's imbalance kept: state and guests stay, activations grow with the tokens. 0 when state alone exceeds it.
-Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_tokens_per_rank);
-
-// Where guests should live. Static guests need no copies inside the step, resident ones follow the load for as many
-// slots in every layer, shared ones need the memory of a few layers and fetch at every use; what pays depends on model,
-// cluster and load, so each is planned and simulated. Of those whose fullest rank stays within the budget the quickest
-// is taken, and of two as quick the one that needs least memory. Where none stays within it, the one that needs least.
-struct ResidencyTrial {
-  double step_seconds = 0;
-  Bytes memory;  // of the rank that holds most
-};
-
-struct ResidencyChoice {
-  std::size_t trial = 0;  // the first of equals
-  bool fits = true;       // the budget
-};
-
-// At least one trial.
-ResidencyChoice choose_residency(std::span<const ResidencyTrial> trials, std::optional<Bytes> budget);
 
 }  // namespace foremoe

@@ -168,7 +168,7 @@ TEST(SimulationTest, APolicyUpdateBeginsWithTheFreePlacementThatRecomputeLeaves)
   const CostModel cost = round_cost(1, 2);
   const auto copies = [&] {
     const SimulationInput input{.load = load, .plan = plan, .cost = cost};
-    const SimulatedStep step = simulate_step({.recompute = input, .policy_update = input}, {});
+    const SimulatedStep step = simulate_step(input, nullptr, {});
     EXPECT_EQ(step.policy_update.traffic[0].gradients, Bytes{2 * 1200}) << "two experts are away from home";
     return std::pair(step.recompute.copies, step.policy_update.copies);
   };
@@ -227,8 +227,7 @@ TEST(SimulationTest, AStepIsItsPhasesAndTheMovesOfHomes) {
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
   const SimulationInput input{.load = load, .plan = plan, .cost = cost};
-  const SimulatedStep step =
-      simulate_step({.recompute = input, .policy_update = input}, {.home_moves = 2, .rollout_seconds = 7});
+  const SimulatedStep step = simulate_step(input, nullptr, {.home_moves = 2, .rollout_seconds = 7});
   const Simulated alone{load, plan, cost};
   EXPECT_EQ(step.recompute.seconds, alone.phase(Phase::kRecompute).seconds);
   EXPECT_EQ(step.policy_update.seconds, alone.phase(Phase::kPolicyUpdate).seconds);
@@ -243,10 +242,9 @@ TEST(SimulationTest, ThePlacementOfAllLayersIsPaidOnceUnlessTheRolloutsTailHides
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
   const SimulationInput input{.load = load, .plan = plan, .cost = cost};
-  const WholeStep step{.recompute = input, .policy_update = input};
-  const double alone = simulate_step(step, {}).step_seconds;
+  const double alone = simulate_step(input, nullptr, {}).step_seconds;
   const auto placed = [&](double tail) {
-    const SimulatedStep s = simulate_step(step, {.placement_seconds = 3, .rollout_tail_seconds = tail});
+    const SimulatedStep s = simulate_step(input, nullptr, {.placement_seconds = 3, .rollout_tail_seconds = tail});
     EXPECT_EQ(s.step_seconds, alone);
     EXPECT_EQ(s.placed_step_seconds, alone + s.exposed_placement_seconds);
     return s.exposed_placement_seconds;
@@ -254,14 +252,6 @@ TEST(SimulationTest, ThePlacementOfAllLayersIsPaidOnceUnlessTheRolloutsTailHides
   EXPECT_EQ(placed(0), 3);
   EXPECT_EQ(placed(2), 1);
   EXPECT_EQ(placed(5), 0);
-}
-
-TEST(SimulationTest, TheLargestMicroBatchFillsTheBudgetWithActivations) {
-  SimulatedStep step;
-  step.recompute.memory = {.state = Bytes{100}, .activations = Bytes{10}};
-  step.policy_update.memory = {.state = Bytes{100}, .guest_weights = Bytes{50}, .activations = Bytes{50}};
-  EXPECT_EQ(largest_micro_batch(step, Bytes{250}, Tokens{1000}), Tokens{2000});  // 100 bytes left, 50 used by 1000
-  EXPECT_EQ(largest_micro_batch(step, Bytes{150}, Tokens{1000}), Tokens{0});
 }
 
 TEST(SimulationTest, WhatDoesNotFitIsRefusedByName) {

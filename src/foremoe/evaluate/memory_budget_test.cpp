@@ -1,4 +1,4 @@
-#include "foremoe/sim/simulation.h"
+#include "foremoe/evaluate/memory_budget.h"
 
 #include <gtest/gtest.h>
 
@@ -24,6 +24,14 @@ TEST(ChooseResidencyTest, TheSmallestWhereNoneFits) {
   const ResidencyChoice choice = choose_residency(kTrials, Bytes{49});
   EXPECT_EQ(choice.trial, 3);
   EXPECT_FALSE(choice.fits);
+}
+
+TEST(LargestMicroBatch, FillsTheBudgetWithActivations) {
+  SimulatedStep step;
+  step.recompute.memory = {.state = Bytes{100}, .activations = Bytes{10}};
+  step.policy_update.memory = {.state = Bytes{100}, .guest_weights = Bytes{50}, .activations = Bytes{50}};
+  EXPECT_EQ(largest_micro_batch(step, Bytes{250}, Tokens{1000}), Tokens{2000});  // 100 bytes left, 50 used by 1000
+  EXPECT_EQ(largest_micro_batch(step, Bytes{150}, Tokens{1000}), Tokens{0});
 }
 
 }  // namespace
