@@ -312,7 +312,7 @@ def test_what_fails_within_a_step_leaves_no_gradients(found: list[dict[str, Any]
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("warm", "previous: the former plan has no effect: under residency shared"),
+        ("warm", "previous: previous: the former plan has no effect: under residency shared"),
         ("odd", "group: group: 2 ranks must divide 7 experts"),
         ("adafactor", "optim: optim: adafactor is not supported, since its state cannot be gathered"),
         ("rmsprop", "nothing"),
