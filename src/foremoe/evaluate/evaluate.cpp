@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <exception>
 #include <stdexcept>
 #include <utility>
 
@@ -32,7 +31,7 @@ class Evaluator {
       : policy_(policy), input_(input), options_(options), context_(std::move(context)) {}
 
   // With the residency that the options ask for.
-  Evaluation as_asked() {
+  Evaluation as_asked() const {
     Evaluation e{.policy = std::string(policy_.name())};
     if (!plan(options_.planner, e)) return e;
     if (e.plan.in_flight > 1 && context_.cost != nullptr) {
@@ -42,23 +41,20 @@ class Evaluator {
       e.placement_seconds += recompute->placement_seconds;
       e.whole_placement_seconds += recompute->whole_placement_seconds;
     }
-    check(e);
-    if (e.check.ok()) simulate(e);
+    finish(e);
     return e;
   }
 
-  Evaluation of(PlansOfStep plans) {
+  Evaluation of(PlansOfStep plans) const {
     Evaluation e{.policy = std::string(policy_.name()),
                  .plan = std::move(plans.policy_update),
                  .recompute_plan = std::move(plans.recompute)};
     e.threads = static_cast<int>(context_.pool.num_threads());
-    measure(e);
-    check(e);
-    if (e.check.ok()) simulate(e);
+    finish(e);
     return e;
   }
 
-  Evaluation with_best_residency() {
+  Evaluation with_best_residency() const {
     std::vector<Evaluation> tried;
     std::vector<ResidencyTrial> trials;
     for (const Residency residency : {Residency::kShared, Residency::kStatic, Residency::kResident}) {
@@ -106,12 +102,18 @@ class Evaluator {
   }
 
  private:
-  // Fills in `check`, of both plans.
-  void check(Evaluation& e) const {
+  void finish(Evaluation& e) const {
+    const std::optional<InputError> unmeasured = measure(e);
+    check(e, unmeasured ? nullptr : &e.figures);
+    if (unmeasured && e.check.ok()) throw InputError(*unmeasured);
+    if (e.check.ok()) simulate(e);
+  }
+
+  // Fills in `check`, of both plans. reported: the figures of the policy update's plan; null: none.
+  void check(Evaluation& e, const PlanFigures* reported) const {
     if (!options_.check) return;
     progress("checking the plan of");
-    e.check = check_plan(e.plan, input_.load, interruptible_check(unmeasured_ ? nullptr : &e.figures));
-    if (unmeasured_ && e.check.ok()) std::rethrow_exception(unmeasured_);
+    e.check = check_plan(e.plan, input_.load, interruptible_check(reported));
     if (!e.recompute_plan || !e.check.ok()) return;
     CheckReport report = check_plan(*e.recompute_plan, input_.load, interruptible_check(nullptr));
     if (!report.ok()) e.check = std::move(report);
@@ -123,8 +125,8 @@ class Evaluator {
     return options;
   }
 
-  // A plan may be too broken to measure: that is for the check to say, where there is one.
-  void measure(Evaluation& e) {
+  // Fills in the figures. Returns the error of a plan that is too broken to measure, if a check will say what is wrong.
+  std::optional<InputError> measure(Evaluation& e) const {
     try {
       e.figures = plan_figures(e.plan, input_.load,
                                {.initial_home = input_.homes,
@@ -132,9 +134,10 @@ class Evaluator {
                                 .trace = input_.trace_or_null(),
                                 .batching = input_.batching_or_null(),
                                 .pool = &context_.pool});
-    } catch (const InputError&) {
+      return std::nullopt;
+    } catch (const InputError& error) {
       if (!options_.check) throw;
-      unmeasured_ = std::current_exception();
+      return error;
     }
   }
 
@@ -155,7 +158,7 @@ class Evaluator {
     return context;
   }
 
-  bool plan(const PlannerOptions& planner, Evaluation& e) {
+  bool plan(const PlannerOptions& planner, Evaluation& e) const {
     progress("planning with");
     std::optional<MeasuredPlan> measured = plan_measured(policy_, input_, {planner, planners()}, context_, e.skipped);
     if (!measured) return false;
@@ -165,7 +168,6 @@ class Evaluator {
     e.whole_placement_seconds = measured->whole_placement_seconds;
     e.planners = planners().count;
     e.threads = static_cast<int>(context_.pool.num_threads());
-    measure(e);
     return true;
   }
 
@@ -191,7 +193,7 @@ class Evaluator {
     best.whole_placement_seconds += free->placement_seconds;
     Evaluation other = best;
     other.recompute_plan = std::move(free->step.plan);
-    check(other);
+    check(other, &other.figures);
     if (!other.check.ok()) {
       best = std::move(other);
       best.step.reset();
@@ -218,7 +220,6 @@ class Evaluator {
   const StepInput& input_;
   const EvaluateOptions options_;
   const EvaluationContext context_;
-  std::exception_ptr unmeasured_;  // what plan_figures threw
 };
 
 }  // namespace
