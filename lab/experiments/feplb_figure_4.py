@@ -22,23 +22,15 @@ which the paper's figure does not ask, ours shows: 0 to 10 % less by token, 5 to
 than its part. The pipeline of two stages is not repeated.
 """
 
-from kit import FIRST, Published, System, drawn, modelled, percent_less
+from feplb_inputs import inputs_of
+from kit import FIRST, Published, System, modelled, percent_less
 
 EXCHANGE_MORE = modelled(
     "exchange_more", "exchange, % more", 1, "seconds of dispatch and combine above the first system's",
     lambda m, first: -percent_less(first.of_both("dispatch", "combine"), m.of_both("dispatch", "combine")),
     versus=FIRST,
 )
-GLM = {
-    "name": "GLM-5, one expert of 72 MiB", "moe_layers": 18, "experts": 128, "top_k": 8, "shared_experts": 1,
-    "hidden": 6144, "intermediate": 2048, "vocabulary": 151552, "heads": 64, "kv_heads": 8, "head_width": 128,
-}
-EVERY = dict(
-    keep_activations=True, cluster="h100", dispatch=("token", "row"), model=GLM, layers=6, micro_steps=16,
-    sequences_per_rank=1, tokens_per_rank=4096, layout="shuffled", group_size=1, step_spread=0.57, group_spread=0.5,
-    guest_slots=4,
-)
-inputs = [drawn(f"EP {ranks}", ranks=ranks, **EVERY) for ranks in (2, 4, 8)]
+inputs = inputs_of(keep_activations=True, cluster="h100", dispatch=("token", "row"))
 systems = [
     System("before", "vanilla"),
     System("FasterMoE, pipe 1", "fastermoe", intermediate=2048),

@@ -21,7 +21,8 @@ what is left is of part-filled tiles, not of balance. Buffers of FEPLB take what
 for half as many slots, one set for each of 18 layers, and under `shared` the same 576 MiB.
 """
 
-from kit import FIRST, Aim, Measured, Published, System, drawn, modelled, percent_less
+from feplb_inputs import inputs_of
+from kit import FIRST, Aim, Measured, Published, System, modelled, percent_less
 
 
 def straggler_ms(m: Measured) -> float:
@@ -41,15 +42,7 @@ BUFFERS = modelled(
     "buffers_mib", "buffers, MiB", 0, "weights of guests of the rank that holds most",
     lambda m: m.recompute["memory"]["guest_weights"] / (1 << 20), by_dispatch=False,
 )
-GLM = {
-    "name": "GLM-5, one expert of 72 MiB", "moe_layers": 18, "experts": 128, "top_k": 8, "shared_experts": 1,
-    "hidden": 6144, "intermediate": 2048, "vocabulary": 151552, "heads": 64, "kv_heads": 8, "head_width": 128,
-}
-EVERY = dict(
-    keep_activations=True, cluster="h100", model=GLM, layers=6, micro_steps=16, sequences_per_rank=1,
-    tokens_per_rank=4096, layout="shuffled", group_size=1, step_spread=0.57, group_spread=0.5, guest_slots=4,
-)
-inputs = [drawn(f"EP {ranks}", ranks=ranks, **EVERY) for ranks in (2, 4, 8)]
+inputs = inputs_of(keep_activations=True, cluster="h100")
 systems = [
     System("before", "vanilla"),
     System("FasterMoE", "fastermoe", intermediate=2048),

@@ -26,7 +26,8 @@ letter shadows all 64, 32 or 16 experts of a rank, which nearly never pays: 0, 0
 compares experts instead of ranks: 4, 7 and 14 %. Ours removes more than 99 %, with one guest slot more than 90.
 """
 
-from kit import Aim, Column, Published, System, drawn
+from feplb_inputs import inputs_of
+from kit import Aim, Column, Published, System
 
 WASTE = Column(
     "waste", "waste, %", 1, "(max − mean) ÷ max rank load, mean over pairs", lambda m: 100 * m.pairs["waste"]
@@ -35,15 +36,7 @@ STRAGGLER = Column(
     "straggler", "straggler", 0, "tokens of the busiest rank above the mean, mean over pairs",
     lambda m: m.pairs["straggler"],
 )
-GLM = {
-    "name": "GLM-5, one expert of 72 MiB", "moe_layers": 18, "experts": 128, "top_k": 8, "shared_experts": 1,
-    "hidden": 6144, "intermediate": 2048, "vocabulary": 151552, "heads": 64, "kv_heads": 8, "head_width": 128,
-}
-EVERY = dict(
-    model=GLM, layers=6, micro_steps=16, sequences_per_rank=1, tokens_per_rank=4096, layout="shuffled", group_size=1,
-    step_spread=0.57, group_spread=0.5, guest_slots=4,
-)
-inputs = [drawn(f"EP {ranks}", ranks=ranks, **EVERY) for ranks in (2, 4, 8)]
+inputs = inputs_of()
 systems = [
     System("before", "vanilla"),
     System("FasterMoE", "fastermoe", intermediate=2048),

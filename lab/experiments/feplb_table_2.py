@@ -28,19 +28,11 @@ separate product for few rows as FEPLB's does. Its broadcasts of 72 MiB hide beh
 shadows stay for the backward, as in its code.
 """
 
-from kit import Published, System, drawn, modelled
+from feplb_inputs import inputs_of
+from kit import Published, System, modelled
 
 BACKWARD = modelled("backward_ms", "backward, ms", 3, "of a layer and micro-step", lambda m: m.backward_ms)
-GLM = {
-    "name": "GLM-5, one expert of 72 MiB", "moe_layers": 18, "experts": 128, "top_k": 8, "shared_experts": 1,
-    "hidden": 6144, "intermediate": 2048, "vocabulary": 151552, "heads": 64, "kv_heads": 8, "head_width": 128,
-}
-EVERY = dict(
-    keep_activations=True, cluster="h100", dispatch=("token", "row"), model=GLM, layers=6, micro_steps=16,
-    sequences_per_rank=1, tokens_per_rank=4096, layout="shuffled", group_size=1, step_spread=0.57, group_spread=0.5,
-    guest_slots=4,
-)
-inputs = [drawn(f"EP {ranks}", ranks=ranks, **EVERY) for ranks in (2, 4, 8)]
+inputs = inputs_of(keep_activations=True, cluster="h100", dispatch=("token", "row"))
 systems = [
     System("before", "vanilla"),
     System("FasterMoE", "fastermoe", intermediate=2048),
