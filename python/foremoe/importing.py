@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import io
 import json
 import zipfile
@@ -37,6 +38,7 @@ NPY = b"\x93NUMPY"
 DTYPES = {name: np.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
 MOST_DEFLATION = 100  # of routes; int64 ids of 128 experts deflate to a ninth
 FREE_BYTES = 64 << 20  # small archives may be all padding
+READ_BYTES = 1 << 20  # at a time, so that a member that claims too little is not inflated whole
 
 
 class Decoded(NamedTuple):
@@ -179,27 +181,35 @@ def _int32(data: bytes, place: SourcePlace, options: Mapping[str, Any]) -> npt.N
     return _expect_bytes(data, [len(data) // (4 * layers * top_k), layers, top_k], np.dtype(np.int32), place)
 
 
-def _nested(rows: Sequence[Any], place: SourcePlace) -> npt.NDArray[Any]:
-    """Lists of lists of lists, [tokens][layers][top_k]."""
+def _nested(rows: Sequence[Any], place: SourcePlace, like: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """Lists of lists of lists, [tokens][layers][top_k]. like: rows before these, of the same layers and top_k."""
+    if not rows and like is not None:
+        return like[:0]
     if not rows:
         place.refuse("is empty")
-    if not isinstance(rows[0], list | tuple):
-        place.refuse(f"should be a list, not {_name(rows[0])}", "[0]")
-    if not rows[0]:
-        place.refuse("is empty", "[0]")
-    layers, top_k = len(rows[0]), len(rows[0][0]) if isinstance(rows[0][0], list | tuple) else 0
+    if like is None:
+        for index, holder in (("[0]", rows[0]), ("[0, 0]", _first(rows[0]))):
+            if not isinstance(holder, list | tuple):
+                place.refuse(f"should be a list, not {_name(holder)}", index)
+            if not holder:
+                place.refuse("is empty", index)
+    layers, top_k = (len(rows[0]), len(rows[0][0])) if like is None else like.shape[1:]
     for t, token in enumerate(rows):
         if not isinstance(token, list | tuple):
             place.refuse(f"should be a list, not {_name(token)}", f"[{t}]")
         if len(token) != layers:
             place.refuse(f"has {len(token)} layers instead of {layers}", f"[{t}]")
         for layer, row in enumerate(token):
-            if not isinstance(row, list | tuple) or len(row) != top_k or top_k == 0:
+            if not isinstance(row, list | tuple) or len(row) != top_k:
                 place.refuse(f"should be a list of {top_k} experts", f"[{t}, {layer}]")
             for k, entry in enumerate(row):
                 if not isinstance(entry, int | np.integer) or isinstance(entry, bool) or abs(int(entry)) >= 2**63:
                     place.refuse(f"should be an integer of 64 bits, not {entry!r:.40}", f"[{t}, {layer}, {k}]")
     return np.array(rows, np.int64)
+
+
+def _first(holder: Any) -> Any:
+    return holder[0] if isinstance(holder, list | tuple) and holder else holder
 
 
 def _members(file: str, data: bytes) -> Iterator[Decoded]:
@@ -220,8 +230,11 @@ def _members(file: str, data: bytes) -> Iterator[Decoded]:
         )
     for info in members:
         at = SourcePlace(file, info.filename)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others inflate without a bound
+            at.refuse("is neither stored nor deflated")
         try:
-            yield at.decoded(archive.read(info))
+            with archive.open(info) as data_of_member:
+                yield at.decoded(b"".join(iter(functools.partial(data_of_member.read, READ_BYTES), b"")))
         except (
             zipfile.BadZipFile,
             zlib.error,
@@ -274,7 +287,9 @@ def _of_document(document: Any, place: SourcePlace, options: Mapping[str, Any]) 
         if not isinstance(routes, str | list):
             at.refuse(f"should be a string or a list, not {_name(routes)}")
         if isinstance(routes, list):
-            decoded = at.decoded(_nested([*(prompt or []), *routes], at))
+            before = _nested(prompt, place.at("prompt_routed_experts")) if prompt else None
+            generated = _nested(routes, at, before)
+            decoded = at.decoded(generated if before is None else np.concatenate([before, generated]))
             decoded = decoded._replace(prompt_length=-1 if prompt is None else len(prompt))
         else:
             decoded = decode_routes(routes, at, options)
@@ -298,8 +313,8 @@ def member(holder: Any, key: str) -> Any:
 
 
 def _name(value: Any) -> str:
-    names = {type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array"}
-    return names.get(type(value), "number")
+    names = {type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array", int: "number"}
+    return names.get(type(value), "number" if isinstance(value, float) else type(value).__name__)
 
 
 def main(arguments: Sequence[str]) -> int:

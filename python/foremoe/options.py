@@ -25,15 +25,13 @@ Homes = npt.NDArray[np.int32] | Plan | None
 
 
 class PlannerOptions(TypedDict, total=False):
-    """Options of the planner, apart from the number of guest slots."""
+    """Options of every function that plans."""
 
-    residency: Annotated[Literal["static", "resident", "shared", "free", "auto"], "resident"]  # auto: needs a cluster
     rehome: Annotated[int | Literal["free"], 0]
     in_flight: Annotated[int, 1]
     stages: Annotated[str, "BLPT"]
     prefer: Annotated[Literal["balance", "links"], "balance"]
     tolerance: Annotated[float | None, None]  # 0.006; 0.01 under residency shared
-    max_copies_per_rank: Annotated[int | Literal["none", "hidden"] | None, None]  # guest_slots; hidden: needs a cluster
     max_copies_per_source: Annotated[int | Literal["none"], "none"]
     min_tokens_per_guest: Annotated[int, 0]
     seed: Annotated[int, 0]
@@ -43,11 +41,18 @@ class PlannerOptions(TypedDict, total=False):
     threads: Annotated[int, 0]  # 0: as many as processors; the result does not depend on it
 
 
-class PlanOptions(PlannerOptions, total=False):
-    """Options of plan() and start_plan()."""
+class PolicyOptions(PlannerOptions, total=False):
+    """Options of functions with one number of guest slots."""
 
     guest_slots: Annotated[int, 1]
     policy_options: Annotated[Mapping[str, float | str] | None, None]  # of one system, such as dyn of feplb
+
+
+class PlanOptions(PolicyOptions, total=False):
+    """Options of plan() and start_plan()."""
+
+    residency: Annotated[Literal["static", "resident", "shared", "free"], "resident"]
+    max_copies_per_rank: Annotated[int | Literal["none"] | None, None]  # guest_slots
 
 
 class ModelOptions(TypedDict, total=False):
@@ -77,15 +82,19 @@ class SimulationOptions(ModelOptions, total=False):
     prefetch_depth: Annotated[int, 2]
 
 
-class CompareOptions(PlanOptions, ModelOptions, total=False):
+class CompareOptions(PolicyOptions, ModelOptions, total=False):
     """Options of compare()."""
 
+    residency: Annotated[Literal["static", "resident", "shared", "free"], "resident"]
+    max_copies_per_rank: Annotated[int | Literal["none", "hidden"] | None, None]  # hidden: needs a cluster
     cluster: Annotated[str | None, None]
 
 
-class SimulateOptions(PlanOptions, SimulationOptions, total=False):
+class SimulateOptions(PolicyOptions, SimulationOptions, total=False):
     """Options of simulate()."""
 
+    residency: Annotated[Literal["static", "resident", "shared", "free", "auto"], "resident"]
+    max_copies_per_rank: Annotated[int | Literal["none", "hidden"] | None, None]
     path: Annotated[Literal["auto", "host", "peer"], "auto"]
 
 
@@ -97,6 +106,9 @@ class EvaluateOptions(SimulateOptions, total=False):
 
 class ReportOptions(PlannerOptions, SimulationOptions, total=False):
     """Options of write_report()."""
+
+    residency: Annotated[Literal["static", "resident", "shared", "free"], "resident"]
+    max_copies_per_rank: Annotated[int | Literal["none", "hidden"] | None, None]
 
 
 class ImportOptions(TypedDict, total=False):

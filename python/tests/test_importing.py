@@ -7,6 +7,8 @@ import io
 import json
 import os
 import pathlib
+import resource
+import struct
 import subprocess
 import sys
 import zipfile
@@ -170,6 +172,9 @@ def test_last_tokens_without_a_row_are_counted_where_the_response_says_so(import
         ('{"routed_experts": "' + "A" * 1000, {}, "0.in: is not JSON"),
         ("[1]", {}, "0.in: [0]: should be an object, not number"),
         ("[" * 100_000, {}, "0.in: nests too deeply"),
+        ('{"prompt_routed_experts": [[[1, "x"]]], "routed_experts": []}', {}, "0.in: prompt_routed_experts[0, 0, 1]:"),
+        ('{"prompt_routed_experts": [[[1, 2]]], "routed_experts": [[[3, null]]]}', {}, "in: routed_experts[0, 0, 1]:"),
+        ('{"prompt_routed_experts": [[[1, 2]]], "routed_experts": [[[3]]]}', {}, "0.in: routed_experts[0, 0]:"),
         ('{"prompt_routed_experts": [[[1, 2]]], "routed_experts": [[[3, 9]]]}', {"experts": 8},
          "0.in: routed_experts[1, 0, 1]: expert 9 is out of range"),
     ],
@@ -190,6 +195,14 @@ def test_an_archive_that_inflates_to_far_more_than_routes_do_is_refused(imported
         foremoe.InputError, match=r"more than 100 to one, which routes never are; if it is right, unpack"
     ):
         imported(bomb)
+    with pytest.raises(foremoe.InputError, match=r"a\.npy: is neither stored nor deflated"):
+        imported(npz({"a.npy": npy(A)}, zipfile.ZIP_BZIP2))
+    small = npz({"a.npy": same})
+    lying = small.replace(struct.pack("<I", len(same)), struct.pack("<I", 1000))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(foremoe.InputError, match=r"a\.npy: is damaged"):
+        imported(lying)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10  # KiB, of the 40 MiB that are there
     damaged = bytearray(npz({"a.npy": npy(A)}, zipfile.ZIP_STORED))
     damaged[damaged.index(b"NUMPY")] ^= 1
     with pytest.raises(foremoe.InputError, match=r"a\.npy: is damaged"):

@@ -18,9 +18,11 @@ from foremoe import options
 from foremoe.report import write_report
 
 TABLES = foremoe._core._option_tables()
+ARGUMENTS = {"homes", "previous", "previous_load", "threads", "policy_options"}
 # The tables of each TypedDict, and what it declares beside or leaves out of them.
 DECLARED: list[tuple[type, list[str], set[str], set[str]]] = [
-    (options.PlanOptions, ["planning"], {"homes", "previous", "previous_load", "threads", "policy_options"}, set()),
+    (options.PlanOptions, ["planner"], ARGUMENTS, set()),
+    (options.EvaluateOptions, ["planning", "simulation", "cost"], {"align"} | ARGUMENTS, set()),
     (options.ModelOptions, ["cost"], {"align"}, {"cluster"}),
     (options.SimulationOptions, ["simulation", "cost"], {"align"}, {"cluster", "path"}),
     (options.ImportOptions, ["import"], set(), set()),
@@ -108,6 +110,8 @@ foremoe.simulate(load, cluster="h100", policy_options={"dyn": 1})
 """
 WRONG = {
     "foremoe.compare(load, guest_slotz=2)": "guest_slotz",
+    'foremoe.compare(load, residency="auto")': "residency",
+    'foremoe.start_plan(load, max_copies_per_rank="hidden")': "max_copies_per_rank",
     'foremoe.start_plan(load, guest_slots="2")': "guest_slots",
     'foremoe.start_plan(load, cluster="h100")': "cluster",
     "foremoe.simulate(load)": "cluster",

@@ -26,6 +26,9 @@ OPTIONS = {
     "prefer", "tolerance", "stages", "max_copies_per_rank", "max_copies_per_source", "min_tokens_per_guest", "seed",
 }  # fmt: skip
 
+# Policies that start from a former plan.
+WARM_POLICIES = {"foremoe", "static", "finemoe", "flexmoe", "foremoe-review", "foremoe-review-bpo"}
+
 # Parameters of experts that are spread, by id. Who spread them again, by the same layers or by others over the same
 # experts, would take one rank's experts for all of them.
 _SPREAD: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
@@ -59,7 +62,7 @@ class PlanningArguments:
         return {name: repr(value) for name, value in given.items()}
 
     def planning(self) -> dict[str, Any]:
-        """PlanningArguments of foremoe.start_plan()."""
+        """Arguments of foremoe.start_plan()."""
         names = "policy", "guest_slots", "threads", "residency"
         return {name: getattr(self, name) for name in names} | self.options
 
@@ -100,15 +103,28 @@ def plan_nothing(
 
 def expect_warm_start(arguments: PlanningArguments) -> None:
     """Raises InputError if planning with these arguments would ignore the plan of a former phase."""
-    if arguments.guest_slots == 0:
+    options, slots = arguments.options, arguments.guest_slots
+    if arguments.policy not in WARM_POLICIES:
+        why = f"policy {arguments.policy} does not start from one"
+    elif slots == 0:
         why = "there are no guest slots"
+    elif arguments.policy not in ("foremoe", "static"):
+        return
+    elif "B" not in str(options.get("stages", "B")):
+        why = "stage B, which starts from it, is off"
+    elif "static" in (arguments.policy, arguments.residency):
+        return
     elif arguments.residency == "shared":
         why = "under residency shared a step begins with homes alone"
-    elif "B" not in arguments.options.get("stages", "B"):
-        why = "stage B, which starts from it, is off"
+    elif options.get("max_copies_per_source", "none") != "none" or _limits(options.get("max_copies_per_rank"), slots):
+        why = "with these limits on copies a step begins with homes alone"
     else:
         return
     raise foremoe.InputError(f"previous: the former plan has no effect: {why}", field="previous")
+
+
+def _limits(copies: Any, slots: int) -> bool:
+    return copies not in (None, "none") and int(copies) < slots
 
 
 def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:

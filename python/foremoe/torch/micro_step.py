@@ -271,6 +271,7 @@ class MicroStep:
 
     def run_idle(self) -> None:
         """All layers on no rows of this rank's own, forward and backward: it serves the rows of others."""
+        self._note_forward = lambda: None  # no wrapper of the model runs
         outputs = []
         for i, layer in enumerate(self._experts.layers):
             weight = next(iter(local_weights(layer).values()))

@@ -391,8 +391,8 @@ class ExpertParallel:
         self.ranks.expect_call("evaluate()")
         evaluation = Evaluation(self.ranks.group, self.ranks.device)
         self._is_evaluating = True
-        execute = functools.partial(self._execute_at_homes, evaluation.expect_layer)
-        with torch.no_grad(), self.experts.executed_by(execute):
+        before, self._at_homes = self._at_homes, functools.partial(self._execute_at_homes, evaluation.expect_layer)
+        with torch.no_grad(), self.experts.executed_by(self._at_homes):
             try:
                 yield
                 evaluation.serve(self._serve)
@@ -402,6 +402,7 @@ class ExpertParallel:
                 raise
             finally:
                 self._is_evaluating = False
+                self._at_homes = before
 
     def _serve(self, index: int) -> None:
         """One layer on no rows of this rank's own, outside of a phase."""

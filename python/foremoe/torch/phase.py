@@ -34,10 +34,6 @@ from .unchanged import Unchanged
 _OUT_OF_ORDER = "ran out of order, or twice"
 
 
-def _refuse_layer(index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-    raise RuntimeError("a planned layer ran outside of micro_step()")
-
-
 class Phase:
     """A planned phase. Enter it, run each micro-step inside micro_step(m), drain, leave.
 
@@ -127,10 +123,14 @@ class Phase:
         experts.expect_usable()
         experts.phase = self
         try:
-            with experts.executed_by(_refuse_layer):
+            with experts.executed_by(self._refuse_layer):
                 yield
         finally:
             experts.phase = None
+
+    def _refuse_layer(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        self._experts.expect_callable()
+        raise RuntimeError("a planned layer ran outside of micro_step()")
 
     def _begin(self) -> None:
         self._experts.ranks.expect_call("entering a phase")

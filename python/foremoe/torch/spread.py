@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from torch.autograd.function import once_differentiable
 import foremoe
 from foremoe._engine.arguments import mark_spread, unmark_spread
 from foremoe._engine.communication import gathered
-from foremoe._engine.layers import ExpertLayer
+from foremoe._engine.layers import Execute, ExpertLayer
 from foremoe._engine.ranks import Ranks
 from foremoe._engine.sharded import is_dtensor, local_weights, version_of
 
@@ -116,18 +115,25 @@ class SpreadExperts:
     def execute_by(self, execute: ExecuteLayer | None) -> None:
         """Installs a function on the layers; None: they run their own code."""
         self._execute = execute
+
+        def of(index: int) -> Execute | None:
+            if execute is None:
+                return None
+            return lambda *given: execute(index, *given)  # deepcopy() of a layer would enter a partial
+
         for i, layer in enumerate(self.layers):
-            layer.execute_by(None if execute is None else functools.partial(execute, i))
+            layer.execute_by(of(i))
 
     @contextlib.contextmanager
     def executed_by(self, execute: ExecuteLayer) -> Iterator[None]:
-        """Inside, layers run this function."""
+        """Inside, layers run this function; until gather(), if that is called inside."""
         before = self._execute
         self.execute_by(execute)
         try:
             yield
         finally:
-            self.execute_by(before)
+            if self._execute is execute:
+                self.execute_by(before)
 
     def expect_usable(self) -> None:
         """Raises RuntimeError after a failure."""

@@ -21,6 +21,10 @@ def generate(rank: int) -> dict[str, Any]:
     expected = whole.generate(prompt, **options) if rank != 2 else prompt
     found: dict[str, Any] = {"same": torch.equal(completion, expected), "gradients": True}
     with ep.evaluate():
+        for _ in range(1 + rank % 2):
+            with ep.unplanned():
+                model(prompt)
+    with ep.evaluate():
         found["gradients"] = model(prompt).logits.requires_grad
     with torch.no_grad(), ep.plan(draw_routes(rank, 1, 7), phase="recompute") as phase, phase.micro_step(0):
         model(prompt)

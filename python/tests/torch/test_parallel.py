@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import pathlib
 import tempfile
 import time
@@ -17,6 +19,7 @@ from processes import begin_rank, rank_starter, run_ranks
 from refusals import refusal
 
 import foremoe
+from foremoe._engine.arguments import PlanningArguments, expect_warm_start
 from foremoe.torch import ExpertParallel, grouped_linear
 
 # Whose plans are of residency shared, whatever is asked.
@@ -182,6 +185,12 @@ def work(rank: int, folder: str) -> None:
     again = Layer()
     ExpertParallel([again]).detach()
     found["detached"] = refusal(lambda: ExpertParallel([again]))
+    inside = Layer()
+    left = ExpertParallel([inside])
+    with left.unplanned():
+        copied = copy.deepcopy(inside)  # as reference models are made
+        left.detach()
+    found["detached inside"] = "nothing" if inside.execute is None and copied.execute is not None else "executed"
     found["wrapper"] = refusal(lambda: ep.wrap(torch.nn.Linear(1, 1), "fsdp"))
     two = ExpertParallel([Layer(), Layer()])
     found["some layers"] = refusal(lambda: two.plan([torch.tensor([[[0], [1]], [[2], [-1]]])]))
@@ -286,6 +295,7 @@ def found() -> list[dict[str, Any]]:
         ("no micro-steps", "InputError: routes: there is no micro-step, on any rank"),
         ("spread", "InputError: layers[1]: another ExpertParallel has spread its experts"),
         ("detached", "nothing"),
+        ("detached inside", "nothing"),
         ("wrapper", "InputError: wrapper: 'fsdp', expected None, ddp, fsdp2 or own"),
         ("some layers", "InputError: routes[0]: a row has a route in some layers alone"),
         ("not entered", "the phase has not been entered"),
@@ -364,3 +374,38 @@ def test_a_rank_that_dies_ends_the_others_soon_with_nothing_applied() -> None:
             process.kill()
         assert not any(alive)
         assert pathlib.Path(folder, "found").read_text().startswith("kept: ")
+
+
+def test_a_warm_start_is_refused_exactly_where_it_has_no_effect() -> None:
+    """Against the planner: plans from a former plan and from none."""
+    shape: Any = {"layers": 2, "experts": 32, "ranks": 8, "top_k": 2, "micro_steps": 4, "tokens_per_rank": 400}
+    loads = [foremoe.synthesize_load(seed=seed, group_size=2, **shape) for seed in range(8)]
+    cases: list[tuple[str, dict[str, Any]]] = [
+        *((policy, {}) for policy in foremoe.policies()),
+        ("foremoe", {"residency": "shared"}),
+        ("foremoe", {"residency": "static"}),
+        ("foremoe", {"guest_slots": 0}),
+        ("foremoe", {"stages": "LPT"}),
+        ("foremoe", {"max_copies_per_rank": 1}),
+        ("foremoe", {"max_copies_per_rank": "none"}),
+        ("foremoe", {"max_copies_per_source": 1}),
+        ("flexmoe", {"stages": "LPT"}),
+    ]
+    for policy, options in cases:
+        given: Any = {"guest_slots": 2} | options
+        differs = False
+        for former, load in itertools.pairwise(loads):
+            try:
+                previous = foremoe.plan(former, policy, **given)
+                warm, cold = (foremoe.plan(load, policy, previous=p, **given) for p in (previous, None))
+            except foremoe.PolicySkipped:
+                continue
+            differs |= not np.array_equal(warm.slot_expert, cold.slot_expert)
+        arguments = PlanningArguments(
+            policy=policy, guest_slots=given.pop("guest_slots"), residency=given.pop("residency", "resident"),
+            depth=2, ranks_per_node=None, threads=1, options=given,
+        )  # fmt: skip
+        refused = refusal(lambda arguments=arguments: expect_warm_start(arguments)) != "nothing"
+        # static takes a former plan once in a hundred steps, and finemoe with a former load alone.
+        is_rare = policy in ("static", "finemoe") or options.get("residency") == "static"
+        assert refused != differs or (is_rare and not refused), (policy, options, differs, refused)

@@ -74,9 +74,8 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
 }
 
 void AtomicFile::name_temporary(const std::function<bool(const std::string&)>& make) {
-  const fs::path target = target_;
   for (int i = 0; i < kMaxTemporaryNames; ++i) {
-    const std::string name = fmt::format(".{}.{}.{}", target.filename().string(), ::getpid(), i);
+    const std::string name = fmt::format(".foremoe.{}.{}", ::getpid(), i);
     std::string path = (directory_of(target_) / name).string();
     if (make(path)) {
       temporary_ = std::move(path);

@@ -4,7 +4,7 @@
 // however the process ends. commit() flushes it to the disk and renames it over its final name. Without commit(), the
 // destructor removes it, and an older file of that name stays as it was.
 //
-// On file systems without O_TMPFILE it is written as .NAME.PID.N, which a process that is killed leaves behind.
+// On file systems without O_TMPFILE it is written as .foremoe.PID.N, which a process that is killed leaves behind.
 //
 // Where the path is a symbolic link, the file that it names is written, whether or not that exists already.
 //

@@ -113,7 +113,7 @@ TEST_F(AtomicFileTest, LeavesNothingWhenTheProcessIsKilled) {
 }
 
 TEST_F(AtomicFileTest, KeepsOtherFilesWhoseNamesItWouldTake) {
-  const std::string other = fmt::format(".a.{}.0", ::getpid());
+  const std::string other = fmt::format(".foremoe.{}.0", ::getpid());
   write_file(path(other.c_str()), "kept");
   write_file(path("a"), "new");
   EXPECT_EQ(contents(path(other.c_str())), "kept");

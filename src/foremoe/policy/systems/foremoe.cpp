@@ -27,10 +27,6 @@ class ForeMoe final : public Policy {
   }
 
  private:
-  // The last two are of no consequence under residency static, which searches nothing anew.
-  // clang-format off
-  // clang-format on
-
   PlannerOptions options_of(const PolicyInput& input) const {
     PlannerOptions options = input.options;
     if (residency_) options.residency = *residency_;

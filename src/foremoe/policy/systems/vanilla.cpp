@@ -20,8 +20,6 @@ class Vanilla final : public Policy {
     step.plan.policy = name();
     return step;
   }
-
- private:
 };
 
 }  // namespace
