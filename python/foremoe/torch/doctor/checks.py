@@ -22,7 +22,7 @@ from foremoe.balance import planned_rows
 
 from .hardware import SHARED, Hardware, staged
 from .layers import Net, Sizes, draw_inputs, draw_routes
-from .ranks import FAILED, GROUP_TIMEOUT, PASSED, Check, Failure, Outcome, RankReport
+from .ranks import FAILED, GROUP_TIMEOUT, PASSED, CannotRun, Check, Failure, Outcome, RankReport
 
 RUNS = 3
 DEPTHS = (1, 2, 4)
@@ -217,7 +217,9 @@ def _overlap(hardware: Hardware) -> Outcome:
         with delayed_copies(delay) if delay else contextlib.nullcontext():
             waited[depth] = timed.median("exposed")
         timed.ep.detach()
-    share = 1 - waited[2] / waited[1] if waited[1] else float("nan")
+    if not waited[1]:
+        raise CannotRun("no step waited for a copy, so nothing could be hidden")
+    share = 1 - waited[2] / waited[1]
     seen = ", ".join(f"{1e3 * seconds:.1f} ms at depth {depth}" for depth, seconds in waited.items())
     link = f"; each copy is delayed by {1e3 * delay:.1f} ms" if delay else ""
     if not share >= LEAST_HIDDEN:
