@@ -1,1 +1,1 @@
-"""What foremoe.torch and foremoe.megatron share when they execute plans. Private: import from those two."""
+"""Execution of plans, shared by foremoe.torch and foremoe.megatron. Private."""

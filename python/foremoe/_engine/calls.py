@@ -1,9 +1,9 @@
-"""Collective calls of the ranks of a group: all make the same ones, in the same order.
+"""Collective calls: all ranks of a group must make the same calls in the same order.
 
-A rank announces each call before its first exchange, and waits for the other ranks' announcements: so a call that one
-rank makes alone ends with an error that names it, before exchanges of different sizes meet. Announcements go over the
-group of copies, whose only other use is point-to-point. A micro-step is announced in the store, without waiting: its
-exchanges go over the group of rows, which closes when another rank finds the mismatch.
+A rank announces each call before its first exchange and waits for the other announcements. A call that one rank makes
+alone therefore ends with an error that names it, before exchanges of different sizes meet. Announcements use the group
+of copies, which otherwise has point-to-point operations only. A micro-step is announced in the store, without waiting:
+its exchanges use the group of rows, which closes when another rank finds the mismatch.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ class Calls:
         self._number = 0  # of the last call
 
     def passing(self, name: str) -> None:
-        """Announces a call whose exchanges go over other groups. Does not wait."""
+        """Announces a call whose exchanges use other groups. Does not wait."""
         self._number += 1
         self._failures.note(self._number, name)
 
     def expect(self, name: str) -> None:
-        """Announces a collective call, and waits until all ranks have announced one. Raises RuntimeError on all ranks
-        where these differ, and where another rank failed. After a failed phase nothing is announced: saving still
-        works then."""
+        """Announces a collective call, and waits until all ranks have announced one.
+
+        After a failed phase it does nothing, so that saving still works. Raises RuntimeError on all ranks if the calls
+        differ or another rank failed.
+        """
         if self._channel.is_closed:
             return
         self._number += 1

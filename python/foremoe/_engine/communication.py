@@ -1,4 +1,4 @@
-"""What ranks send each other, beside the rows of layers."""
+"""Exchanges between ranks other than the rows of layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def start_point_to_point(operations: list[Any]) -> list[Any]:
-    """Starts point-to-point operations together; returns what to wait for, of each."""
+    """Starts point-to-point operations together. Returns a handle to wait for, per operation."""
     if not operations:
         return []
     works = dist.batch_isend_irecv(operations)
@@ -19,7 +19,7 @@ def start_point_to_point(operations: list[Any]) -> list[Any]:
 
 
 def gathered_bytes(own: bytes, group: Any) -> list[bytes]:
-    """Those of all ranks of a group of gloo, of any lengths. Collective."""
+    """Returns the bytes of all ranks of a gloo group, of any lengths. Collective."""
     lengths = gathered(torch.tensor([len(own)]), group).flatten().tolist()
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
     padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
@@ -27,15 +27,15 @@ def gathered_bytes(own: bytes, group: Any) -> list[bytes]:
 
 
 def gathered(own: Tensor, group: Any, dim: int = 0) -> Tensor:
-    """Those of all ranks of the group, along a new dimension. Collective; of one shape."""
+    """Returns the tensors of all ranks, stacked along a new dimension. Collective; shapes must be equal."""
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, own, group=group)
     return torch.stack(parts, dim)
 
 
 def gathered_rows(own: Tensor, group: Any, dim: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Numbers of rows of all ranks of the group, int64, along a new dimension. Collective; of one shape.
+    """Returns the row counts of all ranks, int64, stacked along a new dimension. Collective; shapes must be equal.
 
-    They are sent as int32, in half the bytes: no rank has 2³¹ rows in a micro-step.
+    Sends int32, which halves the bytes: no rank has 2³¹ rows in a micro-step.
     """
     return np.ascontiguousarray(gathered(own.int(), group, dim).cpu().numpy().astype(np.int64))

@@ -1,7 +1,7 @@
-"""torch.compile: planned layers cannot run under it, and refuse it by name.
+"""Refuses torch.compile, under which planned layers cannot run.
 
-What a layer exchanges is another thing in every micro-step, and autograd's hooks keep the order of turns. Dynamo would
-trace a layer, break its graph inside it, and run parts of it again.
+A layer's exchanges differ in every micro-step, and autograd hooks keep the order of turns. Dynamo would trace a layer,
+break its graph inside the layer, and run parts of it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _REFUSED = "model: torch.compile() cannot run planned layers; expected that only
 
 
 def expect_not_compiled(model: torch.nn.Module, experts: Iterable[torch.nn.Parameter]) -> None:
-    """Raises InputError where a module that holds one of these experts is compiled."""
+    """Raises InputError if a module that contains one of these experts is compiled."""
     ids = {id(weight) for weight in experts}
     for module in model.modules():
         is_compiled = getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
@@ -25,8 +25,8 @@ def expect_not_compiled(model: torch.nn.Module, experts: Iterable[torch.nn.Param
 
 
 def expect_not_compiling() -> None:
-    """Raises InputError where torch.compile runs the caller."""
+    """Raises InputError if torch.compile runs the caller."""
     if torch.compiler.is_compiling():
-        # Dynamo would try a frame that raises again without compiling it, where nothing is left to see.
+        # Dynamo would retry a frame that raises, without compiling it, and this check would then pass.
         torch._dynamo.graph_break(msg=_REFUSED)
         raise foremoe.InputError(_REFUSED, field="model")

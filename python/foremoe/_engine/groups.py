@@ -1,8 +1,8 @@
-"""Process groups beside those of the model. All ranks of the default group make them together.
+"""Additional process groups. All ranks of the default group create them together, as torch requires.
 
-torch asks for that. Where init_process_group(device_id=…) has made the default group's NCCL communicator, a new group
-splits it, and all of its ranks must take part, also those outside the new group. And ranks name a new group by how many
-they have made before.
+If init_process_group(device_id=…) created the NCCL communicator of the default group, a new group splits it, and all of
+its ranks must take part, including those outside the new group. Ranks also name a new group by the number of groups
+that they have created before.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ _SPARES_NCCL = (2, 15)  # the first torch in which a new gloo group leaves the d
 
 
 _Wanted = tuple[tuple[int, ...], str, int]
-"""Ranks, backend, and which of those that are alike."""
+"""Ranks, backend, and a number among equal ones."""
 
 
 def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = "cpu") -> list[Any]:
-    """Another group of the same ranks for each (group, backend). Collective over the default group.
+    """Creates a group of the same ranks for each (group, backend). Collective over the default group.
 
-    wanted: alike on all ranks of a group, in one order; other ranks may want others, or none. A list of ranks stands
-        for a group that does not exist yet. device: on which groups that are not of gloo communicate.
+    A new group has the timeout of the given group; the longest if ranks differ.
 
-    A new group has the timeout of the group whose ranks it has; the longest where these differ.
+    Args:
+        wanted: Equal on all ranks of a group, in one order; other ranks may want other groups or none. A list of ranks
+            stands for a group that does not exist yet.
+        device: Device of groups with other backends than gloo.
 
-    Raises RuntimeError, on all ranks and before any group is made, where ranks would wait for each other forever.
+    Raises:
+        RuntimeError: on all ranks, before any group is created, if ranks would wait for each other forever.
     """
     _end_after_gloo()
     own: dict[_Wanted, timedelta | None] = {}
@@ -59,36 +62,36 @@ def make_groups(wanted: Sequence[tuple[Any, str]], device: torch.device | str = 
 
 
 def _timeout_of(group: Any, device: torch.device) -> timedelta | None:
-    """None where its backend has none of its own, as only gloo and NCCL have."""
+    """Returns None if the backend has no timeout; gloo and NCCL have one."""
     timeout: timedelta | None = getattr(group._get_backend(device).options, "_timeout", None)
     return timeout
 
 
 def groups_made() -> int:
-    """Process groups that this process has made, which is the same number on all ranks."""
+    """Returns the number of process groups that this process has created, which must be equal on all ranks."""
     return distributed_c10d.get_pg_count()
 
 
 @functools.cache
 def _end_after_gloo() -> None:
-    """From now on, this process ends only when gloo's threads have let go of the tensors that they sent.
+    """Delays the end of this process until gloo's threads have released the tensors that they sent.
 
-    For that they take the interpreter's lock. Where the interpreter has begun to end, this aborts a process that has
-    done all of its work (pytorch/pytorch#179291), unless its groups are gone by then. But a model that is spread, or
-    inside of DistributedDataParallel, refers to its groups.
+    They take the interpreter's lock to release them. While the interpreter ends, that aborts a process which has
+    finished its work (pytorch/pytorch#179291), unless its groups are destroyed before. A model that is spread or wrapped
+    in DistributedDataParallel refers to its groups, so they are not.
     """
     atexit.register(time.sleep, 0.2)  # without the lock: threads wait for nothing else, and need microseconds
 
 
 def stand_by() -> None:
-    """For a rank in no expert-parallel group: takes part where the others make an ExpertParallel. Collective."""
+    """Takes part, on a rank in no expert-parallel group, while the others create an ExpertParallel. Collective."""
     with refused_together() as given:
         given.expect_alike(versions())
     make_groups([])
 
 
 def _expect_alike(num_made: list[int]) -> None:
-    """num_made: groups, by which each rank's torch names the next one."""
+    """Raises RuntimeError unless all ranks have created as many groups, by which torch names the next one."""
     others = [rank for rank, of in enumerate(num_made) if of != num_made[0]]
     if others:
         raise RuntimeError(
@@ -98,14 +101,14 @@ def _expect_alike(num_made: list[int]) -> None:
 
 
 def can_make_gloo(num_ranks: int, of: int) -> bool:
-    """Whether make_groups() can make a gloo group of num_ranks of all ranks, `of`."""
+    """Returns whether make_groups() can create a gloo group of num_ranks out of `of` ranks."""
     splits = tuple(map(int, torch.__version__.split(".")[:2])) < _SPARES_NCCL
     is_bound = getattr(dist.group.WORLD, "bound_device_id", None) is not None
     return not (splits and is_bound and num_ranks < of)
 
 
 def _expect_makeable(groups: Iterable[Any], of_all: list[set[Any]]) -> None:
-    """groups: (ranks, backend, …); of_all: those that each rank wants."""
+    """Raises RuntimeError if torch would wait forever. groups: (ranks, backend, …). of_all: the groups of each rank."""
     for group in groups:
         ranks, backend = group[:2]
         missing = [rank for rank in ranks if group not in of_all[rank]]

@@ -1,4 +1,4 @@
-"""The ranks that share the experts of a model, as one of them sees them."""
+"""The ranks that share the experts of a model, and the channels between them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from .together import Channel, Failures
 class Ranks:
     """An expert-parallel group.
 
-    homes: experts of each layer that a rank owns, E/R.
-    ranks_per_node: ranks that share a fast interconnect and, for the host path, memory.
-    rows, copies: over which rows and copies travel; two groups, so that copies overlap with exchanges of rows. All else
-        that ranks exchange inside a phase goes over the first, so that it ends if a rank fails.
-    replicas: between the ranks that hold the same experts; None where no other rank holds them.
-    everyone: between all ranks of all replicas; `grid` lists them, [replica][rank] in the default group.
-    agreement: of gloo, over which ranks agree about copies by the host path; None where no copy takes it.
-    plans: of gloo, over which ranks plan in shares; None where each plans alone.
-    failures: what the ranks say of their failures; None where they have another way. calls: likewise of collective
-    calls.
+    Attributes:
+        homes: Experts of each layer that a rank owns, E/R.
+        ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory.
+        rows: Channel for rows, and for every other exchange inside a phase, so that it ends if a rank fails.
+        copies: Channel for copies of experts. A second group lets copies overlap with exchanges of rows.
+        replicas: Channel between the ranks that hold the same experts; None if no other rank holds them.
+        everyone: Channel between all ranks of all replicas.
+        grid: Ranks in the default group, [replica][rank].
+        agreement: Gloo channel on which ranks agree about copies by the host path; None if no copy takes that path.
+        plans: Gloo channel for planning in shares; None if each rank plans alone.
+        failures: Failures that ranks report; None if they report them otherwise.
+        calls: Announcements of collective calls; None if there are none.
     """
 
     group: Any
@@ -46,24 +48,24 @@ class Ranks:
 
     @classmethod
     def of(cls, group: Any, num_experts: int, ranks_per_node: int | None, device: torch.device) -> Ranks:
-        """ranks_per_node: None: 8, or all if fewer."""
+        """Returns the ranks of a group without channels. ranks_per_node: None: 8, or all if fewer."""
         rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
         node = min(8, num_ranks) if ranks_per_node is None else ranks_per_node
         return cls(group, rank, num_ranks, num_experts // num_ranks, node, device)
 
     def expect_call(self, name: str) -> None:
-        """Raises RuntimeError, on all ranks, where others make another collective call."""
+        """Raises RuntimeError on all ranks if ranks make different collective calls."""
         if self.calls is not None:
             self.calls.expect(name)
 
     @property
     def num_trainers(self) -> int:
-        """Ranks of all replicas."""
+        """Number of ranks of all replicas."""
         return self.num_ranks * max(1, len(self.grid))
 
     @property
     def trainers(self) -> Any:
-        """The group of all ranks of all replicas, for what may keep it: `everyone` ends when a rank fails."""
+        """Group of all ranks of all replicas. Unlike `everyone` it survives a failure."""
         if self.replicas is None:
             return self.group
         return dist.group.WORLD if self.num_trainers == dist.get_world_size() else self.everyone.group

@@ -46,11 +46,11 @@ class LostConnection(RuntimeError):
 
 
 class Channel:
-    """A process group for rows, copies or agreement. Users ask for the group at each use. Since nobody else refers to
-    it, close() ends its connections, and with them what other ranks exchange over it."""
+    """A process group for rows, copies or agreement. Callers read `group` at each use and keep no reference, so close()
+    ends its connections and the exchanges of other ranks over them."""
 
     def __init__(self, group: Any, *, is_own: bool = False) -> None:
-        """is_own: whether close() ends the group; a group of the user's stays."""
+        """is_own: whether close() destroys the group; a user's group is kept."""
         self._group = group
         self._is_own = is_own
         self.ends_exchanges = is_own and dist.get_backend(group) == "gloo"  # of other ranks, when it is closed
@@ -72,11 +72,16 @@ class Channel:
 
 
 class Failures:
-    """What the ranks of one group say of their failures. Each says it once."""
+    """Failures that the ranks of one group report. Each rank reports one."""
 
     def __init__(self, name: str, ranks: Sequence[int], own: int, channels: Sequence[Channel]) -> None:
-        """name: of this group and nothing else, the same on all of its ranks. ranks: in the default group. own: this
-        rank there. channels: between these ranks."""
+        """
+        Args:
+            name: Unique name of this group, the same on all of its ranks.
+            ranks: Its ranks in the default group.
+            own: This rank in the default group.
+            channels: Channels between these ranks, closed by a failure.
+        """
         self._store = distributed_c10d.PrefixStore(f"foremoe/failures/{name}", distributed_c10d._get_default_store())
         self._ranks = list(ranks)
         self._own = own
@@ -84,8 +89,11 @@ class Failures:
         self._told = False
 
     def end(self, error: BaseException) -> str:
-        """Ends the work of all ranks because of an error on this one. Returns which other rank failed, and why, where
-        the error is a lost connection to it; "" where the error is this rank's own, and from the second call on."""
+        """Reports an error of this rank, which ends the exchanges of all ranks.
+
+        Returns the rank that failed and its reason if the error is a lost connection; "" if the error is this rank's
+        own, and from the second call on.
+        """
         if self._told:
             return ""
         self._told = True
@@ -103,30 +111,30 @@ class Failures:
                     channel.close()
 
     def reason(self) -> str:
-        """Which rank failed first, and why; "" where none has left word."""
+        """Returns the first rank that failed and its reason; "" if none has reported."""
         if not self._store.check([_FAILED]):
             return ""
         rank, error = self._store.get(_FAILED).decode().split(" ", 1)
         return f"rank {rank} failed: {error}"
 
     def expect_connected(self) -> None:
-        """Raises LostConnection where another rank has lost a connection: then a rank may have died."""
+        """Raises LostConnection if another rank has lost a connection: a rank may have died."""
         if self._store.check([_LOST]):
             raise LostConnection("another rank lost a connection")
 
     def note(self, number: int, call: str) -> None:
-        """Leaves word of this rank's call of a number, for those that wait for its announcement."""
+        """Stores the name of this rank's call, for ranks that wait for its announcement."""
         self._store.set(f"{_CALLS}/{number}", call)
         with contextlib.suppress(RuntimeError):  # not every store deletes
             self._store.delete_key(f"{_CALLS}/{number - _KEPT}")
 
     def noted(self, number: int) -> str:
-        """Of which call of this number a rank has left word; "" of none."""
+        """Returns the stored name of the call of this number; "" without one."""
         key = f"{_CALLS}/{number}"
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _wait_for_reason(self) -> str:
-        """Until a rank has left its reason, or all ranks but those that died have said that they live."""
+        """Waits until a rank has stored its reason, or all surviving ranks have reported that they live."""
         self._store.set(_LOST, "")
         self._store.set(f"{_LIVES}/{self._own}", "")
         silent = [rank for rank in self._ranks if rank != self._own]
@@ -143,38 +151,41 @@ class Failures:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether a peer is gone, or does not answer: gloo raises it where this rank is connected to it."""
+    """Whether gloo raised the error because a connected peer is gone or does not answer."""
     return isinstance(error, LostConnection) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
 
 
 class Given:
-    """What this rank was given, for comparison with the other ranks: refused_together() makes it."""
+    """Values of this rank that refused_together() compares with those of the other ranks."""
 
     def __init__(self) -> None:
-        self.ranks: tuple[int, ...] = ()  # of this rank's own group
+        self.ranks: tuple[int, ...] = ()  # the group of this rank
         self.alike: dict[str, dict[str, str]] = {}  # by whom they are shared, then by name
         self.hints: dict[str, str] = {}  # by name: what an error says where values differ
         self.told: Any = None
         self.of_all: list[Any] = []  # when it has ended: what each rank told, by rank of the group that compared
 
     def expect_alike(self, values: Mapping[str, str], among: str = "", hint: str = "") -> None:
-        """Each value, as it is printed, is the same on all ranks that say the same `among`. hint: for the error."""
+        """Requires each value, as printed, to be equal on all ranks that pass the same `among`.
+
+        hint: Sentence for the error.
+        """
         self.hints.update(dict.fromkeys(values, hint) if hint else {})
         known = self.alike.setdefault(among, {})
         known.update({name: shortened(value) for name, value in values.items()})
 
     def expect_same_group(self, ranks: Sequence[int]) -> str:
-        """All ranks that this rank lists in its group list the same. Returns the `among` of these ranks."""
+        """Requires all ranks of this rank's group to list the same ranks. Returns the `among` of this group."""
         self.ranks = tuple(ranks)
         return f"ranks {list(ranks)}"
 
 
 @contextlib.contextmanager
 def refused_together(group: Any = None) -> Iterator[Given]:
-    """What one rank raises inside, all ranks raise where it ends; and where they were given other values, all refuse.
+    """If one rank raises inside, all ranks raise at the end; if given values differ, all ranks refuse.
 
-    Collective over the group, or the default group; inside is not. A rank that raised nothing itself raises InputError,
-    which names the first rank that did, and its words; or the first value that differs, and on which ranks.
+    The end is collective over the group (None: the default group); the body is not. A rank that raised nothing itself
+    raises InputError with the first rank that did and its message, or with the first value that differs and its ranks.
     """
     given, own = Given(), None
     try:
@@ -201,35 +212,35 @@ def refused_together(group: Any = None) -> Iterator[Given]:
 
 
 def _gathered(own: Any, group: Any) -> dict[int, Any]:
-    """Of all ranks of the group, by their rank in the default group."""
+    """Returns the objects of all ranks of the group, by rank in the default group."""
     of_all: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(of_all, own, group=group)
     return dict(zip(dist.get_process_group_ranks(group), of_all, strict=True))
 
 
 def _expect_same_groups(groups: Mapping[int, tuple[int, ...]]) -> None:
-    """groups: by rank, the ranks of its own group."""
+    """Raises InputError unless the ranks of each group list the same ranks. groups: by rank."""
     if any(groups.get(other) != ranks for ranks in groups.values() for other in ranks):
         listed = {rank: str(list(ranks)) if ranks else "none" for rank, ranks in groups.items()}
         raise foremoe.InputError(f"group: {spelled(listed)}; expected the same on all ranks of a group", field="group")
 
 
 def words_of(error: Exception) -> tuple[str, str]:
-    """For other ranks: what it says, and the field that it names."""
+    """Returns the error's message and field, for other ranks."""
     if isinstance(error, foremoe.InputError):
         return str(error), error.field
     return f"{type(error).__name__}: {error}", ""
 
 
 def expect_none_refused(words: Mapping[int, Sequence[str] | None]) -> None:
-    """words: by rank, why it refuses and the field of that; None where it does not. Raises InputError for the first."""
+    """Raises InputError for the first rank that refuses. words: message and field by rank; None: it does not refuse."""
     for rank, of in words.items():
         if of is not None:
             raise foremoe.InputError(f"rank {rank} refused: {of[0]}", field=of[1])
 
 
 def expect_values_alike(values: Mapping[int, Mapping[str, str]], hints: Mapping[str, str] | None = None) -> None:
-    """values: by rank, then by name. hints: by name. Raises InputError for the first that differs."""
+    """Raises InputError for the first value that differs. values: by rank, then by name. hints: by name."""
     for name in dict.fromkeys(name for of in values.values() for name in of):
         of_ranks = {rank: of.get(name, "not given") for rank, of in values.items()}
         if len(set(of_ranks.values())) > 1:
@@ -243,8 +254,10 @@ def expect_values_alike(values: Mapping[int, Mapping[str, str]], hints: Mapping[
 
 
 def spelled(values: Mapping[int, str]) -> str:
-    """values: by rank. Which value is on which ranks, the rarest first: "3 on rank 2, 2 on ranks 0, 1, 3"; with
-    semicolons where a list of ranks would run into the next value: "1 on ranks 0, 2; 2 on ranks 1, 3"."""
+    """Lists values with their ranks, the rarest first: "3 on rank 2, 2 on ranks 0, 1, 3".
+
+    Semicolons separate values if a list of ranks precedes another value: "1 on ranks 0, 2; 2 on ranks 1, 3".
+    """
     ranks_of: dict[str, list[int]] = {}
     for rank, value in values.items():
         ranks_of.setdefault(value, []).append(rank)
@@ -259,7 +272,7 @@ def _listed(ranks: list[int]) -> str:
 
 
 def shortened(value: str) -> str:
-    """In few characters, yet other ones for other values."""
+    """Returns a short text that differs for different values."""
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST // 2]}… ({_digest(value)[:8]})"
 
 
@@ -268,7 +281,7 @@ def _digest(words: str) -> str:
 
 
 def digest_of(*values: Any) -> str:
-    """SHA-256, in hex; the same where arrays have the same values, and everything else prints the same."""
+    """Returns the SHA-256 in hex of array values and of the repr() of everything else."""
     digest = hashlib.sha256()
     for value in values:
         if isinstance(value, np.ndarray):
@@ -279,17 +292,17 @@ def digest_of(*values: Any) -> str:
 
 
 def number_of(words: str) -> int:
-    """A digest that a signed integer of 64 bits holds, and its negative too."""
+    """Returns a digest that fits a signed 64-bit integer, as does its negative."""
     return int(_digest(words)[:14], 16)
 
 
 def versions() -> dict[str, str]:
-    """Versions that must be the same on all ranks."""
+    """Returns the versions that must be equal on all ranks."""
     return {"foremoe": foremoe.__version__, "torch": str(torch.__version__)}
 
 
 def facts_of(layers: Sequence[ExpertLayer]) -> dict[str, str]:
-    """What must be alike of expert layers, and of their weights, by name."""
+    """Returns the properties of expert layers and their weights that must be equal on all ranks, by name."""
     facts = {"layers": str(len(layers))}
     for i, layer in enumerate(layers):
         weights = layer.weights()
@@ -302,35 +315,35 @@ def facts_of(layers: Sequence[ExpertLayer]) -> dict[str, str]:
 
 
 def fact_of(weight: torch.Tensor) -> str:
-    """Its type, its shape, and whether it is trained."""
+    """Returns type, shape, and whether the weight is trained."""
     dtype = str(weight.dtype).removeprefix("torch.")
     return f"{dtype} {list(weight.shape)}, {'trained' if weight.requires_grad else 'frozen'}"
 
 
 class Agreement:
-    """Words between all ranks. A rank that gives up leaves its word without waiting."""
+    """Votes of all ranks of a training job. A rank that gives up votes without waiting."""
 
     def __init__(self, groups: Sequence[Any], failures: Failures) -> None:
-        """groups: of gloo, so that nothing here waits for a device. What reaches all ranks of the first, and then all
-        of the second, has reached all."""
+        """groups: Gloo groups, so that nothing here waits for a device. Reducing over the first group and then over the
+        second reaches every rank."""
         self._groups = list(groups)
         self._failures = failures
-        self.is_over = False  # a rank has left, as far as this one has heard
+        self.is_over = False  # this rank knows that a rank has left
 
     def expect_open(self) -> None:
-        """Raises RuntimeError where a rank has left."""
+        """Raises RuntimeError if a rank has left."""
         if self.is_over:
             raise RuntimeError("a step failed: what it sent may still be on its way; attach anew with other groups")
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank. Collective. Raises RuntimeError where a rank has left."""
+        """Returns whether the flag is set on any rank. Collective. Raises RuntimeError if a rank has left."""
         return self._most(int(flag), 0)[0] == _REFUSES
 
     def expect_alike(self, values: Mapping[str, str], refused: Exception | None = None) -> None:
-        """All ranks have the same values, by name, and none refuses. Collective.
+        """Requires equal values, by name, on all ranks, and that no rank refuses. Collective.
 
-        Raises InputError that names the rank that refuses, and why, or the value that differs; on a rank that refuses,
-        what it refuses by. Raises as any().
+        Raises InputError with the rank that refuses and its reason, or with the value that differs; on the rank that
+        refuses, its own error. Raises RuntimeError if a rank has left.
         """
         words = None if refused is None else words_of(refused)
         own = json.dumps([words, values])
@@ -344,7 +357,7 @@ class Agreement:
         expect_values_alike({rank: values for rank, (_, values) in said.items()})
 
     def _said(self, own: bytes) -> dict[int, Any]:
-        """What each rank says, in JSON. Collective."""
+        """Returns the JSON value of each rank. Collective."""
         longest = torch.tensor([len(own)])
         self._reduce(longest)
         table = torch.zeros(dist.get_world_size(), int(longest), dtype=torch.uint8)
@@ -368,8 +381,10 @@ class Agreement:
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
 
     def leave(self, error: BaseException) -> str:
-        """Tells all ranks that this one has given up, unless another had, which they all know. Nothing can be agreed
-        upon afterwards. Returns which other rank failed, and why, where the error is a lost connection to it."""
+        """Tells all ranks that this one has given up, unless they know of another. No vote is possible afterwards.
+
+        Returns the other rank that failed and its reason if the error is a lost connection.
+        """
         if self.is_over:
             return ""
         self.is_over = True
@@ -381,7 +396,7 @@ class Agreement:
 
 
 def slots_at_begin(plan: foremoe.Plan) -> np.ndarray[Any, Any]:
-    """The slots that are final when a plan begins: all; under residency shared those of the first micro-step."""
+    """Returns the slots that are final when a plan begins: all, or under residency shared the first micro-step's."""
     if plan.residency != "shared" or plan.num_events == 0:
         return plan.slot_expert
     first: np.ndarray[Any, Any] = plan._slots_of_event(0)[0]
@@ -389,7 +404,7 @@ def slots_at_begin(plan: foremoe.Plan) -> np.ndarray[Any, Any]:
 
 
 def others_than(decides: Any, table: np.ndarray[Any, Any], group: Any, device: torch.device) -> list[int]:
-    """The ranks of the group that have another one. Collective."""
+    """Returns the ranks of the group whose digest differs. Collective."""
     digest = bytes.fromhex(digest_of(decides, table))
     mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
     return [rank for rank, of in enumerate(gathered(mine, group)) if not torch.equal(of, mine)]
