@@ -77,8 +77,8 @@ def _end_after_gloo() -> None:
     """Delays the end of this process until gloo's threads have released the tensors that they sent.
 
     They take the interpreter's lock to release them. While the interpreter ends, that aborts a process which has
-    finished its work (pytorch/pytorch#179291), unless its groups are destroyed before. A model that is spread or wrapped
-    in DistributedDataParallel refers to its groups, so they are not.
+    finished its work (pytorch/pytorch#179291), unless its groups are destroyed before. A model that is spread, or
+    wrapped in DistributedDataParallel, refers to its groups, so they are not.
     """
     atexit.register(time.sleep, 0.2)  # without the lock: threads wait for nothing else, and need microseconds
 

@@ -1,8 +1,8 @@
 """Guest buffers of one phase: copies into them, and gradients out of them.
 
-Copies by the peer path go from homes to guests over a process group of their own, so that they overlap with the
-exchange of rows. All ranks start the copies between them, and send the gradients between them, at the same turns and in
-the same order (RankTurns): so nobody announces anything. Copies by the host path come from the node's arena.
+Copies by the peer path go from homes to guests over a separate process group, so that they overlap with the exchange of
+rows. All ranks start copies and send gradients at the same turns in the same order (RankTurns), so no announcement is
+needed. Copies by the host path come from the node's arena.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _under_way: list[Any] = []
 
 
 class Guests:
-    """The guests of all layers on this rank, between the first turn and the last."""
+    """The guests of all layers on this rank during a phase."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Guests:
         ranks: Ranks,
         gradient_type: torch.dtype | None = None,
     ):
-        """gradient_type: in which gradients go home and are summed; None: that of the weights, or float32 where these
+        """gradient_type: Type in which gradients go home and are summed. None: that of the weights, or float32 if these
         are narrower."""
         self.host_path: HostPath | None = None  # where copies come by it
         self._turns = turns
@@ -69,7 +69,7 @@ class Guests:
         self._waits = Waits(ranks.device)
 
     def _allocate(self) -> list[dict[str, Tensor]]:
-        """[layer], or under `shared` [set of buffers]: by name [guest slots, …]."""
+        """Returns buffers by [layer], or under `shared` by [set of buffers]: by name [guest slots, …]."""
         if self._slots == 0:
             return []
         count = self._turns.depth if self.are_lent else len(self._layers)
@@ -80,21 +80,24 @@ class Guests:
         ]
 
     def weights(self, layer: int, turn: int) -> dict[str, Tensor]:
-        """What the guest slots of the layer hold in this turn, by name [guest slots, …]."""
+        """Returns the weights in the layer's guest slots in this turn, by name [guest slots, …]."""
         return self._buffers[turn % self._turns.depth if self.are_lent else layer]
 
     @property
     def copies(self) -> dict[str, int]:
-        """Experts copied into this rank, by path."""
+        """Number of experts copied into this rank, by path."""
         return {"peer": self._peer_copies, "host": self.host_path.copies if self.host_path is not None else 0}
 
     @property
     def exposed_seconds(self) -> float:
-        """That this rank waited for copies, and for experts in its node's arena; see Waits."""
+        """Seconds that this rank waited for copies and for experts in its node's arena; see Waits."""
         return self._waits.seconds + (self.host_path.exposed_seconds if self.host_path is not None else 0.0)
 
     def agree(self, micro_step: int) -> set[int]:
-        """Layers that must run without guests in this micro-step, on all ranks. Collective, before its first layer."""
+        """Returns the layers that must run without guests in this micro-step, on all ranks.
+
+        Collective, before the first layer.
+        """
         return self.host_path.agree(micro_step) if self.host_path is not None else set()
 
     def begin(self, turn: int) -> None:
@@ -107,10 +110,11 @@ class Guests:
             self.host_path.begin(turn, self._weights_of_buffer)
 
     def begin_ahead(self, turn: int) -> None:
-        """Starts the copies that this turn reads, by the peer path, and leaves the others of the turns before it.
+        """Starts the copies by the peer path that this turn reads, and no other copies of the turns before it.
 
-        A checkpoint of several layers needs it, where the guests of a backward pass are not those of its forward: it
-        reads what a later turn of the same event reads. The buffers are free, since they change between events alone.
+        Needed when one activation checkpoint spans several MoE layers and the guests of a backward pass differ from
+        those of its forward: recomputation reads guests of a later turn of the same event. The buffers are free, since
+        they change only between events.
         """
         if turn in self._ahead:
             return
@@ -150,18 +154,18 @@ class Guests:
         return {name: w[slot] for name, w in self._buffers[buffers].items()}
 
     def _expect_same_weights(self) -> None:
-        """Refuses weights that somebody changed since the phase began: guests are copies of those before."""
+        """Raises if weights changed since the phase began: guests are copies of the earlier weights."""
         for i, layer in enumerate(self._layers):
             for name, weight in layer.weights().items():
                 if weight is not self._weights[i][name] or version_of(weight) != self._versions[i][name]:
                     raise RuntimeError(f"the weights {name} of MoE layer {i} were changed inside a phase")
 
     def trained(self, layer: int) -> set[str]:
-        """The names of weights that have gradients."""
+        """Returns the names of weights that have gradients."""
         return self._trained[layer]
 
     def wait(self, turn: int) -> None:
-        """Until the copies that this turn reads are there."""
+        """Waits for the copies that this turn reads."""
         waits = [work.wait for work in self._arriving.pop(turn, [])]
         if self.host_path is not None:
             waits += self.host_path.waits(turn)
@@ -171,8 +175,10 @@ class Guests:
                     wait()
 
     def add_gradients(self, layer: int, gradients: dict[str, Tensor]) -> None:
-        """gradients: by name [guest slots, …]; from now on they are the guests'. Two of them may be one tensor, as
-        autograd gives for two weights of which a layer reads the sum alone."""
+        """Adds gradients of guests, by name [guest slots, …], and takes ownership of them.
+
+        Two of them may be one tensor: autograd returns one for two weights if a layer reads only their sum.
+        """
         taken: set[int] = set()
         for name, gradient in gradients.items():
             held = self._gradients.get((layer, name))
@@ -218,7 +224,7 @@ class Guests:
             self._gradients.clear()
 
     def _take_gradient(self, layer: int, name: str, slot: int) -> Tensor:
-        """Of a guest that leaves; zeros where all of its turns ran at homes."""
+        """Returns the gradient of a guest that leaves; zeros if all of its turns ran at homes."""
         held = self._gradients.get((layer, name))
         if held is None:
             return self._new_gradient(layer, name).zero_()
@@ -235,7 +241,7 @@ class Guests:
         return self._gradient_type or torch.promote_types(weight.dtype, torch.float32)
 
     def _take_first_return(self) -> None:
-        """Gradients of one expert are summed in the order of the plan, whenever they arrive."""
+        """Adds the next gradient in the order of the plan, so that sums do not depend on arrival."""
         _, work, layer, home, name, gradient = self._returns.popleft()
         work.wait()
         held = self._home[layer].get((home, name))
@@ -245,19 +251,19 @@ class Guests:
             held += gradient
 
     def bring_home(self, *layers: int) -> None:
-        """Brings the gradients of layers home that are still away, and waits for all that are on their way."""
+        """Sends home all remaining gradients, and waits for those in transit."""
         for layer in layers:
             self._send_home(len(self._turns), layer, self._turns.draining(layer))
         while self._returns:
             self._take_first_return()
 
     def take_home(self, layer: int) -> dict[tuple[int, str], Tensor]:
-        """What gradients sum to that came home to a layer, by (home slot, name); from now on they are the caller's."""
+        """Returns the sums of gradients that came home to a layer, by (home slot, name). The caller owns them."""
         taken, self._home[layer] = self._home[layer], {}
         return taken
 
     def finish(self) -> None:
-        """Until nobody reads this rank's weights and gradients any more; then lets all memory go."""
+        """Waits until no rank reads this rank's weights and gradients, then releases all memory."""
         assert not self._arriving, "a copy has arrived that no turn waited for"
         for _, work, _ in self._sent:
             work.wait()
@@ -268,8 +274,8 @@ class Guests:
         self._gradients.clear()
 
     def abandon(self) -> None:
-        """Stops what runs in the background, after a failure. What is on its way stays so until the process ends, or
-        its channel is closed."""
+        """Stops background work after a failure. Transfers in progress last until the process ends or their channel is
+        closed."""
         if not self._channel.ends_exchanges:
             _under_way.append((self._sent, self._returns, self._arriving, self._buffers))
         self._sent, self._returns, self._arriving = (

@@ -1,8 +1,8 @@
-"""The order in which a rank takes its turns: which comes next, when copies for it begin, and who waits for them.
+"""The order of a rank's turns, and when copies for a turn begin and are waited for.
 
-A turn is a pass of one layer in one micro-step. The plan's order is the only one: guests are where a turn expects them
-because all turns before it have run. What a checkpoint computes again is no turn of its own. It reads the guests of the
-backward turn that it belongs to, before that turn, and other layers' backward turns may lie in between.
+A turn is a pass of one layer in one micro-step. Turns run in the order of the plan: guests are where a turn expects
+them because all earlier turns have run. A recomputation by a checkpoint is no turn of its own. It reads the guests of the
+backward turn that it belongs to, before that turn, and backward turns of other layers may lie in between.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ class TurnCursor:
 
 
 class LayerTurn:
-    """One layer of one micro-step: its forward turn, what a checkpoint computes again of it, and its backward turn."""
+    """One layer of one micro-step: its forward turn, its recomputations, and its backward turn."""
 
     def __init__(
         self, cursor: TurnCursor, name: str, turn: foremoe.RankTurn, backward: int, refuses_again: str
     ) -> None:
-        """name: of the layer. turn: of the forward. backward: turn, −1 in a phase without. refuses_again: why no
-        checkpoint may compute the layer again, or ""."""
+        """
+        Args:
+            name: Name of the layer.
+            turn: Forward turn.
+            backward: Backward turn; −1 in a phase without backwards.
+            refuses_again: Why no checkpoint may recompute the layer, or "".
+        """
         self.layer, self.micro_step = turn.layer, turn.micro_step
         self.forward, self.backward = turn.index, backward
         self.ran = False  # its forward
@@ -45,28 +50,28 @@ class LayerTurn:
 
     @property
     def _reads(self) -> int:
-        """The turn whose guests are read now."""
+        """Turn whose guests are read now."""
         return self.backward if self.ran else self.forward
 
     def weights(self) -> dict[str, Tensor]:
-        """Of the guests, where they lie now: by name [guest slots, …]."""
+        """Returns the guests' weights in their present buffers, by name [guest slots, …]."""
         return self._cursor.guests.weights(self.layer, self._reads)
 
     def trained(self) -> set[str]:
-        """The names of weights that have gradients."""
+        """Returns the names of weights that have gradients."""
         return self._cursor.guests.trained(self.layer)
 
     def add_gradients(self, gradients: dict[str, Tensor]) -> None:
-        """gradients: of the guests, by name [guest slots, …]."""
+        """Adds gradients of the guests, by name [guest slots, …]."""
         self._cursor.guests.add_gradients(self.layer, gradients)
 
     @property
     def keeps_guests(self) -> bool:
-        """Whether a second forward, which is not the recomputation of a checkpoint, finds the guests in place."""
+        """Whether a second forward that is no recomputation finds the guests in place."""
         return not self._cursor.guests.are_lent and self._cursor.last < self.backward
 
     def begin_forward(self) -> None:
-        """Begins the copies of a forward or of a recomputation. Raises RuntimeError where another turn is next."""
+        """Begins the copies of a forward or of a recomputation. Raises RuntimeError if another turn is next."""
         guests, following = self._cursor.guests, self._cursor.last + 1
         if torch._C._current_graph_task_id() < 0:
             if self.ran:
@@ -84,8 +89,11 @@ class LayerTurn:
             guests.begin_ahead(self.backward)
 
     def wait_for_guests(self) -> None:
-        """Waits until the guests of this pass are there: just before they are read, so that copies overlap with the
-        experts at home. The end of the pass waits where none is read, since a later turn may read them."""
+        """Waits for the guests of this pass.
+
+        Called just before they are read, so that copies overlap with the experts at home; and at the end of the pass,
+        since a later turn may read guests that this one did not.
+        """
         self._cursor.guests.wait(self._reads)
 
     def end_forward(self) -> None:
@@ -95,7 +103,7 @@ class LayerTurn:
             self._end(self.forward)
 
     def begin_backward(self) -> None:
-        """Begins the copies of a backward. Raises RuntimeError where another turn is next."""
+        """Begins the copies of a backward. Raises RuntimeError if another turn is next."""
         self._expect_next("backward", self.backward)
         self._cursor.guests.begin(self.backward)
 
@@ -126,7 +134,7 @@ class LayerTurn:
             raise RuntimeError(f"{self._name}: {refused}")
 
     def _expect_recomputable(self) -> None:
-        """Raises RuntimeError where guests of a recomputation, or partners, are gone."""
+        """Raises RuntimeError if the guests of a recomputation, or its partners, are gone."""
         refused = self._refuses_again
         if self._cursor.guests.are_lent and self.backward != self._cursor.last + 1:
             refused = "under residency shared a checkpoint may hold one MoE layer, not several"

@@ -1,4 +1,4 @@
-"""What an MoE layer must offer for its experts to be spread over ranks."""
+"""The protocol of MoE layers whose experts are spread over ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Execute = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class CopiedLayer(Protocol):
-    """What copies need of a layer: an ExpertLayer, or one that computes its rows elsewhere."""
+    """The part of the protocol that copies need. Layers that compute their rows elsewhere implement it alone."""
 
     def weights(self) -> dict[str, Any]:
-        """This rank's experts by name: tensors [experts, …], or what stands for them."""
+        """Returns this rank's experts by name: tensors [experts, …], or objects that represent them."""
 
 
 class ExpertLayer(Protocol):
-    """The routed experts of one MoE layer. An adapter for a framework implements it; so can any module of yours.
+    """The routed experts of one MoE layer. Adapters for frameworks implement it, and so can your own modules.
 
     It may have an attribute `model`, the module to train. Then state_dict() of the model has DTensors of all
     experts from the beginning, and not from ExpertParallel.wrap() on. It may have `own_choice`, the router's own choice
@@ -33,36 +33,42 @@ class ExpertLayer(Protocol):
     hidden_size: int
 
     def weights(self) -> dict[str, torch.nn.Parameter]:
-        """The experts' parameters by name, the expert first: [experts, …].
+        """Returns the experts' parameters by name, [experts, …].
 
         DTensors that are sharded over the ranks, the first E/R experts on the first of them, stay as they are.
         """
 
     def set_weights(self, weights: dict[str, torch.nn.Parameter]) -> None:
-        """Puts other parameters in their place, of as many experts as this rank owns."""
+        """Replaces the parameters by those of the experts that this rank owns."""
 
     def forward_rows(self, rows: Tensor, offsets: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        """Every expert on its rows. Differentiable, a row at a time, and the same function for any number of experts.
+        """Computes every expert on its rows.
 
-        rows: [rows, hidden], those of an expert side by side. offsets: int32 [experts], where the rows of each end.
-        weights: by name, [experts, …]. Returns [rows, hidden].
+        It must be differentiable, treat rows independently, and be the same function for any number of experts. Under
+        residency shared its autograd Functions must keep weights by save_for_backward(), since their buffers hold other
+        experts in the backward pass. ExpertParallel tries it on one row, and refuses layers that do not.
 
-        Under residency shared its autograd Functions keep weights by save_for_backward(), since other experts' lie
-        there in the backward pass. ExpertParallel tries it on one row, and refuses others.
+        Args:
+            rows: [rows, hidden], sorted by expert.
+            offsets: int32 [experts], end of each expert's rows.
+            weights: By name, [experts, …].
+
+        Returns:
+            [rows, hidden].
         """
 
     def execute_by(self, execute: Execute | None) -> None:
-        """From now on the layer's forward calls this with its hidden states, routes and gates; None: its own code."""
+        """Makes the layer's forward call this with its hidden states, routes and gates. None: its own code."""
 
     def replay(self, ids: Tensor | None) -> None:
-        """From now on the router chooses these experts, int64 [tokens, top_k], and its own where an id is negative.
+        """Makes the router choose these experts, int64 [tokens, top_k], and its own where an id is negative.
 
         None: its own everywhere.
         """
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """rows [rows, in] times weight [experts, in, out]: each expert on its rows, up to offsets, int32 [experts]."""
+    """Multiplies rows [rows, in] by weight [experts, in, out]. offsets: int32 [experts], end of each expert's rows."""
     if rows.dtype is torch.float64 or not hasattr(torch.nn.functional, "grouped_mm"):
         ends = offsets.tolist()
         parts = [rows[begin:end] @ w for begin, end, w in zip([0, *ends[:-1]], ends, weight, strict=True)]

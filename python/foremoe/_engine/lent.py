@@ -1,4 +1,4 @@
-"""Guests whose buffers are lent to other experts between forward and backward, as under residency shared."""
+"""Guests whose buffers hold other experts between forward and backward, as under residency shared."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .sharded import local
 
 
 class KeptWeights:
-    """Replaces guests' weights among saved tensors by where in them the saved tensor lies."""
+    """Saves positions within the guests' weights in place of tensors that are part of them."""
 
     def __init__(self, weights: dict[str, Tensor], guests: Any) -> None:
-        """weights: by name [guest slots, …], where they lie now. guests.weights(): where they lie when it is asked."""
+        """weights: By name [guest slots, …], in their present buffers. guests.weights(): in later buffers."""
         self._guests = guests
         self._of = {
             weight.untyped_storage().data_ptr(): (name, weight.storage_offset()) for name, weight in weights.items()
@@ -41,7 +41,7 @@ class KeptWeights:
 
 
 def try_lending_layers(layers: Iterable[ExpertLayer]) -> None:
-    """As try_lending_layer(), of the first layer of each kind."""
+    """Calls try_lending_layer() for the first layer of each kind."""
     tried = set()
     for layer in layers:
         kind = kind_of(layer, getattr(layer, "experts", None))
@@ -51,14 +51,13 @@ def try_lending_layers(layers: Iterable[ExpertLayer]) -> None:
 
 
 def kind_of(layer: object, experts: object) -> tuple[type, ...]:
-    """What layers have in common that compute by the same functions. experts: the module that has these, if there is
-    one."""
+    """Returns a key, equal for layers that compute by the same functions. experts: Module with these functions."""
     modules = experts.modules() if isinstance(experts, torch.nn.Module) else ()
     return type(layer), *map(type, modules)
 
 
 def try_lending_layer(layer: ExpertLayer) -> None:
-    """As try_lending(), of a layer's first expert here, on one row."""
+    """Calls try_lending() for the layer's first expert on this rank, with one row."""
     one = {name: local(weight.detach())[:1] for name, weight in layer.weights().items()}
     trained = [name for name, weight in layer.weights().items() if weight.requires_grad]
 
@@ -76,11 +75,11 @@ def try_lending_layer(layer: ExpertLayer) -> None:
 def try_lending(
     layer: str, weights: dict[str, Tensor], run: Callable[[dict[str, Tensor]], Callable[[], list[Tensor]]]
 ) -> None:
-    """Raises InputError where a layer's backward pass reads weights where they lay in the forward. Tries it, with other
-    weights there by then.
+    """Raises InputError if a layer's backward reads the buffers that its forward read. Tries it with other contents.
 
-    weights: for the trial, by name [experts, …]. run: a forward pass by the weights that it is given, where they
-        lie. It returns its backward pass, which returns gradients.
+    Args:
+        weights: Weights of the trial, by name [experts, …].
+        run: Runs a forward on the given weights in place. Returns its backward, which returns gradients.
     """
 
     def gradients(lent: bool) -> list[Tensor]:

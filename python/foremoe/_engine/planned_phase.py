@@ -1,4 +1,4 @@
-"""A phase under its plan on one rank, while it runs: its turns in order, and guests in their places."""
+"""The execution of a planned phase on one rank: its turns and its guests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .ranks import Ranks
 
 
 class PlanInProgress(Protocol):
-    """As foremoe.RunningPlan."""
+    """The methods of foremoe.RunningPlan."""
 
     def begin(self) -> foremoe.Plan: ...
 
@@ -28,8 +28,10 @@ class PlanInProgress(Protocol):
 
 
 class PlannedPhase:
-    """It begins in two calls. What the first one refuses, all ranks refuse, and nothing is on its way. The second one,
-    open(), may fail on one rank alone."""
+    """A phase in execution. It begins in two calls.
+
+    The constructor refuses on all ranks alike, before any transfer. open() may fail on one rank alone.
+    """
 
     guests: Guests
     cursor: TurnCursor
@@ -66,10 +68,13 @@ class PlannedPhase:
         memory: NodeMemory | None = None,
         host_timeout: float = 0.0,
     ) -> None:
-        """Makes room for guests and, where copies come by the host path, the arenas of nodes. Collective.
+        """Allocates guest buffers and, for the host path, the arenas of nodes. Collective.
 
-        out_of_order: what to say of a pass that ran out of order. gradient_type: as Guests takes it. memory: for the
-        host path. host_timeout: for how many seconds a phase waits for experts in there.
+        Args:
+            out_of_order: Words for a pass that ran out of order.
+            gradient_type: See Guests.
+            memory: Node memory of the host path.
+            host_timeout: Seconds that a phase waits for experts in node memory.
         """
         self.guests = Guests(layers, self.plan, self.turns, self._ranks, gradient_type)
         self.cursor = TurnCursor(self.guests, out_of_order)
@@ -81,20 +86,20 @@ class PlannedPhase:
             )
 
     def layer_turn(self, name: str, turn: foremoe.RankTurn, refuses_again: str = "") -> LayerTurn:
-        """As LayerTurn takes them."""
+        """Returns a LayerTurn; its arguments are those of LayerTurn."""
         backward = self.turns["backward", turn.micro_step, turn.layer].index if self.has_backward else -1
         return LayerTurn(self.cursor, name, turn, backward, refuses_again)
 
     def lacks_backward(self, micro_step: int) -> bool:
-        """Whether the backward of this micro-step has not ended, in a phase with backwards."""
+        """Returns whether the phase has backwards and this micro-step's has not ended."""
         return self.has_backward and self.cursor.last < self.turns["backward", micro_step, 0].index
 
     def is_complete(self) -> bool:
-        """Whether all turns have run."""
+        """Returns whether all turns have run."""
         return self.cursor.last + 1 == len(self.turns)
 
     def close(self, complete: bool) -> None:
-        """complete: after all that was sent has arrived; else as soon as can be."""
+        """Ends the phase. complete: Waits for all transfers; otherwise ends at once."""
         self.cursor.is_open = False
         if complete:
             self.guests.finish()

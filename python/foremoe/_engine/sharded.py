@@ -1,4 +1,4 @@
-"""Experts that a framework has sharded already, as DTensors: this rank's part of them, and where it must lie."""
+"""Experts that a framework has sharded as DTensors: this rank's part, and the required placement."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Nothing is one where nobody has imported their module, which takes half a second."""
+    """Returns whether it is a DTensor. Does not import their module, which takes half a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, in the same memory; any other tensor itself. Differentiable."""
+    """Returns this rank's part of a DTensor, in the same memory; any other tensor unchanged. Differentiable."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def local_weights(layer: CopiedLayer) -> dict[str, Tensor]:
-    """This rank's experts of a layer that is spread over ranks, by name [experts, …]. Differentiable."""
+    """Returns this rank's experts of a spread layer, by name [experts, …]. Differentiable."""
     return {name: local(weight) for name, weight in layer.weights().items()}
 
 
 @torch.no_grad()
 def version_of(weight: Tensor) -> int:
-    """Grows with every write in place. A write through a DTensor does not count as one of its local part."""
+    """Returns a counter of in-place writes. A write through a DTensor does not count for its local part."""
     return weight._version + (local(weight)._version if is_dtensor(weight) else 0)
 
 
 def num_parts(tensor: Tensor) -> int:
-    """Different parts of a DTensor that its ranks hold, each of them one; 1 for any other tensor."""
+    """Returns the number of different parts of a DTensor that ranks hold; 1 for any other tensor."""
     if not is_dtensor(tensor):
         return 1
     of_mesh = zip(tensor.device_mesh.shape, tensor.placements, strict=True)

@@ -1,7 +1,8 @@
-"""Planning shared by the ranks of an expert-parallel group: each plans some of the layers, and all get the whole plan.
+"""Planning in shares: each rank of an expert-parallel group plans some layers, and all ranks get the whole plan.
 
-Layers are planned independently: the parts join to the plan that each rank would make alone, byte for byte. So are
-micro-steps under residency shared: they come in blocks, and a phase runs the first while others are planned.
+Layers are planned independently: the joined parts equal, byte for byte, the plan that each rank would make alone. Under
+residency shared micro-steps are independent too: they arrive in blocks, and a phase runs the first block while the next
+ones are planned.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ SMALLEST = 1 << 18  # counts of a load; one rank plans fewer in less time than t
 
 
 class SharedPlan:
-    """A plan in the making, as foremoe.RunningPlan. Under residency shared its micro-steps come block by block; else
-    all of it is final when it begins."""
+    """A plan in progress, with the methods of foremoe.RunningPlan. Under residency shared its micro-steps arrive in
+    blocks; otherwise all of it is final when it begins."""
 
     def __init__(self, growing: Any, planned: Future[None]) -> None:
         self._growing = growing
         self._planned = planned
 
     def begin(self) -> foremoe.Plan:
-        """Waits for the first block. What one rank's planning raised is raised on all ranks, here and below."""
+        """Waits for the first block. An error of one rank's planning is raised on all ranks, here and below."""
         self.wait_for(0)
         plan: foremoe.Plan = self._growing.begin()
         return plan
@@ -51,15 +52,15 @@ class SharedPlan:
 
 
 class Shares:
-    """Begins plans that the ranks of a group make together, one after the other, on a thread of their own.
+    """Begins plans that the ranks of a group make together, one after the other, in a background thread.
 
-    Small plans and those of other policies each rank makes alone.
+    Each rank makes small plans, and plans of other policies, alone.
     """
 
     def __init__(self, channel: Channel | None, planning: dict[str, Any]) -> None:
         """
         Args:
-            channel: Between the ranks, of gloo, which nobody else uses at the same time. None: this rank plans alone.
+            channel: Gloo channel between the ranks, used by nothing else at the same time. None: this rank plans alone.
             planning: Arguments of foremoe.start_plan(), the policy among them; the same on all ranks, but for threads.
         """
         self._planning = planning
@@ -70,7 +71,7 @@ class Shares:
         """Begins a plan. Collective, on all ranks in the same order.
 
         Args:
-            load: The same on all ranks, which this does not check.
+            load: Must be equal on all ranks; not checked.
             more: Further arguments of foremoe.start_plan(), the same on all ranks.
         """
         planning = self._planning | more
@@ -80,17 +81,17 @@ class Shares:
         return SharedPlan(growing, self._pool.submit(_plan_in_blocks, growing, self._channel.group, load, **planning))
 
     def close(self, failed: bool = False) -> None:
-        """Ends it when all plans that were begun are made. failed: at once, since other ranks may be gone."""
+        """Ends the thread after the plans that have begun. failed: At once, since other ranks may be gone."""
         self._pool.shutdown(wait=not failed, cancel_futures=failed)
 
 
 def layers_of(rank: int, num_ranks: int, num_layers: int) -> range:
-    """That a rank plans; empty where there are more ranks than layers."""
+    """Returns the layers that a rank plans; none for ranks beyond the layers."""
     return range(num_layers * rank // num_ranks, num_layers * (rank + 1) // num_ranks)
 
 
 def blocks_of(num_micro_steps: int) -> list[slice]:
-    """Of one micro-step, so that the first can begin; then each as long as all before it."""
+    """Returns blocks of micro-steps: one micro-step, so that it can begin, then each as long as all before it."""
     ends = [0]
     while ends[-1] < num_micro_steps:
         ends.append(min(num_micro_steps, max(1, 2 * ends[-1])))
@@ -98,7 +99,7 @@ def blocks_of(num_micro_steps: int) -> list[slice]:
 
 
 def _plan_in_blocks(growing: Any, group: Any, load: foremoe.Load, **planning: Any) -> None:
-    """Where ours plans under residency shared, micro-steps are planned by themselves; else one block has all."""
+    """Plans block by block under residency shared of our policy; otherwise one block has all micro-steps."""
     streams = planning["policy"] == "foremoe" and planning.get("residency") == "shared"
     blocks = blocks_of(load.num_micro_steps) if streams else [slice(None)]
     try:
@@ -134,7 +135,7 @@ def _own_part(
     previous: foremoe.Plan | None = None,
     **options: Any,
 ) -> foremoe.Plan | Exception | None:
-    """This rank's layers of a block of micro-steps; None where it has none, or why it could not plan them."""
+    """Returns this rank's layers of a block of micro-steps, None if it has none, or the error of planning them."""
     rank = dist.get_rank(group)
     try:
         layers = layers_of(rank, dist.get_world_size(group), load.num_layers)
@@ -155,7 +156,7 @@ def _own_part(
 
 
 def _raise_first(shares: list[Any], own: foremoe.Plan | Exception | None, rank: int) -> None:
-    """Raises what the first of the ranks that failed could not do; its own where that is this one."""
+    """Raises the error of the first rank that failed; this rank's own error if it is that rank."""
     for of, share in enumerate(shares):
         if isinstance(share, Exception):
             raise own if of == rank and isinstance(own, Exception) else share

@@ -1,4 +1,4 @@
-"""How long a rank waited for copies."""
+"""Seconds that a rank waited for copies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 
 class Waits:
-    """Sums waits. Where the device is CUDA the host only tells the stream to wait: events before and after it say for
-    how long it stood still, and are read later. Written for, never run."""
+    """Sums waits. On CUDA the host only makes the stream wait: events before and after measure it and are read later.
+    Never run on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -20,7 +20,7 @@ class Waits:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """Inside the host waits, or tells the current stream to."""
+        """Measures its body, in which the host waits or makes the current stream wait."""
         if self._device.type != "cuda":
             begin = time.perf_counter()
             yield
@@ -35,7 +35,7 @@ class Waits:
 
     @property
     def seconds(self) -> float:
-        """On CUDA it waits until the stream is through with them: call it when the step has ended."""
+        """Returns the sum. On CUDA it waits for the stream: call it after the step."""
         for _, after in self._of_stream:  # on whichever streams
             after.synchronize()
         of_stream: float = sum(before.elapsed_time(after) for before, after in self._of_stream)
