@@ -1,8 +1,8 @@
 """The order of a rank's turns, and when copies for a turn begin and are waited for.
 
 A turn is a pass of one layer in one micro-step. Turns run in the order of the plan: guests are where a turn expects
-them because all earlier turns have run. A recomputation by a checkpoint is no turn of its own. It reads the guests of the
-backward turn that it belongs to, before that turn, and backward turns of other layers may lie in between.
+them because all earlier turns have run. A recomputation by a checkpoint is no turn of its own. It reads
+the guests of the backward turn that it belongs to, before that turn; backward turns of other layers may lie in between.
 """
 
 from __future__ import annotations

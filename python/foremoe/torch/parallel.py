@@ -1,7 +1,7 @@
 """Experts spread over the ranks of a group.
 
-ExpertParallel leaves each rank its own experts, wraps what is no expert, plans phases, and gives and takes layers.
-While a phase runs, the phase executes them; without one, every row goes home, with counts exchanged first.
+ExpertParallel leaves each rank its own experts, wraps the other parameters, and plans phases. A phase executes the
+layers while it runs. Without a phase every row goes to its expert's home, and ranks exchange counts first.
 """
 
 from __future__ import annotations
@@ -42,31 +42,35 @@ from .spread import SpreadExperts, expect_no_hooks
 
 
 class ExpertParallel:
-    """Leaves each rank its own experts of every layer, plans phases, and executes them.
+    """Spreads the experts of a model over the ranks of a group, plans phases, and executes them.
 
-    Collective over all ranks of the default process group: where several groups make one each, they do it at the same
-    time, and a rank in none of them calls foremoe.torch.stand_by(). What follows is of the group alone.
+    The constructor is collective over all ranks of the default process group. If several groups create one each, they
+    do so at the same time, and a rank in none of them calls foremoe.torch.stand_by(). All other methods concern the
+    group alone.
 
-    Make it before the optimizer: it replaces the experts' parameters by this rank's, E/R of each layer, ascending.
-    Experts that are DTensors, and so lie on their ranks already, stay as they are.
+    Create it before the optimizer: it replaces the experts' parameters by those of this rank, E/R of each layer, in
+    ascending order. Experts that are DTensors are on their ranks already and stay unchanged.
 
-    layers: in the order in which the model runs them, alike on all ranks.
-    group: the expert-parallel group; None for all processes.
-    replicate_group: the ranks that hold the same experts as this one, one of each expert-parallel group that trains the
-        model: gradients are averaged over them too. None: there are none. Required where group is not all processes.
-    guest_slots, residency, policy and the options: as foremoe.plan() takes them.
-    depth: turns (a layer of a pass) ahead of which copies start.
-    path: where copies come from: peer (the rank that owns the expert), host (an arena in shared memory per node, filled
-        when a phase begins) or auto (each copy by the path that it loads least).
-    host_timeout: seconds. A phase waits no longer than that for experts in its node's arena; then layers run at homes.
-    ranks_per_node: that share a fast interconnect, and for the host path memory; None for all of them, or 8.
-    threads: for planning.
-    copy_group: a second group of the same ranks, for copies; None: one is made.
-    options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
+    Args:
+        layers: MoE layers in the order in which the model runs them, equal on all ranks.
+        group: Expert-parallel group. None: all processes.
+        guest_slots: See foremoe.plan(); so for residency, policy and options.
+        depth: Number of turns (a layer of a pass) by which copies start ahead.
+        path: Source of copies. peer: the rank that owns the expert. host: an arena in shared memory per node, filled
+            when a phase begins. auto: the less loaded of both, for each copy.
+        host_timeout: Seconds that a phase waits for experts in its node's arena. After that, layers run at homes.
+        ranks_per_node: Ranks that share a fast interconnect and, for the host path, memory. None: 8, or all if fewer.
+        threads: Threads for planning.
+        copy_group: Second group of the same ranks, for copies. None: creates one.
+        replicate_group: Ranks that hold the same experts as this rank, one per expert-parallel group that trains the
+            model. Gradients are averaged over them too. None: no other rank holds them. Required if `group` is not all
+            processes.
+        options: prefer, tolerance, stages, max_copies_per_rank, max_copies_per_source, min_tokens_per_guest, seed.
 
-    Raises InputError that names the argument, and PolicySkipped where the policy is not defined for this group. Where
-    one rank refuses, all ranks raise; and where ranks of a group were given other arguments (threads may differ) or
-    layers than each other, or any rank runs other versions of foremoe and torch.
+    Raises:
+        InputError: on all ranks, with the argument's name, if one rank refuses an argument, if ranks of a group differ
+            in arguments (except threads) or layers, or if any rank runs other versions of foremoe or torch.
+        PolicySkipped: if the policy is not defined for this group.
     """
 
     def __init__(
@@ -153,9 +157,9 @@ class ExpertParallel:
     def _execute_at_homes(
         self, announce: Callable[[int], None], index: int, hidden: Tensor, ids: Tensor, gates: Tensor
     ) -> Tensor:
-        """A layer without a plan. What one rank raises inside ends those of all ranks, which exchange rows with it.
+        """Runs a layer without a plan. An error on one rank ends the layer on all ranks, which exchange rows with it.
 
-        announce: called with the layer's index, before any exchange.
+        announce: Called with the layer's index before any exchange.
         """
         self._expect_callable()
         self.experts.expect_usable()
@@ -172,11 +176,11 @@ class ExpertParallel:
             raise
 
     def expert_parameters(self) -> list[torch.nn.Parameter]:
-        """This rank's, of all layers."""
+        """Returns this rank's experts of all layers."""
         return self.experts.parameters()
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:
-        """Those of the wrapped model that are trained, and no experts; under "fsdp2" this rank's shards.
+        """Returns the trained parameters of the wrapped model that are no experts; under "fsdp2" this rank's shards.
 
         Call it outside of forward and backward.
         """
@@ -185,24 +189,29 @@ class ExpertParallel:
     def wrap(
         self, model: torch.nn.Module, wrapper: str | None = None, *, sharded: Iterable[str] = ()
     ) -> torch.nn.Module:
-        """Has the gradients of all other parameters averaged over all ranks, and returns the model to train.
+        """Averages the gradients of all other parameters over all ranks. Returns the model to train.
 
-        None: at every drain(). "ddp": in every backward, by DistributedDataParallel, which is what is returned.
-        "fsdp2": in every backward, by fully_shard(), which turns these parameters into DTensors sharded over the group:
-        call it before the optimizer is made. With "ddp" and "fsdp2" all ranks must have the same number of micro-steps;
-        so also where the trainer makes a DistributedDataParallel of the model afterwards.
-        "own": by the trainer, in every backward or after drain(); so also where the model has no other parameters.
-        What FSDP2 shards already, the model or parts of it, averages its own gradients; None averages the others.
-        sharded: names of parameters, or patterns such as "head.*", of which each rank holds another part on purpose.
-            Their gradients stay this rank's own. With None and "own" alone.
+        Without wrap(), drain() raises. No wrapper sees the experts, including one that the trainer creates afterwards,
+        such as DistributedDataParallel or accelerate's; drain() averages their gradients over ranks. Parameters that
+        FSDP2 shards already average their own gradients; None averages the others.
 
-        All other parameters but DTensors must be the same on all ranks. Under None and "fsdp2" wrap() compares them
-        whole. plan() compares some elements of each. Raises InputError for the first that differs, and for a part of
-        the model whose layers are spread.
+        All other parameters except DTensors must be equal on all ranks. Under None and "fsdp2" wrap() compares them
+        completely; plan() compares some elements of each.
 
-        No wrapper sees experts, also none that the trainer makes of this model afterwards, such as
-        DistributedDataParallel or that of accelerate; drain() makes their gradients the mean over ranks. Without
-        wrap(), drain() raises.
+        Args:
+            model: The model whose experts are spread.
+            wrapper: Where gradients are averaged. None: in every drain(). "ddp": in every backward, by
+                DistributedDataParallel, which is returned. "fsdp2": in every backward, by fully_shard(), which turns
+                these parameters into DTensors sharded over the group; call it before the optimizer is created. "own":
+                by the trainer, in every backward or after drain(); also for models without other parameters. With
+                "ddp" and "fsdp2", and if the trainer wraps the model in DistributedDataParallel itself, all ranks must
+                have the same number of micro-steps.
+            sharded: Names of parameters, or patterns such as "head.*", of which each rank holds a different part on
+                purpose. Their gradients stay separate. With None and "own" only.
+
+        Raises:
+            InputError: for the first parameter that differs between ranks, and for a part of the model whose layers are
+                spread.
         """
         self.ranks.expect_call("wrap()")
         wrapped = self._dense.wrap(model, wrapper, sharded)
@@ -210,7 +219,7 @@ class ExpertParallel:
         return wrapped
 
     def _know(self, model: torch.nn.Module) -> None:
-        """Has a model that holds the experts save and load all of them, and report what is loaded into it."""
+        """Registers hooks on a model that contains the experts: it saves and loads all experts, and records loads."""
         self._shards.add(model)
         self._own_experts.accept_loads_of(model)
 
@@ -223,30 +232,33 @@ class ExpertParallel:
         on_mismatch: str = "refuse",
         previous: foremoe.Plan | None = None,
     ) -> Phase:
-        """Plans a phase, in the background: each rank plans some of the layers. Collective.
+        """Plans a phase in the background: each rank plans some of the layers. Collective.
 
-        routes: of each of this rank's micro-steps, a tensor or array of integers [rows, layers, top_k] or [batch,
-        tokens, layers, top_k], as the model flattens its tokens; −1 in all entries of a row that has no route. Ranks
-        may have different numbers of micro-steps.
-        unrouted: what becomes of rows without a route. drop: the experts add nothing to them, so that only rows which
-        nothing reads may have none: padding, and the last token of a sequence. home: each takes the experts that its
-        router chooses, at their homes. Layers of micro-steps in which some rank has such rows exchange these apart from
-        the others, and their counts first.
-        on_mismatch: refuse: the routes are replayed; a layer that runs other experts ends the phase with an error. So
-        do routes of other rows: those that agree with what routers would choose no better than in any other order of
-        rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: routes may be any.
-        home: routers choose their own experts, and the routes are a guess that the plan is made for. A row (a token at
-        one of its experts) whose expert was recorded takes the replica that was planned for it; any other one goes to
-        its expert's home. Each forward of a layer has an all-to-all of counts more, for which the host waits.
-        previous: plan of a former phase, from whose guests planning starts too, which takes about twice as long. No
-        weights are kept: the optimizer changed them, and every guest is fetched anew. A plan of other layers, ranks or
-        experts is refused when the phase is entered.
+        Args:
+            routes: Per micro-step of this rank, integers [rows, layers, top_k] or [batch, tokens, layers, top_k], in
+                the order in which the model flattens its tokens; −1 in all entries of a row without a route. Ranks may
+                have different numbers of micro-steps.
+            phase: "recompute" or "policy_update".
+            unrouted: Treatment of rows without a route. drop: experts add nothing to them, so only unread rows may lack
+                a route: padding, and the last token of a sequence. home: the router chooses their experts, which serve
+                them at home. Layers of micro-steps in which a rank has such rows exchange them separately, after their
+                counts.
+            on_mismatch: refuse: replays the routes; a layer that runs other experts ends the phase with an error, as do
+                routes of other rows: those that agree with the routers' choices no better than in any other order of
+                rows, or clearly better with neighbouring rows, another micro-step or another layer. replay: accepts any
+                routes. home: routers choose, and the routes are a guess for planning. A row (a token at one of its
+                experts) whose expert was recorded goes to its planned replica, any other row to its expert's home. Each
+                forward of a layer has one more all-to-all, of counts, for which the host waits.
+            previous: Plan of a former phase. Planning starts from its guests too, which takes about twice as long. No
+                weights are kept: the optimizer changed them, and every guest is copied again. A plan of other layers,
+                ranks or experts is refused when the phase is entered.
 
-        Raises InputError, on all ranks, for arguments that are not those of another rank, for a previous plan that has
-        no effect, and for invalid routes on any rank; where no rank has a micro-step; where ranks have different
-        numbers of them although FSDP2, or a DistributedDataParallel of the trainer's or of wrap()'s, needs a batch of
-        each; and, under drop, for rows without a route that something certainly reads: a row that has one in other
-        layers, or one of several that lie between rows of its sequence that have one.
+        Raises:
+            InputError: on all ranks, for arguments that differ between ranks; for a previous plan without effect; for
+                invalid routes on any rank; if no rank has a micro-step; if ranks have different numbers of micro-steps
+                although FSDP2 or DistributedDataParallel needs a batch of each; and, under drop, for rows without a
+                route that are certainly read: rows with a route in other layers, and one of several rows that lie
+                between routed rows of their sequence.
         """
         self.experts.expect_usable()
         if self.ranks.failures is not None and (reason := self.ranks.failures.reason()):
@@ -271,14 +283,14 @@ class ExpertParallel:
         expect_warm_start(self.arguments)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """As torch.nn.utils.clip_grad_norm_, of all parameters and all ranks: the same coefficient everywhere."""
+        """Clips like torch.nn.utils.clip_grad_norm_, by the norm over all parameters and ranks."""
         self.ranks.expect_call("clip_grad_norm_()")
         return clip(self.expert_parameters(), self._dense.named_parameters(), self.ranks, max_norm, self._dense.sharded)
 
     def whole_state_dict(
         self, model: torch.nn.Module, *, cpu_offload: bool = False, rank0_only: bool = False
     ) -> dict[str, Any]:
-        """The state_dict() that the model would have if it were not spread. Collective.
+        """Returns the state_dict() of the unspread model. Collective.
 
         It has the experts of all ranks, whole tensors in place of DTensors, buffers and tied weights, under the names
         of the model inside DistributedDataParallel, or of a copy of it. Experts are gathered one parameter at a time.
@@ -293,23 +305,23 @@ class ExpertParallel:
         return saving.whole_state_dict(self._shards, model, cpu_offload=cpu_offload, rank0_only=rank0_only)
 
     def whole_entries(self, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
-        """The entries of whole_state_dict(model), one at a time: names, of which tied weights have several, and value.
+        """Yields the entries of whole_state_dict(model): names, of which tied weights have several, and value.
 
-        Collective: all ranks take all of them. Values that are no experts may share the model's memory.
+        Collective: all ranks iterate over all entries. Values that are no experts may share the model's memory.
         """
         self.ranks.expect_call("whole_entries()")
         return saving.whole_entries(self._shards, model)
 
     def load_whole_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-        """Takes this rank's part of what whole_state_dict() returned, on any number of ranks.
+        """Loads this rank's part of a whole_state_dict(), which may come from another number of ranks.
 
-        Raises InputError that names the entry which is missing, unexpected or of another shape.
+        Raises InputError with the first entry that is missing, unexpected or of another shape.
         """
         saving.load_whole_state_dict(self._shards, model, state)
         self._own_experts.loaded()
 
     def save_pretrained(self, model: torch.nn.Module, folder: str | os.PathLike[str], **options: Any) -> None:
-        """Writes what save_pretrained() of the unspread transformers model would write. Collective; rank 0 writes.
+        """Writes the files of save_pretrained() of the unspread transformers model. Collective; rank 0 writes.
 
         When it returns on any rank, the files are complete. If rank 0 cannot write, all ranks raise.
 
@@ -324,7 +336,7 @@ class ExpertParallel:
     def whole_optimizer_state(
         self, optimizer: torch.optim.Optimizer, *, cpu_offload: bool = False, rank0_only: bool = False
     ) -> dict[str, Any]:
-        """The optimizer's state with the experts of all ranks, by the model's parameter names. Collective.
+        """Returns the optimizer's state with the experts of all ranks, by parameter name. Collective.
 
         {"state": {name: {key: value}}, "param_groups": [{"params": [names], option: value}]}, as
         torch.distributed.checkpoint.state_dict has it: set_optimizer_state_dict() loads it where nothing is spread.
@@ -342,9 +354,9 @@ class ExpertParallel:
         )
 
     def load_whole_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        """Takes this rank's part of what whole_optimizer_state() returned, on any number of ranks.
+        """Loads this rank's part of a whole_optimizer_state(), which may come from another number of ranks.
 
-        The parameter groups may be other ones, if those that are joined have the same options. Raises InputError.
+        Parameter groups may differ if joined groups have the same options. Raises InputError otherwise.
         """
         optimizer_state.load_whole_optimizer_state(self._shards, self._trained_model(), optimizer, state)
 
@@ -355,8 +367,10 @@ class ExpertParallel:
         return model  # type: ignore[no-any-return]
 
     def detach(self) -> None:
-        """Gives every layer its own forward back, and all of its experts if it came with all. Collective. No phase can
-        run afterwards: the groups that were made for copies are gone."""
+        """Restores every layer's own forward, and all of its experts if it had all before. Collective.
+
+        No phase can run afterwards: the groups for copies are destroyed.
+        """
         self.ranks.expect_call("detach()")
         self._shards.remove()
         self._own_experts.release()
@@ -372,14 +386,13 @@ class ExpertParallel:
 
     @contextlib.contextmanager
     def evaluate(self) -> Iterator[None]:
-        """Forwards without a plan and without gradients, of which ranks may run different numbers, as generate() does.
+        """Inside, ranks may run different numbers of forwards without a plan and without gradients, as generate() does.
 
-        Collective: all ranks enter. A rank that leaves goes on serving the rows of the others until all are done. Each
-        layer has one more collective, an integer per rank. What one rank raises inside ends all ranks.
+        Collective: all ranks enter. A rank that leaves serves the rows of the others until all are done. Each layer has
+        one more collective, of an integer per rank. An error on one rank ends all ranks. Outside of it all ranks must
+        run the same number of forwards without a plan.
 
-        Outside of it, forwards without a plan must be as many on all ranks: a rank that runs more waits for the others.
-
-        Raises RuntimeError where a phase is running, and under FSDP2, which gathers weights in every forward.
+        Raises RuntimeError during a phase, and under FSDP2, which gathers weights in every forward.
         """
         if self.experts.phase is not None or self._is_evaluating:
             raise RuntimeError("evaluate() was entered inside a phase, or twice")
@@ -405,7 +418,7 @@ class ExpertParallel:
                 self._at_homes = before
 
     def _serve(self, index: int) -> None:
-        """One layer on no rows of this rank's own, outside of a phase."""
+        """Runs a layer without rows of this rank, outside of a phase."""
         layer = self.layers[index]
         hidden = next(iter(local_weights(layer).values())).new_zeros(0, layer.hidden_size)
         gates = hidden.new_zeros(0, layer.top_k)
@@ -413,10 +426,10 @@ class ExpertParallel:
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:
-        """Layers run without a plan inside, every row at its home. Collective.
+        """Inside, layers run without a plan, every row at its expert's home. Collective.
 
-        Inside phase.micro_step() the routes of the micro-step are still replayed. Between micro-steps routers choose.
-        Inside a phase drain() averages the gradients of what runs here, such as an auxiliary loss, with all others.
+        Inside phase.micro_step() the routes of the micro-step are still replayed; between micro-steps routers choose.
+        Gradients of this code, such as those of an auxiliary loss in a phase, are averaged by drain() with all others.
         """
         phase, self.experts.phase = self.experts.phase, None
         try:

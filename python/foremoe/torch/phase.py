@@ -1,7 +1,7 @@
-"""One phase of a step under its plan: when it begins, which micro-step runs, how it ends.
+"""One phase of a step under its plan: its beginning, its micro-steps and its end.
 
-A phase takes all gradients away when it is entered. Its end gives them back with its own added, or as they were if it
-was not completed. What a layer does is told in micro_step.py.
+A phase stores all gradients when it is entered. Its end restores them with its own added, or unchanged if the phase was
+not completed. micro_step.py runs the layers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Phase:
         phase: str,
         memory: NodeMemory,
     ):
-        """memory: for the host path."""
+        """memory: Node memory of the host path."""
         self.routes = routes
         self.phase = phase
         self.beside = BesidePlan(routes, experts)
@@ -81,7 +81,7 @@ class Phase:
 
     @property
     def plan(self) -> foremoe.Plan:
-        """The plan; from entering on."""
+        """The plan. Available from entering on."""
         return self.planned.plan
 
     @property
@@ -90,11 +90,11 @@ class Phase:
 
     @property
     def micro_steps(self) -> range:
-        """Of all ranks: a rank with fewer batches runs idle() in the last ones."""
+        """Micro-steps of all ranks. A rank with fewer batches runs idle() in the last ones."""
         return range(self._load.num_micro_steps)
 
     def wait_for_plan(self) -> None:
-        """Until all micro-steps are planned. micro_step() waits for its own alone."""
+        """Waits until all micro-steps are planned. micro_step() waits only for its own."""
         self._running.finish()
 
     def __enter__(self) -> Phase:
@@ -158,7 +158,7 @@ class Phase:
         self._unchanged = Unchanged(self._experts.parameters, dense, steps=self.phase == "recompute")
 
     def _give_up(self) -> None:
-        """Lets go of what has begun."""
+        """Restores gradients and releases what has begun."""
         if self._gradients is not None:
             self._gradients.give_back()
         if self._planned is not None:
@@ -166,7 +166,7 @@ class Phase:
 
     @contextlib.contextmanager
     def ending_all(self) -> Iterator[None]:
-        """What this rank raises inside ends the phase on all ranks. Those that it ends raise what ended it."""
+        """Inside, an error of this rank ends the phase on all ranks, which raise it too."""
         try:
             yield
         except BaseException as error:
@@ -174,7 +174,7 @@ class Phase:
             raise
 
     def _end_all(self, error: BaseException) -> None:
-        """Raises RuntimeError where the error is a lost connection to another rank, which failed."""
+        """Raises RuntimeError if the error is a lost connection to a rank that failed."""
         failures = self._experts.ranks.failures
         ended_by = failures.end(error) if failures is not None else ""
         if ended_by:
@@ -210,15 +210,15 @@ class Phase:
 
     @contextlib.contextmanager
     def micro_step(self, micro_step: int) -> Iterator[None]:
-        """Forward and backward of this micro-step run inside: its routes are replayed, its plan executed.
+        """Inside, forward and backward of this micro-step replay its routes and execute its plan.
 
-        Micro-steps run in order, each once, on all ranks. All ranks also run the same forwards without gradients, such
-        as those of a reference model, before or after the one that has gradients; these replay the routes too. Under
-        residency shared, in a recompute phase and after the backward their rows go to homes.
+        Micro-steps run in order, each once, on all ranks. All ranks must also run the same forwards without gradients,
+        such as those of a reference model, before or after the forward with gradients; they replay the routes too.
+        Under residency shared, in a recompute phase, and after the backward, their rows go to homes.
 
-        A rank may leave out the backward of a batch that counts for nothing: then one with gradients of zero runs, when
-        the next micro-step is entered or in drain() (figure `skipped`). Under DistributedDataParallel, FSDP2 and
-        reentrant checkpoints run (0 * loss).backward().
+        A rank may omit the backward of a batch that counts for nothing. A backward with zero gradients then runs when
+        the next micro-step is entered, or in drain() (figure `skipped`). Under DistributedDataParallel, FSDP2 and
+        reentrant checkpoints, run (0 * loss).backward().
         """
         if micro_step >= self.routes.num_own and micro_step in self.micro_steps:
             raise RuntimeError(f"this rank has no batch in micro-step {micro_step}: run idle({micro_step})")
@@ -226,7 +226,7 @@ class Phase:
             yield
 
     def idle(self, micro_step: int) -> None:
-        """Takes part in a micro-step in which this rank has no batch: it serves the rows of others."""
+        """Serves the rows of other ranks in a micro-step in which this rank has no batch."""
         if self._dense.needs_all_ranks:
             raise RuntimeError("DDP and FSDP2 need a batch of every rank in every micro-step: idle() cannot be used")
         with self._running_micro_step(micro_step) as current:
@@ -256,7 +256,7 @@ class Phase:
 
     @contextlib.contextmanager
     def _replaying(self, current: MicroStep) -> Iterator[None]:
-        """Layers run this micro-step inside."""
+        """Inside, layers run this micro-step."""
         for layer, of in zip(self._experts.layers, current.layers, strict=True):
             layer.replay(of.recorded if of.slots is None else torch.full_like(of.recorded, -1))
         try:
@@ -267,7 +267,7 @@ class Phase:
                 layer.replay(None)
 
     def _finish_micro_step(self) -> None:
-        """Ends the last micro-step. Until the next one is entered, or drain(), its backward may still run."""
+        """Ends the last micro-step, whose backward may run until the next one is entered or drain() is called."""
         left, self._left = self._left, None
         if left is not None:
             with self._replaying(left):  # a checkpoint runs layers again
@@ -280,9 +280,9 @@ class Phase:
         )
 
     def drain(self) -> None:
-        """Brings the gradients of all guests home, and makes all gradients the mean over ranks. Collective, once.
+        """Sends the gradients of all guests home, and averages all gradients over ranks. Collective, once per phase.
 
-        Raises InputError, on all ranks, where one trains other parameters than the others, or has sparse gradients.
+        Raises InputError on all ranks if ranks train different parameters or one has sparse gradients.
         """
         if self._gradients is None:
             return
@@ -307,9 +307,12 @@ class Phase:
         self._drained = True
 
     def _expect_same_end(self) -> None:
-        """Raises, on all ranks, RuntimeError where a layer of any rank ran other experts than its routes say, and
-        InputError where routes of any rank are those of other rows, or where ranks would average gradients of other
-        parameters than each other. Collective. Waits for the device, once a phase: no layer does."""
+        """Checks a phase on all ranks. Collective. Waits for the device, once per phase; layers never do.
+
+        Raises:
+            RuntimeError: if a layer of any rank ran other experts than its routes.
+            InputError: if routes of any rank belong to other rows, or ranks would average different parameters.
+        """
         ranks, differs = self._experts.ranks, self.beside.differs
         own = next((i for i, of in enumerate(differs) if of is not None and bool(of)), -1)
         averaged = self._dense.averaged() if self.phase == "policy_update" else {}
