@@ -1,14 +1,14 @@
 """The arena of a node: weights of experts in shared memory, from which its ranks copy their guests.
 
-An arena belongs to one phase, and holds the experts that RankTurns lists for the node. Each is written once, in the
-background: by its owner, or by the rank of this node that an owner on another node sends it to. It carries a version
-and checksums, so that a reader never takes other weights for it. The memory is the node's, and stays for the next phase
+An arena belongs to one phase and holds the experts that RankTurns lists for the node. Each expert is written once, in
+the background: by its owner, or by the rank of this node that receives it from an owner on another node. A version and
+checksums keep readers from accepting other weights. The memory belongs to the node and is reused by the next phase
 (node_memory.py).
 
-Nobody waits for an expert when the phase is older than its timeout, whatever is slow: an owner, the link between
-nodes, or the writing here. What comes later is written all the same, for the micro-steps after it.
+No rank waits for an expert once the phase is older than its timeout, whether an owner, the link between nodes or the
+writer is slow. Experts that arrive later are still written, for later micro-steps.
 
-On CUDA the copies run on a stream of their own. That was never run.
+On CUDA, copies run on a separate stream. Never run on CUDA.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ ATTEMPTS = 2  # to copy an expert
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """The tensor's memory, uint8 [bytes]. It must be contiguous, on the CPU."""
+    """Returns the memory of a contiguous CPU tensor, uint8 [bytes]."""
     return tensor.detach().view(-1).view(torch.uint8).numpy()
 
 
 class _Receiver:
-    """Runs calls one after the other, on a thread that keeps no process from ending: its peer may never answer."""
+    """Runs calls one after the other, in a daemon thread: a peer may never answer."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
@@ -72,9 +72,9 @@ class _Receiver:
 
 
 class NodeArena:
-    """One rank's part in the arena of its node.
+    """One rank's part of its node's arena.
 
-    Making it is collective. Raises InputError, on all ranks, where a node's ranks cannot share the memory.
+    The constructor is collective. It raises InputError on all ranks if a node's ranks cannot share memory.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class NodeArena:
         *,
         timeout: float,
     ) -> None:
-        """memory: of this node. timeout: for how many seconds a phase waits for its experts, from here on."""
+        """memory: Memory of this node. timeout: Seconds that a phase waits for its experts, from now on."""
         self._ranks = ranks
         self._memory = memory
         self._timeout = timeout
@@ -110,7 +110,7 @@ class NodeArena:
             raise
 
     def _fill(self, turns: foremoe.RankTurns) -> None:
-        """Layer by layer: what this rank owns, and what other nodes send to it."""
+        """Writes, layer by layer, this rank's experts and those that other nodes send."""
         ranks = self._ranks
         of_layer: dict[int, list[tuple[int, int]]] = {}  # (node, expert), in the same order on all ranks
         for node in range(ranks.num_nodes):
@@ -154,7 +154,7 @@ class NodeArena:
             before = self._receive(arriving, received) if received else None
 
     def _receive(self, works: list[Any], received: list[tuple[Expert, dict[str, Tensor]]]) -> Future[None]:
-        """Publishes what has been asked for when it is there, in the background."""
+        """Publishes received experts as they arrive, in the background."""
 
         def receive() -> None:
             if self._stopped.is_set():
@@ -172,7 +172,7 @@ class NodeArena:
         return future
 
     def _writer(self, node: int, owner: int) -> int:
-        """The rank that writes the owner's experts into the arena of this node: the owner, where it is there."""
+        """Returns the rank that writes the owner's experts into this node's arena: the owner if it is on the node."""
         size = self._ranks.ranks_per_node
         there = range(self._ranks.num_ranks)[node * size :][:size]
         return there[owner % size % len(there)]
@@ -191,9 +191,9 @@ class NodeArena:
         self._places.publish(expert, segments)
 
     def check(self, experts: list[Expert]) -> Future[set[Expert]]:
-        """Those of these experts that are there, with the bytes that were published in this phase.
+        """Returns the experts that are intact, with the bytes that this phase published.
 
-        Waits for them in the background: until the phase is as old as its timeout, afterwards not at all.
+        Waits for them in the background until the phase reaches its timeout, and not at all afterwards.
         """
         return self._readers.submit(self._intact, experts)
 
@@ -208,10 +208,10 @@ class NodeArena:
         return intact
 
     def copy(self, expert: Expert, to: dict[str, Tensor]) -> Callable[[], None]:
-        """Starts to copy an intact expert into contiguous weights; returns a function that waits until it is there.
+        """Starts to copy an intact expert into contiguous weights. Returns a function that waits for the copy.
 
-        That function raises RuntimeError where the expert has been damaged since, which is seen on CPU alone, or where
-        it takes longer than the timeout.
+        That function raises RuntimeError if the expert was damaged in the meantime (detected on CPU only) or the copy
+        exceeds the timeout.
         """
         if self._stream is not None:
             return self._copy_on_stream(expert, to)
@@ -248,10 +248,10 @@ class NodeArena:
         return lambda: torch.cuda.current_stream(self._ranks.device).wait_event(event)
 
     def close(self, complete: bool) -> None:
-        """Ends what runs in the background; comes last.
+        """Ends background work. Must be the last call.
 
-        complete: after all copies that were asked for, and after what is still on its way; the next phase takes the
-        same memory. Else as soon as can be, and the memory goes.
+        complete: Waits for all copies and transfers, and keeps the memory for the next phase. Otherwise ends at once,
+        and releases the memory.
         """
         if not complete:
             self._stopped.set()

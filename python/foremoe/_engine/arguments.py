@@ -1,7 +1,6 @@
-"""What executors are given, checked before anything is made of it.
+"""Checks of arguments that all executors share: options that a rank can execute, and layers.
 
-Here are the options that a rank can execute, and the layers. What values options may have is declared by the planner,
-which is asked (plan_nothing).
+The planner checks the values of its options (plan_nothing).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def unmark_spread(experts: list[torch.nn.Parameter]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanningArguments:
-    """As foremoe.plan() takes them, and what else every executor needs to know."""
+    """Arguments of foremoe.plan(), and others that every executor needs."""
 
     guest_slots: int
     residency: str | None
@@ -56,18 +55,18 @@ class PlanningArguments:
     options: dict[str, Any]
 
     def compared(self) -> dict[str, str]:
-        """By name, as they are printed: those that must be the same on all ranks."""
+        """Returns the arguments that must be equal on all ranks, by name, as printed."""
         fields = [of.name for of in dataclasses.fields(self) if of.compare and of.name != "options"]
         given = {name: getattr(self, name) for name in fields} | self.options
         return {name: repr(value) for name, value in given.items()}
 
     def planning(self) -> dict[str, Any]:
-        """Arguments of foremoe.start_plan()."""
+        """Returns the arguments of foremoe.start_plan()."""
         names = "policy", "guest_slots", "threads", "residency"
         return {name: getattr(self, name) for name in names} | self.options
 
     def expect_known(self) -> None:
-        """Raises InputError for a residency that cannot be executed, and unknown options."""
+        """Raises InputError for a residency that cannot be executed, and for unknown options."""
         for name in sorted(set(self.options) - OPTIONS):
             raise foremoe.InputError(f"{name}: is none of {', '.join(sorted(OPTIONS))}", field=name)
         if self.residency not in RESIDENCIES:
@@ -90,9 +89,9 @@ def plan_nothing(
     in_flight: int = 1,
     executes: bool = True,
 ) -> foremoe.Plan:
-    """Raises what the planner would refuse of a phase, and where it `executes` what no rank can execute.
+    """Plans an empty load, which raises the planner's refusals and, if `executes`, those of an executor.
 
-    nothing: a load without rows, of the ranks and experts.
+    nothing: Load without rows, of the same ranks and experts.
     """
     plan = foremoe.start_plan(nothing, in_flight=in_flight, **arguments.planning()).finish()
     if executes:
@@ -128,7 +127,7 @@ def _limits(copies: Any, slots: int) -> bool:
 
 
 def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:
-    """Raises InputError unless homes are contiguous blocks of experts, and as many micro-steps are in flight."""
+    """Raises InputError unless homes are contiguous blocks of experts and in_flight micro-steps are in flight."""
     contiguous = np.arange(plan.num_experts) * plan.num_ranks // plan.num_experts
     if plan.residency == "free" or plan.in_flight != in_flight or bool((plan.home != contiguous).any()):
         raise foremoe.InputError(
@@ -139,7 +138,7 @@ def expect_executable(plan: foremoe.Plan, in_flight: int = 1) -> None:
 
 
 def expect_layers(layers: list[ExpertLayer], group: Any) -> None:
-    """Raises InputError unless all layers are alike, and the ranks of the group can share their experts."""
+    """Raises InputError unless all layers are alike and the group's ranks can share their experts."""
     if dist.get_rank(group) < 0:
         raise foremoe.InputError("group: this process is none of its ranks", field="group")
     if not layers:
@@ -172,5 +171,5 @@ def expect_layers(layers: list[ExpertLayer], group: Any) -> None:
 
 
 def _shapes(layer: ExpertLayer) -> dict[str, Any]:
-    """Of its experts' parameters by name: shape, type and whether they are sharded."""
+    """Returns shape, type and sharding of the experts' parameters, by name."""
     return {name: (tuple(w.shape), w.dtype, is_dtensor(w)) for name, w in layer.weights().items()}

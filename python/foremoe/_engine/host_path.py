@@ -1,9 +1,9 @@
-"""Copies of guests from the node's arena, and what happens when one cannot be had.
+"""Copies of guests from the node's arena, and the fallback for missing experts.
 
-A copy may start when its buffer is free and its expert has been found intact in the arena. Before each micro-step the
-ranks agree on the layers in which one of them lacks a guest: these run with all rows at homes, forward, recomputation
-and backward. A copy that could not start is tried again before every micro-step that its lease reaches. Experts of the
-next micro-step are checked while this one runs.
+A copy can start when its buffer is free and its expert was found intact in the arena. Before each micro-step the ranks
+agree on the layers in which one of them lacks a guest. In these layers all rows go to homes, in forward, recomputation
+and backward. A copy that could not start is retried before every micro-step of its lease. Experts of the next
+micro-step are checked while this one runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def _expert_of(copy: foremoe.Copy) -> Expert:
 
 
 class HostPath:
-    """The copies into this rank that come by the host path."""
+    """Copies into this rank by the host path."""
 
     def __init__(
         self, arena: NodeArena, turns: foremoe.RankTurns, agreement: Channel, num_layers: int, num_micro_steps: int
     ) -> None:
-        """agreement: over which ranks agree."""
+        """agreement: Channel on which ranks agree."""
         self._arena = arena
         self._agreement = agreement
         self._num_layers = num_layers
@@ -56,7 +56,7 @@ class HostPath:
         self.exposed_seconds = 0.0
 
     def _due(self, micro_step: int) -> list[foremoe.Copy]:
-        """Copies that the micro-step reads and that have not started."""
+        """Returns the copies that the micro-step reads and that have not started."""
 
         def reaches(copy: foremoe.Copy) -> bool:
             turns = self._turns_of_micro_step
@@ -65,14 +65,14 @@ class HostPath:
         return [copy for copy in [*self._open, *(copy for _, copy in self._later)] if reaches(copy)]
 
     def _experts_for(self, micro_step: int) -> list[Expert]:
-        """Those to be checked for the micro-step, in the order in which they are needed."""
+        """Returns the experts to check for the micro-step, in the order of use."""
         before = micro_step * self._turns_of_micro_step
         # What an earlier micro-step reads and is intact will have started by then.
         unknown = (c for c in self._due(micro_step) if c.arrives >= before or _expert_of(c) not in self._intact)
         return list(dict.fromkeys(_expert_of(copy) for copy in unknown))
 
     def agree(self, micro_step: int) -> set[int]:
-        """Layers of which some rank lacks a guest in this micro-step. Collective, before its first layer."""
+        """Returns the layers in which a rank lacks a guest in this micro-step. Collective, before the first layer."""
         begin = time.perf_counter()
         self._intact = self._check.result()
         self.exposed_seconds += time.perf_counter() - begin
@@ -86,7 +86,7 @@ class HostPath:
         return {layer for layer, of in enumerate(lacks.tolist()) if of}
 
     def begin(self, turn: int, slot_of: Callable[[foremoe.Copy], dict[str, Tensor]]) -> None:
-        """Starts the copies whose buffer is free and whose expert is known to be intact."""
+        """Starts the copies with a free buffer and an intact expert."""
         while self._later and self._later[0][0] <= turn:
             self._open.append(self._later.popleft()[1])
         if not self._open:
@@ -102,11 +102,11 @@ class HostPath:
         self._open = wait_on
 
     def waits(self, turn: int) -> list[Callable[[], None]]:
-        """Each waits until a copy is there that this turn reads, or a turn before it. Called once."""
+        """Returns functions that wait for the copies that this or an earlier turn reads. Called once per turn."""
         due = [wait for arrives, wait in self._started if arrives <= turn]
         self._started = [(arrives, wait) for arrives, wait in self._started if arrives > turn]
         return due
 
     def close(self, complete: bool) -> None:
-        """complete: after all copies that have started; else as soon as can be."""
+        """Ends the copies. complete: Waits for those that have started; otherwise ends at once."""
         self._arena.close(complete)

@@ -1,7 +1,7 @@
-"""Memory in which the ranks of a node share experts. It outlives phases: pinning it for CUDA takes long.
+"""Memory in which the ranks of a node share experts. It outlives phases, since pinning it for CUDA takes long.
 
-Each phase takes places in it for its experts, under a version of its own, by which readers tell them from those of the
-phases before. The memory is made again only where a phase needs more places than there are.
+Each phase takes places for its experts under a new version, which distinguishes them from experts of earlier phases.
+The memory is allocated again only if a phase needs more places.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Expert = tuple[int, int]
 
 
 class Places:
-    """Of one phase's experts in the memory."""
+    """The places of one phase's experts."""
 
     def __init__(self, arena: HostArena | None, version: int, of: dict[Expert, int]) -> None:
-        """arena: None where there are no experts. version: of the phase. of: place, by expert."""
+        """arena: None without experts. version: Version of the phase. of: Place by expert."""
         self._arena, self._version, self._of = arena, version, of
 
     def _at(self, expert: Expert) -> tuple[HostArena, int]:
@@ -41,27 +41,27 @@ class Places:
         arena.publish(place, self._version, segments)
 
     def is_published(self, expert: Expert) -> bool:
-        """In this phase."""
+        """Returns whether the expert was published in this phase."""
         arena, place = self._at(expert)
         return arena.version(place) == self._version
 
     def is_intact(self, expert: Expert) -> bool:
-        """Whether it was published in this phase, and these bytes are there."""
+        """Returns whether the expert was published in this phase and its bytes are unchanged."""
         arena, place = self._at(expert)
         return arena.is_intact(place, self._version)
 
     def copy(self, expert: Expert, segments: list[Any]) -> bool:
-        """Copies an expert into uint8 arrays; False where it is not intact. Then what they hold is undefined."""
+        """Copies an expert into uint8 arrays. Returns False if it is not intact; the arrays are undefined then."""
         arena, place = self._at(expert)
         return arena.copy(place, self._version, segments)
 
     def segments(self, expert: Expert) -> list[Any]:
-        """Views of an expert's segments, uint8 [bytes] each, writable."""
+        """Returns writable views of an expert's segments, uint8 [bytes] each."""
         arena, place = self._at(expert)
         return arena.segments(place)
 
     def release(self) -> None:
-        """Lets go of the memory; nothing can be read or written any more."""
+        """Releases the memory. Nothing can be read or written afterwards."""
         self._arena = None
 
 
@@ -77,12 +77,15 @@ class NodeMemory:
         self._unpin: weakref.finalize[Any, Any] | None = None
 
     def take_places(self, experts: Sequence[Expert], segment_bytes: Sequence[int]) -> Places:
-        """Takes places for the experts of the next phase. Collective; every rank has ended the phase before.
+        """Takes places for the experts of the next phase. Collective, after every rank has ended the last phase.
 
-        experts: of this rank's node, in the same order on all of its ranks. segment_bytes: of each weight of an expert.
+        Args:
+            experts: Experts of this rank's node, in the same order on all of its ranks.
+            segment_bytes: Bytes of each weight of an expert.
 
-        Raises InputError, on all ranks, where a node's ranks cannot share the memory, and RuntimeError where they take
-        places for different experts.
+        Raises:
+            InputError: on all ranks, if a node's ranks cannot share memory.
+            RuntimeError: if ranks take places for different experts.
         """
         self._version += 1
         wanted = digest_of(list(segment_bytes), list(experts))
@@ -100,7 +103,7 @@ class NodeMemory:
         return node * self._ranks.ranks_per_node
 
     def _make(self, here: bool, places: int, segment_bytes: list[int]) -> None:
-        """The first rank of a node makes its memory, and the others open it. Collective. here: on this node."""
+        """Allocates memory on the first rank of a node, which the others open. Collective. here: Rank on this node."""
         first = self._first_rank(self._ranks.node)
         # Plans of one model need about as many places each. A quarter more spares the next one that needs more.
         sizes = [places + places // 4, places] if self._arena is not None else [places]
@@ -130,7 +133,7 @@ class NodeMemory:
                 )
 
     def _hold(self, make: Callable[[], HostArena], places: int) -> str:
-        """Holds the memory that it makes, pinned for CUDA. Returns why it cannot, for the other ranks, which wait."""
+        """Allocates the memory, pinned for CUDA. Returns why it cannot, for the waiting ranks."""
         try:
             arena = make()
             if self._ranks.device.type == "cuda":
@@ -152,7 +155,7 @@ class NodeMemory:
         return self._arena.num_bytes if self._arena is not None else 0
 
     def release(self) -> None:
-        """Lets the memory go, which no copy may read any more. The next phase makes another one."""
+        """Releases the memory, which no copy may be reading. The next phase allocates it again."""
         if self._unpin is not None:
             self._unpin()
         self._unpin = self._arena = None
@@ -160,7 +163,7 @@ class NodeMemory:
 
 
 def _pin(arena: HostArena, places: int) -> int:
-    """Where the memory begins that it pins. Never run on CUDA."""
+    """Pins the memory; returns its address. Never run on CUDA."""
     first, last = arena.segments(0)[0], arena.segments(places - 1)[-1]
     begin = first.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     end = -(-(last.ctypes.data + last.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -170,7 +173,7 @@ def _pin(arena: HostArena, places: int) -> int:
 
 
 def _unpin(arena: HostArena, begin: int, device: torch.device) -> None:
-    """arena: whose memory it is, which lives until then."""
+    """Unpins the memory of an arena, which must still exist."""
     torch.cuda.synchronize(device)
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(cuda.cudaHostUnregister(begin))

@@ -1,8 +1,7 @@
-"""Where the rows of one layer go: as planned, or as the router chose.
+"""Destinations of the rows of one layer, by the plan or by the router's choice.
 
-Planned sizes are known before the layer runs. Where the router may choose other experts than recorded, a row (a token
-at one of its experts) that was recorded takes the replica that was planned for it, any other one its expert's home;
-ranks exchange the counts.
+Planned sizes are known before the layer runs. If the router may choose other experts than recorded, a recorded row (a
+token at one of its experts) goes to its planned replica, any other row to its expert's home, and ranks exchange counts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ON_MISMATCH = ("refuse", "replay", "home")
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Sizes on the host, orders on the device."""
+    """Destinations: sizes on the host, orders on the device."""
 
     send: list[int]
     recv: list[int]
@@ -33,10 +32,14 @@ class Dispatch:
 
 
 def chosen_slots(planned: Tensor, recorded: Tensor, ids: Tensor, *, own: int, slots: int) -> tuple[Tensor, Tensor]:
-    """int64 [tokens, top_k]: rank · slots + slot of the rows of ids; and bool: which of them were recorded.
+    """Returns rank · slots + slot of each row, int64 [tokens, top_k], and whether its expert was recorded, bool.
 
-    planned: rank · slots + slot that serves each recorded row, −1 in rows without a route. recorded, ids: int64
-    [tokens, top_k]. own: homes of a rank.
+    Args:
+        planned: rank · slots + slot of each recorded row; −1 in rows without a route.
+        recorded: Recorded experts, int64 [tokens, top_k].
+        ids: Chosen experts, int64 [tokens, top_k].
+        own: Homes of a rank.
+        slots: Slots of a rank.
     """
     same = ids[:, :, None] == recorded[:, None, :]  # [token, chosen, recorded]
     as_recorded = same.any(2)
@@ -45,10 +48,14 @@ def chosen_slots(planned: Tensor, recorded: Tensor, ids: Tensor, *, own: int, sl
 
 
 def dispatch_to(slot: Tensor, *, slots: int, own: int, channel: Channel, word: Tensor | None = None) -> Dispatch:
-    """Of rows that other ranks know nothing of: counts are exchanged. Collective; waits for the device.
+    """Returns the destinations of rows whose counts ranks must exchange first. Collective; waits for the device.
 
-    slot: int64 [tokens, top_k], rank · slots + slot of each row; −1: it is not sent. own: homes of a rank, the first of
-    its slots. word: int64 [], of this rank, which all ranks learn; on all of them, or on none.
+    Args:
+        slot: rank · slots + slot of each row, int64 [tokens, top_k]; −1: not sent.
+        slots: Slots of a rank.
+        own: Homes of a rank, the first of its slots.
+        channel: Channel for rows.
+        word: A number of this rank that all ranks receive, int64 []; given on all ranks or on none.
     """
     ranks = dist.get_world_size(channel.group)
     to, order = slot.reshape(-1).sort(stable=True)

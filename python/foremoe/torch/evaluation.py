@@ -1,4 +1,4 @@
-"""Forwards without a plan, of which ranks may run different numbers, as generate() does."""
+"""Forwards without a plan, in different numbers on different ranks, as in generate()."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DONE, _FAILED = -1, -2
 
 
 class Evaluation:
-    """Before each layer, ranks agree which one it is. A rank that is done serves the rows of the others."""
+    """Before each layer, ranks agree on its index. A rank that has finished serves the rows of the others."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self._group = group
@@ -22,11 +22,11 @@ class Evaluation:
         self._ended = False
 
     def expect_layer(self, layer: int) -> None:
-        """Called by a rank that runs a layer. Collective. Raises RuntimeError where others run another one."""
+        """Agrees on the layer to run. Collective. Raises RuntimeError if ranks run different layers."""
         self._agree(layer)
 
     def serve(self, run: Callable[[int], Any]) -> None:
-        """Runs layers on no rows of this rank's own until all ranks are done. run: one layer, by its index."""
+        """Runs layers without rows of this rank until all ranks are done. run: Runs a layer, by its index."""
         while (layer := self._agree(_DONE)) >= 0:
             run(layer)
 
@@ -37,7 +37,7 @@ class Evaluation:
                 self._agree(_FAILED)
 
     def _agree(self, own: int) -> int:
-        """The layer that the other ranks run; negative when all are done."""
+        """Returns the layer that the other ranks run; negative when all are done."""
         said: list[int] = gathered(torch.tensor(own, device=self._device), self._group).tolist()
         running = {layer: rank for rank, layer in enumerate(said) if layer >= 0}
         self._ended = _FAILED in said or len(running) > 1

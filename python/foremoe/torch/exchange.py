@@ -1,4 +1,4 @@
-"""Rows on their way to the ranks that compute them, and back; experts' guests on the way."""
+"""The exchange of rows between ranks, and the computation of guests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .dispatch import Dispatch
 
 
 class AllToAll(torch.autograd.Function):
-    """Rows to other ranks, by split sizes that both sides know; gradients come back the same way.
+    """Sends rows to other ranks by known split sizes. Gradients return the same way.
 
     `before` and `after` are called in the backward pass, around its exchange.
     """
@@ -59,10 +59,19 @@ def exchanged(
     before: Callable[[], None] | None = None,
     after: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Sends rows to where they are computed, and adds up what comes back, by gates: [tokens, hidden].
+    """Sends rows to their destinations, and sums the results by gates.
 
-    hidden: [tokens, hidden]. gates: [tokens, top_k]. compute: of this rank's slots, [rows received, hidden], those of a
-    slot side by side. before, after: called in the backward pass, before its first exchange and after its last.
+    Args:
+        hidden: [tokens, hidden].
+        gates: [tokens, top_k].
+        to: Destinations.
+        channel: Channel for rows.
+        compute: Computes this rank's slots on [rows received, hidden], sorted by slot.
+        before: Called in the backward pass before its first exchange.
+        after: Called in the backward pass after its last exchange.
+
+    Returns:
+        [tokens, hidden].
     """
     token = to.order // gates.shape[1]
     # The dispatch is the last of the layer's backward, the combine the first.
@@ -79,10 +88,9 @@ def exchanged(
 
 
 def computed_in_slots(rows: Tensor, to: Dispatch, layer: ExpertLayer, guests: Any) -> Tensor:
-    """This rank's experts on their rows, then guests on theirs; so also in the backward pass, since copies of guests
-    overlap with the experts at home.
+    """Computes this rank's experts, then its guests, in the backward pass too: copies of guests overlap with experts.
 
-    rows: [rows, hidden], as `to` orders them. guests: as GuestRows takes it. Returns [rows, hidden].
+    rows: [rows, hidden], in the order of `to`. guests: See GuestRows. Returns [rows, hidden].
     """
     of_homes, of_guests = rows[: to.home_rows], rows[to.home_rows :]
 
@@ -106,14 +114,13 @@ def computed_in_slots(rows: Tensor, to: Dispatch, layer: ExpertLayer, guests: An
 
 
 class GuestRows(torch.autograd.Function):
-    """Guests' experts on their rows.
+    """Computes guests on their rows.
 
-    The graph of the layer's own function is kept, but not the weights in it: a buffer may be lent to another expert
-    between forward and backward, and then holds the guest again elsewhere. `guests` says where a turn finds them, and
-    takes their gradients.
+    The graph of the layer's function is kept without its weights: a buffer may hold another expert between forward and
+    backward, and the guest may then be in another buffer. `guests` returns the buffers of a turn and takes gradients.
 
-    `first` is called before anything else. Autograd runs the nodes that were made last first: what `first` computes
-    comes before the guests in the backward pass too.
+    `first` is called before anything else. Autograd runs nodes in reverse order of creation, so the computation of
+    `first` precedes the guests in the backward pass too.
     """
 
     @staticmethod

@@ -1,10 +1,10 @@
-"""One micro-step of a phase on this rank: what its layers exchange and compute.
+"""One micro-step of a phase on this rank: the exchanges and computations of its layers.
 
-Sizes and orders of all layers are on the device before the first of them runs, so that no layer waits for the device.
-A layer's forward is a turn, and so is its backward. Guests are where they are for one of each, in the order of the
-plan: another order is refused. What a checkpoint computes again is no turn of its own; it finds the guests in place.
-So does a second forward of the micro-step, such as that of a reference model under torch.no_grad(), unless the slots of
-guests serve other layers by then: in that case all rows go to their experts' homes.
+Sizes and orders of all layers are on the device before the first layer runs, so that no layer waits for the device. A
+layer's forward is a turn, and so is its backward. Guests are in place for one of each, in the order of the plan; any
+other order is refused. A recomputation by a checkpoint is no turn of its own and finds the guests in place. So does a
+second forward of the micro-step, such as that of a reference model under torch.no_grad(), unless the guest slots serve
+other layers by then: its rows then go to their experts' homes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .tables import to_device
 
 @dataclass
 class LayerRows:
-    """Where the rows of one layer go. What is on the device is there before the layer runs."""
+    """Destinations of the rows of one layer. Device tensors are complete before the layer runs."""
 
     turn: LayerTurn
     planned: Dispatch
@@ -46,7 +46,7 @@ class LayerRows:
 
 
 class MicroStep:
-    """Prepared when it is made; execute() runs its layers."""
+    """A prepared micro-step; execute() runs its layers."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class MicroStep:
         at_homes: set[int],
         note_forward: Callable[[], None],
     ) -> None:
-        """at_homes: layers that run without their guests. note_forward: called before a layer runs."""
+        """at_homes: Layers that run without their guests. note_forward: Called before a layer runs."""
         self._planned = planned
         self._experts = experts
         self._routes = routes
@@ -74,7 +74,7 @@ class MicroStep:
         self.layers = [self._prepare(*of) for of in zip(turns, tables, strict=True)]
 
     def _tables(self, turn: foremoe.RankTurn) -> dict[str, Tensor]:
-        """On the host, by their names in LayerRows and Dispatch."""
+        """Returns host tensors by their names in LayerRows and Dispatch."""
         routes, homes = self._routes, self._experts.ranks.homes
         recorded = np.ascontiguousarray(routes.own[self._number][:, turn.layer].numpy())
         ends = turn.slot_offsets[1:].astype(np.int32)
@@ -126,10 +126,10 @@ class MicroStep:
         )
 
     def execute(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
-        """One layer, forward: [tokens, hidden]; ids and gates: [tokens, top_k].
+        """Runs the forward of one layer. hidden: [tokens, hidden]. ids, gates: [tokens, top_k].
 
-        Rows without a route are dropped, or computed at homes; under on_mismatch="home" so are rows whose expert was
-        not recorded.
+        Rows without a route are dropped or computed at homes; under on_mismatch="home" rows of experts that were not
+        recorded are computed at homes too.
         """
         self._experts.expect_callable()
         self._note_forward()
@@ -171,8 +171,11 @@ class MicroStep:
         return out
 
     def _expect_next(self, index: int, repeats: bool) -> None:
-        """Raises RuntimeError where a forward begins before another has ended, as one does that is tried again: other
-        ranks would exchange rows of other layers. Announces a further forward, which they must run, too."""
+        """Announces a further forward, which all ranks must run.
+
+        Raises RuntimeError if a forward begins before the last one has ended, for example if it is retried: other ranks
+        would exchange rows of other layers.
+        """
         ranks, last = self._experts.ranks, len(self.layers)
         if index == 0 and 0 < self._next_layer < last:
             raise RuntimeError(
@@ -188,7 +191,7 @@ class MicroStep:
         self._next_layer = index + 1
 
     def _reached(self, of: LayerRows, gradient: Tensor) -> None:
-        """Its backward begins. gradient: of the layer's output, not 0 in dropped rows that something reads."""
+        """Called when its backward begins. gradient: Of the layer's output; not 0 in dropped rows that are read."""
         if self._is_over:
             name = self._experts.layers[of.turn.layer].name
             raise RuntimeError(
@@ -198,7 +201,7 @@ class MicroStep:
             self._beside.read += (gradient.index_select(0, of.dropped) != 0).any(-1).sum()
 
     def _repeated(self, of: LayerRows, had_graph: bool) -> Dispatch:
-        """Where rows of a second forward go. had_graph: whether an earlier one had gradients."""
+        """Returns the destinations of a second forward. had_graph: Whether an earlier forward had gradients."""
         name = self._experts.layers[of.turn.layer].name
         if of.slots is not None:
             raise RuntimeError(
@@ -216,9 +219,9 @@ class MicroStep:
         return of.at_homes
 
     def _dispatch(self, of: LayerRows, ids: Tensor) -> Dispatch:
-        """Where rows go. Where routes are replayed, ids that are none of them are noted: the phase's end refuses them.
+        """Returns the destinations of rows. Replayed routes that differ from ids are recorded for the end of the phase.
 
-        Collective where they are not.
+        Collective unless routes are replayed.
         """
         beside, ranks, layer, routed = self._beside, self._experts.ranks, of.turn.layer, of.recorded >= 0
         if of.slots is None:
@@ -240,8 +243,10 @@ class MicroStep:
         return to
 
     def finish(self, needs_all_ranks: bool) -> None:
-        """Runs a backward that was left out, with gradients of zero: other ranks have rows here. Raises RuntimeError
-        where it cannot."""
+        """Runs an omitted backward with zero gradients, since other ranks have rows here.
+
+        Raises RuntimeError if it cannot.
+        """
         for layer, of in zip(self._experts.layers, self.layers, strict=True):
             if not of.turn.ran:
                 raise RuntimeError(
@@ -270,7 +275,7 @@ class MicroStep:
         self._is_over = True
 
     def run_idle(self) -> None:
-        """All layers on no rows of this rank's own, forward and backward: it serves the rows of others."""
+        """Runs all layers forward and backward without rows of this rank, which serves the rows of others."""
         self._note_forward = lambda: None  # no wrapper of the model runs
         outputs = []
         for i, layer in enumerate(self._experts.layers):
