@@ -1,4 +1,4 @@
-"""What ExpertParallel is given beside its layers: the same on all ranks of its group, and checked."""
+"""Arguments of ExpertParallel other than its layers, equal on all ranks of its group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foremoe.files import expect
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutorArguments(arguments.PlanningArguments):
-    """As ExpertParallel takes them, with the group that None stands for."""
+    """The arguments of ExpertParallel, with the group in place of None."""
 
     group: Any
     path: str
@@ -31,8 +31,8 @@ class ExecutorArguments(arguments.PlanningArguments):
         return {name: value for name, value in self.compared().items() if name not in ("group", "copy_group")}
 
     def expect_executable(self) -> None:
-        """Raises InputError for an argument of another type, for what cannot be executed, and for groups that are not
-        of this rank, or not of the same ranks."""
+        """Raises InputError for arguments of another type or that cannot be executed, and for groups without this rank
+        or of different ranks."""
         expect(numbers.Integral, depth=self.depth)
         if self.ranks_per_node is not None:
             expect(numbers.Integral, ranks_per_node=self.ranks_per_node)
@@ -56,14 +56,14 @@ class ExecutorArguments(arguments.PlanningArguments):
 
     @property
     def replicas(self) -> list[int] | None:
-        """The ranks that hold the same experts, in the default group; None where there are no replicas."""
+        """Ranks that hold the same experts, in the default group. None without replicas."""
         if self.replicate_group is None or self.replicate_group is ...:
             return None
         return ranks_of(self.replicate_group, "replicate_group")
 
 
 def ranks_of(group: Any, name: str) -> list[int]:
-    """Of the default group, in the order of this one. Raises InputError unless this process is one of them."""
+    """Returns a group's ranks in the default group. Raises InputError unless this process is one of them."""
     is_group = isinstance(group, dist.ProcessGroup)
     if group is dist.GroupMember.NON_GROUP_MEMBER or (is_group and dist.get_rank(group) < 0):
         raise foremoe.InputError(f"{name}: this process is none of its ranks", field=name)
@@ -73,7 +73,7 @@ def ranks_of(group: Any, name: str) -> list[int]:
 
 
 def _named(group: Any) -> str:
-    """Its ranks, and the name by which they find each other, which tells two groups of the same ranks apart."""
+    """Returns a group's ranks and unique name, which differs between two groups of the same ranks."""
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         return repr(group)
     return f"{dist.get_process_group_ranks(group)} named {group.group_name}"

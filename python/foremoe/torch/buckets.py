@@ -1,4 +1,4 @@
-"""The mean of many small tensors over ranks, in few collectives."""
+"""Averages of many small tensors over ranks, in few collectives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BUCKET_BYTES = 25 << 20  # as DistributedDataParallel
 def average_in_buckets(tensors: Sequence[Tensor], group: Any, bucket_bytes: int = BUCKET_BYTES) -> None:
     """Replaces each tensor by its mean over the ranks of the group. Collective.
 
-    tensors: of the same shapes and types on all ranks, in the same order.
+    One all_reduce serves consecutive tensors of one type and device, up to bucket_bytes; sparse tensors have one each.
+    An element's position in a bucket decides the order in which ranks are summed: with three or more ranks its last bit
+    may differ from an all_reduce per tensor. It is equal on all ranks.
 
-    One all_reduce serves consecutive tensors of one type and device, up to bucket_bytes. The place of an element in a
-    bucket decides in which order ranks are summed: from three ranks on, its last bit may differ from that of an
-    all_reduce per tensor. It is the same on all ranks. Sparse tensors have one each.
+    tensors: Of equal shapes and types on all ranks, in one order.
     """
     ranks = dist.get_world_size(group)
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""The process groups over which the ranks of an ExpertParallel send rows and copies, plan, and agree."""
+"""The process groups of an ExpertParallel for rows, copies, plans and agreement."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from foremoe._engine.together import Channel, Failures
 def with_channels(
     ranks: Ranks, copy_group: Any, replicate_group: Any, grid: list[list[int]], *, agree: bool
 ) -> tuple[Ranks, list[Channel]]:
-    """The ranks with channels of their own, and those of these that end with the ExpertParallel. Collective over the
-    default group.
+    """Returns ranks with channels, and the channels that end with the ExpertParallel. Collective over all ranks.
 
-    copy_group: the user's, for copies; None: one is made. replicate_group: the user's, or None. grid: as Ranks has it.
-    agree: whether ranks agree about copies by the host path.
+    Args:
+        ranks: Ranks without channels.
+        copy_group: The user's group for copies. None: creates one.
+        replicate_group: The user's group, or None.
+        grid: See Ranks.
+        agree: Whether ranks agree about copies by the host path.
     """
     backend = dist.get_backend(ranks.group)
     # On gloo rows have a group of their own, which ends when a rank fails. On NCCL one would take memory, and would not
@@ -64,8 +67,11 @@ def with_channels(
 
 
 def replicas_of(group: list[int], of_all: Sequence[Any]) -> list[list[int]]:
-    """The ranks of all replicas of this group, [replica][rank], from what each rank of the default group says: the
-    ranks of its group and those of its replicate group, or None. Raises InputError where these make no grid."""
+    """Returns the ranks of all replicas of this group, [replica][rank].
+
+    of_all: By rank of the default group, the ranks of its group and of its replicate group, or None. Raises InputError
+    if these form no grid.
+    """
     for rank, said in enumerate(of_all):
         own, replicas = said or ([rank], None)
         if replicas is None:

@@ -1,4 +1,4 @@
-"""The parameters that are no experts: which ones they are, and who averages their gradients."""
+"""The parameters that are no experts, and the averaging of their gradients."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _DRIFT = (
 
 
 class Dense:
-    """All trained parameters of a model but its experts."""
+    """All trained parameters of a model except its experts."""
 
     def __init__(self, experts: SpreadExperts) -> None:
         self._experts = experts
@@ -82,12 +82,11 @@ class Dense:
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether every rank needs a batch in every micro-step. Also the trainer may have made a
-        DistributedDataParallel, which a rank without a batch would leave waiting."""
+        """Whether every rank needs a batch in every micro-step, also for a DistributedDataParallel of the trainer."""
         return self.is_sharded or (self.model is not None and is_in_ddp(self.model))
 
     def wrap(self, model: torch.nn.Module, wrapper: str | None, sharded: Iterable[str]) -> torch.nn.Module:
-        """As ExpertParallel.wrap(). Collective over all replicas."""
+        """See ExpertParallel.wrap(). Collective over all replicas."""
         experts, group = self._experts.parameters(), self._experts.ranks.trainers
         with refused_together(group) as given:
             given.expect_alike({"wrapper": repr(wrapper)})
@@ -128,7 +127,7 @@ class Dense:
         return self._wrapped  # type: ignore[no-any-return]
 
     def _expect_whole_model(self, model: torch.nn.Module) -> None:
-        """Raises InputError where the model lacks trained parameters of the one whose layers are spread."""
+        """Raises InputError if the model lacks trained parameters of the model whose layers are spread."""
         known = getattr(self._experts.layers[0], "model", None)
         held = {id(p) for p in model.parameters()}
         for name, p in known.named_parameters() if known is not None else ():
@@ -151,17 +150,17 @@ class Dense:
         return found
 
     def unwrap(self) -> None:
-        """Shows the experts to a DistributedDataParallel that is made from now on, and forgets earlier ones."""
+        """Stops hiding the experts from DistributedDataParallel, and forgets earlier wrappers."""
         if self.model is not None:
             show_to_ddp(self.model, self._experts.parameters())
             forget_ddp(self.model)
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Those that are trained, by name; under "fsdp2" this rank's shards. Not inside of forward or backward."""
+        """Returns the trained parameters by name; under "fsdp2" this rank's shards. Not during forward or backward."""
         return {name: p for name, p in self._all() if p.requires_grad}
 
     def _all(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Also those that are frozen."""
+        """Returns trained and frozen parameters."""
         if self.model is None:
             return []
         reshard(self.model)
@@ -172,7 +171,7 @@ class Dense:
         return [(name, p) for name, p in model.named_parameters() if id(p) not in experts]
 
     def trained_with(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer that trains experts steps: what else it trains must be the same on all ranks, too."""
+        """Notes an optimizer that trains experts: its other parameters must be equal on all ranks too."""
         known = {id(p) for p in self.model.parameters()} if self.model is not None else set()
         known |= {id(p) for p in self._experts.parameters()}
         held = [p for of in optimizer.param_groups for p in of["params"]]
@@ -180,12 +179,12 @@ class Dense:
         self._beside = {} if self.model is None else _unsharded(others, set())
 
     def tell(self, given: Given) -> None:
-        """Some elements of each must be the same on all ranks. Waits for the device."""
+        """Requires some elements of each parameter to be equal on all ranks. Waits for the device."""
         self._compared = _unsharded(self._all(), self.sharded) | self._beside
         given.expect_alike(samples_of(self._compared), hint=_DRIFT if self._has_drained else _AT_FIRST)
 
     def note_forward(self) -> None:
-        """Called in each forward of a layer. One that a checkpoint computes again runs outside of its wrapper."""
+        """Called in each forward of a layer. A recomputation runs outside of its wrapper and is ignored."""
         ddp = active_ddp()
         if torch._C._current_graph_task_id() < 0 and (ddp is not None or torch.is_grad_enabled()):
             self._ddp = ddp
@@ -193,17 +192,17 @@ class Dense:
             self._in_no_sync = not syncs
 
     def note_backward(self) -> None:
-        """Called when a micro-step has run."""
+        """Called after a micro-step."""
         self._in_no_sync |= self.model is not None and is_in_no_sync(self.model)
 
     def expect_averaged(self) -> None:
-        """Raises RuntimeError where gradients of the last micro-step were not averaged, and will not be."""
+        """Raises RuntimeError if nothing has averaged, or will average, gradients of the last micro-step."""
         if problem := self._never_averaged() or (_NO_SYNC if self._in_no_sync else ""):
             raise RuntimeError(problem)
         self._has_drained = True
 
     def _never_averaged(self) -> str:
-        """Why nothing averages the gradients of the forward that ran last; "" if something does."""
+        """Returns why nothing averages the gradients of the last forward; "" if something does."""
         ranks, ddp = self._experts.ranks, self._ddp
         if ranks.num_trainers == 1:
             return ""
@@ -226,7 +225,7 @@ class Dense:
         return ""
 
     def _begin_home_pass(self, layer: int) -> HomePass:
-        """As SpreadExperts calls it. Outside of a phase, gradients of experts become means over all ranks, and ranks
+        """Begins a forward at homes. Outside of a phase, gradients of experts become means over all ranks, and ranks
         compare other weights in the exchange of counts of the first layer."""
         self.note_forward()
         word = torch.zeros((), dtype=torch.int64, device=self._experts.ranks.device)
@@ -252,19 +251,19 @@ class Dense:
         return HomePass(word, self._refuse_drift, expect_averaged, mean)
 
     def _refuse_drift(self) -> None:
-        """Called on all ranks of the group. Raises InputError that names the first weight that differs."""
+        """Raises InputError with the first weight that differs. Collective."""
         with refused_together(self._experts.ranks.group) as given:
             given.expect_alike(samples_of(self._compared), hint=_DRIFT)
 
     def averaged(self) -> dict[str, str]:
-        """How the parameters take part in average(), by names for messages; the same on all ranks, or they would wait
-        for each other in it."""
+        """Returns how each parameter takes part in average(), by name. Ranks with different values would wait for each
+        other there."""
         if self._wrapper is not None:
             return {}
         return {f"model[{name}]": _part(p) for name, p in self._whole()}
 
     def average(self) -> None:
-        """Replaces gradients by their means over ranks, unless a wrapper or the trainer does. Collective.
+        """Replaces gradients by their means over ranks, unless a wrapper or the trainer averages them. Collective.
 
         A parameter without a gradient counts as zeros; without one on any rank, it has none.
         """
@@ -280,14 +279,13 @@ class Dense:
             p.grad = gradient if on_any else None
 
     def _whole(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Those that are shards neither of FSDP2, which averages their gradients, nor of other code; in the same order
-        on all ranks."""
+        """Returns the parameters that neither FSDP2 nor other code shards, in one order on all ranks."""
         whole = [(name, p) for name, p in self._all() if not (self.is_sharded and is_dtensor(p))]
         return sorted(((name, p) for name, p in whole if name not in self.sharded), key=operator.itemgetter(0))
 
 
 def _unsharded(named: Iterable[tuple[str, torch.nn.Parameter]], sharded: set[str]) -> dict[str, torch.nn.Parameter]:
-    """Those that must be the same on all ranks, by names for messages. sharded: names."""
+    """Returns the parameters that must be equal on all ranks, by name. sharded: Names of the others."""
     return {f"weights[{name}]": p for name, p in named if name not in sharded and not is_dtensor(p)}
 
 

@@ -1,4 +1,4 @@
-"""Gradients of a phase, which begin with none and end as the mean over ranks; and their norm."""
+"""Gradients of a phase, which are averaged over ranks at its end, and their norm."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .spread import Accumulated, SpreadExperts
 
 
 class PhaseGradients:
-    """Takes the gradients of parameters away when it is made. They come back with those of the phase added (finish), or
-    as they were (give_back)."""
+    """Stores the gradients of parameters. They return with those of the phase added (finish) or unchanged
+    (give_back)."""
 
     def __init__(self, experts: SpreadExperts, dense: Dense) -> None:
         self._experts, self._dense = experts, dense
@@ -37,7 +37,7 @@ class PhaseGradients:
         self._accumulated = [Accumulated(weight) for weight in experts.parameters() if weight.requires_grad]
 
     def expect_accumulated(self) -> None:
-        """Raises RuntimeError where something but autograd wrote gradients of experts since the phase began."""
+        """Raises RuntimeError if anything except autograd wrote gradients of experts since the phase began."""
         if any(of.is_written() for of in self._accumulated):
             raise RuntimeError(
                 "gradients of experts were written inside a phase, before drain(), as zero_grad() does: those of "
@@ -45,7 +45,7 @@ class PhaseGradients:
             )
 
     def expect_trained(self) -> None:
-        """Raises RuntimeError where autograd summed no gradient of any expert."""
+        """Raises RuntimeError if autograd summed no gradient of any expert."""
         if self._accumulated and not self._experts.is_sharded and not any(of.has_summed for of in self._accumulated):
             raise RuntimeError(
                 "no backward of this phase reached this rank's experts: torch.autograd.grad() and backward(inputs=...) "
@@ -59,7 +59,7 @@ class PhaseGradients:
 
     @torch.no_grad()
     def give_back(self) -> None:
-        """Nothing is half applied."""
+        """Restores the stored gradients, so that nothing is half applied."""
         self._release()
         for weight, grad, value in self._before:
             if grad is not None and value is not None and value is not grad:
@@ -68,7 +68,7 @@ class PhaseGradients:
 
     @torch.no_grad()
     def finish(self, guests: Guests) -> None:
-        """Brings those of guests home, and averages all that no wrapper has averaged. Collective."""
+        """Sends gradients of guests home, and averages all that no wrapper has averaged. Collective."""
         guests.bring_home(*range(len(self._experts.layers)))
         for i, layer in enumerate(self._experts.layers):
             weights = layer.weights()
@@ -101,8 +101,15 @@ def clip(
     max_norm: float,
     sharded: Container[str],
 ) -> Tensor:
-    """As ExpertParallel.clip_grad_norm_(). experts: this rank's. dense: all others, by name; whole, or shards of FSDP2.
-    sharded: names of those of which each rank has another part."""
+    """See ExpertParallel.clip_grad_norm_().
+
+    Args:
+        experts: This rank's experts.
+        dense: All other parameters by name; whole, or shards of FSDP2.
+        ranks: The ranks.
+        max_norm: Largest norm.
+        sharded: Names of parameters of which each rank has a different part.
+    """
     parts = [(p, ranks.num_ranks) for p in experts]
     parts += [(p, ranks.num_ranks if name in sharded else num_parts(p)) for name, p in dense.items()]
     squares = torch.zeros((), dtype=torch.float64, device=ranks.device)

@@ -1,4 +1,4 @@
-"""Refuses what would overwrite this rank's experts, average them with other ranks' experts, or never train them."""
+"""Guards against code that overwrites this rank's experts, averages them with others, or never trains them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REPLACED: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakVa
 
 
 def refuse_optimizers_of(replaced: Iterable[torch.nn.Parameter]) -> None:
-    """From now on, no optimizer steps that holds one of these parameters, which others have replaced in the model."""
+    """Makes steps of optimizers raise that hold one of these parameters, which were replaced in the model."""
     _REPLACED.update({id(weight): weight for weight in replaced})
     _watch_optimizers()
 
@@ -65,7 +65,7 @@ def _watch_optimizers() -> None:
 
 
 def _scaler_of_one_rank() -> bool:
-    """Whether a GradScaler of torch, which knows this rank's gradients alone, steps an optimizer."""
+    """Returns whether torch's GradScaler, which sees only this rank's gradients, steps an optimizer."""
     frame = inspect.currentframe()
     for _ in range(_DEEPEST):
         frame = frame and frame.f_back
@@ -77,7 +77,7 @@ def _scaler_of_one_rank() -> bool:
 
 
 class OwnExperts:
-    """The experts that a rank owns while a model is spread."""
+    """The experts of a rank while a model is spread."""
 
     def __init__(self, experts: list[torch.nn.Parameter], ranks: Ranks) -> None:
         self._experts = experts
@@ -90,12 +90,12 @@ class OwnExperts:
         _watch_optimizers()
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the optimizer holds experts, of which other ranks have others."""
+        """Returns whether the optimizer holds experts."""
         experts = {id(weight) for weight in self._experts} if self._ranks.num_ranks > 1 else set()
         return any(id(p) in experts for of in optimizer.param_groups for p in of["params"])
 
     def accept_loads_of(self, model: torch.nn.Module) -> None:
-        """From now on, accepts experts that load_state_dict() of the model, or of a part of it, writes."""
+        """Accepts experts that load_state_dict() of the model, or of a part of it, writes from now on."""
         experts = {id(weight) for weight in self._experts}
         for module in model.modules():
             holds = any(id(p) in experts for p in module.parameters(recurse=False))
@@ -109,18 +109,21 @@ class OwnExperts:
 
     @torch.no_grad()
     def accept(self, weight: torch.nn.Parameter, value: Tensor) -> None:
-        """Accepts what is about to be loaded on purpose into a weight; any other model's is ignored."""
+        """Accepts a value that is about to be loaded into a weight. Ignores weights of other models."""
         for i, own in enumerate(self._experts):
             if own is weight:
                 self._at_first[i] = _sample(value.to(weight.dtype))
 
     def loaded(self) -> None:
-        """Accepts the weights that were just loaded on purpose."""
+        """Accepts the weights that were just loaded."""
         self._at_first = self._fingerprint()
 
     def expect_no_ddp(self) -> None:
-        """Raises RuntimeError in the forward of a DistributedDataParallel that holds experts: it would average other
-        experts' gradients into theirs, and has overwritten the experts of all ranks but one when it was made."""
+        """Raises RuntimeError in the forward of a DistributedDataParallel that holds experts.
+
+        It overwrote the experts of all ranks but one when it was created, and would average gradients of different
+        experts.
+        """
         ddp: Any = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
         if ddp is None or ddp in self._checked:
             return
@@ -134,8 +137,7 @@ class OwnExperts:
         self._checked.add(ddp)
 
     def expect_not_overwritten(self) -> None:
-        """Raises RuntimeError, on all ranks, where two ranks have the same weight that once had different ones.
-        Collective.
+        """Raises RuntimeError on all ranks if two ranks have equal weights that differed before. Collective.
 
         Compares a sample of each weight.
         """
@@ -153,7 +155,7 @@ class OwnExperts:
                     )
 
     def tell(self, given: Given) -> None:
-        """The same samples must be found on all ranks that hold these experts."""
+        """Requires equal samples on all ranks that hold these experts."""
         if self._ranks.replicas is not None:
             replicas = dist.get_process_group_ranks(self._ranks.replicas.group)
             samples = {f"experts[{i}]": digest_of(of.numpy())[:8] for i, of in enumerate(self._fingerprint().cpu())}
@@ -161,7 +163,7 @@ class OwnExperts:
 
     @torch.no_grad()
     def _fingerprint(self) -> Tensor:
-        """float64 [weights, sample]: the beginning of each weight of this rank's first expert."""
+        """Returns the beginning of each weight of this rank's first expert, float64 [weights, sample]."""
         return torch.stack([_sample(weight) for weight in self._experts])
 
 
@@ -179,6 +181,6 @@ def _accept_loaded(module: torch.nn.Module, state: Mapping[str, Any], prefix: st
 
 
 def _sample(weight: Tensor) -> Tensor:
-    """float64 [sample], zeros after its end: the beginning of a weight's first expert on this rank."""
+    """Returns the beginning of a weight's first expert on this rank, float64 [sample], padded with zeros."""
     sample = local(weight)[0].reshape(-1)[:_SAMPLE].double()
     return torch.nn.functional.pad(sample, (0, _SAMPLE - len(sample)))

@@ -1,4 +1,4 @@
-"""What parameters hold, in few numbers: for ranks to compare."""
+"""Samples and digests of parameters, for comparison between ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 
 
 def _few_of(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Four elements of each tensor, or all if there are fewer, at places that its size alone decides. A dict for each
-    type and device."""
+    """Returns four elements of each tensor, or all if fewer, at positions that depend on its size. One dict per type
+    and device."""
     alike: dict[Any, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         flat = tensor.detach().reshape(-1)
@@ -26,7 +26,7 @@ def _few_of(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def samples_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Few elements of each tensor. One copy from the device for all tensors of a type."""
+    """Returns few elements of each tensor, with one copy from the device per type."""
     found: dict[str, str] = {}
     for of_kind in _few_of(tensors):
         sizes = [len(few) for few in of_kind.values()]
@@ -37,7 +37,7 @@ def samples_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 @torch.no_grad()
 def number_of_samples(tensors: Mapping[str, Tensor], total: Tensor) -> Tensor:
-    """A number of few elements of each tensor, added to total, int64 []. Does not wait for the device."""
+    """Returns total, int64 [], plus a number of few elements of each tensor. Does not wait for the device."""
     for of_kind in _few_of(tensors):
         total = total * 31 + _number_of(torch.cat(list(of_kind.values()))).to(total.device)
     return total
@@ -45,7 +45,7 @@ def number_of_samples(tensors: Mapping[str, Tensor], total: Tensor) -> Tensor:
 
 @torch.no_grad()
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """A number of all bits of each tensor, in hex. One copy from the device."""
+    """Returns a digest of all bits of each tensor, in hex, with one copy from the device."""
     if not tensors:
         return {}
     device = next(iter(tensors.values())).device
@@ -54,7 +54,7 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _number_of(tensor: Tensor) -> Tensor:
-    """int64 []: a sum of all elements' bits, each times a number of its place. It wraps."""
+    """Returns the sum of all elements' bits, each times a number of its position, int64 []. Wraps on overflow."""
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     words = tensor.reshape(-1).view(_INTEGERS.get(tensor.element_size(), torch.uint8))
     for part in torch.split(words, _AT_ONCE):

@@ -1,4 +1,4 @@
-"""Whole models from spread ones and back: for files, for the rollout model, and for another number of ranks."""
+"""Conversion between spread and whole models, for files, rollout models and other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .wrappers import fsdp2_modules, reshard
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside DistributedDataParallel, with the parameters that its optimizer knows."""
+    """Returns the model inside DistributedDataParallel, which has the optimizer's parameters."""
     while isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
     reshard(model)
@@ -27,7 +27,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def entries_of(shards: ExpertShards, model: torch.nn.Module) -> dict[str, Any]:
-    """The model's own state_dict() with the parameters themselves, so that tied weights are recognised.
+    """Returns the model's state_dict() with the parameters themselves, so that tied weights are recognised.
 
     Raises InputError for a model without these experts.
     """
@@ -43,7 +43,7 @@ def entries_of(shards: ExpertShards, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _agreed_entries(shards: ExpertShards, model: torch.nn.Module, **alike: bool) -> Iterator[tuple[list[str], Any]]:
-    """Entries in one order on all ranks, and the names of each. alike: options, the same on all ranks. Collective."""
+    """Returns entries in one order on all ranks, with their names. alike: Options, equal on all ranks. Collective."""
     with refused_together(shards.everyone) as given:
         given.expect_alike({name: repr(value) for name, value in alike.items()})
         if not isinstance(model, torch.nn.Module):
@@ -58,14 +58,14 @@ def _agreed_entries(shards: ExpertShards, model: torch.nn.Module, **alike: bool)
 
 @torch.no_grad()
 def whole(value: Any) -> Any:
-    """A DTensor with the parts of all ranks; anything else as it is. Collective."""
+    """Returns a DTensor with the parts of all ranks; any other value unchanged. Collective."""
     if not isinstance(value, Tensor):
         return value
     return value.full_tensor() if is_dtensor(value) else value.detach()
 
 
 def whole_copy(value: Any, cpu_offload: bool) -> Any:
-    """As whole(), in memory of its own, and on the CPU where that is asked."""
+    """Returns a copy of whole(), on the CPU if cpu_offload."""
     found = whole(value)
     if not isinstance(value, Tensor):
         return found
@@ -74,9 +74,10 @@ def whole_copy(value: Any, cpu_offload: bool) -> Any:
 
 
 def whole_entries(shards: ExpertShards, model: torch.nn.Module) -> Iterator[tuple[list[str], Any]]:
-    """The names and the value of each entry of the unspread model's state_dict(); tied weights have several names.
+    """Yields names and value of each entry of the unspread model's state_dict(). Tied weights have several names.
 
-    Collective: all ranks take all entries, in this order. One entry is whole at a time, unless the caller keeps them.
+    Collective: all ranks iterate over all entries in this order. One entry is whole at a time, unless the caller keeps
+    them.
     """
     return ((names, whole(value)) for names, value in _agreed_entries(shards, model))
 
@@ -107,7 +108,7 @@ def load_whole_state_dict(shards: ExpertShards, model: torch.nn.Module, state: M
 
 
 def distributed(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, sharded where `like` is a DTensor. Not collective."""
+    """Returns a whole tensor, sharded if `like` is a DTensor. Not collective."""
     if not is_dtensor(like):
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -116,7 +117,7 @@ def distributed(value: Tensor, like: Tensor) -> Tensor:
 
 
 def expect_shape(name: str, given: Any, like: Tensor) -> None:
-    """Raises InputError for an entry of `state` that is no tensor of this shape, or a part of one."""
+    """Raises InputError for an entry of `state` that is neither a tensor of this shape nor a part of one."""
     found = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
     if found != tuple(like.shape) or is_dtensor(given):
         parts = " in parts" if is_dtensor(given) else ""
@@ -153,7 +154,7 @@ def save_pretrained(
 
 @contextlib.contextmanager
 def _as_unspread(shards: ExpertShards, model: torch.nn.Module) -> Iterator[None]:
-    """The model has the class, the number of parameters and the methods of the unspread one inside."""
+    """Inside, the model has the class, number of parameters and methods of the unspread model."""
     kept, kind = dict(vars(model)), type(model)
     num_parameters = sum(p.numel() * (shards.num_ranks if shards.holds(p) else 1) for p in model.parameters())
     vars(model).pop("save_pretrained", None)

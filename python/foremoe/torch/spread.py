@@ -1,4 +1,4 @@
-"""The experts of a model, spread over the ranks of a group: each rank has its own."""
+"""The experts of a model, spread over the ranks of a group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .exchange import exchanged
 
 
 class Accumulated:
-    """The gradient that autograd sums for a weight, and whether anything else has written it."""
+    """The gradient that autograd sums for a weight, and whether other code has written it."""
 
     def __init__(self, weight: torch.nn.Parameter) -> None:
         self._weight = weight
@@ -56,10 +56,13 @@ ExecuteLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class HomePass:
-    """What a forward of a layer at homes needs beside its rows.
+    """Hooks of a layer's forward at homes.
 
-    word: int64 [], where it is not 0, the same on all ranks whose word is not 0. refuse: called on all ranks where it
-    is not. before_backward: called when the backward begins. of_gradients: applied there to gradients of experts.
+    Attributes:
+        word: int64 []. All nonzero words must be equal.
+        refuse: Called on all ranks if they are not.
+        before_backward: Called when the backward begins.
+        of_gradients: Applied in the backward to gradients of experts.
     """
 
     word: Tensor
@@ -69,11 +72,11 @@ class HomePass:
 
 
 class SpreadExperts:
-    """Making it replaces the parameters of every layer by this rank's, E/R of each, ascending. Those that are DTensors
-    lie on their ranks already, and stay."""
+    """The constructor replaces the parameters of every layer by those of this rank, E/R of each, ascending. DTensors
+    are on their ranks already and stay."""
 
     def __init__(self, layers: list[ExpertLayer], ranks: Ranks) -> None:
-        """layers: accepted by expect_layers()."""
+        """layers: Layers that expect_layers() accepts."""
         self.layers = layers
         self.ranks = ranks
         self.num_experts, self.top_k = layers[0].num_experts, layers[0].top_k
@@ -94,15 +97,15 @@ class SpreadExperts:
         mark_spread(self._spread)
 
     def _of_this_rank(self, whole: Tensor) -> Tensor:
-        """whole: [experts, …]."""
+        """Returns this rank's part of [experts, …]."""
         return whole[self.ranks.rank * self.ranks.homes :][: self.ranks.homes]
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """This rank's, of all layers."""
+        """Returns this rank's parameters of all layers."""
         return [weight for layer in self.layers for weight in layer.weights().values()]
 
     def expect_own(self, layers: Iterable[ExpertLayer] | None = None) -> None:
-        """Raises InputError where layers (None: any) have other parameters than this rank's, which were put there."""
+        """Raises InputError if layers (None: any) no longer have the parameters of this rank."""
         for layer in () if self.is_sharded else layers or self.layers:
             for name, weight in layer.weights().items():
                 if id(weight) not in self._own:
@@ -141,9 +144,9 @@ class SpreadExperts:
             raise RuntimeError("a phase failed: what it sent may still be on its way; begin anew with other groups")
 
     def at_homes(self, index: int, hidden: Tensor, ids: Tensor, gates: Tensor) -> tuple[Tensor, int]:
-        """Rows that no plan knows, at their experts' homes, with counts exchanged first.
+        """Computes unplanned rows at their experts' homes, after an exchange of counts.
 
-        hidden: [tokens, hidden]; ids, gates: [tokens, top_k]. Returns [tokens, hidden], and the number of rows computed
+        hidden: [tokens, hidden]. ids, gates: [tokens, top_k]. Returns [tokens, hidden] and the number of rows computed
         on this rank.
         """
         layer, homes, rows = self.layers[index], self.ranks.homes, self.ranks.rows
@@ -162,7 +165,7 @@ class SpreadExperts:
         return exchanged(hidden, gates, to, rows, compute, before=begun.before_backward), to.home_rows
 
     def gather(self) -> None:
-        """Gives every layer its own forward back, and all of its experts if it came with all. Collective."""
+        """Restores every layer's own forward, and all of its experts if it had all before. Collective."""
         unmark_spread(self.parameters())
         if not self.is_sharded:
             for layer in self.layers:
@@ -172,7 +175,7 @@ class SpreadExperts:
 
 
 def expect_no_hooks(layers: list[ExpertLayer]) -> None:
-    """Raises InputError for hooks on the gradients of experts, but for those of a phase."""
+    """Raises InputError for hooks on gradients of experts, except those of a phase."""
     for layer in layers:
         for name, weight in layer.weights().items():
             after = (weight._post_accumulate_grad_hooks or {}).values()
@@ -186,7 +189,7 @@ def expect_no_hooks(layers: list[ExpertLayer]) -> None:
 
 
 class _WithGradient(torch.autograd.Function):
-    """The identity. Its gradient is what a function makes of it."""
+    """The identity, with a function applied to its gradient."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, of_gradient: Callable[[Tensor], Tensor]) -> Tensor:
@@ -200,7 +203,7 @@ class _WithGradient(torch.autograd.Function):
 
 
 def _replace(layer: ExpertLayer, by: dict[str, Tensor]) -> None:
-    """Puts other weights in the place of a layer's, trained as these are."""
+    """Replaces a layer's weights, keeping requires_grad."""
     layer.set_weights(
         {of: torch.nn.Parameter(by[of], requires_grad=w.requires_grad) for of, w in layer.weights().items()}
     )

@@ -1,4 +1,4 @@
-"""Integers that the layers of a micro-step need on their device, brought there together."""
+"""Integers that the layers of a micro-step need on their device, copied together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ALIGNMENT = 16  # bytes, of each table in the copy
 
 
 def to_device(tables: Sequence[dict[str, Tensor]], device: torch.device) -> list[dict[str, Tensor]]:
-    """The same tables on the device, by one copy, for which the host does not wait."""
+    """Returns the tables on the device, by one copy for which the host does not wait."""
     if device.type == "cpu":
         return list(tables)
     flat = [table.contiguous() for of in tables for table in of.values()]

@@ -1,4 +1,4 @@
-"""Weights that nobody may change while a phase runs: guests are copies of them, and other ranks would not follow."""
+"""Guards weights against changes during a phase: guests are copies of them, and other ranks would not follow."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from foremoe._engine.sharded import version_of
 
 
 class Unchanged:
-    """Notes the versions of weights when it is made, and refuses steps of their optimizers until it is released.
+    """Records the versions of weights, and makes steps of their optimizers raise until release().
 
-    Versions do not tell of every step: foreach and fused optimizers write DTensors without a new version.
+    Versions do not show every step: foreach and fused optimizers write DTensors without a new version.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Unchanged:
         *,
         steps: bool,
     ) -> None:
-        """experts: those that layers have now. others: by name. steps: whether optimizers may step."""
+        """experts: Present experts of the layers. others: By name. steps: Whether optimizers may step."""
         self._experts = experts
         weights = [*(("experts", weight) for weight in experts()), *others.items()]
         self._weights = [(name, weight, version_of(weight)) for name, weight in weights]
@@ -32,7 +32,7 @@ class Unchanged:
         self._hook = None if steps else register_optimizer_step_pre_hook(self._expect_no_step)
 
     def expect(self) -> None:
-        """Raises RuntimeError where a weight was written or frozen, or an expert's was replaced."""
+        """Raises RuntimeError if a weight was written or frozen, or an expert's weight was replaced."""
         for name, weight, version in self._weights:
             if version_of(weight) != version:
                 raise RuntimeError(f"the weights {name} were changed inside a phase, before drain()")
@@ -50,7 +50,7 @@ class Unchanged:
                 raise RuntimeError(f"an optimizer of {name} stepped inside a phase, before drain()")
 
     def release(self) -> None:
-        """Lets optimizers step."""
+        """Allows optimizers to step again."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

@@ -1,7 +1,7 @@
-"""What averages, and shards, the parameters that are no experts: DistributedDataParallel, or FSDP2.
+"""DistributedDataParallel and FSDP2 for the parameters that are no experts.
 
-Neither sees an expert: experts are spread over the same ranks already, and their gradients come home at the drain.
-FSDP2 is imported by who asks for it, since that takes a while.
+Neither sees experts, which are spread over the same ranks already; drain() averages their gradients. FSDP2 is imported
+only if used, since its import is slow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IN_DDP: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def hide_from_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> None:
-    """Has a DistributedDataParallel of this model leave experts alone, whoever makes it from now on."""
+    """Hides experts from every DistributedDataParallel that is created of this model from now on."""
     _ignore_in_ddp(model, _ignored_in_ddp(model) | _names_in_ddp(model, experts))
 
 
@@ -47,7 +47,7 @@ def _names_in_ddp(model: torch.nn.Module, experts: list[torch.nn.Parameter]) -> 
 
 @functools.cache
 def watch_ddp() -> None:
-    """From now on, is_in_ddp() knows each DistributedDataParallel that anyone makes."""
+    """Records every DistributedDataParallel that is created from now on, for is_in_ddp()."""
 
     def note(module: torch.nn.Module, _: str, child: torch.nn.Module) -> None:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
@@ -57,24 +57,24 @@ def watch_ddp() -> None:
 
 
 def forget_ddp(model: torch.nn.Module) -> None:
-    """is_in_ddp() knows none that holds this model, until another is made."""
+    """Forgets recorded DistributedDataParallels that hold this model."""
     for of in [of for of in list(_IN_DDP) if any(module is model for module in of.modules())]:
         _IN_DDP.discard(of)
 
 
 def is_in_ddp(model: torch.nn.Module) -> bool:
-    """Whether a DistributedDataParallel was made of the model, or of one that holds it."""
+    """Returns whether the model, or one that contains it, was wrapped in DistributedDataParallel."""
     return any(module is model for of in list(_IN_DDP) for module in of.modules())
 
 
 def active_ddp() -> Any:
-    """The DistributedDataParallel whose forward runs, or None."""
+    """Returns the DistributedDataParallel whose forward runs, or None."""
     return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
 
 
 def is_in_no_sync(model: torch.nn.Module) -> bool:
-    """Whether set_requires_gradient_sync(False), or set_requires_all_reduce(False), of FSDP2 holds for any part of the
-    model."""
+    """Returns whether FSDP2's set_requires_gradient_sync(False) or set_requires_all_reduce(False) holds for any part of
+    the model."""
     groups = [of for module in fsdp2_modules(model) for of in _parameter_groups(module)]
     return any(not (of.reduce_grads and of.all_reduce_grads) for of in groups)
 
@@ -88,9 +88,9 @@ def _parameter_groups(module: Any) -> list[Any]:
 
 
 def shard_by_fsdp2(model: torch.nn.Module, experts: list[torch.nn.Parameter], ranks: Ranks) -> None:
-    """Turns parameters into DTensors over the group, one copy per replica, gathered a decoder layer at a time.
+    """Turns parameters into DTensors over the group, one copy per replica, gathered per decoder layer.
 
-    Decoder layers are the entries of module lists that hold experts. What is in none of them is gathered with the root.
+    Decoder layers are the entries of module lists that contain experts. Other parameters are gathered with the root.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -116,12 +116,12 @@ def _decoder_layers(module: torch.nn.Module, experts: set[torch.nn.Parameter]) -
 
 
 def fsdp2_modules(model: torch.nn.Module) -> list[Any]:
-    """The model, or parts of it, on which fully_shard() was called, for which somebody must have imported it."""
+    """Returns the parts of the model on which fully_shard() was called. Does not import FSDP2."""
     module = sys.modules.get("torch.distributed.fsdp")
     return [of for of in model.modules() if isinstance(of, module.FSDPModule)] if module is not None else []
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Lets go of whole parameters, which a forward without a backward leaves at each outermost module of FSDP2."""
+    """Releases whole parameters, which a forward without backward leaves in each outermost module of FSDP2."""
     for module in fsdp2_modules(model):
         module.reshard()
