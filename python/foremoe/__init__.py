@@ -1,4 +1,4 @@
-"""ForeMoE plans where the experts of a Mixture-of-Experts model sit while it is trained by reinforcement learning.
+"""ForeMoE plans the placement of experts of Mixture-of-Experts models in reinforcement learning.
 
     import foremoe
 
@@ -8,8 +8,8 @@
     assert not foremoe.check(plan, load)
     print(foremoe.figures(plan, load)["rho"])
 
-Arrays are numpy's. Those that go out are views; those that come in are refused, by name, where dtype or layout is not
-what is documented. Long calls release the GIL.
+Arrays are numpy arrays. Returned arrays are views. Arguments with another dtype or layout than documented are refused
+by name. Long calls release the GIL.
 """
 
 from ._core import (

@@ -1,6 +1,6 @@
-"""transformers ≥ 5.23: an implementation of its expert parallelism whose exchange of rows follows a plan.
+"""transformers ≥ 5.23: an implementation of its expert parallelism that exchanges rows by a plan.
 
-from_pretrained(..., distributed_config=DistributedConfig(ep_implementation="foremoe", ...)) makes one for the experts
+from_pretrained(..., distributed_config=DistributedConfig(ep_implementation="foremoe", ...)) creates one for the experts
 of each layer, before it loads this rank's part of them.
 """
 
@@ -23,9 +23,9 @@ _OF: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[PlannedEP]] = weakre
 
 
 class PlannedEP(AllToAllEP):
-    """Executes the experts by what was set as `execute`; while it is None, by transformers' own exchange.
+    """Executes the experts by `execute`, or by transformers' own exchange while that is None.
 
-    Raises InputError for tensor parallelism, and where the expert-parallel group is not all processes.
+    Raises InputError for tensor parallelism, and if the expert-parallel group is not all processes.
     """
 
     execute: Execute | None = None
@@ -47,7 +47,7 @@ class PlannedEP(AllToAllEP):
 
 
 def implementation_of(experts: torch.nn.Module) -> PlannedEP | None:
-    """What "foremoe" made for these experts."""
+    """Returns the implementation that "foremoe" created for these experts."""
     reference = _OF.get(experts)
     return reference() if reference is not None else None
 

@@ -1,4 +1,4 @@
-"""How routers of transformers are made to choose given experts, and which of them can be."""
+"""Replay of given experts in routers of transformers, and a check of which routers permit it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROWS = 3  # of a trial
 
 
 class GivenTopK(TorchFunctionMode):
-    """While a router runs, its top-k over experts takes given ids; the gates are gathered, so gradients reach it."""
+    """While a router runs, its top-k over experts returns given ids. Gates are gathered, so gradients reach it."""
 
     def __init__(self, ids: Tensor, num_experts: int) -> None:
         super().__init__()
@@ -42,10 +42,10 @@ class GivenTopK(TorchFunctionMode):
 
 @torch.no_grad()
 def expect_replayable(name: str, router: torch.nn.Module, *, num_experts: int, top_k: int, hidden_size: int) -> None:
-    """Raises InputError where the router of this block does not choose by one torch.topk() over its experts.
+    """Raises InputError if the router of this block does not choose by one torch.topk() over its experts.
 
-    Tries it on the CPU, with zeros for rows and parameters. One that cannot be called so is judged by its first
-    forward.
+    Tries it on the CPU with zeros as rows and parameters. A router that cannot be called in this way is judged by its
+    first forward.
     """
     state = {
         of: torch.zeros(tensor.shape, dtype=tensor.dtype)

@@ -1,4 +1,4 @@
-"""How evenly the ranks are loaded: the rows that a plan gives them, and ρ of these."""
+"""Balance of ranks: the rows that a plan gives them, and their imbalance ratio ρ."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from ._core import Plan
 
 
 def planned_rows(plan: Plan) -> npt.NDArray[np.int64]:
-    """Tokens that each rank serves, [micro_steps, layers, ranks]."""
+    """Returns the tokens that each rank serves, [micro_steps, layers, ranks]."""
     rows = np.zeros((plan.num_micro_steps, plan.num_layers, plan.num_ranks), np.int64)
     rows[plan.event_micro_step] = plan.slot_tokens.sum(-1)  # equal in both passes
     return rows
 
 
 def imbalance(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """ρ over the last axis, the ranks: busiest ÷ mean; 0 where there are no rows."""
+    """Returns ρ over the last axis, the ranks: busiest ÷ mean; 0 without rows."""
     total = rows.sum(-1)
     rho: npt.NDArray[np.float64] = rows.max(-1) * float(rows.shape[-1]) / np.maximum(total, 1)
     return rho
 
 
 def rows_at_homes(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Rows that each rank would compute, [micro_steps, layers, ranks].
+    """Returns the rows that each rank would compute with experts at home, [micro_steps, layers, ranks].
 
-    counts: [micro_steps, layers, ranks, experts], at the rank that has the tokens.
+    counts: Rows by source rank, [micro_steps, layers, ranks, experts].
     """
     rows: npt.NDArray[np.int64] = counts.sum(2).reshape(*counts.shape[:3], -1).sum(-1)
     return rows
 
 
 def spread(rows: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Mean and max of ρ over all but the last axis, without places that have no rows; 1 where none has."""
+    """Returns mean and maximum of ρ over all axes but the last, ignoring places without rows; 1 if none has rows."""
     rho = imbalance(rows)
     rho = rho[rho > 0]
     return (float(rho.mean()), float(rho.max())) if rho.size else (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Files of traces, loads and plans; checks and figures of plans."""
+"""Reads traces, loads and plans from files; checks and measures plans."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Path = str | os.PathLike[str]
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a foremoe.trace/1 file, whose routes stay in the mapped file.
+    """Reads a foremoe.trace/1 file. Its routes stay in the mapped file.
 
-    Raises InputError with file, field and index for a file that is none.
+    Raises InputError, with file, field and index, if the file is not a trace.
     """
     expect(str | os.PathLike, path=path)
     return _core._read_trace(path)
 
 
 def read_load(path: Path) -> Load:
-    """Reads a foremoe.load/1 file. Raises InputError with file, field and index for a file that is none."""
+    """Reads a foremoe.load/1 file. Raises InputError, with file, field and index, if the file is not a load."""
     expect(str | os.PathLike, path=path)
     return _core._read_load(path)
 
 
 def read_plan(path: Path) -> Plan:
-    """Reads a foremoe.plan/1 file. Raises InputError with file, field and index for a file that is none.
+    """Reads a foremoe.plan/1 file. Raises InputError, with file, field and index, if the file is not a plan.
 
-    Whether the plan is right for a load is for check() to say.
+    check() verifies whether the plan is right for a load.
     """
     expect(str | os.PathLike, path=path)
     return _core._read_plan(path)
@@ -43,7 +43,7 @@ def read_plan(path: Path) -> Plan:
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that is wrong with a plan, and where it is as far as it has a place."""
+    """A violation of a plan, with its place where it has one."""
 
     kind: str
     message: str
@@ -66,7 +66,7 @@ _NAMES = {
 
 
 def expect(kind: Any, **arguments: object) -> None:
-    """Raises InputError for an argument that is no instance of this class, or of these: Plan | None."""
+    """Raises InputError for an argument that is not an instance of `kind`, a class or a union such as Plan | None."""
     for name, value in arguments.items():
         if isinstance(value, kind):
             continue
@@ -86,11 +86,20 @@ def _expect_plan(plan: Plan, load: Load, trace: Trace | None, align: int) -> Non
 def check(
     plan: Plan, load: Load, trace: Trace | None = None, align: int = 128, *, homes: Any = None
 ) -> list[Violation]:
-    """Checks a plan against the load that it claims to serve, by code that shares nothing with any planner.
+    """Checks a plan against its load, by code that shares nothing with any planner.
 
-    trace: the trace that the load was collected from, where token routes are to be checked too. homes: before planning,
-    as plan() was given them; None for contiguous ones. Returns the first hundred violations; none when the plan is
-    right. Never raises for a bad plan, save for a part of one.
+    Args:
+        plan: All layers of a plan.
+        load: Load that the plan serves.
+        trace: Trace that the load was collected from, to check token routes too.
+        align: rho_padded rounds each replica's tokens up to a multiple of it.
+        homes: Homes before planning, as given to plan(). None: contiguous.
+
+    Returns:
+        The first hundred violations; none if the plan is right.
+
+    Raises:
+        InputError: for a part of a plan, never for a bad plan.
     """
     _expect_plan(plan, load, trace, align)
     report = _core._check(plan, load, trace, align, homes)
@@ -102,11 +111,17 @@ def check(
 def figures(
     plan: Plan, load: Load, trace: Trace | None = None, align: int = 128, *, homes: Any = None
 ) -> dict[str, Any]:
-    """What the plan is worth: the keys of `foremoe plan --json` less timing.
+    """Measures a plan: the keys of `foremoe plan --json` without timing.
 
-    trace: the trace that the load was collected from, for rows between nodes. align: tokens; rho_padded rounds each
-    replica up to a multiple of it. homes: before planning, None for contiguous ones, an int32 array [layers, experts],
-    or a plan. Raises InputError for a plan that is not right for this load.
+    Args:
+        plan: All layers of a plan.
+        load: Load that the plan serves.
+        trace: Trace that the load was collected from, for rows between nodes.
+        align: rho_padded rounds each replica's tokens up to a multiple of it.
+        homes: Homes before planning: None for contiguous ones, int32 [layers, experts], or those of a plan.
+
+    Raises:
+        InputError: if the plan is not right for this load.
     """
     _expect_plan(plan, load, trace, align)
     result: dict[str, Any] = _core._figures(plan, load, trace, align, homes)

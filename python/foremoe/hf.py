@@ -1,11 +1,11 @@
-"""transformers ≥ 5.0: MoE layers as foremoe.torch takes them, and the routes that a model took.
+"""transformers ≥ 5.0: adapters of MoE layers for foremoe.torch, and recording of routes.
 
 ep = foremoe.torch.ExpertParallel(expert_layers(model))
 with record(rollout_model) as recorder:
     out = rollout_model.generate(...)
 routes = recorder.routes(out, attention_mask)
 
-From transformers 5.23 on, a model can also be loaded in parts: each rank its own experts, by
+From transformers 5.23 on, each rank can load only its own experts, by
 DistributedConfig(fsdp_size=R, ep_size=R, ep_implementation="foremoe"). The rest is the same.
 """
 
@@ -33,7 +33,7 @@ from .torch import grouped_linear
 
 
 def _has(version: tuple[int, int]) -> bool:
-    """Whether transformers is this version or newer."""
+    """Returns whether transformers is this version or newer."""
     major, minor = transformers.__version__.split(".")[:2]
     return (int(major), int(minor)) >= version
 
@@ -65,7 +65,7 @@ ALL_EXPERTS_FUNCTIONS.register("foremoe", _execute)
 
 
 class TransformersExperts:
-    """One block's experts and the router before them; an ExpertLayer."""
+    """Experts and router of one block; an ExpertLayer."""
 
     model: torch.nn.Module | None = None  # that holds them
 
@@ -151,9 +151,9 @@ class TransformersExperts:
 
 
 class LoadedExperts(TransformersExperts):
-    """Experts of which each rank loaded its own, by transformers' expert parallelism.
+    """Experts loaded in parts by transformers' expert parallelism.
 
-    The parameters are those that the model was loaded with, whatever FSDP2 puts in their place while it runs.
+    The parameters are those that were loaded, also while FSDP2 replaces them.
     """
 
     def __init__(self, name: str, router: torch.nn.Module, experts: Any, implementation: _planned_ep.PlannedEP) -> None:
@@ -197,7 +197,7 @@ def _top_k_of(config: Any) -> int:
 
 
 def _experts_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The blocks whose experts transformers executes by a function, and their names. Raises InputError for none."""
+    """Returns the blocks whose experts transformers executes by a function, with names. Raises InputError for none."""
     blocks = []
     for name, block in model.named_modules():
         experts = getattr(block, "experts", None)
@@ -209,14 +209,14 @@ def _experts_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
 
 def _without_adapters(experts: torch.nn.Module) -> torch.nn.Module:
-    """What adapters of peft were put around."""
+    """Returns the module inside peft's adapters."""
     while isinstance(base := getattr(experts, "base_layer", None), torch.nn.Module):
         experts = base
     return experts
 
 
 def _refuse_adapters(name: str) -> NoReturn:
-    """name: of the block, where it is known."""
+    """Raises InputError. name: Name of the block, if known."""
     raise foremoe.InputError(
         f"model: {f'the experts of {name}' if name else 'experts'} have adapters, or parametrizations; expected none, "
         "as after merge_and_unload()",
@@ -225,11 +225,10 @@ def _refuse_adapters(name: str) -> NoReturn:
 
 
 def expert_layers(model: torch.nn.Module) -> list[TransformersExperts]:
-    """The MoE layers of a transformers model, in the order in which they run.
+    """Returns the MoE layers of a transformers model in the order in which they run.
 
-    Raises InputError where there are none, for experts or routers of a shape that is not known, for routers whose
-    choice cannot be replayed, and for experts with adapters, under torch.compile, or sharded otherwise than by
-    "foremoe".
+    Raises InputError if there are none, for experts or routers of unknown shape, for routers whose choice cannot be
+    replayed, and for experts with adapters, under torch.compile, or sharded by anything except "foremoe".
     """
     layers = []
     for name, block in _experts_of(model):
@@ -272,10 +271,13 @@ class Recorder:
             hook.remove()
 
     def routes(self, out: Any, attention_mask: Tensor) -> Tensor:
-        """int16 [batch, tokens, layers, top_k] of what generate() returned; −1 where nothing ran.
+        """Returns the routes of generate()'s output, int16 [batch, tokens, layers, top_k]; −1 if a token did not run.
 
-        attention_mask: [batch, tokens] of prompt and completion, 0 for padding. The last token of each sequence has no
-        route, since it never was an input.
+        The last token of each sequence has no route, since it was never an input.
+
+        Args:
+            out: Output of generate().
+            attention_mask: [batch, tokens] of prompt and completion, 0 for padding.
         """
         tokens = out if isinstance(out, Tensor) else out.sequences
         batch, length = tokens.shape
@@ -301,7 +303,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def record(model: torch.nn.Module) -> Iterator[Recorder]:
-    """Records the experts of every row that runs inside, without waiting for the device.
+    """Inside, records the experts of every row, without waiting for the device.
 
     Raises InputError for a model without experts.
     """

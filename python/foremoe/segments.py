@@ -1,4 +1,4 @@
-"""What a response of vLLM or SGLang tells of its routes: a Segment of a sequence. See foremoe.recorders."""
+"""Segments of sequences, extracted from responses of vLLM and SGLang. See foremoe.recorders."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from .importing import SourcePlace, parse_json, refuse
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """What one request tells of its sequence. from_vllm() and from_sglang() make it of a response.
+    """The part of a sequence that one request returned. from_vllm() and from_sglang() create it.
 
-    routed_experts: as the server returned it: base64 text, nested lists, integers [rows, layers, top_k], or None.
-    num_tokens: prompt and generation; None: unknown, and taken to be one more than rows.
-    num_prompt_tokens: the prompt's of these; None: unknown.
-    token_ids: int64 [num_tokens], prompt and generation; None: unknown.
-    start: the first token whose row the request asked for.
-    weight_versions: labels of the weights that generated it, distinct, in order; empty: unknown.
+    Raises InputError if attributes contradict each other.
 
-    Raises InputError where these contradict each other.
+    Attributes:
+        routed_experts: As the server returned it: base64 text, nested lists, integers [rows, layers, top_k], or None.
+        num_tokens: Tokens of prompt and generation. None: unknown, and assumed to be one more than rows.
+        num_prompt_tokens: Tokens of the prompt. None: unknown.
+        token_ids: Prompt and generation, int64 [num_tokens]. None: unknown.
+        start: First token whose row was requested.
+        weight_versions: Labels of the weights that generated it, distinct, in order. Empty: unknown.
     """
 
     routed_experts: Any
@@ -52,17 +53,19 @@ class Segment:
 
 
 def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequence[int] | None = None) -> list[Segment]:
-    """A segment for each completion of a response of vLLM 0.22 to 0.33, in order.
+    """Returns a segment for each completion of a response of vLLM 0.22 to 0.33, in order.
 
-    response: a RequestOutput of LLM.generate(); the body of /v1/completions, /v1/chat/completions or
-        /inference/v1/generate as bytes, text or dict; what the openai client returns; or a list of these.
-    prompt_start: routed_experts_prompt_start of the request.
-    prompt_token_ids: the prompt's, where the response does not tell them.
+    Request return_token_ids and return_weight_versions. Without the first, only the number of tokens is known, and only
+    for a single choice. Without the second, versions are unknown.
 
-    Ask for return_token_ids and return_weight_versions. Without the first, only the number of tokens is known, and only
-    of a single choice. Without the second, versions are unknown.
+    Args:
+        response: A RequestOutput of LLM.generate(); the body of /v1/completions, /v1/chat/completions or
+            /inference/v1/generate as bytes, text or dict; an object of the openai client; or a list of these.
+        prompt_start: routed_experts_prompt_start of the request.
+        prompt_token_ids: Token ids of the prompt, if the response does not have them.
 
-    Raises InputError for what is no such response.
+    Raises:
+        InputError: for any other response.
     """
     segments = []
     for whole in _responses(response):
@@ -89,17 +92,19 @@ def from_vllm(response: Any, *, prompt_start: int = 0, prompt_token_ids: Sequenc
 
 
 def from_sglang(response: Any, *, start_len: int = 0, prompt_token_ids: Sequence[int] | None = None) -> list[Segment]:
-    """A segment for each completion of a response of SGLang, in order.
+    """Returns a segment for each completion of a response of SGLang, in order.
 
-    response: the body of /generate, /v1/completions or /v1/chat/completions as bytes, text or dict; what
-        Engine.generate() or the openai client returns; or a list of these.
-    start_len: routed_experts_start_len of the request.
-    prompt_token_ids: the prompt's, where the response does not tell them.
-
-    Ask for return_routed_experts. OpenAI-compatible endpoints return the routes of the first choice alone, except chat
+    Request return_routed_experts. OpenAI-compatible endpoints return the routes of the first choice only, except chat
     completions with return_meta_info. Such a response with several choices is refused.
 
-    Raises InputError for what is no such response.
+    Args:
+        response: The body of /generate, /v1/completions or /v1/chat/completions as bytes, text or dict; an object of
+            Engine.generate() or of the openai client; or a list of these.
+        start_len: routed_experts_start_len of the request.
+        prompt_token_ids: Token ids of the prompt, if the response does not have them.
+
+    Raises:
+        InputError: for any other response.
     """
     segments = []
     for whole in _responses(response):
@@ -130,7 +135,7 @@ def from_sglang(response: Any, *, start_len: int = 0, prompt_token_ids: Sequence
 
 
 def _get(holder: Any, key: str) -> Any:
-    """Member of a JSON object, or attribute of a client's; None where there is none."""
+    """Returns the member of a JSON object or attribute of a client's object; None without one."""
     return holder.get(key) if isinstance(holder, Mapping) else getattr(holder, key, None)
 
 
@@ -158,7 +163,7 @@ def _ids(value: Any, field: str) -> npt.NDArray[np.int64] | None:
 
 
 def _versions(spans: Any, single: Any, place: str) -> tuple[str, ...]:
-    """spans: version, start and end of output tokens each. single: a label, where there are none."""
+    """Returns distinct versions. spans: Version, start and end of output tokens. single: Label without spans."""
     if not spans:
         return () if single is None else (str(single),)
     versions = [_get(span, "version") for span in spans]
@@ -177,8 +182,16 @@ def _segment(
     start: int,
     weight_versions: tuple[str, ...],
 ) -> Segment:
-    """place: of the completion in the response, for errors. prompt: its token ids, from each place that may tell them.
-    counts: has prompt_tokens and completion_tokens where token ids are unknown.
+    """Returns the segment of a completion.
+
+    Args:
+        place: Place of the completion in the response, for errors.
+        routed_experts: Its routes.
+        prompt: Token ids of the prompt from each place that may have them.
+        generated: Token ids of the completion.
+        counts: Object with prompt_tokens and completion_tokens, used if token ids are unknown.
+        start: First token whose row was requested.
+        weight_versions: See Segment.
     """
     known = [ids for ids in (_ids(value, f"{place}prompt_token_ids") for value in prompt) if ids is not None]
     if any(not np.array_equal(ids, known[0]) for ids in known):

@@ -1,9 +1,9 @@
-"""slime: its training steps under plans, or in shadow mode, by slime's own hook flags. No patch of slime.
+"""slime: training steps under plans, or in shadow mode, by slime's own hook flags. slime is not patched.
 
     --custom-megatron-before-train-step-hook-path foremoe.slime.before_train_step
 
-That is shadow mode: each step's routes are counted, and the log says what balancing would give, as does
-`foremoe.slime.hooks.replicas.metrics()`. Hooks with other arguments are made in a module of your own, `balance.py`:
+This is shadow mode: each step's routes are counted, and the log reports what balancing would gain, as does
+`foremoe.slime.hooks.replicas.metrics()`. For other arguments, create hooks in a module of your own, `balance.py`:
 
     from foremoe.slime import Hooks
 
@@ -14,10 +14,10 @@ That is shadow mode: each step's routes are counted, and the log says what balan
     --rollout-data-postprocess-path balance.before_training
     --custom-megatron-before-train-step-hook-path balance.before_train_step
 
-Active mode knows routes from the lists that slime replays (--use-rollout-routing-replay, --use-routing-replay).
+Active mode reads routes from the lists that slime replays (--use-rollout-routing-replay, --use-routing-replay).
 
-Written from slime's sources of August 2026 (624b824), and tested with stand-ins for them. It was not run with slime.
-miles has the same flags; there the first one serves shadow mode, and active mode is refused (docs/users/adopting.md).
+Written from slime's sources of August 2026 (624b824) and tested with stand-ins. Not run with slime. miles has the same
+flags; there the first flag serves shadow mode, and active mode is refused (docs/users/adopting.md).
 """
 
 from __future__ import annotations
@@ -42,12 +42,17 @@ def _refuse(field: str, problem: str, index: str = "") -> NoReturn:
 
 
 def recorded_counts(num_experts: int, first: int = 0, end: int | None = None) -> npt.NDArray[np.int64]:
-    """int64 [micro_steps, layers, experts]: rows of this rank that each expert gets when slime's lists are replayed.
+    """Returns the rows that each expert gets when slime's lists are replayed, int64 [micro_steps, layers, experts].
 
-    first, end: micro-steps of the rollout, all by default. layers: MoE layers of this pipeline stage; where it has
-        none, and so no lists, end must be given.
+    Layers are the MoE layers of this pipeline stage.
 
-    Raises InputError where the lists do not have these micro-steps, or ids are out of range.
+    Args:
+        num_experts: Experts of a layer.
+        first: First micro-step of the rollout.
+        end: End of the micro-steps. None: all. Required on a stage without MoE layers, which has no lists.
+
+    Raises:
+        InputError: if the lists do not have these micro-steps, or ids are out of range.
     """
     from slime.utils.routing_replay import RoutingReplay
 
@@ -77,9 +82,11 @@ def recorded_counts(num_experts: int, first: int = 0, end: int | None = None) ->
 class Hooks:
     """Three of slime's hooks for one model: before_log_prob, before_training and before_train_step.
 
-    arguments: of foremoe.megatron.attach(), which is called at the first step. mode is "shadow" unless it is given.
+    Args:
+        arguments: Arguments of foremoe.megatron.attach(), which runs at the first step. Default mode: "shadow".
 
-    replicas: what attach() returned, None before; its metrics() are of the last step.
+    Attributes:
+        replicas: Result of attach(), None before; its metrics() are of the last step.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -94,7 +101,7 @@ class Hooks:
     def before_log_prob(self, args: Any, model: Any, store_prefix: str) -> None:
         """--custom-megatron-before-log-prob-hook-path. In active mode the actor's log-probabilities are planned.
 
-        But not in a pipeline: a stage of it without MoE layers has no lists that tell the number of micro-batches.
+        Not in a pipeline: a stage without MoE layers has no lists, and so no number of micro-batches.
         """
         self._close()
         if store_prefix or not self._is_active or not _is_actor(model):
@@ -106,7 +113,7 @@ class Hooks:
             self._open(replicas, replicas.plan(lambda: recorded_counts(args.num_experts), "recompute"))
 
     def before_training(self, args: Any, rollout_id: int = 0, rollout_data: Any = None) -> None:
-        """--rollout-data-postprocess-path: tells how many micro-batches each training step has."""
+        """--rollout-data-postprocess-path: provides the number of micro-batches of each training step."""
         self._close()
         if not self._is_active:
             return
@@ -117,7 +124,7 @@ class Hooks:
     def before_train_step(
         self, args: Any, rollout_id: int, step_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any
     ) -> None:
-        """--custom-megatron-before-train-step-hook-path. The step ends where Megatron finalizes its gradients."""
+        """--custom-megatron-before-train-step-hook-path. The step ends when Megatron finalizes its gradients."""
         from megatron.core.utils import get_model_config
 
         self._close()

@@ -3,9 +3,9 @@
 trainer = GRPOTrainer(model, reward_funcs=reward, args=GRPOConfig(...), train_dataset=data, guest_slots=1)
 trainer.train()                      # torchrun --nproc-per-node 4 train.py
 
-Every rank generates with an unsharded copy of the model, whose routes are recorded and travel with the batch. Training
-replays them: one phase per optimizer step, over its gradient-accumulation micro-steps. What is overridden here are
-private methods of trl and transformers, checked for when this module is imported.
+Every rank generates with an unsharded copy of the model, which records the routes of the batch. Training replays them,
+in one phase per optimizer step over its gradient-accumulation micro-steps. This module overrides private methods of trl
+and transformers, and checks for them when it is imported.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _NOT_TRAINABLE = {
 
 
 def _expect_supported(given: dict[str, Any]) -> None:
-    """Raises InputError for what cannot be trained; given: arguments of GRPOTrainer by name."""
+    """Raises InputError for unsupported arguments. given: Arguments of GRPOTrainer by name."""
     args = given.get("args")
     for name, why in _NOT_SUPPORTED.items():
         value = given[name] if name in given else getattr(args, name, None)
@@ -97,7 +97,7 @@ def _expect_supported(given: dict[str, Any]) -> None:
 
 
 def _expect_trainable(model: Any) -> None:
-    """Raises InputError for a model with adapters, a quantised or sharded one, and one without experts."""
+    """Raises InputError for a model with adapters, a quantised or sharded model, and a model without experts."""
     for attribute, what in _NOT_TRAINABLE.items():
         if getattr(model, attribute, None):
             raise foremoe.InputError(f"model: {what}, which is not supported", field="model")
@@ -111,23 +111,26 @@ def _tensors(model: torch.nn.Module) -> Iterator[Tensor]:
 class GRPOTrainer(trl.GRPOTrainer):
     """trl's GRPOTrainer, with the experts of the trained model spread over all ranks.
 
-    Launch it as trl is launched, with torchrun or accelerate, one process for each rank of expert parallelism. It takes
-    what trl's takes. guest_slots, residency, policy, depth, path, host_timeout, ranks_per_node and threads
-    are those of ExpertParallel.
+    Launch it like trl, with torchrun or accelerate, one process per rank of expert parallelism. It accepts the
+    arguments of trl's trainer.
 
-    warm_start: each phase is planned from the plan of the last policy update too, as ExpertParallel.plan(previous=…)
-    says; algorithm 3 of ForeMoE's review. On drifting popularity it changed nearly nothing, for twice the planning. The
-    plan is not in checkpoints.
+    Gradients of all other weights are averaged at the end of a phase. There is no DistributedDataParallel, and its
+    options have no effect. save_model() and checkpoints contain all experts; call save_model() on all ranks. log()
+    receives Phase.figures() as foremoe/NAME: means over ranks, micro-steps and layers. foremoe/NAME_max is the largest
+    over micro-steps and layers.
 
-    expert_parallel: the trained model's experts. generator: the unsharded copy that generates, one on each rank.
+    Args:
+        guest_slots: See ExpertParallel; so for residency, policy, depth, path, host_timeout, ranks_per_node, threads.
+        warm_start: Plans each phase from the plan of the last policy update too, as ExpertParallel.plan(previous=…)
+            does; algorithm 3 of ForeMoE's review. On drifting popularity it changed nearly nothing, for twice the
+            planning. Checkpoints do not contain the plan.
 
-    The gradients of all other weights are averaged at the end of a phase. There is no DistributedDataParallel, and its
-    options mean nothing. save_model() and checkpoints hold all experts; call it on all ranks.
+    Attributes:
+        expert_parallel: The trained model's ExpertParallel.
+        generator: The unsharded copy that generates, one on each rank.
 
-    log() gets figures of Stage.figures() as foremoe/NAME: means over ranks, micro-steps and layers; foremoe/NAME_max,
-    where there is one, is the largest over micro-steps and layers.
-
-    Raises InputError that names the argument which cannot be supported.
+    Raises:
+        InputError: with the name of an unsupported argument.
     """
 
     model_wrapped: Any  # transformers': what training runs
@@ -203,7 +206,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             )
 
     def _expect_gatherable_state(self) -> None:
-        """Raises InputError where the optimizer's state cannot be gathered, as a step of two small experts shows."""
+        """Raises InputError if the optimizer's state cannot be gathered. Tries a step of two small experts."""
         probe = torch.nn.Module()
         probe.experts = torch.nn.Parameter(next(self.model.parameters()).new_zeros(2, 64, 64))  # 8-bit from 4096 on
         try:
@@ -222,7 +225,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     @torch.no_grad()
     def _begin_alike(self) -> None:
-        """All ranks begin with rank 0's weights, as under DDP; each expert is that of its own rank."""
+        """Broadcasts rank 0's weights, as DDP does. Each rank keeps its own experts."""
         experts = {id(weight) for weight in self.expert_parallel.expert_parameters()}
         for tensor in _tensors(self.model):
             if id(tensor) not in experts:
@@ -232,7 +235,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Brings the generator's weights up to date. Collective."""
+        """Updates the generator's weights. Collective."""
         of_generator = self.generator.state_dict()
         for names, tensor in self.expert_parallel.whole_entries(self.model):
             of_generator[names[0]].copy_(tensor)
@@ -296,7 +299,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         return generated
 
     def _recorded(self, recorder: Recorder, prompts: list[list[int]], completions: list[list[int]]) -> Tensor:
-        """int16 [batch, tokens, layers, top_k]: padded prompts, which end together, and completions."""
+        """Returns routes, int16 [batch, tokens, layers, top_k], of left-padded prompts and completions."""
         multiple = self.pad_to_multiple_of or 1
         begin = -(-max(map(len, prompts)) // multiple) * multiple
         mask = torch.zeros(len(prompts), begin + max(map(len, completions)), dtype=torch.long)
@@ -311,7 +314,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             ) from error
 
     def _routes_of(self, attention_mask: Tensor) -> Tensor:
-        """[batch, tokens, layers, top_k] of the batch that is being scored; attention_mask: [batch, tokens]."""
+        """Returns the routes of the batch that is being scored, [batch, tokens, layers, top_k]."""
         assert self._routes is not None
         more = attention_mask.shape[1] - self._routes.shape[1]  # trl pads completions further, or cuts them
         routes = torch.nn.functional.pad(self._routes, (0, 0, 0, 0, 0, more), value=-1)
@@ -369,7 +372,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         return inputs
 
     def _routes_ahead(self) -> list[Tensor]:
-        """Of the optimizer step's micro-steps from here on, up to the next generation."""
+        """Returns the routes of the optimizer step's micro-steps from here on, up to the next generation."""
         every = self.args.steps_per_generation * self.num_iterations
         left = self.current_gradient_accumulation_steps - self._next_of_step
         steps = range(self._step, self._step + min(left, every - self._step % every))
