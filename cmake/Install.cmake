@@ -7,7 +7,7 @@ include(CMakePackageConfigHelpers)
 set(public_headers
   cluster/cluster.h cluster/cost_model.h cluster/model_shape.h cluster/topology.h core/array.h core/error.h
   core/ids.h core/option.h core/parallel.h core/safetensors.h core/timeline.h core/units.h evaluate/evaluate.h
-  evaluate/running_plan.h evaluate/step_input.h foremoe.h plan/check_plan.h plan/plan_figures.h plan/plan_file.h
+  evaluate/running_plan.h evaluate/workload.h foremoe.h plan/check_plan.h plan/plan_figures.h plan/plan_file.h
   plan/rank_dispatch.h plan/route_tokens.h plan/step_plan.h planner/planner.h planner/planner_options.h
   policy/online_work.h policy/policy.h rollout/batching.h rollout/collector.h rollout/count_routes.h
   rollout/file_kind.h rollout/load_file.h rollout/load_table.h rollout/rollout_follower.h rollout/routing_trace.h

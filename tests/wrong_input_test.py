@@ -90,6 +90,12 @@ class WrongUsage(CommandTest):
                 self.refuse("plan", step, option, value, saying=[f"{option}: {why}"])
         self.succeed("plan", step, "--seed", 2**64 - 1)
 
+    def test_an_option_that_batches_a_trace_is_refused_for_a_load(self):
+        load, trace = self.synthesise(), self.synthesise("step.trace.safetensors", kind="trace")
+        for command in ("plan", "compare"):
+            self.refuse(command, load, "--tokens-per-rank", 32, saying=[f"--tokens-per-rank: batches a trace, and {load}"])
+            self.succeed(command, trace, "--ranks", 2, "--tokens-per-rank", 64, "--previous-load", trace)
+
     def test_an_empty_name_is_refused(self):
         step = self.synthesise()
         for command, option in (("plan", "--out"), ("plan", "--homes"), ("compare", "--previous"), ("run", "--timeline"),

@@ -11,7 +11,7 @@
 #include "console.h"
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluation_json.h"
-#include "foremoe/evaluate/step_input.h"
+#include "foremoe/evaluate/workload.h"
 #include "foremoe/rollout/collector.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/load_statistics.h"

@@ -14,7 +14,7 @@
 #include "foremoe/core/error.h"
 #include "foremoe/core/safetensors.h"
 #include "foremoe/evaluate/evaluation_json.h"
-#include "foremoe/evaluate/step_input.h"
+#include "foremoe/evaluate/workload.h"
 #include "foremoe/plan/plan_file.h"
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/count_routes.h"
@@ -172,7 +172,7 @@ Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments)
     }
   }
   ThreadPool pool;
-  const StepInput read = read_load_or_trace(input, pool);
+  const Workload read = read_load_or_trace(input, pool);
   note_all(read.remarks);
   const LoadTable& load = read.load;
   const Array<RankId, 2> homes = initial_homes(input.homes, load);

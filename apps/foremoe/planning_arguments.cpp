@@ -56,7 +56,7 @@ PlanningSession::PlanningSession(const PlanningArguments& a, const Given& given,
   InputOptions asked = a.input;
   if (named.cluster && asked.ranks_per_node == 0) asked.ranks_per_node = named.cluster->ranks_per_node;
   progress(fmt::format("reading {}", asked.path));
-  input = read_step_input(asked, pool);
+  input = read_workload(asked, pool);
   progress.end();
   cost = request.simulates ? find_cost_model(named, input.load) : find_cost_model_if_asked(named, input.load);
 

@@ -52,7 +52,7 @@ struct PlanningSession {
   Progress progress;
   std::vector<std::shared_ptr<const Policy>> owned;
   std::vector<const Policy*> policies;  // with the options that the arguments set for them
-  StepInput input;
+  Workload input;
   std::optional<CostModel> cost;
   std::optional<Residency> residency;  // that the plan must have, where it was given for one policy alone
 };

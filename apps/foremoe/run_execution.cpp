@@ -49,7 +49,7 @@ void read_given_plan(const RunArguments& arguments, InputOptions options, Thread
   const int processes = options.wanted_ranks;
   options = input_as_planned(plan, options);
   if (processes != 0) options.wanted_ranks = processes;
-  StepInput step = read_load_or_trace(options, pool);
+  Workload step = read_load_or_trace(options, pool);
 
   if (plan.num_ranks() != step.load.num_ranks()) {
     refuse(path, fmt::format("is a plan for {}, {} has {}", counted(plan.num_ranks(), "rank"), step.load.name,
@@ -113,11 +113,11 @@ std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, in
   }
   auto input = std::make_unique<RunInput>();
   if (arguments.plan.empty()) {
-    input->step = read_step_input(options, pool);
+    input->step = read_workload(options, pool);
   } else {
     read_given_plan(arguments, options, pool, *input);
   }
-  const StepInput& step = input->step;
+  const Workload& step = input->step;
   note_all(step.remarks);
   if (processes == 1 && step.load.num_ranks() != 1) {
     refuse("--comm mpi",
@@ -129,7 +129,7 @@ std::unique_ptr<const RunInput> read_run_input(const RunArguments& arguments, in
     refuse(step.load.name, fmt::format("is a load of {}, which {} cannot run", counted(step.load.num_ranks(), "rank"),
                                        counted_processes(processes)));
   }
-  input->routes = step.trace ? recorded_routes(*step.trace, *step.batching) : dealt_routes(step.load);
+  input->routes = step.tokens ? recorded_routes(step.tokens->trace, step.tokens->batching) : dealt_routes(step.load);
   input->without_route = rows_without_route(*input->routes, step.load);
   return input;
 }

@@ -50,7 +50,7 @@ struct RunArguments {
 
 // What is executed, read and held against each other before anything starts.
 struct RunInput {
-  StepInput step;
+  Workload step;
   std::optional<StepPlan> plan;            // given by the user; of the same part of the input
   std::optional<std::int64_t> mismatched;  // rows of the whole input that the plan does not know, where it was fitted
   std::unique_ptr<ReplayRoutes> routes;

@@ -39,10 +39,10 @@ Facts facts_of(const RunArguments& arguments) {
 }
 
 Facts facts_of(const RunInput& input) {
-  const StepInput& step = input.step;
+  const Workload& step = input.step;
   Facts facts{{"input", short_digest(load_digest(step.load))},
               {"homes", short_digest(sha256_hex(std::as_bytes(step.homes.flat())))}};
-  if (step.trace) facts["routes of the input"] = digest_of(*step.trace, *step.batching);
+  if (step.tokens) facts["routes of the input"] = digest_of(step.tokens->trace, step.tokens->batching);
   if (input.plan) facts["plan"] = digest_of(*input.plan);
   if (step.previous) facts["previous"] = digest_of(*step.previous);
   if (step.previous_load) facts["previous_load"] = short_digest(load_digest(*step.previous_load));

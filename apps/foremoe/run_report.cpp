@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "console.h"
-#include "foremoe/evaluate/step_input.h"
+#include "foremoe/evaluate/workload.h"
 #include "foremoe/plan/plan_json.h"
 
 namespace foremoe::cli {

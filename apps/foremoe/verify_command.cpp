@@ -61,7 +61,7 @@ void print(const CheckReport& report, const VerifyArguments& arguments) {
 int run(const VerifyArguments& arguments, const Given& given) {
   const StepPlan plan = read_plan(arguments.plan);
   ThreadPool pool;
-  StepInput input = read_load_or_trace(input_as_planned(plan, arguments.input), pool);
+  Workload input = read_load_or_trace(input_as_planned(plan, arguments.input), pool);
   note_all(input.remarks);
   if (given("homes")) input.homes = initial_homes(arguments.input.homes, input.load);  // else as the plan's options say
   Progress progress;

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <future>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "foremoe/core/error.h"
@@ -96,8 +98,36 @@ void expect_range(const char* argument, std::int64_t value, std::int64_t least, 
   throw InputError({.field = argument}, fmt::format("{}; {}", value, must_be_integer(least, most)));
 }
 
-nb::any parse_json(const std::string& text) {
-  return nb::steal<nb::any>(nb::object(nb::module_::import_("json").attr("loads")(text)).release());
+static nb::str str(const std::string& text) { return nb::str(text.data(), text.size()); }
+
+nb::any to_python(const nlohmann::ordered_json& json) {
+  using Type = nlohmann::ordered_json::value_t;
+  const auto any = [](const nb::object& object) { return nb::cast<nb::any>(object); };
+  switch (json.type()) {
+    case Type::boolean:
+      return any(nb::bool_(json.get<bool>()));
+    case Type::number_integer:
+      return any(nb::int_(json.get<std::int64_t>()));
+    case Type::number_unsigned:
+      return any(nb::int_(json.get<std::uint64_t>()));
+    case Type::number_float:
+      if (!std::isfinite(json.get<double>())) return any(nb::none());  // as JSON prints it
+      return any(nb::float_(json.get<double>()));
+    case Type::string:
+      return any(str(json.get_ref<const std::string&>()));
+    case Type::array: {
+      nb::list list;
+      for (const auto& value : json) list.append(to_python(value));
+      return any(list);
+    }
+    case Type::object: {
+      nb::dict dict;
+      for (const auto& [key, value] : json.items()) dict[str(key)] = to_python(value);
+      return any(dict);
+    }
+    default:
+      return any(nb::none());
+  }
 }
 
 void set_options(std::vector<Option> options, const nb::dict& keywords) {
@@ -187,9 +217,9 @@ const StepPlan* whole_plan_of(const Plan* plan) {
   return &finished(*plan);
 }
 
-std::shared_ptr<const StepInput> input_of(const Load& load, const Former& former) {
+std::shared_ptr<const Workload> input_of(const Load& load, const Former& former) {
   if (former.homes.is_none() && former.previous == nullptr && former.previous_load == nullptr) return load.input;
-  auto input = std::make_shared<StepInput>(*load.input);
+  auto input = std::make_shared<Workload>(*load.input);
   input->homes = homes_of(former.homes, load);
   if (const StepPlan* previous = whole_plan_of(former.previous)) input->previous = *previous;
   if (former.previous_load != nullptr) input->previous_load = former.previous_load->table();

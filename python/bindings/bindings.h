@@ -21,6 +21,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,7 +38,7 @@ using Trace = RoutingTrace;
 
 // A load, and where it was collected the trace and batching behind it.
 struct Load {
-  std::shared_ptr<const StepInput> input;
+  std::shared_ptr<const Workload> input;
   const LoadTable& table() const { return input->load; }
 };
 
@@ -136,8 +137,8 @@ std::pair<Int32s, Int32s> arrays_of(const Batching& batching);  // (micro_step, 
 
 void expect_range(const char* argument, std::int64_t value, std::int64_t least, std::int64_t most);
 
-// JSON text as Python's objects.
-nb::any parse_json(const std::string& text);
+// JSON values as Python objects. NaN and infinity become None.
+nb::any to_python(const nlohmann::ordered_json& json);
 
 // Sets options from keywords: None leaves the default, True sets a flag.
 void set_options(std::vector<Option> options, const nb::dict& keywords);
@@ -166,7 +167,7 @@ std::vector<std::shared_ptr<const Policy>> with_own_options(const std::vector<co
                                                             const nb::dict& own);
 
 // The load's own input where nothing else was given, else a copy with what was.
-std::shared_ptr<const StepInput> input_of(const Load& load, const Former& former);
+std::shared_ptr<const Workload> input_of(const Load& load, const Former& former);
 
 Phase phase_named(const std::string& name);  // throws InputError, field `phase`
 

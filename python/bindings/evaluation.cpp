@@ -117,12 +117,7 @@ SimulatedPhase simulate(const Evaluated& e, const StepPlan& plan, const LoadTabl
   options.depth = e.options.depth;
   options.online = e.policy->online();
   options.plans_ahead = e.policy->plans_ahead(e.input->for_policy(e.options.planner));
-  return simulate_phase({.load = load,
-                         .plan = plan,
-                         .cost = *e.cost,
-                         .trace = e.input->trace_or_null(),
-                         .batching = e.input->batching_or_null()},
-                        options);
+  return simulate_phase({.load = load, .plan = plan, .cost = *e.cost, .tokens = e.input->tokens_of_load()}, options);
 }
 
 }  // namespace
@@ -136,17 +131,16 @@ void fill(Evaluated& e, const nb::dict& keywords, int threads,
   run_interruptibly(pool, [&] {
     e.cost = cost_of(cost_request, e.input->load, /*simulates=*/!cost_request.cluster.empty());
     e.evaluation = std::make_shared<const Evaluation>(evaluate({.pool = pool, .cost = e.cost ? &*e.cost : nullptr}));
-    nlohmann::ordered_json json = to_json(*e.evaluation, /*checked=*/true);
-    json.erase("speedup_over_vanilla");
-    json.erase("rl_step_speedup");
+    e.figures = to_json(*e.evaluation, /*checked=*/true);
+    e.figures.erase("speedup_over_vanilla");
+    e.figures.erase("rl_step_speedup");
     if (e.phase && e.cost && e.evaluation->check.ok()) {
       const SimulatedPhase alone =
           simulate(e, e.evaluation->plan, e.input->load, {.phase = *e.phase, .placement_stays = true, .pool = &pool});
-      json["dispatch"] = to_string(alone.dispatch);
-      json["dispatch_estimated"] = alone.dispatch_estimated;
-      json["phases"] = nlohmann::ordered_json::array({to_json(alone)});
+      e.figures["dispatch"] = to_string(alone.dispatch);
+      e.figures["dispatch_estimated"] = alone.dispatch_estimated;
+      e.figures["phases"] = nlohmann::ordered_json::array({to_json(alone)});
     }
-    e.figures = json.dump();
   });
 }
 
@@ -167,8 +161,8 @@ nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, 
   const std::vector<std::shared_ptr<const Policy>> owned = with_own_options(named, own);
   std::vector<const Policy*> policies;
   for (const auto& policy : owned) policies.push_back(policy.get());
-  const std::shared_ptr<const StepInput> input = input_of(load, former);
-  std::string json;
+  const std::shared_ptr<const Workload> input = input_of(load, former);
+  nlohmann::ordered_json figures = nlohmann::ordered_json::array();
   ThreadPool pool(threads_of(threads));
   run_interruptibly(pool, [&] {
     const std::optional<CostModel> cost = cost_of(cost_request, input->load, simulates);
@@ -179,11 +173,9 @@ nb::any evaluations_of(const Load& load, const std::vector<std::string>& names, 
     } else {
       for (const Policy* policy : policies) evaluations.push_back(evaluate(*policy, *input, options, context));
     }
-    nlohmann::ordered_json array = nlohmann::ordered_json::array();
-    for (const Evaluation& e : evaluations) array.push_back(to_json(e, /*checked=*/!simulates));
-    json = array.dump();
+    for (const Evaluation& e : evaluations) figures.push_back(to_json(e, /*checked=*/!simulates));
   });
-  return parse_json(json);
+  return to_python(figures);
 }
 
 Evaluated evaluated(const Load& load, const std::string& name, const nb::dict& keywords, const nb::dict& own,
@@ -244,7 +236,7 @@ nb::any timeline(const Evaluated& e, int micro_steps, int layers) {
     (void)simulate(e, plan, part, {.phase = Phase::kRecompute, .pool = &pool, .timeline = &spans});
     json = spans.to_json();
   }
-  return nb::cast<nb::any>(parse_json(json)["traceEvents"]);
+  return to_python(nlohmann::ordered_json::parse(json)["traceEvents"]);
 }
 
 nb::dict pairs_of(const Plan& plan, const Load& load, bool routed) {
@@ -304,7 +296,7 @@ void bind_evaluation(nb::module_& m) {
           },
           "Why there is no plan; None, and all below holds.")
       .def_prop_ro(
-          "figures", [](const Evaluated& e) { return parse_json(e.figures); },
+          "figures", [](const Evaluated& e) { return to_python(e.figures); },
           nb::sig("def figures(self) -> dict[str, typing.Any]"),
           "The keys of `foremoe compare --json` and, with a cluster, of `foremoe simulate --json`, without "
           "speedups over other policies.")

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -15,12 +16,12 @@ namespace foremoe::python {
 // One policy's evaluation, with what it rests on.
 struct Evaluated {
   std::shared_ptr<const Policy> policy;
-  std::shared_ptr<const StepInput> input;
+  std::shared_ptr<const Workload> input;
   EvaluateOptions options;
   std::optional<Phase> phase;  // that alone is simulated; none: a step
   std::optional<CostModel> cost;
   std::shared_ptr<const Evaluation> evaluation;
-  std::string figures;  // JSON, without what compares with other policies
+  nlohmann::ordered_json figures;  // without comparisons with other policies
 
   Plan plan_of(Phase phase) const;  // throws PolicySkipped
 };

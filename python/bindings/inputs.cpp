@@ -21,14 +21,15 @@ Load collect_trace(const std::shared_ptr<Trace>& trace, const nb::dict& keywords
   set_options(std::move(all), keywords);
   const nb::gil_scoped_release release;
   ThreadPool pool(threads_of(threads));
-  StepInput input;
-  input.trace = *trace;
-  input.asked = options;
-  input.batching = batch(*input.trace, options, input.remarks);
-  input.load = collect(*input.trace, *input.batching, pool);
-  input.load.name = options.path;
-  input.homes = contiguous_homes(input.load.num_layers(), input.load.num_experts(), input.load.num_ranks());
-  return {std::make_shared<const StepInput>(std::move(input))};
+  std::vector<std::string> remarks;
+  BatchedTrace tokens{.trace = *trace, .batching = batch(*trace, options, remarks)};
+  LoadTable load = collect(tokens.trace, tokens.batching, pool);
+  load.name = options.path;
+  Workload workload = make_workload(std::move(load));
+  workload.tokens = std::move(tokens);
+  workload.asked = options;
+  workload.remarks = std::move(remarks);
+  return {std::make_shared<const Workload>(std::move(workload))};
 }
 
 // A file with all that options of input say: batched, cut, with homes and the former step.
@@ -37,7 +38,7 @@ Load read_input(const std::string& path, const nb::dict& keywords, int threads) 
   set_options(options_of(options), keywords);
   const nb::gil_scoped_release release;
   ThreadPool pool(threads_of(threads));
-  return {std::make_shared<const StepInput>(read_step_input(options, pool))};
+  return {std::make_shared<const Workload>(read_workload(options, pool))};
 }
 
 SynthesisRequest synthesis_of(const nb::dict& keywords) {
@@ -105,7 +106,7 @@ nb::tuple import_paths(const std::vector<std::string>& paths, const nb::dict& ke
     const nb::gil_scoped_release release;
     imported = import_files(paths, options, decoder(decode));
   }
-  const nb::any report = parse_json(to_json(imported->report).dump());
+  const nb::any report = to_python(to_json(imported->report));
   if (imported->trace() != nullptr) {
     return nb::make_tuple(std::make_shared<Trace>(std::get<RoutingTrace>(std::move(imported->value))), report);
   }

@@ -131,22 +131,20 @@ Plan join(const std::vector<const Plan*>& given) {
   return plan;
 }
 
-// With the tokens behind the load, where the caller gave the trace that it was collected from: it is counted again, so
-// that nobody relies on another trace, or on one that was changed.
-CheckOptions options_for(const Load& load, const RoutingTrace* trace, int align) {
-  CheckOptions options{.align = align};
-  if (trace == nullptr) return options;
-  const StepInput& input = *load.input;
-  if (!input.batching) throw InputError({.field = "trace"}, "the load was not collected from a trace");
-  const bool same = trace->num_sequences() == static_cast<int>(input.batching->rank.size()) && [&] {
+// The tokens behind the load, if the caller passes the trace that it was collected from. Counts the trace again, so
+// that another or a changed trace is an InputError.
+std::optional<BatchedTrace> tokens_of(const Load& load, const RoutingTrace* trace) {
+  if (trace == nullptr) return std::nullopt;
+  const Workload& workload = *load.input;
+  if (!workload.tokens) throw InputError({.field = "trace"}, "the load was not collected from a trace");
+  const Batching& batching = workload.tokens->batching;
+  const bool same = trace->num_sequences() == static_cast<int>(batching.rank.size()) && [&] {
     const nb::gil_scoped_release release;
     ThreadPool pool(1);
-    return load_digest(collect(*trace, *input.batching, pool)) == load_digest(input.load);
+    return load_digest(collect(*trace, batching, pool)) == load_digest(workload.load);
   }();
   if (!same) throw InputError({.field = "trace"}, "is not the trace that the load was collected from");
-  options.trace = trace;
-  options.batching = &*input.batching;
-  return options;
+  return BatchedTrace{.trace = *trace, .batching = batching};
 }
 
 void expect_align(int align) {
@@ -193,41 +191,36 @@ nb::any check(const Plan& plan, const Load& load, const RoutingTrace* trace, int
   expect_whole(plan, "checking");
   expect_align(align);
   const StepPlan& step = finished(plan);
-  CheckOptions options = options_for(load, trace, align);
+  const std::optional<BatchedTrace> tokens = tokens_of(load, trace);
   const Array<RankId, 2> initial = homes_of(homes, load);
-  if (!homes.is_none()) options.initial_home = initial;
   ThreadPool pool(1);
-  options.pool = &pool;
-  std::string json;
-  run_interruptibly(pool, [&] { json = to_json(check_plan(step, load.table(), options)).dump(); });
-  return parse_json(json);
+  CheckOptions options{.align = align, .tokens = tokens ? &*tokens : nullptr, .pool = &pool};
+  if (!homes.is_none()) options.initial_home = initial;
+  CheckReport report;
+  run_interruptibly(pool, [&] { report = check_plan(step, load.table(), options); });
+  return to_python(to_json(report));
 }
 
 nb::any figures(const Plan& plan, const Load& load, const RoutingTrace* trace, int align, const nb::object& homes) {
   expect_whole(plan, "measuring");
   expect_align(align);
   const StepPlan& step = finished(plan);
-  CheckOptions options = options_for(load, trace, align);
+  const std::optional<BatchedTrace> tokens = tokens_of(load, trace);
   const Array<RankId, 2> initial = homes_of(homes, load);
-  options.initial_home = initial;
   ThreadPool pool(1);
-  options.pool = &pool;
-  std::string json;
+  const CheckOptions options{
+      .initial_home = initial, .align = align, .tokens = tokens ? &*tokens : nullptr, .pool = &pool};
+  PlanFigures figures;
   run_interruptibly(pool, [&] {
     const CheckReport report = check_plan(step, load.table(), options);
     if (!report.ok()) {
       throw InputError({.field = "plan"},
                        fmt::format("is not right for this load: {}", report.violations.front().message));
     }
-    json = to_json(plan_figures(*plan.step, load.table(),
-                                {.initial_home = initial,
-                                 .align = align,
-                                 .trace = options.trace,
-                                 .batching = options.batching,
-                                 .pool = &pool}))
-               .dump();
+    figures = plan_figures(*plan.step, load.table(),
+                           {.initial_home = initial, .align = align, .tokens = options.tokens, .pool = &pool});
   });
-  return parse_json(json);
+  return to_python(to_json(figures));
 }
 
 }  // namespace
@@ -305,7 +298,7 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("num_experts", [](const Plan& p) { return p.step->num_experts(); })
       .def_prop_ro("num_slots", [](const Plan& p) { return p.step->num_slots(); })
       .def_prop_ro(
-          "options", [](const Plan& p) { return parse_json(p.step->options); },
+          "options", [](const Plan& p) { return to_python(nlohmann::ordered_json::parse(p.step->options)); },
           nb::sig("def options(self) -> dict[str, typing.Any]"),
           "The planner's options as recorded, by long option name.")
       .def_prop_ro(

@@ -107,7 +107,7 @@ Plan plan(const Load& load, const Request& with, const nb::object& layers,
   }
   ThreadPool pool(threads_of(with.threads));
   std::optional<PolicyResult> result;
-  run_interruptibly(pool, [&] { result = load.input->plan(policy, input, pool); });
+  run_interruptibly(pool, [&] { result = plan_with(policy, *load.input, input, pool); });
   if (const auto* skipped = std::get_if<Skipped>(&*result)) raise_skipped(policy, skipped->reason);
   PlannedStep planned = std::get<PlannedStep>(std::move(*result));
   // Policies that plan all micro-steps at once announce none.
@@ -168,7 +168,7 @@ class BackgroundPlan final : public UnfinishedPlan {
   const pid_t process_ = ::getpid();
   std::shared_ptr<const Policy> policy_;
   ThreadPool pool_;
-  std::shared_ptr<const StepInput> input_;
+  std::shared_ptr<const Workload> input_;
   std::atomic<int> planned_ = 0;        // micro-steps that were waited for
   std::optional<RunningPlan> running_;  // last: its thread uses the others
 };

@@ -48,7 +48,7 @@ std::pair<Int32s, Int32s> arrays_of(const Batching& batching) {
   return {array_of(std::move(micro_step)), array_of(std::move(rank))};
 }
 
-Load load_of(LoadTable table) { return {std::make_shared<const StepInput>(make_step_input(std::move(table)))}; }
+Load load_of(LoadTable table) { return {std::make_shared<const Workload>(make_workload(std::move(table)))}; }
 
 namespace {
 
@@ -223,8 +223,8 @@ counts, and where the ranks do not divide the experts.)")
       .def_prop_ro(
           "batching",
           [](const Load& l) -> std::optional<std::pair<Int32s, Int32s>> {
-            if (!l.input->batching) return std::nullopt;
-            return arrays_of(*l.input->batching);
+            if (!l.input->tokens) return std::nullopt;
+            return arrays_of(l.input->tokens->batching);
           },
           nb::rv_policy::move,
           "(micro_step, rank), int32 [sequences] each, of a load that was collected from a trace; else None.")

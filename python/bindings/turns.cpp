@@ -15,7 +15,7 @@ namespace {
 // Turns with the plan and the load that they refer to.
 struct Turns {
   Plan plan;
-  std::shared_ptr<const StepInput> input;
+  std::shared_ptr<const Workload> input;
   RankTurns turns;
 
   // Under `shared` from peers, waits until the leases of micro-steps up to this one are there. The GIL guards lend().

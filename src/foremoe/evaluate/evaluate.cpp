@@ -17,210 +17,187 @@
 namespace foremoe {
 namespace {
 
-// Tokens of a rank's micro-step in the mean, as a micro-batch is counted: not their assignments.
+// Mean tokens of a rank in one micro-step. Unlike an assignment, a token counts once.
 Tokens mean_tokens_per_rank(const LoadTable& load) {
   const std::int64_t batches =
       std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks() * load.top_k;
   return Tokens{batches == 0 ? 0 : num_assignments(load) / batches};
 }
 
-// One policy on one input.
-class Evaluator {
- public:
-  Evaluator(const Policy& policy, const StepInput& input, const EvaluateOptions& options, EvaluationContext context)
-      : policy_(policy), input_(input), options_(options), context_(std::move(context)) {}
-
-  // With the residency that the options ask for.
-  Evaluation as_asked() const {
-    Evaluation e{.policy = std::string(policy_.name())};
-    if (!plan(options_.planner, e)) return e;
-    if (e.plan.in_flight > 1 && context_.cost != nullptr) {
-      std::optional<MeasuredPlan> recompute = plan_recompute(options_.planner.residency, e.skipped);
-      if (!recompute) return e;
-      e.recompute_plan = std::move(recompute->step.plan);
-      e.placement_seconds += recompute->placement_seconds;
-      e.whole_placement_seconds += recompute->whole_placement_seconds;
-    }
-    finish(e);
-    return e;
-  }
-
-  Evaluation of(PlansOfStep plans) const {
-    Evaluation e{.policy = std::string(policy_.name()),
-                 .plan = std::move(plans.policy_update),
-                 .recompute_plan = std::move(plans.recompute)};
-    e.threads = static_cast<int>(context_.pool.num_threads());
-    finish(e);
-    return e;
-  }
-
-  Evaluation with_best_residency() const {
-    std::vector<Evaluation> tried;
-    std::vector<ResidencyTrial> trials;
-    for (const Residency residency : {Residency::kShared, Residency::kStatic, Residency::kResident}) {
-      Evaluation one = Evaluator(policy_, input_, with(residency), quiet()).as_asked();
-      if (!one.check.ok()) return one;
-      if (!one.step || one.plan.residency != residency) return as_asked();  // it has its own
-      trials.push_back(trial_of(one));
-      tried.push_back(std::move(one));
-    }
-    double placement_seconds = 0;  // all are planned before one is chosen
-    for (const Evaluation& one : tried) placement_seconds += one.placement_seconds;
-    Evaluation best = std::move(tried[choose_residency(trials, options_.memory_budget()).trial]);
-    best.whole_placement_seconds += placement_seconds - best.placement_seconds;
-    best.placement_seconds = placement_seconds;
-    try_free_recompute(best);
-    if (best.step) charge_placement(best.placement_seconds, options_.rollout_tail_seconds, *best.step);
-    if (best.step && context_.timeline != nullptr) simulate(best);
-    return best;
-  }
-
-  void simulate(Evaluation& e) const {
-    if (context_.cost == nullptr) return;
-    progress("simulating");
-    e.step = simulate_step(phase_input(e.plan), e.recompute_plan ? &*e.recompute_plan : nullptr,
-                           {.phase = {.path = options_.path,
-                                      .depth = options_.depth,
-                                      .online = policy_.online(),
-                                      .plans_ahead = policy_.plans_ahead(input_.for_policy(options_.planner)),
-                                      .pool = &context_.pool,
-                                      .timeline = context_.timeline},
-                            .home_moves = e.figures.home_moves,
-                            .rollout_seconds = options_.rollout_seconds,
-                            .placement_seconds = e.placement_seconds,
-                            .rollout_tail_seconds = options_.rollout_tail_seconds});
-    const auto fills_arena = [&](Phase phase, const SimulatedPhase& of) {
-      return e.plan_of(phase).residency == Residency::kShared && of.arena > Bytes{0};
-    };
-    if (fills_arena(Phase::kRecompute, e.step->recompute) || fills_arena(Phase::kPolicyUpdate, e.step->policy_update)) {
-      e.placement_seconds = e.whole_placement_seconds;
-      charge_placement(e.placement_seconds, options_.rollout_tail_seconds, *e.step);
-    }
-    if (const auto budget = options_.memory_budget()) {
-      e.largest_micro_batch_tokens = largest_micro_batch(*e.step, *budget, mean_tokens_per_rank(input_.load));
-    }
-  }
-
- private:
-  void finish(Evaluation& e) const {
-    const std::optional<InputError> unmeasured = measure(e);
-    check(e, unmeasured ? nullptr : &e.figures);
-    if (unmeasured && e.check.ok()) throw InputError(*unmeasured);
-    if (e.check.ok()) simulate(e);
-  }
-
-  // Fills in `check`, of both plans. reported: the figures of the policy update's plan; null: none.
-  void check(Evaluation& e, const PlanFigures* reported) const {
-    if (!options_.check) return;
-    progress("checking the plan of");
-    e.check = check_plan(e.plan, input_.load, interruptible_check(reported));
-    if (!e.recompute_plan || !e.check.ok()) return;
-    CheckReport report = check_plan(*e.recompute_plan, input_.load, interruptible_check(nullptr));
-    if (!report.ok()) e.check = std::move(report);
-  }
-
-  CheckOptions interruptible_check(const PlanFigures* reported) const {
-    CheckOptions options = check_options(input_, reported, options_.align);
-    options.pool = &context_.pool;
-    return options;
-  }
-
-  // Fills in the figures. Returns the error of a plan that is too broken to measure, if a check will say what is wrong.
-  std::optional<InputError> measure(Evaluation& e) const {
-    try {
-      e.figures = plan_figures(e.plan, input_.load,
-                               {.initial_home = input_.homes,
-                                .align = options_.align,
-                                .trace = input_.trace_or_null(),
-                                .batching = input_.batching_or_null(),
-                                .pool = &context_.pool});
-      return std::nullopt;
-    } catch (const InputError& error) {
-      if (!options_.check) throw;
-      return error;
-    }
-  }
+// The arguments of evaluate(), with hidden_copies resolved to a number.
+struct Case {
+  const Policy& policy;
+  const Workload& workload;
+  EvaluateOptions options;
+  EvaluationContext context;
 
   void progress(const char* what) const {
-    context_.pool.expect_going_on();
-    if (context_.progress) context_.progress(fmt::format("{} {}", what, policy_.name()));
+    context.pool.expect_going_on();
+    if (context.progress) context.progress(fmt::format("{} {}", what, policy.name()));
   }
-
-  EvaluateOptions with(Residency residency) const {
-    EvaluateOptions options = options_;
-    options.planner.residency = residency;
-    return options;
-  }
-
-  EvaluationContext quiet() const {
-    EvaluationContext context = context_;
-    context.timeline = nullptr;
-    return context;
-  }
-
-  bool plan(const PlannerOptions& planner, Evaluation& e) const {
-    progress("planning with");
-    std::optional<MeasuredPlan> measured = plan_measured(policy_, input_, {planner, planners()}, context_, e.skipped);
-    if (!measured) return false;
-    e.plan = std::move(measured->step.plan);
-    e.times = measured->step.times;
-    e.placement_seconds = measured->placement_seconds;
-    e.whole_placement_seconds = measured->whole_placement_seconds;
-    e.planners = planners().count;
-    e.threads = static_cast<int>(context_.pool.num_threads());
-    return true;
-  }
-
   Planners planners() const {
-    return {.count = options_.planners > 0 ? options_.planners : input_.load.num_ranks(),
-            .threads = options_.planning_threads,
-            .gather_seconds = options_.plan_gather_seconds};
+    return {.count = options.planners > 0 ? options.planners : workload.load.num_ranks(),
+            .threads = options.planning_threads,
+            .gather_seconds = options.plan_gather_seconds};
   }
-
-  std::optional<MeasuredPlan> plan_recompute(Residency residency, std::string& why_not) const {
-    PlannerOptions planner = options_.planner;
-    planner.in_flight = 1;
-    planner.residency = residency;
-    return plan_measured(policy_, input_, {planner, planners()}, context_, why_not);
+  CheckOptions check_options(const PlanFigures* reported) const {
+    CheckOptions check = foremoe::check_options(workload, reported, options.align);
+    check.pool = &context.pool;
+    return check;
   }
+  Case without_timeline() const {
+    Case quiet = *this;
+    quiet.context.timeline = nullptr;
+    return quiet;
+  }
+};
 
-  // Recompute needs no homes that stay, so it may also place freely.
-  void try_free_recompute(Evaluation& best) const {
-    std::string why_not;
-    std::optional<MeasuredPlan> free = plan_recompute(Residency::kFree, why_not);
-    if (!free) return;
+std::optional<MeasuredPlan> plan_recompute(const Case& c, Residency residency, std::string& why_not) {
+  PlannerOptions planner = c.options.planner;
+  planner.in_flight = 1;
+  planner.residency = residency;
+  return plan_measured(c.policy, c.workload, {planner, c.planners()}, c.context, why_not);
+}
+
+// Fills in the figures. Returns the error of a plan that is too broken to measure if a check will explain it; otherwise
+// throws it.
+std::optional<InputError> measure(const Case& c, Evaluation& e) {
+  try {
+    e.figures = plan_figures(e.plan, c.workload.load,
+                             {.initial_home = c.workload.homes,
+                              .align = c.options.align,
+                              .tokens = c.workload.tokens_of_load(),
+                              .pool = &c.context.pool});
+    return std::nullopt;
+  } catch (const InputError& error) {
+    if (!c.options.check) throw;
+    return error;
+  }
+}
+
+// Checks both plans. reported: the figures of the policy update's plan, or null.
+void check(const Case& c, Evaluation& e, const PlanFigures* reported) {
+  if (!c.options.check) return;
+  c.progress("checking the plan of");
+  e.check = check_plan(e.plan, c.workload.load, c.check_options(reported));
+  if (!e.recompute_plan || !e.check.ok()) return;
+  CheckReport report = check_plan(*e.recompute_plan, c.workload.load, c.check_options(nullptr));
+  if (!report.ok()) e.check = std::move(report);
+}
+
+void simulate(const Case& c, Evaluation& e) {
+  if (c.context.cost == nullptr) return;
+  c.progress("simulating");
+  e.step = simulate_step(
+      {.load = c.workload.load, .plan = e.plan, .cost = *c.context.cost, .tokens = c.workload.tokens_of_load()},
+      e.recompute_plan ? &*e.recompute_plan : nullptr,
+      {.phase = {.path = c.options.path,
+                 .depth = c.options.depth,
+                 .online = c.policy.online(),
+                 .plans_ahead = c.policy.plans_ahead(c.workload.for_policy(c.options.planner)),
+                 .pool = &c.context.pool,
+                 .timeline = c.context.timeline},
+       .home_moves = e.figures.home_moves,
+       .rollout_seconds = c.options.rollout_seconds,
+       .placement_seconds = e.placement_seconds,
+       .rollout_tail_seconds = c.options.rollout_tail_seconds});
+  const auto fills_arena = [&](Phase phase, const SimulatedPhase& simulated) {
+    return e.plan_of(phase).residency == Residency::kShared && simulated.arena > Bytes{0};
+  };
+  if (fills_arena(Phase::kRecompute, e.step->recompute) || fills_arena(Phase::kPolicyUpdate, e.step->policy_update)) {
+    e.placement_seconds = e.whole_placement_seconds;
+    charge_placement(e.placement_seconds, c.options.rollout_tail_seconds, *e.step);
+  }
+  if (const auto budget = c.options.memory_budget()) {
+    e.largest_micro_batch_tokens = largest_micro_batch(*e.step, *budget, mean_tokens_per_rank(c.workload.load));
+  }
+}
+
+// Measures, checks and simulates the plans of `e`.
+void judge(const Case& c, Evaluation& e) {
+  const std::optional<InputError> unmeasured = measure(c, e);
+  check(c, e, unmeasured ? nullptr : &e.figures);
+  if (unmeasured && e.check.ok()) throw InputError(*unmeasured);
+  if (e.check.ok()) simulate(c, e);
+}
+
+Evaluation plan_and_judge(const Case& c) {
+  Evaluation e{.policy = std::string(c.policy.name())};
+  c.progress("planning with");
+  const Planners planners = c.planners();
+  std::optional<MeasuredPlan> update =
+      plan_measured(c.policy, c.workload, {c.options.planner, planners}, c.context, e.skipped);
+  if (!update) return e;
+  e.plan = std::move(update->step.plan);
+  e.times = update->step.times;
+  e.placement_seconds = update->placement_seconds;
+  e.whole_placement_seconds = update->whole_placement_seconds;
+  e.planners = planners.count;
+  e.threads = static_cast<int>(c.context.pool.num_threads());
+  if (e.plan.in_flight > 1 && c.context.cost != nullptr) {
+    std::optional<MeasuredPlan> recompute = plan_recompute(c, c.options.planner.residency, e.skipped);
+    if (!recompute) return e;
+    e.recompute_plan = std::move(recompute->step.plan);
+    e.placement_seconds += recompute->placement_seconds;
+    e.whole_placement_seconds += recompute->whole_placement_seconds;
+  }
+  judge(c, e);
+  return e;
+}
+
+ResidencyTrial trial_of(const Evaluation& e) {
+  return {.step_seconds = e.step->step_seconds, .memory = e.step->memory_bytes_per_rank};
+}
+
+Evaluation with_recompute(const Case& c, Evaluation e, StepPlan recompute_plan) {
+  e.recompute_plan = std::move(recompute_plan);
+  e.step.reset();
+  check(c, e, &e.figures);
+  if (e.check.ok()) simulate(c, e);
+  return e;
+}
+
+// Plans and simulates each residency and returns the best one, by choose_residency(). All are planned before one is
+// chosen, so placement is charged for all. A policy that has its own residency keeps it.
+Evaluation with_best_residency(const Case& c) {
+  const Case quiet = c.without_timeline();
+  std::vector<Evaluation> tried;
+  std::vector<ResidencyTrial> trials;
+  double placement_seconds = 0;
+  for (const Residency residency : {Residency::kShared, Residency::kStatic, Residency::kResident}) {
+    Case one = quiet;
+    one.options.planner.residency = residency;
+    Evaluation e = plan_and_judge(one);
+    if (!e.check.ok()) return e;
+    if (!e.step || e.plan.residency != residency) return plan_and_judge(c);
+    placement_seconds += e.placement_seconds;
+    trials.push_back(trial_of(e));
+    tried.push_back(std::move(e));
+  }
+  const std::optional<Bytes> budget = c.options.memory_budget();
+  Evaluation best = std::move(tried[choose_residency(trials, budget).trial]);
+  best.whole_placement_seconds += placement_seconds - best.placement_seconds;
+  best.placement_seconds = placement_seconds;
+  // Recompute needs no fixed homes, so it may also place experts freely.
+  std::string why_not;
+  if (std::optional<MeasuredPlan> free = plan_recompute(quiet, Residency::kFree, why_not)) {
     best.placement_seconds += free->placement_seconds;
     best.whole_placement_seconds += free->placement_seconds;
-    Evaluation other = best;
-    other.recompute_plan = std::move(free->step.plan);
-    check(other, &other.figures);
-    if (!other.check.ok()) {
-      best = std::move(other);
-      best.step.reset();
-      return;
-    }
-    Evaluator(policy_, input_, options_, quiet()).simulate(other);
-    const std::array trials{trial_of(best), trial_of(other)};
-    if (choose_residency(trials, options_.memory_budget()).trial == 1) best = std::move(other);
+    Evaluation other = with_recompute(quiet, best, std::move(free->step.plan));
+    if (!other.check.ok()) return other;
+    if (choose_residency(std::array{trial_of(best), trial_of(other)}, budget).trial == 1) best = std::move(other);
   }
+  charge_placement(best.placement_seconds, c.options.rollout_tail_seconds, *best.step);
+  if (c.context.timeline != nullptr) simulate(c, best);
+  return best;
+}
 
-  static ResidencyTrial trial_of(const Evaluation& e) {
-    return {.step_seconds = e.step->step_seconds, .memory = e.step->memory_bytes_per_rank};
-  }
-
-  SimulationInput phase_input(const StepPlan& plan) const {
-    return {.load = input_.load,
-            .plan = plan,
-            .cost = *context_.cost,
-            .trace = input_.trace_or_null(),
-            .batching = input_.batching_or_null()};
-  }
-
-  const Policy& policy_;
-  const StepInput& input_;
-  const EvaluateOptions options_;
-  const EvaluationContext context_;
-};
+Case case_of(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
+             const EvaluationContext& context) {
+  Case c{.policy = policy, .workload = workload, .options = options, .context = context};
+  if (!options.simulate) c.context.cost = nullptr;
+  return c;
+}
 
 }  // namespace
 
@@ -257,12 +234,8 @@ void expect_residency(const Evaluation& evaluation, std::optional<Residency> ask
                                                        to_string(evaluation.plan.residency), to_string(*asked)));
 }
 
-CheckOptions check_options(const StepInput& input, const PlanFigures* reported, int align) {
-  return {.initial_home = input.homes,
-          .align = align,
-          .trace = input.trace_or_null(),
-          .batching = input.batching_or_null(),
-          .reported = reported};
+CheckOptions check_options(const Workload& workload, const PlanFigures* reported, int align) {
+  return {.initial_home = workload.homes, .align = align, .tokens = workload.tokens_of_load(), .reported = reported};
 }
 
 PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& load, const CostModel* cost) {
@@ -284,17 +257,14 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
   return planner;
 }
 
-Evaluation evaluate(const Policy& policy, const StepInput& input, const EvaluateOptions& options,
+Evaluation evaluate(const Policy& policy, const Workload& workload, const EvaluateOptions& options,
                     const EvaluationContext& context) {
   if (options.choose_residency && context.cost == nullptr) {
     throw InputError({.field = "residency"}, "auto needs `cluster` and `model`");
   }
-  EvaluateOptions resolved = options;
-  resolved.planner = planner_options(options, input.load, context.cost);
-  EvaluationContext used = context;
-  if (!options.simulate) used.cost = nullptr;
-  Evaluator evaluator(policy, input, resolved, std::move(used));
-  return options.choose_residency ? evaluator.with_best_residency() : evaluator.as_asked();
+  Case c = case_of(policy, workload, options, context);
+  c.options.planner = planner_options(options, workload.load, context.cost);
+  return options.choose_residency ? with_best_residency(c) : plan_and_judge(c);
 }
 
 StepPlan with_quotas(StepPlan plan, Array<Tokens, 4> slot_tokens, const LoadTable& load) {
@@ -308,12 +278,11 @@ StepPlan with_quotas(StepPlan plan, Array<Tokens, 4> slot_tokens, const LoadTabl
   return plan;
 }
 
-Evaluation evaluate_plan(const Policy& policy, PlansOfStep plans, const StepInput& input,
+Evaluation evaluate_plan(const Policy& policy, PlansOfStep plans, const Workload& workload,
                          const EvaluateOptions& options, const EvaluationContext& context) {
-  EvaluationContext used = context;
-  if (!options.simulate) used.cost = nullptr;
+  const Case c = case_of(policy, workload, options, context);
   const int in_flight = plans.policy_update.in_flight;
-  if (used.cost != nullptr && in_flight != 1 && !plans.recompute) {
+  if (c.context.cost != nullptr && in_flight != 1 && !plans.recompute) {
     throw InputError({.field = "recompute_plan"},
                      fmt::format("is missing, and the plan has {} micro-steps in flight", in_flight));
   }
@@ -321,27 +290,32 @@ Evaluation evaluate_plan(const Policy& policy, PlansOfStep plans, const StepInpu
     throw InputError({.field = "recompute_plan"},
                      fmt::format("has {} micro-steps in flight, expected 1", plans.recompute->in_flight));
   }
-  return Evaluator(policy, input, options, std::move(used)).of(std::move(plans));
+  Evaluation e{.policy = std::string(policy.name()),
+               .plan = std::move(plans.policy_update),
+               .recompute_plan = std::move(plans.recompute),
+               .threads = static_cast<int>(context.pool.num_threads())};
+  judge(c, e);
+  return e;
 }
 
-std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, const StepInput& input,
+std::vector<Evaluation> evaluate_all(std::span<const Policy* const> policies, const Workload& workload,
                                      const EvaluateOptions& options, const EvaluationContext& context) {
   EvaluationContext quiet = context;
   quiet.timeline = nullptr;
   const Policy* const baseline = &policy_named("vanilla");
-  const Evaluation vanilla = evaluate(*baseline, input, options, quiet);
+  const Evaluation vanilla = evaluate(*baseline, workload, options, quiet);
   if (!vanilla.check.ok() && std::ranges::find(policies, baseline) == policies.end()) {
     throw std::logic_error("the plan of vanilla, with which all are compared, is wrong: " +
                            vanilla.check.violations.front().message);
   }
   std::vector<Evaluation> evaluations;
   for (const Policy* const policy : policies) {
-    evaluations.push_back(policy == baseline ? vanilla : evaluate(*policy, input, options, quiet));
+    evaluations.push_back(policy == baseline ? vanilla : evaluate(*policy, workload, options, quiet));
     compare_with(vanilla, evaluations.back());
   }
   for (std::size_t i = evaluations.size(); context.timeline != nullptr && i-- > 0;) {
     if (!evaluations[i].step) continue;
-    Evaluator(*policies[i], input, options, context).simulate(evaluations[i]);
+    simulate(case_of(*policies[i], workload, options, context), evaluations[i]);
     break;
   }
   return evaluations;

@@ -22,7 +22,7 @@ struct PlansOfStep {
 
 // As evaluate() does, of plans that are there. `policy` says what is done online. Throws InputError, field
 // `recompute_plan`, where it is missing, or has more than one micro-step in flight.
-Evaluation evaluate_plan(const Policy& policy, PlansOfStep plans, const StepInput& input,
+Evaluation evaluate_plan(const Policy& policy, PlansOfStep plans, const Workload& workload,
                          const EvaluateOptions& options, const EvaluationContext& context);
 
 }  // namespace foremoe

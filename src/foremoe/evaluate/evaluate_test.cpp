@@ -188,7 +188,7 @@ TEST_F(Evaluations, RefuseWhatNeedsAClusterWithoutOne) {
 }
 
 TEST_F(Evaluations, OfFewerLayersStandForAllOfTheModel) {
-  const StepInput one_layer = make_step_input(take_first(input_.load, 4, 1));
+  const Workload one_layer = make_workload(take_first(input_.load, 4, 1));
   const EvaluationContext context{.pool = pool_, .cost = &cost_};
   const Evaluation of_one = evaluate(policy_named("vanilla"), one_layer, {}, context);
   const Evaluation of_two = evaluate(policy_named("vanilla"), input_, {}, context);

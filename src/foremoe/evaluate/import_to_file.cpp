@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "foremoe/core/error.h"
-#include "foremoe/evaluate/step_input.h"
+#include "foremoe/evaluate/workload.h"
 #include "foremoe/rollout/importers/import_json.h"
 #include "foremoe/rollout/load_file.h"
 #include "foremoe/rollout/trace_file.h"

@@ -49,10 +49,11 @@ double planning_seconds(std::span<const double> of_layer, int model_layers, cons
                   planning_seconds(of_layer, model_layers, {.threads = planners.threads}));
 }
 
-std::optional<MeasuredPlan> plan_measured(const Policy& policy, const StepInput& input, const PlanningOptions& options,
-                                          const EvaluationContext& context, std::string& why_not) {
-  const PolicyInput policy_input = input.for_policy(options.planner);
-  PolicyResult result = input.plan(policy, policy_input, context.pool);
+std::optional<MeasuredPlan> plan_measured(const Policy& policy, const Workload& workload,
+                                          const PlanningOptions& options, const EvaluationContext& context,
+                                          std::string& why_not) {
+  const PolicyInput policy_input = workload.for_policy(options.planner);
+  PolicyResult result = plan_with(policy, workload, policy_input, context.pool);
   if (auto* const skipped = std::get_if<Skipped>(&result)) {
     why_not = std::move(skipped->reason);
     return std::nullopt;
@@ -61,7 +62,7 @@ std::optional<MeasuredPlan> plan_measured(const Policy& policy, const StepInput&
   if (context.cost == nullptr || !policy.plans_ahead(policy_input)) return measured;
   Ahead seconds = seconds_ahead(policy, measured.step.times);
   for (int run = 1; run < kRuns; ++run) {
-    const PolicyResult again = input.plan(policy, policy_input, context.pool);
+    const PolicyResult again = plan_with(policy, workload, policy_input, context.pool);
     const Ahead others = seconds_ahead(policy, std::get<PlannedStep>(again).times);
     keep_least(seconds.first, others.first);
     keep_least(seconds.whole, others.whole);

@@ -37,7 +37,8 @@ struct PlanningOptions {
 };
 
 // Nothing where the policy is not defined for the input; `why_not` then says why.
-std::optional<MeasuredPlan> plan_measured(const Policy& policy, const StepInput& input, const PlanningOptions& options,
-                                          const EvaluationContext& context, std::string& why_not);
+std::optional<MeasuredPlan> plan_measured(const Policy& policy, const Workload& workload,
+                                          const PlanningOptions& options, const EvaluationContext& context,
+                                          std::string& why_not);
 
 }  // namespace foremoe

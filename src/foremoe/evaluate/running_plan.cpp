@@ -28,7 +28,7 @@ RunningPlan::RunningPlan(const Request& request, ThreadPool& pool) {
     std::optional<PolicyResult> result;
     std::exception_ptr error;
     try {
-      result = request.input.plan(request.policy, input, pool);
+      result = plan_with(request.policy, request.input, input, pool);
     } catch (...) {
       error = std::current_exception();
     }

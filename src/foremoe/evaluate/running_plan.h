@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "foremoe/core/timeline.h"
-#include "foremoe/evaluate/step_input.h"
+#include "foremoe/evaluate/workload.h"
 
 namespace foremoe {
 
@@ -26,7 +26,7 @@ class RunningPlan {
   // Starts planning. What is given must outlive this object; the pool is the planner's until finish().
   struct Request {
     const Policy& policy;
-    const StepInput& input;
+    const Workload& input;
     PlannerOptions options;
     Timeline* timeline = nullptr;
   };

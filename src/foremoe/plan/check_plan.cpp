@@ -231,12 +231,12 @@ CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckO
     return report;
   }
 
-  if (options.trace && !check::trace_has_the_load(subject)) {
+  if (options.tokens && !check::trace_has_the_load(subject)) {
     findings.not_checked("rows of tokens: the trace, so batched, does not have the rows that the load counts");
-    options.trace = nullptr;
+    options.tokens = nullptr;
   }
   std::optional<SourceTokens> tokens;
-  if (options.trace) subject.tokens = &tokens.emplace(*options.trace, *options.batching);
+  if (options.tokens) subject.tokens = &tokens.emplace(options.tokens->trace, options.tokens->batching);
   hold({check::bounds, check::routes});
   report.figures = check::recompute_figures(subject);
   if (options.reported) check::reported_figures(*options.reported, *report.figures, findings);

@@ -61,11 +61,10 @@ std::string place_of(const Violation& violation);
 struct CheckOptions {
   ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: as the plan's options say
   int align = 128;                          // tokens, for rho_padded
-  const RoutingTrace* trace = nullptr;      // with batching: the tokens behind the load
-  const Batching* batching = nullptr;
-  const PlanFigures* reported = nullptr;  // figures to hold against the recomputed ones
-  int max_listed = 100;                   // violations listed; all are counted
-  const ThreadPool* pool = nullptr;       // the check ends with Cancelled once this pool is cancelled
+  const BatchedTrace* tokens = nullptr;     // the tokens behind the load; null: unknown
+  const PlanFigures* reported = nullptr;    // figures to hold against the recomputed ones
+  int max_listed = 100;                     // violations listed; all are counted
+  const ThreadPool* pool = nullptr;         // the check ends with Cancelled once this pool is cancelled
 };
 
 struct CheckReport {

@@ -63,24 +63,23 @@ INSTANTIATE_TEST_SUITE_P(OfEveryKind, CheckGoodPlan, testing::ValuesIn(good_plan
 
 TEST(CheckPlan, RecomputesFiguresOfRowsWhereTheTokensAreKnown) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    const test::BatchedTrace batched = test::random_trace(seed, 40);
+    const test::CountedTrace batched = test::random_trace(seed, 40);
     const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 2, .in_flight = 2}, seed);
-    const FiguresOptions with_tokens{.trace = &batched.trace, .batching = &batched.batching};
+    const FiguresOptions with_tokens{.tokens = &batched};
     const PlanFigures figures = plan_figures(plan, batched.load, with_tokens);
     ASSERT_GT(figures.node_link_rows->max, 0);
     ASSERT_LT(figures.node_link_rows->max, figures.node_link_tokens.max);
-    const CheckReport report =
-        check_plan(plan, batched.load, {.trace = &batched.trace, .batching = &batched.batching, .reported = &figures});
+    const CheckReport report = check_plan(plan, batched.load, {.tokens = &batched, .reported = &figures});
     EXPECT_TRUE(report.ok()) << first_message(report);
     EXPECT_THAT(report.not_checked, testing::IsEmpty());
   }
 }
 
 TEST(CheckPlan, SaysSoWhenTheTraceIsNotTheOneBehindTheLoad) {
-  const test::BatchedTrace batched = test::random_trace(1);
-  const test::BatchedTrace other = test::random_trace(2);
+  const test::CountedTrace batched = test::random_trace(1);
+  const test::CountedTrace other = test::random_trace(2);
   const StepPlan plan = test::random_plan(batched.load, {}, 1);
-  const CheckReport report = check_plan(plan, batched.load, {.trace = &other.trace, .batching = &other.batching});
+  const CheckReport report = check_plan(plan, batched.load, {.tokens = &other});
   EXPECT_TRUE(report.ok());
   EXPECT_EQ(report.not_checked.size(), 1u);
   EXPECT_FALSE(report.figures->node_link_rows);

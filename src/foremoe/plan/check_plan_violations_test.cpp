@@ -310,9 +310,9 @@ TEST(CheckPlan, NoticesEveryQuotaAndEveryHomeThatChangesByOne) {
 }
 
 TEST(CheckPlan, FindsEveryFigureThatIsReportedWrongly) {
-  const test::BatchedTrace batched = test::random_trace(1, 40);
+  const test::CountedTrace batched = test::random_trace(1, 40);
   const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 1}, 1);
-  const PlanFigures right = plan_figures(plan, batched.load, {.trace = &batched.trace, .batching = &batched.batching});
+  const PlanFigures right = plan_figures(plan, batched.load, {.tokens = &batched});
   void (*const spoils[])(PlanFigures&) = {
       [](PlanFigures& f) { f.policy = "eplb"; },
       [](PlanFigures& f) { f.residency = Residency::kShared; },
@@ -345,8 +345,7 @@ TEST(CheckPlan, FindsEveryFigureThatIsReportedWrongly) {
   for (const auto spoil : spoils) {
     PlanFigures wrong = right;
     spoil(wrong);
-    const CheckReport report =
-        check_plan(plan, batched.load, {.trace = &batched.trace, .batching = &batched.batching, .reported = &wrong});
+    const CheckReport report = check_plan(plan, batched.load, {.tokens = &batched, .reported = &wrong});
     EXPECT_EQ(count(report, kFigure), 1) << "figure " << &spoil - spoils;
   }
 }

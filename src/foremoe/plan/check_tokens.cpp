@@ -239,8 +239,7 @@ std::vector<std::vector<Delivery>> deliveries(const Subject& subject, EventId t,
 
 bool trace_has_the_load(const Subject& subject) {
   const LoadTable& load = subject.load;
-  const RoutingTrace& trace = *subject.options.trace;
-  const Batching& batching = *subject.options.batching;
+  const auto& [trace, batching] = *subject.options.tokens;
   if (trace.num_layers != load.num_layers() || trace.num_experts != load.num_experts() ||
       batching.num_ranks != load.num_ranks() || batching.num_micro_steps != load.num_micro_steps() ||
       batching.rank.size() != static_cast<std::size_t>(trace.num_sequences())) {

@@ -48,9 +48,9 @@ std::vector<std::uint8_t> choose(const std::vector<double>& score, const Shape& 
 }
 
 // One micro-step and layer; tokens differ by chance alone, sources by what is popular there.
-test::BatchedTrace draw(const Shape& shape, Random& random) {
+test::CountedTrace draw(const Shape& shape, Random& random) {
   const auto gumbel = [&] { return -std::log(-std::log(std::max(random.uniform(), 1e-12))); };
-  test::BatchedTrace result;
+  test::CountedTrace result;
   result.batching = {.num_micro_steps = 1, .num_ranks = shape.ranks, .ranks_per_node = shape.ranks_per_node};
   RoutingTrace trace{.num_layers = 1, .top_k = shape.top_k, .num_experts = shape.experts, .cu_seqlens = {0}};
   std::vector<std::uint8_t> routes;
@@ -121,7 +121,7 @@ struct Both {
   RoutedLayer routed;
 };
 
-Both dispatch_both(const test::BatchedTrace& drawn, const Slots& slots, const ExpertGroups& groups) {
+Both dispatch_both(const test::CountedTrace& drawn, const Slots& slots, const ExpertGroups& groups) {
   const LoadTable& load = drawn.load;
   const Topology topology{.num_ranks = load.num_ranks(), .ranks_per_node = drawn.batching.ranks_per_node};
   const RoutingProblem problem{.load = load.load[0][0], .quotas = slots.quotas(), .topology = topology};
@@ -139,7 +139,7 @@ TEST_P(ExpectedDispatchTest, IsWhatIsCountedWhereTokensAreDrawnAlike) {
   const Shape& shape = GetParam();
   Random random(3);
   for (int trial = 0; trial < 3; ++trial) {
-    const test::BatchedTrace drawn = draw(shape, random);
+    const test::CountedTrace drawn = draw(shape, random);
     for (const bool splits : {false, true}) {
       const Slots slots = splits ? split(drawn.load, random) : at_home(drawn.load);
       const Both both = dispatch_both(drawn, slots, shape.groups);
@@ -154,7 +154,7 @@ TEST_P(ExpectedDispatchTest, IsWhatIsCountedWhereTokensAreDrawnAlike) {
 TEST_P(ExpectedDispatchTest, SendsToAPlaceAsMuchAsItsBusiestExpertAndNoMoreThanAllOfThem) {
   const Shape& shape = GetParam();
   Random random(5);
-  const test::BatchedTrace drawn = draw(shape, random);
+  const test::CountedTrace drawn = draw(shape, random);
   const Both both = dispatch_both(drawn, split(drawn.load, random), shape.groups);
   const Array<Tokens, 2> all = dispatch_table(both.routed);
   const auto ranks = static_cast<std::size_t>(shape.ranks);
@@ -194,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(ExpectedDispatch, OfOneExpertPerTokenIsTheDispatchTable) {
   Random random(9);
-  const test::BatchedTrace drawn =
+  const test::CountedTrace drawn =
       draw({.tokens = 300, .ranks = 4, .ranks_per_node = 2, .experts = 16, .top_k = 1, .spread = 1}, random);
   const Both both = dispatch_both(drawn, split(drawn.load, random), {});
   EXPECT_EQ(both.expected.to_rank, dispatch_table(both.routed));
@@ -255,7 +255,7 @@ TEST(ExpectedDispatch, RoundsSoThatPlacesSumToTheirExpectation) {
 
 TEST(ExpectedDispatch, OfASourceWithoutTokensIsNothing) {
   Random random(9);
-  test::BatchedTrace drawn =
+  test::CountedTrace drawn =
       draw({.tokens = 50, .ranks = 4, .ranks_per_node = 2, .experts = 16, .top_k = 2, .spread = 1}, random);
   std::ranges::fill(drawn.load.load[0][0].row(1), Tokens{0});
   const Slots slots = at_home(drawn.load);

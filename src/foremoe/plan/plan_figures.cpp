@@ -80,7 +80,7 @@ std::int64_t busiest_node_link_rows(const Pair& pair, const SourceTokens& tokens
 void add_balance_and_traffic(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options,
                              PlanFigures& figures) {
   std::optional<SourceTokens> tokens;
-  if (options.trace && options.batching) tokens.emplace(*options.trace, *options.batching);
+  if (options.tokens) tokens.emplace(options.tokens->trace, options.tokens->batching);
   const Topology topology{.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
 
   std::vector<double> rho, rho_lower_bound, rho_padded, node_link_tokens, node_link_rows;  // [pair]

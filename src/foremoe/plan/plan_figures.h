@@ -16,7 +16,6 @@
 #include "foremoe/plan/step_plan.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
-#include "foremoe/rollout/routing_trace.h"
 
 namespace foremoe {
 
@@ -62,9 +61,8 @@ struct PlanFigures {
 struct FiguresOptions {
   ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: contiguous blocks
   int align = 128;                          // tokens, ≥ 1
-  const RoutingTrace* trace = nullptr;      // with batching: the tokens behind the load
-  const Batching* batching = nullptr;
-  const ThreadPool* pool = nullptr;  // measuring ends with Cancelled once this pool is cancelled
+  const BatchedTrace* tokens = nullptr;     // the tokens behind the load; null: unknown
+  const ThreadPool* pool = nullptr;         // measuring ends with Cancelled once this pool is cancelled
 };
 
 // The plan must be one that check_plan accepts for this load. Nodes are those of the plan.

@@ -120,12 +120,15 @@ TEST(PlanFigures, CountAMicroStepWithTwoPassesOnce) {
 TEST(PlanFigures, RowsAreCountedOncePerTokenAndNode) {
   const std::vector<std::uint8_t> routes{0, 1, 2, 3};  // a token for each of the two nodes
   RoutingTrace shape{.num_layers = 1, .top_k = 2, .num_experts = 4, .cu_seqlens = {0, 2}};
-  const RoutingTrace trace = test::trace_of(routes, shape);
-  const Batching batching{
-      .num_micro_steps = 1, .num_ranks = 4, .ranks_per_node = 2, .micro_step = {MicroStepId{0}}, .rank = {RankId{0}}};
-  const LoadTable load = test::load_of(trace, batching);
+  const BatchedTrace tokens{.trace = test::trace_of(routes, shape),
+                            .batching = {.num_micro_steps = 1,
+                                         .num_ranks = 4,
+                                         .ranks_per_node = 2,
+                                         .micro_step = {MicroStepId{0}},
+                                         .rank = {RankId{0}}}};
+  const LoadTable load = test::load_of(tokens.trace, tokens.batching);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 0}, 1);
-  const PlanFigures figures = plan_figures(plan, load, {.trace = &trace, .batching = &batching});
+  const PlanFigures figures = plan_figures(plan, load, {.tokens = &tokens});
   EXPECT_EQ(figures.node_link_tokens.max, 2);
   ASSERT_TRUE(figures.node_link_rows);
   EXPECT_EQ(figures.node_link_rows->max, 1);

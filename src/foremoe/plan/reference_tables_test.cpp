@@ -54,15 +54,15 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(RecordedRollout, IsRoutedRowByRowAsTheCheckerSays) {
   const std::string path = "data/rollout-math-full.safetensors";
-  const RoutingTrace trace = read_trace(path);
-  const Batching batching = make_batching(trace, {.num_ranks = 8, .ranks_per_node = 2});
+  BatchedTrace tokens{.trace = read_trace(path)};
+  tokens.batching = make_batching(tokens.trace, {.num_ranks = 8, .ranks_per_node = 2});
   ThreadPool pool(1);
-  const LoadTable load = collect(trace, batching, pool);
+  const LoadTable load = collect(tokens.trace, tokens.batching, pool);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 2}, 1);
-  const PlanFigures figures = plan_figures(plan, load, {.trace = &trace, .batching = &batching});
+  const PlanFigures figures = plan_figures(plan, load, {.tokens = &tokens});
   ASSERT_TRUE(figures.node_link_rows);
   EXPECT_LT(figures.node_link_rows->mean, figures.node_link_tokens.mean);
-  const CheckReport report = check_plan(plan, load, {.trace = &trace, .batching = &batching, .reported = &figures});
+  const CheckReport report = check_plan(plan, load, {.tokens = &tokens, .reported = &figures});
   EXPECT_TRUE(report.ok()) << (report.violations.empty() ? "" : report.violations.front().message);
   EXPECT_TRUE(report.not_checked.empty());
 }

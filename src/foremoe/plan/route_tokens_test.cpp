@@ -142,7 +142,7 @@ TEST(AssignRows, RowsOfAnExpertFillItsShipmentsInRowOrder) {
 }
 
 TEST(AssignRows, EveryRowOfATraceGoesToAReplicaAndEveryQuotaIsMet) {
-  const test::BatchedTrace batched = test::random_trace(5);
+  const test::CountedTrace batched = test::random_trace(5);
   const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 2}, 6);
   const SourceTokens tokens(batched.trace, batched.batching);
   RouteWorkspace workspace;
@@ -238,7 +238,7 @@ TEST(TokenDispatch, SendsATokenOnceToEachRankAndOnceToEachNode) {
 }
 
 TEST(TokenDispatch, SavesRowsButReachesEveryRankAndNodeThatServesTheToken) {
-  const test::BatchedTrace batched = test::random_trace(3, 40);
+  const test::CountedTrace batched = test::random_trace(3, 40);
   const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 2}, 4);
   const SourceTokens tokens(batched.trace, batched.batching);
   const Topology topology = batched.load.topology();

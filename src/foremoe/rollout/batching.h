@@ -21,6 +21,12 @@ struct Batching {
   std::vector<RankId> rank;             // [sequences]
 };
 
+// The tokens behind a load: their routes, and the rank and micro-step that process them.
+struct BatchedTrace {
+  RoutingTrace trace;
+  Batching batching;
+};
+
 struct BatchingOptions {
   int num_ranks = 0;                    // 0: as recorded; it is an error when nothing was recorded
   int ranks_per_node = 0;               // 0: as recorded, else min(8, ranks)

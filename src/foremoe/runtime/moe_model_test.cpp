@@ -226,7 +226,7 @@ TEST_P(MoeModelThread, DealtLoadsGiveTheReferencesResults) {
 }
 
 TEST_P(MoeModelThread, RecordedRoutesWithRowsThatHaveNoneGiveTheReferencesResults) {
-  const test::BatchedTrace batched = test::random_trace(4, 40);
+  const test::CountedTrace batched = test::random_trace(4, 40);
   const auto routes = recorded_routes(batched.trace, batched.batching);
   const Training training{.load = batched.load,
                           .routes = *routes,

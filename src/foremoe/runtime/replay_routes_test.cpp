@@ -46,14 +46,14 @@ void expect_rows_of(const ReplayRoutes& replay, const LoadTable& load) {
 }
 
 TEST(ReplayRoutes, RecordedOnesCountAsTheLoadAndNoTokenHasAnExpertTwice) {
-  const test::BatchedTrace batched = test::random_trace(5);
+  const test::CountedTrace batched = test::random_trace(5);
   const auto replay = recorded_routes(batched.trace, batched.batching);
   EXPECT_EQ(replay->top_k(), batched.trace.top_k);
   expect_rows_of(*replay, batched.load);
 }
 
 TEST(ReplayRoutes, RecordedOnesKeepEveryTokenAlsoThoseWithoutARoute) {
-  const test::BatchedTrace batched = test::random_trace(6);
+  const test::CountedTrace batched = test::random_trace(6);
   const auto replay = recorded_routes(batched.trace, batched.batching);
   std::int64_t tokens = 0;
   std::int64_t missing = 0;
@@ -105,7 +105,7 @@ TEST(ReplayRoutes, ASourceWithoutLoadHasNoTokens) {
 }
 
 TEST(ReplayRoutes, ThreadsMayGatherAtOnce) {
-  const test::BatchedTrace batched = test::random_trace(7);
+  const test::CountedTrace batched = test::random_trace(7);
   LoadTable load = test::random_load({}, 8);
   load.top_k = 2;
   const auto recorded = recorded_routes(batched.trace, batched.batching);

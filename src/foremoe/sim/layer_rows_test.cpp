@@ -110,7 +110,7 @@ void for_token_layers(const Visit& visit) {
   Random random(7);
   for (const Topology& topology : topologies) {
     for (std::uint64_t seed = 0; seed < 4; ++seed) {
-      test::BatchedTrace batched = test::random_trace(seed, 60);
+      test::CountedTrace batched = test::random_trace(seed, 60);
       batched.batching.num_ranks = topology.num_ranks;
       batched.batching.ranks_per_node = topology.ranks_per_node;
       const auto ranks = static_cast<std::uint64_t>(topology.num_ranks);

@@ -82,8 +82,8 @@ class Profiler {
         event_(event_of_micro_step(input.plan)),
         kernels_forward_(kernels(input.cost, Pass::kForward)),
         kernels_backward_(kernels(input.cost, Pass::kBackward)) {
-    if (input.knows_tokens() && input.cost.options().dispatch == Dispatch::kToken)
-      tokens_.emplace(*input.trace, *input.batching);
+    if (input.tokens != nullptr && input.cost.options().dispatch == Dispatch::kToken)
+      tokens_.emplace(input.tokens->trace, input.tokens->batching);
   }
 
   PhaseProfile profile() {

@@ -25,18 +25,14 @@ Bytes row_bytes(const SimulatedPhase& phase, std::string_view link) {
 }
 
 TEST(SimulatedDispatch, TheDispatchDecidesWhichRowsTravel) {
-  const test::BatchedTrace recorded = test::random_trace(2, 400);
+  const test::CountedTrace recorded = test::random_trace(2, 400);
   const StepPlan plan = homes_plan(recorded.load, 0);
   const auto simulated = [&](Dispatch dispatch, bool with_tokens) {
     CostOptions options = round_options();
     options.dispatch = dispatch;
     const CostModel cost(round_cluster(), round_model(2, 8, 3), options);
-    return simulate_phase({.load = recorded.load,
-                           .plan = plan,
-                           .cost = cost,
-                           .trace = with_tokens ? &recorded.trace : nullptr,
-                           .batching = with_tokens ? &recorded.batching : nullptr},
-                          {});
+    return simulate_phase(
+        {.load = recorded.load, .plan = plan, .cost = cost, .tokens = with_tokens ? &recorded : nullptr}, {});
   };
   const SimulatedPhase rows = simulated(Dispatch::kRow, true);
   EXPECT_EQ(rows.seconds, simulated(Dispatch::kRow, false).seconds);
@@ -69,7 +65,7 @@ TEST(SimulatedDispatch, TheDispatchDecidesWhichRowsTravel) {
 }
 
 TEST(SimulatedDispatch, TokensThatAreExpectedChooseFromTheModelsGroups) {
-  const test::BatchedTrace recorded = test::random_trace(2, 400);
+  const test::CountedTrace recorded = test::random_trace(2, 400);
   const StepPlan plan = homes_plan(recorded.load, 0);
   const auto between_nodes = [&](const ExpertGroups& groups) {
     CostOptions options = round_options();

@@ -56,7 +56,7 @@ SimulatedPhase simulate_path(const SimulationInput& input, const SimulationOptio
 
   const Dispatch dispatch = input.cost.options().dispatch;
   SimulatedPhase phase{.dispatch = dispatch,
-                       .dispatch_estimated = dispatch == Dispatch::kToken && !input.knows_tokens(),
+                       .dispatch_estimated = dispatch == Dispatch::kToken && input.tokens == nullptr,
                        .phase = options.phase,
                        .path = options.path,
                        .parts = replay.parts};
@@ -165,8 +165,7 @@ SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recomp
   const SimulationInput recompute{.load = input.load,
                                   .plan = one_plan ? input.plan : *recompute_plan,
                                   .cost = input.cost,
-                                  .trace = input.trace,
-                                  .batching = input.batching,
+                                  .tokens = input.tokens,
                                   .repeat_load = input.repeat_load};
   SimulationOptions phase = options.phase;
   Pool pool(phase);

@@ -38,7 +38,6 @@
 #include "foremoe/policy/online_work.h"
 #include "foremoe/rollout/batching.h"
 #include "foremoe/rollout/load_table.h"
-#include "foremoe/rollout/routing_trace.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {
@@ -63,11 +62,9 @@ struct SimulationInput {
   const LoadTable& load;
   const StepPlan& plan;  // that check_plan accepts for this load
   const CostModel& cost;
-  const RoutingTrace* trace = nullptr;  // with batching: the tokens behind the load, so that a dispatch of tokens is
-  const Batching* batching = nullptr;   // counted; otherwise it is expected (plan/expected_dispatch.h)
-  bool repeat_load = false;             // a plan of more micro-steps than the load: it begins anew when it is through
-
-  bool knows_tokens() const { return trace != nullptr && batching != nullptr; }
+  // The tokens behind the load. Null: unknown; dispatch by token is then an expectation (plan/expected_dispatch.h).
+  const BatchedTrace* tokens = nullptr;
+  bool repeat_load = false;  // the plan has more micro-steps than the load, which repeats
 };
 
 // Seconds of the critical path, by what the ranks were doing; they sum to the phase's.

@@ -12,9 +12,7 @@
 
 namespace foremoe::test {
 
-struct BatchedTrace {
-  RoutingTrace trace;
-  Batching batching;
+struct CountedTrace : BatchedTrace {
   LoadTable load;
 };
 
@@ -48,9 +46,9 @@ inline LoadTable load_of(const RoutingTrace& trace, const Batching& batching) {
 
 // Two micro-steps, two layers, four ranks on two nodes, eight experts, top-3; low experts are popular and the
 // last token of every sequence has no route.
-inline BatchedTrace random_trace(std::uint64_t seed, int num_sequences = 20) {
+inline CountedTrace random_trace(std::uint64_t seed, int num_sequences = 20) {
   Random random(seed);
-  BatchedTrace result;
+  CountedTrace result;
   Batching& batching = result.batching;
   batching = {.num_micro_steps = 2, .num_ranks = 4, .ranks_per_node = 2};
   RoutingTrace shape{.num_layers = 2, .top_k = 3, .num_experts = 8, .cu_seqlens = {0}};

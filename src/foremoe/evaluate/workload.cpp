@@ -1,4 +1,4 @@
-#include "foremoe/evaluate/step_input.h"
+#include "foremoe/evaluate/workload.h"
 
 #include <fmt/format.h>
 
@@ -32,8 +32,8 @@ void expect_even_homes(const std::string& path, int experts, int ranks) {
                            counted(ranks, "rank")));
 }
 
-StepInput folded(LoadTable load, const InputOptions& options) {
-  StepInput input;
+Workload folded(LoadTable load, const InputOptions& options) {
+  Workload input;
   load.name = options.path;
   const int before = load.num_ranks();
   int ranks = options.ranks;
@@ -51,14 +51,16 @@ StepInput folded(LoadTable load, const InputOptions& options) {
   return input;
 }
 
-StepInput collected(RoutingTrace trace, const InputOptions& options, ThreadPool& pool) {
+Workload collected(RoutingTrace trace, const InputOptions& options, ThreadPool& pool) {
   const int ranks = options.ranks != 0 ? options.ranks : options.wanted_ranks;
   expect_even_homes(options.path, trace.num_experts, ranks != 0 ? ranks : trace.ranks);
-  StepInput input{.trace = std::move(trace)};
-  input.batching = batch(*input.trace, options, input.remarks);
-  input.load = collect(*input.trace, *input.batching, pool);
-  input.load.name = options.path;
-  return input;
+  Workload workload;
+  workload.tokens = BatchedTrace{.trace = std::move(trace)};
+  auto& [routes, batching] = *workload.tokens;
+  batching = batch(routes, options, workload.remarks);
+  workload.load = collect(routes, batching, pool);
+  workload.load.name = options.path;
+  return workload;
 }
 
 // Whole or damaged: 8 bytes of header length, then a JSON object.
@@ -139,7 +141,7 @@ std::vector<Option> options_of(InputOptions& o) {
   };
 }
 
-PolicyInput StepInput::for_policy(const PlannerOptions& options) const {
+PolicyInput Workload::for_policy(const PlannerOptions& options) const {
   return {.load = load,
           .home = homes,
           .options = options,
@@ -147,14 +149,14 @@ PolicyInput StepInput::for_policy(const PlannerOptions& options) const {
           .previous_load = previous_load ? &*previous_load : nullptr};
 }
 
-PolicyResult StepInput::plan(const Policy& policy, const PolicyInput& given, ThreadPool& pool) const {
+PolicyResult plan_with(const Policy& policy, const Workload& workload, const PolicyInput& given, ThreadPool& pool) {
   PolicyResult result = policy.plan(given, pool);
-  if (auto* const planned = std::get_if<PlannedStep>(&result)) record_input_options(*this, planned->plan);
+  if (auto* const planned = std::get_if<PlannedStep>(&result)) record_input_options(workload, planned->plan);
   return result;
 }
 
-StepInput make_step_input(LoadTable load) {
-  StepInput input;
+Workload make_workload(LoadTable load) {
+  Workload input;
   input.homes = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
   input.load = std::move(load);
   return input;
@@ -182,9 +184,9 @@ Safetensors open_input(const std::string& path) {
   return Safetensors::parse(file->bytes(), path, file);
 }
 
-StepInput read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
+Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool) {
   const Safetensors file = open_input(options.path);
-  StepInput input;
+  Workload input;
   switch (file_kind(file)) {
     case FileKind::kTrace:
       input = collected(read_trace(file), options, pool);
@@ -209,8 +211,11 @@ Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load) 
   return homes_of(homes, plan_with_homes(homes), load);
 }
 
-StepInput read_step_input(const InputOptions& options, ThreadPool& pool) {
-  StepInput input = read_load_or_trace(options, pool);
+Workload read_workload(const InputOptions& options, ThreadPool& pool) {
+  Workload input = read_load_or_trace(options, pool);
+  if (!input.tokens && options.tokens_per_rank != InputOptions{}.tokens_per_rank) {
+    throw InputError({.field = "tokens_per_rank"}, fmt::format("batches a trace, and {} is a load", options.path));
+  }
   const LoadTable& load = input.load;
   std::optional<StepPlan> with_homes = plan_with_homes(options.homes);
   if (!options.previous.empty()) input.previous = read_plan(options.previous);
@@ -221,7 +226,7 @@ StepInput read_step_input(const InputOptions& options, ThreadPool& pool) {
     former.path = options.previous_load;
     former.ranks = load.num_ranks();
     former.micro_steps = 0;
-    StepInput read = read_load_or_trace(former, pool);
+    Workload read = read_load_or_trace(former, pool);
     std::ranges::move(read.remarks, std::back_inserter(input.remarks));
     expect_shape(former.path, read.load, load);
     input.previous_load = std::move(read.load);
@@ -229,8 +234,8 @@ StepInput read_step_input(const InputOptions& options, ThreadPool& pool) {
   return input;
 }
 
-void record_input_options(const StepInput& input, StepPlan& plan) {
-  const InputOptions& asked = input.asked;
+void record_input_options(const Workload& workload, StepPlan& plan) {
+  const InputOptions& asked = workload.asked;
   auto options = nlohmann::ordered_json::parse(plan.options);
   if (asked.homes != kContiguous) options["homes"] = asked.homes;
   if (asked.tokens_per_rank != InputOptions{}.tokens_per_rank) options["tokens-per-rank"] = asked.tokens_per_rank;

@@ -1,0 +1,91 @@
+#pragma once
+
+// The input of a step: load, tokens where they are known, homes, and the previous step. read_workload() reads it from
+// the files that a user names.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "foremoe/core/option.h"
+#include "foremoe/core/parallel.h"
+#include "foremoe/core/safetensors.h"
+#include "foremoe/policy/policy.h"
+#include "foremoe/rollout/batching.h"
+#include "foremoe/rollout/load_table.h"
+#include "foremoe/rollout/routing_trace.h"
+
+namespace foremoe {
+
+inline constexpr std::string_view kContiguous = "contiguous";
+
+struct InputOptions {
+  std::string path;        // a trace or a load file
+  int ranks = 0;           // 0: as in the file
+  int wanted_ranks = 0;    // used instead of 0 if the file permits it
+  int ranks_per_node = 0;  // 0: as in the file
+  std::int64_t tokens_per_rank = BatchingOptions{}.tokens_per_rank;
+  int layers = 0;                  // use the first N layers; 0: all
+  int micro_steps = 0;             // use the first N micro-steps; 0: all
+  std::string homes{kContiguous};  // or a plan file, whose homes are used
+  std::string previous;            // plan of the previous step; empty: none
+  std::string previous_load;       // trace or load of the previous step; empty: none
+};
+
+// Options for all fields but `path`. A command offers those that it uses.
+std::vector<Option> options_of(InputOptions& options);
+
+struct Workload {
+  LoadTable load;
+  std::optional<BatchedTrace> tokens;  // set if the input was a trace
+  bool cut = false;                    // the load has only the first layers or micro-steps of `tokens`
+  Array<RankId, 2> homes;              // [layer][expert], before planning
+  std::optional<StepPlan> previous;
+  std::optional<LoadTable> previous_load;
+  InputOptions asked;                // the options that it was read with
+  std::vector<std::string> remarks;  // what the reader decided by itself, e.g. "… batched anew …"
+
+  // The tokens behind exactly this load; null if they are unknown or if the load was cut.
+  const BatchedTrace* tokens_of_load() const { return tokens && !cut ? &*tokens : nullptr; }
+
+  PolicyInput for_policy(const PlannerOptions& options) const;  // refers to this object
+};
+
+// The policy's plan for `given`, which is for_policy() of the workload or a part of it. Records in the plan's options
+// how the workload was read.
+PolicyResult plan_with(const Policy& policy, const Workload& workload, const PolicyInput& given, ThreadPool& pool);
+
+// All functions below throw InputError.
+
+// A load in memory, with contiguous homes.
+Workload make_workload(LoadTable load);
+
+// Reads all files and checks that their shapes agree.
+Workload read_workload(const InputOptions& options, ThreadPool& pool);
+
+// Reads only load and tokens.
+Workload read_load_or_trace(const InputOptions& options, ThreadPool& pool);
+
+// Batches a trace as recorded or, for another number of ranks, by tokens; then adds a sentence to `remarks`.
+Batching batch(const RoutingTrace& trace, const InputOptions& options, std::vector<std::string>& remarks);
+
+// [layer][expert]: contiguous, or the final homes of a plan file.
+Array<RankId, 2> initial_homes(const std::string& homes, const LoadTable& load);
+
+// Adds to the plan's options what a reader needs to rebuild the load and to check homes against those before the plan.
+void record_input_options(const Workload& workload, StepPlan& plan);
+
+// The inverse: completes `options` with the input options recorded in the plan.
+InputOptions input_as_planned(const StepPlan& plan, InputOptions options);
+
+// Opens a safetensors file. The error for any other file names `foremoe import`.
+Safetensors open_input(const std::string& path);
+
+// "14 micro-steps × 2 layers, 128 experts on 8 ranks (1 node)".
+std::string describe(const LoadTable& load);
+
+// "1 rank", "8 ranks".
+std::string counted(std::int64_t n, std::string_view noun);
+
+}  // namespace foremoe
