@@ -1,6 +1,6 @@
 #pragma once
 
-// On which cluster, and for which model, time is modelled: names or files, made into a cost model that fits a load.
+// Builds the cost model from the names or files of a cluster and a model, and checks that it fits a load.
 
 #include <optional>
 #include <string>
@@ -13,21 +13,22 @@
 namespace foremoe {
 
 struct CostRequest {
-  std::string cluster;              // a preset's name, or a file; empty: none
-  std::string model;                // likewise, the file a config.json
-  std::optional<Cluster> changed;   // that cluster, with other values
-  std::optional<ModelShape> shape;  // the model, in place of a name
+  std::string cluster;              // name of a preset, or a file; empty: none
+  std::string model;                // name of a preset, or a config.json; empty: none
+  std::optional<Cluster> changed;   // `cluster` with changed values
+  std::optional<ModelShape> shape;  // replaces `model`
   CostOptions options;
 };
 
 std::vector<Option> options_of(CostRequest& request);
 
-// A model that is no preset, key by key. Attention has as many heads of keys as of queries until kv_heads is set.
+// Options that describe a model without a preset. Until kv_heads is set, attention has as many key heads as query
+// heads.
 std::vector<Option> options_of(ModelShape& shape);
 
-// All throw InputError, with field `cluster` or `model`.
+// All functions below throw InputError, with field `cluster` or `model`.
 
-// What a request names, read before there is a load.
+// The cluster and model of a request; reading them needs no load.
 struct NamedCost {
   std::optional<Cluster> cluster;
   std::optional<ModelShape> model;
@@ -35,10 +36,10 @@ struct NamedCost {
 };
 NamedCost read_cost(const CostRequest& request);
 
-// The model must fit the load; where none is named, the one known model that fits is taken.
+// The model must fit the load. Without a model, uses the only preset that fits.
 CostModel find_cost_model(const NamedCost& named, const LoadTable& load);
 
-// None when neither cluster nor model is named; both must be where one is.
+// None without cluster and model. Throws if only one of them is given.
 std::optional<CostModel> find_cost_model_if_asked(const NamedCost& named, const LoadTable& load);
 
 // "h100 × Qwen3-30B-A3B".

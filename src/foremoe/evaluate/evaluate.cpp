@@ -17,7 +17,7 @@
 namespace foremoe {
 namespace {
 
-// Mean tokens of a rank in one micro-step. Unlike an assignment, a token counts once.
+// Mean tokens of a rank in one micro-step. A token counts once, however many experts it chose.
 Tokens mean_tokens_per_rank(const LoadTable& load) {
   const std::int64_t batches =
       std::int64_t{1} * load.num_micro_steps() * load.num_layers() * load.num_ranks() * load.top_k;
@@ -246,12 +246,12 @@ PlannerOptions planner_options(const EvaluateOptions& options, const LoadTable& 
   }
   const auto hidden = cost->hidden_copies(mean_tokens_per_rank(load));
   if (load.topology().num_nodes() > 1) {
-    planner.max_copies_per_rank = hidden.from_host;  // an arena serves them, whose experts no home sends meanwhile
+    planner.max_copies_per_rank = hidden.from_host;  // arenas serve these copies; homes send none of them
     return planner;
   }
   planner.max_copies_per_rank = hidden.from_host + hidden.from_peers;
-  // The link of a home can be the busiest: it sends to peers what the arena does not serve.
-  if (*planner.max_copies_per_rank < load.num_ranks() * planner.guest_slots) {  // else it is no limit
+  // A home sends its peers the copies that the arena does not serve, so its link can be the busiest.
+  if (*planner.max_copies_per_rank < load.num_ranks() * planner.guest_slots) {  // otherwise this is no limit
     planner.max_copies_per_source = std::min(planner.max_copies_per_source, *planner.max_copies_per_rank);
   }
   return planner;

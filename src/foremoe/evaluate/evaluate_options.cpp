@@ -10,7 +10,7 @@
 namespace foremoe {
 namespace {
 
-// Lets the option be `word` too, which `chosen` tells; what refuses other texts lists it.
+// Lets the option also accept `word`, which sets `chosen`. Errors for other texts list the word.
 void admit(Option& option, const char* word, bool& chosen) {
   option.words.emplace_back(word);
   const char* const also = option.type == "word" ? "or" : "nor";

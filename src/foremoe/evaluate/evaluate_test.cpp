@@ -1,4 +1,4 @@
-// The pipeline against its parts called one by one, and what it does with plans that are wrong or not there.
+// Compares the pipeline with its parts, and tests wrong and missing plans.
 
 #include "foremoe/evaluate/evaluate.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Plans as vanilla does, then breaks what is asked for.
+// Plans like vanilla, then skips or breaks the plan.
 class Broken final : public Policy {
  public:
   explicit Broken(bool skips) : skips_(skips) {}
@@ -148,7 +148,7 @@ TEST_F(Evaluations, WithResidencyAutoTakeTheQuickestThatIsTried) {
   }
 }
 
-// Plans right but for one residency.
+// Plans correctly except for one residency.
 class WrongIf final : public Policy {
  public:
   explicit WrongIf(Residency residency) : residency_(residency) {}
@@ -247,7 +247,7 @@ TEST(OptionTables, ListTheWordsThatTheyAddWhereATextIsNone) {
   EXPECT_THAT(problem("max_copies_per_rank", "-1"), testing::EndsWith(", nor hidden"));
 }
 
-// Plans as static does, and waits after the first micro-step until it is let go.
+// Plans like static, and blocks after the first micro-step until released.
 class Held final : public Policy {
  public:
   explicit Held(std::binary_semaphore& go) : go_(go) {}

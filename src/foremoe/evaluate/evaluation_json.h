@@ -1,6 +1,6 @@
 #pragma once
 
-// Evaluations as JSON: the keys that docs/users/formats.md explains.
+// Evaluations as JSON. docs/users/formats.md explains the keys.
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -8,11 +8,11 @@
 
 namespace foremoe {
 
-// {policy, skipped} where there is no plan. Otherwise the figures and planning times; `ok` and, if any, `violations`
-// with `checked`; and, of a simulated step, its figures.
+// {policy, skipped} without a plan. Otherwise figures and planning times; with `checked` also `ok` and any
+// `violations`; and the figures of a simulated step.
 nlohmann::ordered_json to_json(const Evaluation& evaluation, bool checked);
 
-// One phase, as `phases` of a simulated step has two.
+// One entry of `phases`.
 nlohmann::ordered_json to_json(const SimulatedPhase& phase);
 
 // {micro_steps, layers, ranks, ranks_per_node, experts, top_k}.

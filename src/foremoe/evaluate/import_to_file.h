@@ -1,6 +1,6 @@
 #pragma once
 
-// What `foremoe import` does: reads recorded routes, writes a trace or load, and says what was read.
+// The work of `foremoe import`: reads recorded routes, writes a trace or load, and describes what was read.
 
 #include <nlohmann/json_fwd.hpp>
 #include <span>
@@ -11,12 +11,12 @@
 
 namespace foremoe {
 
-// Imports the files, and writes the trace (of counts: the load) to `out`. Throws InputError as import_files, and for an
-// output that cannot be written.
+// Imports the files and writes the trace (or, for counts, the load) to `out`. Throws InputError like import_files(),
+// and if `out` cannot be written.
 Imported import_to_file(std::span<const std::string> paths, const ImportOptions& options, const std::string& out,
                         const Decode& decode = {});
 
-// The report in sentences, and as JSON.
+// The report as sentences and as JSON.
 std::vector<std::string> describe(const Imported& imported, const std::string& out);
 nlohmann::ordered_json to_json(const Imported& imported, const std::string& out);
 

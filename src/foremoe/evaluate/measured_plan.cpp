@@ -7,14 +7,14 @@
 namespace foremoe {
 namespace {
 
-constexpr int kRuns = 3;  // a busy machine makes one of them take several times as long
+constexpr int kRuns = 3;  // on a busy machine one run can take several times as long
 
 struct Ahead {
   std::vector<double> first;  // [layer] CPU seconds before the first micro-step can begin
   std::vector<double> whole;  // [layer] until all micro-steps are planned
 };
 
-// Where planning is charged between router and experts, a micro-step is not charged twice.
+// If planning is charged between router and experts, per-micro-step work is not charged here again.
 Ahead seconds_ahead(const Policy& policy, const PlanTimes& times) {
   const OnlineWork online = policy.online();
   Ahead ahead{times.once_of_layer, times.once_of_layer};

@@ -1,6 +1,6 @@
 #pragma once
 
-// What placement costs: a policy's plan, and how long the step waits for it. docs/users/simulation.md has the rule.
+// Plans with a policy and measures how long the step waits for placement. docs/users/simulation.md gives the rule.
 
 #include <optional>
 #include <span>
@@ -10,24 +10,24 @@
 
 namespace foremoe {
 
-// Who plans a step: each planner some of the model's layers, one after the other on each of its threads.
+// The processes that plan a step. Each plans some of the model's layers, one layer at a time per thread.
 struct Planners {
   int count = 1;
-  int threads = 1;            // of each
-  double gather_seconds = 0;  // that it takes to gather the parts of several planners
+  int threads = 1;            // per planner
+  double gather_seconds = 0;  // to gather the parts of several planners
 };
 
-// How long the slowest planner and the gather take; or how long one planner takes for all layers, if that is less.
-// of_layer: CPU seconds of each layer of the input, each of which stands for as many of the model's.
+// Seconds of the slowest planner and the gather, or of one planner for all layers if that is less.
+// of_layer: CPU seconds per layer of the workload. Each of them represents equally many of the model's layers.
 double planning_seconds(std::span<const double> of_layer, int model_layers, const Planners& planners);
 
 struct MeasuredPlan {
   PlannedStep step;
-  // From the beginning of planning until the first micro-step can begin, by CPU time: for each layer the least of three
-  // runs where there is a cost model. 0 where the policy does not plan ahead.
+  // CPU seconds from the start of planning until the first micro-step can begin. With a cost model, uses the least of
+  // three runs per layer. 0 if the policy does not plan ahead.
   double placement_seconds = 0;
-  // The same until all micro-steps are placed: what a step waits for under `shared` where copies come from host memory,
-  // whose arenas hold what the whole phase fetches.
+  // The same until all micro-steps are placed. Charged under `shared` if copies come from host memory, since an arena
+  // is filled with the experts of the whole phase.
   double whole_placement_seconds = 0;
 };
 
@@ -36,7 +36,7 @@ struct PlanningOptions {
   Planners planners;
 };
 
-// Nothing where the policy is not defined for the input; `why_not` then says why.
+// None if the policy is not defined for the workload; `why_not` is then the reason.
 std::optional<MeasuredPlan> plan_measured(const Policy& policy, const Workload& workload,
                                           const PlanningOptions& options, const EvaluationContext& context,
                                           std::string& why_not);

@@ -1,4 +1,4 @@
-// What placement costs, and who is charged for it.
+// Tests the cost of placement and which policies are charged for it.
 
 #include "foremoe/evaluate/measured_plan.h"
 
@@ -13,8 +13,8 @@ namespace {
 
 using Placement = test::EvaluatedStep;
 
-// Plans as foremoe does, and says that a layer took 2 s once per step and 1 s for its first micro-step, in its second
-// run half of that, and in others ten times.
+// Plans like foremoe. Reports per layer 2 s once per step and 1 s for the first micro-step; half of that in the second
+// run and ten times that in others.
 class Slow final : public Policy {
  public:
   explicit Slow(OnlineWork online = {}) : online_(online) {}
@@ -101,7 +101,7 @@ TEST_F(Placement, WaitsForTheFirstMicroStepUnlessArenasHoldWhatTheWholePhaseFetc
   EXPECT_DOUBLE_EQ(placement(Residency::kResident, PathChoice::kHost), 2 + 1);
 }
 
-// All are planned before one is chosen, whichever it is: shared with arenas, static, resident, and free for recompute.
+// All residencies are planned before one is chosen: shared with arenas, static, resident, and free for recompute.
 TEST_F(Placement, OfAChosenResidencyIsThatOfAllThatWereTried) {
   const auto chosen = [&](double gigabytes) {
     EvaluateOptions options{.planner = {.guest_slots = 2}, .path = PathChoice::kHost, .planners = 1};
@@ -141,7 +141,7 @@ TEST_F(Placement, IsChargedToWhoeverPlansTheStepAheadByItsOwnRoutes) {
   };
   EXPECT_EQ(placement(Slow()), 3 * layers);
   EXPECT_EQ(placement(Slow({.planning_seconds = 1})), 2 * layers) << "a micro-step's planning is charged online";
-  // Some of them do nothing once per step.
+  // Some policies have no work once per step.
   expect_charged(true, {"foremoe", "relibra", "foremoe-review", "foremoe-review-mda", "eplb", "eplb-oracle", "ema"});
   expect_charged(true, {"flexmoe", "smartmoe", "lplb", "laer"});
   expect_charged(false, {"vanilla", "ultraep", "feplb", "symi", "eplb-ema"});

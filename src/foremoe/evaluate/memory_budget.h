@@ -1,6 +1,6 @@
 #pragma once
 
-// What fits a rank's memory: the residency to choose, and the largest micro-batch.
+// Chooses the residency and the largest micro-batch that fit into a rank's memory.
 
 #include <cstddef>
 #include <optional>
@@ -10,25 +10,26 @@
 
 namespace foremoe {
 
-// The most tokens that a rank's micro-step may have in the mean for the rank that holds most to stay within `budget`,
-// the plan's imbalance kept: state and guests stay, activations grow with the tokens. 0 when state alone exceeds it.
+// Largest mean tokens per rank and micro-step for which the rank with the most memory stays within `budget`. Assumes
+// that the plan's imbalance stays the same: state and guests are constant, activations grow with the tokens. 0 if the
+// state alone exceeds the budget.
 Tokens largest_micro_batch(const SimulatedStep& step, Bytes budget, Tokens mean_tokens_per_rank);
 
-// Where guests should live. Static guests need no copies inside the step, resident ones follow the load for as many
-// slots in every layer, shared ones need the memory of a few layers and fetch at every use; which is best depends on
-// model, cluster and load, so each is planned and simulated.
+// One residency, planned and simulated. Static guests need no copies inside the step. Resident guests follow the load
+// and need their slots in every layer. Shared guests need memory for a few layers and are fetched at every use. The
+// best one depends on model, cluster and load.
 struct ResidencyTrial {
   double step_seconds = 0;
-  Bytes memory;  // of the rank that holds most
+  Bytes memory;  // of the rank with the most
 };
 
 struct ResidencyChoice {
-  std::size_t trial = 0;  // the first of equals
-  bool fits = true;       // the budget
+  std::size_t trial = 0;  // the first of equal ones
+  bool fits = true;       // within the budget
 };
 
-// Of at least one trial: the quickest of those within the budget, and of two as quick the one that needs less memory.
-// If none is within it, the one that needs least.
+// The quickest trial within the budget; among equally quick ones the one that needs less memory. If no trial is within
+// the budget, the one that needs the least memory. Needs at least one trial.
 ResidencyChoice choose_residency(std::span<const ResidencyTrial> trials, std::optional<Bytes> budget);
 
 }  // namespace foremoe

@@ -1,6 +1,6 @@
 #pragma once
 
-// Who needs more memory than there is, in sentences.
+// Sentences about policies that need more memory than is available.
 
 #include <optional>
 #include <string>
@@ -11,15 +11,15 @@
 
 namespace foremoe {
 
-// "78.5": 10⁹ bytes.
+// In units of 10⁹ bytes: "78.5".
 std::string gigabytes(Bytes bytes);
 
 struct NeededMemory {
   std::string who;  // a policy
-  Bytes bytes;      // of its fullest rank
+  Bytes bytes;      // of the rank with the most
 };
 
-// A sentence where some need more than a rank of the cluster has, and one where some need more than the budget.
+// One sentence if some need more than a rank of the cluster has, and one if some need more than the budget.
 std::vector<std::string> memory_remarks(const std::vector<NeededMemory>& needed, const CostModel& cost,
                                         std::optional<Bytes> budget);
 

@@ -91,7 +91,7 @@ PairFigures pair_figures(const StepPlan& plan, const LoadTable& load, bool route
 LoadStability load_stability(const LoadTable& load, int steps) {
   const auto experts = static_cast<std::size_t>(load.num_experts());
   const int per_step = load.num_micro_steps() / steps;
-  // Half the sum of |p − q| of two loads' shares.
+  // Half the sum of |p − q| over two loads' shares.
   const auto change = [](std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
     const auto of_a = static_cast<double>(std::reduce(a.begin(), a.end()));
     const auto of_b = static_cast<double>(std::reduce(b.begin(), b.end()));

@@ -1,6 +1,6 @@
 #pragma once
 
-// Figures that papers tell and plan_figures does not: over the (layer, micro-step) pairs with load, exact.
+// Figures used by papers beyond plan_figures, exact, over the (layer, micro-step) pairs with load.
 
 #include <array>
 
@@ -11,28 +11,30 @@
 namespace foremoe {
 
 struct PairFigures {
-  std::array<double, kNumRhoBuckets> share_of_bucket{};  // of the pairs, sums to 1
+  std::array<double, kNumRhoBuckets> share_of_bucket{};  // share of pairs per ρ bucket; sums to 1
   double straggler = 0;                                  // max − mean rank load, tokens, mean over pairs
-  double waste = 0;  // (max − mean) ÷ max, mean: of the busiest rank's time, what the mean one waits
-  double copies_after_first_event = 0;  // per layer and event, those of the first event left out
-  double busiest_receiver = 0;          // copies into the rank that receives most, mean over layers and events
-  double sent_without_locality = 0;     // most tokens that a rank sends or receives, mean over pairs, when replicas are
-  double sent_with_rank_locality = 0;   // filled without regard to where tokens are; own rank first;
-  double sent_with_node_locality = 0;   // own rank, then own node first (as a plan is routed)
-  double between_nodes = 0;             // so routed, the most tokens that a node sends or receives, mean over pairs
+  double waste = 0;  // (max − mean) ÷ max, mean over pairs: share of the busiest rank's time that the mean rank waits
+  double copies_after_first_event = 0;  // per layer and event, without the first event
+  double busiest_receiver = 0;          // copies into the rank that receives the most, mean over layers and events
+  // The most tokens that a rank sends or receives, mean over pairs, if replicas are filled
+  double sent_without_locality = 0;    // regardless of the tokens' ranks
+  double sent_with_rank_locality = 0;  // with tokens of the own rank first
+  double sent_with_node_locality = 0;  // with tokens of the own rank, then of the own node first (as plans are routed)
+  // The most tokens that a node sends or receives in the last case, mean over pairs.
+  double between_nodes = 0;
 };
 
-// `routed`: also what is sent, which takes longer than all else together.
+// routed: also compute what is sent, which takes longer than everything else together.
 PairFigures pair_figures(const StepPlan& plan, const LoadTable& load, bool routed = true);
 
-// How a step's expert popularity compares with that of its micro-steps: the observation of ForeMoE's figure 4.
+// Expert popularity of whole steps compared with that of micro-steps (ForeMoE, figure 4).
 struct LoadStability {
-  double hottest = 0;      // tokens of a step's most popular expert ÷ mean expert, mean over steps and layers
-  double step_change = 0;  // half the sum of |share − share before| over experts, from step to step; NaN of one step
-  double micro_step_change = 0;  // the same from micro-step to micro-step within a step
+  double hottest = 0;      // tokens of the most popular expert ÷ mean expert, per step; mean over steps and layers
+  double step_change = 0;  // half the sum over experts of |share − previous share|, from step to step; NaN for one step
+  double micro_step_change = 0;  // the same between micro-steps of one step
 };
 
-// The micro-steps are `steps` steps of equal length.
+// Divides the micro-steps into `steps` steps of equal length.
 LoadStability load_stability(const LoadTable& load, int steps);
 
 }  // namespace foremoe

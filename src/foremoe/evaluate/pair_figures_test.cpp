@@ -11,7 +11,7 @@
 namespace foremoe {
 namespace {
 
-// Four micro-steps, one layer, two ranks with two experts each; rank 0 sends everything.
+// Four micro-steps, one layer, two ranks with two experts each. All tokens are on rank 0.
 LoadTable four_micro_steps(std::initializer_list<std::array<std::int64_t, 4>> loads) {
   LoadTable table{.load = Array<Tokens, 4>({loads.size(), 1, 2, 4}), .top_k = 1, .ranks_per_node = 2, .name = {}};
   int m = 0;
@@ -36,7 +36,7 @@ TEST(PairFigures, PairsAreCountedInTheBucketOfTheirRho) {
   EXPECT_EQ(figures.share_of_bucket, (std::array<double, 5>{0.25, 0.25, 0, 0.25, 0.25}));
   EXPECT_DOUBLE_EQ(figures.straggler, (0 + 2 + 5 + 10) / 4.0);
   EXPECT_DOUBLE_EQ(figures.waste, (0 + 2.0 / 12 + 5.0 / 15 + 10.0 / 20) / 4);
-  // Rank 0 sends what rank 1 serves: 10, 8, 5, 0, however replicas are filled.
+  // Rank 0 sends the tokens that rank 1 serves: 10, 8, 5, 0, regardless of how replicas are filled.
   EXPECT_DOUBLE_EQ(figures.sent_without_locality, 23 / 4.0);
   EXPECT_DOUBLE_EQ(figures.sent_with_node_locality, 23 / 4.0);
   EXPECT_DOUBLE_EQ(figures.between_nodes, 0);
@@ -48,7 +48,7 @@ TEST(LoadStability, StepsMayBeAlikeWhereTheirMicroStepsAreNot) {
   const LoadStability stability = load_stability(load, 2);
   EXPECT_DOUBLE_EQ(stability.step_change, 0);
   EXPECT_DOUBLE_EQ(stability.micro_step_change, 1);
-  EXPECT_DOUBLE_EQ(stability.hottest, 2);  // 8 of 16 tokens where a quarter is fair
+  EXPECT_DOUBLE_EQ(stability.hottest, 2);  // 8 of 16 tokens; the mean expert has a quarter
 }
 
 TEST(LoadStability, OneStepHasNothingToBeComparedWith) {

@@ -4,7 +4,7 @@
 
 namespace foremoe {
 
-// What a plan says of one micro-step. Its slots are final long before, but under `shared`.
+// Copies the quotas of one micro-step, and under `shared` also its slots; otherwise slots are already final.
 static void copy_micro_step(const StepPlan& from, StepPlan& to, MicroStepId m) {
   for (int e = 0; e < from.num_events(); ++e) {
     if (from.event_micro_step[static_cast<std::size_t>(e)] != m) continue;
@@ -50,13 +50,13 @@ RunningPlan::RunningPlan(const Request& request, ThreadPool& pool) {
   });
 }
 
-RunningPlan::~RunningPlan() = default;  // waits for the planner
+RunningPlan::~RunningPlan() = default;  // joins the planner
 
 void RunningPlan::deliver(const Request& request, const StepPlan& planned, MicroStepId m) {
   const std::lock_guard lock(mutex_);
   if (m == MicroStepId{0}) {
     staged_ = planned;
-    staged_.policy = request.policy.name();  // a policy names its plan when it is whole, as its input is recorded then
+    staged_.policy = request.policy.name();  // the policy sets the name only when the plan is complete
     record_input_options(request.input, staged_);
   }
   copy_micro_step(planned, staged_, m);

@@ -1,7 +1,7 @@
 #pragma once
 
-// The plan that a phase executes while the rest of it is still being planned: micro-steps are planned on a thread of
-// their own, in order, and ranks wait for the one that they are about to begin.
+// A plan that ranks execute while a background thread still plans later micro-steps, in order. Ranks wait for the
+// micro-step that they are about to begin.
 
 #include <condition_variable>
 #include <exception>
@@ -15,15 +15,15 @@
 
 namespace foremoe {
 
-// Policies that place experts freely: why there is no policy update.
+// Why policies that place experts freely have no policy update.
 inline constexpr std::string_view kPlacesFreely =
     "places experts freely, so a replica has no home that its gradients and optimizer state belong to: forward only";
 
 class RunningPlan {
  public:
-  // Planned by somebody else, whole.
+  // Wraps a finished plan.
   explicit RunningPlan(StepPlan plan);
-  // Starts planning. What is given must outlive this object; the pool is the planner's until finish().
+  // Starts planning. The request's objects must outlive this one; the planner uses the pool until finish().
   struct Request {
     const Policy& policy;
     const Workload& input;
@@ -33,24 +33,24 @@ class RunningPlan {
   RunningPlan(const Request& request, ThreadPool& pool);
   ~RunningPlan();
 
-  // Waits until execution may begin: from then on homes are final, and slots but under `shared`. The reason when there
-  // is no plan. Throws what planning threw.
+  // Waits until execution may begin. From then on homes are final, and so are slots except under `shared`. Returns the
+  // reason if there is no plan. Rethrows exceptions of the planner.
   std::optional<std::string> wait_to_begin();
   const StepPlan& plan() const { return plan_; }
-  // Before a rank begins a micro-step's forward, or reads its slots. No rank may be binding a phase meanwhile (their
-  // bind is collective).
+  // Call before a rank begins a micro-step's forward or reads its slots. No rank may bind a phase at the same time
+  // (binding is collective).
   void wait_for(MicroStepId m);
-  // Waits for the whole plan, which nobody may be executing. Throws what planning threw.
+  // Waits for the whole plan. No rank may be executing it. Rethrows exceptions of the planner.
   void finish();
 
  private:
   void deliver(const Request& request, const StepPlan& planned, MicroStepId m);
 
-  StepPlan plan_;  // what ranks execute; quotas of the first `taken_` micro-steps
-  int taken_ = 0;  // guarded by mutex_, as is all below
+  StepPlan plan_;  // read by the ranks; has the quotas of the first `taken_` micro-steps
+  int taken_ = 0;  // guarded by mutex_, like all members below
   std::mutex mutex_;
   std::condition_variable changed_;
-  StepPlan staged_;    // what has been planned
+  StepPlan staged_;    // written by the planner
   int delivered_ = 0;  // micro-steps
   bool done_ = false;
   std::optional<std::string> skipped_;

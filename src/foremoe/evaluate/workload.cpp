@@ -21,11 +21,11 @@
 namespace foremoe {
 namespace {
 
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // of a rank in a micro-step
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // per rank and micro-step
 
 [[noreturn]] void reject(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
-// Every rank is the home of equally many experts. Checked before anything is counted.
+// All ranks must have the same number of home experts. Checked before tokens are counted.
 void expect_even_homes(const std::string& path, int experts, int ranks) {
   if (ranks == 0 || experts % ranks == 0) return;
   reject(path, fmt::format("{} cannot be at home evenly on {} (`ranks`)", counted(experts, "expert"),
@@ -63,7 +63,7 @@ Workload collected(RoutingTrace trace, const InputOptions& options, ThreadPool& 
   return workload;
 }
 
-// Whole or damaged: 8 bytes of header length, then a JSON object.
+// Also true of a damaged file: 8 bytes of header length, then a JSON object.
 bool looks_like_safetensors(std::span<const std::byte> bytes) {
   std::uint64_t header_bytes = 0;
   if (bytes.size() <= sizeof header_bytes) return false;
@@ -71,7 +71,7 @@ bool looks_like_safetensors(std::span<const std::byte> bytes) {
   return header_bytes <= kMaxHeaderBytes && bytes[sizeof header_bytes] == std::byte{'{'};
 }
 
-// Of a former step's plan or load, which is in the file at `path`.
+// Checks the plan or load of the previous step, read from `path`.
 template <class Former>
 void expect_shape(const std::string& path, const Former& former, const LoadTable& load) {
   if (former.num_layers() == load.num_layers() && former.num_ranks() == load.num_ranks() &&
@@ -83,7 +83,7 @@ void expect_shape(const std::string& path, const Former& former, const LoadTable
                            load.num_experts()));
 }
 
-// The plan that `homes` names; none where they are contiguous.
+// The plan named by `homes`; none if homes are contiguous.
 std::optional<StepPlan> plan_with_homes(const std::string& homes) {
   return homes == kContiguous ? std::nullopt : std::optional(read_plan(homes));
 }
