@@ -38,7 +38,7 @@ class Broken final : public Policy {
 
 using Evaluations = test::EvaluatedStep;
 
-TEST_F(Evaluations, AreWhatPlannerCheckFiguresAndSimulatorSayOneByOne) {
+TEST_F(Evaluations, EqualTheResultsOfPlannerCheckFiguresAndSimulator) {
   const Policy& policy = policy_named("foremoe");
   const PlannerOptions planner{.guest_slots = 2};
   const Evaluation e = evaluate(policy, input_, {.planner = planner, .path = PathChoice::kPeer, .depth = 3},
@@ -63,7 +63,7 @@ TEST_F(Evaluations, AreWhatPlannerCheckFiguresAndSimulatorSayOneByOne) {
   EXPECT_EQ(e.step->memory_bytes_per_rank, step.memory_bytes_per_rank);
 }
 
-TEST_F(Evaluations, HideNoMoreCopiesThanTheBusierEndOfALinkCarries) {
+TEST_F(Evaluations, LimitHiddenCopiesToTheBusierEndOfALink) {
   const EvaluateOptions options{.planner = {.guest_slots = 2}, .hidden_copies = true};
   Cluster slow = find_cluster("h100");
   slow.ranks_per_node = input_.load.ranks_per_node;
@@ -86,23 +86,23 @@ TEST_F(Evaluations, HideNoMoreCopiesThanTheBusierEndOfALinkCarries) {
   EXPECT_EQ(planner().max_copies_per_source, kNoLimit);
 }
 
-TEST_F(Evaluations, AreNotSimulatedWhereThereIsNoCluster) {
+TEST_F(Evaluations, HaveNoSimulatedStepWithoutACluster) {
   EXPECT_FALSE(evaluate(policy_named("foremoe"), input_, {}, {.pool = pool_}).step);
 }
 
-TEST_F(Evaluations, OfAWrongPlanSayWhatIsWrongAndSimulateNothing) {
+TEST_F(Evaluations, OfAWrongPlanListViolationsAndSimulateNothing) {
   const Evaluation e = evaluate(Broken(/*skips=*/false), input_, {}, {.pool = pool_, .cost = &cost_});
   EXPECT_TRUE(e.planned());
   EXPECT_FALSE(e.check.ok());
   EXPECT_FALSE(e.step);
 }
 
-TEST_F(Evaluations, AreNotCheckedWhereTheCallerDoesThat) {
+TEST_F(Evaluations, SkipTheCheckIfAsked) {
   const Evaluation e = evaluate(policy_named("foremoe"), input_, {.check = false}, {.pool = pool_});
   EXPECT_FALSE(e.check.figures) << "check_plan recomputes them";
 }
 
-TEST_F(Evaluations, EndWhileThePlanIsCheckedWhereThePoolIsCancelled) {
+TEST_F(Evaluations, EndDuringTheCheckWhenThePoolIsCancelled) {
   const auto cancel_in_the_check = [&](const std::string& what) {
     if (what.starts_with("checking")) pool_.cancel();
   };
@@ -110,13 +110,13 @@ TEST_F(Evaluations, EndWhileThePlanIsCheckedWhereThePoolIsCancelled) {
                Cancelled);
 }
 
-TEST_F(Evaluations, OfAPolicyThatIsNotDefinedHereSayWhy) {
+TEST_F(Evaluations, OfASkippedPolicyGiveTheReason) {
   const Evaluation e = evaluate(Broken(/*skips=*/true), input_, {}, {.pool = pool_, .cost = &cost_});
   EXPECT_EQ(e.skipped, "not today");
   EXPECT_FALSE(e.planned());
 }
 
-TEST_F(Evaluations, SeveralAreComparedWithVanillaWhichNeedNotBeAmongThem) {
+TEST_F(Evaluations, AreComparedWithVanillaEvenIfItIsNotRequested) {
   const std::vector<const Policy*> policies = policies_named({"static", "foremoe"});
   const std::vector<Evaluation> all = evaluate_all(policies, input_, {}, {.pool = pool_, .cost = &cost_});
   const Evaluation vanilla = evaluate(policy_named("vanilla"), input_, {}, {.pool = pool_, .cost = &cost_});
@@ -127,7 +127,7 @@ TEST_F(Evaluations, SeveralAreComparedWithVanillaWhichNeedNotBeAmongThem) {
   }
 }
 
-TEST_F(Evaluations, PlanRecomputeOnItsOwnWhereSeveralMicroStepsAreInFlight) {
+TEST_F(Evaluations, PlanRecomputeSeparatelyWithSeveralMicroStepsInFlight) {
   EvaluateOptions options{.planner = {.in_flight = 2}};
   const Evaluation e = evaluate(policy_named("foremoe"), input_, options, {.pool = pool_, .cost = &cost_});
   ASSERT_TRUE(e.recompute_plan);
@@ -137,7 +137,7 @@ TEST_F(Evaluations, PlanRecomputeOnItsOwnWhereSeveralMicroStepsAreInFlight) {
   EXPECT_EQ(&e.plan_of(Phase::kPolicyUpdate), &e.plan);
 }
 
-TEST_F(Evaluations, WithResidencyAutoTakeTheQuickestThatIsTried) {
+TEST_F(Evaluations, WithResidencyAutoReturnTheQuickestTrial) {
   EvaluateOptions options{.choose_residency = true};
   const Evaluation best = evaluate(policy_named("foremoe"), input_, options, {.pool = pool_, .cost = &cost_});
   options.choose_residency = false;
@@ -165,7 +165,7 @@ class WrongIf final : public Policy {
   Residency residency_;
 };
 
-TEST_F(Evaluations, WithResidencyAutoSayWhichTrialWasWrong) {
+TEST_F(Evaluations, WithResidencyAutoReturnAWrongTrial) {
   for (const Residency residency : {Residency::kStatic, Residency::kShared, Residency::kFree}) {
     const Evaluation e =
         evaluate(WrongIf(residency), input_, {.choose_residency = true}, {.pool = pool_, .cost = &cost_});
@@ -174,7 +174,7 @@ TEST_F(Evaluations, WithResidencyAutoSayWhichTrialWasWrong) {
   }
 }
 
-TEST_F(Evaluations, RefuseWhatNeedsAClusterWithoutOne) {
+TEST_F(Evaluations, RejectOptionsThatNeedACluster) {
   const auto refused = [&](const EvaluateOptions& options) -> std::string {
     try {
       (void)evaluate(policy_named("foremoe"), input_, options, {.pool = pool_});
@@ -187,7 +187,7 @@ TEST_F(Evaluations, RefuseWhatNeedsAClusterWithoutOne) {
   EXPECT_THAT(refused({.hidden_copies = true}), HasSubstr("max_copies_per_rank: hidden needs"));
 }
 
-TEST_F(Evaluations, OfFewerLayersStandForAllOfTheModel) {
+TEST_F(Evaluations, OfFewerLayersRepresentTheWholeModel) {
   const Workload one_layer = make_workload(take_first(input_.load, 4, 1));
   const EvaluationContext context{.pool = pool_, .cost = &cost_};
   const Evaluation of_one = evaluate(policy_named("vanilla"), one_layer, {}, context);
@@ -195,7 +195,7 @@ TEST_F(Evaluations, OfFewerLayersStandForAllOfTheModel) {
   EXPECT_NEAR(of_one.step->step_seconds / of_two.step->step_seconds, 1, 0.25) << "both are of 48 layers";
 }
 
-TEST_F(Evaluations, OfAPolicyWhoseOwnOptionsNobodySetAreOfThePolicyOfThatName) {
+TEST_F(Evaluations, OfAPolicyWithDefaultOptionsEqualThoseOfTheRegisteredPolicy) {
   const PolicyInput input = input_.for_policy({.guest_slots = 2});
   for (const Policy* const named : all_policies()) {
     const PolicyResult expected = named->plan(input, pool_);
@@ -207,7 +207,7 @@ TEST_F(Evaluations, OfAPolicyWhoseOwnOptionsNobodySetAreOfThePolicyOfThatName) {
   }
 }
 
-TEST(InputsAsPlanned, TakeEveryBoundOnTokensThatAPlanCanRecord) {
+TEST(InputsAsPlanned, RestoreEveryTokenBoundThatAPlanCanRecord) {
   StepPlan plan;
   plan.options = R"({"tokens-per-rank": 1099511627776, "layers": 2147483647})";
   const InputOptions options = input_as_planned(plan, {});
@@ -218,7 +218,7 @@ TEST(InputsAsPlanned, TakeEveryBoundOnTokensThatAPlanCanRecord) {
   EXPECT_EQ(input_as_planned(plan, {}).layers, 0);
 }
 
-TEST(PolicyNames, ThatAreUnknownAreRefusedWithTheListOfThose) {
+TEST(PolicyNames, ThatAreUnknownAreRejectedWithAListOfKnownOnes) {
   try {
     (void)policies_named({"vanilla", "magic"});
     FAIL();
@@ -230,7 +230,7 @@ TEST(PolicyNames, ThatAreUnknownAreRefusedWithTheListOfThose) {
   EXPECT_THROW((void)policies_named({}), InputError);
 }
 
-TEST(OptionTables, ListTheWordsThatTheyAddWhereATextIsNone) {
+TEST(OptionTables, ListAddedWordsInErrorsForOtherTexts) {
   EvaluateOptions options;
   std::vector<Option> table = planning_options_of(options);
   const auto problem = [&](const char* name, const char* text) {
@@ -269,7 +269,7 @@ class Held final : public Policy {
   std::binary_semaphore& go_;
 };
 
-TEST_F(Evaluations, OfARunningPlanHaveItsPolicysNameAndInputFromTheBeginning) {
+TEST_F(Evaluations, OfARunningPlanNamePolicyAndInputFromTheStart) {
   input_.asked.micro_steps = 4;
   std::binary_semaphore go(0);
   const Held policy(go);
@@ -284,7 +284,7 @@ TEST_F(Evaluations, OfARunningPlanHaveItsPolicysNameAndInputFromTheBeginning) {
   EXPECT_THAT(running.plan().options, HasSubstr("\"micro-steps\":4"));
 }
 
-TEST(OptionTables, SetTheFieldsThatTheyAreDeclaredFor) {
+TEST(OptionTables, SetTheirDeclaredFields) {
   EvaluateOptions options;
   std::vector<Option> table = planning_options_of(options);
   option_named(table, "residency").set("auto");

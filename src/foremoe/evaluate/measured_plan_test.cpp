@@ -39,7 +39,7 @@ class Slow final : public Policy {
   mutable int runs_ = 0;
 };
 
-TEST(PlanningSeconds, AreThoseOfTheSlowestPlannerAndTheGather) {
+TEST(PlanningSeconds, AreThoseOfTheSlowestPlannerPlusTheGather) {
   const std::vector<double> of_layer{1, 2, 3, 4, 5, 6};
   const auto seconds = [&](const Planners& planners) { return planning_seconds(of_layer, 6, planners); };
   EXPECT_DOUBLE_EQ(seconds({}), 21);
@@ -51,14 +51,14 @@ TEST(PlanningSeconds, AreThoseOfTheSlowestPlannerAndTheGather) {
   EXPECT_DOUBLE_EQ(planning_seconds({}, 6, {.count = 2, .gather_seconds = 1}), 0);
 }
 
-TEST(PlanningSeconds, CountLayersOfTheModelForWhichThoseOfTheInputStand) {
+TEST(PlanningSeconds, CountLayersOfTheModel) {
   const std::vector<double> of_layer{1, 3};
   EXPECT_DOUBLE_EQ(planning_seconds(of_layer, 8, {}), 4 * 1 + 4 * 3);
   EXPECT_DOUBLE_EQ(planning_seconds(of_layer, 8, {.count = 4}), 2 * 3);
   EXPECT_DOUBLE_EQ(planning_seconds(of_layer, 8, {.count = 3}), 3 * 3) << "layers 5 to 7";
 }
 
-TEST_F(Placement, IsTheLeastOfThreeRunsOfAllThatIsPlannedBeforeTheFirstMicroStep) {
+TEST_F(Placement, IsTheLeastOfThreeRunsUntilTheFirstMicroStep) {
   const int layers = cost_.model().moe_layers;
   const auto placement = [&](EvaluateOptions options) {
     options.planners = 1;
@@ -77,7 +77,7 @@ TEST_F(Placement, IsTheLeastOfThreeRunsOfAllThatIsPlannedBeforeTheFirstMicroStep
   EXPECT_DOUBLE_EQ(placement({.choose_residency = true}), 4 * 3) << "shared, static, resident and free";
 }
 
-TEST_F(Placement, IsSharedByAllRanksUnlessOptionsSayWhoPlans) {
+TEST_F(Placement, IsSharedByAllRanksByDefault) {
   const int layers = cost_.model().moe_layers;
   const auto placement = [&](const EvaluateOptions& options) {
     return evaluate(Slow(), input_, options, {.pool = pool_, .cost = &cost_}).placement_seconds;
@@ -89,7 +89,7 @@ TEST_F(Placement, IsSharedByAllRanksUnlessOptionsSayWhoPlans) {
   EXPECT_DOUBLE_EQ(placement({.planners = 8, .planning_threads = 3, .plan_gather_seconds = 0}), of_a_rank / 3);
 }
 
-TEST_F(Placement, WaitsForTheFirstMicroStepUnlessArenasHoldWhatTheWholePhaseFetches) {
+TEST_F(Placement, WaitsForTheFirstMicroStepUnlessArenasAreFilledForThePhase) {
   const auto placement = [&](Residency residency, PathChoice path) {
     const EvaluateOptions options{.planner = {.guest_slots = 2, .residency = residency}, .path = path, .planners = 1};
     const Evaluation e = evaluate(Slow(), input_, options, {.pool = pool_, .cost = &cost_});
@@ -102,7 +102,7 @@ TEST_F(Placement, WaitsForTheFirstMicroStepUnlessArenasHoldWhatTheWholePhaseFetc
 }
 
 // All residencies are planned before one is chosen: shared with arenas, static, resident, and free for recompute.
-TEST_F(Placement, OfAChosenResidencyIsThatOfAllThatWereTried) {
+TEST_F(Placement, OfAChosenResidencyIncludesAllTrials) {
   const auto chosen = [&](double gigabytes) {
     EvaluateOptions options{.planner = {.guest_slots = 2}, .path = PathChoice::kHost, .planners = 1};
     options.choose_residency = true;
@@ -116,7 +116,7 @@ TEST_F(Placement, OfAChosenResidencyIsThatOfAllThatWereTried) {
   EXPECT_EQ(chosen(1e-6), Residency::kShared) << "the one that needs least memory";
 }
 
-TEST_F(Placement, OfAMicroStepIsAnEqualPartWherePoliciesPlanThemAlike) {
+TEST_F(Placement, OfAMicroStepIsAnEqualPartIfAllArePlannedAlike) {
   const auto first = [&](const char* name, Residency residency) {
     const PolicyResult result = policy_named(name).plan(
         {.load = input_.load, .home = input_.homes, .options = {.guest_slots = 2, .residency = residency}}, pool_);
@@ -130,7 +130,7 @@ TEST_F(Placement, OfAMicroStepIsAnEqualPartWherePoliciesPlanThemAlike) {
   EXPECT_NEAR(first("eplb-oracle", Residency::kStatic), 1.0 / input_.load.num_micro_steps(), 1e-9);
 }
 
-TEST_F(Placement, IsChargedToWhoeverPlansTheStepAheadByItsOwnRoutes) {
+TEST_F(Placement, IsChargedToPoliciesThatPlanAheadFromTheStepsOwnRoutes) {
   const int layers = cost_.model().moe_layers;
   const auto placement = [&](const Policy& policy) {
     const EvaluateOptions options{.planner = {.guest_slots = 2}, .planners = 1};

@@ -29,7 +29,7 @@ StepPlan vanilla_plan(const LoadTable& load) {
   return std::get<PlannedStep>(std::move(result)).plan;
 }
 
-TEST(PairFigures, PairsAreCountedInTheBucketOfTheirRho) {
+TEST(PairFigures, CountPairsInTheBucketOfTheirRho) {
   // Rank loads 10:10, 12:8, 15:5, 20:0 → ρ 1, 1.2, 1.5, 2.
   const LoadTable load = four_micro_steps({{5, 5, 5, 5}, {6, 6, 4, 4}, {10, 5, 5, 0}, {10, 10, 0, 0}});
   const PairFigures figures = pair_figures(vanilla_plan(load), load);
@@ -43,7 +43,7 @@ TEST(PairFigures, PairsAreCountedInTheBucketOfTheirRho) {
   EXPECT_DOUBLE_EQ(figures.copies_after_first_event, 0);
 }
 
-TEST(LoadStability, StepsMayBeAlikeWhereTheirMicroStepsAreNot) {
+TEST(LoadStability, FindsEqualStepsWithDifferentMicroSteps) {
   const LoadTable load = four_micro_steps({{8, 0, 0, 0}, {0, 4, 4, 0}, {0, 4, 4, 0}, {8, 0, 0, 0}});
   const LoadStability stability = load_stability(load, 2);
   EXPECT_DOUBLE_EQ(stability.step_change, 0);
@@ -51,7 +51,7 @@ TEST(LoadStability, StepsMayBeAlikeWhereTheirMicroStepsAreNot) {
   EXPECT_DOUBLE_EQ(stability.hottest, 2);  // 8 of 16 tokens; the mean expert has a quarter
 }
 
-TEST(LoadStability, OneStepHasNothingToBeComparedWith) {
+TEST(LoadStability, HasNoStepChangeForOneStep) {
   const LoadTable load = four_micro_steps({{8, 0, 0, 0}, {0, 4, 4, 0}});
   EXPECT_TRUE(std::isnan(load_stability(load, 1).step_change));
 }
