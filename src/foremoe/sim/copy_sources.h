@@ -1,7 +1,7 @@
 #pragma once
 
-// From which rank each peer copy comes, where not all of an expert's come from its home: as the system's OnlineWork
-// says (policy/systems/ultraep.h, policy/systems/fastermoe.h).
+// Chooses the source rank of each peer copy for systems whose copies do not all come from the expert's home
+// (OnlineWork; policy/systems/ultraep.h, policy/systems/fastermoe.h).
 
 #include <span>
 
@@ -10,8 +10,8 @@
 
 namespace foremoe {
 
-// Copies come by `arrives`, with their experts' homes as sources; those over the host path are left as they are.
-// Nothing is chosen where `choose` is null.
+// The copies are sorted by `arrives`, with the experts' homes as sources. Does not change copies over the host path.
+// Does nothing if `choose` is null.
 void choose_sources(ChooseSources choose, int num_ranks, std::span<ScheduledCopy> copies);
 
 }  // namespace foremoe

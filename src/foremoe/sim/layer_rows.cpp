@@ -81,7 +81,7 @@ class Counter {
     sweep_the_rest(e, replicas);
   }
 
-  // Own rank, then the ranks of the node, ascending, to its replicas, ascending.
+  // Assigns rows of the own rank, then of the node's ranks in ascending order, to its replicas in ascending order.
   void sweep_node(ExpertId e, NodeId node, std::span<Replica> replicas) {
     const RankRange ranks = problem_.topology.ranks_of(node);
     ws_.rows_left.clear();
@@ -113,7 +113,7 @@ class Counter {
     ws_.node_load(node, e) -= stayed;
   }
 
-  // What nodes still have to what replicas still lack, both ascending.
+  // Assigns the remaining rows of the nodes to the remaining quotas of the replicas, both in ascending order.
   void sweep_the_rest(ExpertId e, std::span<Replica> replicas) {
     auto replica = replicas.begin();
     for (std::size_t n = 0; n < ws_.node_load.extent(0); ++n) {

@@ -1,13 +1,14 @@
 #pragma once
 
-// How many rows each rank sends and receives in one layer's exchange: the sums of the dispatch table of route_tokens
-// (plan/route_tokens.h), without its shipments.
+// Counts the rows that each rank sends and receives in one layer's exchange: the sums of route_tokens' dispatch table
+// (plan/route_tokens.h), computed without its shipments.
 //
-// Method. An expert's first two sweeps concern only the nodes that hold it; what a source then still has goes to other
-//   nodes, and what a replica then still lacks comes from them. The third sweep only has to tell which node sends to
-//   which, and sources ascending are nodes ascending.
-// Where tokens are sent, not rows, a token crosses to a node once, to the rank there with its source's place on the
-//   node, and from there to each rank that serves it, once.
+// Method. The first two sweeps over an expert concern only the nodes that hold it. Rows that remain at a source go to
+//   other nodes, and the remaining quota of a replica is filled from them. The third sweep only determines which node
+//   sends to which; ascending sources are ascending nodes.
+// Dispatch by token. A token is sent once to each other node that serves it, to the rank at the source's position on
+// that
+//   node, which forwards it once to each rank that serves it.
 // Complexity. O(ranks · experts + experts · nodes + replicas · ranks of a node).
 
 #include <cstdint>
@@ -21,9 +22,9 @@
 namespace foremoe {
 
 struct LayerRows {
-  std::vector<RankRows> ranks;            // [rank], of the dispatch; in the combine sent and received change places
+  std::vector<RankRows> ranks;            // [rank], of the dispatch; the combine swaps sent and received
   Array<std::int64_t, 2> between_nodes;   // [from][to], of the dispatch
-  std::vector<std::int64_t> assignments;  // [source rank], that it holds
+  std::vector<std::int64_t> assignments;  // [source rank], assignments of its tokens
 };
 
 // Scratch memory, reused so that a warm call allocates nothing.
@@ -38,10 +39,10 @@ struct RowWorkspace {
   std::vector<std::int64_t> rows_left;         // [rank of a node]
 };
 
-// Throws InputError (field "slot_tokens", index [expert]) when an expert's quotas do not sum to its load.
+// Throws InputError (field "slot_tokens", index [expert]) if an expert's quotas do not sum to its load.
 void count_rows(const RoutingProblem& problem, RowWorkspace& workspace, LayerRows& rows);
 
-// The same of tokens, by a table of them that was counted or is expected.
+// The same for dispatch by token, from a counted or expected table of tokens.
 void count_token_rows(const RoutingProblem& problem, const TokenDispatch& dispatch, LayerRows& rows);
 
 }  // namespace foremoe

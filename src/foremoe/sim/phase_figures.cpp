@@ -13,8 +13,8 @@ std::int64_t round_trips(const ReplayProblem& phase) {
   return cost.round_trips(Pass::kForward) + (updates ? cost.round_trips(Pass::kBackward) : 0);
 }
 
-// What rows take one way they or their gradients take back, so both directions carry the same. Of those that homes pass
-// on, OnlineWork::results_return says whether they do, as in the replay.
+// Rows or their gradients return the way they came, so both directions carry the same bytes. For rows that homes
+// forward to guests, OnlineWork::results_return decides, as in the replay.
 std::vector<Bytes> bytes_of_rows(const ReplayProblem& phase) {
   const ClusterLinks& links = phase.links;
   std::vector<Bytes> bytes(static_cast<std::size_t>(links.size()));
@@ -103,7 +103,7 @@ std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem) {
     const Bytes gradients = problem.replay.gradient_bytes[l];
     const double scale = problem.phase.layer_scale;
     const Bytes all = scaled(rows[l] + copies + gradients, scale);
-    // What leaves one rank enters another, so one side counts; what goes to an arena only leaves.
+    // Bytes that leave one rank enter another, so count one side. Bytes to an arena only leave.
     const bool host = named.kind == LinkKind::kHost || named.kind == LinkKind::kSwitch;
     if (named.side == LinkSide::kIn) {
       kind.rows += scaled(rows[l], scale);
@@ -145,13 +145,14 @@ Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem) {
   return bytes;
 }
 
-// Experts whose weights and gradients a rank has room for, besides what it owns.
+// The number of guest experts for whose weights and gradients a rank has memory.
 struct GuestBuffers {
   std::int64_t weights = 0;
   std::int64_t gradients = 0;
 };
 
-// Gradients of experts away from home accumulate apart, in home slots too: the most of a rank in all layers.
+// Gradients of experts away from home accumulate separately, in home slots too. Returns the maximum over ranks, summed
+// over layers.
 static std::int64_t most_away_from_home(const StepPlan& plan) {
   std::int64_t most = 0;
   for (int r = 0; r < plan.num_ranks(); ++r) {

@@ -1,12 +1,13 @@
 #pragma once
 
-// What a phase comes to besides its seconds: bytes on the links, and memory.
+// Bytes on the links and memory of a phase.
 //
-// Memory. Of the rank that holds most at its fullest moment. Kept: from a micro-step's forward to its backward, per
-//   layer what the cost model says of tokens and rows; K micro-steps' worth with K in flight. Working: the rows of the
-//   layer that runs, of the micro-step that has most. A phase without backward keeps one layer's tokens. Guest slots
-//   count as far as the plan ever fills one: all layers' at once, but under `shared` those of `depth` turns (of one
-//   where a policy cannot know earlier what to copy), with gradients of one.
+// Memory. The peak of the rank with the most. Kept activations: from a micro-step's forward to its backward, per layer
+// as
+//   the cost model says for its tokens and rows; K micro-steps with K in flight. Working memory: the rows of the
+//   running layer in the largest micro-step. A phase without backward keeps one layer's tokens. Guest slots count if
+//   the plan ever fills one: those of all layers at once; under `shared` those of `depth` turns (of one turn if the
+//   policy cannot know earlier what to copy), with the gradients of one turn.
 
 #include <cmath>
 #include <vector>
@@ -18,7 +19,7 @@
 
 namespace foremoe {
 
-// To the nearest byte, halves away from 0.
+// Rounds to the nearest byte, halves away from 0.
 inline Bytes scaled(Bytes bytes, double by) { return Bytes{std::llround(static_cast<double>(bytes.value) * by)}; }
 
 struct TrafficProblem {
@@ -28,7 +29,7 @@ struct TrafficProblem {
   double seconds = 0;  // of the phase
 };
 
-std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem);  // kind by kind
+std::vector<LinkTraffic> link_traffic(const TrafficProblem& problem);  // one entry per kind of link
 Array<Bytes, 2> bytes_between_nodes(const TrafficProblem& problem);    // [from][to], rows, copies and arenas
 
 RankMemory rank_memory(const ReplayProblem& problem);

@@ -42,7 +42,7 @@ void expect_fit(const SimulationInput& input) {
   }
 }
 
-// The event whose slots and quotas are those of the micro-step: its first.
+// The first event of each micro-step; its slots and quotas are the micro-step's.
 std::vector<EventId> event_of_micro_step(const StepPlan& plan) {
   std::vector<EventId> event(static_cast<std::size_t>(plan.num_micro_steps()));
   for (int t = plan.num_events() - 1; t >= 0; --t)
@@ -63,7 +63,7 @@ RankRows mean_of(const std::vector<RankRows>& rows) {
           sum.received_from_nodes / ranks};
 }
 
-// What launching the experts' kernels costs, however few rows they have: what is left without it is work.
+// Seconds to launch the experts' kernels, independent of the number of rows; the rest of their time is work.
 double kernels(const CostModel& cost, Pass direction) {
   Cluster cluster = cost.cluster();
   cluster.kernel_seconds = 0;
@@ -108,10 +108,10 @@ class Profiler {
     RowWorkspace workspace;
     LayerRows rows;
     std::vector<Tokens> replicas;
-    std::vector<Tokens> guests;  // of own_experts_first
+    std::vector<Tokens> guests;  // for own_experts_first
     std::vector<Tokens> of_expert;
-    Array<std::int64_t, 2> between;     // [from][to] node, of all that this thread has counted
-    Array<ExpertId, 2> home_expert;     // [rank][expert of the rank], of plans_after_dispatch
+    Array<std::int64_t, 2> between;     // [from][to] node, counted by this thread
+    Array<ExpertId, 2> home_expert;     // [rank][expert of the rank], for plans_after_dispatch
     Array<Tokens, 2> home_tokens;       // the same shape
     std::vector<std::size_t> num_home;  // [rank]
   };
@@ -156,7 +156,7 @@ class Profiler {
         scratch.rows);
   }
 
-  // What an exchange is told that knows of no guests: every expert's rows go to its home.
+  // Quotas for an exchange without guests: all rows of an expert go to its home.
   LayerQuotas quotas_of_homes(LayerId l, const LayerQuotas& quotas, Scratch& scratch) const {
     const StepPlan& plan = input_.plan;
     const auto ranks = static_cast<std::size_t>(plan.num_ranks());
@@ -199,7 +199,7 @@ class Profiler {
     for (std::size_t i = 0; i < from.size(); ++i) to[i] += from[i];
   }
 
-  // A rank holds as many tokens as its busiest layer shows: in others some have no route.
+  // The layer with the most tokens has all tokens of the rank; in other layers some have no route.
   void count_tokens(MicroStepId m, const LayerQuotas& quotas, const Scratch& scratch, LayerProfile& layer) {
     const std::int64_t top_k = input_.load.top_k;
     for (std::size_t r = 0; r < layer.rows.size(); ++r) {
@@ -241,7 +241,7 @@ class Profiler {
     experts.ideal = ideal_experts(direction, scratch);
   }
 
-  // All products on one rank, in equal parts on all.
+  // Seconds if all ranks had equal parts of all products.
   double ideal_experts(Pass direction, Scratch& scratch) const {
     std::erase(scratch.of_expert, Tokens{0});
     if (scratch.of_expert.empty()) return 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The work of every turn of a phase, apart from what other turns do: tokens of each rank, rows exchanged, seconds of
-// the experts. Micro-steps and layers are independent, so they are profiled in parallel.
+// The work of each turn of a phase by itself: tokens of each rank, rows exchanged, seconds of the experts. Micro-steps
+// and layers are independent and are profiled in parallel.
 
 #include <cstdint>
 #include <vector>
@@ -20,32 +20,31 @@ struct LayerProfile {
   struct Experts {
     std::vector<double> seconds;  // [rank]
     std::vector<double>
-        own_first;  // [rank], the part of `seconds` that needs no guests; empty where all is one product
+        own_first;  // [rank], the part of `seconds` without guests; empty if own experts and guests are one product
     double slowest = 0;
     double sum = 0;
-    double ideal = 0;  // of each rank, had it an equal part of all products
+    double ideal = 0;  // seconds of each rank if all had equal parts of all products
 
     double before_guests(RankId r) const { return own_first.empty() ? 0 : own_first[r.index()]; }
   };
   Experts forward;
-  Experts backward;  // empty in a phase without
+  Experts backward;  // empty in a phase without backward
   struct PassedOn {
     RankId home;
     RankId guest;
     std::int64_t rows = 0;
   };
-  // Rows that reach a guest by way of its expert's home, where plans are made after dispatch. `rows` has them as the
-  // home's.
+  // Rows that reach a guest through its expert's home, for plans made after dispatch. `rows` counts them at the home.
   std::vector<PassedOn> passed_on;
-  double ideal_exchange = 0;  // of a rank with the mean of the rows
-  double sorting = 0;         // by expert, of the rank that sends most; 0 where rows leave unsorted
-  Tokens most_tokens;         // of a rank
+  double ideal_exchange = 0;  // seconds for a rank with the mean number of rows
+  double sorting = 0;  // seconds to sort rows by expert, on the rank that sends the most; 0 if rows leave unsorted
+  Tokens most_tokens;  // of the busiest rank
 };
 
 struct PhaseProfile {
-  Array<Tokens, 2> tokens;              // [micro_step][rank]: of the rank's batch
-  Array<Tokens, 2> most_rows;           // [micro_step][rank]: assignments computed, of the layer with most
-  Array<Tokens, 2> total_rows;          // [micro_step][rank]: over layers
+  Array<Tokens, 2> tokens;              // [micro_step][rank], of the rank's batch
+  Array<Tokens, 2> most_rows;           // [micro_step][rank], assignments computed in the layer with the most
+  Array<Tokens, 2> total_rows;          // [micro_step][rank], sum over layers
   std::vector<LayerProfile> layers;     // [micro_step][layer]
   Array<std::int64_t, 2> rows_between;  // [from][to] node, one dispatch of each (micro-step, layer), without passed_on
 
@@ -54,9 +53,9 @@ struct PhaseProfile {
   }
 };
 
-// With own_experts_first a rank's own experts and its guests are products apart, otherwise one. With
-// plans_after_dispatch rows are exchanged with homes, which pass on what guests serve. Throws InputError when plan,
-// load and model do not fit each other.
+// With own_experts_first, a rank's own experts and its guests are separate products, otherwise one. With
+// plans_after_dispatch, rows are exchanged with homes, which forward the guests' rows. Throws InputError if plan, load
+// and model do not fit each other.
 PhaseProfile profile_phase(const SimulationInput& input, Phase phase, const OnlineWork& online, ThreadPool& pool);
 
 }  // namespace foremoe

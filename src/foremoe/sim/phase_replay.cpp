@@ -56,8 +56,8 @@ class Replayer {
     exchange(turn, layer, Sweep::kCombine, result_.parts.combine);
   }
 
-  // Where activations are computed anew, rows go there and back first. Then gradients of the combined rows travel as
-  // the rows of the dispatch did, those of the dispatched ones come back.
+  // If activations are recomputed, rows are dispatched and combined first. Then gradients of the combined rows travel
+  // like the dispatched rows, and gradients of the dispatched rows come back.
   void backward(TurnId t) {
     const Turn& turn = problem_.transfers.order[t];
     const LayerProfile& layer = problem_.profile.of(turn.micro_step, turn.layer, num_layers_);
@@ -91,10 +91,10 @@ class Replayer {
     }
   }
 
-  // Attention and all else that every token passes on its own rank.
+  // Attention and the other layers that process every token on its own rank.
   void dense(const Turn& turn) {
     const Pass direction = turn.pass == Pass::kForward ? Pass::kForward : Pass::kBackward;
-    // What the model has besides MoE layers runs with the first; it is there once, however many layers that stands for.
+    // Parts of the model outside the MoE layers run with the first layer, once, however many layers it represents.
     const double others = turn.layer == LayerId{0} ? 1 / problem_.layer_scale : 0;
     double slowest = 0;
     double sum = 0;
@@ -112,7 +112,8 @@ class Replayer {
     pass(slowest);
   }
 
-  // Counts what sorting and the exchange of unplanned rows do not hide, and the latency of a second exchange.
+  // Adds the planning time that sorting and the exchange of unplanned rows do not hide, and a second exchange's
+  // latency.
   void plan_online(const Turn& turn, const LayerProfile& layer) {
     const OnlineWork& online = problem_.options.online;
     if (online.plans_after_dispatch) return;
@@ -141,7 +142,7 @@ class Replayer {
     now_ += layer.exchange;
   }
 
-  // How long rows occupy a link in one exchange.
+  // Seconds that rows occupy a link in one exchange.
   double row_seconds(LinkId link, const LayerProfile& layer, Sweep sweep) const {
     const ClusterLinks::Named named = problem_.links[link];
     const bool shared = named.kind == LinkKind::kHost && problem_.links.shares_uplink();
@@ -171,7 +172,7 @@ class Replayer {
       with_copies = std::max(with_copies, wait + experts.seconds[rows.guest.index()]);
     }
     double with_all = with_copies;
-    for (const bool gradients : {false, true}) {  // copies first: what is waited for besides them is due to gradients
+    for (const bool gradients : {false, true}) {  // copies first; any further wait is due to gradients
       for (const std::size_t i : problem_.transfers.due(t)) {
         const Transfer& transfer = problem_.transfers.transfers[i];
         if (transfer.gradient != gradients) continue;
@@ -197,7 +198,7 @@ class Replayer {
     }
   }
 
-  // ---- rows that a home passes on to a guest after dispatch: all at once, so one latency; and their results ----
+  // ---- rows that homes forward to guests after dispatch, all at once with one latency, and their results ----
 
   static Way to_guest(const LayerProfile::PassedOn& rows) {
     return {.path = Path::kPeer, .from = rows.home, .to = rows.guest};
@@ -206,7 +207,7 @@ class Replayer {
     return {.path = Path::kPeer, .from = rows.guest, .to = rows.home};
   }
 
-  // A backward with a forward before it takes rows there twice.
+  // A backward that recomputes the forward sends rows twice.
   Bytes bytes_of(const LayerProfile::PassedOn& rows, TurnId t) const {
     return Bytes{rows.rows * cost_.row().value * cost_.round_trips(problem_.transfers.order[t].pass)};
   }
@@ -215,7 +216,7 @@ class Replayer {
     for (const LayerProfile::PassedOn& rows : layer.passed_on) send(to_guest(rows), bytes_of(rows, t), t);
   }
 
-  // Ranks meet for it as for every exchange: it begins when the slowest has computed.
+  // A collective like every exchange: it begins when the slowest rank has computed.
   void return_results(TurnId t, const LayerProfile& layer) {
     if (!problem_.options.online.results_return) return;
     for (const LayerProfile::PassedOn& rows : layer.passed_on) send(to_home(rows), bytes_of(rows, t), t);
@@ -243,7 +244,7 @@ class Replayer {
     return seconds;
   }
 
-  // What is planned after dispatch is copied after that.
+  // Plans made after dispatch begin their copies after it.
   double still_takes(const Transfer& transfer, TurnId t) {
     const OnlineWork& online = problem_.options.online;
     const bool planned_now = online.plans_after_dispatch && transfer.moment == Moment::kDispatched;
@@ -251,7 +252,7 @@ class Replayer {
     return pending(transfer.way, t) + planning;
   }
 
-  // Links are the transfers' alone.
+  // Rows use no link meanwhile.
   void pass(double seconds) {
     queues_.pass(now_, seconds, [](LinkId) { return 1.0; });
     now_ += seconds;
@@ -279,9 +280,9 @@ class Replayer {
   SimulatedSpans spans_;
   Replay result_;
   double now_ = 0;
-  std::vector<double> wait_;                       // [rank], in the turn at hand
+  std::vector<double> wait_;                       // [rank], in the current turn
   std::vector<double> seconds_;                    // [rank]
-  std::vector<ClusterLinks::Crossing> crossings_;  // of the transfer at hand
+  std::vector<ClusterLinks::Crossing> crossings_;  // of the current transfer
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 #pragma once
 
-// Replays the turns of a phase one after the other. Each part of a turn takes as long as its slowest rank, and
-// transfers run beside it.
+// Replays the turns of a phase in order. Each part of a turn takes as long as its slowest rank; transfers run
+// concurrently.
 
 #include "foremoe/sim/phase_profile.h"
 #include "foremoe/sim/phase_transfers.h"
@@ -16,15 +16,15 @@ struct ReplayProblem {
   const PhaseProfile& profile;
   const PhaseTransfers& transfers;
   const ClusterLinks& links;
-  double layer_scale = 1;    // layers of the model for each of the plan
-  double start_seconds = 0;  // where the timeline begins
+  double layer_scale = 1;    // layers of the model per layer of the plan
+  double start_seconds = 0;  // start of the timeline
 };
 
 struct Replay {
   PhaseSeconds parts;                 // of the plan's layers, without arena and optimizer
-  double ideal_seconds = 0;           // likewise
-  double ideal_exchange_seconds = 0;  // of them
-  double mean_expert_seconds = 0;     // of parts.experts, what the mean rank computes
+  double ideal_seconds = 0;           // without arena and optimizer
+  double ideal_exchange_seconds = 0;  // its part for dispatch and combine
+  double mean_expert_seconds = 0;     // the mean rank's share of parts.experts
   double computing_seconds = 0;       // Σ over ranks
   std::vector<Bytes> copy_bytes;      // [link]
   std::vector<Bytes> gradient_bytes;  // [link]

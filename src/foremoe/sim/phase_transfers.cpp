@@ -15,14 +15,14 @@ ExpertLayout layout_of(const CostModel& cost) {
   return ExpertLayout({{.name = "expert", .elements = cost.expert_weights().value / 2, .type = DataType::kBfloat16}});
 }
 
-// Who learns at a turn's router what to copy has no use for the buffers of turns ahead.
+// A policy that learns at the router what to copy cannot use buffers for later turns.
 int depth_of(const StepPlan& plan, const SimulationOptions& options) {
   const OnlineWork& online = options.online;
   const bool waits = online.copies_after_router && !online.prefetches_in_backward;
   return waits && plan.residency == Residency::kShared ? 1 : options.depth;
 }
 
-// A forward that is computed anew fetches its guests anew.
+// Guests stay only if the backward does not recompute the forward, which would fetch them again.
 bool guests_stay(const SimulationInput& input, const SimulationOptions& options) {
   return options.online.keeps_guests && options.phase == Phase::kPolicyUpdate &&
          input.plan.residency == Residency::kShared && !input.cost.options().recompute_activations;
@@ -45,7 +45,7 @@ TransferSchedule schedule_of(const SimulationInput& input, const SimulationOptio
                                  .leaves_last_placement = update || options.placement_stays});
 }
 
-// [node]: the arenas of a system that does not know before the phase which experts it will fetch.
+// [node]. The arenas of a system that does not know before the phase which experts it will fetch.
 std::vector<std::vector<ArenaExpert>> all_experts(const StepPlan& plan) {
   std::vector<ArenaExpert> all;
   for (int l = 0; l < plan.num_layers(); ++l) {
@@ -67,14 +67,14 @@ Transfer transfer_of(const ScheduledCopy& copy, Bytes bytes, const TransferSched
     transfer.begins = copy.arrives;
     transfer.moment = online.own_experts_first ? Moment::kDispatched : Moment::kRouter;
   }
-  if (transfer.begins.value >= schedule.order.size()) {  // into a buffer that the last turn still reads
+  if (transfer.begins.value >= schedule.order.size()) {  // its buffer is still read by the last turn
     transfer.begins = TurnId{schedule.order.size() - 1};
     transfer.moment = Moment::kExpertsDone;
   }
   return transfer;
 }
 
-// What guests leave, lease by lease in the order in which leases begin.
+// Gradient transfers of the guests, by lease, in the order in which leases begin.
 class Returns {
  public:
   Returns(const SimulationInput& input, const TransferSchedule& schedule, const OnlineWork& online)
@@ -121,7 +121,7 @@ class Returns {
     return turn && *turn <= copy.closes ? turn : std::nullopt;
   }
 
-  // Has the guest tokens in any backward pass of its lease?
+  // Whether the guest serves tokens in any backward pass of its lease.
   bool serves(const ScheduledCopy& copy) const {
     const bool shared_events = plan_.in_flight == 1;
     const EventId last = schedule_.order[copy.closes].event;
@@ -137,11 +137,11 @@ class Returns {
   const TransferSchedule& schedule_;
   const OnlineWork& online_;
   LayerTurns turns_;
-  std::vector<std::size_t> last_;  // [rank][place], into transfers; kNone: nobody was there
+  std::vector<std::size_t> last_;  // [rank][place], into transfers; kNone: no guest before
   std::size_t places_ = 0;
 };
 
-// Indices by bucket, in their order: counting sort.
+// Stable counting sort of indices by bucket.
 template <class BucketOf>
 std::vector<std::size_t> sorted_by(std::size_t count, std::size_t buckets, const BucketOf& bucket_of,
                                    std::vector<std::size_t>& first) {
@@ -187,7 +187,7 @@ void add_scheduled(const SimulationInput& input, const SimulationOptions& option
   phase.transfers.reserve(schedule.copies.size());
   for (const ScheduledCopy& copy : schedule.copies) {
     if (phase.guests_stay && schedule.order[copy.arrives].pass == Pass::kBackward) continue;
-    if (copy.staged() && copy.source == copy.rank) continue;  // it only changes its slot
+    if (copy.staged() && copy.source == copy.rank) continue;  // only moves to another slot
     phase.transfers.push_back(transfer_of(copy, input.cost.expert_weights(), schedule, options.online));
   }
   phase.num_copies = static_cast<std::int64_t>(phase.transfers.size());

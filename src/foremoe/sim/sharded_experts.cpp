@@ -43,7 +43,7 @@ class Sharding {
     return TurnId{std::min(t, order_.size())};
   }
 
-  // Of whole experts: the parts of the ranks of the node and of all others.
+  // Adds the parts of whole experts that come from the own node and from other nodes.
   void add(RankId rank, Bytes whole, Transfer transfer) {
     const NodeId node = topology_.node_of(rank);
     const RankRange near = topology_.ranks_of(node);
@@ -55,10 +55,10 @@ class Sharding {
     add(opposite, rank, part(whole, topology_.num_ranks - near.size()), transfer);
   }
 
-  // Equal parts of so many ranks.
+  // The part of `whole` that lies on `ranks` ranks.
   Bytes part(Bytes whole, int ranks) const { return Bytes{whole.value * ranks / topology_.num_ranks}; }
 
-  // Gradients go the other way.
+  // Gradients travel in the opposite direction.
   void add(RankId other, RankId rank, Bytes bytes, Transfer transfer) {
     if (bytes == Bytes{0}) return;
     transfer.way = transfer.gradient ? Way{.from = rank, .to = other} : Way{.from = other, .to = rank};

@@ -1,7 +1,7 @@
 #pragma once
 
-// A simulated phase as a timeline: what each rank does in each part of a turn, and its copies from when they could
-// begin to when they were there. Copies of one rank that arrive at the same turn by the same path are one span.
+// A simulated phase as a timeline: spans of each rank for each part of a turn, and for its copies, from when they could
+// begin until they arrived. Copies of one rank that arrive at the same turn by the same path share a span.
 
 #include <cstdint>
 #include <map>
@@ -31,7 +31,7 @@ class SimulatedSpans {
   void experts(TurnId t, std::span<const double> wait, const LayerProfile::Experts& experts, double now);  // [rank]
 
   void begun(const Transfer& transfer, double now);
-  void arrived(TurnId deadline, const TransferQueues& queues);  // all that had this deadline
+  void arrived(TurnId deadline, const TransferQueues& queues);  // all transfers with this deadline
 
  private:
   using Key = std::tuple<RankId, Lane>;

@@ -14,13 +14,12 @@ namespace foremoe {
 
 namespace {
 
-// A plan of fewer layers than the model stands for all of them: how many of the model's layers each of its layers
-// counts for.
+// A plan with fewer layers than the model represents all of them: the number of model layers per plan layer.
 double layer_scale(const SimulationInput& input) {
   return static_cast<double>(input.cost.model().moe_layers) / std::max(1, input.plan.num_layers());
 }
 
-// All micro-steps and layers of the model at once, where the step is planned ahead.
+// If the step is planned ahead, ranks gather the loads of all micro-steps and layers of the model at once.
 double seconds_to_gather_step(const SimulationInput& input, const SimulationOptions& options) {
   if (!options.plans_ahead || options.phase != Phase::kRecompute) return 0;
   const std::int64_t layers = std::int64_t{input.cost.model().moe_layers} * input.plan.num_micro_steps();
@@ -93,7 +92,7 @@ SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options,
   trial.timeline = nullptr;
   trial.path = PathChoice::kPeer;
   SimulatedPhase best = simulate_path(input, trial, profile);
-  if (best.parts.exposed_copies + best.parts.exposed_gradients > 0) {  // else nothing is quicker
+  if (best.parts.exposed_copies + best.parts.exposed_gradients > 0) {  // otherwise no path is quicker
     for (const PathChoice path : {PathChoice::kAuto, PathChoice::kHost}) {
       const bool has_balance = input.plan.residency != Residency::kFree && !online.copies_after_router;
       if (path == PathChoice::kAuto && !has_balance) continue;
@@ -107,7 +106,7 @@ SimulatedPhase simulate(const SimulationInput& input, SimulationOptions options,
   return simulate_path(input, options, profile);
 }
 
-// The pool that the caller lends, or one of the caller alone.
+// The caller's pool, or a pool with only the calling thread.
 class Pool {
  public:
   explicit Pool(const SimulationOptions& options) : lent_(options.pool) {
@@ -120,7 +119,7 @@ class Pool {
   std::optional<ThreadPool> own_;
 };
 
-// An expert's home moves with its weights and with the optimizer state of the one rank that leads its shard.
+// A home moves with the expert's weights and one rank's shard of the optimizer state.
 double seconds_of_home_moves(const SimulationInput& input, std::int64_t moves) {
   if (moves == 0) return 0;
   const CostModel& cost = input.cost;
@@ -173,14 +172,14 @@ SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recomp
   result.home_move_seconds = seconds_of_home_moves(recompute, options.home_moves);
 
   phase.timeline_begins += result.home_move_seconds;
-  // What the policy update asks of ranks and links includes the recompute's.
+  // The profile of the policy update includes that of recompute.
   PhaseProfile profile =
       profile_phase(recompute, one_plan ? Phase::kPolicyUpdate : Phase::kRecompute, phase.online, *pool);
   phase.phase = Phase::kRecompute;
   phase.placement_stays = one_plan;
   result.recompute = simulate(recompute, phase, profile);
 
-  phase.timeline_begins += result.recompute.seconds / layer_scale(recompute);  // of the plan's layers
+  phase.timeline_begins += result.recompute.seconds / layer_scale(recompute);  // in seconds of the plan's layers
   if (!one_plan) profile = profile_phase(input, Phase::kPolicyUpdate, phase.online, *pool);
   phase.phase = Phase::kPolicyUpdate;
   result.policy_update = simulate(input, phase, profile);

@@ -1,26 +1,27 @@
 #pragma once
 
-// What a phase of a step would take on a modelled cluster: an event-driven replay of its plan.
+// Models the time of a phase of a step on a cluster by an event-driven replay of its plan.
 //
-// Model. Ranks meet at every exchange of rows, so a phase is a chain of turns (one for each pass, micro-step and layer,
-//   transfer/turn_order.h), and a turn a chain of parts
+// Model. Every exchange of rows synchronises the ranks. So a phase is a sequence of turns (one per pass, micro-step and
+//   layer, transfer/turn_order.h), and a turn is a sequence of parts
 //     forward    dense, [planning], dispatch, experts, combine
 //     backward   combine's exchange, experts, dispatch's exchange, dense
-//   each as long as its slowest rank. Beside them copies flow, by deadline, over links that have what the exchanges
-//   leave (a rank's links to peers, network and host, the switch's uplink, the host's memory); a copy begins when its
-//   slot is free (the schedule's `opens`), or after its layer's router where the policy works online. Experts wait for
-//   what is not there: that wait is exposed. Where a policy has a rank compute its own experts first, copies begin
-//   after dispatch, and guests alone wait. Where it plans after dispatch too, rows are exchanged with homes, which pass
-//   on those of guests. Their results return to the homes in an exchange between experts and combine, all of it
-//   exposed, or in no time (OnlineWork::results_return). A guest's gradient goes home when it leaves its slot, over the
-//   same links; what is still on its way at the phase's end is exposed. Before a phase the arenas are filled, at the
-//   end the optimizer runs. A plan of fewer layers than the model stands for all of
-//   them: each of its layers for moe_layers ÷ layers, in seconds and in bytes. What a micro-step runs besides its MoE
-//   layers comes with the first.
-// Method. Time advances from part to part; within a part each link drains its queue at a constant rate, so that
-//   the work is O(turns · ranks + copies), whatever the bandwidths.
-// Guarantees. Deterministic: equal inputs, equal bytes. No wall clock. Every row that is sent is received, every byte
-//   queued is delivered; nothing is used before it has arrived.
+//   each as long as its slowest rank. Copies run concurrently, earliest deadline first, over the link capacity that the
+//   exchanges leave (a rank's links to peers, network and host, the switch's uplink, the host's memory). A copy begins
+//   when its slot is free (the schedule's `opens`), or after its layer's router if the policy works online. The time
+//   that experts wait for copies is exposed. If a policy computes own experts first, copies begin after dispatch and
+//   only guests wait. If it also plans after dispatch, rows are exchanged with homes, which forward the guests' rows;
+//   their results return to the homes between experts and combine, fully exposed, or in no time
+//   (OnlineWork::results_return). A guest's gradient is sent home over the same links when the guest leaves its slot;
+//   gradients still in transit at the end of the phase are exposed. Arenas are filled before a phase, and the optimizer
+//   runs at the end. A plan with fewer layers than the model represents all of them: each of its layers counts
+//   moe_layers ÷ layers times, in seconds and in bytes. The parts of the model outside its MoE layers run once per
+//   micro-step, with the first layer.
+// Method. Time advances from part to part. Within a part each link drains its queue at a constant rate, so the work is
+//   O(turns · ranks + copies), independent of the bandwidths.
+// Guarantees. Deterministic: equal inputs give equal bytes. Never reads the wall clock. Every row sent is received,
+// every
+//   byte queued is delivered, and nothing is used before it has arrived.
 
 #include <cstddef>
 #include <cstdint>
@@ -44,35 +45,35 @@ namespace foremoe {
 
 struct SimulationOptions {
   Phase phase = Phase::kRecompute;
-  // auto: of peers alone, the engine's balance of both paths (none under `free`) and the host path alone the quickest.
-  // Online systems (OnlineWork::copies_after_router): the quicker of peers and host path, with all experts in the
+  // auto: the quickest of peers only, the engine's balance of both paths (except under `free`) and host path only. For
+  // online systems (OnlineWork::copies_after_router): the quicker of peers and host path, with all experts in the
   // arena.
   PathChoice path = PathChoice::kAuto;
-  int depth = kDefaultDepth;  // turns ahead of which copies may begin
+  int depth = kDefaultDepth;  // how many turns ahead copies may begin
   OnlineWork online;          // of the policy
-  // Of a plan of residency `free`: recompute leaves its last placement as it is, and the policy update begins with it.
+  // For residency `free`: the policy update begins with the last placement of recompute.
   bool placement_stays = false;
-  bool plans_ahead = false;      // by the loads of the whole step: ranks gather them before recompute
-  ThreadPool* pool = nullptr;    // counts rows and expert times; null: the caller alone. The result is the same
-  Timeline* timeline = nullptr;  // spans in modelled nanoseconds, rank by rank, of the plan's layers
+  bool plans_ahead = false;      // plans from the loads of the whole step, which ranks gather before recompute
+  ThreadPool* pool = nullptr;    // counts rows and expert times; null: calling thread only. Does not change the result
+  Timeline* timeline = nullptr;  // receives spans per rank in modelled nanoseconds, for the plan's layers
   double timeline_begins = 0;    // seconds
 };
 
 struct SimulationInput {
   const LoadTable& load;
-  const StepPlan& plan;  // that check_plan accepts for this load
+  const StepPlan& plan;  // accepted by check_plan for this load
   const CostModel& cost;
   // The tokens behind the load. Null: unknown; dispatch by token is then an expectation (plan/expected_dispatch.h).
   const BatchedTrace* tokens = nullptr;
   bool repeat_load = false;  // the plan has more micro-steps than the load, which repeats
 };
 
-// Seconds of the critical path, by what the ranks were doing; they sum to the phase's.
+// Seconds of the critical path by activity; their sum is the phase's time.
 struct PhaseSeconds {
   double arena_refresh = 0;
   double dense = 0;
-  // Online, with gathering the loads; what is planned while own experts compute is part of exposed_copies, where it
-  // shows. Where the whole step is planned ahead: gathering its loads, in recompute.
+  // Online planning and gathering of loads. Planning concurrent with own experts is part of exposed_copies if it is
+  // exposed. If the whole step is planned ahead: gathering its loads, in recompute.
   double planning = 0;
   double dispatch = 0;
   double experts = 0;
@@ -89,57 +90,57 @@ struct PhasePart {
   double PhaseSeconds::*seconds;
 };
 
-// All of them, in the order in which they occur.
+// All parts, in the order in which they occur.
 std::span<const PhasePart> phase_parts();
 
-// Of the rank that holds most, bytes.
+// Bytes of the rank with the most memory.
 struct RankMemory {
-  Bytes state;  // weights, gradients, optimizer of what it owns
+  Bytes state;  // weights, gradients and optimizer state of its own experts and layers
   Bytes guest_weights;
   Bytes guest_gradients;
-  Bytes activations;  // kept and working, at the peak
+  Bytes activations;  // kept and working memory at the peak
   Bytes sum() const { return state + guest_weights + guest_gradients + activations; }
 };
 
-// Bytes that crossed each kind of link in the phase, all ranks together, and of its busiest one.
+// Bytes over each kind of link in the phase, summed over ranks, and for the busiest link.
 struct LinkTraffic {
   std::string link;  // "peers", "network", "host", "switch", "host memory"
   Bytes rows;
   Bytes copies;
   Bytes gradients;
-  Bytes busiest;           // of the one link that carried most, one direction
-  double busiest_use = 0;  // of that link's time, 0 to 1
+  Bytes busiest;           // of the link that carried the most, in one direction
+  double busiest_use = 0;  // share of that link's time, 0 to 1
 };
 
 struct SimulatedPhase {
   Dispatch dispatch = Dispatch::kToken;
-  bool dispatch_estimated = false;  // where the tokens behind the load are not known
+  bool dispatch_estimated = false;  // true if the tokens behind the load are unknown
   Phase phase = Phase::kRecompute;
-  PathChoice path = PathChoice::kAuto;  // of its schedule: what the engine must be given to run the same one
+  PathChoice path = PathChoice::kAuto;  // of its schedule; with this choice the engine runs the same one
   double seconds = 0;
   PhaseSeconds parts;
-  double ideal_seconds = 0;  // the same phase with every rank at the mean load of every turn, and nothing copied
-  double ideal_exchange_seconds = 0;  // of those, dispatch and combine
-  double mean_expert_seconds = 0;     // of parts.experts, what the mean rank computes: the rest is imbalance
-  double utilisation = 0;             // Σ over ranks of time computing ÷ (ranks · seconds)
+  double ideal_seconds = 0;           // if every rank had the mean load in every turn and nothing were copied
+  double ideal_exchange_seconds = 0;  // dispatch and combine of ideal_seconds
+  double mean_expert_seconds = 0;     // the mean rank's share of parts.experts; the rest is imbalance
+  double utilisation = 0;             // Σ over ranks of computing time ÷ (ranks · seconds)
   Tokens peak_tokens;                 // the most assignments that any rank computes in any turn
   RankMemory memory;
   std::vector<LinkTraffic> traffic;
   Array<Bytes, 2> between_nodes;  // [from][to], rows and copies
   std::int64_t copies = 0;        // of the plan's layers
-  Bytes arena;                    // host memory of the node whose arena holds most
+  Bytes arena;                    // host memory of the largest node arena
 };
 
-// Throws InputError when plan, load and model do not fit each other. Of a plan of residency `free` the policy update is
-// simulated too, with gradients going home from wherever an expert was: what such a policy would cost in training.
+// Throws InputError if plan, load and model do not fit each other. Also simulates the policy update of a plan of
+// residency `free`, with gradients sent home from wherever an expert was placed: the cost of such a policy in training.
 SimulatedPhase simulate_phase(const SimulationInput& input, const SimulationOptions& options);
 
 struct StepOptions {
-  SimulationOptions phase;      // its `phase` is not read
-  std::int64_t home_moves = 0;  // experts whose owner changed before the step: their state travels first
+  SimulationOptions phase;      // `phase` is ignored
+  std::int64_t home_moves = 0;  // experts whose owner changed before the step; their state is moved first
   double rollout_seconds = 0;   // of the RL step, the same for every policy
-  // Of planning, what must be done before the first micro-step begins: it needs the routes of all of them, so that only
-  // the rollout's tail, in which the last sequences are generated and those before are counted, can hide it.
+  // Planning time before the first micro-step. It needs the routes of all micro-steps, so only the rollout's tail, in
+  // which the last sequences are generated and earlier ones are counted, can hide it.
   double placement_seconds = 0;
   double rollout_tail_seconds = 0;
 };
@@ -149,20 +150,20 @@ struct SimulatedStep {
   SimulatedPhase policy_update;
   double home_move_seconds = 0;
   double step_seconds = 0;               // recompute, policy update, moves of homes
-  double exposed_placement_seconds = 0;  // that the rollout's tail does not hide
-  double placed_step_seconds = 0;        // the step with them
+  double exposed_placement_seconds = 0;  // placement not hidden by the rollout's tail
+  double placed_step_seconds = 0;        // step_seconds + exposed_placement_seconds
   double ideal_step_seconds = 0;
-  double exposed_copy_seconds = 0;  // of both phases, gradients included
+  double exposed_copy_seconds = 0;  // both phases, gradients included
   Tokens peak_tokens_per_rank;
   Bytes memory_bytes_per_rank;
   double rl_step_seconds = 0;  // with the rollout
 };
 
-// A whole step: recompute, then policy update, on the same load. The input has the plan of the policy update.
-// recompute_plan: null: the same plan.
+// Simulates recompute, then the policy update, on the same load. `input` has the plan of the policy update.
+// recompute_plan: null means the same plan.
 SimulatedStep simulate_step(const SimulationInput& input, const StepPlan* recompute_plan, const StepOptions& options);
 
-// What placement adds to a step: what the rollout's tail does not hide. simulate_step() does it.
+// Adds the placement time that the rollout's tail does not hide. simulate_step() calls this.
 void charge_placement(double placement_seconds, double rollout_tail_seconds, SimulatedStep& step);
 
 }  // namespace foremoe

@@ -32,7 +32,7 @@ double TransferQueues::most_pending(int deadline) const {
 }
 
 void TransferQueues::drain(Queue& queue, double now, double duration, double rate) const {
-  double left = duration * rate;  // of the link's time
+  double left = duration * rate;  // seconds of link time
   auto done = queue.work.begin();
   for (; done != queue.work.end() && done->seconds <= left; ++done) {
     left -= done->seconds;

@@ -1,12 +1,12 @@
 #pragma once
 
-// What is still to cross each link, by deadline.
+// The pending work of each link, by deadline.
 //
-// Model. A link works without pause at what is most urgent of what was given to it; what is equally urgent is done
-//   together. Links work independently of each other: a transfer that crosses several is through when all of them are
-//   done with it, as if it went in small pieces.
-// Consequence. When the work up to a deadline is done depends on work up to that deadline alone and is a maximum of
-//   sums, so that more bandwidth, or giving something earlier, never delays anything.
+// Model. A link is never idle while it has work. It serves the earliest deadline first; work with equal deadlines is
+//   served together. Links are independent: a transfer over several links is complete when all of them are done with
+//   it, as if it were sent in small pieces.
+// Consequence. The completion time of the work up to a deadline depends only on that work and is a maximum of sums, so
+//   more bandwidth or an earlier start never delays anything.
 // Complexity. O(links with work) per part of a turn.
 
 #include <vector>
@@ -21,15 +21,15 @@ class TransferQueues {
 
   void add(LinkId link, int deadline, double seconds);
 
-  // Seconds until the link, undisturbed, is done with all that has this deadline or an earlier one.
+  // Seconds of undisturbed link time for all work with this or an earlier deadline.
   double pending(LinkId link, int deadline) const;
   double most_pending(int deadline) const;  // over links
 
-  // `duration` seconds from `now` on, in which rate(link) ∈ [0, 1] of each link's time is free.
+  // Advances by `duration` seconds from `now`, in which the share rate(link) ∈ [0, 1] of each link's time is free.
   template <class Rate>
   void pass(double now, double duration, const Rate& rate);
 
-  // When the link was last done with that deadline; `now` of the beginning where it never had any of it. Kept until
+  // When the link last completed its work for that deadline; the initial `now` if it never had any. Kept until
   // forget(deadline).
   double done_at(LinkId link, int deadline) const;
   void forget(int before_deadline);
@@ -46,14 +46,14 @@ class TransferQueues {
     double at = 0;
   };
   struct Queue {
-    std::vector<Work> work;  // by deadline, each once
+    std::vector<Work> work;  // sorted by deadline, unique
     std::vector<Done> done;
     bool listed = false;  // in busy_
   };
   void drain(Queue& queue, double now, double duration, double rate) const;
 
   std::vector<Queue> queues_;  // [link]
-  std::vector<LinkId> busy_;   // those that may have work
+  std::vector<LinkId> busy_;   // links that may have work
   bool keeps_times_ = false;
 };
 
