@@ -1,4 +1,4 @@
-// Good plans pass; what the options permit and what cannot be checked is said.
+// Valid plans pass. The checker reports which checks it skips.
 
 #include "foremoe/plan/check_plan.h"
 
@@ -97,7 +97,7 @@ TEST(CheckPlan, PermitsWhatTheOptionsPermit) {
   }
 }
 
-// CPU seconds of checking a plan of so many micro-steps of one layer, one rank and one expert.
+// CPU seconds to check a plan with this many micro-steps, one layer, one rank and one expert.
 double seconds_to_check(int micro_steps, int in_flight) {
   LoadTable load{.load = Array<Tokens, 4>({std::size_t(micro_steps), 1, 1, 1}, Tokens{1})};
   StepPlan plan = empty_plan(

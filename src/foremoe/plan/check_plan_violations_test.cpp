@@ -1,4 +1,4 @@
-// Each way of spoiling a good plan is found, named, and told where it is.
+// The checker finds, names and locates every corruption of a valid plan.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -133,7 +133,7 @@ const Mutation kMutations[] = {
     {"QuotaOnAnEmptySlot", kQuota, Residency::kResident, 1,
      [](GoodPlan& g) { g.plan.slot_expert(3, kLayer, kRank, g.guest_slot()) = kNoExpert; }},
     {"PassesThatDiffer", kPasses, Residency::kStatic, 2,
-     [](GoodPlan& g) {  // a token between a guest and its home, in the last backward only
+     [](GoodPlan& g) {  // moves a token between a guest and its home, in the last backward only
        const int t = g.plan.num_events() - 1;
        const ExpertId guest = g.plan.slot_expert(t, kLayer, kRank, g.guest_slot());
        const RankId home = g.plan.home(kLayer, guest);
@@ -164,7 +164,7 @@ const Mutation kMutations[] = {
      }},
     {"WrongMaxLoad", kMaxLoad, Residency::kResident, 1, [](GoodPlan& g) { g.plan.max_load(2, kLayer) += Tokens{1}; }},
     {"QuotaMovedBetweenReplicas", kMaxLoad, Residency::kResident, 1,
-     [](GoodPlan& g) {  // from every guest to its home: the sums stay right
+     [](GoodPlan& g) {  // moves tokens from every guest to its home; the sums remain right
        for (int r = 0; r < 4; ++r) {
          const ExpertId guest = g.plan.slot_expert(2, kLayer, r, g.guest_slot());
          Tokens& at_guest = g.plan.slot_tokens(2, kLayer, r, g.guest_slot());
@@ -194,9 +194,9 @@ TEST_P(CheckSpoiledPlan, NamesTheRuleThatIsBroken) {
 
 INSTANTIATE_TEST_SUITE_P(With, CheckSpoiledPlan, testing::ValuesIn(kMutations), testing::PrintToStringParamName());
 
-// ---- what the plan records of its options ----
+// ---- recorded options ----
 
-// A plan with a guest on every rank, and all options that it may record, as it keeps them.
+// A plan with a guest on every rank that records every option a plan may record.
 GoodPlan with_recorded_options() {
   GoodPlan good(Residency::kResident, 2);
   good.plan.options = nlohmann::json{
@@ -235,8 +235,8 @@ TEST(CheckPlan, RefusesEveryRecordedOptionOfAWrongTypeOrOutOfRange) {
   for (const auto& [option, value] : right.items()) {
     for (const nlohmann::json& mutation : wrong) {
       if (mutation == value) continue;
-      if (option == "stages" && mutation == "") continue;       // no stage at all
-      if (option == "homes" && mutation.is_string()) continue;  // a file's name
+      if (option == "stages" && mutation == "") continue;       // an empty list of stages is valid
+      if (option == "homes" && mutation.is_string()) continue;  // any file name is valid
       if (option == "seed" && mutation.is_number_integer() && mutation > 0) continue;
       if (option == "tokens-per-rank" && mutation == 2147483648) continue;
       nlohmann::json mutated = right;

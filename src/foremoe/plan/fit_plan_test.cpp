@@ -12,7 +12,7 @@
 namespace foremoe {
 namespace {
 
-// One micro-step and layer, two ranks with two homes and a guest slot each; rank 1 has a guest of expert 0.
+// One micro-step and layer, two ranks with two homes and one guest slot each. Rank 1 has a guest of expert 0.
 struct Small {
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 2, 4}), .top_k = 1, .ranks_per_node = 2, .name = "small"};
   StepPlan plan;

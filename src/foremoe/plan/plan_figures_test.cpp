@@ -13,8 +13,8 @@
 namespace foremoe {
 namespace {
 
-// Two ranks on a node each, experts 0 and 1 at home on ranks 0 and 1, one guest slot, one layer; three micro-steps,
-// of which the last has no load. In the first, rank 1 holds expert 0 as a guest and all is balanced.
+// Two nodes of one rank, experts 0 and 1 at home on ranks 0 and 1, one guest slot, one layer, three micro-steps. In the
+// first micro-step, rank 1 has expert 0 as a guest and the load is balanced. The last has no load.
 struct WorkedExample {
   LoadTable load{.load = Array<Tokens, 4>({3, 1, 2, 2}), .ranks_per_node = 1};
   StepPlan plan;
@@ -72,7 +72,7 @@ TEST(PlanFigures, AgreeWithAnExampleWorkedByHand) {
   EXPECT_EQ(figures.copies_max_per_rank, 1);
   EXPECT_EQ(figures.home_moves, 0);
   EXPECT_DOUBLE_EQ(figures.guests_per_layer, 1 / 3.0);
-  EXPECT_DOUBLE_EQ(figures.node_link_tokens.mean, 2.5);  // nothing, then the 5 that node 0 sends to expert 1
+  EXPECT_DOUBLE_EQ(figures.node_link_tokens.mean, 2.5);  // 0, then the 5 tokens that node 0 sends to expert 1
   EXPECT_DOUBLE_EQ(figures.node_link_tokens.max, 5);
   EXPECT_FALSE(figures.node_link_rows);
 }
@@ -84,7 +84,7 @@ TEST(PlanFigures, LinkFiguresAreZeroOnOneNode) {
 }
 
 TEST(PlanFigures, TheBusiestNodeMayBeOneThatReceives) {
-  // Three nodes of one rank; both others send all they have to the expert at home on rank 0.
+  // Three nodes of one rank. The other two send all their rows to the expert at home on rank 0.
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 3, 3}), .ranks_per_node = 1};
   load.load(0, 0, 1, 0) = Tokens{4};
   load.load(0, 0, 2, 0) = Tokens{3};
@@ -118,7 +118,7 @@ TEST(PlanFigures, CountAMicroStepWithTwoPassesOnce) {
 }
 
 TEST(PlanFigures, RowsAreCountedOncePerTokenAndNode) {
-  const std::vector<std::uint8_t> routes{0, 1, 2, 3};  // a token for each of the two nodes
+  const std::vector<std::uint8_t> routes{0, 1, 2, 3};  // one token for each of the two nodes
   RoutingTrace shape{.num_layers = 1, .top_k = 2, .num_experts = 4, .cu_seqlens = {0, 2}};
   const RoutingTrace trace = test::trace_of(routes, shape);
   const Batching batching{
@@ -151,9 +151,9 @@ using testing::IsEmpty;
 
 TEST(Copies, AreExpertsThatTheRankDidNotHoldBefore) {
   WorkedExample example;
-  example.set_slot(1, 1, 1, 0, 0);  // the guest stays in the second micro-step, has gone in the third
+  example.set_slot(1, 1, 1, 0, 0);  // the guest stays in the second micro-step and is gone in the third
   CopyFinder copies(example.plan, LayerId{0});
-  EXPECT_THAT(copies.into(EventId{0}, RankId{0}), IsEmpty());  // homes are there before the first event
+  EXPECT_THAT(copies.into(EventId{0}, RankId{0}), IsEmpty());  // homes are present before the first event
   EXPECT_THAT(copies.into(EventId{0}, RankId{1}), ElementsAre(Copy{ExpertId{0}, SlotId{1}}));
   EXPECT_THAT(copies.into(EventId{1}, RankId{1}), IsEmpty());
   EXPECT_THAT(copies.into(EventId{2}, RankId{1}), IsEmpty());

@@ -108,7 +108,7 @@ TEST_F(PlanFile, IsReadOrRefusedWhateverByteIsDamaged) {
   EXPECT_GT(refused, static_cast<int>(bytes.size()));
 }
 
-// A plan file taken apart, so that a test can change one thing and put it together again.
+// The parts of a plan file: a test changes one of them and writes the file again.
 struct Parts {
   struct Tensor {
     DType dtype;

@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 constexpr test::Shape kShape{.micro_steps = 2, .layers = 2, .ranks = 8, .experts = 16, .ranks_per_node = 3};
 
-// A source's routes, one expert a row, in an order drawn at random; some rows have no route.
+// A source's routes, one expert per row, in random order. Some rows have no route.
 std::vector<ExpertId> routes_of(std::span<const Tokens> load, Random& random) {
   std::vector<ExpertId> routes;
   for (std::size_t e = 0; e < load.size(); ++e) routes.insert(routes.end(), load[e].value, ExpertId{e});
@@ -57,15 +57,15 @@ struct Layer {
   std::vector<std::vector<ExpertId>> routes;  // [source][row]
 };
 
-// One row on its way, and where the definitions put it.
+// One sent row and its places according to the definitions.
 struct Row {
   int source, row, expert, replica, slot;
 };
 
-// Shipments of all ranks by route_tokens; each takes the source's next rows of its expert.
+// The rows of all shipments of route_tokens. Each shipment takes the source's next rows of its expert.
 std::vector<Row> all_rows(const Layer& layer) {
   std::vector<Row> all;
-  std::vector<std::size_t> next(layer.routes.size() * kShape.experts);  // [source][expert], where to look on
+  std::vector<std::size_t> next(layer.routes.size() * kShape.experts);  // [source][expert], where the search continues
   for (const Shipment& shipment : route_tokens(layer.problem).shipments) {
     const std::vector<ExpertId>& routes = layer.routes[shipment.source.index()];
     const auto slots = layer.problem.quotas.slot_expert.row(shipment.replica);
@@ -231,7 +231,7 @@ TEST(RowOrder, FollowsFromSlotsHoweverAnExpertsRowsAreDividedAmongItsReplicas) {
     const RankDispatch rows = layer.rows(r);
     std::vector<std::int32_t> slots = layer.slots(rows, r);
     const std::vector<ExpertId>& routes = layer.routes[r];
-    for (std::size_t i = routes.size(); i > 1; --i) {  // rows of one expert change places
+    for (std::size_t i = routes.size(); i > 1; --i) {  // swap rows of the same expert
       const std::size_t j = random.below(i);
       if (routes[i - 1] == routes[j]) std::swap(slots[i - 1], slots[j]);
     }

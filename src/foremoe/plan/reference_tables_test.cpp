@@ -1,5 +1,5 @@
-// The load tables and rollouts that come with the project: what the tables look like without a planner is known,
-// and whatever plan serves them, figures and checker agree.
+// Checks the load tables and rollouts in data/: their imbalance without a planner matches the published one, and
+// figures and checker agree on a random plan.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -18,7 +18,7 @@ constexpr ExpertId kExpert{0};
 
 Shipment ship(int source, int replica, int rows) { return {kExpert, RankId{source}, RankId{replica}, Tokens{rows}}; }
 
-// One expert on four ranks of two nodes: rows that each source holds, quota of each rank (0: no replica there).
+// One expert on four ranks in two nodes. load: rows of each source. quota: of each rank, 0 without a replica.
 RoutedLayer route_one_expert(const std::vector<int>& load, const std::vector<int>& quota) {
   const std::size_t num_ranks = load.size();
   Array<Tokens, 2> rows({num_ranks, 1});
@@ -38,7 +38,7 @@ TEST(RouteTokens, RowsStayOnTheirRankAsFarAsItsQuotaGoes) {
 }
 
 TEST(RouteTokens, RowsLeaveTheirNodeOnlyWhenItsQuotasAreExhausted) {
-  // Rank 0's rows fill rank 1 first, though rank 3 of the other node has quota, which its neighbour 2 fills.
+  // Rank 0's rows fill rank 1 first. The quota of rank 3, on the other node, goes to its neighbour rank 2 first.
   const RoutedLayer routed = route_one_expert({6, 0, 4, 0}, {0, 5, 0, 5});
   EXPECT_THAT(routed.shipments, ElementsAre(ship(0, 1, 5), ship(0, 3, 1), ship(2, 3, 4)));
 }
@@ -49,7 +49,7 @@ TEST(RouteTokens, SourcesAndReplicasGoInAscendingOrderOneExhaustedBeforeTheNext)
 }
 
 TEST(RouteTokens, ASourcesShipmentsOfAnExpertComeInTheOrderOfTheSweeps) {
-  // Own rank 1, then its neighbour 0, then rank 2: not by rank.
+  // Own rank 1, then its neighbour 0, then rank 2: not in the order of ranks.
   const RoutedLayer routed = route_one_expert({0, 9, 0, 0}, {2, 3, 4, 0});
   EXPECT_THAT(routed.of_source(RankId{1}), ElementsAre(ship(1, 1, 3), ship(1, 0, 2), ship(1, 2, 4)));
   EXPECT_TRUE(routed.of_source(RankId{0}).empty());

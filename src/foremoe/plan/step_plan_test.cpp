@@ -57,7 +57,7 @@ TEST(ExecutionOrder, NeverHasMoreMicroStepsInFlightThanAsked) {
   }
 }
 
-// 3 micro-steps, two in flight: 6 events. 8 experts on 4 ranks and one guest slot: 3 slots.
+// 3 micro-steps with two in flight give 6 events. 8 experts on 4 ranks and one guest slot give 3 slots.
 TEST(EmptyPlan, HasTheShapeOfTheLoadAndNothingInItsSlots) {
   const LoadTable load = test::random_load({.micro_steps = 3, .layers = 2, .ranks = 4, .experts = 8}, 1);
   const StepPlan plan = empty_plan(
@@ -79,7 +79,7 @@ TEST(EmptyPlan, HasTheShapeOfTheLoadAndNothingInItsSlots) {
   EXPECT_EQ(plan.lower_bound.shape(), plan.max_load.shape());
 }
 
-// Two in flight run F0 F1 B0 F2 B1 B2: without micro-step 2 that is F0 F1 B0 B1, events 0, 1, 2 and 4.
+// Two in flight run F0 F1 B0 F2 B1 B2. Without micro-step 2 this is F0 F1 B0 B1, events 0, 1, 2 and 4.
 TEST(PlanPart, KeepsTheEventsOfTheFirstMicroStepsInTheirOrder) {
   const LoadTable load = test::random_load({.micro_steps = 3, .layers = 2}, 1);
   const StepPlan whole = test::random_plan(load, {.in_flight = 2}, 1);
@@ -122,7 +122,7 @@ TEST(PlanPart, LeavesOutWhatThePlanDoesNotRecord) {
   EXPECT_TRUE(first.lower_bound.empty());
 }
 
-// Two ranks with an expert and a guest each; two in flight, so both micro-steps are two events: F0 F1 B0 B1.
+// Two ranks with one expert and one guest each. Two in flight, so each micro-step has two events: F0 F1 B0 B1.
 TEST(PlannedLoads, AreTheSumsOfARanksQuotasCountedOnceForBothPasses) {
   const LoadTable load{.load = Array<Tokens, 4>({2, 1, 2, 2}), .ranks_per_node = 2};
   StepPlan plan = test::random_plan(load, {.in_flight = 2}, 1);
@@ -137,7 +137,7 @@ TEST(PlannedLoads, AreTheSumsOfARanksQuotasCountedOnceForBothPasses) {
   EXPECT_THAT(loads.row(1, 0), ElementsAre(Tokens{0}, Tokens{6}));
 }
 
-// The plan records its largest loads, which random_plans.h sums by itself.
+// The plan records its largest loads, which random_plans.h sums independently.
 TEST(PlannedLoads, HaveTheLargestLoadsThatThePlanRecords) {
   for (const int in_flight : {1, 2}) {
     const LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 5);

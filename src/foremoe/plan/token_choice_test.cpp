@@ -21,7 +21,7 @@ using Set = unsigned;  // of experts, one bit each
 
 bool holds(Set set, std::size_t expert) { return (set >> expert & 1U) != 0; }
 
-// All that a token may choose.
+// All sets that a token may choose.
 std::vector<Set> sets_of(const Case& c) {
   std::vector<Set> sets;
   const int size = c.experts / c.groups.count;
@@ -33,7 +33,7 @@ std::vector<Set> sets_of(const Case& c) {
   return sets;
 }
 
-// The distribution of largest entropy with these frequencies, by scaling one expert's sets after the other.
+// The maximum-entropy distribution with these frequencies, computed by scaling the sets of one expert after the other.
 std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<const double> frequency) {
   std::vector<double> p(sets.size(), 1.0 / static_cast<double>(sets.size()));
   for (int sweep = 0; sweep < 3000; ++sweep) {
@@ -48,8 +48,7 @@ std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<cons
   return p;
 }
 
-// How often each expert is chosen by tokens that choose each set as often as drawn: some hardly ever, some nearly
-// always.
+// Counts of each expert if tokens choose each set with a random frequency: some almost never, some almost always.
 std::vector<Tokens> draw_counts(const std::vector<Set>& sets, const Case& c, Random& random) {
   std::vector<Tokens> counts(static_cast<std::size_t>(c.experts));
   for (const Set set : sets) {
@@ -85,7 +84,7 @@ TEST_P(TokenChoiceTest, MissesAsOftenAsTheDistributionOfLargestEntropy) {
         for (std::size_t e = 0; e < place.size(); ++e) visits = visits || (place[e] == at && holds(sets[i], e));
         expected += visits ? 0 : p[i];
       }
-      const double near = c.groups.per_token < c.groups.count ? 0.01 : 0.003;  // groups take longer to fit
+      const double near = c.groups.per_token < c.groups.count ? 0.01 : 0.003;  // groups converge more slowly
       EXPECT_NEAR(missed[at], expected, near) << "place " << at << ", trial " << trial;
     }
   }
@@ -130,7 +129,7 @@ TEST(TokenChoice, AnExpertOfEveryTokenIsNeverMissed) {
   EXPECT_EQ(missed[2], 1);  // has no experts
 }
 
-// Fits the counts, and expects probabilities of each expert apart, and of all even and odd ones.
+// Fits the counts. Expects probabilities for each expert alone, and for all even and all odd experts.
 void expect_probabilities(const std::vector<Tokens>& counts, int top_k, const ExpertGroups& groups) {
   TokenChoice choice;
   choice.fit(counts, top_k, groups);
