@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// The text of a preset, one line of it replaced.
+// The text of a preset with one line replaced.
 std::string h100_with(const std::string& key, const std::string& line) {
   std::string text = to_toml(find_cluster("h100"));
   const std::size_t at = text.find("\n" + key + " ");
@@ -61,14 +61,14 @@ TEST(Cluster, IsTheSameWrittenAndReadAgain) {
   EXPECT_EQ(again.kernel_seconds, odd.kernel_seconds);
 }
 
-// What is known of every preset from its datasheet: GPUs of a later generation are no slower anywhere.
+// Relations between presets that follow from the datasheets.
 TEST(Cluster, PresetsStandInTheOrderOfTheirDatasheets) {
   const Cluster a100 = find_cluster("a100");
   const Cluster h20 = find_cluster("h20");
   const Cluster h100 = find_cluster("h100");
   const Cluster h200 = find_cluster("h200");
   const Cluster gb200 = find_cluster("gb200");
-  EXPECT_LT(h20.flops_per_second, a100.flops_per_second);  // why the H20 may be exported
+  EXPECT_LT(h20.flops_per_second, a100.flops_per_second);  // below the limit of export controls
   EXPECT_LT(a100.flops_per_second, h100.flops_per_second);
   EXPECT_EQ(h100.flops_per_second, h200.flops_per_second);
   EXPECT_LT(h200.flops_per_second, gb200.flops_per_second);

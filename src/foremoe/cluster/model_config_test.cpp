@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// What of the config.json of three families counts, as published on huggingface.co.
+// The relevant keys of the config.json of three families, as published on huggingface.co.
 json qwen3() {
   return {{"hidden_size", 2048},       {"num_hidden_layers", 48},      {"num_experts", 128},
           {"num_experts_per_tok", 8},  {"moe_intermediate_size", 768}, {"intermediate_size", 6144},
@@ -52,7 +52,7 @@ json mixtral() {
           {"model_type", "mixtral"}};
 }
 
-// Llama-4-Maverick's; Scout has 16 experts in every layer.
+// Llama-4-Maverick's config. Scout has 16 experts in every layer.
 json llama4() {
   return {{"model_type", "llama4_text"},
           {"hidden_size", 5120},
@@ -120,7 +120,7 @@ TEST(ModelConfig, CountsTheLayersThatHaveExperts) {
   scout["interleave_moe_layer_step"] = 1;
   scout["num_local_experts"] = 16;
   EXPECT_EQ(shape(scout).moe_layers, 48);
-  EXPECT_NEAR(static_cast<double>(shape(scout).parameters()) * 1e-9, 108, 1);  // 109 with what sees pictures
+  EXPECT_NEAR(static_cast<double>(shape(scout).parameters()) * 1e-9, 108, 1);  // 109 with the vision encoder
 
   json qwen = qwen3();
   qwen["mlp_only_layers"] = {0, 5, 5};
@@ -196,7 +196,7 @@ TEST(ModelConfig, NumbersThatContradictEachOtherAreRefused) {
   EXPECT_EQ(error_of(config), file + "num_key_value_heads: 64 does not divide num_attention_heads, 32");
   config["num_key_value_heads"] = 4;
   config["num_attention_heads"] = 36;
-  EXPECT_EQ(error_of(config), "no error");  // head_dim says how wide they are
+  EXPECT_EQ(error_of(config), "no error");  // head_dim gives the width
   config.erase("head_dim");
   EXPECT_EQ(error_of(config), file + "num_attention_heads: 36 does not divide hidden_size, 2048");
 

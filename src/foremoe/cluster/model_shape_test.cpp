@@ -15,7 +15,7 @@ TEST(ModelShape, AnExpertOfQwen3IsNineMegabytesInBf16) {
   EXPECT_EQ(find_model_shape("Qwen3-30B-A3B")->expert_bytes(), Bytes{9437184});
 }
 
-// The published totals, in billions as the models' cards and papers have them: only norms and biases are left out.
+// Published totals in billions, from model cards and papers. Only norms and biases are excluded here.
 TEST(ModelShape, PartsAddUpToThePublishedSize) {
   const auto billions = [](const char* name) {
     return static_cast<double>(find_model_shape(name)->parameters()) * 1e-9;
@@ -28,7 +28,7 @@ TEST(ModelShape, PartsAddUpToThePublishedSize) {
   EXPECT_NEAR(billions("Mixtral-8x7B"), 46.7, 0.1);
 }
 
-// And the active ones: all that is no routed expert, and top_k experts in each MoE layer.
+// Active parameters: all except routed experts, plus top_k experts in each MoE layer.
 TEST(ModelShape, ActivePartsAddUpToThePublishedSize) {
   const auto billions = [](const char* name) {
     const ModelShape shape = *find_model_shape(name);
@@ -44,8 +44,8 @@ TEST(ModelShape, ActivePartsAddUpToThePublishedSize) {
   EXPECT_NEAR(billions("Mixtral-8x7B"), 12.9, 0.1);
 }
 
-// FineMoE, table 2, names its models by the number of experts and the size that they have with one, in billions. The
-// vocabulary counts once here, as GPT's embedding is its output head; the paper does not say what its sizes count.
+// FineMoE, table 2, names its models by the number of experts and the size with one expert, in billions. The vocabulary
+// counts once here, since GPT's embedding is its output head. The paper does not define its sizes.
 TEST(ModelShape, OneExpertPerLayerMakesTheSizeInTheNameOfFineMoesModels) {
   const auto billions = [](const char* name) {
     ModelShape shape = *find_model_shape(name);
@@ -59,7 +59,7 @@ TEST(ModelShape, OneExpertPerLayerMakesTheSizeInTheNameOfFineMoesModels) {
   EXPECT_NEAR(billions("Mixtral-8x7B"), 7, 0.15);
 }
 
-// Two matrices of GPT's feed-forward block, 4 · hidden wide.
+// Two matrices of GPT's feed-forward block, of width 4 · hidden.
 TEST(ModelShape, AnExpertOfGptHasAsManyParametersAsItsTwoMatrices) {
   for (const char* name : {"GPT-32x1.3B", "GPT-16x3.2B", "GPT-8x6.7B"}) {
     const ModelShape shape = *find_model_shape(name);
