@@ -13,7 +13,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// What is wrong with the text, by name and problem; empty when the option takes it.
+// The error's field and problem for this text; empty if the option accepts it.
 std::string refusal(const Option& option, const std::string& text) {
   try {
     option.set(text);

@@ -16,7 +16,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// A file of this header and so many bytes of data.
+// A file with this header and this number of data bytes.
 std::string file_of(const std::string& header, std::size_t data_bytes) {
   std::string file(8, '\0');
   const std::uint64_t length = header.size();
@@ -30,7 +30,7 @@ Safetensors parse(const std::string& bytes) {
   return Safetensors::parse(std::as_bytes(std::span(bytes)), "t.safetensors");
 }
 
-// What the reader says about these bytes; empty when it accepts them.
+// The reader's error for these bytes; empty if it accepts them.
 std::string complaint(const std::string& bytes) {
   try {
     parse(bytes);
@@ -127,7 +127,7 @@ TEST(Safetensors, NeverDoesWorseThanComplainWhenAnyByteOfTheHeaderChanges) {
     for (const char byte : {'\0', '"', '{', '}', '[', '9', '-', '\xff'}) {
       std::string changed = whole;
       changed[at] = byte;
-      complaint(changed);  // must return: the sanitizers watch
+      complaint(changed);  // must return; sanitizers detect invalid accesses
     }
   }
 }
