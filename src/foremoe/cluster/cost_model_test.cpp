@@ -82,14 +82,14 @@ std::vector<std::pair<std::string, double>> all_seconds(const CostModel& cost, i
 // 20 rows are two tiles of 16: 32 rows · 2 · 6144 FLOPs = 393216, at 0.5 TFLOP/s 0.786432 µs. Weights of 12288 bytes
 // and rows of 20 · 2 · (2 · 64 + 3 · 32) bytes take less, 0.21 µs. Sorting and activation move another 20 · 2 · (4 · 64
 // + 3 · 32) = 14080 bytes, at 100 GB/s 0.1408 µs, in five kernels.
-TEST(CostModel, ExpertsBoundByComputeTakeTheirTiles) {
+TEST(CostModel, ComputeBoundExpertsTakeTheTimeOfTheirTiles) {
   EXPECT_NEAR(experts(small(), {20}), (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
   EXPECT_NEAR(experts(small(), {32}) - experts(small(), {20}), 12 * 2 * 352 / 1e11, 1e-15) << "no more tiles";
   EXPECT_NEAR(experts(small(), {33}) - experts(small(), {32}), 0.393216 * kMicro + 2 * 352 / 1e11, 1e-15);
 }
 
 // At a hundredth of the memory bandwidth, 1 GB/s, the same 12288 + 8960 bytes take 21.248 µs, more than the GEMMs.
-TEST(CostModel, ExpertsBoundByMemoryTakeTheirBytes) {
+TEST(CostModel, MemoryBoundExpertsTakeTheTimeOfTheirBytes) {
   Cluster cluster = round_cluster();
   cluster.memory_bytes_per_second = 1e9;
   const CostModel cost(cluster, small_model());
@@ -107,7 +107,7 @@ TEST(CostModel, ABackwardBoundByMemoryReadsAndWritesGradients) {
 }
 
 // The forward again, then twice its FLOPs. Moving rows runs three times.
-TEST(CostModel, ABackwardMultipliesTwiceThreeTimesWhereActivationsAreComputedAnew) {
+TEST(CostModel, ABackwardHasTwiceTheFlopsOrThriceWithRecomputation) {
   EXPECT_NEAR(experts(small(), {20}, Pass::kBackward), 3 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
   EXPECT_NEAR(experts(small({.recompute_activations = false}), {20}, Pass::kBackward),
               2 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
@@ -130,13 +130,13 @@ TEST(CostModel, ExpertsAloneAreComputedAnewWhereTheRestIsKept) {
 }
 
 // Reads and writes 64 values of 2 bytes per row, in one kernel.
-TEST(CostModel, SortingIsAPartOfTheExpertsTime) {
+TEST(CostModel, SortingIsPartOfTheExpertsTime) {
   EXPECT_NEAR(small().sort(Tokens{20}), (20 * 64 * 2 * 2 / 1e5 + 1) * kMicro, 1e-15);
   EXPECT_EQ(small().sort(Tokens{0}), 0);
 }
 
 // Counts of 8 experts, 4 bytes each, from every other rank: over peer links within a node of 4, else over the network.
-TEST(CostModel, LoadsAreGatheredFromAllRanksInOneMessage) {
+TEST(CostModel, GathersLoadsOfAllRanksInOneMessage) {
   const auto gathered = [](int ranks, std::int64_t layers) {
     return small().gather_loads({.num_ranks = ranks, .ranks_per_node = 4}, layers);
   };
@@ -146,7 +146,7 @@ TEST(CostModel, LoadsAreGatheredFromAllRanksInOneMessage) {
   EXPECT_EQ(gathered(1, 1), 0);
 }
 
-TEST(CostModel, WithoutRowsNothingRuns) {
+TEST(CostModel, CostsNothingWithoutRows) {
   EXPECT_EQ(experts(small(), {}), 0);
   EXPECT_EQ(experts(small(), {0, 0}), 0);
   EXPECT_EQ(small().dense(Tokens{0}, Pass::kBackward), 0);
@@ -163,7 +163,7 @@ TEST(CostModel, WithoutRowsNothingRuns) {
 //   shared       2 · 6144 · 100 FLOPs; 3 passes over 100 · 32 · 2 bytes, 3 kernels                          2.4576 +
 //   0.192 + 3
 // Backward: GEMMs three times, attention 1 + 2.5 times, moving three times.
-TEST(CostModel, DenseIsItsProductsAttentionAndPasses) {
+TEST(CostModel, DenseTimeIsTheSumOfGemmsAttentionAndPasses) {
   const double products = 4.9152 + 0.2048 + 2.4576;
   const double moving = 1.28 + 7 + 0.192 + 3;
   EXPECT_NEAR(small().dense(Tokens{100}, Pass::kForward), (products + 2.56 + moving) * kMicro, 1e-15);
@@ -173,7 +173,7 @@ TEST(CostModel, DenseIsItsProductsAttentionAndPasses) {
 // The dense layer has attention as above, but no router or shared expert. 3 · 64 · 128 = 24576 parameters: 2 · 24576 ·
 // 100 FLOPs take 9.8304 µs, 3 passes over 100 · 128 · 2 bytes 0.768 µs, in 3 kernels. The head has 64 · 100 parameters:
 // 2 · 6400 · 100 FLOPs take 2.56 µs, in one kernel.
-TEST(CostModel, OtherLayersAreDenseOnesAndTheHead) {
+TEST(CostModel, OtherLayersAreTheDenseLayersAndTheHead) {
   const double layer = 4.9152 + 2.56 + 1.28 + 7 + 9.8304 + 0.768 + 3;
   EXPECT_NEAR(small().other_layers(Tokens{100}, Pass::kForward), (layer + 2.56 + 1) * kMicro, 1e-15);
 }
@@ -196,7 +196,7 @@ TEST(CostModel, TheOptimizerReadsAndWritesItsState) {
 // Four experts in each of two layers have 49152 parameters. The rest has 87552: three layers of attention (36864), two
 // routers (1024), two shared experts (12288), one dense block (24576), embedding and head (12800). Weights and
 // gradients take 6 bytes per parameter, the optimizer 12: over 2 shards for experts, over 4 ranks for the rest.
-TEST(CostModel, ARankHoldsItsExpertsAndAllThatIsNone) {
+TEST(CostModel, ARankStoresItsExpertsAndAllOtherParameters) {
   EXPECT_EQ(small_model().parameters_besides_experts(), 87552);
   EXPECT_EQ(small({.optimizer_shards = 2}).rank_state(4, 4),
             Bytes{(49152 + 87552) * 6 + 49152 * 12 / 2 + 87552 * 12 / 4});
@@ -218,7 +218,7 @@ TEST(CostModel, KeptActivationsAndWorkingMemoryAddUpToTheSameRows) {
 // 100 tokens: dense 21.6096 µs. Experts have 200 rows in 13 tiles: 208 · 2 · 6144 FLOPs 5.111808, 200 · 2 · 352 bytes
 // 1.408, 5 kernels; together 33.129408. A copy has 12288 bytes. Peers: (33.129408 − 2) µs · 10 GB/s = 311294 bytes, 25
 // copies. Host: min(4, 6 ÷ 2, 20 ÷ 4) = 3 GB/s for 30.129408 µs = 90388 bytes, 7 copies.
-TEST(CostModel, WhatALayerHidesIsWhatItsLinksCarryMeanwhile) {
+TEST(CostModel, HiddenCopiesAreThoseThatLinksTransferDuringALayer) {
   const auto hidden = small().hidden_copies(Tokens{100});
   EXPECT_EQ(hidden.from_peers, 25);
   EXPECT_EQ(hidden.from_host, 7);
@@ -305,7 +305,7 @@ TEST(CostModel, ALayerOfQwen3TakesItsActiveParametersOnAnH100) {
   EXPECT_LT(layer, 4 * bound);
 }
 
-TEST(CostModel, AModelThatLacksAFieldIsNamedWithIt) {
+TEST(CostModel, ErrorsNameTheModelAndItsMissingField) {
   const auto error_of = [](const std::function<void(ModelShape&)>& spoil) -> std::string {
     ModelShape model = small_model();
     spoil(model);

@@ -21,7 +21,7 @@ Launch launch_with(const std::map<std::string, std::string>& variables) {
   return found;
 }
 
-TEST(Launch, KnowsTheProcessesOfMpirunAndSrun) {
+TEST(Launch, CountsTheProcessesOfMpirunAndSrun) {
   const std::map<std::string, std::string> step{
       {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "3"}};
   auto step_of_pmix = step;

@@ -23,7 +23,7 @@ std::string refusal_of(const std::string& path) {
   return "";
 }
 
-TEST(MappedFile, ShowsTheBytesOfAFile) {
+TEST(MappedFile, ReturnsTheBytesOfAFile) {
   const std::string path = testing::TempDir() + "mapped_file_test";
   write_file(path, "some text");
   EXPECT_EQ(MappedFile(path).text(), "some text");
@@ -32,7 +32,7 @@ TEST(MappedFile, ShowsTheBytesOfAFile) {
   std::remove(path.c_str());
 }
 
-TEST(MappedFile, RefusesWhatIsNotARegularFileWithoutWaitingForIt) {
+TEST(MappedFile, RejectsOtherThanRegularFilesWithoutBlocking) {
   const std::string pipe = testing::TempDir() + "mapped_file_test_pipe";
   std::remove(pipe.c_str());
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);

@@ -33,7 +33,7 @@ TEST(Sha256, PadsMessagesThatEndNearTheEndOfABlock) {  // digests from sha256sum
             "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
 }
 
-TEST(Sha256, DoesNotDependOnHowTheBytesArrive) {
+TEST(Sha256, DoesNotDependOnTheSizesOfUpdates) {
   const std::string text(1'000, 'x');
   for (const std::size_t piece : {1U, 7U, 63U, 64U, 65U, 200U}) {
     Sha256 hash;

@@ -182,7 +182,7 @@ const Mutation kMutations[] = {
 
 class CheckSpoiledPlan : public testing::TestWithParam<Mutation> {};
 
-TEST_P(CheckSpoiledPlan, NamesTheRuleThatIsBroken) {
+TEST_P(CheckSpoiledPlan, NamesTheBrokenRule) {
   const Mutation& mutation = GetParam();
   GoodPlan good(mutation.residency, mutation.in_flight);
   ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
@@ -218,7 +218,7 @@ GoodPlan with_recorded_options() {
   return good;
 }
 
-TEST(CheckPlan, RefusesEveryRecordedOptionOfAWrongTypeOrOutOfRange) {
+TEST(CheckPlan, RejectsRecordedOptionsOfAWrongTypeOrOutOfRange) {
   GoodPlan good = with_recorded_options();
   ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
@@ -247,7 +247,7 @@ TEST(CheckPlan, RefusesEveryRecordedOptionOfAWrongTypeOrOutOfRange) {
   }
 }
 
-TEST(CheckPlan, NamesTheOptionsThatEveryPlanRecordsWhereOneIsMissing) {
+TEST(CheckPlan, ReportsMissingRecordedOptions) {
   GoodPlan good(Residency::kResident, 2);
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
   for (const char* option : {"guest-slots", "residency", "in-flight"}) {
@@ -260,7 +260,7 @@ TEST(CheckPlan, NamesTheOptionsThatEveryPlanRecordsWhereOneIsMissing) {
   }
 }
 
-TEST(CheckPlan, RefusesRecordedOptionsThatContradictThePlan) {
+TEST(CheckPlan, RejectsRecordedOptionsThatContradictThePlan) {
   const GoodPlan good = with_recorded_options();
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
   // clang-format off
@@ -279,7 +279,7 @@ TEST(CheckPlan, RefusesRecordedOptionsThatContradictThePlan) {
   }
 }
 
-TEST(CheckPlan, RefusesEveryLowerBoundButTheMean) {
+TEST(CheckPlan, RejectsEveryLowerBoundExceptTheMean) {
   const GoodPlan good(Residency::kResident, 1);
   for (std::size_t i = 0; i < good.plan.lower_bound.size(); ++i) {
     const Tokens mean = good.plan.lower_bound.flat()[i];
@@ -293,7 +293,7 @@ TEST(CheckPlan, RefusesEveryLowerBoundButTheMean) {
   }
 }
 
-TEST(CheckPlan, NoticesEveryQuotaAndEveryHomeThatChangesByOne) {
+TEST(CheckPlan, DetectsEveryQuotaOrHomeChangedByOne) {
   const GoodPlan good(Residency::kResident, 2);
   for (std::size_t i = 0; i < good.plan.slot_tokens.size(); ++i) {
     for (const int change : {-1, 1}) {
@@ -309,7 +309,7 @@ TEST(CheckPlan, NoticesEveryQuotaAndEveryHomeThatChangesByOne) {
   }
 }
 
-TEST(CheckPlan, FindsEveryFigureThatIsReportedWrongly) {
+TEST(CheckPlan, RejectsEveryWronglyReportedFigure) {
   const test::BatchedTrace batched = test::random_trace(1, 40);
   const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 1}, 1);
   const PlanFigures right = plan_figures(plan, batched.load, {.trace = &batched.trace, .batching = &batched.batching});
@@ -351,7 +351,7 @@ TEST(CheckPlan, FindsEveryFigureThatIsReportedWrongly) {
   }
 }
 
-TEST(CheckPlan, HoldsHomeMovesAgainstTheGivenHomes) {
+TEST(CheckPlan, CountsHomeMovesFromTheGivenHomes) {
   GoodPlan good(Residency::kResident, 1);
   Array<RankId, 2> initial = good.plan.home;
   std::swap(initial(0, 0), initial(0, 7));
@@ -363,7 +363,7 @@ TEST(CheckPlan, HoldsHomeMovesAgainstTheGivenHomes) {
   }
 }
 
-TEST(CheckPlan, SaysWhereTheViolationIs) {
+TEST(CheckPlan, LocatesTheViolation) {
   GoodPlan good(Residency::kResident, 1);
   const ExpertId expert = good.plan.slot_expert(2, kLayer, kRank, 1);
   good.plan.slot_tokens(2, kLayer, kRank, 1) = Tokens{-7};
@@ -383,7 +383,7 @@ TEST(CheckPlan, SaysWhereTheViolationIs) {
   EXPECT_EQ(json["violations"][0]["event"], 2);
 }
 
-TEST(CheckPlan, ListsAFewViolationsAndCountsAll) {
+TEST(CheckPlan, ListsAtMostMaxListedViolationsAndCountsAll) {
   GoodPlan good(Residency::kResident, 1);
   for (Tokens& quota : good.plan.slot_tokens.flat()) quota = Tokens{-1};
   const CheckReport report = check_plan(good.plan, good.load, {.max_listed = 3});

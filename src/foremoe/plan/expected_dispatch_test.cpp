@@ -135,7 +135,7 @@ Both dispatch_both(const test::BatchedTrace& drawn, const Slots& slots, const Ex
 
 class ExpectedDispatchTest : public testing::TestWithParam<Shape> {};
 
-TEST_P(ExpectedDispatchTest, IsWhatIsCountedWhereTokensAreDrawnAlike) {
+TEST_P(ExpectedDispatchTest, MatchesCountsOfTokensFromOneDistribution) {
   const Shape& shape = GetParam();
   Random random(3);
   for (int trial = 0; trial < 3; ++trial) {
@@ -151,7 +151,7 @@ TEST_P(ExpectedDispatchTest, IsWhatIsCountedWhereTokensAreDrawnAlike) {
   }
 }
 
-TEST_P(ExpectedDispatchTest, SendsToAPlaceAsMuchAsItsBusiestExpertAndNoMoreThanAllOfThem) {
+TEST_P(ExpectedDispatchTest, SendsAPlaceBetweenItsBusiestExpertsRowsAndAllItsRows) {
   const Shape& shape = GetParam();
   Random random(5);
   const test::BatchedTrace drawn = draw(shape, random);
@@ -192,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
                           .spread = 0.5,
                           .groups = {.count = 4, .per_token = 2}}));
 
-TEST(ExpectedDispatch, OfOneExpertPerTokenIsTheDispatchTable) {
+TEST(ExpectedDispatch, EqualsTheDispatchTableForOneExpertPerToken) {
   Random random(9);
   const test::BatchedTrace drawn =
       draw({.tokens = 300, .ranks = 4, .ranks_per_node = 2, .experts = 16, .top_k = 1, .spread = 1}, random);
@@ -216,7 +216,7 @@ TokenDispatch of_one_source(const Slots& slots, const LoadTable& load) {
                                  {.load = problem.load, .top_k = load.top_k, .groups = {}, .topology = topology});
 }
 
-TEST(ExpectedDispatch, KeepsToItsBoundsWhereCountsFitNoDistinctExperts) {
+TEST(ExpectedDispatch, RespectsItsBoundsIfCountsMatchNoDistinctExperts) {
   const std::vector<std::int64_t> counts{0, 0, 1000, 0, 1, 0, 0, 3};  // experts 2 and 3 are at home on rank 1
   const LoadTable load = load_of_one_source(counts);
   const TokenDispatch rows = of_one_source(at_home(load), load);
@@ -228,7 +228,7 @@ TEST(ExpectedDispatch, KeepsToItsBoundsWhereCountsFitNoDistinctExperts) {
   EXPECT_LE(rows.to_node(0, 1), Tokens{4});
 }
 
-TEST(ExpectedDispatch, CountsAnExpertOfTwoReplicasOnANodeThereWhole) {
+TEST(ExpectedDispatch, CountsAllRowsOfAnExpertWithTwoReplicasOnANode) {
   const std::vector<std::int64_t> counts{0, 0, 0, 0, 600, 0, 0, 0};
   const LoadTable load = load_of_one_source(counts);
   Slots slots = at_home(load);  // expert 4 is at home on rank 2; half of its rows go to rank 3
@@ -241,7 +241,7 @@ TEST(ExpectedDispatch, CountsAnExpertOfTwoReplicasOnANodeThereWhole) {
   EXPECT_EQ(rows.to_node(0, 1), Tokens{600});
 }
 
-TEST(ExpectedDispatch, RoundsSoThatPlacesSumToTheirExpectation) {
+TEST(ExpectedDispatch, RoundingPreservesTheExpectedSumOverPlaces) {
   // Top-2 of eight equally frequent experts, two on each of four ranks: a token misses a rank with probability 15 / 28,
   // and both ranks of a node with 6 / 28.
   const std::vector<std::int64_t> counts(8, 5);
@@ -253,7 +253,7 @@ TEST(ExpectedDispatch, RoundsSoThatPlacesSumToTheirExpectation) {
   EXPECT_NEAR(static_cast<double>(rows.to_node(0, 0).value + rows.to_node(0, 1).value), 2 * 20 * 22.0 / 28, 0.5);
 }
 
-TEST(ExpectedDispatch, OfASourceWithoutTokensIsNothing) {
+TEST(ExpectedDispatch, IsZeroForASourceWithoutTokens) {
   Random random(9);
   test::BatchedTrace drawn =
       draw({.tokens = 50, .ranks = 4, .ranks_per_node = 2, .experts = 16, .top_k = 2, .spread = 1}, random);

@@ -47,7 +47,7 @@ struct WorkedExample {
   }
 };
 
-TEST(PlanFigures, AreGivenUpOnceThePoolIsCancelled) {
+TEST(PlanFigures, AreCancelledWithThePool) {
   const WorkedExample example;
   ThreadPool pool(1);
   EXPECT_EQ(plan_figures(example.plan, example.load, {.pool = &pool}).events, 3);
@@ -55,7 +55,7 @@ TEST(PlanFigures, AreGivenUpOnceThePoolIsCancelled) {
   EXPECT_THROW(plan_figures(example.plan, example.load, {.pool = &pool}), Cancelled);
 }
 
-TEST(PlanFigures, AgreeWithAnExampleWorkedByHand) {
+TEST(PlanFigures, MatchAnExampleComputedByHand) {
   const WorkedExample example;
   const PlanFigures figures = plan_figures(example.plan, example.load, {.align = 4});
   EXPECT_EQ(figures.events, 3);
@@ -83,7 +83,7 @@ TEST(PlanFigures, LinkFiguresAreZeroOnOneNode) {
   EXPECT_EQ(plan_figures(example.plan, example.load).node_link_tokens.max, 0);
 }
 
-TEST(PlanFigures, TheBusiestNodeMayBeOneThatReceives) {
+TEST(PlanFigures, IncludeNodesThatOnlyReceive) {
   // Three nodes of one rank. The other two send all their rows to the expert at home on rank 0.
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 3, 3}), .ranks_per_node = 1};
   load.load(0, 0, 1, 0) = Tokens{4};
@@ -92,14 +92,14 @@ TEST(PlanFigures, TheBusiestNodeMayBeOneThatReceives) {
   EXPECT_EQ(plan_figures(plan, load).node_link_tokens.max, 7);
 }
 
-TEST(PlanFigures, HomeMovesAreCountedAgainstTheGivenHomes) {
+TEST(PlanFigures, CountHomeMovesFromTheGivenHomes) {
   const WorkedExample example;
   Array<RankId, 2> swapped({1, 2});
   swapped(0, 0) = RankId{1};
   EXPECT_EQ(plan_figures(example.plan, example.load, {.initial_home = swapped}).home_moves, 2);
 }
 
-TEST(PlanFigures, WithoutAnyLoadAPlanIsPerfectlyBalanced) {
+TEST(PlanFigures, ArePerfectlyBalancedWithoutLoad) {
   const LoadTable load = test::random_load({}, 1, 0);
   const PlanFigures figures = plan_figures(test::random_plan(load, {}, 1), load);
   EXPECT_EQ(figures.rho.mean, 1);
@@ -107,7 +107,7 @@ TEST(PlanFigures, WithoutAnyLoadAPlanIsPerfectlyBalanced) {
   EXPECT_EQ(figures.node_link_tokens.max, 0);
 }
 
-TEST(PlanFigures, CountAMicroStepWithTwoPassesOnce) {
+TEST(PlanFigures, CountAMicroStepWithTwoEventsOnce) {
   const LoadTable load = test::random_load({.micro_steps = 5}, 3);
   const PlanFigures one = plan_figures(test::random_plan(load, {.guest_slots = 0}, 1), load);
   const PlanFigures two = plan_figures(test::random_plan(load, {.guest_slots = 0, .in_flight = 2}, 1), load);
@@ -117,7 +117,7 @@ TEST(PlanFigures, CountAMicroStepWithTwoPassesOnce) {
   EXPECT_EQ(two.node_link_tokens.mean, one.node_link_tokens.mean);
 }
 
-TEST(PlanFigures, RowsAreCountedOncePerTokenAndNode) {
+TEST(PlanFigures, CountRowsOncePerTokenAndNode) {
   const std::vector<std::uint8_t> routes{0, 1, 2, 3};  // one token for each of the two nodes
   RoutingTrace shape{.num_layers = 1, .top_k = 2, .num_experts = 4, .cu_seqlens = {0, 2}};
   const RoutingTrace trace = test::trace_of(routes, shape);
@@ -131,7 +131,7 @@ TEST(PlanFigures, RowsAreCountedOncePerTokenAndNode) {
   EXPECT_EQ(figures.node_link_rows->max, 1);
 }
 
-TEST(PlanFigures, AsJsonHaveTheKeysThatOthersRelyOn) {
+TEST(PlanFigures, HaveTheDocumentedJsonKeys) {
   const WorkedExample example;
   const nlohmann::ordered_json json = to_json(plan_figures(example.plan, example.load));
   for (const char* key :
@@ -159,7 +159,7 @@ TEST(Copies, AreExpertsThatTheRankDidNotHoldBefore) {
   EXPECT_THAT(copies.into(EventId{2}, RankId{1}), IsEmpty());
 }
 
-TEST(Copies, AreAllGuestsWithQuotaWhenSlotsAreShared) {
+TEST(Copies, AreAllGuestsWithQuotaUnderShared) {
   WorkedExample example;
   example.plan.residency = Residency::kShared;
   example.set_slot(1, 1, 1, 0, 1);

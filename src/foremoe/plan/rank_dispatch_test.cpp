@@ -83,7 +83,7 @@ std::vector<Row> all_rows(const Layer& layer) {
 
 class RankDispatchOfRandomPlans : public testing::TestWithParam<Residency> {};
 
-TEST_P(RankDispatchOfRandomPlans, LieAsTheHeaderSays) {
+TEST_P(RankDispatchOfRandomPlans, HaveTheDocumentedOrder) {
   Random random(3);
   for (int seed = 1; seed <= 10; ++seed) {
     const LoadTable load = test::random_load(kShape, seed);
@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Of, RankDispatchOfRandomPlans,
                                          Residency::kFree),
                          [](const auto& residency) { return std::string(to_string(residency.param)); });
 
-TEST(RankDispatch, AreTheShipmentsOfAllRanksThatTheRankTakesPartIn) {
+TEST(RankDispatch, HaveTheShipmentsFromAndToTheRank) {
   const LoadTable load = test::random_load(kShape, 5);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 3}, 6);
   const RoutingProblem problem{load.load[0][1], layer_quotas(plan, EventId{0}, LayerId{1}), load.topology()};
@@ -165,7 +165,7 @@ TEST(RankDispatch, AreTheShipmentsOfAllRanksThatTheRankTakesPartIn) {
   }
 }
 
-TEST(RankDispatch, RefuseQuotasThatAreNotTheLoad) {
+TEST(RankDispatch, RejectQuotasThatDifferFromTheLoad) {
   const LoadTable load = test::random_load(kShape, 5);
   StepPlan plan = test::random_plan(load, {.guest_slots = 1}, 6);
   const RoutingProblem problem{load.load[0][0], layer_quotas(plan, EventId{0}, LayerId{0}), load.topology()};
@@ -204,7 +204,7 @@ struct RowSlots : testing::Test {
   RankDispatch rows;
 };
 
-TEST_F(RowSlots, LeaveOutRowsWithoutARoute) {
+TEST_F(RowSlots, AreNegativeForRowsWithoutARoute) {
   std::vector<std::int32_t> served(4);
   row_slots(rows, std::vector{ExpertId{1}, kNoExpert, ExpertId{0}, ExpertId{0}}, workspace, served);
   EXPECT_THAT(served, ElementsAre(1, -1, 0, 0));
@@ -213,7 +213,7 @@ TEST_F(RowSlots, LeaveOutRowsWithoutARoute) {
   EXPECT_THAT(order, ElementsAre(2, 3, 0));
 }
 
-TEST_F(RowSlots, RefuseRoutesThatTheLoadDoesNotCount) {
+TEST_F(RowSlots, RejectRoutesThatTheLoadDoesNotCount) {
   const ExpertId a{0}, b{1}, c{2};
   EXPECT_THAT(refusal({a, a}), HasSubstr("1 rows fewer of expert 1"));
   EXPECT_THAT(refusal({a, a, b, a}), HasSubstr("1 rows more of expert 0"));
@@ -222,7 +222,7 @@ TEST_F(RowSlots, RefuseRoutesThatTheLoadDoesNotCount) {
   EXPECT_THAT(refusal({a, a, b, ExpertId{3}}), HasSubstr("routes[3]: expert 3, but there are 3"));
 }
 
-TEST(RowOrder, FollowsFromSlotsHoweverAnExpertsRowsAreDividedAmongItsReplicas) {
+TEST(RowOrder, FollowsFromAnySlotsOfAnExpertsRows) {
   const LoadTable load = test::random_load(kShape, 4);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 3}, 4);
   Random random(4);
@@ -248,7 +248,7 @@ TEST(RowOrder, FollowsFromSlotsHoweverAnExpertsRowsAreDividedAmongItsReplicas) {
   }
 }
 
-TEST(RankDispatch, OfNoTokensAreEmpty) {
+TEST(RankDispatch, AreEmptyWithoutTokens) {
   const Array<Tokens, 2> load({2, 2});
   const Array<ExpertId, 2> slots({2, 1}, kNoExpert);
   const Array<Tokens, 2> quotas({2, 1});

@@ -60,7 +60,7 @@ std::vector<Tokens> draw_counts(const std::vector<Set>& sets, const Case& c, Ran
 
 class TokenChoiceTest : public testing::TestWithParam<Case> {};
 
-TEST_P(TokenChoiceTest, MissesAsOftenAsTheDistributionOfLargestEntropy) {
+TEST_P(TokenChoiceTest, MatchesTheMaximumEntropyDistribution) {
   const Case& c = GetParam();
   Random random(7);
   const std::vector<Set> sets = sets_of(c);
@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, TokenChoiceTest,
 
 double ways(int n, int k) { return std::exp(std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1)); }
 
-TEST(TokenChoice, OfExpertsThatAreAlikeMissesAPlaceAsDrawingWithoutReplacementDoes) {
+TEST(TokenChoice, MatchesDrawingWithoutReplacementForEqualExperts) {
   TokenChoice choice;
   const std::vector<Tokens> counts(128, Tokens{64});
   choice.fit(counts, 8, {});
@@ -114,7 +114,7 @@ TEST(TokenChoice, OfExpertsThatAreAlikeMissesAPlaceAsDrawingWithoutReplacementDo
   for (const double p : missed) EXPECT_NEAR(p, ways(112, 8) / ways(128, 8), 1e-9);
 }
 
-TEST(TokenChoice, AnExpertOfEveryTokenIsNeverMissed) {
+TEST(TokenChoice, NeverMissesAnExpertThatEveryTokenChooses) {
   TokenChoice choice;
   std::vector<Tokens> counts(64, Tokens{10});
   counts[5] = Tokens{630};  // top-2: every token and one other expert
@@ -145,7 +145,7 @@ void expect_probabilities(const std::vector<Tokens>& counts, int top_k, const Ex
   }
 }
 
-TEST(TokenChoice, GivesProbabilitiesOfCountsThatNoSetsCanHave) {
+TEST(TokenChoice, GivesProbabilitiesForImpossibleCounts) {
   for (const std::int64_t other : {0, 1, 40}) {
     std::vector<Tokens> counts(16);
     counts[3] = Tokens{1000};
@@ -178,7 +178,7 @@ TEST(TokenChoice, IgnoresGroupsThatTheCountsContradict) {
   EXPECT_EQ(missed, expected);
 }
 
-TEST(TokenChoice, GivesProbabilitiesWhereTokensChooseManyExperts) {
+TEST(TokenChoice, GivesProbabilitiesIfTokensChooseManyExperts) {
   std::vector<Tokens> alike(512, Tokens{100});
   std::vector<Tokens> one_for_all(512, Tokens{1});
   one_for_all[7] = Tokens{10'000'000};
@@ -188,7 +188,7 @@ TEST(TokenChoice, GivesProbabilitiesWhereTokensChooseManyExperts) {
   }
 }
 
-TEST(TokenChoice, OfOneExpertPerTokenIsAsFrequentAsCounted) {
+TEST(TokenChoice, MatchesTheCountsForOneExpertPerToken) {
   TokenChoice choice;
   std::vector<double> missed(4);
   for (const ExpertGroups& groups : {ExpertGroups{}, ExpertGroups{.count = 2, .per_token = 1}}) {

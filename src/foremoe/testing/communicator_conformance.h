@@ -89,7 +89,7 @@ inline std::vector<float> addends(int rank, std::size_t n) {
 
 }  // namespace conformance
 
-TEST_P(CommunicatorConformance, EveryBlockArrivesWhereItIsMeantAndItsBufferMayBeReusedAtOnce) {
+TEST_P(CommunicatorConformance, DeliversEveryBlockAndPermitsImmediateReuseOfItsBuffer) {
   run([](Communicator& communicator) {
     for (int round = 0; round < 12; ++round) {
       conformance::Blocks blocks(round, communicator, round == 11 ? 20'000 : 1);
@@ -101,7 +101,7 @@ TEST_P(CommunicatorConformance, EveryBlockArrivesWhereItIsMeantAndItsBufferMayBe
 }
 
 // Ranks enter and leave every call at different times. Blocks contain what their sender had written at its call.
-TEST_P(CommunicatorConformance, BlocksOfRanksThatAreLateAreReadAfterTheyWereWrittenAndBeforeTheyAreOverwritten) {
+TEST_P(CommunicatorConformance, BlocksHaveTheContentsOfTheirSendersCallIfRanksAreLate) {
   run([](Communicator& communicator) {
     std::minstd_rand random(static_cast<unsigned>(communicator.rank().value + 1));
     const auto dawdle = [&] { std::this_thread::sleep_for(std::chrono::microseconds{random() % 300}); };
@@ -126,7 +126,7 @@ TEST_P(CommunicatorConformance, BlocksOfRanksThatAreLateAreReadAfterTheyWereWrit
   });
 }
 
-TEST_P(CommunicatorConformance, SumsAreTakenInRankOrderToTheBit) {
+TEST_P(CommunicatorConformance, SumsInRankOrderToTheBit) {
   run([](Communicator& communicator) {
     for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{1'000}, std::size_t{333}}) {
       std::vector<float> expected = conformance::addends(0, n);
@@ -141,7 +141,7 @@ TEST_P(CommunicatorConformance, SumsAreTakenInRankOrderToTheBit) {
   });
 }
 
-TEST_P(CommunicatorConformance, WhatOneRankKnowsAllCanLearn) {
+TEST_P(CommunicatorConformance, GathersBroadcastsAndSums) {
   run([](Communicator& communicator) {
     const int n = communicator.num_ranks();
     std::vector<int> all(static_cast<std::size_t>(n));
@@ -159,7 +159,7 @@ TEST_P(CommunicatorConformance, WhatOneRankKnowsAllCanLearn) {
   });
 }
 
-TEST_P(CommunicatorConformance, RankZeroGathersBytesOfWhateverLength) {
+TEST_P(CommunicatorConformance, RankZeroGathersBytesOfAnyLength) {
   run([](Communicator& communicator) {
     const auto of = [](int r) { return std::vector<std::byte>(static_cast<std::size_t>(r % 3) * 100, std::byte(r)); };
     const auto gathered = gather(communicator, of(communicator.rank().value));
@@ -172,7 +172,7 @@ TEST_P(CommunicatorConformance, RankZeroGathersBytesOfWhateverLength) {
   });
 }
 
-TEST_P(CommunicatorConformance, EveryRankHearsTheSameOutcomeOfEveryBallot) {
+TEST_P(CommunicatorConformance, EveryRankGetsTheSameOutcomeOfEveryBallot) {
   run([](Communicator& communicator) {
     constexpr std::uint64_t kBallots = 60;
     constexpr std::uint64_t kAhead = 8;
@@ -194,7 +194,7 @@ TEST_P(CommunicatorConformance, EveryRankHearsTheSameOutcomeOfEveryBallot) {
   });
 }
 
-TEST_P(CommunicatorConformance, NoOutcomeIsKnownBeforeAllHaveVoted) {
+TEST_P(CommunicatorConformance, ABallotHasNoOutcomeBeforeAllHaveVoted) {
   run([](Communicator& communicator) {
     const std::unique_ptr<Ballot> ballot = communicator.peers().make_ballot();
     const bool last = communicator.rank().value == communicator.num_ranks() - 1;
@@ -209,7 +209,7 @@ TEST_P(CommunicatorConformance, NoOutcomeIsKnownBeforeAllHaveVoted) {
   });
 }
 
-TEST_P(CommunicatorConformance, ErrorsOfSizeNameTheCall) {
+TEST_P(CommunicatorConformance, SizeErrorsNameTheCall) {
   const std::pair<const char*, std::function<void(Communicator&, std::size_t)>> calls[] = {
       {"sum: rank 0",
        [](Communicator& communicator, std::size_t size) {
@@ -277,14 +277,14 @@ TEST_P(CommunicatorConformance, BlocksOfUnexpectedSizeAreAnErrorThatNamesBothRan
   }
 }
 
-TEST_P(CommunicatorConformance, ARankThatStaysAwayIsNotWaitedForLongerThanTheTimeout) {
+TEST_P(CommunicatorConformance, AMissingRankTimesOut) {
   run({.timeout = std::chrono::milliseconds{300}}, [](Communicator& communicator) {
     if (communicator.rank().value == communicator.num_ranks() - 1) return;
     EXPECT_THROW(communicator.barrier(), PeerFailed);
   });
 }
 
-TEST_P(CommunicatorConformance, SharedMemoryIsSeenByTheRanksOfItsNodeUntilSharingEnds) {
+TEST_P(CommunicatorConformance, SharedMemoryIsVisibleToTheRanksOfItsNode) {
   run({.ranks_per_node = 2}, [](Communicator& communicator) {
     const auto n = static_cast<std::size_t>(communicator.num_ranks());
     const auto content = [](int rank, std::size_t region) {
