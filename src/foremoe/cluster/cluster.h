@@ -44,7 +44,7 @@ struct Cluster {
   double host_memory_bytes_per_second = 0;  // of the node, for reads and writes together
 };
 
-// Inclusive bounds beyond those of any machine, so that a value in a wrong unit falls outside.
+// Inclusive bounds, wider than the values of any machine, so that values in a wrong unit are rejected.
 struct KeyRange {
   double least = 0;
   double most = 0;
@@ -92,7 +92,7 @@ Cluster parse_cluster(std::string_view text, const std::string& file);  // `file
 using ClusterNotes = std::map<std::string, std::string, std::less<>>;
 std::string to_toml(const Cluster& cluster, const ClusterNotes& notes = {});
 
-std::vector<std::string> cluster_names();  // of the presets
+std::vector<std::string> cluster_names();  // names of the presets
 // Returns a preset by name, ignoring case, or else reads that TOML file. Throws InputError that lists the presets.
 Cluster find_cluster(std::string_view name_or_path);
 

@@ -35,7 +35,7 @@ std::string_view to_string(Dispatch dispatch);
 struct CostOptions {
   int sequence_tokens = 4096;              // sequence length; a token attends to half as many on average
   bool recompute_activations = true;       // backward repeats the forward, and only layer inputs are kept
-  bool recompute_experts = false;          // needs false above; repeats only experts' GEMMs and keeps only their rows
+  bool recompute_experts = false;          // repeats only experts' GEMMs, keeps only their rows; requires false above
   int bytes_per_parameter = 2;             // of weights and rows (bf16)
   int bytes_per_gradient = 4;              // accumulated in float32
   int optimizer_bytes_per_parameter = 12;  // master weights and two moments, float32

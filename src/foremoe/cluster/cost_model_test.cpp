@@ -160,8 +160,7 @@ TEST(CostModel, CostsNothingWithoutRows) {
 //   attention    2 · 4 heads · (16 + 16) · 25 = 6400 FLOPs per token at 0.25 TFLOP/s                        2.56
 //   residual     10 passes over 100 · 64 · 2 bytes, 7 kernels                                               1.28 + 7
 //   router       2 · 64 · 8 · 100 FLOPs                                                                     0.2048
-//   shared       2 · 6144 · 100 FLOPs; 3 passes over 100 · 32 · 2 bytes, 3 kernels                          2.4576 +
-//   0.192 + 3
+//   shared       2 · 6144 · 100 FLOPs; 3 passes over 100 · 32 · 2 bytes, 3 kernels                   2.4576 + 0.192 + 3
 // Backward: GEMMs three times, attention 1 + 2.5 times, moving three times.
 TEST(CostModel, DenseTimeIsTheSumOfGemmsAttentionAndPasses) {
   const double products = 4.9152 + 0.2048 + 2.4576;

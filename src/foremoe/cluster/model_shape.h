@@ -74,13 +74,13 @@ struct ModelShape {
   std::int64_t router_parameters() const { return std::int64_t{hidden} * experts; }                // per MoE layer
   std::int64_t dense_parameters() const { return std::int64_t{3} * hidden * dense_intermediate; }  // per dense layer
   std::int64_t head_parameters() const { return std::int64_t{hidden} * vocabulary; }  // the embedding has as many again
-  // Parameters besides routed experts, which every rank holds; and all parameters. Both exclude norms and biases.
+  // Number of parameters except routed experts (every rank has them), and of all. Both exclude norms and biases.
   std::int64_t parameters_besides_experts() const;
   std::int64_t parameters() const;
 };
 
 std::span<const ModelShape> model_shapes();
-std::vector<std::string> model_names();  // of the presets
+std::vector<std::string> model_names();  // names of the presets
 
 // Finds a preset by name, ignoring case: "qwen3-30b-a3b". None if unknown.
 std::optional<ModelShape> find_model_shape(std::string_view name);

@@ -9,7 +9,7 @@
 namespace foremoe {
 namespace {
 
-// Returns launch() in a process whose environment has these launcher variables and no others.
+// Calls launch() with these launcher variables and no others in the environment.
 Launch launch_with(const std::map<std::string, std::string>& variables) {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_ID",
                            "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_PTY_PORT"}) {

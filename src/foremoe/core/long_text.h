@@ -1,6 +1,6 @@
 #pragma once
 
-// Shortens text from files for messages. Such text can be of any length.
+// Shortens text that messages quote from files, since it can be of any length.
 
 #include <cstddef>
 #include <string>

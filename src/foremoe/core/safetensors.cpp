@@ -43,7 +43,7 @@ std::optional<DType> dtype_from(std::string_view name) {
   return static_cast<DType>(it - kDTypes.begin());
 }
 
-// Elements × bytes per element; none if that exceeds 64 bits.
+// Elements × bytes per element; nullopt if that exceeds 64 bits.
 std::optional<std::size_t> bytes_of(std::span<const std::uint64_t> shape, std::size_t element_bytes) {
   std::size_t total = element_bytes;
   for (const std::uint64_t extent : shape) {

@@ -55,7 +55,7 @@ std::string_view to_string(DType dtype);  // "U8", "BF16", …
 std::size_t size_of(DType dtype);         // bytes per element
 
 template <class T>
-constexpr DType dtype_of();  // of std::uint8_t … std::int64_t, float, double
+constexpr DType dtype_of();  // T: std::uint8_t … std::int64_t, float or double
 
 // A tensor in a file. The file's storage owns the bytes, which may be unaligned.
 struct TensorView {

@@ -33,7 +33,7 @@ Spread spread(const std::vector<double>& samples, double when_empty) {
 
 std::int64_t up_to_multiple(std::int64_t n, std::int64_t of) { return n % of == 0 ? n : n + of - n % of; }
 
-// The most that any node sends to or receives from other nodes. crossing[a][b]: amount from node a to node b.
+// The most tokens or rows that any node sends to or receives from other nodes. crossing[a][b]: from node a to node b.
 std::int64_t busiest_link(const std::vector<std::vector<std::int64_t>>& crossing) {
   std::int64_t busiest = 0;
   for (std::size_t node = 0; node < crossing.size(); ++node) {

@@ -31,7 +31,7 @@ enum class ViolationKind : std::uint8_t {
   kChangedGuest,     // residency static: a guest changed during the step
   kForwardOnly,      // residency free in a plan with backward events
   kQuota,            // a quota is negative or on an empty slot, or an expert's quotas do not sum to its load
-  kPasses,           // forward and backward of a micro-step give a (rank, expert) different quotas
+  kPasses,           // a (rank, expert) has different quotas in the forward and backward of a micro-step
   kCopiesPerRank,    // budget max-copies-per-rank
   kCopiesPerSource,  // budget max-copies-per-source
   kTokensPerGuest,   // budget min-tokens-per-guest

@@ -2,8 +2,8 @@
 
 // Adapts a plan to another load, for executing other routes than those that were recorded.
 //
-// Slots do not change. Each guest keeps its quota, or, if the load has fewer rows of its expert, the same part of it,
-// rounded down. Homes serve the rest. Complexity: O(events · layers · (ranks · slots + experts)).
+// Slots do not change. Each guest keeps its quota, reduced in proportion (rounded down) if the load has fewer rows of
+// its expert. Homes serve the rest. Complexity: O(events · layers · (ranks · slots + experts)).
 
 #include <cstdint>
 

@@ -41,10 +41,10 @@ struct PlanFigures {
   int guest_slots = 0;
   int in_flight = 0;
 
-  Spread rho;                       // largest rank load ÷ mean rank load; 1 is perfect
-  double rho_lower_bound_mean = 0;  // ⌈mean⌉ ÷ mean
-  int align = 0;                    // tokens
-  Spread rho_padded;  // as rho, but the largest load pads each replica's tokens to a multiple of align; unpadded mean
+  Spread rho;                        // largest rank load ÷ mean rank load; 1 is perfect
+  double rho_lower_bound_mean = 0;   // ⌈mean⌉ ÷ mean
+  int align = 0;                     // tokens
+  Spread rho_padded;                 // largest rank load, with replicas padded to multiples of align, ÷ mean rank load
   std::int64_t max_rank_tokens = 0;  // largest load of a rank in any pair
   std::int64_t copies = 0;           // in the whole step
   double copies_per_layer_event = 0;

@@ -57,7 +57,7 @@ struct Layer {
   std::vector<std::vector<ExpertId>> routes;  // [source][row]
 };
 
-// One sent row and its places according to the definitions.
+// A sent row, with its destination and positions by definition.
 struct Row {
   int source, row, expert, replica, slot;
 };

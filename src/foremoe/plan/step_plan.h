@@ -49,8 +49,8 @@ struct ExecutionOrder {
   int num_events() const { return static_cast<int>(micro_step.size()); }
 };
 
-// in_flight ≥ 1. Values above num_micro_steps act as num_micro_steps, except that the two passes of a single micro-step
-// remain separate events.
+// in_flight ≥ 1. Values above num_micro_steps have the same effect as num_micro_steps, except that the two passes of a
+// single micro-step remain separate events.
 ExecutionOrder make_execution_order(int num_micro_steps, int in_flight);
 
 struct StepPlan {
@@ -88,9 +88,9 @@ struct StepPlan {
 StepPlan empty_plan(StepPlan header, const LoadTable& load);
 
 // Returns the part of `plan` for `part`, the first micro-steps and layers of the plan's load (take_first() in
-// load_table.h). It has the events of those micro-steps in the plan's order, with the first layers only. Slots, quotas
-// [tokens], homes, largest loads and bounds are copied; loads and bounds that the plan does not record stay empty. The
-// digest is that of `part`. If check_plan accepts the plan, it accepts the part. `part` must not be larger. Throws
+// load_table.h). It has the events of those micro-steps in the plan's order, with the first layers only. Copies slots,
+// quotas [tokens], homes, largest loads and bounds; loads and bounds that the plan does not record stay empty. Sets the
+// digest of `part`. If check_plan accepts the plan, it accepts the part. `part` must not exceed the plan. Throws
 // nothing.
 StepPlan take_first(const StepPlan& plan, const LoadTable& part);
 

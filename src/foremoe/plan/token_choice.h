@@ -61,7 +61,7 @@ class TokenChoice {
   std::vector<std::size_t> part_of_place_;       // [place], of the current group
   std::vector<std::size_t> part_group_;          // [part]
   std::vector<std::size_t> part_place_;          // [part]
-  std::vector<std::vector<double>> part_sets_;   // [part], of its experts; later of its group's other experts
+  std::vector<std::vector<double>> part_sets_;   // [part], of its experts; later of the group's other experts
   std::vector<std::vector<std::size_t>> parts_;  // [place]
   Polynomials group_sets_;                       // [group]
   Polynomials fewer_groups_;                     // [group], sets from fewer than per_token other groups

@@ -17,7 +17,7 @@ struct Case {
   ExpertGroups groups;
 };
 
-using Set = unsigned;  // of experts, one bit each
+using Set = unsigned;  // a set of experts, one bit each
 
 bool holds(Set set, std::size_t expert) { return (set >> expert & 1U) != 0; }
 
@@ -126,7 +126,7 @@ TEST(TokenChoice, NeverMissesAnExpertThatEveryTokenChooses) {
   choice.misses(place, missed);
   EXPECT_NEAR(missed[0], 0, 1e-3);
   EXPECT_NEAR(missed[1], 0, 1e-3);
-  EXPECT_EQ(missed[2], 1);  // has no experts
+  EXPECT_EQ(missed[2], 1);  // this place has no experts
 }
 
 // Fits the counts. Expects probabilities for each expert alone, and for all even and all odd experts.

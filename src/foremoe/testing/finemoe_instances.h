@@ -46,7 +46,7 @@ inline Holders holders_of(ArrayView<const ExpertId, 2> placement, std::size_t nu
   return holders;
 }
 
-// ⌈eq. 3⌉ by enumerating all sets of ranks.
+// The bound of equation 3, rounded up, by enumerating all sets of ranks.
 inline std::int64_t densest_set(const Holders& holders, std::span<const std::int64_t> load, int num_ranks) {
   std::vector<Tokens> tokens(load.size());
   std::vector<std::uint32_t> bits(load.size());
