@@ -1,7 +1,7 @@
 #pragma once
 
-// All that a program needs to plan a step: read loads and traces, plan, check, measure, write, schedule the copies.
-// docs/users/library.md begins with the shortest such program. What executes plans (foremoe::runtime) is not in here.
+// Headers for programs that plan steps: read loads and traces, plan, check, measure, write, and schedule copies.
+// docs/users/library.md begins with the shortest such program. Excludes foremoe::runtime, which executes plans.
 
 #include "foremoe/core/error.h"
 #include "foremoe/evaluate/evaluate.h"

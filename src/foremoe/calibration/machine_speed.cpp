@@ -25,12 +25,12 @@ constexpr std::size_t kFewBytes = 64;
 constexpr std::chrono::milliseconds kTimeout{60'000};
 
 struct Repetitions {
-  double best = 0;  // seconds, as all
+  double best = 0;  // all in seconds
   double median = 0;
   double mean = 0;
 };
 
-// One rank's part of every measure.
+// One rank's part of every measurement.
 class RankProbe {
  public:
   RankProbe(const SpeedOptions& options, Communicator& communicator, const SharedMemory& shared)
@@ -46,8 +46,8 @@ class RankProbe {
   }
 
  private:
-  // All ranks begin together. How often is agreed beforehand, from a first repetition that warms up, for operations may
-  // be collective.
+  // All ranks begin together. They agree on the number of repetitions, from a first repetition that warms up, because
+  // operations may be collective.
   template <class Operation>
   Repetitions repeat(Operation&& operation) {
     const auto timed = [&] {
@@ -101,7 +101,7 @@ class RankProbe {
     speed.moved_bytes_per_second = 2 * static_cast<double>(bytes) / moved.mean;
   }
 
-  // Equal blocks to every rank but itself.
+  // Exchanges equal blocks with every other rank.
   Repetitions repeat_exchange(std::int64_t block) {
     const int n = communicator_.num_ranks();
     std::vector<std::int64_t> blocks(static_cast<std::size_t>(n), block);
@@ -112,7 +112,7 @@ class RankProbe {
     const AllToAll exchange{
         .send = send.data(), .send_bytes = blocks, .receive = receive.data(), .receive_bytes = blocks};
     const Repetitions exchanged = repeat([&] { communicator_.exchange(exchange); });
-    communicator_.barrier();  // what others still read is not given back
+    communicator_.barrier();  // other ranks may still read these buffers
     return exchanged;
   }
 
@@ -139,7 +139,7 @@ class RankProbe {
     speed.copy_seconds = repeat([&] { copy(kFewBytes); }).median;
   }
 
-  // Touched pages, and numbers that no processor is slow with.
+  // Touches all pages. The values are normal numbers, since some processors are slow with subnormal ones.
   void fill(const Memory& memory) {
     const std::array<float, 16> ones = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     const auto pattern = std::as_bytes(std::span(ones));
@@ -154,7 +154,7 @@ class RankProbe {
   const SharedMemory& shared_;
 };
 
-// Of the ranks; what is the time of one operation is averaged as a time.
+// Averages over ranks: rates as rates, times as times.
 MachineSpeed mean_of(const std::vector<MachineSpeed>& ranks) {
   MachineSpeed mean;
   const auto n = static_cast<double>(ranks.size());
@@ -191,7 +191,7 @@ namespace {
 
 Bytes memory_of_machine() { return Bytes{std::int64_t{sysconf(_SC_PHYS_PAGES)} * std::int64_t{sysconf(_SC_PAGESIZE)}}; }
 
-// Four digits are more than a measurement repeats.
+// Measurements repeat to fewer than four digits.
 void round_numbers(Cluster& cluster) {
   for (double* const number :
        {&cluster.flops_per_second, &cluster.gemm_efficiency, &cluster.attention_efficiency,

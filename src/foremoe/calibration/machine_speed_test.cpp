@@ -15,7 +15,7 @@ MachineSpeed measure(int num_ranks) {
 
 }  // namespace
 
-TEST(MachineSpeed, RanksAsThreadsMeasureEverythingTogether) {
+TEST(MachineSpeed, RanksAsThreadsMeasureAllSpeedsTogether) {
   const MachineSpeed speed = measure(3);
   EXPECT_GT(speed.expert_flops_per_second, 0);
   EXPECT_GE(speed.best_flops_per_second, speed.expert_flops_per_second);
@@ -27,7 +27,7 @@ TEST(MachineSpeed, RanksAsThreadsMeasureEverythingTogether) {
   EXPECT_GT(speed.copy_seconds, 0);
 }
 
-TEST(MachineSpeed, OneRankHasNobodyToExchangeWithThread) {
+TEST(MachineSpeed, OneRankAsAThreadMeasuresNoExchange) {
   const MachineSpeed speed = measure(1);
   EXPECT_EQ(speed.exchange_bytes_per_second, 0);
   EXPECT_EQ(speed.exchange_seconds, 0);

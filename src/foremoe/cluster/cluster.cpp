@@ -21,7 +21,7 @@ std::span<const EmbeddedFile> cluster_presets();  // data/clusters, cmake/EmbedF
 
 namespace {
 
-constexpr std::size_t kMaxFileBytes = 1 << 20;  // hundreds of times what a cluster file needs
+constexpr std::size_t kMaxFileBytes = 1 << 20;  // hundreds of times the size of a cluster file
 
 std::string dotted(std::string_view section, std::string_view key) {
   return section.empty() ? std::string(key) : fmt::format("{}.{}", section, key);
@@ -29,10 +29,10 @@ std::string dotted(std::string_view section, std::string_view key) {
 
 std::string line_of(const toml::node& node) { return fmt::format("line {}", node.source().begin.line); }
 
-// What a terminal might obey.
+// Control characters could be interpreted by a terminal.
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
-// One cluster file, as toml++ has parsed it, made into a Cluster key by key.
+// Converts one parsed cluster file into a Cluster, key by key.
 class ClusterReader {
  public:
   ClusterReader(const toml::table& root, const std::string& file) : root_{root}, file_{file} {}
@@ -44,7 +44,7 @@ class ClusterReader {
     visit_keys(cluster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
       using Member = std::remove_reference_t<decltype(member)>;
       constexpr bool kWhole = !std::is_same_v<Member, double>;
-      const double value = read_number(section, key, range, kWhole);  // whole ones are below 2^53, so exact
+      const double value = read_number(section, key, range, kWhole);  // integers are below 2^53, so exact
       if constexpr (std::is_same_v<Member, Bytes>) {
         member = Bytes{static_cast<std::int64_t>(value)};
       } else {
@@ -96,7 +96,7 @@ class ClusterReader {
     const auto* const real = node.as_floating_point();
     if (integer == nullptr && real == nullptr) throw InputError(where, fmt::format("must be a number, {}", range.unit));
     const double value = integer != nullptr ? static_cast<double>(integer->get()) : real->get();
-    if (!(value >= range.least && value <= range.most)) {  // nan is neither
+    if (!(value >= range.least && value <= range.most)) {  // also rejects nan
       throw InputError(
           where, fmt::format("{:g} is not between {:g} and {:g} ({})", value, range.least, range.most, range.unit));
     }
@@ -104,7 +104,7 @@ class ClusterReader {
     return value;
   }
 
-  // First, so that a misspelt key is told as that and not as the absence of another.
+  // Runs first, so that a misspelt key is reported as unknown, not as missing.
   void expect_known_keys(const Cluster& cluster) {
     known_.insert("name");
     visit_keys(cluster, [&](std::string_view section, std::string_view key, const auto&, const KeyRange&) {
@@ -126,7 +126,7 @@ class ClusterReader {
 
   const toml::table& root_;
   const std::string& file_;
-  std::set<std::string, std::less<>> known_;  // sections and keys that there are
+  std::set<std::string, std::less<>> known_;  // valid sections and keys
 };
 
 bool same_name(std::string_view a, std::string_view b) {
@@ -135,7 +135,7 @@ bool same_name(std::string_view a, std::string_view b) {
   });
 }
 
-// Short where that reads back the same: 9.894e+14, not 989400000000000.0.
+// Uses the short form if it reads back to the same value: 9.894e+14, not 989400000000000.0.
 std::string number(double value) {
   const std::string brief = fmt::format("{:g}", value);
   return std::stod(brief) == value ? brief : fmt::format("{}", value);
@@ -143,7 +143,7 @@ std::string number(double value) {
 std::string number(int value) { return fmt::format("{}", value); }
 std::string number(Bytes value) { return fmt::format("{}", value.value); }
 
-// A basic string of TOML: quotes, backslashes and control characters escaped.
+// A TOML basic string. Escapes quotes, backslashes and control characters.
 std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {

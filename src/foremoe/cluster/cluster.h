@@ -1,8 +1,8 @@
 #pragma once
 
-// A cluster as the cost model sees it: one kind of device, one kind of node. Presets are TOML files,
-// data/clusters/NAME.toml, embedded in the program, each number with its source; `foremoe calibrate` writes one of the
-// machine it runs on.
+// Cluster parameters of the cost model: one type of device and one type of node. Presets are embedded TOML files,
+// data/clusters/NAME.toml, which give a source for each number. `foremoe calibrate` writes such a file for the machine
+// that it runs on.
 
 #include <functional>
 #include <map>
@@ -16,35 +16,35 @@ namespace foremoe {
 
 // One direction of a link.
 struct LinkSpeed {
-  double bytes_per_second = 0;  // > 0; what a large message reaches, not the number on the box
+  double bytes_per_second = 0;  // > 0; measured for large messages, not the nominal speed
   double latency_seconds = 0;   // ≥ 0
 };
 
 struct Cluster {
   std::string name;
-  int ranks_per_node = 8;  // that share the fast interconnect and one host memory
+  int ranks_per_node = 8;  // ranks that share the fast interconnect and one host memory
 
   // The device of one rank.
-  double flops_per_second = 0;         // dense bf16 products, published peak
-  double gemm_efficiency = 0;          // (0, 1], of that peak in a large grouped product
-  double attention_efficiency = 0;     // (0, 1], of that peak in attention
-  double memory_bytes_per_second = 0;  // of its own memory, as a large kernel reaches it
-  Bytes memory;                        // of its own
-  int row_tile = 128;                  // rows of one expert are multiplied in whole tiles of so many
-  double kernel_seconds = 0;           // what every kernel costs besides its work
+  double flops_per_second = 0;         // dense bf16 matrix products, published peak
+  double gemm_efficiency = 0;          // (0, 1], fraction of that peak in a large grouped GEMM
+  double attention_efficiency = 0;     // (0, 1], fraction of that peak in attention
+  double memory_bytes_per_second = 0;  // bandwidth of its own memory, measured with a large kernel
+  Bytes memory;                        // capacity of its own memory
+  int row_tile = 128;                  // a grouped GEMM pads the rows of each expert to a multiple of this
+  double kernel_seconds = 0;           // fixed cost of each kernel
 
-  // The links of one rank; whatever of the rank uses one shares it.
+  // The links of one rank. All transfers of the rank over a link share it.
   LinkSpeed peers;    // to the other ranks of its node
-  LinkSpeed network;  // to other nodes, this rank's share of the node's cards
-  LinkSpeed host;     // to the host's memory
+  LinkSpeed network;  // to other nodes; this rank's share of the node's network cards
+  LinkSpeed host;     // to host memory
 
-  // What ranks of a node share.
-  int ranks_per_switch = 1;                 // that reach the host's memory through one uplink
-  double switch_bytes_per_second = 0;       // of that uplink, one direction
-  double host_memory_bytes_per_second = 0;  // of the node, reads and writes together
+  // Resources that the ranks of a node share.
+  int ranks_per_switch = 1;                 // ranks that share one uplink to host memory
+  double switch_bytes_per_second = 0;       // of that uplink, per direction
+  double host_memory_bytes_per_second = 0;  // of the node, for reads and writes together
 };
 
-// Inclusive; ends that no machine reaches, so that a number in a wrong unit falls outside.
+// Inclusive bounds, wider than the values of any machine, so that values in a wrong unit are rejected.
 struct KeyRange {
   double least = 0;
   double most = 0;
@@ -59,7 +59,7 @@ inline constexpr KeyRange kBandwidthRange{1e6, 1e15, "bytes per second"};
 inline constexpr KeyRange kMemoryRange{1 << 20, 1e15, "bytes"};
 inline constexpr KeyRange kLatencyRange{0, 0.1, "seconds"};
 
-// The keys of a cluster file in the file's order, once for reading and writing: visit(section, key, member, range).
+// Visits the keys of a cluster file in the file's order, for reading and writing: visit(section, key, member, range).
 // `C` is Cluster or const Cluster. Members are int, double or Bytes.
 template <class C, class Visit>
 void visit_keys(C& c, Visit&& visit) {
@@ -83,17 +83,17 @@ void visit_keys(C& c, Visit&& visit) {
   visit("node", "host_memory_bytes_per_second", c.host_memory_bytes_per_second, kBandwidthRange);
 }
 
-// Throw InputError naming file, key, line and what is wrong: unknown or missing keys, wrong types, values out of range.
-// The ranges are wide; what they catch is a wrong unit (25 where 25e9 bytes a second are meant).
+// Throw InputError, with file, key and line, for unknown or missing keys, wrong types and values out of range. The wide
+// ranges detect wrong units (25 instead of 25e9 bytes per second).
 Cluster read_cluster(const std::string& path);
 Cluster parse_cluster(std::string_view text, const std::string& file);  // `file` names the text in errors
 
-// The same cluster when read again. A note, by key ("host.bytes_per_second"), becomes the comment beside its number.
+// Reading the text gives the same cluster. A note, by key ("host.bytes_per_second"), becomes the comment of its number.
 using ClusterNotes = std::map<std::string, std::string, std::less<>>;
 std::string to_toml(const Cluster& cluster, const ClusterNotes& notes = {});
 
-std::vector<std::string> cluster_names();  // of the presets
-// A preset by name, whatever the case; else a TOML file by that path. Throws InputError that lists the presets.
+std::vector<std::string> cluster_names();  // names of the presets
+// Returns a preset by name, ignoring case, or else reads that TOML file. Throws InputError that lists the presets.
 Cluster find_cluster(std::string_view name_or_path);
 
 }  // namespace foremoe

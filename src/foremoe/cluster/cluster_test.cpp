@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// The text of a preset, one line of it replaced.
+// The text of a preset with one line replaced.
 std::string h100_with(const std::string& key, const std::string& line) {
   std::string text = to_toml(find_cluster("h100"));
   const std::size_t at = text.find("\n" + key + " ");
@@ -33,13 +33,13 @@ std::string error_of(const std::string& text) {
 
 }  // namespace
 
-TEST(Cluster, PresetsAreFoundByNameWhateverTheCase) {
+TEST(Cluster, FindsPresetsByNameIgnoringCase) {
   EXPECT_THAT(cluster_names(), testing::ElementsAre("a100", "gb200", "h100", "h20", "h200"));
   for (const std::string& name : cluster_names()) EXPECT_EQ(find_cluster(name).name, name);
   EXPECT_EQ(find_cluster("H100").name, "h100");
 }
 
-TEST(Cluster, AnUnknownNameIsToldThePresets) {
+TEST(Cluster, AnUnknownNameIsAnErrorThatListsThePresets) {
   try {
     find_cluster("b300");
     FAIL();
@@ -48,7 +48,7 @@ TEST(Cluster, AnUnknownNameIsToldThePresets) {
   }
 }
 
-TEST(Cluster, IsTheSameWrittenAndReadAgain) {
+TEST(Cluster, SurvivesWritingAndReading) {
   for (const std::string& name : cluster_names()) {
     const std::string text = to_toml(find_cluster(name));
     EXPECT_EQ(to_toml(parse_cluster(text, "again")), text);
@@ -61,14 +61,14 @@ TEST(Cluster, IsTheSameWrittenAndReadAgain) {
   EXPECT_EQ(again.kernel_seconds, odd.kernel_seconds);
 }
 
-// What is known of every preset from its datasheet: GPUs of a later generation are no slower anywhere.
-TEST(Cluster, PresetsStandInTheOrderOfTheirDatasheets) {
+// Relations between presets that follow from the datasheets.
+TEST(Cluster, PresetsAreOrderedAsInTheirDatasheets) {
   const Cluster a100 = find_cluster("a100");
   const Cluster h20 = find_cluster("h20");
   const Cluster h100 = find_cluster("h100");
   const Cluster h200 = find_cluster("h200");
   const Cluster gb200 = find_cluster("gb200");
-  EXPECT_LT(h20.flops_per_second, a100.flops_per_second);  // why the H20 may be exported
+  EXPECT_LT(h20.flops_per_second, a100.flops_per_second);  // below the limit of export controls
   EXPECT_LT(a100.flops_per_second, h100.flops_per_second);
   EXPECT_EQ(h100.flops_per_second, h200.flops_per_second);
   EXPECT_LT(h200.flops_per_second, gb200.flops_per_second);
@@ -84,7 +84,7 @@ TEST(Cluster, PresetsStandInTheOrderOfTheirDatasheets) {
   }
 }
 
-TEST(Cluster, AWrongUnitIsNamedWithItsKeyAndLine) {
+TEST(Cluster, ErrorsNameKeyAndLineOfAWrongUnit) {
   EXPECT_EQ(error_of(h100_with("memory_bytes_per_second", "memory_bytes_per_second = 3350")),
             "some.toml: device.memory_bytes_per_second line 8: 3350 is not between 1e+06 and 1e+15 "
             "(bytes per second)");
@@ -99,7 +99,7 @@ TEST(Cluster, AWrongUnitIsNamedWithItsKeyAndLine) {
   EXPECT_THAT(error_of(h100_with("ranks_per_node", "ranks_per_node = 0")), HasSubstr("0 is not between 1 and"));
 }
 
-TEST(Cluster, AMissingOrUnknownKeyIsNamed) {
+TEST(Cluster, ErrorsNameMissingAndUnknownKeys) {
   EXPECT_EQ(error_of(h100_with("row_tile", "")), "some.toml: device.row_tile: is missing");
   EXPECT_EQ(error_of(h100_with("row_tile", "row_tiles = 128")),
             "some.toml: device.row_tiles line 10: is no key of a cluster file");
@@ -116,17 +116,17 @@ TEST(Cluster, AMissingOrUnknownKeyIsNamed) {
   EXPECT_THAT(error_of(to_toml(find_cluster("h100")) + "[racks]\n"), HasSubstr("racks"));
 }
 
-TEST(Cluster, TextThatIsNoTomlIsNamedWithItsLine) {
+TEST(Cluster, ErrorsNameTheLineThatIsNotToml) {
   EXPECT_THAT(error_of("name = \"x\"\nranks_per_node = = 8\n"), HasSubstr("some.toml line 2: is not TOML: "));
   EXPECT_THAT(error_of("name = \"x\"\nname = \"y\"\n"), HasSubstr("some.toml line 2: is not TOML: "));
 }
 
-TEST(Cluster, ASwitchHasNoMoreRanksThanItsNode) {
+TEST(Cluster, RejectsMoreRanksPerSwitchThanPerNode) {
   EXPECT_THAT(error_of(h100_with("ranks_per_switch", "ranks_per_switch = 16")),
               HasSubstr("node.ranks_per_switch: 16 is more than the 8 ranks of a node"));
 }
 
-TEST(Cluster, AFolderOrAFileThatIsNotThereIsNoCluster) {
+TEST(Cluster, RejectsAFolderAndAMissingFile) {
   EXPECT_THROW(read_cluster("."), InputError);
   EXPECT_THROW(read_cluster("no/such/file.toml"), InputError);
 }

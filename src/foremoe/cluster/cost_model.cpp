@@ -10,19 +10,19 @@
 namespace foremoe {
 namespace {
 
-constexpr double kAttentionBackward = 2.5;  // five products of the size of forward's two
+constexpr double kAttentionBackward = 2.5;  // five GEMMs of the size of the forward's two
 constexpr double kScoreBytes = 4;           // the router's scores are float32
-constexpr std::int64_t kBytesPerCount = 4;  // of an expert's tokens, as ranks tell each other
+constexpr std::int64_t kBytesPerCount = 4;  // token count of one expert in gather_loads()
 
-// How often a row of `hidden` elements is read or written between the products of a layer: two norms read and write
-// it, two additions of the residual read two and write one.
+// Reads and writes of a row of `hidden` elements between the GEMMs of a layer: two norms read and write it; two
+// residual additions read two rows and write one.
 constexpr double kResidualPasses = 2 * 2 + 2 * 3;
 
 constexpr int kDenseKernels = 7;         // two norms, query-key-value, attention, output, router, top-k
 constexpr int kFeedForwardKernels = 3;   // gate-up, activation, down
-constexpr int kExpertKernels = 5;        // and rows sorted by expert, and back
-constexpr double kActivationPasses = 3;  // of the intermediate width: gate and up read, their product written
-constexpr double kSortPasses = 4;        // of the hidden width: read and written, before and after
+constexpr int kExpertKernels = 5;        // including sorting rows by expert, and back
+constexpr double kActivationPasses = 3;  // over the intermediate width: read gate and up, write their product
+constexpr double kSortPasses = 4;        // over the hidden width: read and write, before and after
 
 void expect_positive(const ModelShape& model, const char* field, std::int64_t value) {
   if (value > 0) return;
@@ -80,7 +80,7 @@ double CostModel::seconds(const Product& product, Pass direction) const {
   const double weights = product.parameters * options_.bytes_per_parameter;
   const double forward = roofline(product.flops, weights + product.row_bytes);
   if (direction == Pass::kForward) return forward;
-  // Rows' gradients read the weights, weights' gradients are added to what is there; both read and write rows.
+  // Both gradients read and write rows. Rows' gradients read the weights; weights' gradients are accumulated.
   const double gradients = product.parameters * 2 * options_.bytes_per_gradient;
   const double backward = roofline(product.backward_flops * product.flops, weights + gradients + 2 * product.row_bytes);
   return backward + (anew(product.of_experts) ? forward : 0);
@@ -198,7 +198,7 @@ double CostModel::gather_loads(const Topology& topology, std::int64_t layers) co
 
 double CostModel::optimizer(int num_experts) const {
   if (num_experts == 0) return 0;
-  // Gradients are read, the state is read and written, the weights are written.
+  // Reads gradients, reads and writes the state, writes weights.
   const double bytes_per_parameter =
       options_.bytes_per_gradient + 2.0 * options_.optimizer_bytes_per_parameter + options_.bytes_per_parameter;
   const double parameters = as_double(model_.expert_parameters()) * num_experts / options_.optimizer_shards;
@@ -213,8 +213,8 @@ Bytes CostModel::row() const { return Bytes{std::int64_t{model_.hidden} * option
 
 Bytes CostModel::activations_per_token() const {
   if (options_.recompute_activations) return row();
-  // Layer input, two norms' results, the sum between them; queries, keys, values, result; router's scores; of shared
-  // experts gate, up and their product.
+  // Layer input, results of two norms, the sum between them; queries, keys, values and result; router scores; gate, up
+  // and their product of shared experts.
   const std::int64_t elements = std::int64_t{4} * model_.hidden + model_.attention.token_width() +
                                 std::int64_t{3} * model_.shared_experts * model_.intermediate;
   return Bytes{elements * options_.bytes_per_parameter + static_cast<std::int64_t>(kScoreBytes) * model_.experts};
@@ -227,8 +227,8 @@ Bytes CostModel::activations_per_row() const {
 }
 
 Bytes CostModel::working_memory_per_row(Pass direction) const {
-  // The row as received and as returned; gate, up and their product. In a backward the gradient of each, and of what
-  // was not kept the thing itself.
+  // Forward: the row as received and as returned; gate, up and their product. Backward: the gradients of these, and
+  // those activations that were not kept.
   const Bytes all = row() + row() + inside_experts_per_row();
   if (direction == Pass::kForward || !anew(/*of_experts=*/true)) return all;
   return all + (options_.recompute_activations ? all : inside_experts_per_row());
@@ -250,12 +250,12 @@ Bytes CostModel::rank_state(int num_experts_per_layer, int num_ranks) const {
 }
 
 CostModel::HiddenCopies CostModel::hidden_copies(Tokens tokens_per_rank) const {
-  // One replica with all rows: no placement computes the same rows in less time, so what is hidden here is always.
+  // One replica with all rows. No placement computes these rows in less time, so these copies are always hidden.
   const Tokens assignments{tokens_per_rank.value * model_.top_k};
   const double window = dense(tokens_per_rank, Pass::kForward) + experts({&assignments, 1}, Pass::kForward);
   const auto copies = [&](const LinkSpeed& link, double bytes_per_second) {
     const double bytes = (window - link.latency_seconds) * bytes_per_second;
-    constexpr double kMost = 1 << 20;  // far more than experts there are
+    constexpr double kMost = 1 << 20;  // far more than the number of experts
     return static_cast<int>(std::clamp(bytes / as_double(expert_weights().value), 0.0, kMost));
   };
   const double host =

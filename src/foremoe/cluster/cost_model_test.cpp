@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kMicro = 1e-6;
 
-// Numbers that are easily multiplied by hand: 0.5 TFLOP/s reached in products, 0.25 in attention, 100 GB/s.
+// Numbers for hand calculation: 0.5 TFLOP/s reached in GEMMs, 0.25 in attention, 100 GB/s.
 Cluster round_cluster() {
   return {.name = "round",
           .ranks_per_node = 4,
@@ -62,7 +62,7 @@ double experts(const CostModel& cost, const std::vector<int>& loads, Pass direct
 
 constexpr std::array kBoth = {Pass::kForward, Pass::kBackward};
 
-// Every cost in seconds, of a rank with so many tokens.
+// Every cost in seconds for a rank with this number of tokens.
 std::vector<std::pair<std::string, double>> all_seconds(const CostModel& cost, int tokens) {
   std::vector<std::pair<std::string, double>> seconds;
   for (const Pass direction : kBoth) {
@@ -79,17 +79,17 @@ std::vector<std::pair<std::string, double>> all_seconds(const CostModel& cost, i
 
 }  // namespace
 
-// 20 rows are two tiles of 16: 32 rows · 2 · 6144 FLOPs = 393216, at 0.5 TFLOP/s 0.786432 µs; weights of 12288 bytes
-// and rows of 20 · 2 · (2 · 64 + 3 · 32) bytes take less, 0.21 µs. Besides, rows are moved for sorting and activation:
-// 20 · 2 · (4 · 64 + 3 · 32) = 14080 bytes at 100 GB/s are 0.1408 µs; and five kernels.
-TEST(CostModel, ExpertsBoundByComputeTakeTheirTiles) {
+// 20 rows are two tiles of 16: 32 rows · 2 · 6144 FLOPs = 393216, at 0.5 TFLOP/s 0.786432 µs. Weights of 12288 bytes
+// and rows of 20 · 2 · (2 · 64 + 3 · 32) bytes take less, 0.21 µs. Sorting and activation move another 20 · 2 · (4 · 64
+// + 3 · 32) = 14080 bytes, at 100 GB/s 0.1408 µs, in five kernels.
+TEST(CostModel, ComputeBoundExpertsTakeTheTimeOfTheirTiles) {
   EXPECT_NEAR(experts(small(), {20}), (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
   EXPECT_NEAR(experts(small(), {32}) - experts(small(), {20}), 12 * 2 * 352 / 1e11, 1e-15) << "no more tiles";
   EXPECT_NEAR(experts(small(), {33}) - experts(small(), {32}), 0.393216 * kMicro + 2 * 352 / 1e11, 1e-15);
 }
 
-// At a hundredth of the memory bandwidth, 1 GB/s, the same 12288 + 8960 bytes take 21.248 µs, more than the products.
-TEST(CostModel, ExpertsBoundByMemoryTakeTheirBytes) {
+// At a hundredth of the memory bandwidth, 1 GB/s, the same 12288 + 8960 bytes take 21.248 µs, more than the GEMMs.
+TEST(CostModel, MemoryBoundExpertsTakeTheTimeOfTheirBytes) {
   Cluster cluster = round_cluster();
   cluster.memory_bytes_per_second = 1e9;
   const CostModel cost(cluster, small_model());
@@ -98,22 +98,22 @@ TEST(CostModel, ExpertsBoundByMemoryTakeTheirBytes) {
   EXPECT_NEAR(experts(cost, {10, 10}), (33.536 + 14.08 + 5) * kMicro, 1e-15);
 }
 
-// There a backward reads weights, 12288 bytes, reads and writes their float32 gradients, 2 · 4 · 6144, and reads and
-// writes rows twice as often, 2 · 8960: 79360 bytes. Before it the forward, and three times what moves rows.
+// At 1 GB/s a backward reads weights (12288 bytes), reads and writes their float32 gradients (2 · 4 · 6144), and reads
+// and writes rows twice as often (2 · 8960): 79360 bytes. The forward runs before it. Moving rows runs three times.
 TEST(CostModel, ABackwardBoundByMemoryReadsAndWritesGradients) {
   Cluster cluster = round_cluster();
   cluster.memory_bytes_per_second = 1e9;
   EXPECT_NEAR(experts({cluster, small_model()}, {20}, Pass::kBackward), (21.248 + 79.36 + 3 * 19.08) * kMicro, 1e-15);
 }
 
-// Forward again, then twice its FLOPs; what moves rows runs three times.
-TEST(CostModel, ABackwardMultipliesTwiceThreeTimesWhereActivationsAreComputedAnew) {
+// The forward again, then twice its FLOPs. Moving rows runs three times.
+TEST(CostModel, ABackwardHasTwiceTheFlopsOrThriceWithRecomputation) {
   EXPECT_NEAR(experts(small(), {20}, Pass::kBackward), 3 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
   EXPECT_NEAR(experts(small({.recompute_activations = false}), {20}, Pass::kBackward),
               2 * (0.786432 + 0.1408 + 5) * kMicro, 1e-15);
 }
 
-// FineMoE, C.1: all of experts() once more, nothing else, and no exchange. Rows as received and as returned are kept,
+// FineMoE, C.1: repeats all of experts(), nothing else, and no exchange. Keeps rows as received and as returned, but
 // not gate, up and their product.
 TEST(CostModel, ExpertsAloneAreComputedAnewWhereTheRestIsKept) {
   const CostModel kept = small({.recompute_activations = false});
@@ -129,14 +129,14 @@ TEST(CostModel, ExpertsAloneAreComputedAnewWhereTheRestIsKept) {
   EXPECT_THROW((void)small({.recompute_experts = true}), InputError);
 }
 
-// 64 values of 2 bytes, read and written, and a kernel.
-TEST(CostModel, SortingIsAPartOfTheExpertsTime) {
+// Reads and writes 64 values of 2 bytes per row, in one kernel.
+TEST(CostModel, SortingIsPartOfTheExpertsTime) {
   EXPECT_NEAR(small().sort(Tokens{20}), (20 * 64 * 2 * 2 / 1e5 + 1) * kMicro, 1e-15);
   EXPECT_EQ(small().sort(Tokens{0}), 0);
 }
 
-// Counts of 8 experts in 4 bytes from every other rank: over links to peers in a node of 4, over the network beyond it.
-TEST(CostModel, LoadsAreGatheredFromAllRanksInOneMessage) {
+// Counts of 8 experts, 4 bytes each, from every other rank: over peer links within a node of 4, else over the network.
+TEST(CostModel, GathersLoadsOfAllRanksInOneMessage) {
   const auto gathered = [](int ranks, std::int64_t layers) {
     return small().gather_loads({.num_ranks = ranks, .ranks_per_node = 4}, layers);
   };
@@ -146,7 +146,7 @@ TEST(CostModel, LoadsAreGatheredFromAllRanksInOneMessage) {
   EXPECT_EQ(gathered(1, 1), 0);
 }
 
-TEST(CostModel, WithoutRowsNothingRuns) {
+TEST(CostModel, CostsNothingWithoutRows) {
   EXPECT_EQ(experts(small(), {}), 0);
   EXPECT_EQ(experts(small(), {0, 0}), 0);
   EXPECT_EQ(small().dense(Tokens{0}, Pass::kBackward), 0);
@@ -155,30 +155,29 @@ TEST(CostModel, WithoutRowsNothingRuns) {
   EXPECT_EQ(small().optimizer(0), 0);
 }
 
-// 100 tokens, each attending to 25 others in the mean, in µs:
+// 100 tokens, each attending to 25 others on average, in µs:
 //   projections  64·64 + 64·2·32 + 64·64 = 12288 parameters; 2 · 12288 · 100 FLOPs at 0.5 TFLOP/s            4.9152
 //   attention    2 · 4 heads · (16 + 16) · 25 = 6400 FLOPs per token at 0.25 TFLOP/s                        2.56
 //   residual     10 passes over 100 · 64 · 2 bytes, 7 kernels                                               1.28 + 7
 //   router       2 · 64 · 8 · 100 FLOPs                                                                     0.2048
-//   shared       2 · 6144 · 100 FLOPs; 3 passes over 100 · 32 · 2 bytes, 3 kernels                          2.4576 +
-//   0.192 + 3
-// backward: products three times, attention 1 + 2.5 times, moving three times.
-TEST(CostModel, DenseIsItsProductsAttentionAndPasses) {
+//   shared       2 · 6144 · 100 FLOPs; 3 passes over 100 · 32 · 2 bytes, 3 kernels                   2.4576 + 0.192 + 3
+// Backward: GEMMs three times, attention 1 + 2.5 times, moving three times.
+TEST(CostModel, DenseTimeIsTheSumOfGemmsAttentionAndPasses) {
   const double products = 4.9152 + 0.2048 + 2.4576;
   const double moving = 1.28 + 7 + 0.192 + 3;
   EXPECT_NEAR(small().dense(Tokens{100}, Pass::kForward), (products + 2.56 + moving) * kMicro, 1e-15);
   EXPECT_NEAR(small().dense(Tokens{100}, Pass::kBackward), (3 * products + 3.5 * 2.56 + 3 * moving) * kMicro, 1e-15);
 }
 
-// The dense layer: attention as above without router and shared expert; 3 · 64 · 128 = 24576 parameters, so
-// 2 · 24576 · 100 FLOPs 9.8304 µs, 3 passes over 100 · 128 · 2 bytes 0.768 µs, 3 kernels. The head: 64 · 100
-// parameters, 2 · 6400 · 100 FLOPs 2.56 µs, one kernel.
-TEST(CostModel, OtherLayersAreDenseOnesAndTheHead) {
+// The dense layer has attention as above, but no router or shared expert. 3 · 64 · 128 = 24576 parameters: 2 · 24576 ·
+// 100 FLOPs take 9.8304 µs, 3 passes over 100 · 128 · 2 bytes 0.768 µs, in 3 kernels. The head has 64 · 100 parameters:
+// 2 · 6400 · 100 FLOPs take 2.56 µs, in one kernel.
+TEST(CostModel, OtherLayersAreTheDenseLayersAndTheHead) {
   const double layer = 4.9152 + 2.56 + 1.28 + 7 + 9.8304 + 0.768 + 3;
   EXPECT_NEAR(small().other_layers(Tokens{100}, Pass::kForward), (layer + 2.56 + 1) * kMicro, 1e-15);
 }
 
-// A row is 64 · 2 = 128 bytes. To peers 30 rows at 10 GB/s, 0.384 µs, + 2; to other nodes 7 rows at 1 GB/s, 0.896 + 5.
+// A row has 64 · 2 = 128 bytes. To peers 30 rows at 10 GB/s: 0.384 + 2 µs. To nodes 7 rows at 1 GB/s: 0.896 + 5 µs.
 TEST(CostModel, AnExchangeTakesTheBusiestDirectionOfALink) {
   const CostModel cost = small();
   EXPECT_EQ(cost.row(), Bytes{128});
@@ -187,16 +186,16 @@ TEST(CostModel, AnExchangeTakesTheBusiestDirectionOfALink) {
               1e-15);
 }
 
-// Of each parameter 4 bytes of gradient, 12 of state read and written, 2 of weights: 30. 3 · 6144 parameters.
+// Per parameter: 4 bytes of gradient, 12 of state read and written, 2 of weights: 30. 3 · 6144 parameters.
 TEST(CostModel, TheOptimizerReadsAndWritesItsState) {
   EXPECT_NEAR(small().optimizer(3), 3 * 6144 * 30 / 1e11 + 1e-6, 1e-15);
   EXPECT_NEAR(small({.optimizer_shards = 4}).optimizer(4), 6144 * 30 / 1e11 + 1e-6, 1e-15);
 }
 
-// Four experts in each of two layers: 49152 parameters. Besides them: three layers of attention (36864), two routers
-// (1024), two shared experts (12288), one dense block (24576), embedding and head (12800): 87552. Weights and gradients
-// of all are 6 bytes, the optimizer 12, of experts by 2 shards, of the rest by 4 ranks.
-TEST(CostModel, ARankHoldsItsExpertsAndAllThatIsNone) {
+// Four experts in each of two layers have 49152 parameters. The rest has 87552: three layers of attention (36864), two
+// routers (1024), two shared experts (12288), one dense block (24576), embedding and head (12800). Weights and
+// gradients take 6 bytes per parameter, the optimizer 12: over 2 shards for experts, over 4 ranks for the rest.
+TEST(CostModel, ARankStoresItsExpertsAndAllOtherParameters) {
   EXPECT_EQ(small_model().parameters_besides_experts(), 87552);
   EXPECT_EQ(small({.optimizer_shards = 2}).rank_state(4, 4),
             Bytes{(49152 + 87552) * 6 + 49152 * 12 / 2 + 87552 * 12 / 4});
@@ -215,10 +214,10 @@ TEST(CostModel, KeptActivationsAndWorkingMemoryAddUpToTheSameRows) {
   EXPECT_EQ(kept.activations_per_token(), Bytes{(256 + 192 + 96) * 2 + 32});
 }
 
-// 100 tokens: dense 21.6096 µs; experts 200 rows, 13 tiles: 208 · 2 · 6144 FLOPs 5.111808, 200 · 2 · 352 bytes 1.408, 5
-// kernels; together 33.129408. A copy is 12288 bytes. From peers (33.129408 − 2) µs · 10 GB/s = 311294 bytes: 25.
-// From the host min(4, 6 ÷ 2, 20 ÷ 4) = 3 GB/s for 30.129408 µs = 90388 bytes: 7.
-TEST(CostModel, WhatALayerHidesIsWhatItsLinksCarryMeanwhile) {
+// 100 tokens: dense 21.6096 µs. Experts have 200 rows in 13 tiles: 208 · 2 · 6144 FLOPs 5.111808, 200 · 2 · 352 bytes
+// 1.408, 5 kernels; together 33.129408. A copy has 12288 bytes. Peers: (33.129408 − 2) µs · 10 GB/s = 311294 bytes, 25
+// copies. Host: min(4, 6 ÷ 2, 20 ÷ 4) = 3 GB/s for 30.129408 µs = 90388 bytes, 7 copies.
+TEST(CostModel, HiddenCopiesAreThoseThatLinksTransferDuringALayer) {
   const auto hidden = small().hidden_copies(Tokens{100});
   EXPECT_EQ(hidden.from_peers, 25);
   EXPECT_EQ(hidden.from_host, 7);
@@ -250,7 +249,7 @@ TEST(CostModel, AFasterClusterIsNeverSlower) {
   visit_keys(faster, [&](std::string_view section, std::string_view key, auto& member, const KeyRange& range) {
     if constexpr (std::is_same_v<std::remove_reference_t<decltype(member)>, double>) {
       const double was = member;
-      member = range.least == 0 ? was / 2 : was * 1.5;  // a latency, or a rate
+      member = range.least == 0 ? was / 2 : was * 1.5;  // a latency or a rate
       for (const int tokens : {1, 7, 100, 3000}) {
         const auto slow = all_seconds(small(), tokens);
         const auto fast = all_seconds({faster, small_model(), {.sequence_tokens = 50}}, tokens);
@@ -261,7 +260,7 @@ TEST(CostModel, AFasterClusterIsNeverSlower) {
       }
       const auto few = small().hidden_copies(Tokens{5000});
       const auto many = CostModel(faster, small_model(), {.sequence_tokens = 50}).hidden_copies(Tokens{5000});
-      if (section != "device") {  // a faster device hides fewer
+      if (section != "device") {  // a faster device hides fewer copies
         EXPECT_GE(many.from_host, few.from_host) << section << "." << key;
         EXPECT_GE(many.from_peers, few.from_peers) << section << "." << key;
       }
@@ -287,25 +286,25 @@ TEST(CostModel, SmallReplicasAreNeverCheaperThanAWholeOne) {
       EXPECT_GE(apart, together * (1 - 1e-12)) << "on ranks of their own";
     }
   }
-  // Splitting is not free: 64 replicas of 8 rows multiply 64 tiles where one replica of 512 rows multiplies 4.
+  // Splitting is not free: 64 replicas of 8 rows use 64 tiles where one replica of 512 rows uses 4.
   EXPECT_GT(experts(large, std::vector<int>(64, 8)), 4 * experts(large, {512}));
 }
 
-// Published: of Qwen3-30B-A3B 3.3 billion parameters are active, so a forward multiplies about 6.6 GFLOPs per token
-// besides attention's scores. On an H100 at the preset's efficiency that bounds a layer's time from below.
+// Qwen3-30B-A3B has 3.3 billion active parameters (published), so a forward needs about 6.6 GFLOPs per token besides
+// attention scores. At the preset's efficiency, this bounds a layer's time on an H100 from below.
 TEST(CostModel, ALayerOfQwen3TakesItsActiveParametersOnAnH100) {
   const ModelShape model = *find_model_shape("Qwen3-30B-A3B");
   const CostModel cost(find_cluster("h100"), model);
   const int tokens = 8192;
   const double layer = cost.dense(Tokens{tokens}, Pass::kForward) +
-                       experts(cost, std::vector<int>(16, tokens * 8 / 16));  // a rank of eight, balanced
+                       experts(cost, std::vector<int>(16, tokens * 8 / 16));  // one of eight ranks, balanced
   const double active = 2 * (3.3e9 - 2 * 151936 * 2048.0) / 48 * tokens;
   const double bound = active / (989.4e12 * 0.65);
   EXPECT_GT(layer, bound);
   EXPECT_LT(layer, 4 * bound);
 }
 
-TEST(CostModel, AModelThatLacksAFieldIsNamedWithIt) {
+TEST(CostModel, ErrorsNameTheModelAndItsMissingField) {
   const auto error_of = [](const std::function<void(ModelShape&)>& spoil) -> std::string {
     ModelShape model = small_model();
     spoil(model);

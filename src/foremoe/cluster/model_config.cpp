@@ -19,20 +19,20 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxConfigBytes = 1 << 20;
-constexpr std::int64_t kMost = 1 << 24;  // of any count or width
+constexpr std::int64_t kMost = 1 << 24;  // upper bound of every count and width
 
-// How a family of models tells which of its layers have experts.
+// How a family of models specifies its MoE layers.
 enum class MoeLayers : std::uint8_t {
   kAll,
-  kAfterFirst,  // those after first_k_dense_replace dense ones
-  kSparseStep,  // every decoder_sparse_step-th, save mlp_only_layers
-  kInterleaved  // moe_layers lists them; else every interleave_moe_layer_step-th
+  kAfterFirst,  // after the first first_k_dense_replace layers, which are dense
+  kSparseStep,  // every decoder_sparse_step-th, except mlp_only_layers
+  kInterleaved  // listed in moe_layers, or else every interleave_moe_layer_step-th
 };
 
 struct Family {
   std::string_view model_type;
   const char* experts;             // key of the number of routed experts
-  const char* intermediate;        // key of the width inside one of them
+  const char* intermediate;        // key of the width inside one routed expert
   const char* dense_intermediate;  // key of the width inside a dense layer's feed-forward block
   MoeLayers moe_layers;
 };
@@ -52,14 +52,14 @@ constexpr auto kFamilies = std::to_array<Family>({
     {"llama4_text", "num_local_experts", "intermediate_size", "intermediate_size_mlp", MoeLayers::kInterleaved},
 });
 
-// Any of them says that a model has experts.
+// Keys that indicate a model with experts.
 constexpr std::array kExpertKeys{"num_experts",     "num_local_experts", "n_routed_experts",
                                  "moe_num_experts", "num_moe_experts",   "moe_intermediate_size"};
 
-// Keys that change how many layers have experts, or what attention they have, with the families that may have them.
+// Keys that change the number of MoE layers or the type of attention, with the families that may have them.
 struct LayerKey {
   const char* key;
-  MoeLayers understood_by = MoeLayers::kAll;  // kAll: by none
+  MoeLayers understood_by = MoeLayers::kAll;  // kAll: no family
 };
 constexpr auto kLayerKeys = std::to_array<LayerKey>({
     {"interleave_moe_layer_step", MoeLayers::kInterleaved},
@@ -108,7 +108,7 @@ class ConfigReader {
     throw InputError({.file = file_, .field = std::string(key)}, what);
   }
 
-  // Null where the key is missing or null.
+  // Null if the key is missing or null.
   const json* find(const char* key) const {
     const auto found = config_.find(key);
     return found == config_.end() || found->is_null() ? nullptr : &*found;
@@ -128,7 +128,7 @@ class ConfigReader {
     fail("model_type", fmt::format("'{}' is not understood; known are {}", name, fmt::join(known, ", ")));
   }
 
-  // Of the first key that is there and not null; 0 where none is.
+  // Returns the value of the first key that is present and not null; 0 if there is none.
   int optional(std::initializer_list<const char*> keys, std::int64_t least = 0) const {
     for (const char* const key : keys) {
       const json* const found = find(key);
@@ -147,7 +147,7 @@ class ConfigReader {
     return value;
   }
 
-  // Under whatever keys: those that are there agree.
+  // Number of experts, under any of these keys. All keys that are present must agree.
   int experts() const {
     const std::initializer_list<const char*> keys{family_.experts, "num_experts", "num_local_experts",
                                                   "n_routed_experts"};
@@ -170,14 +170,14 @@ class ConfigReader {
     if (optional({"moe_layer_freq"}) > 1) fail("moe_layer_freq", "above 1 is not understood");
     const json* const types = find("layer_types");
     if (types == nullptr) return;
-    const bool chunks = family_.moe_layers == MoeLayers::kInterleaved;  // of 8,192 tokens, longer than sequences here
+    const bool chunks = family_.moe_layers == MoeLayers::kInterleaved;  // of 8,192 tokens; modelled sequences are short
     for (const json& type : *types) {
       if (type == "full_attention" || (chunks && type == "chunked_attention")) continue;
       fail("layer_types", fmt::format("{} is not understood; expected \"full_attention\"", type.dump()));
     }
   }
 
-  // How many different layers of [0, layers) a list names.
+  // Number of distinct layers of [0, layers) in a list.
   int num_listed(const char* key, int layers) const {
     const json& list = *find(key);
     if (!list.is_array()) fail(key, "must be a list of layers");
@@ -212,7 +212,7 @@ class ConfigReader {
 
   void read_groups(ModelShape& shape) const {
     const json* const method = find("topk_method");
-    if (method != nullptr && *method == "greedy") return;  // of all experts, whatever the other keys say
+    if (method != nullptr && *method == "greedy") return;  // chooses among all experts, regardless of the other keys
     const int count = optional({"n_group"}, 1);
     const int per_token = optional({"topk_group"}, 1);
     if (count <= 1) return;
@@ -227,7 +227,7 @@ class ConfigReader {
 
   void read_shared_experts(ModelShape& shape) const {
     if (family_.moe_layers == MoeLayers::kInterleaved) {
-      shape.shared_experts = 1;  // Llama 4 has one in every MoE layer, without a key
+      shape.shared_experts = 1;  // Llama 4 has one in every MoE layer, without a key for it
       return;
     }
     shape.shared_experts = optional({"n_shared_experts"});
@@ -279,7 +279,7 @@ std::string name_of(const std::string& path) {
 }  // namespace
 
 ModelShape parse_model_config(std::string_view text, const std::string& file) {
-  std::vector<std::set<std::string>> keys;  // of the objects that are being read, outermost first
+  std::vector<std::set<std::string>> keys;  // of the objects being parsed, outermost first
   const auto refuse_repeated_keys = [&](int, json::parse_event_t event, json& value) {
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// What of the config.json of three families counts, as published on huggingface.co.
+// The relevant keys of the config.json of three families, as published on huggingface.co.
 json qwen3() {
   return {{"hidden_size", 2048},       {"num_hidden_layers", 48},      {"num_experts", 128},
           {"num_experts_per_tok", 8},  {"moe_intermediate_size", 768}, {"intermediate_size", 6144},
@@ -52,7 +52,7 @@ json mixtral() {
           {"model_type", "mixtral"}};
 }
 
-// Llama-4-Maverick's; Scout has 16 experts in every layer.
+// Llama-4-Maverick's config. Scout has 16 experts in every layer.
 json llama4() {
   return {{"model_type", "llama4_text"},
           {"hidden_size", 5120},
@@ -106,7 +106,7 @@ TEST(ModelConfig, ReadsThePresetsFromTheirOwnFiles) {
   expect_same(parse_model_config(json{{"text_config", qwen3()}}.dump(), "x"), *find_model_shape("Qwen3-30B-A3B"));
 }
 
-TEST(ModelConfig, CountsTheLayersThatHaveExperts) {
+TEST(ModelConfig, CountsTheMoeLayers) {
   const auto shape = [](const json& config) { return parse_model_config(config.dump(), "x"); };
   json maverick = llama4();
   EXPECT_EQ(shape(maverick).moe_layers, 24);
@@ -120,7 +120,7 @@ TEST(ModelConfig, CountsTheLayersThatHaveExperts) {
   scout["interleave_moe_layer_step"] = 1;
   scout["num_local_experts"] = 16;
   EXPECT_EQ(shape(scout).moe_layers, 48);
-  EXPECT_NEAR(static_cast<double>(shape(scout).parameters()) * 1e-9, 108, 1);  // 109 with what sees pictures
+  EXPECT_NEAR(static_cast<double>(shape(scout).parameters()) * 1e-9, 108, 1);  // 109 with the vision encoder
 
   json qwen = qwen3();
   qwen["mlp_only_layers"] = {0, 5, 5};
@@ -134,7 +134,7 @@ TEST(ModelConfig, CountsTheLayersThatHaveExperts) {
   EXPECT_THAT(error_of(qwen), testing::HasSubstr("mlp_only_layers: 48 is not a layer from 0 to 47"));
 }
 
-TEST(ModelConfig, GroupsOfExpertsAreThoseThatARouterChoosesFrom) {
+TEST(ModelConfig, ReadsTheGroupsThatTheRouterChoosesFrom) {
   const auto groups_with = [](const char* key, const json& value) {
     json config = deepseek_v3();
     config[key] = value;
@@ -153,7 +153,7 @@ TEST(ModelConfig, GroupsOfExpertsAreThoseThatARouterChoosesFrom) {
   EXPECT_THAT(error_of(small), testing::HasSubstr("topk_group: 4 groups have fewer experts than a token chooses"));
 }
 
-TEST(ModelConfig, OtherFamiliesAreRefusedByName) {
+TEST(ModelConfig, RejectsOtherFamiliesByName) {
   for (const char* other : {"jamba", "qwen3_next", "gpt_oss"}) {
     json config = qwen3();
     config["model_type"] = other;
@@ -165,12 +165,12 @@ TEST(ModelConfig, OtherFamiliesAreRefusedByName) {
   EXPECT_EQ(error_of(nameless), "some/model/config.json: model_type: is missing");
 }
 
-TEST(ModelConfig, ADenseModelIsRefusedAsSuch) {
+TEST(ModelConfig, RejectsADenseModel) {
   const json llama{{"model_type", "llama"}, {"hidden_size", 4096}, {"num_hidden_layers", 32}};
   EXPECT_EQ(error_of(llama), "some/model/config.json: model_type: 'llama' is a dense model: it has no experts");
 }
 
-TEST(ModelConfig, KeysThatChangeTheLayersAreRefusedWhereTheyAreNotUnderstood) {
+TEST(ModelConfig, RejectsUnsupportedKeysThatChangeTheLayers) {
   for (const char* key : {"interleave_moe_layer_step", "moe_layers", "expert_layer_period", "expert_layer_offset",
                           "full_attention_interval", "attn_layer_period", "decoder_sparse_step", "mlp_only_layers"}) {
     EXPECT_EQ(error_with(key, json(2)),
@@ -182,7 +182,7 @@ TEST(ModelConfig, KeysThatChangeTheLayersAreRefusedWhereTheyAreNotUnderstood) {
             "some/model/config.json: layer_types: \"linear_attention\" is not understood; expected \"full_attention\"");
 }
 
-TEST(ModelConfig, NumbersThatContradictEachOtherAreRefused) {
+TEST(ModelConfig, RejectsContradictoryNumbers) {
   const std::string file = "some/model/config.json: ";
   json config = qwen3();
   config["num_local_experts"] = 64;
@@ -196,7 +196,7 @@ TEST(ModelConfig, NumbersThatContradictEachOtherAreRefused) {
   EXPECT_EQ(error_of(config), file + "num_key_value_heads: 64 does not divide num_attention_heads, 32");
   config["num_key_value_heads"] = 4;
   config["num_attention_heads"] = 36;
-  EXPECT_EQ(error_of(config), "no error");  // head_dim says how wide they are
+  EXPECT_EQ(error_of(config), "no error");  // head_dim gives the width
   config.erase("head_dim");
   EXPECT_EQ(error_of(config), file + "num_attention_heads: 36 does not divide hidden_size, 2048");
 
@@ -208,7 +208,7 @@ TEST(ModelConfig, NumbersThatContradictEachOtherAreRefused) {
   EXPECT_EQ(error_of(config), file + "interleave_moe_layer_step: 0 is not between 1 and 16777216");
 }
 
-TEST(ModelConfig, AKeyThatAppearsTwiceIsRefused) {
+TEST(ModelConfig, RejectsARepeatedKey) {
   const auto error_of_text = [](const std::string& text) -> std::string {
     try {
       parse_model_config(text, "c");
@@ -224,12 +224,12 @@ TEST(ModelConfig, AKeyThatAppearsTwiceIsRefused) {
             "no error");
 }
 
-TEST(ModelConfig, IsNamedAsItsFolderOrFile) {
+TEST(ModelConfig, IsNamedAfterItsFolderOrFile) {
   EXPECT_EQ(parse_model_config(qwen3().dump(), "models/Mine-7B/config.json").name, "Mine-7B");
   EXPECT_EQ(parse_model_config(qwen3().dump(), "models/mine.json").name, "mine");
 }
 
-TEST(ModelConfig, SharedExpertsMayBeGivenAsOneWideOne) {
+TEST(ModelConfig, ReadsSharedExpertsGivenAsOneWideExpert) {
   json config = qwen3();
   config["shared_expert_intermediate_size"] = 4 * 768;
   EXPECT_EQ(parse_model_config(config.dump(), "x").shared_experts, 4);
@@ -239,7 +239,7 @@ TEST(ModelConfig, SharedExpertsMayBeGivenAsOneWideOne) {
       "some/model/config.json: shared_expert_intermediate_size: 1000 is no multiple of moe_intermediate_size, 768");
 }
 
-TEST(ModelConfig, WhatIsMissingOrWrongIsNamed) {
+TEST(ModelConfig, ErrorsNameMissingAndWrongKeys) {
   json config = qwen3();
   config.erase("num_experts");
   EXPECT_EQ(error_of(config), "some/model/config.json: num_experts: is missing");

@@ -59,9 +59,9 @@ std::int64_t ModelShape::parameters() const {
 }
 
 std::span<const ModelShape> model_shapes() {
-  // Up to Mixtral-8x7B from each model's config.json on huggingface.co: hidden_size, moe_intermediate_size,
-  // intermediate_size (of dense layers), num_attention_heads, num_key_value_heads, head_dim, q_lora_rank, kv_lora_rank,
-  // qk_nope_head_dim + qk_rope_head_dim, v_head_dim, vocab_size, n_group, topk_group.
+  // The presets up to Mixtral-8x7B are from each model's config.json on huggingface.co: hidden_size,
+  // moe_intermediate_size, intermediate_size (of dense layers), num_attention_heads, num_key_value_heads, head_dim,
+  // q_lora_rank, kv_lora_rank, qk_nope_head_dim + qk_rope_head_dim, v_head_dim, vocab_size, n_group, topk_group.
   static const std::array<ModelShape, 10> kShapes{{
       // Qwen/Qwen3-30B-A3B: num_hidden_layers 48
       {.name = "Qwen3-30B-A3B",
@@ -140,9 +140,9 @@ std::span<const ModelShape> model_shapes() {
        .intermediate = 14336,
        .vocabulary = 32000,
        .attention = {.heads = 32, .kv_heads = 8, .key_width = 128, .value_width = 128}},
-      // FineMoE (arXiv 2511.16947), table 2, whose fifth model is Mixtral-8x7B. They have no config.json. Their experts
-      // have the two matrices of GPT's feed-forward block, 8192 or 16384 wide: as many parameters as three of two
-      // thirds of that. The table has neither vocabularies nor heads of keys and values; those are GPT-2's.
+      // FineMoE (arXiv 2511.16947), table 2; its fifth model is Mixtral-8x7B. They have no config.json. Their experts
+      // have the two matrices of GPT's feed-forward block, 8192 or 16384 wide: as many parameters as three matrices of
+      // two thirds of that width. The table has no vocabularies or key-value heads: those of GPT-2 are used.
       {.name = "GPT-32x1.3B",
        .moe_layers = 24,
        .experts = 32,
@@ -167,7 +167,7 @@ std::span<const ModelShape> model_shapes() {
        .intermediate = 10923,
        .vocabulary = 50257,
        .attention = {.heads = 32, .kv_heads = 32, .key_width = 128, .value_width = 128}},
-      // Likewise, with the vocabulary and the heads of keys and values of Mixtral-8x7B, and its three matrices.
+      // From the same table, with the vocabulary, key-value heads and three matrices of Mixtral-8x7B.
       {.name = "Mixtral-16x2B",
        .moe_layers = 32,
        .experts = 16,

@@ -1,6 +1,6 @@
 #pragma once
 
-// The part of a model's shape that load balancing depends on, with presets of common models.
+// The parts of a model's shape that matter for load balancing, with presets of common models.
 
 #include <algorithm>
 #include <optional>
@@ -13,38 +13,38 @@
 
 namespace foremoe {
 
-// One layer's attention. Either key-value heads are shared among query heads (kv_rank 0), or queries, keys and values
-// are expanded from latent vectors (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
+// Attention of one layer. Key-value heads are shared among query heads (kv_rank 0), or queries, keys and values are
+// expanded from latent vectors (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
 struct AttentionShape {
-  int heads = 0;         // of queries
-  int kv_heads = 0;      // of keys and values; `heads` where latent
-  int key_width = 0;     // of one query or key, per head
+  int heads = 0;         // query heads
+  int kv_heads = 0;      // key-value heads; equal to `heads` if latent
+  int key_width = 0;     // width of one query or key, per head
   int value_width = 0;   // per head
   int query_rank = 0;    // latent width of queries; 0: projected directly
   int kv_rank = 0;       // latent width of keys and values; 0: projected directly
-  int rotary_width = 0;  // latent only: the part of key_width that all heads share, outside the latent vector
+  int rotary_width = 0;  // latent only: part of key_width that all heads share, outside the latent vector
 
   std::int64_t parameters(int hidden) const;  // of all projections
-  // Multiply and add of one token that attends to `context` others, forward, without projections.
+  // Multiplies and adds of one token that attends to `context` others; forward, without projections.
   std::int64_t flops_per_token(int context) const;
   // Elements of queries, keys, values and results of one token.
   std::int64_t token_width() const;
 };
 
-// Groups of a layer's experts, in equal runs. A token chooses its experts from no more than `per_token` groups
-// (DeepSeek-V3, arXiv 2412.19437, §2.1.2).
+// Groups of a layer's experts, in contiguous blocks of equal size. A token chooses its experts from at most `per_token`
+// groups (DeepSeek-V3, arXiv 2412.19437, §2.1.2).
 struct ExpertGroups {
   int count = 1;
   int per_token = 1;
 
-  // Whether they leave a token fewer sets of top_k experts than it would have without groups.
+  // True if the groups exclude some sets of top_k experts.
   bool restrict_tokens(int top_k) const { return per_token < std::min(count, top_k); }
 
   friend bool operator==(const ExpertGroups&, const ExpertGroups&) = default;
 };
 
-// Throws InputError, field `expert_groups` or `groups_per_token` of `file`, unless a layer can have such groups and a
-// token find top_k experts in them.
+// Throws InputError, field `expert_groups` or `groups_per_token` of `file`, unless these groups are possible and a
+// token finds top_k experts in them.
 void expect_groups_fit(const ExpertGroups& groups, int experts, int top_k, const std::string& file = {});
 
 struct ModelShape {
@@ -54,10 +54,10 @@ struct ModelShape {
   int experts = 0;             // routed experts per MoE layer
   int top_k = 0;               // routed experts per token
   ExpertGroups groups;         // of the routed experts
-  int shared_experts = 0;      // that every token visits on its own rank, besides top_k
+  int shared_experts = 0;      // run on every token's own rank, in addition to top_k
   int hidden = 0;              // width of a token
   int intermediate = 0;        // width inside one routed expert, and inside one shared expert
-  int dense_intermediate = 0;  // width inside the feed-forward block of a dense layer; 0 where there is none
+  int dense_intermediate = 0;  // width inside the feed-forward block of a dense layer; 0 without one
   int vocabulary = 0;          // embedding and output head, two matrices of hidden · vocabulary
   AttentionShape attention;    // of every layer
 
@@ -66,32 +66,32 @@ struct ModelShape {
   std::int64_t expert_parameters() const { return std::int64_t{3} * hidden * intermediate; }
   Bytes expert_bytes(int bytes_per_parameter = 2) const { return Bytes{expert_parameters() * bytes_per_parameter}; }
 
-  // Multiply and add of one token in one routed expert, forward.
+  // Multiplies and adds of one token in one routed expert, forward.
   std::int64_t flops_per_assignment() const { return 2 * expert_parameters(); }
 
   std::int64_t attention_parameters() const { return attention.parameters(hidden); }               // per layer
   std::int64_t shared_parameters() const { return shared_experts * expert_parameters(); }          // per MoE layer
   std::int64_t router_parameters() const { return std::int64_t{hidden} * experts; }                // per MoE layer
   std::int64_t dense_parameters() const { return std::int64_t{3} * hidden * dense_intermediate; }  // per dense layer
-  std::int64_t head_parameters() const { return std::int64_t{hidden} * vocabulary; }  // embedding as many again
-  // All that every rank of an expert-parallel group holds; and the model whole. Norms and biases are left out.
+  std::int64_t head_parameters() const { return std::int64_t{hidden} * vocabulary; }  // the embedding has as many again
+  // Number of parameters except routed experts (every rank has them), and of all. Both exclude norms and biases.
   std::int64_t parameters_besides_experts() const;
   std::int64_t parameters() const;
 };
 
 std::span<const ModelShape> model_shapes();
-std::vector<std::string> model_names();  // of the presets
+std::vector<std::string> model_names();  // names of the presets
 
-// By name, whatever the case: "qwen3-30b-a3b". None when unknown.
+// Finds a preset by name, ignoring case: "qwen3-30b-a3b". None if unknown.
 std::optional<ModelShape> find_model_shape(std::string_view name);
 
-// By name, or by its config.json. Throws InputError, field `model`, where the name is neither.
+// Finds a preset by name, or reads that config.json. Throws InputError, field `model`, if it is neither.
 ModelShape model_named(const std::string& name_or_path);
 
-// A model that is no preset, from the config.json that its weights come with. Understands those model_types of
-// huggingface/transformers whose layers it can count (model_config.cpp lists them); of a multimodal model, its
-// text_config. Any other model_type is refused, and so is a dense model. The name is the folder's where the file is
-// called config.json, else the file's. Throws InputError naming file, key and what is wrong.
+// Reads the shape from a model's config.json. Supports those model_types of huggingface/transformers whose layers it
+// can count (listed in model_config.cpp). Reads text_config if the model is multimodal. Rejects dense models and all
+// other model_types. The name is that of the folder if the file is called config.json, else that of the file. Throws
+// InputError with file, key and problem.
 ModelShape read_model_config(const std::string& path);
 ModelShape parse_model_config(std::string_view text, const std::string& file);  // `file` names the text in errors
 

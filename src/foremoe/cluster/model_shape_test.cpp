@@ -4,19 +4,19 @@
 
 namespace foremoe {
 
-TEST(ModelShape, IsFoundByNameWhateverTheCase) {
+TEST(ModelShape, IsFoundByNameIgnoringCase) {
   for (const ModelShape& shape : model_shapes()) EXPECT_EQ(find_model_shape(shape.name)->name, shape.name);
   EXPECT_EQ(find_model_shape("qwen3-30b-a3b")->name, "Qwen3-30B-A3B");
   EXPECT_FALSE(find_model_shape("qwen3"));
   EXPECT_FALSE(find_model_shape(""));
 }
 
-TEST(ModelShape, AnExpertOfQwen3IsNineMegabytesInBf16) {
+TEST(ModelShape, AQwen3ExpertIsNineMegabytesInBf16) {
   EXPECT_EQ(find_model_shape("Qwen3-30B-A3B")->expert_bytes(), Bytes{9437184});
 }
 
-// The published totals, in billions as the models' cards and papers have them: only norms and biases are left out.
-TEST(ModelShape, PartsAddUpToThePublishedSize) {
+// Published totals in billions, from model cards and papers. Only norms and biases are excluded here.
+TEST(ModelShape, ParametersMatchThePublishedSize) {
   const auto billions = [](const char* name) {
     return static_cast<double>(find_model_shape(name)->parameters()) * 1e-9;
   };
@@ -28,8 +28,8 @@ TEST(ModelShape, PartsAddUpToThePublishedSize) {
   EXPECT_NEAR(billions("Mixtral-8x7B"), 46.7, 0.1);
 }
 
-// And the active ones: all that is no routed expert, and top_k experts in each MoE layer.
-TEST(ModelShape, ActivePartsAddUpToThePublishedSize) {
+// Active parameters: all except routed experts, plus top_k experts in each MoE layer.
+TEST(ModelShape, ActiveParametersMatchThePublishedSize) {
   const auto billions = [](const char* name) {
     const ModelShape shape = *find_model_shape(name);
     return static_cast<double>(shape.parameters_besides_experts() +
@@ -44,9 +44,9 @@ TEST(ModelShape, ActivePartsAddUpToThePublishedSize) {
   EXPECT_NEAR(billions("Mixtral-8x7B"), 12.9, 0.1);
 }
 
-// FineMoE, table 2, names its models by the number of experts and the size that they have with one, in billions. The
-// vocabulary counts once here, as GPT's embedding is its output head; the paper does not say what its sizes count.
-TEST(ModelShape, OneExpertPerLayerMakesTheSizeInTheNameOfFineMoesModels) {
+// FineMoE, table 2, names its models by the number of experts and the size with one expert, in billions. The vocabulary
+// counts once here, since GPT's embedding is its output head. The paper does not define its sizes.
+TEST(ModelShape, FineMoeModelsWithOneExpertHaveTheSizeInTheirName) {
   const auto billions = [](const char* name) {
     ModelShape shape = *find_model_shape(name);
     shape.experts = 1;
@@ -59,8 +59,8 @@ TEST(ModelShape, OneExpertPerLayerMakesTheSizeInTheNameOfFineMoesModels) {
   EXPECT_NEAR(billions("Mixtral-8x7B"), 7, 0.15);
 }
 
-// Two matrices of GPT's feed-forward block, 4 · hidden wide.
-TEST(ModelShape, AnExpertOfGptHasAsManyParametersAsItsTwoMatrices) {
+// Two matrices of GPT's feed-forward block, of width 4 · hidden.
+TEST(ModelShape, AGptExpertHasTheParametersOfItsTwoMatrices) {
   for (const char* name : {"GPT-32x1.3B", "GPT-16x3.2B", "GPT-8x6.7B"}) {
     const ModelShape shape = *find_model_shape(name);
     const auto two = static_cast<double>(std::int64_t{2} * shape.hidden * 4 * shape.hidden);

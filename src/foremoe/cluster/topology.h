@@ -1,7 +1,7 @@
 #pragma once
 
-// The ranks of one expert-parallel group and the nodes they sit on: rank r is on node r / ranks_per_node.
-// The last node may have fewer ranks.
+// The ranks of one expert-parallel group and their nodes: rank r is on node r / ranks_per_node. The last node may have
+// fewer ranks.
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 namespace foremoe {
 namespace {
 
-TEST(Topology, RanksOfANodeAreThoseThatSitOnItAlsoWhereTheLastNodeHasFewer) {
+TEST(Topology, RanksOfMatchesNodeOfEvenIfTheLastNodeHasFewerRanks) {
   for (const Topology topology : {Topology{.num_ranks = 8, .ranks_per_node = 4},
                                   {.num_ranks = 7, .ranks_per_node = 3},
                                   {.num_ranks = 5, .ranks_per_node = 8},

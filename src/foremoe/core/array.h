@@ -1,6 +1,6 @@
 #pragma once
 
-// Dense row-major arrays of fixed rank: `Array` owns, `ArrayView` looks. Indices are integers or ids.
+// Dense row-major arrays of fixed rank: `Array` owns, `ArrayView` refers to elements. Indices are integers or ids.
 //
 //   Array<Tokens, 2> load({num_ranks, num_experts});   // [rank][expert], tokens
 //   load(RankId{3}, ExpertId{7}) += Tokens{1};
@@ -48,17 +48,17 @@ class ArrayView {
   }
   constexpr std::span<T> flat() const { return {data_, size()}; }
 
-  // The element at one index per axis.
+  // Returns the element at one index per axis.
   template <IndexLike... I>
   requires(sizeof...(I) == N) constexpr T& operator()(I... i) const { return data_[offset(i...)]; }
 
-  // The last axis at one index for each axis before it.
+  // Returns the last axis at one index for each axis before it.
   template <IndexLike... I>
   requires(sizeof...(I) + 1 == N) constexpr std::span<T> row(I... i) const {
     return {data_ + offset(i...) * shape_[N - 1], shape_[N - 1]};
   }
 
-  // The sub-array at one index of the leading axis.
+  // Returns the sub-array at one index of the leading axis.
   constexpr ArrayView<T, N - 1> operator[](IndexLike auto i) const requires(N > 1) {
     assert(to_index(i) < shape_[0]);
     std::array<std::size_t, N - 1> rest{};

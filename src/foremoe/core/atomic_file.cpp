@@ -20,12 +20,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int kMaxTemporaryNames = 10'000;  // tried before giving up
-constexpr int kMaxLinks = 40;               // followed, as Linux does
+constexpr int kMaxTemporaryNames = 10'000;  // before giving up
+constexpr int kMaxLinks = 40;               // as in Linux
 constexpr std::size_t kMaxBytesPerWrite = std::size_t{1} << 30;
 
-// A rename is on the disk once its directory is. Not every file system can flush directories; those that cannot
-// make no promise that we could keep for them.
+// A rename is durable once its directory is flushed. Some file systems cannot flush directories; they give no
+// guarantee.
 void flush_directory(const fs::path& directory) {
   const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return;
@@ -38,12 +38,12 @@ fs::path directory_of(const std::string& target) {
   return parent.empty() ? fs::path(".") : parent;
 }
 
-// What the path names in the end, whether or not that exists; empty where links go round in a circle.
+// Follows symbolic links to the final path, whether or not it exists. Empty if links form a cycle.
 std::string followed(fs::path path) {
   std::error_code ignored;
   for (int i = 0; i < kMaxLinks; ++i) {
     if (!fs::is_symlink(fs::symlink_status(path, ignored))) return path.string();
-    path = path.parent_path() / fs::read_symlink(path, ignored);  // an absolute one stands alone
+    path = path.parent_path() / fs::read_symlink(path, ignored);  // an absolute link replaces the path
   }
   return {};
 }
@@ -63,7 +63,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   target_ = followed(path);
   if (target_.empty()) fail(ELOOP);
   if (fs::path(target_).filename().empty()) fail(EISDIR);
-  if (::access("/proc/self/fd", X_OK) == 0) {  // by which commit() names the file
+  if (::access("/proc/self/fd", X_OK) == 0) {  // commit() names the file by this path
     fd_ = ::open(directory_of(target_).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);  // the user's umask applies
     if (fd_ >= 0) return;
   }

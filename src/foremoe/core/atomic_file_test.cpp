@@ -45,7 +45,7 @@ TEST_F(AtomicFileTest, AppearsOnCommitAndNotBefore) {
   EXPECT_EQ(num_files(), 1U);
 }
 
-TEST_F(AtomicFileTest, LeavesTheOldFileAndNoOtherWhenAbandoned) {
+TEST_F(AtomicFileTest, LeavesOnlyTheOldFileWithoutCommit) {
   write_file(path("a"), "old");
   {
     AtomicFile file(path("a"));
@@ -55,7 +55,7 @@ TEST_F(AtomicFileTest, LeavesTheOldFileAndNoOtherWhenAbandoned) {
   EXPECT_EQ(num_files(), 1U);
 }
 
-TEST_F(AtomicFileTest, ReplacesTheFileThatALinkNames) {
+TEST_F(AtomicFileTest, ReplacesTheTargetOfALink) {
   write_file(path("target"), "old");
   fs::create_symlink(path("target"), path("link"));
   write_file(path("link"), "new");
@@ -63,7 +63,7 @@ TEST_F(AtomicFileTest, ReplacesTheFileThatALinkNames) {
   EXPECT_EQ(contents(path("target")), "new");
 }
 
-TEST_F(AtomicFileTest, WritesTheFileThatADanglingLinkNames) {
+TEST_F(AtomicFileTest, CreatesTheTargetOfADanglingLink) {
   fs::create_directory(path("folder"));
   fs::create_symlink("folder/target", path("link"));
   fs::create_symlink(path("link"), path("link to a link"));
@@ -73,7 +73,7 @@ TEST_F(AtomicFileTest, WritesTheFileThatADanglingLinkNames) {
   EXPECT_EQ(num_files(), 3U);
 }
 
-TEST_F(AtomicFileTest, RefusesLinksInACircle) {
+TEST_F(AtomicFileTest, RejectsCyclicLinks) {
   fs::create_symlink("b", path("a"));
   fs::create_symlink("a", path("b"));
   try {
@@ -85,7 +85,7 @@ TEST_F(AtomicFileTest, RefusesLinksInACircle) {
   EXPECT_TRUE(fs::is_symlink(path("a")));
 }
 
-TEST_F(AtomicFileTest, TwoWritersOfOnePathDoNotMeet) {
+TEST_F(AtomicFileTest, TwoWritersOfOnePathDoNotInterfere) {
   AtomicFile first(path("a"));
   AtomicFile second(path("a"));
   first.write("first");
@@ -112,7 +112,7 @@ TEST_F(AtomicFileTest, LeavesNothingWhenTheProcessIsKilled) {
   EXPECT_EQ(num_files(), 0U);
 }
 
-TEST_F(AtomicFileTest, KeepsOtherFilesWhoseNamesItWouldTake) {
+TEST_F(AtomicFileTest, KeepsExistingFilesWithTemporaryNames) {
   const std::string other = fmt::format(".foremoe.{}.0", ::getpid());
   write_file(path(other.c_str()), "kept");
   write_file(path("a"), "new");
@@ -120,9 +120,9 @@ TEST_F(AtomicFileTest, KeepsOtherFilesWhoseNamesItWouldTake) {
   EXPECT_EQ(num_files(), 2U);
 }
 
-TEST_F(AtomicFileTest, RefusesAnEmptyPath) { EXPECT_THROW(write_file("", "x"), InputError); }
+TEST_F(AtomicFileTest, RejectsAnEmptyPath) { EXPECT_THROW(write_file("", "x"), InputError); }
 
-TEST_F(AtomicFileTest, SaysWhichPathCannotBeWritten) {
+TEST_F(AtomicFileTest, ErrorsNameThePath) {
   for (const std::string& bad : {path("no/such/folder"), folder_.string()}) {
     try {
       write_file(bad, "x");

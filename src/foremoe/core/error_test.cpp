@@ -13,7 +13,7 @@ std::string as_option(std::string_view name) {
   return option;
 }
 
-TEST(InputError, SaysFileFieldAndIndexBeforeTheProblem) {
+TEST(InputError, StartsWithFileFieldAndIndex) {
   EXPECT_STREQ(InputError({}, "no file").what(), "no file");
   EXPECT_STREQ(InputError({.file = "a"}, "is empty").what(), "a: is empty");
   EXPECT_STREQ(InputError({.file = "a", .field = "load", .index = "[1, 2]"}, "is -1").what(), "a: load[1, 2]: is -1");
@@ -22,7 +22,7 @@ TEST(InputError, SaysFileFieldAndIndexBeforeTheProblem) {
   EXPECT_EQ(InputError({.file = "a", .field = "load"}, "is missing").problem(), "is missing");
 }
 
-TEST(InputError, ArgumentsAreSpeltForTheirReader) {
+TEST(InputError, SpellsArgumentsForTheReader) {
   EXPECT_EQ(message_of(InputError({.field = "guest_slots"}, "must be 1"), as_option), "--guest-slots: must be 1");
   EXPECT_EQ(message_of(InputError({.file = "a", .field = "top_k"}, "must be 1"), as_option), "a: top_k: must be 1");
   EXPECT_EQ(message_of(InputError({.file = "a"}, "give `layers` and `top_k`"), as_option),
@@ -30,7 +30,7 @@ TEST(InputError, ArgumentsAreSpeltForTheirReader) {
   EXPECT_EQ(message_of(InputError({.file = "a"}, "an odd ` stays"), as_option), "a: an odd ` stays");
 }
 
-TEST(InputError, LeavesOutTheMiddleOfWhatALongFileHolds) {
+TEST(InputError, ShortensLongTextsFromFiles) {
   std::string value = "§";
   while (value.size() < 100'000) value += "ß";
   const InputError error({.file = "plan", .field = value}, "'" + value + "' is no residency");
@@ -43,7 +43,7 @@ TEST(InputError, LeavesOutTheMiddleOfWhatALongFileHolds) {
   EXPECT_EQ(InputError({}, std::string(1000, 'x')).problem().size(), 1000U);
 }
 
-TEST(InputError, OneValueIsNoRange) {
+TEST(InputError, ARangeOfOneValueIsThatValue) {
   EXPECT_EQ(must_be_integer(16, 16), "must be 16");
   EXPECT_EQ(must_be_integer(0, 8), "must be an integer from 0 to 8");
 }

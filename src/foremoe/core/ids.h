@@ -1,7 +1,7 @@
 #pragma once
 
-// The identifiers of the project. Each counts from 0 and converts explicitly, so that a rank is never
-// mistaken for an expert. Words as in docs/users/glossary.md.
+// Identifiers. Each counts from 0 and converts only explicitly, so a rank cannot be mistaken for an expert.
+// docs/users/glossary.md defines the words.
 
 #include <compare>
 #include <concepts>
@@ -22,12 +22,12 @@ struct Id {
 };
 
 using RankId = Id<struct RankTag>;      // a device of the expert-parallel group
-using NodeId = Id<struct NodeTag>;      // ranks that share the fast interconnect and one host memory
+using NodeId = Id<struct NodeTag>;      // a group of ranks that share the fast interconnect and one host memory
 using ExpertId = Id<struct ExpertTag>;  // a logical expert of one MoE layer
 using SlotId = Id<struct SlotTag>;      // a place for one expert on one rank: homes first, then guests
-using LayerId = Id<struct LayerTag>;    // a MoE layer, counted in the order of the trace
+using LayerId = Id<struct LayerTag>;    // a MoE layer, in the order of the trace
 using MicroStepId = Id<struct MicroStepTag>;
-using EventId = Id<struct EventTag>;  // one (pass, micro-step) in execution order
+using EventId = Id<struct EventTag>;  // one (pass, micro-step) pair, in execution order
 
 enum class Pass : std::uint8_t { kForward = 0, kBackward = 1 };
 

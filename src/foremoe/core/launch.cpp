@@ -10,7 +10,7 @@ namespace foremoe {
 namespace {
 
 bool is_set(const char* variable) {
-  return std::getenv(variable) != nullptr;  // NOLINT(concurrency-mt-unsafe): nobody sets the environment here
+  return std::getenv(variable) != nullptr;  // NOLINT(concurrency-mt-unsafe): nothing sets the environment here
 }
 
 std::optional<std::uint32_t> number_in(const char* variable) {
@@ -22,7 +22,7 @@ std::optional<std::uint32_t> number_in(const char* variable) {
   return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
 }
 
-// Slurm's ids of steps that srun did not start: the script of an sbatch, the shell of an salloc and others.
+// Reserved step ids of Slurm, not started by srun: the script of an sbatch, the shell of an salloc and others.
 constexpr std::uint32_t kFirstReservedStep = 0xffff'fff0;
 
 std::optional<std::uint32_t> tasks_of_srun() {

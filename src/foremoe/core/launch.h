@@ -1,20 +1,20 @@
 #pragma once
 
-// The processes that a launcher (mpirun, mpiexec, srun) started together with this one.
+// Detects the processes that a launcher (mpirun, mpiexec, srun) started together with this one.
 //
-// A launcher describes the job to each process in environment variables. The innermost launcher counts: mpirun starts
-// its own daemons by srun, so the variables of Open MPI and PMI (Hydra, `srun --mpi=pmi2`) are read before Slurm's.
+// Launchers describe the job in environment variables. The innermost launcher counts: mpirun starts its own daemons by
+// srun, so the variables of Open MPI and PMI (Hydra, `srun --mpi=pmi2`) take precedence over Slurm's.
 //
-// Slurm sets SLURM_NTASKS and SLURM_PROCID for the script of an sbatch too, which is one process. Only srun sets
-// SLURM_STEP_NUM_TASKS. A script that was submitted from within a step inherits it, but has the step id of a script. Of
-// `srun --pty`, an interactive shell, one process has the terminal, whatever the number of tasks.
+// Slurm also sets SLURM_NTASKS and SLURM_PROCID for an sbatch script, which is one process. Only srun sets
+// SLURM_STEP_NUM_TASKS. A script submitted from within a step inherits it, but has a step id reserved for scripts. An
+// interactive shell (`srun --pty`) counts as one process, since only one has the terminal.
 
 namespace foremoe {
 
 struct Launch {
-  int processes = 1;          // that run this command, this one included
-  const char* variable = "";  // of the environment, which says so
-  bool joins = false;         // can MPI_Init join them? Not those that srun started without PMI or PMIx
+  int processes = 1;          // number of processes that run this command, including this one
+  const char* variable = "";  // the environment variable that gives this number
+  bool joins = false;         // MPI_Init can join them; false if srun started them without PMI or PMIx
 };
 
 Launch launch();

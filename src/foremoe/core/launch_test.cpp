@@ -9,7 +9,7 @@
 namespace foremoe {
 namespace {
 
-// What a process sees in which a launcher has set these variables and no others.
+// Calls launch() with these launcher variables and no others in the environment.
 Launch launch_with(const std::map<std::string, std::string>& variables) {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_ID",
                            "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_PTY_PORT"}) {
@@ -21,12 +21,12 @@ Launch launch_with(const std::map<std::string, std::string>& variables) {
   return found;
 }
 
-TEST(Launch, KnowsTheProcessesOfMpirunAndSrun) {
+TEST(Launch, CountsTheProcessesOfMpirunAndSrun) {
   const std::map<std::string, std::string> step{
       {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "3"}};
   auto step_of_pmix = step;
   step_of_pmix["PMIX_RANK"] = "3";
-  auto mpirun_on_four_nodes = step;  // its daemons are a step
+  auto mpirun_on_four_nodes = step;  // its daemons are a Slurm step
   mpirun_on_four_nodes["OMPI_COMM_WORLD_SIZE"] = "32";
   const struct {
     const char* launcher;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Messages quote what a file holds, whatever that is.
+// Shortens text that messages quote from files, since it can be of any length.
 
 #include <cstddef>
 #include <string>
@@ -9,7 +9,7 @@ namespace foremoe {
 
 inline constexpr std::size_t kLongestText = 1000;  // bytes of one value in a message
 
-// Leaves out the middle of a longer text, between characters of UTF-8.
+// Replaces the middle of a longer text by "…", without splitting UTF-8 characters.
 std::string shortened(std::string text);
 
 }  // namespace foremoe

@@ -15,7 +15,7 @@ namespace foremoe {
 
 namespace {
 
-// To open a pipe for reading is to wait for its writer, but not with O_NONBLOCK; regular files ignore the flag.
+// Without O_NONBLOCK, opening a pipe for reading waits for a writer. Regular files ignore the flag.
 constexpr int kReadWithoutWaiting = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 class Descriptor {

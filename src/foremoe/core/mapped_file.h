@@ -1,6 +1,6 @@
 #pragma once
 
-// Files to read: mapped into memory, or embedded in the program.
+// Input files: mapped into memory, or embedded in the program.
 
 #include <cstddef>
 #include <span>
@@ -9,12 +9,12 @@
 
 namespace foremoe {
 
-// A file mapped into memory for reading, unmapped by the destructor. Pages are read when they are touched, so a
-// trace of many gigabytes opens at once. A process that truncates the file meanwhile kills the reader (SIGBUS). Our
-// own writers never do: they replace files by rename (atomic_file.h).
+// A read-only memory map of a file, unmapped by the destructor. Pages are read on first access, so a trace of many
+// gigabytes opens at once. If another process truncates the file, the reader is killed (SIGBUS). Our own writers
+// replace files by rename instead (atomic_file.h).
 class MappedFile {
  public:
-  // Throws InputError when the path does not name a readable regular file. Never waits: a pipe is refused at once.
+  // Throws InputError if the path is not a readable regular file. Never blocks: rejects a pipe at once.
   explicit MappedFile(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -27,9 +27,9 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-// A file of the repository that is part of the program (cmake/EmbedFiles.cmake), so that presets need no search path.
+// A file of the repository embedded in the program (cmake/EmbedFiles.cmake), so that presets need no search path.
 struct EmbeddedFile {
-  std::string_view name;  // without folder and ending
+  std::string_view name;  // without folder and extension
   std::string_view text;
 };
 

@@ -23,7 +23,7 @@ std::string refusal_of(const std::string& path) {
   return "";
 }
 
-TEST(MappedFile, ShowsTheBytesOfAFile) {
+TEST(MappedFile, ReturnsTheBytesOfAFile) {
   const std::string path = testing::TempDir() + "mapped_file_test";
   write_file(path, "some text");
   EXPECT_EQ(MappedFile(path).text(), "some text");
@@ -32,11 +32,11 @@ TEST(MappedFile, ShowsTheBytesOfAFile) {
   std::remove(path.c_str());
 }
 
-TEST(MappedFile, RefusesWhatIsNotARegularFileWithoutWaitingForIt) {
+TEST(MappedFile, RejectsOtherThanRegularFilesWithoutBlocking) {
   const std::string pipe = testing::TempDir() + "mapped_file_test_pipe";
   std::remove(pipe.c_str());
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_EQ(refusal_of(pipe), "is a pipe, not a regular file");  // there is no writer: to wait would be for ever
+  EXPECT_EQ(refusal_of(pipe), "is a pipe, not a regular file");  // without a writer, opening would block forever
   std::remove(pipe.c_str());
   EXPECT_EQ(refusal_of("/dev/null"), "is a device, not a regular file");
   EXPECT_EQ(refusal_of(testing::TempDir()), "is a directory, not a regular file");

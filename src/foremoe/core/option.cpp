@@ -20,7 +20,7 @@ bool is_whole_number(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// None: too large for T, or negative where T cannot be.
+// None if the number does not fit T.
 template <class T>
 std::optional<T> whole_number(const std::string& name, std::string_view text) {
   if (!is_whole_number(text)) reject(name, fmt::format("'{}' is not a whole number", text));
@@ -57,7 +57,7 @@ double parse_number(const std::string& name, const std::string& text, NumberRang
   return value;
 }
 
-// T is what the variable holds, or may hold.
+// T: type of the variable's value; the variable itself may be optional.
 template <class T, class Variable, class Range>
 Option bound(Option option, Variable& variable, Range range) {
   option.type = std::is_integral_v<T> ? "integer" : "number";

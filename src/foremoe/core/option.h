@@ -1,14 +1,14 @@
 #pragma once
 
-// An option, declared once: its name, type, range, default, help, and the variable that it sets. The command line is
-// made from such lists; keys of a TOML file and Python keywords have the same names.
+// An option, declared once: name, type, range, default, help and the variable that it sets. The command line is
+// generated from lists of options. Keys of TOML files and Python keywords have the same names.
 //
 //   std::vector<Option> options_of(PlannerOptions& o) {
 //     return {integer_option({.name = "guest_slots", .value = "G", .help = "…"}, o.guest_slots, {0, 512}), …};
 //   }
 //
-// A value is given as the text that a user types. A value that cannot be is an InputError whose field is the option's
-// name, and whose text says what can be.
+// Values are texts, as a user types them. An invalid value is an InputError with the option's name as its field; the
+// message describes the valid values.
 
 #include <cstdint>
 #include <functional>
@@ -21,21 +21,21 @@
 namespace foremoe {
 
 struct Option {
-  std::string name;   // of the field: guest_slots; on a command line --guest-slots
-  char letter = 0;    // its short form: 'G' is -G; 0: none
-  std::string value;  // what stands for the value in help: "G", "TOKENS"; empty for a flag
+  std::string name;   // guest_slots; on a command line --guest-slots
+  char letter = 0;    // short form: 'G' is -G; 0: none
+  std::string value;  // placeholder for the value in help: "G", "TOKENS"; empty for a flag
   std::string help;
-  std::string initial;  // the default as text; empty: what the variable holds, or none at all
+  std::string initial;  // the default as text; empty: the variable's value, or no default
   std::string group;    // heading in the full help
-  std::string former;   // the name that it had before: where that is given, an error names this one
-  bool main = false;    // in the short help too
+  std::string former;   // previous name; using it is an error that names the new one
+  bool main = false;    // also in the short help
   bool required = false;
   bool positional = false;
 
-  // Filled in by the functions below.
+  // Set by the functions below.
   std::string type;                // "integer", "number", "word", "flag", "text", "list", "values"
   std::string range;               // "0 … 512"
-  std::vector<std::string> words;  // what a word can be; of a number, words that it can be besides
+  std::vector<std::string> words;  // the valid words; for a number, words accepted besides numbers
   std::function<void(const std::string& text)> set;
 };
 
@@ -43,12 +43,12 @@ struct IntegerRange {
   std::int64_t least = 0;
   std::int64_t most = 0;
 };
-inline constexpr int kUnlimited = 1 << 30;  // an upper bound that no value reaches
+inline constexpr int kUnlimited = 1 << 30;  // an upper bound for values without limit
 
 struct NumberRange {
   double least = 0;
   double most = 1e9;
-  bool above = false;  // above `least`, not equal to it
+  bool above = false;  // excludes `least`
 };
 
 Option integer_option(Option option, int& variable, IntegerRange range);
@@ -58,16 +58,16 @@ Option integer_option(Option option, bool& variable);        // 0 or 1
 Option seed_option(Option option, std::uint64_t& variable);  // any of 64 bits
 Option number_option(Option option, double& variable, NumberRange range);
 Option number_option(Option option, std::optional<double>& variable, NumberRange range);
-Option flag_option(Option option, bool& variable, bool value = true);  // given: the variable becomes `value`
+Option flag_option(Option option, bool& variable, bool value = true);  // if given, sets the variable to `value`
 Option text_option(Option option, std::string& variable);
 Option list_option(Option option, std::vector<std::string>& variable);    // "a,b,c"
-Option values_option(Option option, std::vector<std::string>& variable);  // given several times, or several at once
+Option values_option(Option option, std::vector<std::string>& variable);  // given several times, or with several values
 
-// A count, or a word for a special one: "none" for no limit.
+// A count, or a word such as "none" for no limit.
 Option integer_or_word_option(Option option, IntegerRange range, std::vector<std::string> words,
                               std::function<void(std::optional<std::int64_t> number, const std::string& word)> set);
 
-// One of a few words; `set` takes its index.
+// One of several words; `set` takes the word's index.
 Option word_option(Option option, std::vector<std::string> words, std::function<void(std::size_t index)> set);
 
 template <class T>
@@ -81,11 +81,11 @@ Option word_option(Option option, T& variable, const std::vector<std::pair<std::
                      [&variable, choices](std::size_t index) { variable = choices[index].second; });
 }
 
-// The whole number that a text is. Throws InputError that names `name`: not a number, or out of range.
+// Parses a whole number. Throws InputError for `name` if the text is not a number or out of range.
 std::int64_t parse_integer(const std::string& name, const std::string& text, IntegerRange range);
 std::vector<std::string> split_list(const std::string& text);  // at commas; an empty text has no parts
 
-// Throws InputError for a name that is none of theirs.
+// Throws InputError if no option has this name.
 Option& option_named(std::vector<Option>& options, std::string_view name);
 
 // "--guest-slots".

@@ -13,7 +13,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// What is wrong with the text, by name and problem; empty when the option takes it.
+// The error's field and problem for this text; empty if the option accepts it.
 std::string refusal(const Option& option, const std::string& text) {
   try {
     option.set(text);
@@ -25,7 +25,7 @@ std::string refusal(const Option& option, const std::string& text) {
   return {};
 }
 
-TEST(IntegerOption, TakesWholeNumbersInItsRangeAndSaysTheRangeOtherwise) {
+TEST(IntegerOption, AcceptsWholeNumbersInRangeAndNamesTheRangeOtherwise) {
   int variable = 3;
   const Option option = integer_option({.name = "slots"}, variable, {0, 16});
   EXPECT_EQ(option.initial, "3");
@@ -41,12 +41,12 @@ TEST(IntegerOption, TakesWholeNumbersInItsRangeAndSaysTheRangeOtherwise) {
   EXPECT_EQ(variable, 7) << "what is refused changes nothing";
 }
 
-TEST(IntegerOption, OfOneValueSaysThatValue) {
+TEST(IntegerOption, NamesTheOnlyValidValue) {
   int variable = 16;
   EXPECT_EQ(refusal(integer_option({.name = "ranks"}, variable, {16, 16}), "8"), "8 is not 16");
 }
 
-TEST(SeedOption, TakesEvery64BitsAndNothingElse) {
+TEST(SeedOption, AcceptsEvery64BitNumberAndNothingElse) {
   std::uint64_t seed = 0;
   const Option option = seed_option({.name = "seed"}, seed);
   EXPECT_EQ(refusal(option, "18446744073709551615"), "");
@@ -55,7 +55,7 @@ TEST(SeedOption, TakesEvery64BitsAndNothingElse) {
   EXPECT_THAT(refusal(option, "-1"), HasSubstr("is not in 0 …"));
 }
 
-TEST(NumberOption, TakesFiniteNumbersInItsRange) {
+TEST(NumberOption, AcceptsFiniteNumbersInRange) {
   double variable = 0.5;
   const Option from_zero = number_option({.name = "x"}, variable, {.least = 0, .most = 2});
   EXPECT_EQ(from_zero.initial, "0.5");
@@ -70,7 +70,7 @@ TEST(NumberOption, TakesFiniteNumbersInItsRange) {
   EXPECT_EQ(refusal(above, "0"), "0 is not above 0, at most 2");
 }
 
-TEST(WordOption, TakesItsWordsAndListsThem) {
+TEST(WordOption, AcceptsItsWordsAndListsThemOtherwise) {
   char variable = 'b';
   const Option option = word_option<char>({.name = "w"}, variable, {{"one", 'a'}, {"two", 'b'}, {"three", 'c'}});
   EXPECT_EQ(option.initial, "two");
@@ -79,7 +79,7 @@ TEST(WordOption, TakesItsWordsAndListsThem) {
   EXPECT_EQ(refusal(option, "four"), "'four', expected one, two or three");
 }
 
-TEST(IntegerOrWordOption, TakesACountOrAWord) {
+TEST(IntegerOrWordOption, AcceptsACountOrAWord) {
   std::string seen;
   const Option option = integer_or_word_option(
       {.name = "limit"}, {0, 9}, {"none"},

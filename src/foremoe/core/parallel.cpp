@@ -17,7 +17,7 @@ ThreadPool::ThreadPool(std::size_t num_threads) {
   if (num_threads == 0) num_threads = std::max(1U, std::thread::hardware_concurrency());
   try {
     for (std::size_t w = 1; w < num_threads; ++w) workers_.emplace_back([this, w] { work(w); });
-  } catch (...) {  // no destructor runs: those that were started would wait for ever
+  } catch (...) {  // the destructor does not run, and started threads would wait forever
     stop();
     throw;
   }
@@ -75,7 +75,7 @@ void ThreadPool::for_each_index(std::size_t n, const std::function<void(std::siz
   drain(batch, 0);
   {
     std::unique_lock lock(mutex_);
-    batch_ = nullptr;  // no worker enters this batch any more
+    batch_ = nullptr;  // no further worker enters this batch
     done_.wait(lock, [&] { return active_ == 0; });
   }
   if (batch.error) std::rethrow_exception(batch.error);

@@ -1,7 +1,7 @@
 #pragma once
 
-// A pool of std::jthread on which layers, sequences or files are processed. Results must not depend on the
-// number of threads: a task writes only what is indexed by its own number.
+// A pool of std::jthread for processing layers, sequences or files. Results must not depend on the number of threads: a
+// task writes only to elements with its own index.
 
 #include <atomic>
 #include <condition_variable>
@@ -14,15 +14,15 @@
 
 namespace foremoe {
 
-// Work was given up because somebody called ThreadPool::cancel().
+// Thrown if work ended early because ThreadPool::cancel() was called.
 struct Cancelled : std::exception {
   const char* what() const noexcept override { return "cancelled"; }
 };
 
 class ThreadPool {
  public:
-  // 0 takes the number of processors. One thread runs everything on the caller. Throws std::system_error when the
-  // system has no more threads.
+  // 0: the number of processors. With 1, the caller runs all tasks. Throws std::system_error if the system has no more
+  // threads.
   explicit ThreadPool(std::size_t num_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -30,16 +30,15 @@ class ThreadPool {
 
   std::size_t num_threads() const { return workers_.size() + 1; }
 
-  // Calls task(i, worker) for each i in [0, n); worker < num_threads() names the scratch memory to use.
-  // Returns when all are done. Rethrows the exception of the lowest i that threw; then other i may not have run.
-  // One call at a time: not reentrant.
-  // Throws Cancelled when the pool was cancelled and no task threw.
+  // Calls task(i, worker) for each i in [0, n) and returns when all are done; worker < num_threads() identifies the
+  // scratch memory to use. One call at a time: not reentrant. Rethrows the exception of the lowest i that threw; other
+  // i may not have run. Throws Cancelled if the pool was cancelled and no task threw.
   void for_each_index(std::size_t n, const std::function<void(std::size_t i, std::size_t worker)>& task);
 
-  // From any thread, for good: no further task begins, and whoever waits for tasks gets Cancelled when those that run
-  // are done.
+  // Permanently cancels the pool, from any thread: no further task begins, and calls that wait for tasks throw
+  // Cancelled after the running tasks are done.
   void cancel() { cancelled_ = true; }
-  void expect_going_on() const;  // for long work outside of tasks: throws Cancelled when the pool was cancelled
+  void expect_going_on() const;  // throws Cancelled if the pool was cancelled; for long work outside of tasks
 
  private:
   struct Batch;

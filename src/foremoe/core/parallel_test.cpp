@@ -20,7 +20,7 @@ TEST_P(ThreadPoolOf, RunsEveryIndexOnceInEveryCall) {
   }
 }
 
-TEST_P(ThreadPoolOf, NamesAWorkerThatNobodyElseIs) {
+TEST_P(ThreadPoolOf, NamesAWorkerThatNoOtherTaskUses) {
   ThreadPool pool(GetParam());
   std::vector<std::atomic<int>> inside(pool.num_threads());
   std::atomic<int> clashes = 0;
@@ -31,7 +31,7 @@ TEST_P(ThreadPoolOf, NamesAWorkerThatNobodyElseIs) {
   EXPECT_EQ(clashes, 0);
 }
 
-TEST_P(ThreadPoolOf, RethrowsWhatATaskThrewAndGoesOn) {
+TEST_P(ThreadPoolOf, RethrowsATasksExceptionAndRemainsUsable) {
   ThreadPool pool(GetParam());
   const auto fail_at_seven = [](std::size_t i, std::size_t) {
     if (i == 7) throw std::runtime_error("seven");
@@ -42,7 +42,7 @@ TEST_P(ThreadPoolOf, RethrowsWhatATaskThrewAndGoesOn) {
   EXPECT_EQ(runs, 100);
 }
 
-TEST_P(ThreadPoolOf, StopsWhenItIsCancelledAndSaysSo) {
+TEST_P(ThreadPoolOf, StopsAndThrowsWhenCancelled) {
   ThreadPool pool(GetParam());
   std::atomic<int> runs = 0;
   const auto task = [&](std::size_t, std::size_t) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Seeded randomness whose bytes do not depend on the standard library: the engine is std::mt19937_64
-// (its sequence is fixed by the standard), the distributions are ours because the standard's are not.
+// Seeded random numbers that do not depend on the standard library. The standard fixes the sequence of the engine,
+// std::mt19937_64, but not of distributions, so the distributions are our own.
 
 #include <cmath>
 #include <cstdint>
@@ -27,7 +27,7 @@ class Random {
     return x % n;
   }
 
-  // Standard normal (Box–Muller, one of the pair).
+  // Standard normal (Box–Muller, using one number of the pair).
   double normal() {
     const double u = 1.0 - uniform();
     return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * uniform());

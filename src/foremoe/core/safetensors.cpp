@@ -43,7 +43,7 @@ std::optional<DType> dtype_from(std::string_view name) {
   return static_cast<DType>(it - kDTypes.begin());
 }
 
-// Elements × bytes per element; nothing when that does not fit 64 bits.
+// Elements × bytes per element; nullopt if that exceeds 64 bits.
 std::optional<std::size_t> bytes_of(std::span<const std::uint64_t> shape, std::size_t element_bytes) {
   std::size_t total = element_bytes;
   for (const std::uint64_t extent : shape) {
@@ -52,7 +52,7 @@ std::optional<std::size_t> bytes_of(std::span<const std::uint64_t> shape, std::s
   return total;
 }
 
-// The JSON header as it stands in the file: its grammar is checked here, its meaning in Safetensors::parse.
+// One tensor of the JSON header. HeaderReader checks the grammar, Safetensors::parse the values.
 struct TensorEntry {
   std::string name;
   std::string dtype;
@@ -68,8 +68,8 @@ struct SafetensorsHeader {
 
 constexpr std::size_t kMaxAxes = 32;
 
-// Follows the parser's events with a small state machine instead of building a document: memory stays in
-// proportion to what is kept, depth is bounded by the grammar, and repeated keys are seen.
+// A SAX handler with a small state machine, instead of a document tree: memory is proportional to the retained data,
+// the grammar bounds the depth, and repeated keys are detected.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderReader(SafetensorsHeader& header, const std::string& file) : header_(header), file_(file) {}
@@ -199,8 +199,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   int offsets_ = 0;  // numbers read of data_offsets
 };
 
-// {"__metadata__": {string: string}, name: {"dtype": string, "shape": [n…], "data_offsets": [begin, end]}, …} and
-// nothing else: no other key, no deeper nesting, no key twice. Throws InputError in the name of `file`.
+// Parses {"__metadata__": {string: string}, name: {"dtype": string, "shape": [n…], "data_offsets": [begin, end]}, …}.
+// Rejects other keys, deeper nesting and repeated keys. Throws InputError for `file`.
 SafetensorsHeader parse_header(std::string_view text, const std::string& file) {
   if (!text.starts_with('{')) {
     throw InputError({.file = file, .field = "header"}, "does not begin with '{'; is it a safetensors file?");
@@ -251,7 +251,7 @@ Safetensors Safetensors::parse(std::span<const std::byte> bytes, std::string nam
   const auto data = bytes.subspan(header_bytes);
   file.metadata_ = std::move(header.metadata);
 
-  // In order of their bytes the tensors must tile the data: then none overlaps and no byte is unaccounted for.
+  // Sorted by offset, tensors must tile the data, so that none overlap and every byte belongs to a tensor.
   std::ranges::sort(header.tensors, {}, [](const TensorEntry& t) { return std::tuple(t.begin, t.end, t.name); });
   std::uint64_t tiled = 0;
   for (TensorEntry& t : header.tensors) {

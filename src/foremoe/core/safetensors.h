@@ -1,15 +1,15 @@
 #pragma once
 
-// Reads and writes safetensors: 8 bytes little-endian header length, a JSON header, raw tensors.
+// Reads and writes safetensors files: 8 bytes of little-endian header length, a JSON header, raw tensors.
 //
 //   const auto file = Safetensors::open("step.safetensors");
 //   const TensorView& load = file.tensor("load", {DType::kU16, DType::kU32}, 4);
 //   const std::vector<std::int64_t> values = load.to_vector<std::int64_t>();
 //
-// The whole header is checked before anything is handed out: names unique, dtypes known, shapes without overflow,
-// byte ranges that fit their shapes and tile the rest of the file without gap or overlap. What passes is safe to
-// index; what does not is an InputError that names file, field and index. Stricter than the reference reader
-// only in that a tensor's entry may hold nothing besides dtype, shape and data_offsets.
+// The reader checks the whole header first: unique names, known dtypes, shapes without overflow, and byte ranges that
+// match their shapes and cover the rest of the file without gap or overlap. An accepted file is safe to index.
+// Otherwise throws InputError with file, field and index. Stricter than the reference reader in one point: a tensor's
+// entry may contain only dtype, shape and data_offsets.
 
 #include <bit>
 #include <cassert>
@@ -55,9 +55,9 @@ std::string_view to_string(DType dtype);  // "U8", "BF16", …
 std::size_t size_of(DType dtype);         // bytes per element
 
 template <class T>
-constexpr DType dtype_of();  // of std::uint8_t … std::int64_t, float, double
+constexpr DType dtype_of();  // T: std::uint8_t … std::int64_t, float or double
 
-// A tensor inside a file. The bytes belong to the file's storage and need not be aligned.
+// A tensor in a file. The file's storage owns the bytes, which may be unaligned.
 struct TensorView {
   DType dtype = DType::kU8;
   std::vector<std::size_t> shape;
@@ -65,11 +65,11 @@ struct TensorView {
 
   std::size_t num_elements() const { return bytes.size() / size_of(dtype); }
 
-  // Element i of an integer tensor, widened.
+  // Returns element i of an integer tensor, widened.
   std::int64_t integer(std::size_t i) const;
 
-  // All elements of an integer tensor, each converted by static_cast: T is an integer, an id or a quantity that
-  // holds every value of the dtype.
+  // Copies all elements of an integer tensor, each converted by static_cast. T is an integer, an id or a quantity that
+  // can represent every value of the dtype.
   template <class T>
   void copy_to(std::span<T> out) const;
   template <class T>
@@ -80,8 +80,8 @@ class Safetensors {
  public:
   // Memory-maps the file.
   static Safetensors open(const std::string& path);
-  // Reads a file that is in memory already; `name` stands for its path in messages. The bytes must outlive every
-  // view, or `storage` must keep them alive.
+  // Reads a file from memory; messages use `name` as its path. The bytes must outlive every view, or `storage` must
+  // keep them alive.
   static Safetensors parse(std::span<const std::byte> bytes, std::string name,
                            std::shared_ptr<const void> storage = {});
 
@@ -92,18 +92,18 @@ class Safetensors {
 
   bool has(std::string_view tensor) const { return tensors_.contains(tensor); }
 
-  // Throws InputError unless the tensor is there with one of these dtypes and so many axes.
+  // Throws InputError unless the tensor is present with one of these dtypes and this number of axes.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes, std::size_t num_axes) const;
-  // The same with one exact shape.
+  // The same for one exact shape.
   const TensorView& tensor(std::string_view name, std::initializer_list<DType> dtypes,
                            const std::vector<std::size_t>& shape) const;
 
-  // An entry of __metadata__. Throws InputError when it is missing; an integer also outside [low, high].
+  // Returns an entry of __metadata__. Throws InputError if it is missing, or if an integer is outside [low, high].
   const std::string& text(std::string_view key) const;
   std::string text_or(std::string_view key, std::string_view otherwise) const;
   std::int64_t integer(std::string_view key, std::int64_t low, std::int64_t high) const;
 
-  // Throws InputError naming this file.
+  // Throws InputError for this file.
   [[noreturn]] void fail(std::string_view field, std::string_view index, const std::string& what) const;
 
  private:
@@ -117,11 +117,11 @@ class Safetensors {
 
 // ---- writing ----
 //
-// Writes files that any reader of the format accepts: the same tensors and metadata give the same bytes. Metadata by
-// key; tensors by falling element size, then name, so that every one lies aligned; the header is padded with spaces to
-// a multiple of eight bytes. The file appears whole or not at all (atomic_file.h).
+// Writes files that any reader of the format accepts. Equal tensors and metadata give equal bytes: metadata is sorted
+// by key, tensors by descending element size, then name, so that each is aligned. The header is padded with spaces to a
+// multiple of eight bytes. The file appears complete or not at all (atomic_file.h).
 
-// A tensor to be written. The bytes are the caller's until the file is written.
+// A tensor to be written. The caller owns the bytes until the file is written.
 struct TensorData {
   std::string name;
   DType dtype = DType::kU8;
@@ -129,21 +129,21 @@ struct TensorData {
   std::span<const std::byte> bytes;  // product of shape × size_of(dtype)
 };
 
-// A tensor of these values; the shape of one axis unless told otherwise.
+// Makes a tensor from these values, with one axis unless a shape is given.
 template <class T>
 TensorData tensor_data(std::string name, std::span<const T> values, std::vector<std::size_t> shape = {}) {
   if (shape.empty()) shape = {values.size()};
   return {std::move(name), dtype_of<T>(), std::move(shape), std::as_bytes(values)};
 }
 
-// Names must be distinct; a size that disagrees with its shape is a broken invariant. Throws InputError when the
-// file cannot be written.
+// Names must be distinct. A size that differs from its shape is a broken invariant. Throws InputError if the file
+// cannot be written.
 void write_safetensors(const std::string& path, std::vector<TensorData> tensors, const Metadata& metadata);
 
-// The same as bytes in memory.
+// The same in memory.
 std::vector<std::byte> to_safetensors(std::vector<TensorData> tensors, const Metadata& metadata);
 
-// ---- how it is done ----
+// ---- implementation ----
 
 template <class T>
 constexpr DType dtype_of() {
@@ -159,7 +159,7 @@ constexpr DType dtype_of() {
   if constexpr (std::is_same_v<T, double>) return DType::kF64;
 }
 
-// Calls f(std::type_identity<T>{}) with the integer type of the dtype, which must be one.
+// Calls f(std::type_identity<T>{}) with the C++ type of an integer dtype.
 template <class F>
 auto visit_integer_type(DType dtype, F&& f) {
   switch (dtype) {

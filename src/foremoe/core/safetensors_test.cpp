@@ -16,7 +16,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// A file of this header and so many bytes of data.
+// A file with this header and this number of data bytes.
 std::string file_of(const std::string& header, std::size_t data_bytes) {
   std::string file(8, '\0');
   const std::uint64_t length = header.size();
@@ -30,7 +30,7 @@ Safetensors parse(const std::string& bytes) {
   return Safetensors::parse(std::as_bytes(std::span(bytes)), "t.safetensors");
 }
 
-// What the reader says about these bytes; empty when it accepts them.
+// The reader's error for these bytes; empty if it accepts them.
 std::string complaint(const std::string& bytes) {
   try {
     parse(bytes);
@@ -72,7 +72,7 @@ TEST(Safetensors, SurvivesTheRoundTripThroughAFile) {
   std::filesystem::remove(path);
 }
 
-TEST(Safetensors, WritesTheSameBytesWhateverTheOrderOfTensors) {
+TEST(Safetensors, WritesTheSameBytesForAnyOrderOfTensors) {
   const std::vector<std::int64_t> a{1};
   const std::vector<std::uint8_t> b{2};
   const auto ta = tensor_data("a", std::span<const std::int64_t>(a));
@@ -80,7 +80,7 @@ TEST(Safetensors, WritesTheSameBytesWhateverTheOrderOfTensors) {
   EXPECT_EQ(to_safetensors({ta, tb}, {}), to_safetensors({tb, ta}, {}));
 }
 
-TEST(Safetensors, StaysWithinTheFormatThatOthersRead) {
+TEST(Safetensors, WritesTheFormatOfOtherReaders) {
   const std::string text = text_of(small_file());
   EXPECT_EQ(text.substr(8),
             R"({"__metadata__":{"format":"test/1","n":"12"},"wide":{"dtype":"I64","shape":[3],"data_offsets":[0,24]},)"
@@ -92,7 +92,7 @@ TEST(Safetensors, StaysWithinTheFormatThatOthersRead) {
   EXPECT_EQ(text.size(), 8 + header + 30);
 }
 
-TEST(Safetensors, ReadsTensorsThatDoNotLieAligned) {
+TEST(Safetensors, ReadsUnalignedTensors) {
   const std::string bytes = file_of(
       R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"I32","shape":[1],"data_offsets":[1,5]}})",
       5);
@@ -121,18 +121,18 @@ TEST(Safetensors, RejectsTrailingBytes) {
   EXPECT_THAT(complaint(text_of(small_file()) + "x"), HasSubstr("has 1 bytes after its last tensor"));
 }
 
-TEST(Safetensors, NeverDoesWorseThanComplainWhenAnyByteOfTheHeaderChanges) {
+TEST(Safetensors, SurvivesAnyChangedByteOfTheHeader) {
   const std::string whole = text_of(small_file());
   for (std::size_t at = 0; at + 30 < whole.size(); ++at) {
     for (const char byte : {'\0', '"', '{', '}', '[', '9', '-', '\xff'}) {
       std::string changed = whole;
       changed[at] = byte;
-      complaint(changed);  // must return: the sanitizers watch
+      complaint(changed);  // must return; sanitizers detect invalid accesses
     }
   }
 }
 
-TEST(Safetensors, RejectsHeadersThatClaimTooMuch) {
+TEST(Safetensors, RejectsHeadersWithExcessiveSizes) {
   std::string file = file_of("{}", 0);
   const std::uint64_t huge = ~std::uint64_t{0};
   std::memcpy(file.data(), &huge, sizeof huge);
@@ -185,11 +185,11 @@ TEST(Safetensors, NamesTheFieldOfAMalformedHeader) {
   for (const Malformed& m : corpus) EXPECT_THAT(complaint(file_of(m.header, m.data_bytes)), HasSubstr(m.complaint));
 }
 
-TEST(Safetensors, RejectsNestingWithoutBound) {
+TEST(Safetensors, RejectsUnboundedNesting) {
   EXPECT_NE(complaint(file_of(R"({"a":{"shape":)" + std::string(1'000'000, '['), 0)), "");
 }
 
-TEST(Safetensors, NamesTheTensorThatIsNotAsExpected) {
+TEST(Safetensors, ErrorsNameTheUnexpectedTensor) {
   const std::vector<std::byte> bytes = small_file();
   const auto file = Safetensors::parse(bytes, "memory");
   const auto complaint_of = [](const std::function<void()>& access) -> std::string {
@@ -217,7 +217,7 @@ TEST(Safetensors, NamesTheTensorThatIsNotAsExpected) {
             "memory: __metadata__.format: must be an integer from 0 to 11 (is 'test/1')");
 }
 
-TEST(Safetensors, RefusesWhatIsNotAFile) {
+TEST(Safetensors, RejectsAFolderAndAMissingFile) {
   EXPECT_THROW(Safetensors::open(testing::TempDir()), InputError);
   EXPECT_THROW(Safetensors::open(testing::TempDir() + "no such file"), InputError);
 }

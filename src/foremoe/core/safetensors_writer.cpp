@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kHeaderAlignment = 8;
 
-// Header length and header; also brings the tensors into the order of their bytes.
+// Returns header length and header. Sorts the tensors by the order of their bytes in the file.
 std::string prologue(std::vector<TensorData>& tensors, const Metadata& metadata) {
   std::ranges::sort(tensors, [](const TensorData& a, const TensorData& b) {
     return size_of(a.dtype) != size_of(b.dtype) ? size_of(a.dtype) > size_of(b.dtype) : a.name < b.name;

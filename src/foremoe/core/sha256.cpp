@@ -19,7 +19,7 @@ const std::array<std::uint32_t, 64> kSha256RoundConstants{
 
 namespace {
 
-// The standard counts in big-endian words; we run on little-endian machines only (safetensors.h).
+// The standard uses big-endian words. This code runs only on little-endian machines (safetensors.h).
 std::uint32_t big_endian_word(const std::byte* bytes) {
   std::uint32_t word = 0;
   std::memcpy(&word, bytes, sizeof word);
@@ -31,7 +31,7 @@ Sha256Blocks fastest() {
   return extensions != nullptr ? extensions : sha256_blocks_portable;
 }
 
-// Section 6.2.2, with the variables of the standard.
+// Section 6.2.2, with the standard's variable names.
 void compress_one(Sha256State& state, const std::byte* block) {
   std::array<std::uint32_t, 64> w;
   for (std::size_t t = 0; t < 16; ++t) w[t] = big_endian_word(block + 4 * t);
@@ -82,7 +82,7 @@ void Sha256::update(std::span<const std::byte> bytes) {
   std::ranges::copy(bytes, pending_.begin());
 }
 
-// A one bit, zeros up to the last eight bytes of a block, and the length of the message in bits.
+// Appends a one bit, zeros up to the last eight bytes of a block, and the message's length in bits.
 std::string Sha256::hex() {
   const std::uint64_t num_bits = __builtin_bswap64(8 * num_bytes_);
   constexpr std::size_t kLengthAt = kBlockBytes - sizeof num_bits;

@@ -1,6 +1,6 @@
 #pragma once
 
-// SHA-256 (FIPS 180-4). A digest names the load that a plan was made for, and compares results bit by bit.
+// SHA-256 (FIPS 180-4). Digests identify the load of a plan and compare results bit by bit.
 
 #include <array>
 #include <cstddef>
@@ -15,7 +15,7 @@ using Sha256State = std::array<std::uint32_t, 8>;
 class Sha256 {
  public:
   void update(std::span<const std::byte> bytes);
-  std::string hex();  // 64 lower-case digits; once, after the last update
+  std::string hex();  // 64 lower-case digits; call once, after the last update
 
  private:
   static constexpr std::size_t kBlockBytes = 64;
@@ -27,10 +27,10 @@ class Sha256 {
 
 std::string sha256_hex(std::span<const std::byte> bytes);
 
-// Mixes whole blocks of 64 bytes into the state. Both give the same state.
+// Mix whole blocks of 64 bytes into the state. All implementations give the same state.
 using Sha256Blocks = void (*)(Sha256State& state, const std::byte* blocks, std::size_t num_blocks);
 void sha256_blocks_portable(Sha256State& state, const std::byte* blocks, std::size_t num_blocks);
-Sha256Blocks sha256_blocks_extensions();  // by the processor's SHA extensions; null where it has none
+Sha256Blocks sha256_blocks_extensions();  // uses the processor's SHA extensions; null if it has none
 
 extern const std::array<std::uint32_t, 64> kSha256RoundConstants;
 

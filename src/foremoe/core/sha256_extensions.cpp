@@ -10,11 +10,11 @@ namespace {
 
 bool processor_has_them() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kShaBit = 1U << 29;  // of EBX, leaf 7
+  constexpr unsigned kShaBit = 1U << 29;  // in EBX of leaf 7
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & kShaBit) != 0 && __builtin_cpu_supports("sse4.1");
 }
 
-// The processor holds the eight words of the state as ABEF and CDGH, and does two rounds at once.
+// The processor stores the eight words of the state as ABEF and CDGH, and computes two rounds per instruction.
 __attribute__((target("sha,sse4.1"))) void compress(Sha256State& state, const std::byte* block,
                                                     std::size_t num_blocks) {
   const auto load = [](const void* p) __attribute__((target("sha,sse4.1"))) {

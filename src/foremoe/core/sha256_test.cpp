@@ -11,7 +11,7 @@ namespace {
 
 std::span<const std::byte> bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-// NIST's examples for FIPS 180-4: messages of no, one and two blocks, and one of many.
+// NIST's examples for FIPS 180-4: messages of zero, one and two blocks, and of many.
 TEST(Sha256, GivesTheDigestsOfTheStandard) {
   EXPECT_EQ(sha256_hex({}), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(sha256_hex(bytes("abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -24,7 +24,7 @@ TEST(Sha256, GivesTheDigestsOfTheStandard) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-TEST(Sha256, PadsMessagesThatEndNearTheEndOfABlock) {  // digests by sha256sum
+TEST(Sha256, PadsMessagesThatEndNearTheEndOfABlock) {  // digests from sha256sum
   EXPECT_EQ(sha256_hex(bytes(std::string(55, 'a'))),
             "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
   EXPECT_EQ(sha256_hex(bytes(std::string(56, 'a'))),
@@ -33,7 +33,7 @@ TEST(Sha256, PadsMessagesThatEndNearTheEndOfABlock) {  // digests by sha256sum
             "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
 }
 
-TEST(Sha256, DoesNotDependOnHowTheBytesArrive) {
+TEST(Sha256, DoesNotDependOnTheSizesOfUpdates) {
   const std::string text(1'000, 'x');
   for (const std::size_t piece : {1U, 7U, 63U, 64U, 65U, 200U}) {
     Sha256 hash;

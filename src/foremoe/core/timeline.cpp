@@ -49,7 +49,7 @@ std::string json_string(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// In microseconds, exactly: the unit of the format, which allows decimals.
+// Microseconds, the unit of the format, with exact decimals.
 std::string microseconds(std::int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
 
 }  // namespace
@@ -88,7 +88,7 @@ std::string Timeline::to_json() const {
     spans = state_->spans;
     num_dropped = state_->num_dropped;
   }
-  std::ranges::sort(spans, {}, &Span::key);  // by all that a span is: the order in which threads added them is chance
+  std::ranges::sort(spans, {}, &Span::key);  // by all fields: the order of insertion depends on threads
   const std::int64_t start = spans.empty() ? 0 : std::ranges::min(spans, {}, &Span::begin_ns).begin_ns;
 
   std::string events;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What took how long: spans on lanes, written as a Chrome/Perfetto trace (pid = rank, tid = lane), and a thread's
+// Records spans on lanes and writes them as a Chrome/Perfetto trace (pid = rank, tid = lane). Also measures a thread's
 // CPU time.
 
 #include <cstddef>
@@ -22,9 +22,9 @@ class Timeline {
   ~Timeline();
 
   static std::int64_t now_ns();  // steady clock
-  // Any thread may add. At most `most_spans` are kept; how many were not is told in the file.
+  // Thread-safe. Records at most `most_spans`; the trace contains the number of dropped spans.
   void add(RankId rank, Lane lane, const std::string& name, std::int64_t begin_ns, std::int64_t end_ns);
-  // The trace as JSON text, spans by rank, lane, begin; times count from the first.
+  // Returns the trace as JSON text: spans by rank, lane and begin, with times relative to the earliest begin.
   std::string to_json() const;
 
  private:
@@ -32,7 +32,7 @@ class Timeline {
   std::unique_ptr<State> state_;
 };
 
-// CPU time of the calling thread, for figures that must not depend on what else the machine does.
+// CPU time of the calling thread, for measurements that must not depend on other load of the machine.
 double thread_cpu_seconds();
 
 }  // namespace foremoe

@@ -21,7 +21,7 @@ json events_of(const Timeline& timeline, const std::string& phase) {
   return events;
 }
 
-TEST(Timeline, SpansComeByRankLaneAndBeginAndCountFromTheFirst) {
+TEST(Timeline, SortsSpansByRankLaneAndBeginFromTheEarliest) {
   Timeline timeline;
   timeline.add(RankId{1}, Lane::kExperts, "late", 9'000, 9'001);
   timeline.add(RankId{1}, Lane::kExperts, "early", 5'001, 7'500);
@@ -41,7 +41,7 @@ TEST(Timeline, SpansComeByRankLaneAndBeginAndCountFromTheFirst) {
   EXPECT_DOUBLE_EQ(spans[3]["dur"], 0.001);
 }
 
-TEST(Timeline, MicrosecondsKeepThreeDecimalsOverHours) {
+TEST(Timeline, MicrosecondsHaveThreeDecimalsOverHours) {
   Timeline timeline;
   timeline.add(RankId{0}, Lane::kWork, "a", 17, 18);
   timeline.add(RankId{0}, Lane::kWork, "b", 17 + 36'000'000'000'007, 17 + 36'000'000'000'010);
@@ -65,7 +65,7 @@ TEST(Timeline, RanksAndLanesAreNamedOnceAndInWords) {
   EXPECT_EQ(names[3]["tid"], static_cast<int>(Lane::kWait));
 }
 
-TEST(Timeline, NamesMayHoldAnyBytes) {
+TEST(Timeline, AcceptsAnyBytesInNames) {
   Timeline timeline;
   timeline.add(RankId{0}, Lane::kWork, "a \"quoted\"\nline \\ and \xff", 0, 1);
   const json spans = events_of(timeline, "X");
@@ -73,20 +73,20 @@ TEST(Timeline, NamesMayHoldAnyBytes) {
   EXPECT_THAT(name, HasSubstr("a \"quoted\"\nline \\ and "));
 }
 
-TEST(Timeline, WithoutSpansIsStillATrace) {
+TEST(Timeline, IsAValidTraceWithoutSpans) {
   const json trace = json::parse(Timeline().to_json());
   EXPECT_TRUE(trace["traceEvents"].empty());
   EXPECT_EQ(trace["otherData"]["dropped_spans"], 0);
 }
 
-TEST(Timeline, WhatDoesNotFitIsCounted) {
+TEST(Timeline, CountsDroppedSpans) {
   Timeline timeline(3);
   for (int i = 0; i < 8; ++i) timeline.add(RankId{0}, Lane::kWork, "s", 0, 1);
   EXPECT_EQ(events_of(timeline, "X").size(), 3U);
   EXPECT_THAT(timeline.to_json(), HasSubstr(R"("dropped_spans":5)"));
 }
 
-TEST(Timeline, ThreadsMayAddAtOnceAndTheTextDoesNotDependOnTheirOrder) {
+TEST(Timeline, TextDoesNotDependOnTheOrderOfConcurrentThreads) {
   const auto text = [](bool one_after_another) {
     Timeline timeline;
     const auto add = [&](int rank) {

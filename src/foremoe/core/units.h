@@ -1,6 +1,6 @@
 #pragma once
 
-// Units of the quantities that cross module borders. Integers throughout: loads and objectives are exact.
+// Units of quantities that cross module boundaries. All are integers, so loads and objectives are exact.
 
 #include <compare>
 #include <concepts>

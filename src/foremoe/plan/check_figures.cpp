@@ -1,4 +1,4 @@
-// The figures of a plan once more, from their definitions, and reported ones held against them.
+// Recomputes the figures of a plan from their definitions and compares reported figures with them.
 
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@ double mean_of(const std::vector<double>& samples) {
   return sum;
 }
 
-// As numpy.percentile(samples, q) by its default, linear interpolation.
+// numpy.percentile(samples, q) with its default method, linear interpolation.
 double percentile(std::vector<double> samples, double q) {
   std::ranges::sort(samples);
   const double position = q / 100 * static_cast<double>(samples.size() - 1);
@@ -33,7 +33,7 @@ Spread spread(const std::vector<double>& samples, double when_empty) {
 
 std::int64_t up_to_multiple(std::int64_t n, std::int64_t of) { return n % of == 0 ? n : n + of - n % of; }
 
-// Of all nodes, the most that any sends to or receives from others. crossing[a][b]: what goes from node a to b.
+// The most tokens or rows that any node sends to or receives from other nodes. crossing[a][b]: from node a to node b.
 std::int64_t busiest_link(const std::vector<std::vector<std::int64_t>>& crossing) {
   std::int64_t busiest = 0;
   for (std::size_t node = 0; node < crossing.size(); ++node) {
@@ -49,7 +49,7 @@ std::int64_t busiest_link(const std::vector<std::vector<std::int64_t>>& crossing
   return busiest;
 }
 
-// As the sweeps deliver: own rank and own node before all others is the best node-level match.
+// The sweeps serve own rank and own node before other nodes, so as many tokens as possible stay on their node.
 std::int64_t link_tokens(const Subject& subject, EventId t, LayerId l, int num_nodes) {
   std::vector<std::vector<std::int64_t>> crossing(num_nodes, std::vector<std::int64_t>(num_nodes));
   for (const std::vector<Delivery>& of_expert : deliveries(subject, t, l)) {
@@ -66,7 +66,7 @@ std::int64_t link_rows(const Subject& subject, EventId t, LayerId l, int num_nod
   const std::vector<std::vector<Delivery>> delivered = deliveries(subject, t, l);
   std::vector<std::vector<std::int64_t>> crossing(num_nodes, std::vector<std::int64_t>(num_nodes));
   for (int source = 0; source < plan.num_ranks(); ++source) {
-    std::vector<std::vector<int>> nodes_of_rows(plan.num_experts());  // [expert][its rows, in row order]
+    std::vector<std::vector<int>> nodes_of_rows(plan.num_experts());  // [expert][row of this source, in row order]
     for (int e = 0; e < plan.num_experts(); ++e) {
       for (const Delivery& d : delivered[e]) {
         if (d.source != RankId{source}) continue;
@@ -75,7 +75,7 @@ std::int64_t link_rows(const Subject& subject, EventId t, LayerId l, int num_nod
     }
     std::vector<ExpertId> routes;
     subject.tokens->gather(plan.event_micro_step[t.index()], RankId{source}, l, routes);
-    std::vector<std::size_t> seen(plan.num_experts());  // rows of each expert
+    std::vector<std::size_t> seen(plan.num_experts());  // [expert], rows so far
     for (std::size_t token = 0; token < routes.size(); token += top_k) {
       std::set<int> nodes;
       for (std::size_t k = 0; k < top_k; ++k) {
@@ -194,7 +194,7 @@ void reported_figures(const PlanFigures& reported, const PlanFigures& recomputed
   const auto same = [&](std::string_view name, const auto& a, const auto& b) {
     if (a != b) differs(name, a, b);
   };
-  const auto close = [&](std::string_view name, double a, double b) {  // sums may have been taken in another order
+  const auto close = [&](std::string_view name, double a, double b) {  // the order of summation may differ
     if (!(std::abs(a - b) <= 1e-9 * std::max(std::abs(a), std::abs(b)))) differs(name, a, b);
   };
   const auto close_spread = [&](const std::string& name, const Spread& a, const Spread& b) {

@@ -66,20 +66,20 @@ namespace {
 
 using nlohmann::json;
 
-// What may be recorded for an option. Each returns what is wrong, or nothing.
+// Validates a recorded option. Each function returns an error message, or nothing.
 using Complaint = std::optional<std::string>;
 
 bool is_count(const json& value) {
   return value.is_number_unsigned() || (value.is_number_integer() && value.get<std::int64_t>() >= 0);
 }
 
-// nlohmann would compare an unsigned value with a signed bound as signed numbers.
+// Compares as unsigned: nlohmann would compare an unsigned value with a signed bound as signed numbers.
 Complaint count(const json& value, std::uint64_t most = std::numeric_limits<std::int32_t>::max()) {
   if (is_count(value) && value.get<std::uint64_t>() <= most) return {};
   return fmt::format("not a count from 0 to {}", most);
 }
 
-// A count, or the word for no limit.
+// A count, or `unlimited`.
 Complaint limit(const json& value, std::string_view unlimited) {
   if (value == unlimited || !count(value)) return {};
   return fmt::format("neither a count nor {}", unlimited);
@@ -90,7 +90,7 @@ Complaint one_of(const json& value, std::initializer_list<std::string_view> word
   return fmt::format("none of {}", fmt::join(words, ", "));
 }
 
-// Some of B, L, P, T and S, in this order; none is "".
+// Some of B, L, P, T and S, in this order; "" if there are none.
 Complaint stages(const json& value) {
   if (!value.is_string()) return "not a string";
   std::string rest = value.get<std::string>();
@@ -100,7 +100,7 @@ Complaint stages(const json& value) {
   return rest.empty() ? Complaint() : "not some of B, L, P, T and S in this order";
 }
 
-// What the plan itself says as well.
+// Must equal the plan's own value.
 Complaint same(const json& value, const json& of_plan) {
   if (value == of_plan && !value.is_number_float()) return {};
   return fmt::format("but the plan has {}", of_plan.dump());
@@ -121,13 +121,13 @@ Complaint complaint(const StepPlan& plan, std::string_view option, const json& v
   if (option == "homes") return value.is_string() ? Complaint() : "not a string";
   if (option == "tokens-per-rank") return count(value, std::uint64_t{1} << 40);
   if (option == "min-tokens-per-guest" || option == "layers" || option == "micro-steps") return count(value);
-  return {};  // of a planner that has other options
+  return {};  // an option of another planner
 }
 
 }  // namespace
 
-// The options that the plan records, keyed by long option name, against its metadata and their ranges. Whether slots
-// and quotas keep the budgets among them is for budgets() to say.
+// Checks the recorded options, keyed by long option name, against the plan's metadata and their ranges. budgets()
+// checks whether slots and quotas respect the budgets among them.
 void recorded_options(const Subject& subject, Findings& findings) {
   const auto options = json::parse(subject.plan.options, nullptr, /*allow_exceptions=*/false);
   if (!options.is_object()) {
@@ -147,8 +147,8 @@ void recorded_options(const Subject& subject, Findings& findings) {
   }
 }
 
-// One micro-step after the other with K = 1; otherwise a forward whenever fewer than K micro-steps are between
-// their passes and one is left, else the oldest backward.
+// With K = 1 the micro-steps run one after the other. Otherwise the next event is a forward if one is left and fewer
+// than K micro-steps are between their passes, else the oldest backward.
 void event_order(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   const int num_micro_steps = subject.load.num_micro_steps();

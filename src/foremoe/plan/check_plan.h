@@ -1,8 +1,8 @@
 #pragma once
 
-// The independent check of a plan against the load that it claims to serve. It is written from the definitions of
-// docs/users/formats.md and docs/users/glossary.md, and shares no code with any planner nor with plan_figures, so that
-// what `foremoe verify` accepts is right for reasons of its own. Where it has a choice it is plain rather than fast.
+// Checks a plan against the load that it is made for. The rules are written from the definitions in
+// docs/users/formats.md and docs/users/glossary.md. They share no code with the planners or plan_figures, so `foremoe
+// verify` is an independent check. Simple code is preferred to fast code.
 
 #include <array>
 #include <optional>
@@ -17,27 +17,27 @@
 namespace foremoe {
 
 enum class ViolationKind : std::uint8_t {
-  kShape,            // plan and load, or the plan's own arrays, do not fit each other
-  kEvents,           // not the execution order of in_flight
-  kDigest,           // made for another load
-  kOptions,          // the plan's options cannot be understood, or contradict the plan
-  kHomes,            // a rank out of range, or not E/R homes on each rank of a layer
+  kShape,            // the shapes of plan and load, or of the plan's own arrays, do not match
+  kEvents,           // events differ from the execution order for in_flight
+  kDigest,           // the plan was made for another load
+  kOptions,          // recorded options are missing, invalid, or contradict the plan
+  kHomes,            // a home is out of range, or a rank does not have E/R homes in a layer
   kHomeMoves,        // more homes moved than `rehome` permits
-  kUnknownExpert,    // a slot holds an id out of range
-  kHomeSlots,        // homes pinned: a home slot does not hold its expert
-  kDuplicate,        // an expert twice on one rank
-  kUnheldExpert,     // an expert is in no slot at all
+  kUnknownExpert,    // a slot holds an expert id out of range
+  kHomeSlots,        // homes are pinned, but a home slot does not hold its expert
+  kDuplicate,        // a rank holds an expert twice
+  kUnheldExpert,     // an expert is in no slot
   kMovedSlot,        // an expert that stays on its rank changed its slot
-  kChangedGuest,     // residency static: a guest changed inside the step
-  kForwardOnly,      // residency free in a plan that has backward events
-  kQuota,            // negative, on an empty slot, or over the replicas not the sum of the load
-  kPasses,           // forward and backward of a micro-step give a (rank, expert) different quotas
+  kChangedGuest,     // residency static: a guest changed during the step
+  kForwardOnly,      // residency free in a plan with backward events
+  kQuota,            // a quota is negative or on an empty slot, or an expert's quotas do not sum to its load
+  kPasses,           // a (rank, expert) has different quotas in the forward and backward of a micro-step
   kCopiesPerRank,    // budget max-copies-per-rank
   kCopiesPerSource,  // budget max-copies-per-source
   kTokensPerGuest,   // budget min-tokens-per-guest
   kMaxLoad,          // recorded max_load is not the largest rank load
   kLowerBound,       // recorded lower_bound is not ⌈mean⌉
-  kRoutes,           // route_tokens does not deliver what loads and quotas say
+  kRoutes,           // route_tokens or assign_rows does not deliver the rows of loads and quotas
   kFigure,           // a reported figure differs from the recomputed one
 };
 
@@ -55,29 +55,29 @@ struct Violation {
   std::string message;
 };
 
-// "event 3, layer 0, expert 17": where it is, as far as it has a place.
+// The violation's ids, such as "event 3, layer 0, expert 17"; empty if it has none.
 std::string place_of(const Violation& violation);
 
 struct CheckOptions {
-  ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: as the plan's options say
+  ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: from the plan's options
   int align = 128;                          // tokens, for rho_padded
   const BatchedTrace* tokens = nullptr;     // the tokens behind the load; null: unknown
-  const PlanFigures* reported = nullptr;    // figures to hold against the recomputed ones
-  int max_listed = 100;                     // violations listed; all are counted
-  const ThreadPool* pool = nullptr;         // the check ends with Cancelled once this pool is cancelled
+  const PlanFigures* reported = nullptr;    // figures to compare with the recomputed ones
+  int max_listed = 100;                     // number of violations to list; all are counted
+  const ThreadPool* pool = nullptr;         // the check throws Cancelled after this pool is cancelled
 };
 
 struct CheckReport {
   std::vector<Violation> violations;                           // the first max_listed
-  std::array<std::int64_t, kNumViolationKinds> num_of_kind{};  // all
-  std::vector<std::string> not_checked;                        // what could not be checked, and why
-  std::optional<PlanFigures> figures;                          // recomputed; none for a plan too broken to measure
+  std::array<std::int64_t, kNumViolationKinds> num_of_kind{};  // [kind], all violations
+  std::vector<std::string> not_checked;                        // skipped checks, with reasons
+  std::optional<PlanFigures> figures;                          // recomputed; none if the plan is too broken
 
   std::int64_t num_violations() const;
   bool ok() const { return num_violations() == 0; }
 };
 
-// Never throws for a bad plan: whatever is wrong with it is a violation. Throws Cancelled.
+// Throws Cancelled. Does not throw for an invalid plan: every defect is a violation.
 CheckReport check_plan(const StepPlan& plan, const LoadTable& load, const CheckOptions& options = {});
 
 }  // namespace foremoe

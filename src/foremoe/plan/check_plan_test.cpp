@@ -1,4 +1,4 @@
-// Good plans pass; what the options permit and what cannot be checked is said.
+// Valid plans pass. The checker reports which checks it skips.
 
 #include "foremoe/plan/check_plan.h"
 
@@ -29,7 +29,7 @@ void PrintTo(const KindOfPlan& kind, std::ostream* out) {
 
 class CheckGoodPlan : public testing::TestWithParam<KindOfPlan> {};
 
-TEST_P(CheckGoodPlan, FindsNothingWrongAndTheSameFigures) {
+TEST_P(CheckGoodPlan, FindsNoViolationAndTheSameFigures) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const LoadTable load = test::random_load(GetParam().load, seed);
     const StepPlan plan = test::random_plan(load, GetParam().shape, seed);
@@ -61,7 +61,7 @@ std::vector<KindOfPlan> good_plans() {
 INSTANTIATE_TEST_SUITE_P(OfEveryKind, CheckGoodPlan, testing::ValuesIn(good_plans()),
                          testing::PrintToStringParamName());
 
-TEST(CheckPlan, RecomputesFiguresOfRowsWhereTheTokensAreKnown) {
+TEST(CheckPlan, RecomputesRowFiguresIfTheTokensAreKnown) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const test::CountedTrace batched = test::random_trace(seed, 40);
     const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 2, .in_flight = 2}, seed);
@@ -75,7 +75,7 @@ TEST(CheckPlan, RecomputesFiguresOfRowsWhereTheTokensAreKnown) {
   }
 }
 
-TEST(CheckPlan, SaysSoWhenTheTraceIsNotTheOneBehindTheLoad) {
+TEST(CheckPlan, ReportsATraceThatDoesNotMatchTheLoad) {
   const test::CountedTrace batched = test::random_trace(1);
   const test::CountedTrace other = test::random_trace(2);
   const StepPlan plan = test::random_plan(batched.load, {}, 1);
@@ -85,7 +85,7 @@ TEST(CheckPlan, SaysSoWhenTheTraceIsNotTheOneBehindTheLoad) {
   EXPECT_FALSE(report.figures->node_link_rows);
 }
 
-TEST(CheckPlan, PermitsWhatTheOptionsPermit) {
+TEST(CheckPlan, AcceptsPlansWithinTheirBudgets) {
   test::GoodPlan good(Residency::kResident, 1);
   for (const char* options : {R"({"max-copies-per-rank": 1, "max-copies-per-source": 4, "rehome": "free"})",
                               R"({"max-copies-per-rank": "none", "max-copies-per-source": "none", "rehome": 16})",
@@ -96,7 +96,7 @@ TEST(CheckPlan, PermitsWhatTheOptionsPermit) {
   }
 }
 
-// CPU seconds of checking a plan of so many micro-steps of one layer, one rank and one expert.
+// CPU seconds to check a plan with this many micro-steps, one layer, one rank and one expert.
 double seconds_to_check(int micro_steps, int in_flight) {
   LoadTable load{.load = Array<Tokens, 4>({std::size_t(micro_steps), 1, 1, 1}, Tokens{1})};
   StepPlan plan = empty_plan(
@@ -111,14 +111,14 @@ double seconds_to_check(int micro_steps, int in_flight) {
   return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }
 
-TEST(CheckPlan, TakesTimeInProportionToTheMicroSteps) {
+TEST(CheckPlan, TakesLinearTimeInTheMicroSteps) {
   for (const int in_flight : {1, 2}) {
     const double some = seconds_to_check(30'000, in_flight);
     EXPECT_LT(seconds_to_check(120'000, in_flight), 8 * some) << in_flight << " in flight";
   }
 }
 
-TEST(CheckPlan, SaysSoWhenItDoesNotKnowTheHomesBeforeThePlan) {
+TEST(CheckPlan, ReportsThatHomeMovesAreNotCheckedIfInitialHomesAreUnknown) {
   test::GoodPlan good(Residency::kResident, 1);
   good.record({{"homes", "last-step.safetensors"}});
   const CheckReport report = check_plan(good.plan, good.load);

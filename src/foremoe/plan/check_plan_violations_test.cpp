@@ -1,4 +1,4 @@
-// Each way of spoiling a good plan is found, named, and told where it is.
+// The checker finds, names and locates every corruption of a valid plan.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -133,7 +133,7 @@ const Mutation kMutations[] = {
     {"QuotaOnAnEmptySlot", kQuota, Residency::kResident, 1,
      [](GoodPlan& g) { g.plan.slot_expert(3, kLayer, kRank, g.guest_slot()) = kNoExpert; }},
     {"PassesThatDiffer", kPasses, Residency::kStatic, 2,
-     [](GoodPlan& g) {  // a token between a guest and its home, in the last backward only
+     [](GoodPlan& g) {  // moves a token between a guest and its home, in the last backward only
        const int t = g.plan.num_events() - 1;
        const ExpertId guest = g.plan.slot_expert(t, kLayer, kRank, g.guest_slot());
        const RankId home = g.plan.home(kLayer, guest);
@@ -164,7 +164,7 @@ const Mutation kMutations[] = {
      }},
     {"WrongMaxLoad", kMaxLoad, Residency::kResident, 1, [](GoodPlan& g) { g.plan.max_load(2, kLayer) += Tokens{1}; }},
     {"QuotaMovedBetweenReplicas", kMaxLoad, Residency::kResident, 1,
-     [](GoodPlan& g) {  // from every guest to its home: the sums stay right
+     [](GoodPlan& g) {  // moves tokens from every guest to its home; the sums remain right
        for (int r = 0; r < 4; ++r) {
          const ExpertId guest = g.plan.slot_expert(2, kLayer, r, g.guest_slot());
          Tokens& at_guest = g.plan.slot_tokens(2, kLayer, r, g.guest_slot());
@@ -182,7 +182,7 @@ const Mutation kMutations[] = {
 
 class CheckSpoiledPlan : public testing::TestWithParam<Mutation> {};
 
-TEST_P(CheckSpoiledPlan, NamesTheRuleThatIsBroken) {
+TEST_P(CheckSpoiledPlan, NamesTheBrokenRule) {
   const Mutation& mutation = GetParam();
   GoodPlan good(mutation.residency, mutation.in_flight);
   ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
@@ -194,9 +194,9 @@ TEST_P(CheckSpoiledPlan, NamesTheRuleThatIsBroken) {
 
 INSTANTIATE_TEST_SUITE_P(With, CheckSpoiledPlan, testing::ValuesIn(kMutations), testing::PrintToStringParamName());
 
-// ---- what the plan records of its options ----
+// ---- recorded options ----
 
-// A plan with a guest on every rank, and all options that it may record, as it keeps them.
+// A plan with a guest on every rank that records every option a plan may record.
 GoodPlan with_recorded_options() {
   GoodPlan good(Residency::kResident, 2);
   good.plan.options = nlohmann::json{
@@ -218,7 +218,7 @@ GoodPlan with_recorded_options() {
   return good;
 }
 
-TEST(CheckPlan, RefusesEveryRecordedOptionOfAWrongTypeOrOutOfRange) {
+TEST(CheckPlan, RejectsRecordedOptionsOfAWrongTypeOrOutOfRange) {
   GoodPlan good = with_recorded_options();
   ASSERT_TRUE(check_plan(good.plan, good.load).ok()) << first_message(check_plan(good.plan, good.load));
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
@@ -235,8 +235,8 @@ TEST(CheckPlan, RefusesEveryRecordedOptionOfAWrongTypeOrOutOfRange) {
   for (const auto& [option, value] : right.items()) {
     for (const nlohmann::json& mutation : wrong) {
       if (mutation == value) continue;
-      if (option == "stages" && mutation == "") continue;       // no stage at all
-      if (option == "homes" && mutation.is_string()) continue;  // a file's name
+      if (option == "stages" && mutation == "") continue;       // an empty list of stages is valid
+      if (option == "homes" && mutation.is_string()) continue;  // any file name is valid
       if (option == "seed" && mutation.is_number_integer() && mutation > 0) continue;
       if (option == "tokens-per-rank" && mutation == 2147483648) continue;
       nlohmann::json mutated = right;
@@ -247,7 +247,7 @@ TEST(CheckPlan, RefusesEveryRecordedOptionOfAWrongTypeOrOutOfRange) {
   }
 }
 
-TEST(CheckPlan, NamesTheOptionsThatEveryPlanRecordsWhereOneIsMissing) {
+TEST(CheckPlan, ReportsMissingRecordedOptions) {
   GoodPlan good(Residency::kResident, 2);
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
   for (const char* option : {"guest-slots", "residency", "in-flight"}) {
@@ -260,7 +260,7 @@ TEST(CheckPlan, NamesTheOptionsThatEveryPlanRecordsWhereOneIsMissing) {
   }
 }
 
-TEST(CheckPlan, RefusesRecordedOptionsThatContradictThePlan) {
+TEST(CheckPlan, RejectsRecordedOptionsThatContradictThePlan) {
   const GoodPlan good = with_recorded_options();
   const nlohmann::json right = nlohmann::json::parse(good.plan.options);
   // clang-format off
@@ -279,7 +279,7 @@ TEST(CheckPlan, RefusesRecordedOptionsThatContradictThePlan) {
   }
 }
 
-TEST(CheckPlan, RefusesEveryLowerBoundButTheMean) {
+TEST(CheckPlan, RejectsEveryLowerBoundExceptTheMean) {
   const GoodPlan good(Residency::kResident, 1);
   for (std::size_t i = 0; i < good.plan.lower_bound.size(); ++i) {
     const Tokens mean = good.plan.lower_bound.flat()[i];
@@ -293,7 +293,7 @@ TEST(CheckPlan, RefusesEveryLowerBoundButTheMean) {
   }
 }
 
-TEST(CheckPlan, NoticesEveryQuotaAndEveryHomeThatChangesByOne) {
+TEST(CheckPlan, DetectsEveryQuotaOrHomeChangedByOne) {
   const GoodPlan good(Residency::kResident, 2);
   for (std::size_t i = 0; i < good.plan.slot_tokens.size(); ++i) {
     for (const int change : {-1, 1}) {
@@ -309,7 +309,7 @@ TEST(CheckPlan, NoticesEveryQuotaAndEveryHomeThatChangesByOne) {
   }
 }
 
-TEST(CheckPlan, FindsEveryFigureThatIsReportedWrongly) {
+TEST(CheckPlan, RejectsEveryWronglyReportedFigure) {
   const test::CountedTrace batched = test::random_trace(1, 40);
   const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 1}, 1);
   const PlanFigures right = plan_figures(plan, batched.load, {.tokens = &batched});
@@ -350,7 +350,7 @@ TEST(CheckPlan, FindsEveryFigureThatIsReportedWrongly) {
   }
 }
 
-TEST(CheckPlan, HoldsHomeMovesAgainstTheGivenHomes) {
+TEST(CheckPlan, CountsHomeMovesFromTheGivenHomes) {
   GoodPlan good(Residency::kResident, 1);
   Array<RankId, 2> initial = good.plan.home;
   std::swap(initial(0, 0), initial(0, 7));
@@ -362,7 +362,7 @@ TEST(CheckPlan, HoldsHomeMovesAgainstTheGivenHomes) {
   }
 }
 
-TEST(CheckPlan, SaysWhereTheViolationIs) {
+TEST(CheckPlan, LocatesTheViolation) {
   GoodPlan good(Residency::kResident, 1);
   const ExpertId expert = good.plan.slot_expert(2, kLayer, kRank, 1);
   good.plan.slot_tokens(2, kLayer, kRank, 1) = Tokens{-7};
@@ -382,7 +382,7 @@ TEST(CheckPlan, SaysWhereTheViolationIs) {
   EXPECT_EQ(json["violations"][0]["event"], 2);
 }
 
-TEST(CheckPlan, ListsAFewViolationsAndCountsAll) {
+TEST(CheckPlan, ListsAtMostMaxListedViolationsAndCountsAll) {
   GoodPlan good(Residency::kResident, 1);
   for (Tokens& quota : good.plan.slot_tokens.flat()) quota = Tokens{-1};
   const CheckReport report = check_plan(good.plan, good.load, {.max_listed = 3});

@@ -1,6 +1,6 @@
 #pragma once
 
-// The rules of check_plan, one function each. Each takes for granted what the groups above its own establish.
+// The rules of check_plan, one function each. A rule assumes that the rules of earlier groups hold.
 
 #include <vector>
 
@@ -13,15 +13,15 @@ struct Subject {
   const StepPlan& plan;
   const LoadTable& load;
   const CheckOptions& options;
-  const SourceTokens* tokens = nullptr;  // behind the load, where the options tell them
+  const SourceTokens* tokens = nullptr;  // of the load; null if unknown
 
-  // Between rules, and within long ones between layers.
+  // Throws Cancelled once the pool is cancelled. Called between rules, and in long rules between layers.
   void expect_going_on() const {
     if (options.pool != nullptr) options.pool->expect_going_on();
   }
 };
 
-// Where the rules put what they find.
+// Adds violations and skipped checks to a report.
 class Findings {
  public:
   Findings(CheckReport& report, int max_listed) : report_(report), max_listed_(max_listed) {}
@@ -35,17 +35,17 @@ class Findings {
   int max_listed_;
 };
 
-// check_plan.cpp: made for this load, and what the plan says of itself.
+// check_plan.cpp: shapes, digest of the load, recorded options and order of events.
 void shapes(const Subject&, Findings&);
 void digest(const Subject&, Findings&);
 void recorded_options(const Subject&, Findings&);
 void event_order(const Subject&, Findings&);
 
-// check_slots.cpp: ids in range and homes as they must be.
+// check_slots.cpp: expert ids in range and valid homes.
 void expert_ids(const Subject&, Findings&);
 void homes(const Subject&, Findings&);
 
-// check_slots.cpp and check_tokens.cpp: what the slots hold and owe, and what the plan's own options permit.
+// check_slots.cpp and check_tokens.cpp: experts and quotas of the slots, and budgets in the plan's options.
 void home_slots(const Subject&, Findings&);
 void replicas(const Subject&, Findings&);
 void staying_experts(const Subject&, Findings&);
@@ -55,34 +55,34 @@ void quotas(const Subject&, Findings&);
 void passes(const Subject&, Findings&);
 void budgets(const Subject&, Findings&);
 
-// check_tokens.cpp: what follows from them.
+// check_tokens.cpp: recorded loads and bounds, and routing.
 void bounds(const Subject&, Findings&);
 void routes(const Subject&, Findings&);
 
-// check_figures.cpp: the figures from their definitions, and reported ones held against them.
+// check_figures.cpp: recomputes the figures from their definitions and compares reported figures with them.
 PlanFigures recompute_figures(const Subject&);
 void reported_figures(const PlanFigures& reported, const PlanFigures& recomputed, Findings&);
 
-// True when the trace that the options name, batched as they say, has exactly the rows that the load counts.
+// True if the trace and batching in the options have exactly the rows that the load counts.
 bool trace_has_the_load(const Subject&);
 
-// The rows of one expert that a source sends to a replica.
+// Rows of one expert that a source sends to a replica.
 struct Delivery {
   RankId source;
   RankId replica;
   std::int64_t rows;
 };
 
-// [expert], the deliveries of each by the three sweeps, in their order, at one event.
+// [expert]: the deliveries of the three sweeps at one event, in the order of the sweeps.
 std::vector<std::vector<Delivery>> deliveries(const Subject&, EventId, LayerId);
 
-// Was the slot's expert in none of the rank's slots before? (Under `shared`: is it a guest with quota?)
+// True if no slot of the rank held the expert at the event before. Under `shared`: true for a guest with quota.
 bool is_copy(const StepPlan& plan, EventId t, LayerId l, RankId r, SlotId s);
 
-// [micro_step], the first of its events: with more than one in flight its forward.
+// [micro_step]: its first event. With more than one in flight, this is its forward.
 std::vector<EventId> first_events(const Subject&);
 
-// Tokens of one expert over all sources.
+// Tokens of one expert, summed over all sources.
 std::int64_t load_of(const Subject&, MicroStepId, LayerId, ExpertId);
 
 }  // namespace foremoe::check

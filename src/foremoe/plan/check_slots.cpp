@@ -1,5 +1,5 @@
-// What the slots hold: ids, homes, replicas, what may change from one event to the next, and what the plan's own
-// options permit of it: copies per rank and per source, tokens per guest, moved homes.
+// Checks the slots: ids, homes, replicas, changes between events, and the budgets in the plan's options (copies per
+// rank and per source, tokens per guest, moved homes).
 
 #include <fmt/format.h>
 
@@ -61,7 +61,7 @@ void home_slots(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   if (plan.residency == Residency::kFree) return;
   for (int l = 0; l < plan.num_layers(); ++l) {
-    std::vector<int> next_slot(plan.num_ranks());  // experts ascending fill their home's slots from 0
+    std::vector<int> next_slot(plan.num_ranks());  // experts fill their home's slots in ascending order from 0
     for (int e = 0; e < plan.num_experts(); ++e) {
       const RankId home = plan.home(l, e);
       const SlotId slot{next_slot[home.index()]++};
@@ -114,8 +114,8 @@ void replicas(const Subject& subject, Findings& findings) {
   }
 }
 
-// Before the first event a rank holds its homes, ascending, in its first slots. Under `shared` nothing stays but
-// homes, which home_slots() has checked.
+// Before the first event a rank's first slots hold its home experts in ascending order. Under `shared` only homes stay,
+// and home_slots() has checked them.
 void staying_experts(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   if (plan.residency == Residency::kShared) return;
@@ -183,7 +183,7 @@ struct Budgets {
   std::string homes = "contiguous";
 };
 
-// The options as the plan records them; what is missing is at its default. Wrong ones recorded_options() has found.
+// Reads the budgets from the plan's options. Missing options have defaults; recorded_options() reports invalid ones.
 Budgets read_budgets(const StepPlan& plan) {
   Budgets budgets;
   if (plan.residency != Residency::kFree) budgets.copies_per_rank = plan.guest_slots;
@@ -213,7 +213,7 @@ void copies(const Subject& subject, const Budgets& budgets, Findings& findings) 
   for (int t = 0; t < plan.num_events(); ++t) {
     for (int l = 0; l < plan.num_layers(); ++l) {
       std::vector<int> into(plan.num_ranks());
-      std::vector<int> from(plan.num_ranks());  // at the home of the copied expert, whatever path it takes
+      std::vector<int> from(plan.num_ranks());  // at the home of the copied expert, whatever the copy's path
       for (int r = 0; r < plan.num_ranks(); ++r) {
         for (int s = 0; s < plan.num_slots(); ++s) {
           if (!is_copy(plan, EventId{t}, LayerId{l}, RankId{r}, SlotId{s})) continue;

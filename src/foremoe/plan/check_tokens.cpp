@@ -1,6 +1,5 @@
-// What the slots owe: quotas, the agreement of both passes, and the recorded loads and bounds. And does routing deliver
-// what loads and quotas say? The sweeps are written out once more, replica by replica, and held against route_tokens
-// and assign_rows.
+// Checks quotas, their agreement between both passes, and the recorded loads and bounds. Checks route_tokens and
+// assign_rows against an independent implementation of the sweeps, replica by replica.
 
 #include <fmt/format.h>
 
@@ -13,7 +12,7 @@ namespace foremoe::check {
 
 namespace {
 
-// Quota of an expert on a rank, wherever it sits there.
+// Quota of an expert on a rank, summed over its slots.
 std::int64_t quota_of(const StepPlan& plan, int t, int l, int r, int e) {
   std::int64_t sum = 0;
   for (int s = 0; s < plan.num_slots(); ++s) {
@@ -40,7 +39,7 @@ void quotas(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
   for (int t = 0; t < plan.num_events(); ++t) {
     for (int l = 0; l < plan.num_layers(); ++l) {
-      std::vector<std::int64_t> left(plan.num_experts());  // load that no quota has covered yet
+      std::vector<std::int64_t> left(plan.num_experts());  // load not yet covered by a quota
       for (int e = 0; e < plan.num_experts(); ++e) {
         left[e] = load_of(subject, plan.event_micro_step[t], LayerId{l}, ExpertId{e});
       }
@@ -109,7 +108,7 @@ void passes(const Subject& subject, Findings& findings) {
 
 void bounds(const Subject& subject, Findings& findings) {
   const StepPlan& plan = subject.plan;
-  const std::vector<EventId> first = first_events(subject);  // the others have the same quotas
+  const std::vector<EventId> first = first_events(subject);  // later events have the same quotas
   for (int m = 0; m < subject.load.num_micro_steps(); ++m) {
     const EventId t = first[m];
     for (int l = 0; l < plan.num_layers(); ++l) {
@@ -165,7 +164,7 @@ void assigned_rows(const Subject& subject, EventId t, LayerId l, const RoutedLay
   std::vector<ExpertId> routes;  // [row]
   std::vector<RankId> replica;   // [row]
   for (int source = 0; source < subject.plan.num_ranks(); ++source) {
-    std::vector<std::vector<RankId>> right(subject.plan.num_experts());  // [expert][its rows, in row order]
+    std::vector<std::vector<RankId>> right(subject.plan.num_experts());  // [expert][row of this source, in row order]
     for (int e = 0; e < subject.plan.num_experts(); ++e) {
       for (const Delivery& d : expected[e]) {
         if (d.source == RankId{source}) right[e].insert(right[e].end(), d.rows, d.replica);
@@ -175,7 +174,7 @@ void assigned_rows(const Subject& subject, EventId t, LayerId l, const RoutedLay
     replica.resize(routes.size());
     assign_rows(routed, {RankId{source}, routes}, workspace, replica);
 
-    std::vector<std::size_t> seen(subject.plan.num_experts());  // rows of each expert
+    std::vector<std::size_t> seen(subject.plan.num_experts());  // [expert], rows so far
     for (std::size_t row = 0; row < routes.size(); ++row) {
       const ExpertId e = routes[row];
       const RankId expected_replica = e == kNoExpert ? kNoReplica : right[e.index()][seen[e.index()]++];

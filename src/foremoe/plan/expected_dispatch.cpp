@@ -7,7 +7,7 @@
 namespace foremoe {
 namespace {
 
-// The rows that one source sends to places of one kind: ranks, or nodes.
+// Rows that one source sends to places of one kind: ranks or nodes.
 class Places {
  public:
   void begin(std::size_t num_places, std::span<const Shipment> shipments, const auto& place_of) {
@@ -16,7 +16,7 @@ class Places {
     for (const Shipment& s : shipments) of_shipment_.push_back(place_of(s));
   }
 
-  // Adds so many tokens, whose rows of expert e all go to shipments[serving[e]].
+  // Adds `tokens` tokens whose rows of expert e all go to shipments[serving[e]].
   void add(double tokens, std::span<const std::size_t> serving, TokenChoice& choice) {
     place_.clear();
     for (const std::size_t shipment : serving) place_.push_back(of_shipment_[shipment]);
@@ -56,15 +56,15 @@ class Places {
   }
 
   std::vector<double> expected_, missed_;         // [place]
-  std::vector<std::int64_t> all_, busiest_;       // [place], rows of all experts, and of the busiest one there
+  std::vector<std::int64_t> all_, busiest_;       // [place], rows of all experts, and of the busiest expert there
   std::vector<std::int64_t> of_expert_;           // [place], rows of the current expert
-  std::vector<std::size_t> of_shipment_, place_;  // the place of each shipment, and of each expert
+  std::vector<std::size_t> of_shipment_, place_;  // the place of each shipment; the place of each expert
 };
 
-// The positions among a source's tokens, from 0 to 1, at which the rows of some expert begin to go to another replica.
+// Positions among a source's tokens, from 0 to 1, at which an expert switches to its next replica.
 struct Positions {
   std::vector<double> ends;     // [shipment]
-  std::vector<double> borders;  // ascending, 0 and 1 among them
+  std::vector<double> borders;  // ascending, including 0 and 1
 
   void find(std::span<const Shipment> shipments, std::span<const Tokens> load) {
     ends.clear();
@@ -80,7 +80,7 @@ struct Positions {
     borders.erase(std::unique(borders.begin(), borders.end()), borders.end());
   }
 
-  // Sets serving[e] to the shipment that has the rows of expert e at this position.
+  // Sets serving[e] to the shipment that carries the rows of expert e at this position.
   void serve(double position, std::span<const Shipment> shipments, std::span<std::size_t> serving) const {
     for (std::size_t i = shipments.size(); i-- > 0;) {
       if (position < ends[i]) serving[shipments[i].expert.index()] = i;
@@ -109,7 +109,7 @@ TokenDispatch expected_token_dispatch(const RoutedLayer& routed, const ExpectedD
     positions.find(shipments, load);
     ranks.begin(num_ranks, shipments, [](const Shipment& of) { return of.replica.index(); });
     nodes.begin(num_nodes, shipments, [&](const Shipment& of) { return topology.node_of(of.replica).index(); });
-    std::ranges::fill(serving, 0);  // experts without rows have no shipment, but weight 0
+    std::ranges::fill(serving, 0);  // experts without rows have no shipment, and weight 0
     for (std::size_t i = 0; i + 1 < positions.borders.size(); ++i) {
       const double begin = positions.borders[i];
       const double end = positions.borders[i + 1];

@@ -1,16 +1,16 @@
 #pragma once
 
-// Estimates what token_dispatch() (plan/route_tokens.h) would count, where only a load is known and not its tokens.
+// Estimates the counts of token_dispatch() (plan/route_tokens.h) from a load alone, without its tokens.
 //
-// Model. The tokens of a source are interchangeable and choose their experts as token_choice.h says. The rows of an
-//   expert go to its shipments one after the other, so a token's position among those of its source decides which
+// Model. The tokens of a source are interchangeable and choose experts as described in token_choice.h. The rows of an
+//   expert fill its shipments one after the other, so a token's position among those of its source determines which
 //   replica serves each of its experts.
-// Guarantees. A source sends to a place at most as many rows as it has assignments there, and at least as many as its
-//   busiest expert there has. Rows are whole numbers; rounding preserves their sum over ranks, and that over nodes, to
-//   within one half, as far as these bounds allow. Ranks and nodes are rounded independently: a node may differ by a
-//   row from what its ranks permit.
-// Complexity. For each source TokenChoice::fit(), O(shipments · log shipments), and, for each position at which some
-//   expert's replica changes, O(shipments + ranks) and TokenChoice::misses() twice.
+// Guarantees. A source sends to a place (rank or node) at most as many rows as it has assignments there, and at least
+//   as many as its busiest expert there has. Rows are integers. Rounding preserves their sums over ranks and over nodes
+//   to within one half, as far as these bounds allow. Ranks and nodes are rounded independently: a node may differ by
+//   one row from the values that its ranks permit.
+// Complexity. Per source: TokenChoice::fit() and O(shipments · log shipments). Per position at which an expert changes
+//   its replica: O(shipments + ranks) and two calls of TokenChoice::misses().
 
 #include <span>
 #include <vector>

@@ -15,7 +15,7 @@ namespace foremoe {
 namespace {
 
 struct Shape {
-  int tokens = 0;  // of each rank
+  int tokens = 0;  // per rank
   int ranks = 0;
   int ranks_per_node = 0;
   int experts = 0;
@@ -24,7 +24,7 @@ struct Shape {
   ExpertGroups groups;
 };
 
-// A token's experts: the best by score, from the groups whose two best experts score best.
+// A token's experts: those with the best scores, from the groups whose two best experts have the highest sum.
 std::vector<std::uint8_t> choose(const std::vector<double>& score, const Shape& shape) {
   const std::size_t size = score.size() / static_cast<std::size_t>(shape.groups.count);
   std::vector<std::pair<double, std::size_t>> of_group;
@@ -47,7 +47,7 @@ std::vector<std::uint8_t> choose(const std::vector<double>& score, const Shape& 
   return chosen;
 }
 
-// One micro-step and layer; tokens differ by chance alone, sources by what is popular there.
+// One micro-step and layer. Tokens differ by chance only; sources differ in which experts are popular.
 test::CountedTrace draw(const Shape& shape, Random& random) {
   const auto gumbel = [&] { return -std::log(-std::log(std::max(random.uniform(), 1e-12))); };
   test::CountedTrace result;
@@ -72,7 +72,7 @@ test::CountedTrace draw(const Shape& shape, Random& random) {
   return result;
 }
 
-// What the slots of the only layer hold and serve.
+// Experts and quotas in the slots of the only layer.
 struct Slots {
   Array<ExpertId, 2> expert;  // [rank][slot]
   Array<Tokens, 2> tokens;
@@ -80,7 +80,7 @@ struct Slots {
   LayerQuotas quotas() const { return {.slot_expert = expert, .slot_tokens = tokens}; }
 };
 
-// Each expert at home, in equal runs, serving all of its rows; and an empty guest slot on each rank.
+// Each expert is at home, in contiguous blocks, and serves all of its rows. Each rank has one empty guest slot.
 Slots at_home(const LoadTable& load) {
   const auto ranks = static_cast<std::size_t>(load.num_ranks());
   const std::size_t homes = static_cast<std::size_t>(load.num_experts()) / ranks;
@@ -93,7 +93,7 @@ Slots at_home(const LoadTable& load) {
   return slots;
 }
 
-// Half of the rows of some experts go to a guest.
+// Moves half of the rows of some experts to a guest.
 Slots split(const LoadTable& load, Random& random) {
   Slots slots = at_home(load);
   const std::size_t homes = slots.expert.extent(1) - 1;
@@ -135,7 +135,7 @@ Both dispatch_both(const test::CountedTrace& drawn, const Slots& slots, const Ex
 
 class ExpectedDispatchTest : public testing::TestWithParam<Shape> {};
 
-TEST_P(ExpectedDispatchTest, IsWhatIsCountedWhereTokensAreDrawnAlike) {
+TEST_P(ExpectedDispatchTest, MatchesCountsOfTokensFromOneDistribution) {
   const Shape& shape = GetParam();
   Random random(3);
   for (int trial = 0; trial < 3; ++trial) {
@@ -151,7 +151,7 @@ TEST_P(ExpectedDispatchTest, IsWhatIsCountedWhereTokensAreDrawnAlike) {
   }
 }
 
-TEST_P(ExpectedDispatchTest, SendsToAPlaceAsMuchAsItsBusiestExpertAndNoMoreThanAllOfThem) {
+TEST_P(ExpectedDispatchTest, SendsAPlaceBetweenItsBusiestExpertsRowsAndAllItsRows) {
   const Shape& shape = GetParam();
   Random random(5);
   const test::CountedTrace drawn = draw(shape, random);
@@ -192,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
                           .spread = 0.5,
                           .groups = {.count = 4, .per_token = 2}}));
 
-TEST(ExpectedDispatch, OfOneExpertPerTokenIsTheDispatchTable) {
+TEST(ExpectedDispatch, EqualsTheDispatchTableForOneExpertPerToken) {
   Random random(9);
   const test::CountedTrace drawn =
       draw({.tokens = 300, .ranks = 4, .ranks_per_node = 2, .experts = 16, .top_k = 1, .spread = 1}, random);
@@ -202,7 +202,7 @@ TEST(ExpectedDispatch, OfOneExpertPerTokenIsTheDispatchTable) {
   EXPECT_EQ(both.expected.to_node, both.counted.to_node);
 }
 
-// Rank 0 alone has tokens, which choose two of eight experts. Four ranks are on two nodes.
+// Only rank 0 has tokens. They choose two of eight experts. Four ranks are on two nodes.
 LoadTable load_of_one_source(const std::vector<std::int64_t>& counts) {
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 4, 8}), .top_k = 2, .ranks_per_node = 2};
   for (std::size_t e = 0; e < counts.size(); ++e) load.load(0, 0, 0, e) = Tokens{counts[e]};
@@ -216,19 +216,19 @@ TokenDispatch of_one_source(const Slots& slots, const LoadTable& load) {
                                  {.load = problem.load, .top_k = load.top_k, .groups = {}, .topology = topology});
 }
 
-TEST(ExpectedDispatch, KeepsToItsBoundsWhereCountsFitNoDistinctExperts) {
+TEST(ExpectedDispatch, RespectsItsBoundsIfCountsMatchNoDistinctExperts) {
   const std::vector<std::int64_t> counts{0, 0, 1000, 0, 1, 0, 0, 3};  // experts 2 and 3 are at home on rank 1
   const LoadTable load = load_of_one_source(counts);
   const TokenDispatch rows = of_one_source(at_home(load), load);
   EXPECT_EQ(rows.to_rank(0, 0), Tokens{0});
   EXPECT_EQ(rows.to_rank(0, 1), Tokens{1000});
-  EXPECT_EQ(rows.to_rank(0, 2), Tokens{1});  // one expert on each of these ranks: its rows, no more and no fewer
+  EXPECT_EQ(rows.to_rank(0, 2), Tokens{1});  // each of these ranks has one expert, and receives exactly its rows
   EXPECT_EQ(rows.to_rank(0, 3), Tokens{3});
   EXPECT_GE(rows.to_node(0, 1), Tokens{3});
   EXPECT_LE(rows.to_node(0, 1), Tokens{4});
 }
 
-TEST(ExpectedDispatch, CountsAnExpertOfTwoReplicasOnANodeThereWhole) {
+TEST(ExpectedDispatch, CountsAllRowsOfAnExpertWithTwoReplicasOnANode) {
   const std::vector<std::int64_t> counts{0, 0, 0, 0, 600, 0, 0, 0};
   const LoadTable load = load_of_one_source(counts);
   Slots slots = at_home(load);  // expert 4 is at home on rank 2; half of its rows go to rank 3
@@ -241,19 +241,19 @@ TEST(ExpectedDispatch, CountsAnExpertOfTwoReplicasOnANodeThereWhole) {
   EXPECT_EQ(rows.to_node(0, 1), Tokens{600});
 }
 
-TEST(ExpectedDispatch, RoundsSoThatPlacesSumToTheirExpectation) {
-  // Top-2 of eight experts, alike, two on each of four ranks: a token misses a rank with probability 15 / 28, and two
-  // ranks of a node with 6 / 28.
+TEST(ExpectedDispatch, RoundingPreservesTheExpectedSumOverPlaces) {
+  // Top-2 of eight equally frequent experts, two on each of four ranks: a token misses a rank with probability 15 / 28,
+  // and both ranks of a node with 6 / 28.
   const std::vector<std::int64_t> counts(8, 5);
   const LoadTable load = load_of_one_source(counts);
   const TokenDispatch rows = of_one_source(at_home(load), load);
   std::int64_t to_ranks = 0;
   for (const Tokens n : rows.to_rank.row(0)) to_ranks += n.value;
-  EXPECT_NEAR(static_cast<double>(to_ranks), 4 * 20 * 13.0 / 28, 0.5);  // 37.1; each rank alone would round to 9
+  EXPECT_NEAR(static_cast<double>(to_ranks), 4 * 20 * 13.0 / 28, 0.5);  // 37.1; rounding each rank alone gives 9
   EXPECT_NEAR(static_cast<double>(rows.to_node(0, 0).value + rows.to_node(0, 1).value), 2 * 20 * 22.0 / 28, 0.5);
 }
 
-TEST(ExpectedDispatch, OfASourceWithoutTokensIsNothing) {
+TEST(ExpectedDispatch, IsZeroForASourceWithoutTokens) {
   Random random(9);
   test::CountedTrace drawn =
       draw({.tokens = 50, .ranks = 4, .ranks_per_node = 2, .experts = 16, .top_k = 2, .spread = 1}, random);

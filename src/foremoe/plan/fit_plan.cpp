@@ -30,13 +30,13 @@ void expect_fit(const StepPlan& plan, const LoadTable& load) {
 struct Workspace {
   std::vector<std::int64_t> rows;     // [expert], of the load
   std::vector<std::int64_t> planned;  // [expert]
-  std::vector<std::int64_t> left;     // [expert], for its home
-  std::vector<std::size_t> home;      // [expert], its home's place among all slots
+  std::vector<std::int64_t> left;     // [expert], rows left for its home
+  std::vector<std::size_t> home;      // [expert], index of its home slot among all slots
 
   explicit Workspace(std::size_t experts) : rows(experts), planned(experts), left(experts), home(experts) {}
 };
 
-// One layer of one event. Returns how many rows the plan did not have.
+// Fits one layer of one event. Returns the number of rows above the planned rows of their expert.
 std::int64_t fit_layer(StepPlan& plan, EventId t, LayerId l, Workspace& ws) {
   const std::span<const ExpertId> slots = std::as_const(plan).slot_expert[t][l].flat();  // [rank][slot]
   const std::span<Tokens> tokens = plan.slot_tokens[t][l].flat();

@@ -1,9 +1,9 @@
 #pragma once
 
-// A plan for a load that it was not made for: routes were recorded, and others are executed.
+// Adapts a plan to another load, for executing other routes than those that were recorded.
 //
-// Slots stay. Each guest keeps its quota, or where the load has fewer rows of its expert the same part of it, rounded
-// down. The expert's home serves the rest. Complexity: O(events · layers · (ranks · slots + experts)).
+// Slots do not change. Each guest keeps its quota, reduced in proportion (rounded down) if the load has fewer rows of
+// its expert. Homes serve the rest. Complexity: O(events · layers · (ranks · slots + experts)).
 
 #include <cstdint>
 
@@ -13,11 +13,11 @@
 namespace foremoe {
 
 struct FittedPlan {
-  StepPlan plan;                // its digest is that of the load
-  std::int64_t mismatched = 0;  // rows beyond those that the plan had of their expert, over micro-steps and layers
+  StepPlan plan;                // with the digest of the load
+  std::int64_t mismatched = 0;  // rows above the planned rows of their expert, summed over micro-steps and layers
 };
 
-// Throws InputError, field `plan`, for a load of another size, and where experts have no homes (residency `free`).
+// Throws InputError, field `plan`, if the load has another size, or if experts have no homes (residency `free`).
 FittedPlan fit_plan(StepPlan plan, const LoadTable& load);
 
 }  // namespace foremoe

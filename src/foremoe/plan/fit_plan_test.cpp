@@ -12,7 +12,7 @@
 namespace foremoe {
 namespace {
 
-// One micro-step and layer, two ranks with two homes and a guest slot each; rank 1 has a guest of expert 0.
+// One micro-step and layer, two ranks with two homes and one guest slot each. Rank 1 has a guest of expert 0.
 struct Small {
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 2, 4}), .top_k = 1, .ranks_per_node = 2, .name = "small"};
   StepPlan plan;
@@ -42,14 +42,14 @@ struct Small {
 
 using Quotas = std::vector<std::int64_t>;  // rank 0: experts 0, 1, empty; rank 1: experts 2, 3, 0
 
-TEST(FitPlan, LeavesThePlanOfThisLoadAsItIs) {
+TEST(FitPlan, DoesNotChangeAPlanForTheSameLoad) {
   const Small small;
   const FittedPlan fitted = fit_plan(small.plan, small.load);
   EXPECT_EQ(small.quotas(fitted.plan), (Quotas{40, 0, 0, 0, 0, 60}));
   EXPECT_EQ(fitted.mismatched, 0);
 }
 
-TEST(FitPlan, SendsRowsHomeThatThePlanDoesNotKnow) {
+TEST(FitPlan, ServesUnplannedRowsAtHome) {
   Small small;
   small.load.load(0, 0, 0, 0) = Tokens{110};
   small.load.load(0, 0, 1, 3) = Tokens{7};
@@ -59,7 +59,7 @@ TEST(FitPlan, SendsRowsHomeThatThePlanDoesNotKnow) {
   EXPECT_TRUE(check_plan(fitted.plan, small.load).ok());
 }
 
-TEST(FitPlan, TakesFromAGuestItsPartOfTheRowsThatAreGone) {
+TEST(FitPlan, ShrinksGuestQuotasInProportion) {
   Small small;
   small.load.load(0, 0, 0, 0) = Tokens{33};
   const FittedPlan fitted = fit_plan(small.plan, small.load);
@@ -67,7 +67,7 @@ TEST(FitPlan, TakesFromAGuestItsPartOfTheRowsThatAreGone) {
   EXPECT_EQ(fitted.mismatched, 0);
 }
 
-TEST(FitPlan, RefusesALoadOfAnotherSizeAndExpertsWithoutHomes) {
+TEST(FitPlan, RejectsALoadOfAnotherSizeAndExpertsWithoutHomes) {
   Small small;
   EXPECT_THROW(fit_plan(small.plan, {.load = Array<Tokens, 4>({2, 1, 2, 4})}), InputError);
   EXPECT_THROW(fit_plan(small.plan, {.load = Array<Tokens, 4>({1, 1, 2, 6})}), InputError);

@@ -1,10 +1,10 @@
 #pragma once
 
-// What a plan is worth, in the figures that `foremoe plan --json` prints and that tables compare. As JSON: plan_json.h.
+// Figures of a plan, as printed by `foremoe plan --json` and compared in tables. plan_json.h converts them to JSON.
 //
-// Figures of balance and traffic are over the (layer, micro-step) pairs that have load: with more than one
-// micro-step in flight a pair still counts once, as both of its passes have the same quotas. Figures of copies
-// and guests are over all (layer, event) pairs.
+// Balance and traffic are measured over the (layer, micro-step) pairs with load. With more than one micro-step in
+// flight a pair still counts once, since both passes have the same quotas. Copies and guests are measured over all
+// (layer, event) pairs.
 
 #include <optional>
 #include <string>
@@ -21,11 +21,11 @@ namespace foremoe {
 
 struct Spread {
   double mean = 0;
-  double p99 = 0;  // linear between the two nearest, as numpy.percentile does
+  double p99 = 0;  // linear interpolation, as in numpy.percentile
   double max = 0;
 };
 
-// `empty` is the value of all three figures when there are no samples.
+// `empty` is the value of all three figures if there are no samples.
 Spread spread_of(std::vector<double> samples, double empty);
 
 struct PlanFigures {
@@ -40,21 +40,21 @@ struct PlanFigures {
   int guest_slots = 0;
   int in_flight = 0;
 
-  Spread rho;                       // largest rank load ÷ mean rank load; 1 is perfect
-  double rho_lower_bound_mean = 0;  // ⌈mean⌉ ÷ mean
-  int align = 0;                    // tokens
-  Spread rho_padded;  // as rho, each replica's tokens rounded up to a multiple of align, ÷ the mean of rho
+  Spread rho;                        // largest rank load ÷ mean rank load; 1 is perfect
+  double rho_lower_bound_mean = 0;   // ⌈mean⌉ ÷ mean
+  int align = 0;                     // tokens
+  Spread rho_padded;                 // largest rank load, with replicas padded to multiples of align, ÷ mean rank load
   std::int64_t max_rank_tokens = 0;  // largest load of a rank in any pair
-  std::int64_t copies = 0;           // of the whole step
+  std::int64_t copies = 0;           // in the whole step
   double copies_per_layer_event = 0;
-  int copies_max_per_rank = 0;  // of one event and layer
+  int copies_max_per_rank = 0;  // in one event and layer
   int home_moves = 0;           // (layer, expert) pairs whose home is not the initial one
-  double guests_per_layer = 0;  // mean over (layer, event) of the group's guests with quota
+  double guests_per_layer = 0;  // mean over (layer, event) of the guests with quota on all ranks
 
-  // Per pair: the most token–expert assignments that any node sends to or receives from other nodes when as
-  // many as the quotas allow stay on their node.
+  // Per pair: token–expert assignments that the busiest node sends to or receives from other nodes, if as many as the
+  // quotas allow stay on their node.
   Spread node_link_tokens;
-  // The same in rows, one per token and node, as route_tokens sends them; none when the tokens are not known.
+  // The same in rows, one per token and node, as route_tokens sends them. None if the tokens are unknown.
   std::optional<Spread> node_link_rows;
 };
 
@@ -62,10 +62,10 @@ struct FiguresOptions {
   ArrayView<const RankId, 2> initial_home;  // [layer][expert], homes before the plan; empty: contiguous blocks
   int align = 128;                          // tokens, ≥ 1
   const BatchedTrace* tokens = nullptr;     // the tokens behind the load; null: unknown
-  const ThreadPool* pool = nullptr;         // measuring ends with Cancelled once this pool is cancelled
+  const ThreadPool* pool = nullptr;         // plan_figures() throws Cancelled after this pool is cancelled
 };
 
-// The plan must be one that check_plan accepts for this load. Nodes are those of the plan.
+// Requires a plan that check_plan accepts for this load. Nodes are those of the plan.
 PlanFigures plan_figures(const StepPlan& plan, const LoadTable& load, const FiguresOptions& options = {});
 
 }  // namespace foremoe

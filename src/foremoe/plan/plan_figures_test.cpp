@@ -13,8 +13,8 @@
 namespace foremoe {
 namespace {
 
-// Two ranks on a node each, experts 0 and 1 at home on ranks 0 and 1, one guest slot, one layer; three micro-steps,
-// of which the last has no load. In the first, rank 1 holds expert 0 as a guest and all is balanced.
+// Two nodes of one rank, experts 0 and 1 at home on ranks 0 and 1, one guest slot, one layer, three micro-steps. In the
+// first micro-step, rank 1 has expert 0 as a guest and the load is balanced. The last has no load.
 struct WorkedExample {
   LoadTable load{.load = Array<Tokens, 4>({3, 1, 2, 2}), .ranks_per_node = 1};
   StepPlan plan;
@@ -47,7 +47,7 @@ struct WorkedExample {
   }
 };
 
-TEST(PlanFigures, AreGivenUpOnceThePoolIsCancelled) {
+TEST(PlanFigures, AreCancelledWithThePool) {
   const WorkedExample example;
   ThreadPool pool(1);
   EXPECT_EQ(plan_figures(example.plan, example.load, {.pool = &pool}).events, 3);
@@ -55,7 +55,7 @@ TEST(PlanFigures, AreGivenUpOnceThePoolIsCancelled) {
   EXPECT_THROW(plan_figures(example.plan, example.load, {.pool = &pool}), Cancelled);
 }
 
-TEST(PlanFigures, AgreeWithAnExampleWorkedByHand) {
+TEST(PlanFigures, MatchAnExampleComputedByHand) {
   const WorkedExample example;
   const PlanFigures figures = plan_figures(example.plan, example.load, {.align = 4});
   EXPECT_EQ(figures.events, 3);
@@ -72,7 +72,7 @@ TEST(PlanFigures, AgreeWithAnExampleWorkedByHand) {
   EXPECT_EQ(figures.copies_max_per_rank, 1);
   EXPECT_EQ(figures.home_moves, 0);
   EXPECT_DOUBLE_EQ(figures.guests_per_layer, 1 / 3.0);
-  EXPECT_DOUBLE_EQ(figures.node_link_tokens.mean, 2.5);  // nothing, then the 5 that node 0 sends to expert 1
+  EXPECT_DOUBLE_EQ(figures.node_link_tokens.mean, 2.5);  // 0, then the 5 tokens that node 0 sends to expert 1
   EXPECT_DOUBLE_EQ(figures.node_link_tokens.max, 5);
   EXPECT_FALSE(figures.node_link_rows);
 }
@@ -83,8 +83,8 @@ TEST(PlanFigures, LinkFiguresAreZeroOnOneNode) {
   EXPECT_EQ(plan_figures(example.plan, example.load).node_link_tokens.max, 0);
 }
 
-TEST(PlanFigures, TheBusiestNodeMayBeOneThatReceives) {
-  // Three nodes of one rank; both others send all they have to the expert at home on rank 0.
+TEST(PlanFigures, IncludeNodesThatOnlyReceive) {
+  // Three nodes of one rank. The other two send all their rows to the expert at home on rank 0.
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 3, 3}), .ranks_per_node = 1};
   load.load(0, 0, 1, 0) = Tokens{4};
   load.load(0, 0, 2, 0) = Tokens{3};
@@ -92,14 +92,14 @@ TEST(PlanFigures, TheBusiestNodeMayBeOneThatReceives) {
   EXPECT_EQ(plan_figures(plan, load).node_link_tokens.max, 7);
 }
 
-TEST(PlanFigures, HomeMovesAreCountedAgainstTheGivenHomes) {
+TEST(PlanFigures, CountHomeMovesFromTheGivenHomes) {
   const WorkedExample example;
   Array<RankId, 2> swapped({1, 2});
   swapped(0, 0) = RankId{1};
   EXPECT_EQ(plan_figures(example.plan, example.load, {.initial_home = swapped}).home_moves, 2);
 }
 
-TEST(PlanFigures, WithoutAnyLoadAPlanIsPerfectlyBalanced) {
+TEST(PlanFigures, ArePerfectlyBalancedWithoutLoad) {
   const LoadTable load = test::random_load({}, 1, 0);
   const PlanFigures figures = plan_figures(test::random_plan(load, {}, 1), load);
   EXPECT_EQ(figures.rho.mean, 1);
@@ -107,7 +107,7 @@ TEST(PlanFigures, WithoutAnyLoadAPlanIsPerfectlyBalanced) {
   EXPECT_EQ(figures.node_link_tokens.max, 0);
 }
 
-TEST(PlanFigures, CountAMicroStepWithTwoPassesOnce) {
+TEST(PlanFigures, CountAMicroStepWithTwoEventsOnce) {
   const LoadTable load = test::random_load({.micro_steps = 5}, 3);
   const PlanFigures one = plan_figures(test::random_plan(load, {.guest_slots = 0}, 1), load);
   const PlanFigures two = plan_figures(test::random_plan(load, {.guest_slots = 0, .in_flight = 2}, 1), load);
@@ -117,8 +117,8 @@ TEST(PlanFigures, CountAMicroStepWithTwoPassesOnce) {
   EXPECT_EQ(two.node_link_tokens.mean, one.node_link_tokens.mean);
 }
 
-TEST(PlanFigures, RowsAreCountedOncePerTokenAndNode) {
-  const std::vector<std::uint8_t> routes{0, 1, 2, 3};  // a token for each of the two nodes
+TEST(PlanFigures, CountRowsOncePerTokenAndNode) {
+  const std::vector<std::uint8_t> routes{0, 1, 2, 3};  // one token for each of the two nodes
   RoutingTrace shape{.num_layers = 1, .top_k = 2, .num_experts = 4, .cu_seqlens = {0, 2}};
   const BatchedTrace tokens{.trace = test::trace_of(routes, shape),
                             .batching = {.num_micro_steps = 1,
@@ -134,7 +134,7 @@ TEST(PlanFigures, RowsAreCountedOncePerTokenAndNode) {
   EXPECT_EQ(figures.node_link_rows->max, 1);
 }
 
-TEST(PlanFigures, AsJsonHaveTheKeysThatOthersRelyOn) {
+TEST(PlanFigures, HaveTheDocumentedJsonKeys) {
   const WorkedExample example;
   const nlohmann::ordered_json json = to_json(plan_figures(example.plan, example.load));
   for (const char* key :
@@ -154,15 +154,15 @@ using testing::IsEmpty;
 
 TEST(Copies, AreExpertsThatTheRankDidNotHoldBefore) {
   WorkedExample example;
-  example.set_slot(1, 1, 1, 0, 0);  // the guest stays in the second micro-step, has gone in the third
+  example.set_slot(1, 1, 1, 0, 0);  // the guest stays in the second micro-step and is gone in the third
   CopyFinder copies(example.plan, LayerId{0});
-  EXPECT_THAT(copies.into(EventId{0}, RankId{0}), IsEmpty());  // homes are there before the first event
+  EXPECT_THAT(copies.into(EventId{0}, RankId{0}), IsEmpty());  // homes are present before the first event
   EXPECT_THAT(copies.into(EventId{0}, RankId{1}), ElementsAre(Copy{ExpertId{0}, SlotId{1}}));
   EXPECT_THAT(copies.into(EventId{1}, RankId{1}), IsEmpty());
   EXPECT_THAT(copies.into(EventId{2}, RankId{1}), IsEmpty());
 }
 
-TEST(Copies, AreAllGuestsWithQuotaWhenSlotsAreShared) {
+TEST(Copies, AreAllGuestsWithQuotaUnderShared) {
   WorkedExample example;
   example.plan.residency = Residency::kShared;
   example.set_slot(1, 1, 1, 0, 1);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kHexDigits = "0123456789abcdef";
 
-// "[3, 0, 17]", the index of element i of a row-major tensor.
+// Index of element i of a row-major tensor, such as "[3, 0, 17]".
 std::string index_of(std::size_t i, std::vector<std::size_t> shape) {
   for (std::size_t axis = shape.size(); axis-- > 0;) {
     const std::size_t extent = shape[axis];
@@ -28,7 +28,7 @@ std::string index_of(std::size_t i, std::vector<std::size_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-// An integer tensor whose values must all be in [low, high].
+// An integer tensor whose range can be checked.
 struct Field {
   const Safetensors& file;
   std::string_view name;
@@ -62,14 +62,14 @@ void read_metadata(const Safetensors& file, StepPlan& plan) {
   }
 }
 
-// What the file holds, in types and shapes that fit each other. Whether the values do is for their readers to say.
+// The tensors of the file, with types and shapes that match. Their values are not checked yet.
 struct StoredTensors {
   const TensorView& slot_expert;
   const TensorView& home;
   const TensorView& slot_tokens;
   const TensorView& micro_step;
   const TensorView& pass;
-  const TensorView* max_load;  // null where the plan has none, as below
+  const TensorView* max_load;  // null if absent; also lower_bound
   const TensorView* lower_bound;
   std::size_t num_micro_steps;
 };
@@ -164,7 +164,7 @@ Array<T, N> copied(const TensorView& tensor) {
   return values;
 }
 
-// The tensors of a plan in the types in which they are stored.
+// The tensors of a plan in their stored types.
 class PlanTensors {
  public:
   template <class Stored, class T, std::size_t N>
@@ -175,7 +175,7 @@ class PlanTensors {
       std::memcpy(bytes.data() + i * sizeof(Stored), &stored, sizeof(Stored));
     }
     tensors_.push_back({std::move(name), dtype_of<Stored>(), {shape.begin(), shape.end()}, bytes});
-    storage_.push_back(std::move(bytes));  // moving a vector leaves its elements where they are
+    storage_.push_back(std::move(bytes));  // moving a vector does not move its elements
   }
 
   const std::vector<TensorData>& tensors() const { return tensors_; }

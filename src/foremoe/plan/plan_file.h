@@ -11,9 +11,8 @@
 //   lower_bound        [micro_steps, layers]           I64; optional
 //   metadata: policy, residency, guest_slots, ranks_per_node, in_flight, options, load_digest
 //
-// A plan that is read has shapes that fit each other, ids and quotas in range, E/R homes on each rank, and the
-// events of its execution order. Whether it serves its load, and keeps the rules of its residency and its budgets,
-// is for check_plan to say.
+// read_plan() checks that shapes match, ids and quotas are in range, each rank has E/R homes, and events follow the
+// execution order. check_plan() checks that the plan serves its load and respects its residency and its budgets.
 
 #include <cstddef>
 #include <string>
@@ -25,16 +24,16 @@
 
 namespace foremoe {
 
-// Throw InputError naming file, field and index.
+// Throw InputError, with file, field and index, if the file is not a plan.
 StepPlan read_plan(const Safetensors& file);
 StepPlan read_plan(const std::string& path);
 
-// Throws InputError, field `load_digest`, when the plan in that file was made for another load.
+// Throws InputError, field `load_digest`, if the plan in that file was made for another load.
 void expect_plan_for(const LoadTable& load, const StepPlan& plan, const std::string& path);
 StepPlan read_plan_for(const LoadTable& load, const std::string& path);
 
-// Same plan, same bytes. Each tensor in the narrowest of its types that holds every value.
+// Equal plans give equal bytes. Each tensor has the narrowest of its types that holds every value.
 void write_plan(const StepPlan& plan, const std::string& path);
-std::vector<std::byte> to_bytes(const StepPlan& plan);  // of the file
+std::vector<std::byte> to_bytes(const StepPlan& plan);  // the contents of such a file
 
 }  // namespace foremoe

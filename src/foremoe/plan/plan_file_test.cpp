@@ -25,7 +25,7 @@ class PlanFile : public testing::Test {
       testing::TempDir() + testing::UnitTest::GetInstance()->current_test_info()->name() + ".safetensors";
 };
 
-TEST_F(PlanFile, GivesBackEveryPlanThatWasWritten) {
+TEST_F(PlanFile, RoundTripsEveryPlan) {
   const LoadTable load = test::random_load({.micro_steps = 4}, 1);
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared, Residency::kFree}) {
     for (const int in_flight : {1, 2, 8}) {
@@ -37,7 +37,7 @@ TEST_F(PlanFile, GivesBackEveryPlanThatWasWritten) {
   }
 }
 
-TEST_F(PlanFile, BoundsThatWereNotRecordedStayAway) {
+TEST_F(PlanFile, OmitsBoundsThatThePlanDoesNotRecord) {
   StepPlan plan = test::random_plan(test::random_load({}, 1), {}, 1);
   plan.max_load = plan.lower_bound = {};
   write_plan(plan, path_);
@@ -64,7 +64,7 @@ TEST_F(PlanFile, StoresTheNarrowestTypesThatHoldAllValues) {
   expect_same_plan(read_plan(path_), wide);
 }
 
-TEST_F(PlanFile, IsRefusedForAnotherLoad) {
+TEST_F(PlanFile, IsRejectedForAnotherLoad) {
   const LoadTable load = test::random_load({}, 1);
   write_plan(test::random_plan(load, {}, 1), path_);
   EXPECT_EQ(read_plan_for(load, path_).load_digest, load_digest(load));
@@ -80,7 +80,7 @@ std::vector<std::byte> bytes_of(const std::string& path) {
   return {bytes.begin(), bytes.end()};
 }
 
-TEST_F(PlanFile, IsRefusedWhenCutOffAnywhere) {
+TEST_F(PlanFile, IsRejectedIfTruncatedAnywhere) {
   write_plan(test::random_plan(test::random_load({}, 1), {}, 1), path_);
   const std::vector<std::byte> bytes = bytes_of(path_);
   for (std::size_t length = 0; length < bytes.size(); ++length) {
@@ -89,7 +89,7 @@ TEST_F(PlanFile, IsRefusedWhenCutOffAnywhere) {
   EXPECT_NO_THROW(read_plan(Safetensors::parse(bytes, "whole")));
 }
 
-TEST_F(PlanFile, IsReadOrRefusedWhateverByteIsDamaged) {
+TEST_F(PlanFile, IsReadOrRejectedIfAnyByteIsDamaged) {
   write_plan(test::random_plan(test::random_load({}, 1), {.in_flight = 2}, 1), path_);
   const std::vector<std::byte> bytes = bytes_of(path_);
   int refused = 0;
@@ -108,7 +108,7 @@ TEST_F(PlanFile, IsReadOrRefusedWhateverByteIsDamaged) {
   EXPECT_GT(refused, static_cast<int>(bytes.size()));
 }
 
-// A plan file taken apart, so that a test can change one thing and put it together again.
+// The parts of a plan file: a test changes one of them and writes the file again.
 struct Parts {
   struct Tensor {
     DType dtype;
@@ -234,7 +234,7 @@ const Damage kDamages[] = {
 
 class DamagedPlanFile : public testing::TestWithParam<Damage> {};
 
-TEST_P(DamagedPlanFile, IsRefusedWithFileFieldAndIndex) {
+TEST_P(DamagedPlanFile, IsRejectedWithFileFieldAndIndex) {
   const Damage& damage = GetParam();
   const std::string path = testing::TempDir() + "damaged_" + damage.name + ".safetensors";
   write_plan(test::random_plan(test::random_load({}, 1), {.in_flight = damage.in_flight}, 1), path);

@@ -1,6 +1,6 @@
 #pragma once
 
-// A plan's figures and check reports as JSON. Apart from the other headers, which need no JSON library.
+// Converts figures and check reports to JSON. Separate from the other headers, which need no JSON library.
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -8,10 +8,10 @@
 
 namespace foremoe {
 
-// The keys that docs/users/formats.md explains; the caller adds times and threads.
+// docs/users/formats.md documents the keys. The caller adds times and threads.
 nlohmann::ordered_json to_json(const PlanFigures& figures);
 
-nlohmann::ordered_json to_json(const Violation& violation);  // {kind, message} and where it is
+nlohmann::ordered_json to_json(const Violation& violation);  // {kind, message} and the ids of its place
 nlohmann::ordered_json to_json(const CheckReport& report);   // {ok, violations, num_violations, not_checked, figures}
 
 }  // namespace foremoe

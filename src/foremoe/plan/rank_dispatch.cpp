@@ -13,14 +13,14 @@
 namespace foremoe {
 namespace {
 
-// Rows have numbers of 32 bits.
+// Row numbers have 32 bits.
 void expect_numbered(std::int64_t rows) {
   if (rows <= std::numeric_limits<std::int32_t>::max()) return;
   throw InputError({.field = "load"},
                    fmt::format("gives one rank {} rows in one layer, more than can be executed", rows));
 }
 
-// Sent rows lie by destination, then expert: shipments come by expert.
+// Orders sent rows by destination, then expert. Shipments are sorted by expert.
 void lay_out_sent(std::span<const Shipment> shipments, std::size_t num_ranks, RankDispatchWorkspace& ws,
                   RankDispatch& rows) {
   rows.send.assign(num_ranks, 0);
@@ -37,7 +37,7 @@ void lay_out_sent(std::span<const Shipment> shipments, std::size_t num_ranks, Ra
   }
 }
 
-// Received rows lie by source, then expert: shipments come by expert. Computed rows lie by slot, then source.
+// Orders received rows by source, then expert (shipments are sorted by expert), and computed rows by slot, then source.
 void lay_out_received(std::span<const Shipment> shipments, std::size_t num_ranks, std::size_t num_slots,
                       RankDispatchWorkspace& ws, RankDispatch& rows) {
   rows.recv.assign(num_ranks, 0);
@@ -55,7 +55,7 @@ void lay_out_received(std::span<const Shipment> shipments, std::size_t num_ranks
   ws.first.resize(rows.received.size());
   for (const Shipment& s : shipments) {
     const std::size_t at = s.slot.index() * num_ranks + s.source.index();
-    assert(rows.received[at] == 0);  // one shipment between two ranks of an expert
+    assert(rows.received[at] == 0);  // one shipment per expert and pair of ranks
     rows.received[at] = s.rows.value;
     ws.first[at] = ws.next[s.source.index()];
     ws.next[s.source.index()] += s.rows.value;

@@ -1,13 +1,13 @@
 #pragma once
 
-// The rows of one rank in one layer: where those that it holds go, and how those that come lie for the grouped GEMM.
-// An executor needs no more for its two all-to-alls, and no word between ranks.
+// Rows of one rank in one layer: the destinations of its own rows, and the order of received rows for the grouped GEMM.
+// An executor needs no more for its two all-to-alls. Ranks do not communicate to compute it.
 //
-// A row is a token–expert assignment. Sent rows lie by destination rank, then expert, then row order at the source;
-// received rows by source, then expert, then row order; computed rows by slot, then source, then row order: the rows
-// of a slot are one block.
+// A row is a token–expert assignment. Sent rows are ordered by destination rank, then expert, then row order at the
+// source; received rows by source, then expert, then row order; computed rows by slot, then source, then row order. The
+// rows of a slot are contiguous.
 //
-// Complexity. That of route_tokens_of(), and O(ranks · slots of the rank + rows).
+// Complexity. That of route_tokens_of(), plus O(ranks · slots of the rank + rows).
 
 #include <cstdint>
 #include <span>
@@ -18,19 +18,19 @@
 namespace foremoe {
 
 struct RankDispatch {
-  std::vector<std::int64_t> send;      // [rank], rows for that rank
-  std::vector<std::int64_t> recv;      // [rank], rows from that rank
-  std::vector<std::int32_t> to_slots;  // [computed row], the received row that lies there
+  std::vector<std::int64_t> send;      // [rank], rows sent to that rank
+  std::vector<std::int64_t> recv;      // [rank], rows received from that rank
+  std::vector<std::int32_t> to_slots;  // [computed row], the index of its received row
   std::vector<std::int64_t>
-      slot_offsets;                    // [slots + 1], first computed row of each slot; the last is how many there are
+      slot_offsets;                    // [slots + 1], first computed row of each slot; the last entry is their number
   std::vector<std::int64_t> received;  // [slot][source], rows
 
-  std::vector<Shipment> blocks;     // of sent rows, each for one replica of one expert: by expert
+  std::vector<Shipment> blocks;     // of sent rows, by expert; each goes to one replica
   std::vector<std::int64_t> first;  // [block], its first sent row
-  std::int64_t sent = 0;            // rows of all blocks
+  std::int64_t sent = 0;            // rows in all blocks
   RankId rank;
   int num_experts = 0;
-  int num_slots = 0;  // of each rank: what slots are numbered by in row_slots()
+  int num_slots = 0;  // per rank; row_slots() numbers slots by rank·num_slots + slot
 };
 
 // Scratch memory, reused so that a warm call allocates nothing.
@@ -42,10 +42,10 @@ struct RankDispatchWorkspace {
   Array<Tokens, 2> home_tokens;     // [rank][home slot] of rows_at_homes()
 };
 
-// Throws InputError, field `slot_tokens`, where the quotas of an expert are not its load.
+// Throws InputError: field `slot_tokens` if quotas and load differ, field `load` if a rank has more than 2³¹ − 1 rows.
 void rank_dispatch(const RoutingProblem& problem, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
-// The same from shipments, for rows that no plan divides: those that this rank sends and receives, both by expert.
+// The same from shipments, for rows without a plan: the shipments that this rank sends and receives, both by expert.
 struct Shipments {
   const RoutedRank& of_rank;
   std::size_t num_ranks = 0;
@@ -54,14 +54,14 @@ struct Shipments {
 };
 void rank_dispatch(const Shipments& shipments, RankId rank, RankDispatchWorkspace& workspace, RankDispatch& rows);
 
-// The replica that serves each entry of `routes`, this rank's, [token·k + j]: slots[i] becomes rank·num_slots + slot,
-// or −1 where routes[i] is negative. This alone tells an executor where its rows go. Throws InputError, field `routes`,
-// when they are not those that the load counts.
+// Sets slots[i] to rank·num_slots + slot of the replica that serves routes[i], or to −1 if routes[i] is negative.
+// `routes`: this rank's, [token·k + j]. An executor derives from `slots` alone where its rows go. Throws InputError,
+// field `routes`, if the load does not count these routes.
 void row_slots(const RankDispatch& rows, std::span<const ExpertId> routes, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> slots);
 
-// What follows from `slots`, as row_slots() makes them: order[i] becomes the entry that is sent as row i, so that its
-// token is order[i] ÷ k. order: [rows.sent].
+// Sets order[i] to the entry that is sent as row i, so that its token is order[i] ÷ k. `slots`: from row_slots().
+// order: [rows.sent].
 void row_order(const RankDispatch& rows, std::span<const std::int32_t> slots, RankDispatchWorkspace& workspace,
                std::span<std::int32_t> order);
 

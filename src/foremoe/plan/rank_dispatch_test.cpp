@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 constexpr test::Shape kShape{.micro_steps = 2, .layers = 2, .ranks = 8, .experts = 16, .ranks_per_node = 3};
 
-// A source's routes, one expert a row, in an order drawn at random; some rows have no route.
+// A source's routes, one expert per row, in random order. Some rows have no route.
 std::vector<ExpertId> routes_of(std::span<const Tokens> load, Random& random) {
   std::vector<ExpertId> routes;
   for (std::size_t e = 0; e < load.size(); ++e) routes.insert(routes.end(), load[e].value, ExpertId{e});
@@ -57,15 +57,15 @@ struct Layer {
   std::vector<std::vector<ExpertId>> routes;  // [source][row]
 };
 
-// One row on its way, and where the definitions put it.
+// A sent row, with its destination and positions by definition.
 struct Row {
   int source, row, expert, replica, slot;
 };
 
-// Shipments of all ranks by route_tokens; each takes the source's next rows of its expert.
+// The rows of all shipments of route_tokens. Each shipment takes the source's next rows of its expert.
 std::vector<Row> all_rows(const Layer& layer) {
   std::vector<Row> all;
-  std::vector<std::size_t> next(layer.routes.size() * kShape.experts);  // [source][expert], where to look on
+  std::vector<std::size_t> next(layer.routes.size() * kShape.experts);  // [source][expert], where the search continues
   for (const Shipment& shipment : route_tokens(layer.problem).shipments) {
     const std::vector<ExpertId>& routes = layer.routes[shipment.source.index()];
     const auto slots = layer.problem.quotas.slot_expert.row(shipment.replica);
@@ -83,7 +83,7 @@ std::vector<Row> all_rows(const Layer& layer) {
 
 class RankDispatchOfRandomPlans : public testing::TestWithParam<Residency> {};
 
-TEST_P(RankDispatchOfRandomPlans, LieAsTheHeaderSays) {
+TEST_P(RankDispatchOfRandomPlans, HaveTheDocumentedOrder) {
   Random random(3);
   for (int seed = 1; seed <= 10; ++seed) {
     const LoadTable load = test::random_load(kShape, seed);
@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Of, RankDispatchOfRandomPlans,
                                          Residency::kFree),
                          [](const auto& residency) { return std::string(to_string(residency.param)); });
 
-TEST(RankDispatch, AreTheShipmentsOfAllRanksThatTheRankTakesPartIn) {
+TEST(RankDispatch, HaveTheShipmentsFromAndToTheRank) {
   const LoadTable load = test::random_load(kShape, 5);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 3}, 6);
   const RoutingProblem problem{load.load[0][1], layer_quotas(plan, EventId{0}, LayerId{1}), load.topology()};
@@ -165,7 +165,7 @@ TEST(RankDispatch, AreTheShipmentsOfAllRanksThatTheRankTakesPartIn) {
   }
 }
 
-TEST(RankDispatch, RefuseQuotasThatAreNotTheLoad) {
+TEST(RankDispatch, RejectQuotasThatDifferFromTheLoad) {
   const LoadTable load = test::random_load(kShape, 5);
   StepPlan plan = test::random_plan(load, {.guest_slots = 1}, 6);
   const RoutingProblem problem{load.load[0][0], layer_quotas(plan, EventId{0}, LayerId{0}), load.topology()};
@@ -204,7 +204,7 @@ struct RowSlots : testing::Test {
   RankDispatch rows;
 };
 
-TEST_F(RowSlots, LeaveOutRowsWithoutARoute) {
+TEST_F(RowSlots, AreNegativeForRowsWithoutARoute) {
   std::vector<std::int32_t> served(4);
   row_slots(rows, std::vector{ExpertId{1}, kNoExpert, ExpertId{0}, ExpertId{0}}, workspace, served);
   EXPECT_THAT(served, ElementsAre(1, -1, 0, 0));
@@ -213,7 +213,7 @@ TEST_F(RowSlots, LeaveOutRowsWithoutARoute) {
   EXPECT_THAT(order, ElementsAre(2, 3, 0));
 }
 
-TEST_F(RowSlots, RefuseRoutesThatTheLoadDoesNotCount) {
+TEST_F(RowSlots, RejectRoutesThatTheLoadDoesNotCount) {
   const ExpertId a{0}, b{1}, c{2};
   EXPECT_THAT(refusal({a, a}), HasSubstr("1 rows fewer of expert 1"));
   EXPECT_THAT(refusal({a, a, b, a}), HasSubstr("1 rows more of expert 0"));
@@ -222,7 +222,7 @@ TEST_F(RowSlots, RefuseRoutesThatTheLoadDoesNotCount) {
   EXPECT_THAT(refusal({a, a, b, ExpertId{3}}), HasSubstr("routes[3]: expert 3, but there are 3"));
 }
 
-TEST(RowOrder, FollowsFromSlotsHoweverAnExpertsRowsAreDividedAmongItsReplicas) {
+TEST(RowOrder, FollowsFromAnySlotsOfAnExpertsRows) {
   const LoadTable load = test::random_load(kShape, 4);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 3}, 4);
   Random random(4);
@@ -231,7 +231,7 @@ TEST(RowOrder, FollowsFromSlotsHoweverAnExpertsRowsAreDividedAmongItsReplicas) {
     const RankDispatch rows = layer.rows(r);
     std::vector<std::int32_t> slots = layer.slots(rows, r);
     const std::vector<ExpertId>& routes = layer.routes[r];
-    for (std::size_t i = routes.size(); i > 1; --i) {  // rows of one expert change places
+    for (std::size_t i = routes.size(); i > 1; --i) {  // swap rows of the same expert
       const std::size_t j = random.below(i);
       if (routes[i - 1] == routes[j]) std::swap(slots[i - 1], slots[j]);
     }
@@ -248,7 +248,7 @@ TEST(RowOrder, FollowsFromSlotsHoweverAnExpertsRowsAreDividedAmongItsReplicas) {
   }
 }
 
-TEST(RankDispatch, OfNoTokensAreEmpty) {
+TEST(RankDispatch, AreEmptyWithoutTokens) {
   const Array<Tokens, 2> load({2, 2});
   const Array<ExpertId, 2> slots({2, 1}, kNoExpert);
   const Array<Tokens, 2> quotas({2, 1});

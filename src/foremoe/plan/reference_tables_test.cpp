@@ -1,5 +1,5 @@
-// The load tables and rollouts that come with the project: what the tables look like without a planner is known,
-// and whatever plan serves them, figures and checker agree.
+// Checks the load tables and rollouts in data/: their imbalance without a planner matches the published one, and
+// figures and checker agree on a random plan.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -30,14 +30,14 @@ class ReferenceTable : public testing::TestWithParam<Reference> {
   LoadTable load_;
 };
 
-TEST_P(ReferenceTable, IsAsImbalancedAtItsHomesAsPublished) {
+TEST_P(ReferenceTable, HasThePublishedImbalanceAtHomes) {
   const PlanFigures figures = plan_figures(test::random_plan(load_, {.guest_slots = 0}, 1), load_);
   EXPECT_NEAR(figures.rho.mean, GetParam().rho_mean, 0.0005001);
   EXPECT_NEAR(figures.rho.max, GetParam().rho_max, 0.0005001);
   EXPECT_EQ(figures.copies, 0);
 }
 
-TEST_P(ReferenceTable, GivesTheCheckerTheSameFiguresForARandomPlan) {
+TEST_P(ReferenceTable, HasTheSameFiguresInTheCheckerForARandomPlan) {
   const StepPlan plan = test::random_plan(load_, {.guest_slots = 1, .in_flight = 2}, 1);
   const PlanFigures figures = plan_figures(plan, load_);
   const CheckReport report = check_plan(plan, load_, {.reported = &figures});
@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Reference{"q30-ep64-bursty", 3.626, 5.728}, Reference{"v3-ep64", 2.251, 2.963},
                     Reference{"v3-ep64-skewed", 4.263, 6.448}, Reference{"v3-ep64-bursty", 3.455, 5.904}));
 
-TEST(RecordedRollout, IsRoutedRowByRowAsTheCheckerSays) {
+TEST(RecordedRollout, PassesTheCheckersRowByRowRouting) {
   const std::string path = "data/rollout-math-full.safetensors";
   BatchedTrace tokens{.trace = read_trace(path)};
   tokens.batching = make_batching(tokens.trace, {.num_ranks = 8, .ranks_per_node = 2});

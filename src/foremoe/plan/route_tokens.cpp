@@ -13,7 +13,7 @@ namespace {
 
 using Replica = RouteWorkspace::Replica;
 
-// Sorts the replicas that have quota by expert, then rank.
+// Collects the replicas with quota, sorted by expert, then rank.
 void collect_replicas(const LayerQuotas& quotas, std::size_t num_experts, RouteWorkspace& ws) {
   const std::span<const ExpertId> expert_of_slot = quotas.slot_expert.flat();
   const std::span<const Tokens> tokens_of_slot = quotas.slot_tokens.flat();
@@ -35,13 +35,13 @@ void collect_replicas(const LayerQuotas& quotas, std::size_t num_experts, RouteW
   }
 }
 
-// One expert's sweeps.
+// The sweeps of one expert.
 struct Sweeper {
   ExpertId expert;
   std::span<std::int64_t> rows_left;  // [ranks]
   std::vector<Shipment>& out;
 
-  // Sources [first, last) to these replicas, both ascending.
+  // Sends rows of the sources [first, last) to these replicas, both in ascending order.
   void sweep(int first, int last, std::span<Replica> replicas) const {
     auto replica = replicas.begin();
     for (int s = first; s < last; ++s) {
@@ -69,10 +69,10 @@ void route_expert(const Sweeper& sweeper, std::span<Replica> replicas, const Top
     first = last;
   }
 
-  sweeper.sweep(0, topology.num_ranks, replicas);  // whoever still has rows has no quota left on its node
+  sweeper.sweep(0, topology.num_ranks, replicas);  // sources with rows left have no quota left on their node
 }
 
-// Those of one expert's sweeps that the rank takes part in.
+// Appends the shipments that the rank sends or receives.
 void keep_own(std::span<const Shipment> shipments, RankId rank, RoutedRank& routed) {
   for (const Shipment& s : shipments) {
     if (s.source == rank) routed.sent.push_back(s);
@@ -88,7 +88,7 @@ void expect_quotas(std::span<const Replica> replicas, ExpertId e, std::int64_t r
                    fmt::format("the replicas of expert {} serve {} rows, but its load is {}", e.value, quota, rows));
 }
 
-// Stable: within a source the order of experts and sweeps stays.
+// Stable: preserves the order of experts and sweeps within a source.
 void sort_by_source(std::span<const Shipment> shipments, std::size_t num_ranks, RouteWorkspace& ws,
                     RoutedLayer& routed) {
   routed.first.assign(num_ranks + 1, 0);
@@ -152,7 +152,7 @@ void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace&
     ws.by_expert.clear();
     const Sweeper sweeper{ExpertId{e}, ws.rows_left, ws.by_expert};
     if (replicas.size() == 1) {
-      sweeper.sweep(0, problem.topology.num_ranks, replicas);  // the order of sweeps is none
+      sweeper.sweep(0, problem.topology.num_ranks, replicas);  // with one replica the order of sweeps does not matter
     } else {
       route_expert(sweeper, replicas, problem.topology);
     }
@@ -170,7 +170,7 @@ RoutedLayer route_tokens(const RoutingProblem& problem) {
 bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& ws,
                       std::span<std::int32_t> of_row) {
   assert(of_row.size() == routes.size());
-  // Per expert: the shipment that its next row joins, and how many rows that one still takes.
+  // Per expert: the shipment for its next row, and the number of rows that this shipment can still take.
   const std::size_t num_experts = sent.empty() ? 0 : sent.back().expert.index() + 1;
   ws.cursor.assign(num_experts, sent.size());
   ws.rows_left.assign(num_experts, 0);
@@ -243,7 +243,7 @@ void SourceTokens::gather(MicroStepId m, RankId source, LayerId l, std::vector<E
   }
 }
 
-// Adds one to `row` at each different value of `places`; `places` is sorted on return.
+// Adds one to `row` at each distinct value of `places`. Reorders `places`.
 template <class Id>
 static void count_distinct(std::vector<Id>& places, std::span<Tokens> row) {
   std::ranges::sort(places);

@@ -1,21 +1,21 @@
 #pragma once
 
-// Routing as a function of loads and plan: which replica serves which rows, in one layer at one event.
+// Assigns rows to replicas in one layer at one event, as a function of loads and plan.
 //
-// Problem. Every source rank holds rows (token–expert assignments), every replica has a quota; for each expert
-//   both have the same sum. Decide which rows go to which replica so that all ranks reach the same answer
-//   without talking to each other.
-// Method. For each expert three sweeps, sources ascending: to the replica on the source's own rank, then to those
-//   on its node, then to all others. Within a sweep a source takes its rows in row order and replicas by
-//   ascending rank, exhausting one before the next.
-// Invariant. After a sweep no source has both rows left and quota left within that sweep's reach.
-// Guarantee. All rows are placed and all quotas met. For these quotas as many rows as possible stay on their
-//   rank, and as many as possible on their node. A sweep forms at most sources + replicas − 1 pairs per expert.
+// Problem. Every source rank has rows (token–expert assignments) and every replica has a quota. For each expert both
+//   have the same sum. Decide which rows go to which replica, so that all ranks reach the same answer without
+//   communication.
+// Method. Three sweeps per expert, sources in ascending order: to the replica on the source's own rank, then to those
+//   on its node, then to all others. Within a sweep a source sends its rows in row order to replicas in ascending rank
+//   order, and exhausts each replica before the next.
+// Invariant. After a sweep, no source with rows left can reach quota that is left within the scope of that sweep.
+// Guarantee. All rows are placed and all quotas are met. For these quotas, as many rows as possible stay on their rank,
+//   and as many as possible on their node. A sweep forms at most sources + replicas − 1 pairs per expert.
 // Complexity. O(ranks · experts + slots + shipments).
 //
-// What follows from it without an exchange of counts: the replica that serves each row (assign_shipments, the only
-// function that knows how an expert's rows are divided among its replicas), and how many rows every rank sends to every
-// other, which are the split sizes of the all-to-all (dispatch_table, token_dispatch).
+// Two results need no exchange of counts: the replica that serves each row (assign_shipments, the only function that
+// divides an expert's rows among its replicas), and the rows that each rank sends to each other rank, which are the
+// split sizes of the all-to-all (dispatch_table, token_dispatch).
 
 #include <span>
 #include <vector>
@@ -29,7 +29,7 @@
 
 namespace foremoe {
 
-// What the slots of one layer hold and owe at one event.
+// Experts and quotas in the slots of one layer at one event.
 struct LayerQuotas {
   ArrayView<const ExpertId, 2> slot_expert;  // [rank][slot], kNoExpert when empty; an expert at most once per rank
   ArrayView<const Tokens, 2> slot_tokens;    // [rank][slot], quota
@@ -37,33 +37,33 @@ struct LayerQuotas {
 
 LayerQuotas layer_quotas(const StepPlan& plan, EventId event, LayerId layer);
 
-// Rows of one expert that one source sends to one replica; never zero.
+// Rows of one expert that one source sends to one replica; at least one row.
 struct Shipment {
   ExpertId expert;
   RankId source;
   RankId replica;
   Tokens rows;
-  SlotId slot;  // of the replica
+  SlotId slot;  // the replica's slot
 
   friend bool operator==(const Shipment& a, const Shipment& b) {  // expert and replica determine the slot
     return a.expert == b.expert && a.source == b.source && a.replica == b.replica && a.rows == b.rows;
   }
 };
 
-// All shipments of one layer at one event, by source, then expert, then in the order in which the sweeps made
-// them: the rows of (source, expert) go to its shipments one after the other.
+// All shipments of one layer at one event, sorted by source, then expert, then order of the sweeps. The rows of
+// (source, expert) fill its shipments one after the other.
 struct RoutedLayer {
   std::vector<Shipment> shipments;
-  std::vector<std::size_t> first;  // [ranks + 1], each source's first shipment
+  std::vector<std::size_t> first;  // [ranks + 1], index of each source's first shipment
 
   std::span<const Shipment> of_source(RankId s) const {
     return std::span(shipments).subspan(first[s.index()], first[s.index() + 1] - first[s.index()]);
   }
 };
 
-// The shipments that one rank sends or receives; those between others are left out.
+// The shipments that one rank sends or receives.
 struct RoutedRank {
-  std::vector<Shipment> sent;      // by expert, then in the order in which the sweeps made them
+  std::vector<Shipment> sent;      // by expert, then in the order of the sweeps
   std::vector<Shipment> received;  // by expert
 };
 
@@ -76,7 +76,7 @@ struct RouteWorkspace {
   };
   std::vector<Replica> replicas;           // by expert, then ascending rank
   std::vector<std::size_t> first_replica;  // [experts + 1]
-  std::vector<std::int64_t> rows_left;     // [ranks], of the expert at hand
+  std::vector<std::int64_t> rows_left;     // [rank], of the current expert; [expert] in assign_shipments()
   std::vector<std::int64_t> total;         // [expert], rows of all sources
   std::vector<Shipment> by_expert;
   std::vector<std::size_t> cursor;
@@ -85,49 +85,49 @@ struct RouteWorkspace {
 
 struct RoutingProblem {
   ArrayView<const Tokens, 2> load;  // [source rank][expert], rows
-  LayerQuotas quotas;               // over the replicas of an expert they sum to its load
+  LayerQuotas quotas;               // an expert's quotas sum to its load
   Topology topology;
 };
 
-// Throws InputError, field `slot_tokens`, where the quotas of an expert are not its load.
+// Throws InputError, field `slot_tokens`, if an expert's quotas do not sum to its load.
 void route_tokens(const RoutingProblem& problem, RouteWorkspace& workspace, RoutedLayer& routed);
 RoutedLayer route_tokens(const RoutingProblem& problem);
 
-// The same shipments, of one rank alone: an expert with a single replica needs no sweep.
+// Computes the same shipments for one rank only. An expert with a single replica does not need three sweeps.
 void route_tokens_of(const RoutingProblem& problem, RankId rank, RouteWorkspace& workspace, RoutedRank& routed);
 
-// Which shipment carries each row: of_row[row] becomes an index into `sent`, −1 where routes[row] is negative. `sent`
-// are a source's shipments by expert, as route_tokens() and route_tokens_of() make them. False when the rows are not
-// those that they count: more or fewer of an expert, or an expert that is none of theirs; `of_row` is then unspecified.
+// Sets of_row[row] to the index in `sent` of the shipment that carries the row, or to −1 if routes[row] is negative.
+// `sent`: shipments of one source by expert, from route_tokens() or route_tokens_of(). Returns false, with `of_row`
+// unspecified, if the shipments count other rows: more or fewer of an expert, or none of it.
 bool assign_shipments(std::span<const Shipment> sent, std::span<const ExpertId> routes, RouteWorkspace& workspace,
                       std::span<std::int32_t> of_row);
 
-// A row without a route: it goes to the home of whatever expert the router picks when the layer runs.
+// A row without a route. It goes to the home of the expert that the router picks when the layer runs.
 inline constexpr RankId kNoReplica{-1};
 
-// The concrete rows of one source.
+// The rows of one source.
 struct SourceRows {
   RankId source;
-  std::span<const ExpertId> routes;  // [row] = [token][k], tokens in the order in which the source holds them
+  std::span<const ExpertId> routes;  // [row] = [token][k], tokens in the source's order
 };
 
-// The replica that serves each row: replica[row] for rows.routes[row], kNoReplica where that is negative (no
-// route, or no assignment). The routes must be those that the routed load counts.
+// Sets replica[row] to the rank that serves rows.routes[row], or to kNoReplica if that is negative (no route, or no
+// assignment). The routes must be those that the routed load counts.
 void assign_rows(const RoutedLayer& routed, const SourceRows& rows, RouteWorkspace& workspace,
                  std::span<RankId> replica);
 
-// Which tokens a source rank holds in a micro-step, in row order: its sequences ascending, each from its first
-// token to its last. This is the order in which counts, routing and dispatch agree.
+// The tokens of each source rank in each micro-step, in row order: its sequences in ascending order, each from first to
+// last token. Counts, routing and dispatch use this order.
 class SourceTokens {
  public:
-  // Keeps a reference to the trace; the batching must be one of its sequences.
+  // Keeps a reference to the trace. `batching` must be a batching of its sequences.
   SourceTokens(const RoutingTrace& trace, const Batching& batching);
 
   int num_ranks() const { return num_ranks_; }
   int top_k() const { return trace_.top_k; }
   std::span<const int> sequences(MicroStepId m, RankId source) const;  // ascending
 
-  // The routes of one layer, [token][k] in row order, kNoExpert in missing rows. Replaces what `routes` held.
+  // Sets `routes` to the routes of one layer, [token][k] in row order, with kNoExpert in missing rows.
   void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const;
 
  private:
@@ -137,11 +137,11 @@ class SourceTokens {
   std::vector<int> sequences_;
 };
 
-// [source rank][destination rank], one row per token–expert assignment; the diagonal stays on its rank. A column is
-// what that rank receives.
+// [source rank][destination rank]: rows, one per token–expert assignment. The diagonal counts rows that stay on their
+// rank. A column counts the rows that its rank receives.
 Array<Tokens, 2> dispatch_table(const RoutedLayer& routed);
 
-// With known routes a token need travel only once to each rank, or to each node, that serves any of its rows.
+// With known routes, a token is sent only once to each rank, or to each node, that serves any of its rows.
 struct TokenDispatch {
   Array<Tokens, 2> to_rank;  // [source rank][destination rank], one row per token and rank
   Array<Tokens, 2> to_node;  // [source rank][destination node], one row per token and node

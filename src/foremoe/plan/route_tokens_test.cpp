@@ -18,7 +18,7 @@ constexpr ExpertId kExpert{0};
 
 Shipment ship(int source, int replica, int rows) { return {kExpert, RankId{source}, RankId{replica}, Tokens{rows}}; }
 
-// One expert on four ranks of two nodes: rows that each source holds, quota of each rank (0: no replica there).
+// One expert on four ranks in two nodes. load: rows of each source. quota: of each rank, 0 without a replica.
 RoutedLayer route_one_expert(const std::vector<int>& load, const std::vector<int>& quota) {
   const std::size_t num_ranks = load.size();
   Array<Tokens, 2> rows({num_ranks, 1});
@@ -32,24 +32,24 @@ RoutedLayer route_one_expert(const std::vector<int>& load, const std::vector<int
   return route_tokens({rows, {slot_expert, slot_tokens}, {.num_ranks = int(num_ranks), .ranks_per_node = 2}});
 }
 
-TEST(RouteTokens, RowsStayOnTheirRankAsFarAsItsQuotaGoes) {
+TEST(RouteTokens, RowsStayOnTheirRankUpToItsQuota) {
   const RoutedLayer routed = route_one_expert({3, 5, 0, 2}, {3, 4, 1, 2});
   EXPECT_THAT(routed.shipments, ElementsAre(ship(0, 0, 3), ship(1, 1, 4), ship(1, 2, 1), ship(3, 3, 2)));
 }
 
 TEST(RouteTokens, RowsLeaveTheirNodeOnlyWhenItsQuotasAreExhausted) {
-  // Rank 0's rows fill rank 1 first, though rank 3 of the other node has quota, which its neighbour 2 fills.
+  // Rank 0's rows fill rank 1 first. The quota of rank 3, on the other node, goes to its neighbour rank 2 first.
   const RoutedLayer routed = route_one_expert({6, 0, 4, 0}, {0, 5, 0, 5});
   EXPECT_THAT(routed.shipments, ElementsAre(ship(0, 1, 5), ship(0, 3, 1), ship(2, 3, 4)));
 }
 
-TEST(RouteTokens, SourcesAndReplicasGoInAscendingOrderOneExhaustedBeforeTheNext) {
+TEST(RouteTokens, ExhaustsSourcesAndReplicasInAscendingOrder) {
   const RoutedLayer routed = route_one_expert({4, 4, 0, 0}, {0, 0, 3, 5});
   EXPECT_THAT(routed.shipments, ElementsAre(ship(0, 2, 3), ship(0, 3, 1), ship(1, 3, 4)));
 }
 
-TEST(RouteTokens, ASourcesShipmentsOfAnExpertComeInTheOrderOfTheSweeps) {
-  // Own rank 1, then its neighbour 0, then rank 2: not by rank.
+TEST(RouteTokens, ListsAnExpertsShipmentsInTheOrderOfTheSweeps) {
+  // Own rank 1, then its neighbour 0, then rank 2: not in the order of ranks.
   const RoutedLayer routed = route_one_expert({0, 9, 0, 0}, {2, 3, 4, 0});
   EXPECT_THAT(routed.of_source(RankId{1}), ElementsAre(ship(1, 1, 3), ship(1, 0, 2), ship(1, 2, 4)));
   EXPECT_TRUE(routed.of_source(RankId{0}).empty());
@@ -57,7 +57,7 @@ TEST(RouteTokens, ASourcesShipmentsOfAnExpertComeInTheOrderOfTheSweeps) {
 
 TEST(RouteTokens, AnExpertWithoutLoadShipsNothing) { EXPECT_TRUE(route_one_expert({0, 0}, {0, 0}).shipments.empty()); }
 
-TEST(RouteTokens, ALastNodeWithFewerRanksIsANode) {
+TEST(RouteTokens, SupportsALastNodeWithFewerRanks) {
   const RoutedLayer routed = route_one_expert({0, 0, 4}, {2, 2, 0});
   EXPECT_THAT(routed.shipments, ElementsAre(ship(2, 0, 2), ship(2, 1, 2)));
 }
@@ -92,7 +92,7 @@ TEST_P(RouteTokensOfRandomPlans, DeliverAllRowsAndMeetAllQuotas) {
   }
 }
 
-TEST_P(RouteTokensOfRandomPlans, FormFewPairsPerSweepAndCrossNodesOnlyForWhatANodeLacks) {
+TEST_P(RouteTokensOfRandomPlans, FormFewPairsPerSweepAndCrossNodesOnlyForMissingQuota) {
   const LoadTable load = test::random_load({.ranks = 8, .experts = 16, .ranks_per_node = 3}, 3);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 3, .in_flight = GetParam()}, 4);
   const Topology topology = load.topology();
@@ -132,7 +132,7 @@ TEST_P(RouteTokensOfRandomPlans, FormFewPairsPerSweepAndCrossNodesOnlyForWhatANo
 
 INSTANTIATE_TEST_SUITE_P(InFlight, RouteTokensOfRandomPlans, testing::Values(1, 2, 4));
 
-TEST(AssignRows, RowsOfAnExpertFillItsShipmentsInRowOrder) {
+TEST(AssignRows, FillsAnExpertsShipmentsInRowOrder) {
   const RoutedLayer routed = route_one_expert({0, 4, 0, 0}, {1, 1, 2, 0});
   const std::vector<ExpertId> routes{kExpert, kNoExpert, kExpert, kExpert, kNoExpert, kExpert};
   std::vector<RankId> replica(routes.size());
@@ -141,7 +141,7 @@ TEST(AssignRows, RowsOfAnExpertFillItsShipmentsInRowOrder) {
   EXPECT_THAT(replica, ElementsAre(RankId{1}, kNoReplica, RankId{0}, RankId{2}, kNoReplica, RankId{2}));
 }
 
-TEST(AssignRows, EveryRowOfATraceGoesToAReplicaAndEveryQuotaIsMet) {
+TEST(AssignRows, AssignsEveryRowOfATraceAndMeetsEveryQuota) {
   const test::CountedTrace batched = test::random_trace(5);
   const StepPlan plan = test::random_plan(batched.load, {.guest_slots = 2}, 6);
   const SourceTokens tokens(batched.trace, batched.batching);
@@ -173,7 +173,7 @@ TEST(AssignRows, EveryRowOfATraceGoesToAReplicaAndEveryQuotaIsMet) {
   }
 }
 
-TEST(SourceTokens, HoldTheTokensOfTheirSequencesInAscendingOrder) {
+TEST(SourceTokens, ListTokensInAscendingOrderOfSequences) {
   RoutingTrace shape{.num_layers = 1, .top_k = 1, .num_experts = 8, .cu_seqlens = {0, 2, 3, 5}};
   const RoutingTrace trace = test::trace_of({0, 1, 2, 3, 255}, shape);
   const Batching batching{.num_micro_steps = 2,
@@ -191,7 +191,7 @@ TEST(SourceTokens, HoldTheTokensOfTheirSequencesInAscendingOrder) {
   EXPECT_TRUE(routes.empty());
 }
 
-TEST(DispatchTable, SendsWhatSourcesHoldAndReceivesWhatRanksServe) {
+TEST(DispatchTable, SendsSourceRowsAndReceivesServedRows) {
   const LoadTable load = test::random_load({.ranks = 4, .experts = 8}, 1);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 2}, 2);
   for (int t = 0; t < plan.num_events(); ++t) {

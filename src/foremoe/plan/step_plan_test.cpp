@@ -23,13 +23,13 @@ std::string spell(const ExecutionOrder& order) {
   return text;
 }
 
-TEST(ExecutionOrder, WithOneInFlightBothPassesShareTheMicroStepsEvent) {
+TEST(ExecutionOrder, BothPassesShareAnEventWithOneInFlight) {
   const ExecutionOrder order = make_execution_order(3, 1);
   EXPECT_EQ(spell(order), " F0 F1 F2");
   EXPECT_EQ(order.forward, order.backward);
 }
 
-TEST(ExecutionOrder, WithMoreInFlightForwardsLeadBackwardsByThatMany) {
+TEST(ExecutionOrder, ForwardsLeadBackwardsByTheNumberInFlight) {
   EXPECT_EQ(spell(make_execution_order(4, 2)), " F0 F1 B0 F2 B1 F3 B2 B3");
   EXPECT_EQ(spell(make_execution_order(5, 4)), " F0 F1 F2 F3 B0 F4 B1 B2 B3 B4");
 }
@@ -40,7 +40,7 @@ TEST(ExecutionOrder, MoreInFlightThanMicroStepsRunsAllForwardsFirst) {
   EXPECT_EQ(make_execution_order(0, 2).num_events(), 0);
 }
 
-TEST(ExecutionOrder, NeverHasMoreMicroStepsInFlightThanAsked) {
+TEST(ExecutionOrder, NeverExceedsTheRequestedNumberInFlight) {
   for (const int in_flight : {2, 3, 4, 7}) {
     const ExecutionOrder order = make_execution_order(9, in_flight);
     int between_passes = 0;
@@ -57,8 +57,8 @@ TEST(ExecutionOrder, NeverHasMoreMicroStepsInFlightThanAsked) {
   }
 }
 
-// 3 micro-steps, two in flight: 6 events. 8 experts on 4 ranks and one guest slot: 3 slots.
-TEST(EmptyPlan, HasTheShapeOfTheLoadAndNothingInItsSlots) {
+// 3 micro-steps with two in flight give 6 events. 8 experts on 4 ranks and one guest slot give 3 slots.
+TEST(EmptyPlan, HasTheShapeOfTheLoadAndEmptySlots) {
   const LoadTable load = test::random_load({.micro_steps = 3, .layers = 2, .ranks = 4, .experts = 8}, 1);
   const StepPlan plan = empty_plan(
       {.policy = "x", .residency = Residency::kShared, .guest_slots = 1, .in_flight = 2, .options = "{\"a\":1}"}, load);
@@ -79,7 +79,7 @@ TEST(EmptyPlan, HasTheShapeOfTheLoadAndNothingInItsSlots) {
   EXPECT_EQ(plan.lower_bound.shape(), plan.max_load.shape());
 }
 
-// Two in flight run F0 F1 B0 F2 B1 B2: without micro-step 2 that is F0 F1 B0 B1, events 0, 1, 2 and 4.
+// Two in flight run F0 F1 B0 F2 B1 B2. Without micro-step 2 this is F0 F1 B0 B1, events 0, 1, 2 and 4.
 TEST(PlanPart, KeepsTheEventsOfTheFirstMicroStepsInTheirOrder) {
   const LoadTable load = test::random_load({.micro_steps = 3, .layers = 2}, 1);
   const StepPlan whole = test::random_plan(load, {.in_flight = 2}, 1);
@@ -95,7 +95,7 @@ TEST(PlanPart, KeepsTheEventsOfTheFirstMicroStepsInTheirOrder) {
   EXPECT_EQ(first.load_digest, load_digest(part));
 }
 
-TEST(PlanPart, IsARightPlanForThePartOfTheLoad) {
+TEST(PlanPart, IsAValidPlanForThePartOfTheLoad) {
   for (const Residency residency : {Residency::kStatic, Residency::kResident, Residency::kShared, Residency::kFree}) {
     for (const int in_flight : {1, 2, 3}) {
       if (residency == Residency::kFree && in_flight > 1) continue;  // forward-only
@@ -113,7 +113,7 @@ TEST(PlanPart, IsARightPlanForThePartOfTheLoad) {
   }
 }
 
-TEST(PlanPart, LeavesOutWhatThePlanDoesNotRecord) {
+TEST(PlanPart, HasNoBoundsIfThePlanRecordsNone) {
   const LoadTable load = test::random_load({}, 1);
   StepPlan whole = test::random_plan(load, {}, 1);
   whole.max_load = whole.lower_bound = {};
@@ -122,8 +122,8 @@ TEST(PlanPart, LeavesOutWhatThePlanDoesNotRecord) {
   EXPECT_TRUE(first.lower_bound.empty());
 }
 
-// Two ranks with an expert and a guest each; two in flight, so both micro-steps are two events: F0 F1 B0 B1.
-TEST(PlannedLoads, AreTheSumsOfARanksQuotasCountedOnceForBothPasses) {
+// Two ranks with one expert and one guest each. Two in flight, so each micro-step has two events: F0 F1 B0 B1.
+TEST(PlannedLoads, AreSumsOfARanksQuotasCountedOnceForBothPasses) {
   const LoadTable load{.load = Array<Tokens, 4>({2, 1, 2, 2}), .ranks_per_node = 2};
   StepPlan plan = test::random_plan(load, {.in_flight = 2}, 1);
   for (const int event : {0, 2}) {
@@ -137,8 +137,8 @@ TEST(PlannedLoads, AreTheSumsOfARanksQuotasCountedOnceForBothPasses) {
   EXPECT_THAT(loads.row(1, 0), ElementsAre(Tokens{0}, Tokens{6}));
 }
 
-// The plan records its largest loads, which random_plans.h sums by itself.
-TEST(PlannedLoads, HaveTheLargestLoadsThatThePlanRecords) {
+// The plan records its largest loads, which random_plans.h sums independently.
+TEST(PlannedLoads, MatchTheLargestLoadsOfThePlan) {
   for (const int in_flight : {1, 2}) {
     const LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 5);
     const StepPlan plan = test::random_plan(load, {.in_flight = in_flight}, 5);
@@ -156,14 +156,14 @@ TEST(HomeSlots, AreFilledByEachRanksExpertsInAscendingOrder) {
   EXPECT_THAT(home_slots(home), ElementsAre(SlotId{0}, SlotId{0}, SlotId{1}, SlotId{1}, SlotId{2}));
 }
 
-TEST(Imbalance, IsTheLargestLoadByTheMean) {
+TEST(Imbalance, IsTheLargestLoadOverTheMean) {
   const std::vector<Tokens> loads{Tokens{7}, Tokens{5}, Tokens{0}};
   EXPECT_EQ(imbalance(loads), 7.0 / 4);
   EXPECT_EQ(imbalance(std::vector<Tokens>(3, Tokens{6})), 1.0);
   EXPECT_EQ(imbalance(std::vector<Tokens>(3)), std::nullopt);
 }
 
-TEST(StepPlan, HasNoMoreInFlightThanItHasMicroSteps) {
+TEST(StepPlan, HasAtMostItsMicroStepsInFlight) {
   const LoadTable load = test::random_load({.micro_steps = 3}, 1);
   for (const auto& [asked, effective] : {std::pair{1, 1}, {2, 2}, {3, 3}, {99, 3}}) {
     const StepPlan plan = empty_plan({.in_flight = asked}, load);

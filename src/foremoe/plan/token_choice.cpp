@@ -14,18 +14,18 @@ namespace {
 constexpr int kMostIterations = 60;
 constexpr double kTolerance = 1e-3;  // total error of the experts' frequencies ÷ top_k
 
-// Bounds on the odds of an expert. They keep products finite where every token chooses the expert, or none does.
+// Bounds on the odds of an expert. They keep products finite if every token, or no token, chooses the expert.
 constexpr double kLeastOdds = 1e-9;
 constexpr double kMostOdds = 1e6;
 constexpr double kMostLikely = kMostOdds / (1 + kMostOdds);
 
 double odds_of(double chance) { return chance / (1 - chance); }
 
-// A polynomial whose coefficient i is the probability of choosing i experts. Higher coefficients are left out: all
-// polynomials have the same number.
+// A polynomial whose coefficient i is the probability of choosing i experts. Coefficients above top_k are dropped, so
+// all polynomials have the same length.
 using Chances = std::span<double>;
 
-// Multiplies by 1 − chance + chance·t: one more expert.
+// Adds one expert: multiplies by 1 − chance + chance·t.
 void multiply(Chances chances, double chance) {
   for (std::size_t i = chances.size(); i-- > 1;) chances[i] = (1 - chance) * chances[i] + chance * chances[i - 1];
   chances[0] *= 1 - chance;
@@ -44,7 +44,7 @@ void become_one(Chances chances) {
   chances[0] = 1;
 }
 
-// Adds a group, of which a set has no expert or some. used: [number of groups used][number of experts].
+// Adds a group from which a set takes no expert or some. used: [number of groups used][number of experts].
 void add_group(Array<double, 2>& used, std::span<const double> chances) {
   for (std::size_t u = used.extent(0); u-- > 0;) {
     const std::span<double> to = used.row(u);
@@ -81,10 +81,10 @@ void scale_to(double sum, std::span<double> frequency) {
   }
 }
 
-// Whether some set of k experts that were chosen comes from few enough groups.
+// True if k experts with positive counts can come from at most groups.per_token groups.
 bool permit(const ExpertGroups& groups, std::span<const Tokens> counts, std::size_t k) {
   const std::size_t size = counts.size() / static_cast<std::size_t>(groups.count);
-  std::vector<std::ptrdiff_t> chosen;  // [group], experts
+  std::vector<std::ptrdiff_t> chosen;  // [group], number of experts with positive counts
   for (std::size_t e = 0; e < counts.size(); e += size) {
     chosen.push_back(std::ranges::count_if(counts.subspan(e, size), [](Tokens n) { return n > Tokens{0}; }));
   }
@@ -114,7 +114,7 @@ void TokenChoice::fit(std::span<const Tokens> counts, int top_k, const ExpertGro
   for (double& f : frequency_) f /= tokens_;
   scale_to(static_cast<double>(k_), frequency_);
   chance_ = frequency_;
-  if (k_ == 1) {  // a set is an expert, whose odds are its frequency
+  if (k_ == 1) {  // a set is one expert, and its odds are its frequency
     for (double& chance : chance_) chance /= 1 + chance;
     return;
   }
@@ -137,7 +137,7 @@ void TokenChoice::improve() {
       least = wrong;
       best = chance_;
     }
-    // Changing all odds at once overshoots where the experts of a group are chosen together.
+    // Changing all odds at once overshoots if the experts of a group are chosen together.
     step = wrong > 0.8 * before ? std::max(step / 2, 0.5 / static_cast<double>(k_)) : std::min(step * 1.1, 1.0);
     before = wrong;
     change_odds(step);
@@ -145,8 +145,8 @@ void TokenChoice::improve() {
   chance_ = best;
 }
 
-// Moves the odds of each expert towards those that give it its frequency. A common factor of all odds changes no
-// probability of a set; it is chosen so that the expected number of experts stays near top_k.
+// Moves the odds of each expert towards its target frequency. A common factor of all odds does not change the
+// probability of a set. The factor keeps the expected number of experts near top_k.
 void TokenChoice::change_odds(double step) {
   double sum = 0;
   for (std::size_t e = 0; e < chance_.size(); ++e) {
@@ -184,14 +184,14 @@ void TokenChoice::misses(std::span<const std::size_t> place, std::span<double> o
   }
 }
 
-// Where the sets' probabilities are too small to be represented.
+// Fallback for sets whose probabilities underflow.
 void TokenChoice::miss_independently(std::span<const std::size_t> place, std::span<double> of_place) const {
   std::ranges::fill(of_place, 1);
   for (std::size_t e = 0; e < place.size(); ++e) of_place[place[e]] *= 1 - frequency_[e];
 }
 
-// Makes the parts of one group. Each gets the probabilities of choosing so many experts of the group, none of them of
-// this part: a product of prefix and suffix.
+// Makes the parts of one group. Computes for each part the probabilities of choosing 0 … top_k experts of the group,
+// none of them from this part, as the product of a prefix and a suffix.
 void TokenChoice::multiply_group(std::size_t group, std::span<const std::size_t> place) {
   constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   const std::size_t size = chance_.size() / static_cast<std::size_t>(groups_.count);
@@ -224,7 +224,7 @@ void TokenChoice::multiply_group(std::size_t group, std::span<const std::size_t>
     std::vector<double>& sets = part_sets_[first + i];
     const std::vector<double> own = std::exchange(sets, before);
     multiply(sets, behind.row(i + 1));
-    for (double& chance : sets) chance *= own[0];  // none of this part's
+    for (double& chance : sets) chance *= own[0];  // and no expert of this part
     multiply(before, own);
   }
 }
@@ -247,8 +247,8 @@ void TokenChoice::multiply_other_groups() {
   }
 }
 
-// The probability of choosing top_k experts from no more than per_token groups, none of them of these parts. Each part
-// must be of another group.
+// Probability of choosing top_k experts from at most per_token groups, none of them from these parts. The parts must
+// belong to different groups.
 double TokenChoice::sets_without(std::span<const std::size_t> parts) {
   if (parts.size() <= 1) {
     const std::size_t g = parts.empty() ? 0 : part_group_[parts[0]];

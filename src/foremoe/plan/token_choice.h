@@ -2,19 +2,19 @@
 
 // Models which experts a token chooses together, given only how often each expert is chosen.
 //
-// Among all distributions over sets of top_k distinct experts with the given frequencies, it takes the one of maximum
-// entropy: the probability of a set is proportional to the product of its experts' weights (the conditional Bernoulli
-// distribution). For a model whose experts form groups, only sets from at most `per_token` groups are possible. Groups
-// that the counts contradict are ignored.
+// The model is the maximum-entropy distribution over sets of top_k distinct experts with the given frequencies: the
+// probability of a set is proportional to the product of its experts' weights (conditional Bernoulli distribution). If
+// the model's experts form groups, only sets from at most `per_token` groups are possible. Groups that contradict the
+// counts are ignored.
 //
-// Method. Each expert is a factor 1 − p + p·t with p = weight ÷ (1 + weight). The coefficient of t^top_k in the product
-//   of all factors is the probability that independent experts make a set, and the same without the experts of a place
-//   is the probability that the set misses it. Prefix and suffix products give these for all places at once. All terms
-//   are positive, so nothing cancels. A fixed-point iteration fits the weights (Chen, Dempster and Liu, Biometrika 81,
-//   1994), damped, and keeps the best it has seen.
+// Method. Each expert is a factor 1 − p + p·t with p = weight ÷ (1 + weight). In the product of all factors, the
+//   coefficient of t^top_k is the probability that independent choices form a set. Without the experts of one place, it
+//   is the probability of a set that misses the place. Prefix and suffix products give both for all places at once. All
+//   terms are positive, so nothing cancels. A damped fixed-point iteration fits the weights (Chen, Dempster and Liu,
+//   Biometrika 81, 1994). The best iterate is kept.
 // Complexity. misses(): O(experts · top_k + (groups + places) · top_k²) without groups; with groups also O(groups² ·
-//   per_token · top_k²), and O(groups · per_token · top_k²) for each place that has experts of several groups. fit():
-//   up to 60 times that of misses() with each expert at a place of its own.
+//   per_token · top_k²), and O(groups · per_token · top_k²) for each place with experts of several groups. fit(): up to
+//   60 calls of misses() with every expert at a place of its own.
 
 #include <cstddef>
 #include <span>
@@ -28,18 +28,18 @@ namespace foremoe {
 
 class TokenChoice {
  public:
-  // Fits the weights. counts: [expert], how many tokens chose it; at least one must be positive. Counts that no
-  // distribution over such sets has are approximated. Where fewer than top_k experts are chosen, sets are smaller.
+  // Fits the weights. counts: [expert], tokens that chose it; at least one must be positive. Counts that no such
+  // distribution can have are approximated. If fewer than top_k experts are chosen, sets have that size.
   void fit(std::span<const Tokens> counts, int top_k, const ExpertGroups& groups);
 
-  // The number of tokens: assignments ÷ top_k, or the count of an expert that is chosen more often.
+  // Number of tokens: assignments ÷ size of a set, or the largest count if that is greater.
   double tokens() const { return tokens_; }
 
   // Sets of_place[p] to the probability that a token chooses no expert e with place[e] = p.
   void misses(std::span<const std::size_t> place, std::span<double> of_place);
 
  private:
-  using Polynomials = Array<double, 2>;  // [which][exponent up to top_k], coefficients
+  using Polynomials = Array<double, 2>;  // coefficients, [polynomial][exponent up to top_k]
 
   void multiply_group(std::size_t group, std::span<const std::size_t> place);
   void multiply_other_groups();
@@ -51,8 +51,8 @@ class TokenChoice {
   std::size_t k_ = 0;
   ExpertGroups groups_;
   double tokens_ = 0;
-  // [expert]: how often it is to be chosen; odds ÷ (1 + odds), where odds are the weight; a place of its own; how often
-  // it is not chosen.
+  // [expert]: the target fraction of tokens that choose it; weight ÷ (1 + weight); a place of its own; the modelled
+  // fraction of tokens that do not choose it.
   std::vector<double> frequency_, chance_;
   std::vector<std::size_t> each_apart_;
   std::vector<double> excluded_;
@@ -61,7 +61,7 @@ class TokenChoice {
   std::vector<std::size_t> part_of_place_;       // [place], of the current group
   std::vector<std::size_t> part_group_;          // [part]
   std::vector<std::size_t> part_place_;          // [part]
-  std::vector<std::vector<double>> part_sets_;   // [part], first of its own experts, then of all others of its group
+  std::vector<std::vector<double>> part_sets_;   // [part], of its experts; later of the group's other experts
   std::vector<std::vector<std::size_t>> parts_;  // [place]
   Polynomials group_sets_;                       // [group]
   Polynomials fewer_groups_;                     // [group], sets from fewer than per_token other groups

@@ -17,11 +17,11 @@ struct Case {
   ExpertGroups groups;
 };
 
-using Set = unsigned;  // of experts, one bit each
+using Set = unsigned;  // a set of experts, one bit each
 
 bool holds(Set set, std::size_t expert) { return (set >> expert & 1U) != 0; }
 
-// All that a token may choose.
+// All sets that a token may choose.
 std::vector<Set> sets_of(const Case& c) {
   std::vector<Set> sets;
   const int size = c.experts / c.groups.count;
@@ -33,7 +33,7 @@ std::vector<Set> sets_of(const Case& c) {
   return sets;
 }
 
-// The distribution of largest entropy with these frequencies, by scaling one expert's sets after the other.
+// The maximum-entropy distribution with these frequencies, computed by scaling the sets of one expert after the other.
 std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<const double> frequency) {
   std::vector<double> p(sets.size(), 1.0 / static_cast<double>(sets.size()));
   for (int sweep = 0; sweep < 3000; ++sweep) {
@@ -48,8 +48,7 @@ std::vector<double> largest_entropy(const std::vector<Set>& sets, std::span<cons
   return p;
 }
 
-// How often each expert is chosen by tokens that choose each set as often as drawn: some hardly ever, some nearly
-// always.
+// Counts of each expert if tokens choose each set with a random frequency: some almost never, some almost always.
 std::vector<Tokens> draw_counts(const std::vector<Set>& sets, const Case& c, Random& random) {
   std::vector<Tokens> counts(static_cast<std::size_t>(c.experts));
   for (const Set set : sets) {
@@ -61,7 +60,7 @@ std::vector<Tokens> draw_counts(const std::vector<Set>& sets, const Case& c, Ran
 
 class TokenChoiceTest : public testing::TestWithParam<Case> {};
 
-TEST_P(TokenChoiceTest, MissesAsOftenAsTheDistributionOfLargestEntropy) {
+TEST_P(TokenChoiceTest, MatchesTheMaximumEntropyDistribution) {
   const Case& c = GetParam();
   Random random(7);
   const std::vector<Set> sets = sets_of(c);
@@ -85,7 +84,7 @@ TEST_P(TokenChoiceTest, MissesAsOftenAsTheDistributionOfLargestEntropy) {
         for (std::size_t e = 0; e < place.size(); ++e) visits = visits || (place[e] == at && holds(sets[i], e));
         expected += visits ? 0 : p[i];
       }
-      const double near = c.groups.per_token < c.groups.count ? 0.01 : 0.003;  // groups take longer to fit
+      const double near = c.groups.per_token < c.groups.count ? 0.01 : 0.003;  // groups converge more slowly
       EXPECT_NEAR(missed[at], expected, near) << "place " << at << ", trial " << trial;
     }
   }
@@ -103,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, TokenChoiceTest,
 
 double ways(int n, int k) { return std::exp(std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1)); }
 
-TEST(TokenChoice, OfExpertsThatAreAlikeMissesAPlaceAsDrawingWithoutReplacementDoes) {
+TEST(TokenChoice, MatchesDrawingWithoutReplacementForEqualExperts) {
   TokenChoice choice;
   const std::vector<Tokens> counts(128, Tokens{64});
   choice.fit(counts, 8, {});
@@ -115,7 +114,7 @@ TEST(TokenChoice, OfExpertsThatAreAlikeMissesAPlaceAsDrawingWithoutReplacementDo
   for (const double p : missed) EXPECT_NEAR(p, ways(112, 8) / ways(128, 8), 1e-9);
 }
 
-TEST(TokenChoice, AnExpertOfEveryTokenIsNeverMissed) {
+TEST(TokenChoice, NeverMissesAnExpertThatEveryTokenChooses) {
   TokenChoice choice;
   std::vector<Tokens> counts(64, Tokens{10});
   counts[5] = Tokens{630};  // top-2: every token and one other expert
@@ -127,10 +126,10 @@ TEST(TokenChoice, AnExpertOfEveryTokenIsNeverMissed) {
   choice.misses(place, missed);
   EXPECT_NEAR(missed[0], 0, 1e-3);
   EXPECT_NEAR(missed[1], 0, 1e-3);
-  EXPECT_EQ(missed[2], 1);  // has no experts
+  EXPECT_EQ(missed[2], 1);  // this place has no experts
 }
 
-// Fits the counts, and expects probabilities of each expert apart, and of all even and odd ones.
+// Fits the counts. Expects probabilities for each expert alone, and for all even and all odd experts.
 void expect_probabilities(const std::vector<Tokens>& counts, int top_k, const ExpertGroups& groups) {
   TokenChoice choice;
   choice.fit(counts, top_k, groups);
@@ -146,7 +145,7 @@ void expect_probabilities(const std::vector<Tokens>& counts, int top_k, const Ex
   }
 }
 
-TEST(TokenChoice, GivesProbabilitiesOfCountsThatNoSetsCanHave) {
+TEST(TokenChoice, GivesProbabilitiesForImpossibleCounts) {
   for (const std::int64_t other : {0, 1, 40}) {
     std::vector<Tokens> counts(16);
     counts[3] = Tokens{1000};
@@ -179,7 +178,7 @@ TEST(TokenChoice, IgnoresGroupsThatTheCountsContradict) {
   EXPECT_EQ(missed, expected);
 }
 
-TEST(TokenChoice, GivesProbabilitiesWhereTokensChooseManyExperts) {
+TEST(TokenChoice, GivesProbabilitiesIfTokensChooseManyExperts) {
   std::vector<Tokens> alike(512, Tokens{100});
   std::vector<Tokens> one_for_all(512, Tokens{1});
   one_for_all[7] = Tokens{10'000'000};
@@ -189,7 +188,7 @@ TEST(TokenChoice, GivesProbabilitiesWhereTokensChooseManyExperts) {
   }
 }
 
-TEST(TokenChoice, OfOneExpertPerTokenIsAsFrequentAsCounted) {
+TEST(TokenChoice, MatchesTheCountsForOneExpertPerToken) {
   TokenChoice choice;
   std::vector<double> missed(4);
   for (const ExpertGroups& groups : {ExpertGroups{}, ExpertGroups{.count = 2, .per_token = 1}}) {

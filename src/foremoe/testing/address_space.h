@@ -1,13 +1,13 @@
 #pragma once
 
-// For death tests: what happens to a process whose address space is full.
+// For death tests: fills the address space of a process.
 
 #include <sys/resource.h>
 
 namespace foremoe::test {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;  // a sanitizer needs address space of its own
+inline constexpr bool kSanitized = true;  // sanitizers need address space of their own
 #else
 inline constexpr bool kSanitized = false;
 #endif

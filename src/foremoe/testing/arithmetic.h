@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of cpu/ share: random values, copies of them to work on, and the bound on errors.
+// Shared by the tests of cpu/: random values, copies of them to modify, and the bound on errors.
 
 #include <gtest/gtest.h>
 
@@ -13,12 +13,12 @@
 
 namespace foremoe::test {
 
-// ‖x − float64‖∞ ÷ ‖float64‖∞ of every tensor.
+// Bound on ‖x − float64‖∞ ÷ ‖float64‖∞ of every tensor.
 inline constexpr double kTolerance = 1e-5;
 
 class Arithmetic : public testing::Test {
  protected:
-  // A copy that stays until the test ends.
+  // Returns a copy that lives until the test ends.
   float* put(std::span<const float> values) { return memory_.emplace_back(values.begin(), values.end()).data(); }
   float* put(std::size_t n, float value) { return put(std::vector<float>(n, value)); }
   static std::vector<float> get(const float* from, std::size_t n) { return {from, from + n}; }
@@ -39,7 +39,7 @@ class Arithmetic : public testing::Test {
 
 inline std::vector<double> to_double(std::span<const float> values) { return {values.begin(), values.end()}; }
 
-// Central differences of f by every element of `at`.
+// Central differences of f with respect to every element of `at`.
 template <class Function>
 std::vector<double> slopes(const Function& f, std::vector<double> at) {
   constexpr double kStep = 1e-5;

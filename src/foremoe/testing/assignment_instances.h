@@ -1,6 +1,6 @@
 #pragma once
 
-// Instances of token assignment for tests, and solving one with all checked that holds for any.
+// Instances of token assignment for tests, and a solver call that checks all properties that hold for any instance.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@
 namespace foremoe::planner {
 
 using Loads = std::vector<std::int64_t>;        // [expert], tokens
-using Holders = std::vector<std::vector<int>>;  // [expert], ranks that hold it
+using Holders = std::vector<std::vector<int>>;  // [expert], ranks with a replica of it
 
 struct Instance {
   ReplicaGraph graph;
@@ -47,7 +47,7 @@ inline std::int64_t ceil_mean(const Instance& i) {
   return (total(i.load) + i.graph.num_ranks() - 1) / i.graph.num_ranks();
 }
 
-// A load that some assignment has, and ranks that prove that none has less.
+// Expects that the assignment has load max_load, and that the ranks in tight_set prove that no assignment has less.
 inline void expect_certified(const Instance& i, const Assignment& a, std::int64_t max_load,
                              const std::vector<int>& tight_set) {
   ASSERT_EQ(*std::max_element(a.rank_load.begin(), a.rank_load.end()), max_load);
@@ -67,9 +67,9 @@ inline void expect_certified(const Instance& i, const Assignment& a, std::int64_
   ASSERT_EQ((tokens + std::ssize(tight_set) - 1) / std::ssize(tight_set), max_load);
 }
 
-// Solves from the assignment given and checks all that holds for any instance.
+// Solves from the given assignment and checks all properties that hold for any instance.
 inline std::int64_t solve_from(const Instance& i, Assignment& a) {
-  static AssignmentSearch search;  // of many shapes in turn: what an earlier call left must not matter
+  static AssignmentSearch search;  // reused for many shapes: the state of earlier calls must not matter
   std::vector<int> tight_set{-1};
   const std::int64_t max_load = assign_tokens(i.graph, ceil_mean(i), a, search, &tight_set);
   test::expect_complete(i.graph, i.load, a);
@@ -90,7 +90,7 @@ struct Limits {
   std::uint64_t load;
 };
 
-// One to `ranks` ranks, mostly few holders per expert, loads from 0 to `load`, a third of them small.
+// 1 to `ranks` ranks, mostly few holders per expert, loads from 0 to `load`, a third of them small.
 inline Instance random_instance(Random& random, Limits most) {
   const int num_ranks = 1 + static_cast<int>(random.below(most.ranks));
   const int num_experts = 1 + static_cast<int>(random.below(most.experts));

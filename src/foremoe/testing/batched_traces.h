@@ -1,6 +1,6 @@
 #pragma once
 
-// Recorded routes for tests, with their batching and the load that they make.
+// Recorded routes for tests, with their batching and load.
 
 #include <cstring>
 #include <numeric>
@@ -16,7 +16,7 @@ struct CountedTrace : BatchedTrace {
   LoadTable load;
 };
 
-// Routes as U8 from [token][layer][top_k] expert ids, 255 in missing rows.
+// Makes a U8 trace from [token][layer][top_k] expert ids, with 255 in missing rows.
 inline RoutingTrace trace_of(std::vector<std::uint8_t> routes, RoutingTrace shape) {
   auto owned = std::make_shared<std::vector<std::uint8_t>>(std::move(routes));
   shape.type = RouteType::kU8;
@@ -44,7 +44,7 @@ inline LoadTable load_of(const RoutingTrace& trace, const Batching& batching) {
   return table;
 }
 
-// Two micro-steps, two layers, four ranks on two nodes, eight experts, top-3; low experts are popular and the
+// Two micro-steps, two layers, four ranks on two nodes, eight experts, top-3. Experts with low ids are popular. The
 // last token of every sequence has no route.
 inline CountedTrace random_trace(std::uint64_t seed, int num_sequences = 20) {
   Random random(seed);

@@ -1,10 +1,10 @@
 #pragma once
 
-// What every communicator must do, as tests that each backend instantiates with its own way to start ranks:
+// Conformance tests for communicators. Each backend instantiates them with its own way to start ranks:
 //
 //   INSTANTIATE_TEST_SUITE_P(Threads, CommunicatorConformance, testing::Values(…));
 //
-// Oracles are computed by each rank from what it knows that the others send; expectations are made on all ranks.
+// Each rank computes the expected data from the data that the others send. All ranks check expectations.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ struct RankStart {
 };
 using RankBody = std::function<void(Communicator&)>;
 
-// How a backend runs `body` on every rank.
+// Runs `body` on every rank of a backend.
 struct Backend {
   std::string name;
   std::function<void(const RankStart&, const RankBody&)> run;
@@ -44,7 +44,7 @@ class CommunicatorConformance : public testing::TestWithParam<Backend> {
 
 namespace conformance {
 
-// What source sends to destination in a round: some blocks are empty, some large.
+// The block from source to destination in a round. Some blocks are empty, some large.
 inline std::vector<std::uint32_t> block(int round, int source, int destination, int factor) {
   const int kind = (round + 3 * source + 5 * destination) % 4;
   const int words = kind == 0 ? 0 : factor * (1 + (7 * source + 11 * destination + round) % 13);
@@ -77,7 +77,7 @@ struct Blocks {
   }
 };
 
-// Values whose sum depends on the order in which they are added.
+// Values whose sum depends on the order of addition.
 inline std::vector<float> addends(int rank, std::size_t n) {
   std::vector<float> values(n);
   for (std::size_t i = 0; i < n; ++i) {
@@ -89,7 +89,7 @@ inline std::vector<float> addends(int rank, std::size_t n) {
 
 }  // namespace conformance
 
-TEST_P(CommunicatorConformance, EveryBlockArrivesWhereItIsMeantAndItsBufferMayBeReusedAtOnce) {
+TEST_P(CommunicatorConformance, DeliversEveryBlockAndPermitsImmediateReuseOfItsBuffer) {
   run([](Communicator& communicator) {
     for (int round = 0; round < 12; ++round) {
       conformance::Blocks blocks(round, communicator, round == 11 ? 20'000 : 1);
@@ -100,8 +100,8 @@ TEST_P(CommunicatorConformance, EveryBlockArrivesWhereItIsMeantAndItsBufferMayBe
   });
 }
 
-// Ranks come to every call, and leave it, at different times: blocks are what their sender had written when it called.
-TEST_P(CommunicatorConformance, BlocksOfRanksThatAreLateAreReadAfterTheyWereWrittenAndBeforeTheyAreOverwritten) {
+// Ranks enter and leave every call at different times. Blocks contain what their sender had written at its call.
+TEST_P(CommunicatorConformance, BlocksHaveTheContentsOfTheirSendersCallIfRanksAreLate) {
   run([](Communicator& communicator) {
     std::minstd_rand random(static_cast<unsigned>(communicator.rank().value + 1));
     const auto dawdle = [&] { std::this_thread::sleep_for(std::chrono::microseconds{random() % 300}); };
@@ -126,7 +126,7 @@ TEST_P(CommunicatorConformance, BlocksOfRanksThatAreLateAreReadAfterTheyWereWrit
   });
 }
 
-TEST_P(CommunicatorConformance, SumsAreTakenInRankOrderToTheBit) {
+TEST_P(CommunicatorConformance, SumsInRankOrderToTheBit) {
   run([](Communicator& communicator) {
     for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{1'000}, std::size_t{333}}) {
       std::vector<float> expected = conformance::addends(0, n);
@@ -141,7 +141,7 @@ TEST_P(CommunicatorConformance, SumsAreTakenInRankOrderToTheBit) {
   });
 }
 
-TEST_P(CommunicatorConformance, WhatOneRankKnowsAllCanLearn) {
+TEST_P(CommunicatorConformance, GathersBroadcastsAndSums) {
   run([](Communicator& communicator) {
     const int n = communicator.num_ranks();
     std::vector<int> all(static_cast<std::size_t>(n));
@@ -159,7 +159,7 @@ TEST_P(CommunicatorConformance, WhatOneRankKnowsAllCanLearn) {
   });
 }
 
-TEST_P(CommunicatorConformance, RankZeroGathersBytesOfWhateverLength) {
+TEST_P(CommunicatorConformance, RankZeroGathersBytesOfAnyLength) {
   run([](Communicator& communicator) {
     const auto of = [](int r) { return std::vector<std::byte>(static_cast<std::size_t>(r % 3) * 100, std::byte(r)); };
     const auto gathered = gather(communicator, of(communicator.rank().value));
@@ -172,14 +172,14 @@ TEST_P(CommunicatorConformance, RankZeroGathersBytesOfWhateverLength) {
   });
 }
 
-TEST_P(CommunicatorConformance, EveryRankHearsTheSameOutcomeOfEveryBallot) {
+TEST_P(CommunicatorConformance, EveryRankGetsTheSameOutcomeOfEveryBallot) {
   run([](Communicator& communicator) {
     constexpr std::uint64_t kBallots = 60;
     constexpr std::uint64_t kAhead = 8;
     const auto ok = [&](std::uint64_t number, int rank) {
       return (number * 7 + static_cast<std::uint64_t>(rank) * 5) % 11 != 0;
     };
-    for (int repeat = 0; repeat < 2; ++repeat) {  // a second ballot does not hear the first one's votes
+    for (int repeat = 0; repeat < 2; ++repeat) {  // a second ballot does not see the first one's votes
       const std::unique_ptr<Ballot> ballot = communicator.peers().make_ballot();
       for (std::uint64_t number = 0; number < kBallots + kAhead; ++number) {
         if (number < kBallots) ballot->cast(number, ok(number, communicator.rank().value));
@@ -194,7 +194,7 @@ TEST_P(CommunicatorConformance, EveryRankHearsTheSameOutcomeOfEveryBallot) {
   });
 }
 
-TEST_P(CommunicatorConformance, NoOutcomeIsKnownBeforeAllHaveVoted) {
+TEST_P(CommunicatorConformance, ABallotHasNoOutcomeBeforeAllHaveVoted) {
   run([](Communicator& communicator) {
     const std::unique_ptr<Ballot> ballot = communicator.peers().make_ballot();
     const bool last = communicator.rank().value == communicator.num_ranks() - 1;
@@ -209,7 +209,7 @@ TEST_P(CommunicatorConformance, NoOutcomeIsKnownBeforeAllHaveVoted) {
   });
 }
 
-TEST_P(CommunicatorConformance, ErrorsOfSizeNameTheCall) {
+TEST_P(CommunicatorConformance, SizeErrorsNameTheCall) {
   const std::pair<const char*, std::function<void(Communicator&, std::size_t)>> calls[] = {
       {"sum: rank 0",
        [](Communicator& communicator, std::size_t size) {
@@ -244,7 +244,7 @@ TEST_P(CommunicatorConformance, ErrorsOfSizeNameTheCall) {
 }
 
 TEST_P(CommunicatorConformance, BlocksOfUnexpectedSizeAreAnErrorThatNamesBothRanks) {
-  // Sent and expected: one is larger, by little or much, or empty.
+  // Sent and expected sizes: one is larger, by little or much, or zero.
   const std::pair<std::int64_t, std::int64_t> sizes[] = {{8, 4}, {4, 8},         {0, 4},
                                                          {4, 0}, {1'000'000, 4}, {4, 1'000'000}};
   for (const auto& [sent, expected] : sizes) {
@@ -277,14 +277,14 @@ TEST_P(CommunicatorConformance, BlocksOfUnexpectedSizeAreAnErrorThatNamesBothRan
   }
 }
 
-TEST_P(CommunicatorConformance, ARankThatStaysAwayIsNotWaitedForLongerThanTheTimeout) {
+TEST_P(CommunicatorConformance, AMissingRankTimesOut) {
   run({.timeout = std::chrono::milliseconds{300}}, [](Communicator& communicator) {
     if (communicator.rank().value == communicator.num_ranks() - 1) return;
     EXPECT_THROW(communicator.barrier(), PeerFailed);
   });
 }
 
-TEST_P(CommunicatorConformance, SharedMemoryIsSeenByTheRanksOfItsNodeUntilSharingEnds) {
+TEST_P(CommunicatorConformance, SharedMemoryIsVisibleToTheRanksOfItsNode) {
   run({.ranks_per_node = 2}, [](Communicator& communicator) {
     const auto n = static_cast<std::size_t>(communicator.num_ranks());
     const auto content = [](int rank, std::size_t region) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What every assignment must be, whoever made it, for tests.
+// For tests: the properties of every assignment, whatever its source.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 namespace foremoe::test {
 
-// Every expert's tokens on its replicas and nothing anywhere else, rank loads the sums of the quotas.
+// Expects that replicas serve all tokens of each expert, other slots none, and that rank loads are sums of quotas.
 inline void expect_complete(const planner::ReplicaGraph& graph, std::span<const std::int64_t> expert_load,
                             const planner::Assignment& a) {
   std::vector<std::int64_t> served(expert_load.size());

@@ -1,11 +1,11 @@
 #pragma once
 
-// The least largest rank load that a placement permits, by trying all sets of ranks: the oracle of tests.
+// The minimal largest rank load for a placement, by enumerating all sets of ranks. A test oracle.
 //
-// Problem. Divide every expert's load among the ranks that hold it so that the largest rank load is least.
-// Theorem. The least largest load is ⌈max over sets S of ranks of w(S) ÷ |S|⌉, where w(S) is the load of the
-//   experts held by ranks of S alone: the maximum density of an induced subgraph. No assignment can do better,
-//   since w(S) must be served inside S; that one reaches it, in integers, is Hall's theorem.
+// Problem. Divide every expert's load among the ranks that hold it to minimise the largest rank load.
+// Theorem. The minimum is ⌈max over sets S of ranks of w(S) ÷ |S|⌉, where w(S) is the load of the experts held only by
+//   ranks of S: the maximum density of an induced subgraph. No assignment has less, since w(S) must be served inside S.
+//   By Hall's theorem, an assignment with integer quotas reaches it.
 // Source. FineMoE, equation 3.
 
 #include <algorithm>
@@ -19,12 +19,12 @@
 
 namespace foremoe::test {
 
-// holders[e] has bit r set when rank r holds expert e; an expert with load has a holder. At most 20 ranks;
-// O(2^ranks · ranks + experts).
+// Bit r of holders[e] is set if rank r holds expert e. An expert with load has a holder. At most 20 ranks; O(2^ranks ·
+// ranks + experts).
 inline Tokens density_lower_bound(std::span<const Tokens> expert_load, std::span<const std::uint32_t> holders,
                                   int num_ranks) {
   assert(num_ranks >= 1 && num_ranks <= 20 && expert_load.size() == holders.size());
-  std::vector<Tokens> confined(std::size_t{1} << num_ranks);  // [set], load of experts whose holders all are in the set
+  std::vector<Tokens> confined(std::size_t{1} << num_ranks);  // [set], load of experts held only by ranks of the set
   for (std::size_t e = 0; e < holders.size(); ++e) {
     assert(holders[e] != 0 || expert_load[e] == Tokens{0});
     confined[holders[e]] += expert_load[e];

@@ -1,6 +1,6 @@
 #pragma once
 
-// A small step on a cluster, for tests of what evaluate() makes of it.
+// A small step on a cluster, for tests of evaluate().
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// A link that does everything that a link may do and some that it may not, around another: by its seed it delays
-// copies, lets later ones overtake, drops them, fails before or after the bytes are there, and damages what arrived
-// without a word. One promise holds all the same: a cancelled copy writes no more.
+// A link that injects faults around another link, by seed. It delays copies, reorders them, drops them, reports failure
+// before or after the bytes have arrived, and silently corrupts data. Like any link, it never writes after a copy is
+// cancelled.
 
 #include <algorithm>
 #include <cassert>
@@ -17,11 +17,11 @@ namespace foremoe::test {
 
 struct Faults {        // probabilities, per copy
   double delay = 0;    // begins only after some polls
-  double reorder = 0;  // begins only after the next one has begun, or after many polls
+  double reorder = 0;  // begins only after the next copy has begun, or after many polls
   // At most one of these:
-  double drop = 0;     // is never told to be done, whether it copies or not
-  double fail = 0;     // says so, whether it has copied or not
-  double corrupt = 0;  // says that it is done, but a bit is flipped or an end is garbage
+  double drop = 0;     // never completes, whether it copies or not
+  double fail = 0;     // reports failure, whether it has copied or not
+  double corrupt = 0;  // completes, but a bit is flipped or the end is garbage
   int most_polls = 20;
 };
 
@@ -42,7 +42,7 @@ class FaultyLink final : public CopyLink {
     CopyRequest request;
     Fate fate = Fate::kArrives;
     At at = At::kHeldBack;
-    int polls = 0;  // held back for so many more
+    int polls = 0;  // number of polls before it begins
     bool overtaken_by_next = false;
   };
   Fate draw_fate();
@@ -121,7 +121,7 @@ inline void FaultyLink::cancel(CopyId id) {
   copies_.erase(copy);
 }
 
-// After the link is through with it, so nothing mends it; and what the link summed on the way is no longer so.
+// Runs after the link has completed the copy, so nothing repairs it. Resets the checksum that the link computed.
 inline void FaultyLink::damage(const CopyRequest& request) {
   if (request.chunks.empty()) return;
   const Chunk& chunk = request.chunks[random_.below(request.chunks.size())];

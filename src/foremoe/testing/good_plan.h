@@ -1,6 +1,6 @@
 #pragma once
 
-// A good plan to spoil, and what check_plan said of it.
+// A valid plan for tests to corrupt, and accessors for reports of check_plan.
 
 #include <cstdint>
 #include <string>
@@ -44,7 +44,7 @@ struct GoodPlan {
     }
     return true;
   }
-  // Records these options too.
+  // Records these options in addition.
   void record(const nlohmann::json& options) {
     nlohmann::json all = nlohmann::json::parse(plan.options);
     all.update(options);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Loads seen as figures, for the tests of synthesis.
+// Figures of loads, for tests of synthesis.
 
 #include <algorithm>
 #include <vector>
@@ -18,7 +18,7 @@ inline std::vector<std::int64_t> expert_loads(const LoadTable& table, int m, int
   return loads;
 }
 
-// [rank], tokens when every expert is served at its home.
+// [rank], tokens if every expert is served at its home.
 inline std::vector<std::int64_t> home_loads(const LoadTable& table, int m, int l) {
   std::vector<std::int64_t> loads(static_cast<std::size_t>(table.num_ranks()));
   const auto experts = expert_loads(table, m, l);
@@ -37,7 +37,7 @@ inline std::int64_t largest(const std::vector<std::int64_t>& values) {
   return *std::max_element(values.begin(), values.end());
 }
 
-// Max over mean.
+// Maximum ÷ mean.
 inline double ratio(const std::vector<std::int64_t>& loads) {
   return static_cast<double>(largest(loads)) * static_cast<double>(loads.size()) / static_cast<double>(sum(loads));
 }
@@ -50,7 +50,7 @@ inline double mean_rho(const LoadTable& table) {
   return total / table.num_micro_steps() / table.num_layers();
 }
 
-// Loads of the whole step.
+// [rank], loads of the whole step at homes.
 inline std::vector<std::int64_t> step_home_loads(const LoadTable& table, int l) {
   std::vector<std::int64_t> loads(static_cast<std::size_t>(table.num_ranks()));
   for (int m = 0; m < table.num_micro_steps(); ++m) {
@@ -60,7 +60,7 @@ inline std::vector<std::int64_t> step_home_loads(const LoadTable& table, int l) 
   return loads;
 }
 
-// What the trace's recorded batching sends, as a load.
+// The load of a trace in its recorded batching.
 inline LoadTable counted(const RoutingTrace& trace, int micro_steps) {
   LoadTable table;
   table.load = Array<Tokens, 4>({static_cast<std::size_t>(micro_steps), static_cast<std::size_t>(trace.num_layers),

@@ -1,7 +1,7 @@
 #pragma once
 
-// Steps for the tests of the planner: loads that are easily written down, and plans of which each is held to
-// check_plan before anyone looks at it.
+// Steps for tests of the planner: loads that are easy to write, and plans that check_plan has accepted before a test
+// uses them.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace foremoe::test {
 
 using ExpertLoads = std::vector<std::vector<std::int64_t>>;  // [micro_step][expert], tokens of all sources
 
-// One layer. Every source sends the same, the remainder comes from the lowest.
+// One layer. Every source sends the same amount; the lowest sources send the remainder.
 inline LoadTable load_of(int num_ranks, const ExpertLoads& loads, int ranks_per_node = 8) {
   LoadTable table;
   table.load = Array<Tokens, 4>({loads.size(), 1, static_cast<std::size_t>(num_ranks), loads.front().size()});
@@ -41,7 +41,7 @@ struct StepShape {
   int ranks_per_node = 2;
 };
 
-// Popularity that lasts the step, and topics that make micro-steps differ as those of a bursty rollout do.
+// Popular experts for the whole step, and topics that make micro-steps differ as in a bursty rollout.
 inline LoadTable bursty_load(const StepShape& shape, std::uint64_t seed) {
   return synthesize_load({.num_layers = shape.layers,
                           .num_experts = shape.experts,
@@ -63,11 +63,11 @@ struct Planned {
 
 struct PlanInputs {
   const StepPlan* previous = nullptr;
-  const Array<RankId, 2>* home = nullptr;  // none: contiguous blocks
+  const Array<RankId, 2>* home = nullptr;  // null: contiguous blocks
   std::size_t threads = 1;
 };
 
-// Plans, and expects that check_plan finds nothing: neither in the plan nor in its figures.
+// Plans the step and expects that check_plan finds no violation in the plan or its figures.
 inline Planned plan_checked(const LoadTable& load, const PlannerOptions& options, const PlanInputs& inputs = {}) {
   SCOPED_TRACE(to_json(options));
   ThreadPool pool(inputs.threads);
@@ -85,13 +85,13 @@ inline constexpr Residency kAllResidencies[] = {Residency::kStatic, Residency::k
                                                 Residency::kFree};
 inline constexpr Residency kPinnedResidencies[] = {Residency::kStatic, Residency::kResident, Residency::kShared};
 
-// The layer that plan_step sees, for the tests of single stages.
+// The layer problem that plan_step solves, for tests of single stages.
 inline planner::LayerProblem problem_of(const LoadTable& load, const PlannerOptions& options) {
   const Array<RankId, 2> home = contiguous_homes(load.num_layers(), load.num_experts(), load.num_ranks());
   return planner::make_layer_problem(load, LayerId{0}, home.row(0), options);
 }
 
-// The least largest rank load that any assignment of micro-step m has on the replicas in `graph`. At most 20 ranks.
+// The minimal largest rank load of `expert_load` over all assignments to the replicas in `graph`. At most 20 ranks.
 inline std::int64_t optimum_on(const planner::ReplicaGraph& graph, std::span<const std::int64_t> expert_load) {
   std::vector<Tokens> load(expert_load.size());
   std::vector<std::uint32_t> holders(expert_load.size());
@@ -102,14 +102,14 @@ inline std::int64_t optimum_on(const planner::ReplicaGraph& graph, std::span<con
   return density_lower_bound(load, holders, graph.num_ranks()).value;
 }
 
-// Where for_all_guests() goes on: guest slot `guest` of `rank`, experts from `first`.
+// Position of for_all_guests(): guest slot `guest` of `rank`, experts from `first`.
 struct NextGuest {
   int rank = 0;
   int guest = 0;
   int first = 0;
 };
 
-// Calls visit(graph) for every choice of guests, at most one kind of each per rank, none included.
+// Calls visit(graph) for every choice of guests: distinct experts on each rank, any number of slots empty.
 template <class Visit>
 void for_all_guests(const planner::LayerProblem& problem, planner::ReplicaGraph& graph, const Visit& visit,
                     const NextGuest& next = {}) {
@@ -117,7 +117,7 @@ void for_all_guests(const planner::LayerProblem& problem, planner::ReplicaGraph&
     visit(graph);
     return;
   }
-  for_all_guests(problem, graph, visit, {.rank = next.rank + 1});  // the other guest slots of this rank stay empty
+  for_all_guests(problem, graph, visit, {.rank = next.rank + 1});  // leaves the other guest slots of this rank empty
   if (next.guest == problem.guest_slots) return;
   const int slot = graph.first_slot(next.rank) + problem.homes_per_rank() + next.guest;
   for (int e = next.first; e < problem.num_experts; ++e) {

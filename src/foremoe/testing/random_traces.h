@@ -1,6 +1,6 @@
 #pragma once
 
-// Traces for tests: random, small, of every type.
+// Small random traces of every type, for tests.
 
 #include <cstddef>
 #include <cstring>
@@ -23,7 +23,7 @@ struct RandomTrace {
   std::uint64_t seed = 1;
 };
 
-// The storage is the second of the pair, to be damaged at will: bytes [tokens][layers][top_k].
+// The second element of the pair is the storage, for tests to corrupt: bytes [tokens][layers][top_k].
 inline std::pair<RoutingTrace, std::shared_ptr<std::vector<std::byte>>> make_random_trace(const RandomTrace& wanted) {
   RoutingTrace trace{.name = "random",
                      .type = wanted.type,
@@ -45,7 +45,7 @@ inline std::pair<RoutingTrace, std::shared_ptr<std::vector<std::byte>>> make_ran
 
   Random random(wanted.seed);
   const auto bytes = std::make_shared<std::vector<std::byte>>();
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(wanted.num_experts));  // some order of all experts
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(wanted.num_experts));  // a permutation of all experts
   std::iota(ids.begin(), ids.end(), 0);
   for (std::size_t s = 0; s < wanted.lengths.size(); ++s) {
     for (std::int64_t t = 0; t < wanted.lengths[s]; ++t) {

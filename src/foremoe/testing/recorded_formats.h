@@ -1,6 +1,6 @@
 #pragma once
 
-// Bytes of recorded formats made by hand, and what an import gave, for the importers' tests.
+// For the importers' tests: bytes of recorded formats, and results of imports.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace foremoe::testing {
 
 using Ids = std::vector<std::int64_t>;
 
-// The ids as little-endian integers of so many bytes.
+// The ids as little-endian integers of this many bytes.
 inline std::string raw(const Ids& ids, std::size_t bytes) {
   std::string out;
   for (const std::int64_t id : ids) {
@@ -57,7 +57,7 @@ inline Imported import_text(const std::string& text, const ImportOptions& option
   return import_texts({{"in", text}}, options);
 }
 
-// The message of the InputError that the import throws; empty when it throws none.
+// Message of the InputError that the import throws; empty if it throws none.
 inline std::string error_of(const std::vector<NamedText>& files, const ImportOptions& options = {}) {
   try {
     import_texts(files, options);
@@ -71,7 +71,7 @@ inline std::string error_of(const std::string& text, const ImportOptions& option
   return error_of({{"in", text}}, options);
 }
 
-// All entries widened, [tokens][layers][top_k]; −1 in missing rows.
+// All entries, widened, [tokens][layers][top_k]; −1 in missing rows.
 inline Ids routes_of(const RoutingTrace& trace) {
   Ids out;
   std::vector<ExpertId> row(static_cast<std::size_t>(trace.top_k));

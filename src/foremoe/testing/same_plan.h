@@ -1,6 +1,6 @@
 #pragma once
 
-// Plans that must be equal in all that they record, for tests: says which field differs.
+// For tests: expects that two plans are equal in all fields, and reports those that differ.
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// One copy of a pair of ranks, and links that do with it as the test says.
+// A pair of ranks with one copy, and links whose results are scripted by the test.
 
 #include <algorithm>
 #include <chrono>
@@ -26,19 +26,19 @@ inline ScheduledCopy one_copy(Path path = Path::kHost) {
           .source = RankId{1}};
 }
 
-// Two ranks, two experts each; only rank 0 receives, and rank 1 is played by the test where it matters.
+// Two ranks with two experts each. Only rank 0 receives. Where rank 1 matters, the test acts for it.
 inline constexpr ClusterShape kPair{.ranks = 2, .ranks_per_node = 2, .micro_steps = 3, .experts = 4};
 
 inline Cluster pair_with(std::vector<ScheduledCopy> copies, bool everything = true) {
   return Cluster(kPair, complete(kPair, std::move(copies), everything));
 }
 
-// The other rank always agrees.
+// Casts the votes of the other rank, which always agrees.
 inline void agree(Cluster& cluster) {
   for (std::uint64_t n = 0; n < 100; ++n) cluster.ballot().cast(n, true);
 }
 
-// What happened on a link, from outside: shared with the test.
+// Log of the events on a link, shared with the test.
 struct LinkLog {
   std::mutex mutex;
   std::vector<CopyRequest> requests;
@@ -54,7 +54,7 @@ struct LinkLog {
   }
 };
 
-// Copies, or answers otherwise as it is told: one answer per request, in order, and kDone for those beyond.
+// Copies, or returns a scripted answer: one answer per request, in order, and kDone for further requests.
 class ScriptedLink final : public CopyLink {
  public:
   ScriptedLink(LinkLog& log, std::deque<CopyState> answers) : log_(log), answers_(std::move(answers)) {}

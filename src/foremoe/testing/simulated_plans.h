@@ -14,12 +14,12 @@
 
 namespace foremoe::sim_test {
 
-// Arithmetic takes time, memory and kernels none; links are alike and have no latency.
+// Only arithmetic takes time, not memory or kernels. All links are equal and have no latency.
 inline Cluster round_cluster(int ranks_per_node = 2) {
   constexpr LinkSpeed kLink{.bytes_per_second = 8000, .latency_seconds = 0};
   return {.name = "round",
           .ranks_per_node = ranks_per_node,
-          .flops_per_second = 60'000,  // 100 rows of the experts below a second
+          .flops_per_second = 60'000,  // 100 rows of the experts below per second
           .gemm_efficiency = 1,
           .attention_efficiency = 1,
           .memory_bytes_per_second = 1e30,
@@ -34,7 +34,7 @@ inline Cluster round_cluster(int ranks_per_node = 2) {
           .host_memory_bytes_per_second = 1e30};
 }
 
-// An expert is 300 parameters, 600 operations a row, 600 bytes; a row is 20 bytes.
+// An expert has 300 parameters, 600 bytes and 600 operations per row. A row has 20 bytes.
 inline ModelShape round_model(int layers, int experts, int top_k = 1) {
   return {.name = "round",
           .moe_layers = layers,
@@ -49,7 +49,7 @@ inline ModelShape round_model(int layers, int experts, int top_k = 1) {
 // Rows travel directly to their ranks.
 inline CostOptions round_options() { return {.sequence_tokens = 2, .dispatch = Dispatch::kRow}; }
 
-// [micro_step][layer][source][expert]; one layer: rows of each micro-step by source.
+// load: [micro_step][source][expert], rows of the only layer.
 inline LoadTable one_layer(const std::vector<std::vector<std::vector<int>>>& load, int ranks_per_node = 2) {
   LoadTable table{.load = Array<Tokens, 4>({load.size(), 1, load[0].size(), load[0][0].size()}),
                   .top_k = 1,
@@ -84,7 +84,7 @@ inline LoadTable random_load(const LoadShape& shape, Random& random) {
   return table;
 }
 
-// Homes alone, each serving its expert's whole load; G empty guest slots to be filled by hand.
+// Only homes, each serving its expert's whole load, and G empty guest slots for tests to fill.
 inline StepPlan homes_plan(const LoadTable& load, int guest_slots, Residency residency = Residency::kResident,
                            int in_flight = 1) {
   const ExecutionOrder order = make_execution_order(load.num_micro_steps(), in_flight);

@@ -1,13 +1,13 @@
 #pragma once
 
-// Small steps whose modelled seconds can be computed by hand.
+// Small steps whose modelled times can be computed by hand.
 
 #include "foremoe/sim/simulation.h"
 #include "foremoe/testing/simulated_plans.h"
 
 namespace foremoe::sim_test {
 
-inline constexpr double kNear = 1e-9;  // relative to seconds around one
+inline constexpr double kNear = 1e-9;  // tolerance, for seconds around one
 
 struct Simulated {
   const LoadTable& load;
@@ -24,10 +24,10 @@ inline CostModel round_cost(int layers, int experts, int ranks_per_node = 2) {
   return {round_cluster(ranks_per_node), round_model(layers, experts), round_options()};
 }
 
-// Ranks 0 and 1 hold 100 and 40 tokens. Of expert 0 (at home on rank 0) there are 60 + 30 rows, of expert 1 40 + 10.
+// Ranks 0 and 1 have 100 and 40 tokens. Expert 0 (at home on rank 0) has 60 + 30 rows, expert 1 has 40 + 10.
 inline LoadTable lopsided() { return one_layer({{{60, 40}, {30, 10}}}); }
 
-// Two micro-steps, all ranks computing 50 rows in each; in the second rank 0 serves 30 rows of expert 1 as a guest.
+// Two micro-steps in which all ranks compute 50 rows. In the second, rank 0 serves 30 rows of expert 1 as a guest.
 struct OneCopy {
   LoadTable load = one_layer({{{50, 0}, {0, 50}}, {{20, 30}, {0, 50}}});
   StepPlan plan = homes_plan(load, 1);

@@ -1,7 +1,7 @@
 #pragma once
 
-// A little cluster in one process, for tests of the engine: schedules of copies that nothing of the product made, and
-// homes, buffers, arenas and a ballot to run them on.
+// A small cluster in one process, for tests of the engine: schedules of copies that are independent of the product, and
+// homes, buffers, arenas and a ballot to run them.
 
 #include <algorithm>
 #include <atomic>
@@ -45,8 +45,8 @@ inline TurnOrder turn_order(const ClusterShape& shape) {
   return order;
 }
 
-// Orders the copies and fills in what follows from them. Arenas hold what copies of the host path fetch, and, where
-// `everything`, all other copied experts too.
+// Sorts the copies and derives the rest of the schedule. Arenas contain the experts that the host path copies and, with
+// `everything`, all other copied experts.
 inline TransferSchedule complete(const ClusterShape& shape, std::vector<ScheduledCopy> copies, bool everything) {
   TransferSchedule schedule;
   schedule.phase = shape.backward ? Phase::kPolicyUpdate : Phase::kRecompute;
@@ -71,7 +71,7 @@ inline TransferSchedule complete(const ClusterShape& shape, std::vector<Schedule
   return schedule;
 }
 
-// Every guest slot holds an expert from elsewhere, a new one about every other micro-step.
+// Every guest slot holds an expert of another rank, which changes about every other micro-step.
 inline TransferSchedule random_schedule(const ClusterShape& shape, std::uint64_t seed, bool everything = true) {
   Random random(seed);
   const TurnOrder order = turn_order(shape);
@@ -115,7 +115,7 @@ inline TransferSchedule random_schedule(const ClusterShape& shape, std::uint64_t
   return complete(shape, std::move(copies), everything);
 }
 
-// Votes of ranks that are threads.
+// Votes of ranks that run as threads.
 class BallotTable {
  public:
   explicit BallotTable(int ranks) : ranks_(ranks) {}
@@ -200,7 +200,7 @@ class Cluster {
       arena(node).publish(static_cast<int>(i), version, home(experts[i].layer, experts[i].expert));
     }
   }
-  // Weights that differ between layers, experts, versions, and from byte to byte.
+  // Writes weights that differ between layers, experts and versions, and from byte to byte.
   void write_homes(std::uint64_t version) {
     for (auto& [key, expert] : homes_) {
       Random random(version * 1'000'003 + key.first.index() * 1009 + key.second.index());
@@ -210,7 +210,7 @@ class Cluster {
   void unmap_homes() { mapped_ = false; }
   bool mapped() const { return mapped_; }
 
-  // Are the bytes that this pass reads those of the home?
+  // True if the segments that this pass reads equal those of the home.
   bool holds(RankId r, const ScheduledCopy& c, Pass pass) const {
     for (std::size_t s = 0; s < layout_.num_segments(); ++s) {
       const Segment& segment = layout_.segments()[s];
@@ -220,7 +220,7 @@ class Cluster {
     }
     return true;
   }
-  // This rank's copies that the turn reads.
+  // Returns this rank's copies that the turn reads.
   std::vector<ScheduledCopy> read_at(RankId r, TurnId t) const {
     std::vector<ScheduledCopy> read;
     for (const ScheduledCopy& c : schedule_.copies) {
@@ -240,7 +240,7 @@ class Cluster {
       for (std::size_t s = 0; s < layout.num_segments(); ++s) segments.push_back(bytes.data() + layout.offset(s));
       read_only.assign(segments.begin(), segments.end());
     }
-    std::vector<std::byte> bytes;  // stays where it is when moved
+    std::vector<std::byte> bytes;  // moving it does not move the elements
     SegmentPointers segments;
     std::vector<const std::byte*> read_only;
   };
@@ -250,7 +250,7 @@ class Cluster {
   ClusterShape shape_;
   BallotTable ballot_;
   std::vector<std::atomic<std::uint64_t>> published_;
-  std::vector<std::atomic<int>> in_place_;  // [rank], the turn before which all is
+  std::vector<std::atomic<int>> in_place_;  // [rank], the turn before which all copies are in place
   std::vector<std::vector<Expert>> buffers_;
   std::map<std::pair<LayerId, ExpertId>, Expert> homes_;
   std::vector<HostArena> arenas_;
@@ -312,7 +312,7 @@ class ClusterRank {
 
   struct Run {
     std::vector<bool> whole;  // [turn]
-    int wrong_turns = 0;      // said to be whole, and were not: when they began or when they ended
+    int wrong_turns = 0;      // reported as whole, but wrong when they began or ended
   };
   Run run() {
     Run result;
