@@ -18,8 +18,8 @@ using sim_test::round_cluster;
 using sim_test::round_model;
 using sim_test::round_options;
 
-// `ranks` ranks on one node with an expert each. All tokens choose expert 0, at home on rank 0: 50 of each rank, which
-// serves its own, the others with a guest.
+// `ranks` ranks on one node with an expert each. All tokens, 50 per rank, choose expert 0, whose home is rank 0. Every
+// rank serves its own tokens; all but rank 0 use a guest.
 struct OneForAll {
   LoadTable load;
   StepPlan plan;
@@ -52,8 +52,8 @@ struct OneForAll {
 
 constexpr int kRanks = 10;
 constexpr std::int64_t kWeights = 600;         // bytes
-constexpr std::int64_t kGradient = 1200;       // the same
-constexpr double kLinkSeconds = 600.0 / 8000;  // of the weights
+constexpr std::int64_t kGradient = 1200;       // bytes
+constexpr double kLinkSeconds = 600.0 / 8000;  // to send the weights
 constexpr double kNear = 1e-9;
 
 constexpr OnlineWork kFromHome{.copies_after_router = true};
@@ -65,8 +65,8 @@ std::int64_t sent_by_busiest(const SimulatedPhase& phase) {
   return phase.traffic[0].busiest.value;
 }
 
-// Nine guests: from home it sends nine; in a ring every rank but the last sends one; with ⌊√9⌋ relays the home sends
-// three, and each relay passes on to two of the six others.
+// Nine guests. From the home: it sends nine copies. In a ring: every rank but the last sends one. With ⌊√9⌋ relays: the
+// home sends three, and each relay sends to two of the six others.
 TEST(CopySourcesTest, AnExpertCrossesEveryLinkAsOftenAsItsSystemSendsIt) {
   const OneForAll step(kRanks);
   for (const auto& [online, most] : {std::pair(kFromHome, 9), std::pair(kRing, 1), std::pair(kRelays, 3)}) {
@@ -86,11 +86,11 @@ TEST(CopySourcesTest, RelaysServeExpertsWithManyCopies) {
 
   EXPECT_NEAR(five.phase(Phase::kRecompute, kRelays).parts.exposed_copies, 5 * kLinkSeconds, kNear);
   EXPECT_NEAR(six.phase(Phase::kRecompute, kRelays).parts.exposed_copies, 2 * kLinkSeconds,
-              kNear);  // two, and two each
+              kNear);  // the home sends two, and each relay two
 }
 
-// One backward turn sends nine gradients home: from home all nine cross the home's link, in a ring each link carries
-// one, and relays serve weights alone.
+// One backward turn returns nine gradients. Without relays all nine cross the home's link; in a ring each link carries
+// one. Relays are used for weights only.
 TEST(CopySourcesTest, GradientsAreAddedUpOnTheWayInARingAlone) {
   const OneForAll step(kRanks);
   for (const auto& [online, most] : {std::pair(kFromHome, 9), std::pair(kRing, 1), std::pair(kRelays, 9)}) {
@@ -104,7 +104,7 @@ TEST(CopySourcesTest, GradientsAreAddedUpOnTheWayInARingAlone) {
 }
 
 TEST(CopySourcesTest, RelaysAreThoseThatSendLeast) {
-  // Rank 0 sends expert 0 to six ranks, by two of them; rank 1, a relay of expert 0, sends expert 1 to six by others.
+  // Rank 0 sends expert 0 to six ranks through two relays. Rank 1 is one of them, so expert 1 uses other relays.
   std::vector<ScheduledCopy> copies;
   for (const int expert : {0, 1}) {
     for (int r = 0; r < 7; ++r) {
@@ -120,7 +120,7 @@ TEST(CopySourcesTest, RelaysAreThoseThatSendLeast) {
     }
     return sources;
   };
-  // To ranks 1 … 6: relays are 1 and 2, the others come from them in turn. Then 0, 1 and 2 have sent two each.
+  // To ranks 1 … 6: relays are 1 and 2, which serve the others in turn. Then 0, 1 and 2 have sent two copies each.
   EXPECT_EQ(sources_of(0), (std::vector{0, 0, 1, 2, 1, 2}));
   // To ranks 0, 2 … 6: relays are 3 and 4.
   EXPECT_EQ(sources_of(1), (std::vector{3, 4, 1, 1, 3, 4}));
@@ -138,8 +138,8 @@ TEST(CopySourcesTest, ARingBeginsBehindTheHome) {
   EXPECT_EQ(copies[1].source, RankId{2});
 }
 
-// FasterMoE as its code has it: dispatch by the plan, then the broadcast beside own experts, then shadows, which stay
-// for the backward unless the forward is computed anew.
+// FasterMoE as its code implements it: dispatch by the plan, then the broadcast during own experts, then shadows, which
+// stay for the backward unless the forward is recomputed.
 TEST(CopySourcesTest, FasterMoeKeepsItsShadowsWithItsActivations) {
   CostOptions keeping = round_options();
   keeping.recompute_activations = false;
@@ -151,10 +151,10 @@ TEST(CopySourcesTest, FasterMoeKeepsItsShadowsWithItsActivations) {
     EXPECT_EQ(phase.traffic[0].copies, Bytes{kWeights * copies});
     EXPECT_EQ(phase.traffic[0].gradients, Bytes{kGradient * 9});
     EXPECT_EQ(phase.memory.guest_weights, Bytes{kWeights});
-    // Only rank 0 has experts of its own to compute: the others wait for the broadcast.
+    // Only rank 0 has own experts to compute; the others wait for the broadcast.
     EXPECT_GE(phase.parts.exposed_copies, kLinkSeconds - kNear);
   }
-  // All layers' shadows stay, where one set of buffers would do for who fetches them anew.
+  // The shadows of all layers stay; a system that fetches them again needs one set of buffers.
   const OneForAll step(kRanks, keeping);
   const CostModel three_layers(step.cost.cluster(), round_model(3, kRanks), keeping);
   const SimulationInput input{.load = step.load, .plan = step.plan, .cost = three_layers};
@@ -163,7 +163,7 @@ TEST(CopySourcesTest, FasterMoeKeepsItsShadowsWithItsActivations) {
         .memory.guest_weights;
   };
   EXPECT_EQ(weights(fastermoe), Bytes{kWeights * 3});
-  EXPECT_EQ(weights(make_ultraep()->online()), Bytes{2 * kWeights});  // it copies ahead in the backward
+  EXPECT_EQ(weights(make_ultraep()->online()), Bytes{2 * kWeights});  // one set more: it copies ahead in the backward
 }
 
 TEST(CopySourcesTest, WhoKnowsItsPlanBeforeDispatchSendsRowsByIt) {

@@ -16,7 +16,7 @@
 namespace foremoe {
 namespace {
 
-// Any quotas that sum to the loads, on as many replicas as fit.
+// Random quotas that sum to the loads, on as many replicas as fit.
 StepPlan scattered(const LoadTable& load, Random& random) {
   StepPlan plan = sim_test::homes_plan(load, 2);
   const int homes = load.num_experts() / load.num_ranks();
@@ -93,13 +93,13 @@ StepPlan plan_of(const char* policy, const LoadTable& load) {
   return std::move(std::get<PlannedStep>(result).plan);
 }
 
-// One layer at one event of a plan of known tokens.
+// One layer at one event of a plan with known tokens.
 struct TokenLayer {
   RoutingProblem problem;
   TokenDispatchProblem tokens;
 };
 
-// Every layer and event of vanilla's and our plans, for random traces on two to four nodes.
+// Visits every layer and event of vanilla's and our plans for random traces on two to four nodes.
 template <class Visit>
 void for_token_layers(const Visit& visit) {
   const std::vector<Topology> topologies{{.num_ranks = 4, .ranks_per_node = 2},
@@ -135,7 +135,8 @@ void for_token_layers(const Visit& visit) {
   }
 }
 
-// Where a source's tokens enter a node: on their own they need not, elsewhere at the rank with the source's place.
+// The rank at which a source's tokens enter a node: the source itself on its own node, elsewhere the rank at its
+// position.
 RankId entry(RankId source, NodeId node, const Topology& topology) {
   if (topology.node_of(source) == node) return source;
   const int size = topology.ranks_per_node;
@@ -143,7 +144,7 @@ RankId entry(RankId source, NodeId node, const Topology& topology) {
   return RankId{first + source.value % size % std::min(size, topology.num_ranks - first)};
 }
 
-// Carries one token after the other.
+// Reference: sends one token at a time.
 class Carrier {
  public:
   explicit Carrier(const Topology& topology)

@@ -1,4 +1,4 @@
-// Experts that are sharded over all ranks: what each pass of a layer gathers and scatters.
+// Tests gathers and scatters of experts that are sharded over all ranks.
 
 #include "foremoe/sim/sharded_experts.h"
 
@@ -47,7 +47,7 @@ struct Case {
   CostModel cost;
 };
 
-// By rank: what comes in of weights and goes out of gradients, from and to its node and others.
+// Bytes of weights received or gradients sent by a rank, within its node and between nodes.
 struct Carried {
   std::int64_t near = 0;
   std::int64_t far = 0;
@@ -109,7 +109,7 @@ TEST(ShardedExperts, BuffersOfDepthTurnsSayWhenItMayBegin) {
       EXPECT_EQ(t.begins, TurnId{std::max(0, t.deadline.value - 1)});
     }
   }
-  // With one micro-step after another, a set of gradients is wanted again at the next backward.
+  // With one micro-step after another, the next backward needs the same set of gradient buffers.
   const Case two(4, 2, 2, 2);  // forward, forward, backward, backward, twice
   for (const Transfer& t : two.transfers(Phase::kPolicyUpdate, 2).transfers) {
     if (!t.gradient || t.begins != TurnId{2}) continue;
@@ -145,7 +145,7 @@ TEST(ShardedExperts, HaveRoomForDepthTurnsOfWholeExperts) {
   EXPECT_EQ(c.simulate(Phase::kRecompute).memory.guest_gradients, Bytes{0});
 }
 
-// Every rank serves its own rows alone, so that only what ranks compute before their experts hides the first gather.
+// Every rank serves only its own rows, so only the computation before the experts hides the first gather.
 TEST(ShardedExperts, TheFirstGatherIsHiddenByNoMoreThanWhatRunsBesideIt) {
   std::vector<std::vector<int>> own(4, std::vector<int>(8));
   for (std::size_t r = 0; r < 4; ++r) own[r][2 * r] = own[r][2 * r + 1] = 3;

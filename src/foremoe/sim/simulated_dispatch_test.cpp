@@ -1,4 +1,4 @@
-// Which rows travel where a token goes to each rank that serves it, and where it goes to each node once.
+// Tests the rows that are sent with dispatch by row and with dispatch by token.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using sim_test::round_cluster;
 using sim_test::round_model;
 using sim_test::round_options;
 
-// Of rows alone, over all links of a kind.
+// Bytes of rows over all links of a kind.
 Bytes row_bytes(const SimulatedPhase& phase, std::string_view link) {
   const auto of = std::ranges::find(phase.traffic, link, &LinkTraffic::link);
   return of == phase.traffic.end() ? Bytes{} : of->rows;
@@ -43,7 +43,7 @@ TEST(SimulatedDispatch, TheDispatchDecidesWhichRowsTravel) {
   EXPECT_TRUE(expected.dispatch_estimated);
   EXPECT_EQ(expected.dispatch, Dispatch::kToken);
 
-  std::int64_t between_nodes = 0;  // one row for each token that another node serves
+  std::int64_t between_nodes = 0;  // one row per token served by another node
   const SourceTokens tokens(recorded.trace, recorded.batching);
   for (int m = 0; m < 2; ++m) {
     for (int l = 0; l < 2; ++l) {
@@ -75,7 +75,7 @@ TEST(SimulatedDispatch, TokensThatAreExpectedChooseFromTheModelsGroups) {
     const CostModel cost(round_cluster(), model, options);
     return row_bytes(simulate_phase({.load = recorded.load, .plan = plan, .cost = cost}, {}), "network");
   };
-  // Each of two nodes has the experts of one group, and a token takes those of one group alone.
+  // Each of two nodes has the experts of one group, and a token chooses from one group only.
   EXPECT_LT(between_nodes({.count = 2, .per_token = 1}), between_nodes({}));
 }
 

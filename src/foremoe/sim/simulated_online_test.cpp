@@ -1,4 +1,4 @@
-// What is charged to systems that plan between a layer's router and its experts, or gather loads to plan ahead.
+// Tests the charge for planning between router and experts, and for gathering loads to plan ahead.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ TEST(SimulatedOnline, PlanningTakesATimeForEachSlotThatTheExchangeOfUnplannedRow
         .parts;
   };
   EXPECT_NEAR(parts(0).planning, 0.01 + 6 * 0.02, kNear);
-  // Half of a dispatch of 0.1 s. The other half has the latency of an exchange of its own, here that of one row.
+  // Hidden by half of a dispatch of 0.1 s. The other half is an exchange with its own latency, here that of one row.
   EXPECT_NEAR(parts(0.5).planning, 0.13 - 0.05 + 20.0 / 8000, kNear);
   EXPECT_NEAR(parts(1).planning, 0.13 - 0.1, kNear) << "one exchange";
   EXPECT_NEAR(parts(0.5).dispatch, 0.1, kNear);
@@ -52,7 +52,7 @@ TEST(SimulatedOnline, WhoPlansByTheCountsOfAllRanksGathersThemInEveryForward) {
   Cluster cluster = round_cluster();
   cluster.peers.latency_seconds = 0.01;
   const CostModel cost{cluster, round_model(1, 2), round_options()};
-  // Two experts' counts of one other rank, 8 bytes at 8000 a second.
+  // One other rank's counts for two experts: 8 bytes at 8000 bytes/s.
   const double gather = 0.01 + 8.0 / 8000;
   for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
     const auto planning = [&](const OnlineWork& online) {
@@ -64,7 +64,7 @@ TEST(SimulatedOnline, WhoPlansByTheCountsOfAllRanksGathersThemInEveryForward) {
     EXPECT_NEAR(planning({.gathers_loads = true}), 2 * gather, kNear) << "two micro-steps";
     EXPECT_NEAR(planning({.gathers_loads = true, .planning_seconds = 0.25}), 2 * (0.25 + gather), kNear);
   }
-  // Beside own experts, 0.2 s, where planning follows dispatch.
+  // If planning follows dispatch, own experts (0.2 s) hide it.
   const auto exposed = [&](bool gathers_loads) {
     const OnlineWork online{.copies_after_router = true,
                             .gathers_loads = gathers_loads,
@@ -86,7 +86,7 @@ TEST(SimulatedOnline, WhoPlansAheadGathersTheLoadsOfTheWholeStepOnceBeforeRecomp
   const SimulationInput input{.load = step.load, .plan = step.plan, .cost = cost};
   const SimulatedStep ahead = simulate_step(input, nullptr, {.phase = {.plans_ahead = true}});
   const SimulatedStep otherwise = simulate_step(input, nullptr, {});
-  // 8 bytes, as above, of two micro-steps and of all six layers of the model, for which the plan's layer stands.
+  // 8 bytes, as above, for two micro-steps and all six layers of the model, which the plan's layer represents.
   const double gather = 0.01 + 2 * 6 * 8.0 / 8000;
   EXPECT_NEAR(ahead.recompute.parts.planning, gather, kNear);
   EXPECT_EQ(ahead.policy_update.parts.planning, 0);
@@ -115,8 +115,8 @@ TEST(SimulatedOnline, SortingRowsHidesPlanningWhereRowsLeaveSorted) {
 TEST(SimulatedOnline, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyComeFirst) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
-  // Rank 0 has 20 rows of its own, 0.2 s, and then a guest with 30. Its weights take 600 / 8000 s, its 30 rows of 20
-  // bytes, which dispatch has sent to rank 1, as long. Its results are not waited for.
+  // Rank 0 has 20 rows for its own experts, 0.2 s, and then 30 for a guest. The guest's weights take 600 / 8000 s, and
+  // so do its 30 rows of 20 bytes, which dispatch has sent to rank 1. Nothing waits for its results.
   const double one_way = 30 * 20.0 / 8000;
   const auto exposed = [&](double planning_seconds) {
     const SimulationOptions online{.path = PathChoice::kPeer,
@@ -148,8 +148,8 @@ TEST(SimulatedOnline, ResultsOfMovedRowsReturnToTheirHomesAfterTheExpertsAndBefo
                                     .timeline = timeline};
     return Simulated{step.load, step.plan, cost}.phase(kind, options);
   };
-  // 30 rows of 20 bytes at 8000 bytes a second; in the policy update once more, and twice where a backward begins with
-  // a forward, in one message.
+  // 30 rows of 20 bytes at 8000 bytes/s; once more in the policy update, and twice, in one message, if the backward
+  // recomputes the forward.
   const double one_way = 30 * 20.0 / 8000;
   for (const auto& [kind, messages, trips] : {std::tuple{Phase::kRecompute, 1, 1}, {Phase::kPolicyUpdate, 2, 3}}) {
     const SimulatedPhase hidden = phase(kind, false);
@@ -184,17 +184,17 @@ TEST(SimulatedOnline, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem)
       EXPECT_GT(unbalanced.parts.dispatch, 0);
       EXPECT_EQ(phase.parts.dispatch, unbalanced.parts.dispatch);
       EXPECT_EQ(phase.parts.combine, unbalanced.parts.combine);
-      // 30 rows of 20 bytes go on to rank 0 and back, beside those of the exchange; thrice where a backward begins with
-      // a forward.
+      // 30 rows of 20 bytes are forwarded to rank 0 and back, besides those of the exchange; three times if the
+      // backward recomputes the forward.
       const std::int64_t trips = kind == Phase::kRecompute ? 1 : 3;
       EXPECT_EQ((phase.traffic[0].rows - unbalanced.traffic[0].rows).value, 2 * trips * 30 * 20);
     }
-    // With a plan that is made before, rank 0 keeps its rows.
+    // If the plan is made before dispatch, rank 0 keeps its rows.
     EXPECT_EQ((Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute).parts.dispatch), 0);
   }
 }
 
-// Before the phase it is unknown that expert 0 alone will be fetched: the host path needs all three in the arena.
+// Only expert 0 is fetched, but this is unknown before the phase, so the host path needs all three in the arena.
 TEST(SimulatedOnline, OnlineSystemsTakeTheQuickerPathWithAllExpertsInTheArena) {
   const LoadTable load = one_layer({{{30, 0, 0}, {30, 0, 0}, {30, 0, 0}}}, 3);
   StepPlan plan = homes_plan(load, 1);
@@ -217,7 +217,7 @@ TEST(SimulatedOnline, OnlineSystemsTakeTheQuickerPathWithAllExpertsInTheArena) {
   EXPECT_EQ(chosen.arena, peer.seconds <= host.seconds ? Bytes{0} : Bytes{3 * 600});
 }
 
-// One layer, one micro-step: the backward's copy can run beside the forward, in a set of buffers of its own.
+// One layer, one micro-step. The copy for the backward can run during the forward, in its own set of buffers.
 TEST(SimulatedOnline, WhoPrefetchesInTheBackwardIsExposedInTheForwardAlone) {
   const LoadTable load = one_layer({{{30, 0}, {30, 0}}});
   StepPlan plan = homes_plan(load, 1, Residency::kShared);
@@ -239,7 +239,7 @@ TEST(SimulatedOnline, WhoPrefetchesInTheBackwardIsExposedInTheForwardAlone) {
 }
 
 TEST(SimulatedOnline, FeplbsBuffersTakeWhatItsAuthorsPublish) {
-  // GLM-5: experts of 3 · 6144 · 2048 weights in 16 bits, 72 MiB; eight buffers for all layers, 576 MiB.
+  // GLM-5: experts of 3 · 6144 · 2048 weights in 16 bits are 72 MiB; eight buffers for all layers are 576 MiB.
   const LoadTable load = one_layer({{{30, 0}, {30, 0}}});
   StepPlan plan = homes_plan(load, 8, Residency::kShared);
   plan.slot_expert(0, 0, 1, 1) = ExpertId{0};
@@ -253,7 +253,7 @@ TEST(SimulatedOnline, FeplbsBuffersTakeWhatItsAuthorsPublish) {
     return Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate, options).memory.guest_weights;
   };
   EXPECT_EQ(buffers(make_feplb()->online()), Bytes{576LL << 20});
-  EXPECT_EQ(buffers({}), Bytes{2 * (576LL << 20)});  // one set for each turn that copies may run ahead
+  EXPECT_EQ(buffers({}), Bytes{2 * (576LL << 20)});  // one set per turn that copies may run ahead
 }
 
 }  // namespace

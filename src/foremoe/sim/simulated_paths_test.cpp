@@ -1,4 +1,4 @@
-// Which path copies take in a simulated phase, and that the engine executes the same schedule.
+// Tests the path of copies in a simulated phase, and that the engine executes the same schedule.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using sim_test::round_options;
 
 constexpr sim_test::LoadShape kShape{.micro_steps = 8};
 
-// Links of rates that differ by up to a hundred times.
+// Links whose rates differ by a factor of up to 100.
 Cluster random_cluster(Random& random) {
   Cluster cluster = round_cluster(2);
   for (double* rate :
@@ -84,7 +84,7 @@ TEST(SimulatedPathsThread, TheEngineMovesTheBytesOfEitherPathThatAreSimulated) {
   for (int trial = 0; trial < 12; ++trial) {
     const PathCase c = random_case(random, Residency::kShared, /*ranks_per_node=*/4);
     const SimulatedPhase phase = c.simulate(Phase::kRecompute, PathChoice::kAuto);
-    // What the engine's caller has: the plan, the cluster, and which path the simulator took.
+    // The engine's caller has the plan, the cluster and the path that the simulator chose.
     const ExpertLayout layout(
         {{.name = "w", .elements = c.cost.expert_weights().value / 2, .type = DataType::kBfloat16}});
     const test::ClusterShape shape{.ranks = 4, .ranks_per_node = 4, .micro_steps = 8, .layers = 2, .experts = 8};
@@ -105,7 +105,7 @@ TEST(SimulatedPathsThread, TheEngineMovesTheBytesOfEitherPathThatAreSimulated) {
     EXPECT_EQ(phase.traffic[0].link, "peers");
     EXPECT_EQ(phase.traffic[4].link, "host memory");
     EXPECT_EQ(peer, phase.traffic[0].copies);
-    EXPECT_EQ(host, phase.traffic[4].copies - phase.arena);  // the node's arena is written once
+    EXPECT_EQ(host, phase.traffic[4].copies - phase.arena);  // the node's arena is filled once
     by_host += host.value;
   }
   EXPECT_GT(by_host, 0) << "the cases show nothing";

@@ -1,4 +1,4 @@
-// What must hold of every simulation, over random plans of our planner on random loads.
+// Properties of every simulation, over random plans of our planner on random loads.
 
 #include <gtest/gtest.h>
 
@@ -58,7 +58,7 @@ SimulatedPhase simulate(const Case& c, const Cluster& cluster, SimulationOptions
   return simulate_phase({.load = c.load, .plan = c.plan, .cost = cost}, options);
 }
 
-// Links that are neither so quick that all hides nor so slow that nothing does.
+// Links that hide some copies but not all.
 Cluster busy_cluster() {
   Cluster cluster = round_cluster(2);
   cluster.peers.bytes_per_second = 1200;
@@ -112,7 +112,7 @@ void expect_that_bytes_arrive(const SimulationInput& input, SimulationOptions op
   const CostModel& cost = input.cost;
   const SimulatedPhase simulated = simulate_phase(input, options);
   options.path = simulated.path;
-  std::map<std::string, std::int64_t> expected;  // bytes by the kind of the receiver's link
+  std::map<std::string, std::int64_t> expected;  // bytes per kind of the receiver's link
   std::int64_t arena = 0;
   const PhaseTransfers transfers = make_phase_transfers(input, options);
   for (const Transfer& t : transfers.transfers) {
@@ -134,14 +134,14 @@ void expect_that_bytes_arrive(const SimulationInput& input, SimulationOptions op
   EXPECT_EQ((network.rows + network.copies + network.gradients).value, between);
 }
 
-// Else no guests are kept.
+// Guests are kept only if activations are.
 CostModel cost_with_kept_activations(const LoadTable& load) {
   CostOptions options = round_options();
   options.recompute_activations = false;
   return {busy_cluster(), round_model(load.num_layers(), load.num_experts()), options};
 }
 
-// Nearly all tokens choose expert 0, of which all eight ranks then have a replica.
+// Nearly all tokens choose expert 0, so all eight ranks get a replica of it.
 Case hot_expert() {
   Random random(13);
   ThreadPool pool(1);
@@ -192,11 +192,11 @@ TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
   EXPECT_LT(copies({.keeps_guests = true}, false), copies({}, false)) << "no guest is kept";
 }
 
-// Who plans between dispatch and combine cannot have either follow the plan.
+// If planning happens between dispatch and combine, neither can follow the plan.
 TEST(SimulationPropertiesTest, AnExchangeBeforeThePlanIsThatOfHomes) {
   constexpr OnlineWork kAfterDispatch{
       .copies_after_router = true, .planning_seconds = 1e-4, .own_experts_first = true, .plans_after_dispatch = true};
-  int shrunk = 0;  // dispatches of plans made before
+  int shrunk = 0;  // dispatches of plans made before the exchange
   for_random_cases([&](const Case& c) {
     const Case homes{.load = c.load, .plan = sim_test::homes_plan(c.load, 0, Residency::kStatic, c.plan.in_flight)};
     for (const Phase phase : phases_of(c)) {
@@ -211,7 +211,7 @@ TEST(SimulationPropertiesTest, AnExchangeBeforeThePlanIsThatOfHomes) {
   EXPECT_GT(shrunk, 0) << "the cases show nothing";
 }
 
-// One set of buffers holds the guests of one turn, forward or backward.
+// One set of buffers has the guests of one turn, forward or backward.
 TEST(SimulationPropertiesTest, WhoPlansAfterTheRouterHasGuestsOfOneTurn) {
   int backward = 0;
   for_random_cases([&](const Case& c) {
@@ -231,9 +231,9 @@ TEST(SimulationPropertiesTest, WhoPlansAfterTheRouterHasGuestsOfOneTurn) {
   EXPECT_GT(backward, 0) << "the cases show nothing";
 }
 
-// The experts of a turn run last what needs most: its last span begins when all copies for the turn are there.
+// The last expert span of a turn needs all of its copies, so it must begin after they have arrived.
 void expect_copies_before_experts(const nlohmann::json& trace) {
-  std::map<std::pair<int, std::string>, double> arrived;  // by rank and "micro-step …" of the turn
+  std::map<std::pair<int, std::string>, double> arrived;  // [rank, "micro-step …" of the turn]
   std::map<std::pair<int, std::string>, double> begun;
   for (const auto& span : trace["traceEvents"]) {
     if (span["ph"] != "X") continue;
@@ -268,7 +268,7 @@ TEST(SimulationPropertiesTest, NothingIsComputedBeforeItsCopiesHaveArrived) {
                               .results_return = true}};
   for_random_cases([&](const Case& c) {
     for (const OnlineWork& online : ways) {
-      // Others have guests that serve nothing in a turn, for which no experts wait.
+      // Other plans have guests that serve no tokens in a turn; no experts wait for those.
       if (online.own_experts_first && c.plan.residency != Residency::kShared) continue;
       for (const Phase phase : phases_of(c)) {
         Timeline timeline;

@@ -30,7 +30,7 @@ TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPart) {
 
   const Tokens most{100};  // tokens of rank 0
   EXPECT_NEAR(phase.parts.dense, cost.dense(most, Pass::kForward) + cost.other_layers(most, Pass::kForward), kNear);
-  // Rank 0 sends 40 rows and receives 30, rank 1 the other way round: 40 rows · 20 bytes ÷ 8000 bytes/s = 0.1 s.
+  // Rank 0 sends 40 rows and receives 30, rank 1 vice versa: 40 rows · 20 bytes ÷ 8000 bytes/s = 0.1 s.
   EXPECT_NEAR(phase.parts.dispatch, 0.1, kNear);
   EXPECT_NEAR(phase.parts.combine, 0.1, kNear);
   // Rank 0 computes 90 rows, rank 1 50: 90 · 600 ÷ 60,000 = 0.9 s.
@@ -41,7 +41,7 @@ TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPart) {
   EXPECT_EQ(phase.parts.optimizer, 0);
   EXPECT_NEAR(phase.seconds, phase.parts.dense + 1.1, kNear);
   EXPECT_EQ(phase.peak_tokens, Tokens{90});
-  // At the mean: 70 rows in 0.7 s; rows sent and received are (40 + 30) / 2 = 35 either way, 0.0875 s.
+  // Mean rank: 70 rows in 0.7 s; it sends and receives (40 + 30) / 2 = 35 rows, 0.0875 s.
   EXPECT_NEAR(phase.ideal_seconds, phase.parts.dense + 0.7 + 2 * 0.0875, kNear);
   EXPECT_NEAR(phase.mean_expert_seconds, 0.7, kNear);
   EXPECT_NEAR(phase.ideal_exchange_seconds, 2 * 0.0875, kNear);
@@ -59,10 +59,10 @@ TEST(SimulationTest, APolicyUpdateGoesThereAndBackAndEndsWithTheOptimizer) {
     dense += cost.dense(most, direction) + cost.other_layers(most, direction);
   }
   EXPECT_NEAR(phase.parts.dense, dense, kNear);
-  // Forward, forward anew, backward: three times there and back.
+  // Forward, recomputed forward and backward each dispatch and combine once.
   EXPECT_NEAR(phase.parts.dispatch, 0.3, kNear);
   EXPECT_NEAR(phase.parts.combine, 0.3, kNear);
-  // A backward multiplies twice as much and first computes the forward anew: 0.9 + 3 · 0.9 s.
+  // A backward has twice the products and first recomputes the forward: 0.9 + 3 · 0.9 s.
   EXPECT_NEAR(phase.parts.experts, 3.6, kNear);
   EXPECT_NEAR(phase.mean_expert_seconds, 2.8, kNear);
   EXPECT_NEAR(phase.ideal_exchange_seconds, 6 * 0.0875, kNear);
@@ -83,12 +83,12 @@ TEST(SimulationTest, ACopyThatTakesHalfAgainItsWindowIsExposedByTheExcess) {
   const OneCopy step;
   const SimulationOptions one_ahead{.path = PathChoice::kPeer, .depth = 1};
   CostModel cost = round_cost(1, 2);
-  // No rows are exchanged: the copy may travel from the beginning of micro-step 0 until the experts of micro-step 1.
+  // No rows are exchanged. The copy may run from the start of micro-step 0 until the experts of micro-step 1.
   const SimulatedPhase hidden = Simulated{step.load, step.plan, cost}.phase(Phase::kRecompute, one_ahead);
   ASSERT_EQ(hidden.copies, 1);
   EXPECT_EQ(hidden.parts.exposed_copies, 0);
   EXPECT_EQ(hidden.parts.dispatch, 0);
-  const double window = hidden.parts.dense + 0.5;  // both micro-steps' attention, the experts of the first: 50 rows
+  const double window = hidden.parts.dense + 0.5;  // attention of both micro-steps and experts of the first: 50 rows
 
   Cluster slow = round_cluster();
   slow.peers.bytes_per_second = 600 / (1.5 * window);
@@ -103,8 +103,8 @@ TEST(SimulationTest, AGuestsGradientGoesHomeAndIsWaitedForAtTheEnd) {
   const CostModel cost = round_cost(1, 2);
   const SimulationOptions peers{.path = PathChoice::kPeer};
   const SimulatedPhase phase = Simulated{step.load, step.plan, cost}.phase(Phase::kPolicyUpdate, peers);
-  // 300 parameters in float32 are 1200 bytes, 0.15 s. They leave after the last backward's experts; the attention of
-  // that backward is all that hides them.
+  // 300 parameters in float32 are 1200 bytes, 0.15 s. They are sent after the experts of the last backward; only the
+  // attention of that backward hides them.
   const double hidden = cost.dense(Tokens{50}, Pass::kBackward) + cost.other_layers(Tokens{50}, Pass::kBackward);
   EXPECT_NEAR(phase.parts.exposed_gradients, std::max(0.0, 0.15 - hidden), kNear);
   EXPECT_EQ(phase.traffic[0].link, "peers");
@@ -136,7 +136,7 @@ TEST(SimulationTest, LayersStandForThoseThatTheModelHasMore) {
   EXPECT_NEAR(of_three.parts.experts, 3 * of_one.parts.experts, kNear);
   EXPECT_EQ(of_three.traffic[0].copies, Bytes{3 * 600});
   EXPECT_EQ(of_three.memory.guest_weights, Bytes{3 * 600});
-  const double once = 2 * one.other_layers(Tokens{50}, Pass::kForward);  // of two micro-steps
+  const double once = 2 * one.other_layers(Tokens{50}, Pass::kForward);  // for two micro-steps
   EXPECT_NEAR(of_three.parts.dense - once, 3 * (of_one.parts.dense - once), kNear);
 }
 
@@ -176,16 +176,16 @@ TEST(SimulationTest, APolicyUpdateBeginsWithTheFreePlacementThatRecomputeLeaves)
     std::swap(plan.slot_expert(event, 0, 0, 0), plan.slot_expert(event, 0, 1, 0));
     std::swap(plan.slot_tokens(event, 0, 0, 0), plan.slot_tokens(event, 0, 1, 0));
   };
-  exchange_ranks(1);  // two copies; the update needs two more, since it begins with homes
+  exchange_ranks(1);  // two copies. The update begins with homes and needs two more
   EXPECT_EQ(copies(), std::pair(2L, 4L));
-  exchange_ranks(0);  // exchanged from the first event on: the update finds both where it wants them
+  exchange_ranks(0);  // exchanged from the first event on, so both are already in place for the update
   EXPECT_EQ(copies(), std::pair(2L, 0L));
-  // A policy update by itself begins with homes.
+  // A policy update alone begins with homes.
   EXPECT_EQ((Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate).copies), 2);
 }
 
 TEST(SimulationTest, UnderFreeStagingBuffersAreMemoryWhereCopiesComeFromPeers) {
-  OneCopy step;  // of one guest slot in one layer
+  OneCopy step;  // one guest slot in one layer
   step.plan.residency = Residency::kFree;
   const CostModel cost = round_cost(1, 2);
   const auto experts = [&](PathChoice path) {

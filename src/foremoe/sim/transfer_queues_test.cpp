@@ -10,7 +10,7 @@ constexpr auto kFree = [](LinkId) { return 1.0; };
 TEST(TransferQueuesTest, WorkAtTheMostUrgentFirst) {
   TransferQueues queues(2);
   queues.add(LinkId{0}, /*deadline=*/7, 2.0);
-  queues.add(LinkId{0}, /*deadline=*/3, 1.0);  // came later, is due earlier
+  queues.add(LinkId{0}, /*deadline=*/3, 1.0);  // added later, due earlier
   EXPECT_EQ(queues.pending(LinkId{0}, 3), 1.0);
   EXPECT_EQ(queues.pending(LinkId{0}, 7), 3.0);
   queues.pass(0, 1.5, kFree);
