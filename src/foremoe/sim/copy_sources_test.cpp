@@ -67,7 +67,7 @@ std::int64_t sent_by_busiest(const SimulatedPhase& phase) {
 
 // Nine guests. From the home: it sends nine copies. In a ring: every rank but the last sends one. With ⌊√9⌋ relays: the
 // home sends three, and each relay sends to two of the six others.
-TEST(CopySourcesTest, AnExpertCrossesEveryLinkAsOftenAsItsSystemSendsIt) {
+TEST(CopySourcesTest, CopiesCrossEachLinkAsOftenAsTheSystemSendsThem) {
   const OneForAll step(kRanks);
   for (const auto& [online, most] : {std::pair(kFromHome, 9), std::pair(kRing, 1), std::pair(kRelays, 3)}) {
     const SimulatedPhase phase = step.phase(Phase::kRecompute, online);
@@ -91,7 +91,7 @@ TEST(CopySourcesTest, RelaysServeExpertsWithManyCopies) {
 
 // One backward turn returns nine gradients. Without relays all nine cross the home's link; in a ring each link carries
 // one. Relays are used for weights only.
-TEST(CopySourcesTest, GradientsAreAddedUpOnTheWayInARingAlone) {
+TEST(CopySourcesTest, OnlyARingAccumulatesGradientsOnTheWay) {
   const OneForAll step(kRanks);
   for (const auto& [online, most] : {std::pair(kFromHome, 9), std::pair(kRing, 1), std::pair(kRelays, 9)}) {
     const SimulatedPhase phase = step.phase(Phase::kPolicyUpdate, online);
@@ -103,7 +103,7 @@ TEST(CopySourcesTest, GradientsAreAddedUpOnTheWayInARingAlone) {
   }
 }
 
-TEST(CopySourcesTest, RelaysAreThoseThatSendLeast) {
+TEST(CopySourcesTest, RelaysAreTheRanksThatSendTheLeast) {
   // Rank 0 sends expert 0 to six ranks through two relays. Rank 1 is one of them, so expert 1 uses other relays.
   std::vector<ScheduledCopy> copies;
   for (const int expert : {0, 1}) {
@@ -126,7 +126,7 @@ TEST(CopySourcesTest, RelaysAreThoseThatSendLeast) {
   EXPECT_EQ(sources_of(1), (std::vector{3, 4, 1, 1, 3, 4}));
 }
 
-TEST(CopySourcesTest, ARingBeginsBehindTheHome) {
+TEST(CopySourcesTest, ARingStartsAfterTheHome) {
   std::vector<ScheduledCopy> copies;
   for (const int r : {0, 1, 3}) {
     copies.push_back({.rank = RankId{r}, .expert = ExpertId{9}, .path = Path::kPeer, .source = RankId{2}});
@@ -140,7 +140,7 @@ TEST(CopySourcesTest, ARingBeginsBehindTheHome) {
 
 // FasterMoE as its code implements it: dispatch by the plan, then the broadcast during own experts, then shadows, which
 // stay for the backward unless the forward is recomputed.
-TEST(CopySourcesTest, FasterMoeKeepsItsShadowsWithItsActivations) {
+TEST(CopySourcesTest, FasterMoeKeepsShadowsIfItKeepsActivations) {
   CostOptions keeping = round_options();
   keeping.recompute_activations = false;
   const OnlineWork fastermoe = make_fastermoe()->online();
@@ -166,7 +166,7 @@ TEST(CopySourcesTest, FasterMoeKeepsItsShadowsWithItsActivations) {
   EXPECT_EQ(weights(make_ultraep()->online()), Bytes{2 * kWeights});  // one set more: it copies ahead in the backward
 }
 
-TEST(CopySourcesTest, WhoKnowsItsPlanBeforeDispatchSendsRowsByIt) {
+TEST(CopySourcesTest, PlansMadeBeforeDispatchDetermineTheRows) {
   const OneForAll step(kRanks);
   EXPECT_EQ(step.phase(Phase::kRecompute, make_fastermoe()->online()).parts.dispatch, 0);
 }

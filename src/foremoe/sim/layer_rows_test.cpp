@@ -47,7 +47,7 @@ void expect_ranks(const std::vector<RankRows>& actual, const std::vector<RankRow
   }
 }
 
-TEST(LayerRowsTest, AreTheSumsOfTheDispatchTable) {
+TEST(LayerRowsTest, EqualTheSumsOfTheDispatchTable) {
   Random random(4);
   RowWorkspace workspace;
   LayerRows rows;
@@ -181,7 +181,7 @@ class Carrier {
   std::vector<RankRows> ranks_;
 };
 
-TEST(TokenRowsTest, CarryATokenToANodeOnceAndFromThereOnceToEachRankThatServesIt) {
+TEST(TokenRowsTest, CountATokenOncePerNodeAndOncePerServingRank) {
   LayerRows rows;
   RouteWorkspace workspace;
   std::vector<ExpertId> routes;
@@ -208,7 +208,7 @@ TEST(TokenRowsTest, CarryATokenToANodeOnceAndFromThereOnceToEachRankThatServesIt
   });
 }
 
-TEST(TokenRowsTest, AddUpToTheTokenDispatchAndWhatIsSentIsReceived) {
+TEST(TokenRowsTest, SumToTheTokenDispatchWithEqualSentAndReceived) {
   LayerRows rows;
   LayerRows of_assignments;
   RowWorkspace workspace;

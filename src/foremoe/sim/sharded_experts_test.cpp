@@ -53,7 +53,7 @@ struct Carried {
   std::int64_t far = 0;
 };
 
-TEST(ShardedExperts, ARankGathersAnEqualPartOfItsExpertsFromEveryOther) {
+TEST(ShardedExperts, ARankGathersEqualPartsFromAllRanks) {
   for (const int ranks_per_node : {1, 2, 3, 6}) {
     const Case c(6, ranks_per_node);
     std::map<std::tuple<int, int, bool>, Carried> carried;  // turn, rank, gradient
@@ -74,7 +74,7 @@ TEST(ShardedExperts, ARankGathersAnEqualPartOfItsExpertsFromEveryOther) {
   }
 }
 
-TEST(ShardedExperts, OnANodeOfFewerRanksTheOthersAreFurther) {
+TEST(ShardedExperts, ASmallerNodeReceivesMoreFromOtherNodes) {
   const Case c(5, 3);
   std::map<int, Carried> carried;
   for (const Transfer& t : c.transfers(Phase::kRecompute).transfers) {
@@ -98,7 +98,7 @@ TEST(ShardedExperts, GuestsAreGatheredAndEmptySlotsAreNot) {
   EXPECT_EQ(c.transfers(Phase::kRecompute).gathered, before.gathered + 1);
 }
 
-TEST(ShardedExperts, BuffersOfDepthTurnsSayWhenItMayBegin) {
+TEST(ShardedExperts, DepthBuffersDetermineTheEarliestStart) {
   const Case c(4, 2, 1, 3);  // forward of layers 0, 1, 2, then backward of 2, 1, 0
   for (const Transfer& t : c.transfers(Phase::kPolicyUpdate, 2).transfers) {
     if (t.gradient) {
@@ -117,7 +117,7 @@ TEST(ShardedExperts, BuffersOfDepthTurnsSayWhenItMayBegin) {
   }
 }
 
-TEST(ShardedExperts, ANewPlacementCostsNothingMoreAndHomesHaveOwnersNoLonger) {
+TEST(ShardedExperts, ANewPlacementAddsNoTransfers) {
   Case c(4, 2, 4, 2);
   const SimulatedPhase stays = c.simulate(Phase::kPolicyUpdate);
   for (int l = 0; l < 2; ++l) {  // two ranks exchange experts from micro-step 1 on; equal loads, equal rows
@@ -137,7 +137,7 @@ TEST(ShardedExperts, ANewPlacementCostsNothingMoreAndHomesHaveOwnersNoLonger) {
   EXPECT_EQ(stays.path, PathChoice::kPeer);
 }
 
-TEST(ShardedExperts, HaveRoomForDepthTurnsOfWholeExperts) {
+TEST(ShardedExperts, NeedMemoryForDepthTurnsOfWholeExperts) {
   const Case c(4, 2);
   const SimulatedPhase update = c.simulate(Phase::kPolicyUpdate);
   EXPECT_EQ(update.memory.guest_weights.value, 2 * 3 * c.cost.expert_weights().value);
@@ -146,7 +146,7 @@ TEST(ShardedExperts, HaveRoomForDepthTurnsOfWholeExperts) {
 }
 
 // Every rank serves only its own rows, so only the computation before the experts hides the first gather.
-TEST(ShardedExperts, TheFirstGatherIsHiddenByNoMoreThanWhatRunsBesideIt) {
+TEST(ShardedExperts, TheFirstGatherIsHiddenOnlyByConcurrentComputation) {
   std::vector<std::vector<int>> own(4, std::vector<int>(8));
   for (std::size_t r = 0; r < 4; ++r) own[r][2 * r] = own[r][2 * r + 1] = 3;
   const LoadTable load = sim_test::one_layer({own}, 4);

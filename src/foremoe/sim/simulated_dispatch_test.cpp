@@ -24,7 +24,7 @@ Bytes row_bytes(const SimulatedPhase& phase, std::string_view link) {
   return of == phase.traffic.end() ? Bytes{} : of->rows;
 }
 
-TEST(SimulatedDispatch, TheDispatchDecidesWhichRowsTravel) {
+TEST(SimulatedDispatch, DispatchDeterminesTheRowsSent) {
   const test::CountedTrace recorded = test::random_trace(2, 400);
   const StepPlan plan = homes_plan(recorded.load, 0);
   const auto simulated = [&](Dispatch dispatch, bool with_tokens) {
@@ -64,7 +64,7 @@ TEST(SimulatedDispatch, TheDispatchDecidesWhichRowsTravel) {
   EXPECT_NEAR(expected.parts.dispatch, counted.parts.dispatch, 0.05 * counted.parts.dispatch);
 }
 
-TEST(SimulatedDispatch, TokensThatAreExpectedChooseFromTheModelsGroups) {
+TEST(SimulatedDispatch, ExpectedTokensChooseFromTheModelsGroups) {
   const test::CountedTrace recorded = test::random_trace(2, 400);
   const StepPlan plan = homes_plan(recorded.load, 0);
   const auto between_nodes = [&](const ExpertGroups& groups) {

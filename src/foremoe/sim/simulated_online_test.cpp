@@ -20,7 +20,7 @@ using sim_test::round_model;
 using sim_test::round_options;
 using sim_test::Simulated;
 
-TEST(SimulatedOnline, PlanningTakesATimeForEachSlotThatTheExchangeOfUnplannedRowsHides) {
+TEST(SimulatedOnline, TheExchangeOfUnplannedRowsHidesPlanning) {
   const LoadTable load = lopsided();
   const StepPlan plan = homes_plan(load, 2);  // three slots on each of two ranks
   const auto parts = [&](double unplanned) {
@@ -37,7 +37,7 @@ TEST(SimulatedOnline, PlanningTakesATimeForEachSlotThatTheExchangeOfUnplannedRow
   EXPECT_NEAR(parts(0.5).dispatch, 0.1, kNear);
 }
 
-TEST(SimulatedOnline, ACopyThatBeginsAfterTheRouterIsExposedWhole) {
+TEST(SimulatedOnline, ACopyThatBeginsAfterTheRouterIsFullyExposed) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
   const SimulationOptions online{.path = PathChoice::kPeer,
@@ -47,7 +47,7 @@ TEST(SimulatedOnline, ACopyThatBeginsAfterTheRouterIsExposedWhole) {
   EXPECT_NEAR(phase.parts.planning, 2 * 0.25, kNear);
 }
 
-TEST(SimulatedOnline, WhoPlansByTheCountsOfAllRanksGathersThemInEveryForward) {
+TEST(SimulatedOnline, PlanningFromAllRanksCountsGathersThemInEveryForward) {
   const OneCopy step;
   Cluster cluster = round_cluster();
   cluster.peers.latency_seconds = 0.01;
@@ -78,7 +78,7 @@ TEST(SimulatedOnline, WhoPlansByTheCountsOfAllRanksGathersThemInEveryForward) {
   EXPECT_NEAR(exposed(true) - exposed(false), gather, kNear);
 }
 
-TEST(SimulatedOnline, WhoPlansAheadGathersTheLoadsOfTheWholeStepOnceBeforeRecompute) {
+TEST(SimulatedOnline, PlanningAheadGathersTheStepsLoadsOnceBeforeRecompute) {
   const OneCopy step;
   Cluster cluster = round_cluster();
   cluster.peers.latency_seconds = 0.01;
@@ -95,7 +95,7 @@ TEST(SimulatedOnline, WhoPlansAheadGathersTheLoadsOfTheWholeStepOnceBeforeRecomp
   EXPECT_EQ(ahead.policy_update.seconds, otherwise.policy_update.seconds);
 }
 
-TEST(SimulatedOnline, SortingRowsHidesPlanningWhereRowsLeaveSorted) {
+TEST(SimulatedOnline, SortingRowsHidesPlanningIfRowsAreSentSorted) {
   const OneCopy step;
   for (const auto& [dispatch, hidden] : {std::pair{Dispatch::kRow, true}, {Dispatch::kToken, false}}) {
     CostOptions options = round_options();
@@ -112,7 +112,7 @@ TEST(SimulatedOnline, SortingRowsHidesPlanningWhereRowsLeaveSorted) {
   }
 }
 
-TEST(SimulatedOnline, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyComeFirst) {
+TEST(SimulatedOnline, OwnExpertsFirstHidePlanningAndGuestCopies) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
   // Rank 0 has 20 rows for its own experts, 0.2 s, and then 30 for a guest. The guest's weights take 600 / 8000 s, and
@@ -134,7 +134,7 @@ TEST(SimulatedOnline, ARanksOwnExpertsHideThePlanAndCopiesOfItsGuestsWhereTheyCo
   EXPECT_NEAR(exposed(0.25), 0.25 + 600.0 / 8000 + one_way - 0.2, kNear);
 }
 
-TEST(SimulatedOnline, ResultsOfMovedRowsReturnToTheirHomesAfterTheExpertsAndBeforeCombine) {
+TEST(SimulatedOnline, ResultsOfForwardedRowsReturnBetweenExpertsAndCombine) {
   const OneCopy step;
   Cluster cluster = round_cluster();
   cluster.peers.latency_seconds = 0.01;
@@ -170,7 +170,7 @@ TEST(SimulatedOnline, ResultsOfMovedRowsReturnToTheirHomesAfterTheExpertsAndBefo
   EXPECT_EQ(exchanges(true), exchanges(false) + 2) << "one span on each rank";
 }
 
-TEST(SimulatedOnline, DispatchAndCombineKnowNothingOfAPlanThatIsMadeBetweenThem) {
+TEST(SimulatedOnline, DispatchAndCombineIgnoreAPlanMadeBetweenThem) {
   const OneCopy step;
   for (const Dispatch dispatch : {Dispatch::kRow, Dispatch::kToken}) {
     CostOptions cost_options = round_options();
@@ -218,7 +218,7 @@ TEST(SimulatedOnline, OnlineSystemsTakeTheQuickerPathWithAllExpertsInTheArena) {
 }
 
 // One layer, one micro-step. The copy for the backward can run during the forward, in its own set of buffers.
-TEST(SimulatedOnline, WhoPrefetchesInTheBackwardIsExposedInTheForwardAlone) {
+TEST(SimulatedOnline, PrefetchingInTheBackwardExposesOnlyTheForward) {
   const LoadTable load = one_layer({{{30, 0}, {30, 0}}});
   StepPlan plan = homes_plan(load, 1, Residency::kShared);
   plan.slot_expert(0, 0, 1, 1) = ExpertId{0};
@@ -238,7 +238,7 @@ TEST(SimulatedOnline, WhoPrefetchesInTheBackwardIsExposedInTheForwardAlone) {
   EXPECT_EQ(phase(Phase::kPolicyUpdate, false).memory.guest_weights, Bytes{600});
 }
 
-TEST(SimulatedOnline, FeplbsBuffersTakeWhatItsAuthorsPublish) {
+TEST(SimulatedOnline, FeplbsBuffersNeedThePublishedMemory) {
   // GLM-5: experts of 3 · 6144 · 2048 weights in 16 bits are 72 MiB; eight buffers for all layers are 576 MiB.
   const LoadTable load = one_layer({{{30, 0}, {30, 0}}});
   StepPlan plan = homes_plan(load, 8, Residency::kShared);

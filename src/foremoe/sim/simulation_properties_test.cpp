@@ -94,7 +94,7 @@ TEST(SimulationPropertiesTest, MoreBandwidthIsNeverSlower) {
   EXPECT_TRUE(any_exposed) << "the cases show nothing";
 }
 
-TEST(SimulationPropertiesTest, NothingIsFasterThanIdealAndWithoutCopiesNothingIsExposed) {
+TEST(SimulationPropertiesTest, NothingIsFasterThanIdealOrExposedWithoutCopies) {
   for_random_cases([](const Case& c) {
     for (const Phase phase : phases_of(c)) {
       const SimulatedPhase simulated = simulate(c, busy_cluster(), {.phase = phase});
@@ -157,7 +157,7 @@ Case hot_expert() {
   return c;
 }
 
-TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
+TEST(SimulationPropertiesTest, EveryByteSentIsReceived) {
   const auto expect_of_all_ways = [](const Case& c) {
     const CostModel cost = cost_with_kept_activations(c.load);
     const SimulationInput input{.load = c.load, .plan = c.plan, .cost = cost};
@@ -193,7 +193,7 @@ TEST(SimulationPropertiesTest, EveryByteThatSetsOutArrives) {
 }
 
 // If planning happens between dispatch and combine, neither can follow the plan.
-TEST(SimulationPropertiesTest, AnExchangeBeforeThePlanIsThatOfHomes) {
+TEST(SimulationPropertiesTest, AnExchangeBeforeThePlanUsesHomes) {
   constexpr OnlineWork kAfterDispatch{
       .copies_after_router = true, .planning_seconds = 1e-4, .own_experts_first = true, .plans_after_dispatch = true};
   int shrunk = 0;  // dispatches of plans made before the exchange
@@ -212,7 +212,7 @@ TEST(SimulationPropertiesTest, AnExchangeBeforeThePlanIsThatOfHomes) {
 }
 
 // One set of buffers has the guests of one turn, forward or backward.
-TEST(SimulationPropertiesTest, WhoPlansAfterTheRouterHasGuestsOfOneTurn) {
+TEST(SimulationPropertiesTest, PlanningAfterTheRouterNeedsGuestsOfOneTurn) {
   int backward = 0;
   for_random_cases([&](const Case& c) {
     if (c.plan.residency != Residency::kShared) return;
@@ -279,7 +279,7 @@ TEST(SimulationPropertiesTest, NothingIsComputedBeforeItsCopiesHaveArrived) {
   });
 }
 
-TEST(SimulationThreadsTest, NeitherRepetitionNorThreadsChangeAByte) {
+TEST(SimulationThreadsTest, ResultsAreIdenticalForAnyNumberOfThreads) {
   for_random_cases([](const Case& c) {
     ThreadPool pool(3);
     for (const Phase phase : phases_of(c)) {

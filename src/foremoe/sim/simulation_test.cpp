@@ -22,7 +22,7 @@ using sim_test::round_model;
 using sim_test::round_options;
 using sim_test::Simulated;
 
-TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPart) {
+TEST(SimulationTest, EachPartOfAForwardTakesTheTimeOfItsSlowestRank) {
   const LoadTable load = lopsided();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
@@ -47,7 +47,7 @@ TEST(SimulationTest, AForwardTakesWhatItsSlowestRankTakesInEveryPart) {
   EXPECT_NEAR(phase.ideal_exchange_seconds, 2 * 0.0875, kNear);
 }
 
-TEST(SimulationTest, APolicyUpdateGoesThereAndBackAndEndsWithTheOptimizer) {
+TEST(SimulationTest, APolicyUpdateHasAForwardABackwardAndTheOptimizer) {
   const LoadTable load = lopsided();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
@@ -70,7 +70,7 @@ TEST(SimulationTest, APolicyUpdateGoesThereAndBackAndEndsWithTheOptimizer) {
   EXPECT_NEAR(phase.seconds, phase.parts.sum(), kNear);
 }
 
-TEST(SimulationTest, AtPerfectBalanceAStepIsIdeal) {
+TEST(SimulationTest, APerfectlyBalancedStepIsIdeal) {
   const LoadTable load = one_layer({{{25, 25}, {25, 25}}, {{10, 10}, {10, 10}}});
   const StepPlan plan = homes_plan(load, 0);
   for (const Phase kind : {Phase::kRecompute, Phase::kPolicyUpdate}) {
@@ -79,7 +79,7 @@ TEST(SimulationTest, AtPerfectBalanceAStepIsIdeal) {
   }
 }
 
-TEST(SimulationTest, ACopyThatTakesHalfAgainItsWindowIsExposedByTheExcess) {
+TEST(SimulationTest, ACopyLongerThanItsWindowIsExposedByTheExcess) {
   const OneCopy step;
   const SimulationOptions one_ahead{.path = PathChoice::kPeer, .depth = 1};
   CostModel cost = round_cost(1, 2);
@@ -98,7 +98,7 @@ TEST(SimulationTest, ACopyThatTakesHalfAgainItsWindowIsExposedByTheExcess) {
   EXPECT_NEAR(phase.seconds, 1.5 * window + 0.5, kNear);
 }
 
-TEST(SimulationTest, AGuestsGradientGoesHomeAndIsWaitedForAtTheEnd) {
+TEST(SimulationTest, AGuestsGradientIsSentHomeAndExposedAtTheEnd) {
   const OneCopy step;
   const CostModel cost = round_cost(1, 2);
   const SimulationOptions peers{.path = PathChoice::kPeer};
@@ -122,7 +122,7 @@ TEST(SimulationTest, AnArenaIsFilledBeforeThePhase) {
   EXPECT_EQ(phase.arena, Bytes{600});
 }
 
-TEST(SimulationTest, LayersStandForThoseThatTheModelHasMore) {
+TEST(SimulationTest, LayersRepresentTheModelsLayers) {
   const OneCopy step;
   const CostModel one = round_cost(1, 2);
   const CostModel three = round_cost(3, 2);
@@ -150,7 +150,7 @@ TEST(SimulationTest, MicroStepsInFlightKeepTheirActivations) {
   EXPECT_EQ(of_two.value - of_one.value, 50 * cost.activations_per_token().value);
 }
 
-TEST(SimulationTest, APlanThatPlacesFreelyIsCostedInThePolicyUpdateToo) {
+TEST(SimulationTest, AFreePlanIsSimulatedInThePolicyUpdateToo) {
   OneCopy step;
   step.plan.residency = Residency::kFree;
   const CostModel cost = round_cost(1, 2);
@@ -162,7 +162,7 @@ TEST(SimulationTest, APlanThatPlacesFreelyIsCostedInThePolicyUpdateToo) {
   EXPECT_NEAR(update.parts.experts, 4 * recompute.parts.experts, kNear);
 }
 
-TEST(SimulationTest, APolicyUpdateBeginsWithTheFreePlacementThatRecomputeLeaves) {
+TEST(SimulationTest, APolicyUpdateBeginsWithRecomputesLastFreePlacement) {
   const LoadTable load = one_layer({{{50, 0}, {0, 50}}, {{50, 0}, {0, 50}}});
   StepPlan plan = homes_plan(load, 0, Residency::kFree);
   const CostModel cost = round_cost(1, 2);
@@ -184,7 +184,7 @@ TEST(SimulationTest, APolicyUpdateBeginsWithTheFreePlacementThatRecomputeLeaves)
   EXPECT_EQ((Simulated{load, plan, cost}.phase(Phase::kPolicyUpdate).copies), 2);
 }
 
-TEST(SimulationTest, UnderFreeStagingBuffersAreMemoryWhereCopiesComeFromPeers) {
+TEST(SimulationTest, FreePlansCountStagingBuffersForPeerCopies) {
   OneCopy step;  // one guest slot in one layer
   step.plan.residency = Residency::kFree;
   const CostModel cost = round_cost(1, 2);
@@ -196,7 +196,7 @@ TEST(SimulationTest, UnderFreeStagingBuffersAreMemoryWhereCopiesComeFromPeers) {
   EXPECT_EQ(experts(PathChoice::kPeer), 1 + 3) << "three sets of one buffer";
 }
 
-TEST(SimulationTest, UnderFreeGradientsAwayFromHomeHaveRoomInHomeSlotsToo) {
+TEST(SimulationTest, FreePlansCountGradientsInHomeSlotsToo) {
   const LoadTable load = one_layer({{{50, 0}, {0, 50}}, {{50, 0}, {0, 50}}});
   StepPlan plan = homes_plan(load, 1, Residency::kFree);
   std::swap(plan.slot_expert(1, 0, 0, 0), plan.slot_expert(1, 0, 1, 0));
@@ -207,7 +207,7 @@ TEST(SimulationTest, UnderFreeGradientsAwayFromHomeHaveRoomInHomeSlotsToo) {
   EXPECT_EQ(memory.guest_weights, Bytes{0}) << "no guest slot is filled";
 }
 
-TEST(SimulationTest, ARepeatedLoadIsTheLoadWrittenOut) {
+TEST(SimulationTest, ARepeatedLoadEqualsItsConcatenation) {
   const LoadTable once = one_layer({{{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}});
   const LoadTable twice =
       one_layer({{{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}, {{60, 40}, {30, 10}}, {{20, 30}, {0, 50}}});
@@ -222,7 +222,7 @@ TEST(SimulationTest, ARepeatedLoadIsTheLoadWrittenOut) {
   }
 }
 
-TEST(SimulationTest, AStepIsItsPhasesAndTheMovesOfHomes) {
+TEST(SimulationTest, AStepIsTheSumOfItsPhasesAndHomeMoves) {
   const LoadTable load = lopsided();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
@@ -237,7 +237,7 @@ TEST(SimulationTest, AStepIsItsPhasesAndTheMovesOfHomes) {
   EXPECT_NEAR(step.rl_step_seconds, step.step_seconds + 7, kNear);
 }
 
-TEST(SimulationTest, ThePlacementOfAllLayersIsPaidOnceUnlessTheRolloutsTailHidesIt) {
+TEST(SimulationTest, PlacementIsChargedOnceBeyondTheRolloutsTail) {
   const LoadTable load = lopsided();
   const StepPlan plan = homes_plan(load, 0);
   const CostModel cost = round_cost(1, 2);
@@ -254,7 +254,7 @@ TEST(SimulationTest, ThePlacementOfAllLayersIsPaidOnceUnlessTheRolloutsTailHides
   EXPECT_EQ(placed(5), 0);
 }
 
-TEST(SimulationTest, WhatDoesNotFitIsRefusedByName) {
+TEST(SimulationTest, RejectsPlansLoadsAndModelsThatDoNotFit) {
   const LoadTable load = lopsided();
   StepPlan plan = homes_plan(load, 0);
   const auto message = [&](const CostModel& cost) -> std::string {

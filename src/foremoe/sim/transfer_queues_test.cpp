@@ -7,7 +7,7 @@ namespace {
 
 constexpr auto kFree = [](LinkId) { return 1.0; };
 
-TEST(TransferQueuesTest, WorkAtTheMostUrgentFirst) {
+TEST(TransferQueuesTest, ServeTheEarliestDeadlineFirst) {
   TransferQueues queues(2);
   queues.add(LinkId{0}, /*deadline=*/7, 2.0);
   queues.add(LinkId{0}, /*deadline=*/3, 1.0);  // added later, due earlier
@@ -19,7 +19,7 @@ TEST(TransferQueuesTest, WorkAtTheMostUrgentFirst) {
   EXPECT_EQ(queues.most_pending(7), 1.5);
 }
 
-TEST(TransferQueuesTest, GetWhatIsLeftOfALink) {
+TEST(TransferQueuesTest, UseTheRemainingLinkCapacity) {
   TransferQueues queues(1);
   queues.keep_times();
   queues.add(LinkId{0}, 1, 1.0);
@@ -28,7 +28,7 @@ TEST(TransferQueuesTest, GetWhatIsLeftOfALink) {
   EXPECT_DOUBLE_EQ(queues.done_at(LinkId{0}, 1), 12.0);
 }
 
-TEST(TransferQueuesTest, StandStillWhereRowsTakeTheWholeLink) {
+TEST(TransferQueuesTest, PauseWhileRowsUseTheWholeLink) {
   TransferQueues queues(1);
   queues.add(LinkId{0}, 1, 1.0);
   queues.pass(0, 5.0, [](LinkId) { return 0.0; });
