@@ -1,6 +1,6 @@
 #pragma once
 
-// What the processes of a run must have in common, and who differs where they have not.
+// Facts that all processes of a run must agree on, and the first disagreement.
 
 #include <cstddef>
 #include <map>
@@ -10,14 +10,14 @@
 
 namespace foremoe::cli {
 
-using Facts = std::map<std::string, std::string>;  // by name: an argument or what was read, as text
+using Facts = std::map<std::string, std::string>;  // by name; arguments and digests of files, as text
 
 struct Difference {
   std::string name;
   std::string who;  // "3 on rank 2, 2 on ranks 0, 1, 3"
 };
 
-// The first name, in alphabetical order, whose text is not the same on all ranks. [rank]
+// The first name, in alphabetical order, whose text differs between ranks. facts: [rank].
 std::optional<Difference> first_difference(const std::vector<Facts>& facts);
 
 std::string to_bytes(const Facts& facts);

@@ -1,4 +1,4 @@
-// foremoe calibrate: a cluster file of the machine that this runs on, each number with how it was measured.
+// foremoe calibrate: measures this machine and writes a cluster file that documents each measurement.
 
 #include <fmt/format.h>
 
@@ -34,7 +34,7 @@ struct CalibrateArguments {
   std::string name = "calibrated";
   int milliseconds = 300;
   int mebibytes = 64;
-  SpeedOptions speed{.num_ranks = 0};  // as many as processors
+  SpeedOptions speed{.num_ranks = 0};  // 0: one per processor
 };
 
 void print_summary(const Cluster& c, const std::string& out) {
@@ -69,7 +69,7 @@ int run(const CalibrateArguments& arguments) {
   }
   const std::string text = "# Measured by foremoe calibrate on the machine that it ran on.\n\n" +
                            to_toml(calibration.cluster, calibration.notes);
-  parse_cluster(text, "calibrated cluster");  // what was measured is within what is accepted
+  parse_cluster(text, "calibrated cluster");  // throws if a measured value is out of range
   if (arguments.out.empty()) {
     fmt::print("{}", text);
   } else {

@@ -1,4 +1,4 @@
-// foremoe collect: a trace's counts as a load file.
+// foremoe collect: counts a trace and writes a load file.
 
 #include <fmt/format.h>
 
@@ -49,12 +49,12 @@ struct CollectArguments {
   bool json = false;
 };
 
-// What was counted, and of which sequences.
+// The counted load and its sequences.
 struct Counted {
-  RoutingTrace trace;  // of a folder: without routes
+  RoutingTrace trace;  // without routes if read from a folder
   Batching batching;
   LoadTable load;
-  nlohmann::ordered_json timeline = nlohmann::ordered_json::object();  // of a folder that was followed
+  nlohmann::ordered_json timeline = nlohmann::ordered_json::object();  // set if a folder was followed
 };
 
 Counted count_file(const CollectArguments& arguments, ThreadPool& pool) {

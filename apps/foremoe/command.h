@@ -1,6 +1,6 @@
 #pragma once
 
-// The subcommands of `foremoe`: each declares its options and says what to run once they are parsed.
+// The subcommands of `foremoe`. Each declares its options and a function to run after parsing.
 
 #include <functional>
 #include <initializer_list>
@@ -16,11 +16,11 @@
 namespace foremoe::cli {
 
 inline constexpr int kOk = 0;
-inline constexpr int kFoundWrong = 1;  // checked, and it is not right
-inline constexpr int kBadInput = 2;    // wrong usage, or input that cannot be read
-inline constexpr int kGaveUp = 3;      // a run that could not go on
+inline constexpr int kFoundWrong = 1;  // a check found errors
+inline constexpr int kBadInput = 2;    // wrong usage or unreadable input
+inline constexpr int kGaveUp = 3;      // a run failed
 
-// The options that the user gave, by name, and the texts of all options.
+// The names of the options that the user gave, and the texts of all options.
 class Given {
  public:
   using Texts = std::map<std::string, std::string>;
@@ -28,8 +28,8 @@ class Given {
   bool operator()(std::string_view name) const { return names_.contains(name); }
   void set_default(const Option& option) { texts_[option.name] = option.initial; }
   void add(const std::string& name, const std::string& text);
-  const Texts& texts() const { return texts_; }  // by name: as it was given, or the default; of a flag "given"
-  // Throws InputError when one of them was given beside `name`.
+  const Texts& texts() const { return texts_; }  // by name: as given, or the default; "given" for a flag
+  // Throws InputError if `name` was given together with one of the others.
   void refuse_beside(std::string_view name, std::initializer_list<std::string_view> others) const;
 
  private:
@@ -40,11 +40,11 @@ class Given {
 struct Command {
   std::string name;
   std::string summary;   // one line
-  std::string examples;  // lines of the help
-  std::string meaning;   // what words and columns mean: the end of the full help
+  std::string examples;  // shown in the help
+  std::string meaning;   // explains words and columns at the end of the full help
   std::vector<Option> options;
   std::function<int(const Given&)> run;  // the exit code; throws InputError
-  // May every process of mpirun or srun run it? True for commands that write no file and only read their input once.
+  // Whether each process of mpirun or srun may run it: true for commands that write no file and read their input once.
   bool any_process = false;
 };
 
@@ -65,12 +65,13 @@ struct CommandEntry {
   std::string_view name;
   Command (*make)();
 };
-std::span<const CommandEntry> command_entries();  // in the order of the help; constructing one costs most of a start
+std::span<const CommandEntry>
+command_entries();  // in the order of the help; constructing a command dominates the start-up time
 
-// Parses, runs, and turns what is thrown into one line on stderr and an exit code.
+// Parses and runs a command. Prints exceptions as one line on stderr and returns the exit code.
 int run_command_line(int argc, char** argv);
 
-// Options that several commands have.
+// Options shared by several commands.
 Option json_option(bool& json, std::string help);
 Option out_option(std::string& out, std::string value, std::string help);
 Option threads_option(int& threads);
@@ -78,13 +79,13 @@ Option align_option(int& align);
 Option input_option(std::string& path, std::string help);
 Option policies_option(std::vector<std::string>& policies);
 
-// Those of the names, in their order.
+// The named options, in the order of the names.
 std::vector<Option> only(std::vector<Option> options, std::initializer_list<std::string_view> names);
 std::vector<Option> without(std::vector<Option> options, std::initializer_list<std::string_view> names);
-// All of them, one list after the other.
+// The concatenated lists.
 std::vector<Option> joined(std::initializer_list<std::vector<Option>> lists);
 
-// "  vanilla  homes serve everything …", a line for each policy.
+// One line per policy: "  vanilla  homes serve everything …".
 std::string list_of_policies();
 
 }  // namespace foremoe::cli

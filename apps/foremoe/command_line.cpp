@@ -1,4 +1,4 @@
-// From argv to a command that runs, by CLI11; help in our own words. This is the only file that knows the parser.
+// Parses argv with CLI11 and runs a command. Only this file uses CLI11; it also formats the help.
 
 #include <fmt/format.h>
 
@@ -49,7 +49,7 @@ Exit codes: 0 fine; 1 checked and found wrong; 2 wrong usage or input that canno
 constexpr std::size_t kWidth = 110;
 constexpr std::size_t kTextColumn = 34;
 
-// Two columns: a name, and words wrapped beside it, or below it where the name is long.
+// Two columns: a name, and wrapped text beside it, or below it if the name is long.
 std::string entry(const std::string& name, const std::string& text) {
   std::string out = "  " + name;
   std::size_t at = text_columns(out);
@@ -91,7 +91,7 @@ std::string heading(const Option& option) {
   return option.group.empty() ? "Options" : option.group;
 }
 
-// The options that matter, or all of them under their headings.
+// Help with the main options, or with all of them under headings.
 std::string help(const Command& command, bool all) {
   std::string text = fmt::format("{}\n\nUsage: foremoe {} [OPTIONS]", command.summary, command.name);
   for (const Option& option : command.options) {
@@ -152,7 +152,7 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   if (option.letter != 0) name = fmt::format("-{},{}", option.letter, name);
   CLI::Option* bound = nullptr;
   if (option.type == "values") {
-    std::erase(name, '.');  // "FILE..." reads well, and is no name
+    std::erase(name, '.');  // CLI11 accepts no dots in a name such as "FILE..."
     bound = app.add_option_function<std::vector<std::string>>(name, [set](const std::vector<std::string>& texts) {
       for (const std::string& text : texts) set(text);
     });
@@ -168,13 +168,13 @@ void bind(CLI::App& app, const Option& option, Given& given) {
   });
 }
 
-// The first argument that is no option; empty where there is none.
+// The first argument that is not an option; empty if there is none.
 std::string_view command_name(std::span<char* const> arguments) {
   const auto name = std::ranges::find_if(arguments, [](const char* argument) { return *argument != '-'; });
   return name == arguments.end() ? std::string_view() : *name;
 }
 
-// To make the others would cost every start.
+// Constructs only this command, since constructing all would slow every start.
 std::optional<Command> named_command(std::string_view name) {
   const auto entry = std::ranges::find(command_entries(), name, &CommandEntry::name);
   return entry == command_entries().end() ? std::nullopt : std::optional(entry->make());
@@ -195,8 +195,8 @@ int finish(const std::string& command, int code) {
   return std::fflush(stdout) != 0 || std::ferror(stdout) != 0 ? fail_for_stdout(command) : code;
 }
 
-// Refuses to do the same work, and to write the same files, in each process of mpirun or srun. `run --comm mpi` shares
-// its work among them.
+// Rejects a command that would do the same work and write the same files in each process of mpirun or srun.
+// `run --comm mpi` divides its work among them.
 void expect_one_process(const Command& command, const Given& given) {
   const auto comm = given.texts().find("comm");
   if (command.any_process || (comm != given.texts().end() && comm->second == "mpi")) return;
@@ -208,7 +208,7 @@ void expect_one_process(const Command& command, const Given& given) {
                                    started.processes, started.variable));
 }
 
-// A library names its fields; the user knows them as options.
+// Replaces field names of the library by the names of options.
 std::string in_words_of(const Command& command, const InputError& error) {
   return message_of(error, [&](std::string_view field) -> std::string {
     for (const Option& option : command.options) {
@@ -278,7 +278,7 @@ int run_command_line(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return fail(name, "not enough memory for an input of this size", usage, kGaveUp);
   } catch (const std::system_error& error) {
-    if (std::ferror(stdout) != 0) return fail_for_stdout(name);  // what fmt throws once the buffer is full
+    if (std::ferror(stdout) != 0) return fail_for_stdout(name);  // fmt throws when the buffer is full
     return fail(name, fmt::format("the system refuses: {}", error.what()), usage, kGaveUp);
   }
 }

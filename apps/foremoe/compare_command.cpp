@@ -1,4 +1,4 @@
-// foremoe compare: several policies on one load, each plan checked before its figures are shown.
+// foremoe compare: plans one load with several policies, checks each plan and prints the figures.
 
 #include <fmt/format.h>
 
@@ -45,7 +45,7 @@ void print(const std::vector<Evaluation>& evaluations, const LoadTable& load, co
   print_values("{}: {}\n{}\n\n", load.name, describe(load), describe(options));
   TextTable table({"policy", "residency", "ρ mean", "ρ p99", "ρ max", "copies", "per rank", "guests", "home moves",
                    "node link", "µs"});
-  double bound = 0;  // 0: no plan of any load
+  double bound = 0;  // 0: no plan with load
   for (const Evaluation& e : evaluations) {
     if (!e.planned()) {
       table.add({e.policy, "skipped: " + e.skipped});

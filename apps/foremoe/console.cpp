@@ -21,7 +21,7 @@ bool quiet = false;
 
 using Rows = std::vector<std::vector<std::string>>;
 
-// fmt counts the columns of UTF-8 text, so its widths are right for ρ and × too.
+// fmt counts columns of UTF-8 text, so widths are also correct for ρ and ×.
 std::string block(const Rows& rows, const std::vector<std::size_t>& shown, const std::vector<std::size_t>& width) {
   std::string out;
   for (const auto& cells : rows) {
@@ -104,7 +104,7 @@ int terminal_columns() {
 
 bool wants_color() {
   const auto is_set = [](const char* value) { return value != nullptr && *value != '\0'; };
-  const char* const kind = std::getenv("TERM");  // NOLINT(concurrency-mt-unsafe): nobody sets the environment here
+  const char* const kind = std::getenv("TERM");  // NOLINT(concurrency-mt-unsafe): the environment is not modified
   const char* const no_color = std::getenv("NO_COLOR");  // NOLINT(concurrency-mt-unsafe)
   return is_terminal(stdout) && !is_set(no_color) && is_set(kind) && std::string_view(kind) != "dumb";
 }
@@ -128,7 +128,7 @@ std::string TextTable::to_string() const {
   const std::size_t screen = is_terminal(stdout) ? static_cast<std::size_t>(terminal_columns()) : std::string::npos;
   std::string out;
   std::size_t c = 1;
-  do {  // a block has at least one column beside the first, where there is one
+  do {  // a block has at least one column besides the first, if there is one
     std::vector<std::size_t> shown{0};
     std::size_t used = 2 + width[0];
     for (; c < width.size() && (shown.size() == 1 || used + 2 + width[c] <= screen); ++c) {
@@ -152,15 +152,15 @@ std::string FactList::to_string() const {
 void expect_output(const std::string& out, const std::vector<std::string>& inputs, const char* option) {
   if (out.empty()) return;
   if (out == "-") throw InputError({.field = option}, "'-', expected the name of a file");
-  std::error_code absent;  // neither there: not the same
+  std::error_code absent;  // two missing files are not the same
   for (const std::string& input : inputs) {
     if (std::filesystem::equivalent(out, input, absent)) {
       throw InputError({.field = option}, "is also an input");
     }
   }
-  // A device or a pipe is not opened for a trial: its reader would see the end.
+  // Do not open a device or a pipe for a trial: its reader would see the end.
   if (std::filesystem::is_other(out, absent)) return;
-  const AtomicFile trial(out);  // removed again
+  const AtomicFile trial(out);  // removed by the destructor
 }
 
 }  // namespace foremoe::cli

@@ -1,7 +1,7 @@
 #pragma once
 
-// How commands speak to people: results on stdout in tables that fit, everything else on stderr, and files that are
-// looked at before the work begins.
+// Terminal output of the commands: results on stdout in tables that fit the terminal, everything else on stderr. Also
+// checks output files before the work begins.
 
 #include <fmt/format.h>
 
@@ -16,11 +16,11 @@
 
 namespace foremoe::cli {
 
-// The text with control characters as escapes ("\\x1b", "\\n"): names come from files that strangers wrote, and may not
-// move the cursor or begin a line that looks like ours.
+// Escapes control characters ("\\x1b", "\\n"). Names come from untrusted files and must not move the cursor or imitate
+// our output.
 std::string printable(std::string_view text);
 
-// fmt::print() to stdout with every text among the values made printable.
+// fmt::print() to stdout with all text values made printable.
 template <class T>
 auto shown(const T& value) {
   if constexpr (std::is_convertible_v<const T&, std::string_view>) {
@@ -36,15 +36,15 @@ void print_values(fmt::format_string<Shown<T>...> format, const T&... values) {
   fmt::print(format, shown(values)...);
 }
 
-// "foremoe: … batched anew …": one line on stderr that the user did not ask for but should know.
+// Prints one line on stderr about a decision that the user did not ask for: "foremoe: … batched anew …".
 void note(std::string_view text);
 void note_all(const std::vector<std::string>& texts);
 
-// From now on notes and progress are off: of several processes that do the same, one speaks.
+// Turns notes and progress off. If several processes do the same work, only one prints.
 void be_quiet();
 
-// Long work in progress: while it lives, a line on stderr says what is done and for how long; only on a terminal, only
-// after the first second. The line is removed at the end.
+// Shows long work on stderr: during its lifetime, a line with the activity and the elapsed time, only on a terminal and
+// after the first second. The destructor removes the line.
 class Activity {
  public:
   explicit Activity(std::string what);
@@ -53,7 +53,7 @@ class Activity {
   std::jthread line_;
 };
 
-// A progress callback: each text ends the activity before it. The last one ends with this object.
+// A progress callback. Each text starts an activity and ends the one before; the destructor ends the last.
 class Progress {
  public:
   void operator()(const std::string& what);
@@ -64,18 +64,18 @@ class Progress {
 };
 
 bool is_terminal(std::FILE* stream);
-int terminal_columns();  // of stdout; 100 when it is not a terminal
-bool wants_color();      // stdout is a terminal that can, and NO_COLOR is not set
+int terminal_columns();  // of stdout; 100 if it is not a terminal
+bool wants_color();      // stdout is a terminal with colours and NO_COLOR is not set
 
-std::size_t text_columns(std::string_view text);  // columns of UTF-8 text: its code points
+std::size_t text_columns(std::string_view text);  // number of code points of UTF-8 text
 
-// Columns as wide as they need to be, the first to the left, all others to the right. On a terminal that is too narrow
-// the columns that do not fit follow in a second block, each with the first column again.
+// Columns as wide as needed, the first left-aligned, the others right-aligned. On a narrow terminal the remaining
+// columns follow in further blocks, each of which repeats the first column.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> head) : rows_{std::move(head)} {}
 
-  // Fewer cells than columns: the last one may run over the rest of the line. Cells are made printable.
+  // With fewer cells than columns, the last cell may extend over the rest of the line. Makes cells printable.
   void add(std::vector<std::string> cells);
 
   std::string to_string() const;
@@ -84,7 +84,7 @@ class TextTable {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Two columns, both to the left: a name, and what there is to say of it.
+// Two left-aligned columns: name and value.
 class FactList {
  public:
   void add(std::string name, std::string_view fact) { facts_.emplace_back(std::move(name), printable(fact)); }
@@ -94,8 +94,8 @@ class FactList {
   std::vector<std::pair<std::string, std::string>> facts_;
 };
 
-// Throws InputError, field `option`, when no file can be made at `out`, when it would replace one of the inputs, by
-// whatever name or link, and for "-": outputs are whole files. Empty names are options that were not given.
+// Throws InputError, field `option`, if no file can be created at `out`, if it would replace one of the inputs (through
+// any name or link), and for "-", since outputs are whole files. Ignores empty names: options that were not given.
 void expect_output(const std::string& out, const std::vector<std::string>& inputs = {}, const char* option = "out");
 
 }  // namespace foremoe::cli

@@ -1,4 +1,4 @@
-// foremoe import: what rollout engines and trainers record, as a trace or a load.
+// foremoe import: converts recordings of rollout engines and trainers into a trace or a load.
 
 #include <fmt/format.h>
 
@@ -53,7 +53,7 @@ int run(const ImportArguments& arguments, const Given& given) {
     nlohmann::json request = texts_of({out_option(out, "", "")}, given);
     request["options"] = texts_of(options_of(any), given);
     request["json"] = arguments.json;
-    run_in_python("_import", request.dump(), arguments.inputs);  // returns where there is no package
+    run_in_python("_import", request.dump(), arguments.inputs);  // returns if the package did not start this program
   }
   const Activity activity("importing " + counted(static_cast<std::int64_t>(arguments.inputs.size()), "file"));
   const Imported imported = import_to_file(arguments.inputs, arguments.options, arguments.out);

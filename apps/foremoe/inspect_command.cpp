@@ -1,4 +1,4 @@
-// foremoe inspect: what is in a trace, a load or a plan, and how uneven it is.
+// foremoe inspect: shows the contents and the imbalance of a trace, a load or a plan.
 
 #include <fmt/format.h>
 
@@ -46,12 +46,12 @@ Of a plan, ranks' loads are those that it gives them.
 
 struct InspectArguments {
   InputOptions input;
-  std::optional<int> layer;  // to draw; none: the most uneven
+  std::optional<int> layer;  // to draw; none: the most imbalanced
   int rows = 64;             // micro-steps to draw
   bool json = false;
 };
 
-// The layer to draw.
+// Returns the layer to draw.
 int layer_to_draw(const InspectArguments& arguments, int num_layers, int most_uneven) {
   const int layer = arguments.layer.value_or(most_uneven);
   if (layer >= num_layers && arguments.layer) {
@@ -108,7 +108,7 @@ Json describe_trace(const RoutingTrace& trace) {
   return json;
 }
 
-// Of the routes behind a load, with ids as narrow as they can be.
+// Bytes of the routes behind a load, with ids of the smallest type.
 std::int64_t route_bytes(const LoadTable& load) {
   return num_assignments(load) * static_cast<std::int64_t>(size_of(narrowest_route_type(load.num_experts())));
 }
@@ -128,7 +128,7 @@ void print_trace(const Json& trace, const std::string& path) {
   }
 }
 
-// [micro_step][layer][rank], tokens that the ranks' own experts receive.
+// [micro_step][layer][rank], tokens of the ranks' home experts.
 Array<Tokens, 3> loads_at_home(const LoadTable& table, ArrayView<const RankId, 2> home) {
   const auto& shape = table.load.shape();
   Array<Tokens, 3> loads({shape[0], shape[1], shape[2]});
@@ -157,7 +157,7 @@ void print_layers(const std::vector<LayerStatistics>& layers, const std::vector<
   fmt::print("{}\n", table.to_string());
 }
 
-// A trace or a load: printed unless JSON is asked for, and returned as JSON.
+// Describes a trace or a load. Prints it unless JSON is requested, and returns JSON.
 Json inspect_rollout(const Safetensors& file, const InspectArguments& arguments) {
   const bool is_trace = file_kind(file) == FileKind::kTrace;
   Json json{{"kind", "load"}};
@@ -211,7 +211,7 @@ struct LayerSummary {
   double mean_rho = 1;
   double max_rho = 1;
   double copies_per_event = 0;
-  double guests_per_event = 0;  // with quota
+  double guests_per_event = 0;  // with a quota
 };
 
 std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<Tokens, 3>& loads) {
@@ -246,7 +246,7 @@ std::vector<LayerSummary> summarise(const StepPlan& plan, const Array<Tokens, 3>
   return layers;
 }
 
-// A plan: who made it and how, what it copies, and the loads that it gives the ranks.
+// Describes a plan: policy and options, copies, and loads of the ranks.
 Json inspect_plan(const Safetensors& file, const InspectArguments& arguments) {
   const StepPlan plan = read_plan(file);
   const Array<Tokens, 3> loads = planned_loads(plan);

@@ -10,23 +10,24 @@
 namespace foremoe::cli {
 namespace {
 
-constexpr double kFullBar = 3;  // × the mean, at most: else one hot rank leaves no room to tell the others apart
+constexpr double kFullBar =
+    3;  // cut at this multiple of the mean; otherwise one hot rank would hide differences between the others
 constexpr std::array<std::string_view, 9> kEighths = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 
-// Of the 256-colour palette, by load ÷ mean: idle blue, the mean grey, overloaded red.
+// 256-colour palette by load ÷ mean: idle blue, mean grey, overloaded red.
 int color_of(double ratio) {
   constexpr std::array<std::pair<double, int>, 9> kPalette = {
       {{0.25, 21}, {0.5, 33}, {0.75, 74}, {0.9, 152}, {1.1, 250}, {1.25, 222}, {1.5, 214}, {2.0, 202}, {1e300, 196}}};
   return std::ranges::find_if(kPalette, [&](const auto& step) { return ratio < step.first; })->second;
 }
 
-// 0 stays empty, and whatever is above 0 shows.
+// 0 is empty; any value above 0 is visible.
 std::string_view bar(double fraction) {
   const int eighths = static_cast<int>(std::lround(8 * std::clamp(fraction, 0.0, 1.0)));
   return kEighths[fraction > 0 ? std::max(eighths, 1) : 0];
 }
 
-// The largest of each run of `per_bar` values.
+// The maximum of each `per_bar` consecutive values.
 std::vector<double> merged(std::span<const double> values, std::size_t per_bar) {
   std::vector<double> result;
   for (std::size_t i = 0; i < values.size(); i += per_bar) {
@@ -39,7 +40,7 @@ std::size_t values_per_bar(std::size_t values, std::size_t columns) {
   return std::max<std::size_t>(1, (values + columns - 1) / std::max<std::size_t>(1, columns));
 }
 
-// Load ÷ mean of each rank; all 0 without load.
+// Load ÷ mean per rank; all 0 without load.
 std::vector<double> ratios(std::span<const Tokens> loads) {
   const std::int64_t total = std::accumulate(loads.begin(), loads.end(), Tokens{}).value;
   std::vector<double> result(loads.size());

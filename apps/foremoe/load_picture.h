@@ -1,6 +1,6 @@
 #pragma once
 
-// Loads seen: bars of eighths (▁▂▃▄▅▆▇█), coloured from idle (blue) to overloaded (red) where the terminal can.
+// Load bars in the terminal, in eighths (▁▂▃▄▅▆▇█), coloured from idle (blue) to overloaded (red) if possible.
 
 #include <span>
 #include <string>
@@ -15,15 +15,15 @@ struct LoadPicture {
   std::string title;
   Array<Tokens, 2> rank_loads;  // [micro_step][rank]
   int max_rows = 64;            // micro-steps shown
-  int columns = 100;            // of the screen
+  int columns = 100;            // width of the terminal
   bool color = false;
 };
 
-// A bar per rank: first of the whole step, then of each micro-step, all on one scale of load ÷ mean of their row, cut
-// at 3. Neighbouring ranks share a bar, the largest among them, where the screen is too narrow.
+// One bar per rank, first for the whole step, then for each micro-step, on one scale: load ÷ mean of the row, cut at 3.
+// If the terminal is too narrow, neighbouring ranks share a bar that shows their maximum.
 std::string draw(const LoadPicture& picture);
 
-// One bar per value, from `low` to `high`. Of more than `columns` values neighbours share a bar, the largest of them.
+// One bar per value, from `low` to `high`. With more than `columns` values, neighbours share a bar (their maximum).
 std::string sparkline(std::span<const double> values, double low, double high, std::size_t columns);
 
 }  // namespace foremoe::cli

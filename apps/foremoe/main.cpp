@@ -1,5 +1,5 @@
-// foremoe: plans where the experts of a Mixture-of-Experts model sit while it is trained by reinforcement learning,
-// and executes the plans. Parse, call, print; everything that has an opinion is in src/foremoe.
+// foremoe: plans expert placement for reinforcement-learning training of Mixture-of-Experts models, and executes plans.
+// apps/ parses, calls and prints; the algorithms are in src/foremoe.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 namespace foremoe::cli {
 namespace {
 
-// Signals that end a process leave no shared memory.
+// A process ended by one of these signals removes its shared memory.
 constexpr std::array kEndingSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
 extern "C" void end_cleanly(int signal_number) {
@@ -26,11 +26,11 @@ extern "C" void end_cleanly(int signal_number) {
   ::raise(signal_number);
 }
 
-// A file that is opened must not become standard output: whatever is printed would go into it. What is printed to a
-// stream that was closed fails, as it should.
+// Prevents a file opened later from becoming standard output and receiving printed text. Printing to a stream that was
+// closed still fails.
 void occupy_closed_streams() {
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
-    if (::fcntl(stream, F_GETFD) == -1) ::open("/dev/null", O_RDONLY);  // takes the lowest number that is free
+    if (::fcntl(stream, F_GETFD) == -1) ::open("/dev/null", O_RDONLY);  // gets the lowest free descriptor
   }
 }
 
@@ -56,7 +56,7 @@ std::span<const CommandEntry> command_entries() { return kCommands; }
 
 int main(int argc, char** argv) {
   foremoe::cli::occupy_closed_streams();
-  ::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error of the write
+  ::signal(SIGXFSZ, SIG_IGN);  // exceeding the file size limit becomes a write error
   struct sigaction action {};
   action.sa_handler = foremoe::cli::end_cleanly;
   for (const int signal_number : foremoe::cli::kEndingSignals) {
@@ -71,8 +71,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "foremoe: %s\n", error.what());
   }
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // CLP brings OpenBLAS, whose worker threads spin for ever at an orderly end where the address space is small. All
-  // that is ours has been closed. (What sanitizers find at the end needs the orderly end.)
+  // CLP loads OpenBLAS, whose worker threads spin forever at exit if the address space is small. Our own resources have
+  // been closed. (Sanitizers need the regular exit for their final checks.)
   std::fflush(nullptr);
   std::_Exit(code);
 #endif

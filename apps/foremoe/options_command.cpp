@@ -1,4 +1,4 @@
-// foremoe options: every option of every command, from the declarations that the command line itself is made of.
+// foremoe options: lists every option of every command, from the declarations that the parser uses.
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-// foremoe plan: a load in, a plan and its figures out.
+// foremoe plan: plans a trace or a load, writes the plan and prints its figures.
 
 #include <fmt/format.h>
 
@@ -78,7 +78,7 @@ int run(PlanArguments arguments, const Given& given) {
                           {.policies = {arguments.policy}, .one_policy = true, .output = arguments.out});
   const LoadTable& load = session.input.load;
 
-  options.check = false;  // verify is for that
+  options.check = false;  // foremoe verify checks plans
   options.simulate = options.choose_residency;
   Evaluation e = evaluate(*session.policies.front(), session.input, options, session.context());
   session.progress.end();

@@ -1,6 +1,6 @@
 #pragma once
 
-// What `plan`, `compare` and `simulate` have in common: an input, how to plan, and on what to model time.
+// Arguments shared by `plan`, `compare` and `simulate`: input, planning and the modelled cluster.
 
 #include <memory>
 #include <optional>
@@ -24,23 +24,22 @@ struct PlanningArguments {
   bool json = false;
 };
 
-// INPUT, batching, planning, and the cluster and model. Residency `auto` is there where a command simulates.
+// INPUT and the options of batching, planning, cluster and model. residency_auto: offer residency `auto`.
 std::vector<Option> planning_options(PlanningArguments& arguments, bool residency_auto);
 
-// Every input file that the arguments name, for expect_output().
+// All input files that the arguments name, for expect_output().
 std::vector<std::string> files_of(const InputOptions& input);
 
-// What one command asks of the arguments that all three have.
+// What one command requires of the shared arguments.
 struct SessionRequest {
   std::vector<std::string> policies;  // names; "all" stands for every system
   bool one_policy = false;
-  bool simulates = false;             // a cluster is needed; the model may be the one that fits the input
-  std::string output = {};            // a file that will be written; empty: none
-  const char* output_option = "out";  // which names it
+  bool simulates = false;             // a cluster is required; the default model is the one that fits the input
+  std::string output = {};            // output file; empty: none
+  const char* output_option = "out";  // the option that names it
 };
 
-// The arguments, read and held against each other. What was done that nobody asked for, and what was asked for and has
-// no effect, is noted on stderr.
+// Reads the input and checks the arguments against each other. Notes on stderr what it decided by itself.
 struct PlanningSession {
   PlanningSession(const PlanningArguments& arguments, const Given& given, const SessionRequest& request);
 
@@ -51,13 +50,13 @@ struct PlanningSession {
   ThreadPool pool;
   Progress progress;
   std::vector<std::shared_ptr<const Policy>> owned;
-  std::vector<const Policy*> policies;  // with the options that the arguments set for them
+  std::vector<const Policy*> policies;  // with the options set by the arguments
   Workload input;
   std::optional<CostModel> cost;
-  std::optional<Residency> residency;  // that the plan must have, where it was given for one policy alone
+  std::optional<Residency> residency;  // required of the plan; set if it was given and there is one policy
 };
 
-// What `meaning` says of policies where --policy-option is there.
+// The part of `meaning` on policies, for commands with --policy-option.
 std::string list_of_policies_and_their_options();
 
 // "1 guest slot per rank and layer, residency resident, 1 micro-step in flight".

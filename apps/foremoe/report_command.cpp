@@ -1,4 +1,4 @@
-// foremoe report: parsed here, and made by the Python package.
+// foremoe report: parses the arguments; the Python package writes the report.
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
-// foremoe run: executes an input with real experts on N ranks, under each policy or under a given plan, and holds what
-// comes out against a reference.
+// foremoe run: executes a workload with real experts on N ranks, under each policy or a given plan, and compares the
+// results with a reference.
 
 #include <fmt/format.h>
 
@@ -54,7 +54,7 @@ int run(const RunArguments& arguments) {
     }
     return ok ? kOk : kFoundWrong;
   } catch (const ToldElsewhere&) {
-    return kOk;  // mpirun ends a job at the first status that is not 0, and the rank that tells may not have told yet
+    return kOk;  // mpirun ends a job at the first nonzero status, possibly before the reporting rank has printed
   } catch (const PeerFailed& failed) {
     fmt::print(stderr, "foremoe run: {}\n", printable(failed.what()));
     return kGaveUp;

@@ -24,7 +24,7 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& file, const std::string& what) { throw InputError({.file = file}, what); }
 
-// Homes before a plan was made, as it records them.
+// The homes before planning, as recorded in the plan.
 std::string recorded_homes(const StepPlan& plan) {
   const auto options = nlohmann::json::parse(plan.options);
   const auto at = options.find("homes");
@@ -39,12 +39,12 @@ Array<RankId, 2> first_layers(const Array<RankId, 2>& homes, int layers) {
 
 int least(int asked, int there) { return asked == 0 ? there : std::min(asked, there); }
 
-// The plan and its step, both as far as they are executed.
+// Reads the plan and its workload, and cuts both to the part that is executed.
 void read_given_plan(const RunArguments& arguments, InputOptions options, ThreadPool& pool, RunInput& input) {
   const std::string& path = arguments.plan;
   const int layers = options.layers;
   const int micro_steps = options.micro_steps;
-  options.layers = options.micro_steps = 0;  // of the plan, not before it: what is executed is its first part
+  options.layers = options.micro_steps = 0;  // they select the executed part of the plan, not its input
   StepPlan plan = read_plan(path);
   const int processes = options.wanted_ranks;
   options = input_as_planned(plan, options);
@@ -161,7 +161,7 @@ Execution::Execution(const RunArguments& arguments, RankGroup& group)
               .top_k = load().top_k,
               .shape = arguments_.shape,
               .seed = arguments_.evaluate.planner.seed};
-    if (input_->plan) {  // whether it can be executed as asked
+    if (input_->plan) {  // check that it can be executed as requested
       if (phases_of_given_plan().empty()) {
         refuse(arguments_.plan, "has backward events: it is the policy update's alone, --phase asks for recompute");
       }
@@ -202,7 +202,7 @@ void Execution::expect_room() const {
 
 std::vector<RunRow> Execution::run() {
   if (timeline_) {
-    // Of several processes each counts time from its first span: this one, at the same moment on all.
+    // Each process counts time from its first span, which is this one and begins at the same moment everywhere.
     group_.run([this](Communicator& communicator) {
       communicator.barrier();
       const std::int64_t now = Timeline::now_ns();
@@ -215,7 +215,7 @@ std::vector<RunRow> Execution::run() {
   return std::move(rows_);
 }
 
-// A plan with backward events is the policy update's alone.
+// A plan with backward events is only for the policy update.
 std::vector<Phase> Execution::phases_of_given_plan() const {
   std::vector<Phase> phases;
   if (input_->plan->in_flight == 1 && arguments_.runs(Phase::kRecompute)) phases.push_back(Phase::kRecompute);
@@ -258,7 +258,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     return;
   }
   const StepPlan& plan = running.plan();
-  // The schedule is made at once, so it needs the slots of every micro-step.
+  // The whole schedule is made at once, so it needs the slots of every micro-step.
   if (plan.residency == Residency::kShared) running.wait_for(MicroStepId{plan.num_micro_steps() - 1});
   row.residency = plan.residency;
   row.in_flight = plan.in_flight;
@@ -315,8 +315,8 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
     if (rank == RankId{0}) row.outcome = std::move(outcome);
   });
   running.finish();
-  // Every process has planned for itself. The phase has held slots and homes against each other when it was bound. The
-  // input is the same, so other quotas are no fault of the user's.
+  // Every process has planned by itself. Binding the phase has compared slots and homes. Since the inputs are equal,
+  // different quotas are an internal error.
   const std::string quotas = sha256_hex(std::as_bytes(plan.slot_tokens.flat())).substr(0, 16);
   if (const auto differs = group_.difference({{"quotas of the plan", quotas}})) {
     throw PhaseFailed(fmt::format("{} differ: {}", differs->name, differs->who));
@@ -335,7 +335,7 @@ void Execution::execute(const std::string& policy, Phase phase, RunningPlan& run
   if (reference_) group_.run_at_first([&] { hold_against_reference(row); });
 }
 
-// Of plans made here: those that are given were checked before.
+// Checks plans made here; given plans were checked when they were read.
 void Execution::check(RunRow& row, const StepPlan& plan) const {
   if (!input_->plan) {
     row.violations = check_plan(plan, load(), check_options(input_->step)).violations;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The whole of `foremoe run`: input and plans made ready, every phase executed under every policy, results held against
-// the reference. Every process of the group does the same; rows are complete where rank 0 is.
+// The work of `foremoe run`: prepares input and plans, executes every phase under every policy, and compares the
+// results with the reference. Every process of the group does the same; rows are complete in the process of rank 0.
 
 #include <memory>
 #include <optional>
@@ -21,19 +21,19 @@ namespace foremoe::cli {
 
 struct RunArguments {
   InputOptions input;
-  EvaluateOptions evaluate;  // of it planner, path and depth
+  EvaluateOptions evaluate;  // only planner, path and depth
   std::vector<std::string> policies{"vanilla", "foremoe"};
   std::string plan;  // a plan file, executed alone; empty: policies plan
   Given given;
-  bool fit_plan = false;       // one that was made for another load: rows that it does not know go home
+  bool fit_plan = false;       // fit a plan made for another load: unplanned rows go home
   std::optional<Phase> phase;  // none: both
-  int threads = 0;             // of the planner; 0: as many as processors
+  int threads = 0;             // of the planner; 0: one per processor
 
   double timeout_seconds = 60;
   double link_throttle = 0;  // bytes per second; 0: none
   WorkOptions work;
 
-  double rate = 0;  // 0: the optimizer's own
+  double rate = 0;  // 0: the optimizer's default
   ExpertShape shape{.hidden = 64, .intermediate = 32};
   int repeats = 5;
   int steps = 1;
@@ -48,26 +48,26 @@ struct RunArguments {
   bool runs(Phase p) const { return !phase || *phase == p; }
 };
 
-// What is executed, read and held against each other before anything starts.
+// The input of a run, read and checked before execution.
 struct RunInput {
   Workload step;
-  std::optional<StepPlan> plan;            // given by the user; of the same part of the input
-  std::optional<std::int64_t> mismatched;  // rows of the whole input that the plan does not know, where it was fitted
+  std::optional<StepPlan> plan;            // given by the user, for the same part of the input
+  std::optional<std::int64_t> mismatched;  // rows of the whole input outside the plan; set if the plan was fitted
   std::unique_ptr<ReplayRoutes> routes;
   std::vector<std::uint8_t> without_route;  // see rows_without_route()
 };
 
 class Execution {
  public:
-  // Throws InputError, or ToldElsewhere, for whatever can be refused before anything starts.
+  // Throws InputError, or ToldElsewhere, for everything that can be rejected before execution.
   Execution(const RunArguments& arguments, RankGroup& group);
   std::vector<RunRow> run();
-  std::string describe() const;  // what ran, for people
+  std::string describe() const;  // a heading for the table
 
  private:
   const LoadTable& load() const { return input_->step.load; }
   void expect_room() const;
-  bool backward() const;  // may any phase have one?
+  bool backward() const;  // whether any phase may have one
   std::vector<Phase> phases_of_given_plan() const;
   void run_policy(const Policy& policy);
   void run_given_plan();

@@ -126,7 +126,7 @@ class Processes final : public RankGroup {
     return communicator;
   }
 
-  // There is no other way to end a peer: told first, for giving up does not return.
+  // Reports before giving up, which does not return and is the only way to end a peer.
   template <class F>
   void or_end_job(F f) {
     try {
@@ -140,8 +140,8 @@ class Processes final : public RankGroup {
 
   std::chrono::milliseconds timeout_;
   std::unique_ptr<ProcessGroup> processes_;
-  // Gone before their processes.
-  std::unique_ptr<Communicator> everybody_;  // before there is a topology
+  // Destroyed before their processes.
+  std::unique_ptr<Communicator> everybody_;  // used until there is a topology
   std::unique_ptr<Communicator> communicator_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The ranks that a run is executed on: threads of this process, or the processes that an MPI launcher started.
+// The ranks of a run: threads of this process, or processes started by an MPI launcher.
 
 #include <chrono>
 #include <functional>
@@ -15,7 +15,7 @@ namespace foremoe::cli {
 
 enum class Comm : std::uint8_t { kThreads, kMpi };
 
-// What ended this process was told by another.
+// This process ends because of an error that another process reports.
 class ToldElsewhere : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -26,25 +26,25 @@ class RankGroup {
   using Execute = std::function<void(Communicator& communicator)>;
 
   virtual ~RankGroup() = default;
-  virtual bool has_first() const = 0;  // is rank 0 here? That is where results are, and who speaks
-  virtual int num_ranks() const = 0;   // 0: as many as are asked for
+  virtual bool has_first() const = 0;  // whether rank 0 is in this process, which has the results and prints
+  virtual int num_ranks() const = 0;   // 0: any number
   virtual bool one_process() const = 0;
 
-  // On every process, before there are ranks. When f throws InputError on any, this throws on all: InputError where
-  // it is to be told, ToldElsewhere on the others.
+  // Collective over processes, before ranks exist. If f throws InputError on any process, throws on all: InputError on
+  // the one that reports it, ToldElsewhere on the others.
   virtual void prepare(const std::function<void()>& f) = 0;
-  // On every process: the first of their facts that is not the same, to rank 0; ToldElsewhere is thrown on the others.
+  // Collective over processes. Returns the first difference on rank 0's process; throws ToldElsewhere on the others.
   virtual std::optional<Difference> difference(const Facts& facts) = 0;
-  // The same, for facts that come from the user: throws InputError at rank 0.
+  // The same for facts given by the user. Throws InputError on rank 0's process.
   void agree(const Facts& facts);
   virtual void set_topology(const Topology& topology) = 0;
-  // f on every rank of this process. What ends it on one ends it on all.
+  // Runs f on every rank of this process. A failure on one rank ends all.
   virtual void run(const Execute& f) = 0;
-  // f where rank 0 is, while all others wait for as long as it takes.
+  // Runs f on rank 0's process while the others wait without a timeout.
   virtual void run_at_first(const std::function<void()>& f) = 0;
 };
 
-// Throws InputError when this build has no MPI.
+// Throws InputError if this build has no MPI.
 std::unique_ptr<RankGroup> make_rank_group(Comm comm, std::chrono::milliseconds timeout);
 
 }  // namespace foremoe::cli

@@ -28,7 +28,7 @@ nlohmann::json texts_of(const std::vector<Option>& options, const Given& given) 
 }
 
 void run_in_python(const char* command, const std::string& request, const std::vector<std::string>& files) {
-  const char* const python = std::getenv("FOREMOE_PYTHON");  // NOLINT(concurrency-mt-unsafe): nobody sets it here
+  const char* const python = std::getenv("FOREMOE_PYTHON");  // NOLINT(concurrency-mt-unsafe): never set here
   if (python == nullptr || *python == '\0') return;
   std::vector<std::string> words{python, "-m", "foremoe", command, request};
   words.insert(words.end(), files.begin(), files.end());

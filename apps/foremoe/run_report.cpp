@@ -48,7 +48,7 @@ std::string bytes(Bytes b) {
 
 std::string ratio(double value, double base) { return base > 0 ? fmt::format("{:.3f}", value / base) : "-"; }
 
-// With how far the repeats of the two are apart; the first is compared with itself.
+// The ratio with the spread of both rows' repeats. The first row is compared with itself.
 std::string ratio_of_paths(const RunRow& row, const RunRow& first) {
   const CriticalPath& path = row.outcome.critical_path;
   const CriticalPath& base = first.outcome.critical_path;
@@ -66,7 +66,7 @@ std::string verdict(const RunRow& row, const RunSettings& settings) {
   return fmt::format("NO: {:.1e}", row.agreement->max_relative_error);
 }
 
-// The row against which others of its phase are held.
+// The row with which other rows of its phase are compared.
 const RunRow* first_of(const std::vector<RunRow>& rows, Phase phase) {
   const auto at = std::ranges::find_if(rows, [&](const RunRow& r) { return r.phase == phase && r.skipped.empty(); });
   return at == rows.end() ? nullptr : &*at;
@@ -93,7 +93,7 @@ nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings) {
   json["max_relative_error"] = nullptr;
   if (row.agreement) {
     json["equal_to_reference"] = row.agreement->equal(settings.optimizer.kind);
-    json["max_relative_error"] = row.agreement->max_relative_error;  // null when it is infinite
+    json["max_relative_error"] = row.agreement->max_relative_error;  // null if infinite
   }
   if (row.mismatched) json["mismatched_rows"] = *row.mismatched;
   json["rho_planned"] = to_json(row.rho_planned);

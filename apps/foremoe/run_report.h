@@ -1,6 +1,6 @@
 #pragma once
 
-// What `foremoe run` prints: a row for each policy and phase, as JSON or as a table for people.
+// The output of `foremoe run`: one row per policy and phase, as JSON or as a table.
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -15,18 +15,18 @@ namespace foremoe::cli {
 struct RunRow {
   std::string policy;
   Phase phase = Phase::kRecompute;
-  std::string skipped;  // the reason; empty: it ran, and all below holds
+  std::string skipped;  // the reason; empty: it ran, and the rest is valid
 
   Residency residency = Residency::kResident;
   int in_flight = 1;
-  PhaseOutcome outcome;                    // result and routes may be gone
-  std::optional<std::int64_t> mismatched;  // rows of the whole input that a given plan does not know, where it may
+  PhaseOutcome outcome;                    // result and routes may have been released
+  std::optional<std::int64_t> mismatched;  // rows of the whole input outside a fitted plan
   Spread rho_planned;
   Spread rho_computed;
   GuestMemory predicted;
   std::vector<Violation> violations;      // of the plan
-  std::optional<Agreement> agreement;     // none: not held against the reference
-  std::optional<bool> outputs_identical;  // with --bitwise: to those of the first row of this phase
+  std::optional<Agreement> agreement;     // none: not compared with the reference
+  std::optional<bool> outputs_identical;  // with --bitwise: compared with the first row of this phase
 
   double critical_path() const { return outcome.critical_path.seconds; }
 };
@@ -37,13 +37,13 @@ struct RunSettings {
   int steps = 1;
 };
 
-// Nothing that ran came out wrong.
+// Whether the row has no wrong result.
 bool right(const RunRow& row, const RunSettings& settings);
 
-// The keys that docs/users/formats.md explains.
+// docs/users/formats.md explains the keys.
 nlohmann::ordered_json to_json(const RunRow& row, const RunSettings& settings);
 
-// The table and what its columns mean.
+// The table with an explanation of its columns.
 std::string to_text(const std::vector<RunRow>& rows, const RunSettings& settings);
 std::string meaning_of_columns();
 

@@ -1,4 +1,4 @@
-// foremoe simulate: what a step would take on a cluster, policy by policy.
+// foremoe simulate: models the time of a step on a cluster for each policy.
 
 #include <fmt/format.h>
 
@@ -68,7 +68,7 @@ std::vector<std::string> remarks(const std::vector<Evaluation>& evaluations, con
   return memory_remarks(needed, cost, budget);
 }
 
-// Placement is measured, so it stands beside the modelled figures and not in them.
+// Placement is measured, so it is printed separately from the modelled figures.
 void print_placement(const std::vector<Evaluation>& evaluations) {
   bool any = false;
   for (const Evaluation& e : evaluations) {

@@ -1,4 +1,4 @@
-// foremoe synth: traces and loads drawn from a model of routing.
+// foremoe synth: draws traces and loads from a routing model.
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-// foremoe verify: is this plan right for that load? By check_plan, which shares no code with any planner.
+// foremoe verify: checks a plan against a load with check_plan, which shares no code with any planner.
 
 #include <fmt/format.h>
 
@@ -63,7 +63,8 @@ int run(const VerifyArguments& arguments, const Given& given) {
   ThreadPool pool;
   Workload input = read_load_or_trace(input_as_planned(plan, arguments.input), pool);
   note_all(input.remarks);
-  if (given("homes")) input.homes = initial_homes(arguments.input.homes, input.load);  // else as the plan's options say
+  if (given("homes"))
+    input.homes = initial_homes(arguments.input.homes, input.load);  // otherwise from the plan's options
   Progress progress;
   progress("checking the plan");
   CheckOptions options = check_options(input, nullptr, arguments.align);
