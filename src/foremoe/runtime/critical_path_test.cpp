@@ -12,11 +12,11 @@
 namespace foremoe {
 namespace {
 
-constexpr std::size_t kRepeats = 5;  // what `foremoe run` takes by default
+constexpr std::size_t kRepeats = 5;  // default of `foremoe run`
 constexpr std::size_t kTurns = 56;
 constexpr std::size_t kRanks = 8;
 
-// Seconds of a forward turn and of a backward one; no code of the product has them.
+// Time of a forward or backward turn, in seconds. Independent of the product's code.
 double true_seconds(bool backward, std::int64_t calls, std::int64_t rows) {
   const auto c = static_cast<double>(calls), r = static_cast<double>(rows);
   return backward ? 4e-6 * c + 3.1e-7 * r : 1e-6 * c + 1.7e-7 * r;
@@ -24,11 +24,11 @@ double true_seconds(bool backward, std::int64_t calls, std::int64_t rows) {
 
 struct Timed {
   TurnTable turns;
-  double path = 0;  // without noise
+  double path = 0;  // true path, without noise
 };
 
-// `excess` is what the busiest rank has above the mean; 0: all ranks are within 0.4 % of each other. Every timing is
-// longer than true by an exponential part of `noise` in the mean.
+// Draws timings. `excess`: relative excess of the busiest rank over the mean; 0: all ranks within 0.4 % of each other.
+// Noise adds an exponential delay with mean `noise`, relative to the true time.
 Timed timed(double excess, double noise, Random& random) {
   Timed result{.turns = {.compute_seconds = Array<double, 3>({kRepeats, kTurns, kRanks}),
                          .calls = Array<std::int64_t, 2>({kTurns, kRanks}),
@@ -54,7 +54,7 @@ Timed timed(double excess, double noise, Random& random) {
   return result;
 }
 
-// The figure that this estimator replaces: the largest rank's least time of all repeats.
+// Baseline that the estimator replaces: per turn, the largest rank's least time over all repeats.
 double largest_least(const TurnTable& turns) {
   double path = 0;
   for (std::size_t t = 0; t < kTurns; ++t) {
@@ -131,7 +131,7 @@ TEST(FittedExpertCost, CountsRowsAloneWhereCallsSayTheSame) {
 }
 
 TEST(FittedExpertCost, IsNeverNegative) {
-  // More calls, less time: least squares would charge a call less than nothing.
+  // More calls take less time here: unconstrained least squares would give a negative cost per call.
   const std::vector<ExpertTiming> timings{{.seconds = 3, .calls = 1, .rows = 10},
                                           {.seconds = 2.5, .calls = 5, .rows = 10},
                                           {.seconds = 2, .calls = 9, .rows = 10}};

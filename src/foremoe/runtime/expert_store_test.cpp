@@ -23,7 +23,7 @@ std::vector<float> values(float first) {
   return result;
 }
 
-// Through the pointers that a phase gets: gate_up, then down.
+// Writes through the pointers that a phase receives: gate_up, then down.
 void set_gradient(const ExpertStore& store, int l, int slot, const std::vector<float>& gradient) {
   const HomeExpert& expert = store.homes().experts(l, slot);
   std::memcpy(expert.gradients[0], gradient.data(), 2 * kHidden * kIntermediate * sizeof(float));

@@ -19,7 +19,7 @@ Array<T, 2> table(std::initializer_list<std::initializer_list<T>> rows) {
 TEST(RunFigures, ImbalanceIsTheLargestRankOverTheMeanOverTurnsThatHaveRows) {
   const Spread rho = imbalance(table<std::int64_t>({{4, 4}, {6, 2}, {0, 0}, {8, 0}}));
   EXPECT_DOUBLE_EQ(rho.mean, (1.0 + 1.5 + 2.0) / 3);
-  EXPECT_DOUBLE_EQ(rho.p99, 1.5 + 0.98 * 0.5);  // between the second and the third of three
+  EXPECT_DOUBLE_EQ(rho.p99, 1.5 + 0.98 * 0.5);  // interpolates between the second and third of three
   EXPECT_DOUBLE_EQ(rho.max, 2);
 }
 
