@@ -16,7 +16,7 @@ namespace {
 
 using namespace foremoe::test;
 
-// Blocks of rows, one after the other: how many, and whose. They are run and what comes out is held against float64.
+// Consecutive blocks of rows and their experts. Tests run them and compare the results with float64.
 struct ExpertsCase {
   ExpertShape shape;
   std::vector<std::int64_t> rows;  // [block]
@@ -164,7 +164,7 @@ TEST_F(Experts, AnExpertMayHaveRowsInTwoPlaces) {
 TEST_F(Experts, GradientsOfManyRowsKeepTheirDigits) {
   draw({.shape = {32, 16}, .rows = {20'000}, .expert = {0}});
   expect_float64(run(), "both signs");
-  draw({.shape = {32, 16}, .rows = {20'000}, .expert = {1}, .low = 0});  // sums that only grow
+  draw({.shape = {32, 16}, .rows = {20'000}, .expert = {1}, .low = 0});  // all terms are positive
   expect_float64(run(), "one sign");
 }
 
@@ -193,7 +193,7 @@ TEST_F(Experts, BackwardAgreesWithDifferences) {
   EXPECT_LE(relative_error(result.gradient[1], by_weight), kTolerance);
 }
 
-// The same rows cut into other blocks at other places, as another plan would: bits of y stay.
+// Splits the same rows into other blocks at other positions, as another plan would: y keeps its bits.
 TEST_F(Experts, PositionIndependentRowsKeepTheirBitsAnywhere) {
   for (const ExpertShape shape : {ExpertShape{5, 3}, ExpertShape{16, 16}, ExpertShape{64, 48}}) {
     position_independent_ = true;
@@ -203,7 +203,7 @@ TEST_F(Experts, PositionIndependentRowsKeepTheirBitsAnywhere) {
     expect_float64(whole, "position-independent");
     const auto width = static_cast<std::ptrdiff_t>(case_.hidden());
     for (int trial = 0; trial < 6; ++trial) {
-      std::vector<std::ptrdiff_t> from(150);  // row of the whole at each place
+      std::vector<std::ptrdiff_t> from(150);  // [position] → row of `whole`
       for (std::size_t i = 0; i < from.size(); ++i) {
         from[i] = static_cast<std::ptrdiff_t>(i);
         std::swap(from[i], from[random().below(i + 1)]);
@@ -241,7 +241,7 @@ std::vector<float> values(std::size_t n, std::uint64_t seed) {
   return result;
 }
 
-// Forward and backward of two experts, every operand `shift` floats behind an aligned address: y, dx, gradients.
+// Runs two experts with all operands `shift` floats after an aligned address. Returns y, dx and gradients.
 std::vector<float> run_experts(std::size_t shift) {
   std::vector<Memory> memory;
   const auto place = [&](std::size_t n, std::uint64_t seed) {

@@ -9,7 +9,7 @@
 namespace foremoe::cpu {
 namespace {
 
-constexpr double kUnit = 0x1.0p-24;  // half a unit of the last place, relative
+constexpr double kUnit = 0x1.0p-24;  // half a float32 ULP, relative
 
 std::vector<float> sweep() {
   std::vector<float> g;
@@ -19,7 +19,7 @@ std::vector<float> sweep() {
   return g;
 }
 
-// As one row: g, then u.
+// Returns one row: g, then u.
 std::vector<float> gate_up(const std::vector<float>& g, float u) {
   std::vector<float> row = g;
   row.resize(2 * g.size(), u);
@@ -45,7 +45,7 @@ TEST(Swiglu, ItsSlopesAreWithinAFewUnitsOfTheLastPlace) {
   for (std::size_t i = 0; i < g.size(); ++i) {
     const double s = sigmoid(g[i]), silu = g[i] * s;
     EXPECT_LE(std::abs(d[g.size() + i] - silu), 2 * kSwigluUnits * kUnit * std::abs(silu)) << g[i];
-    // 1 + g·(1 − s) has a zero near −1.28: there the units are those of its parts.
+    // 1 + g·(1 − s) has a zero near −1.28, so the error bound uses the magnitude of its terms.
     EXPECT_LE(std::abs(d[i] - 3 * s * (1 + g[i] * sigmoid(-g[i]))),
               2 * kSwigluSlopeUnits * kUnit * 3 * s * (1 + std::abs(g[i] * sigmoid(-g[i]))))
         << g[i];

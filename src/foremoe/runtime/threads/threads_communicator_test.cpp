@@ -89,7 +89,7 @@ TEST(ThreadsCommunicator, ARankThatEndsSharingStaysUntilAllHaveEndedAndMayShareA
       EXPECT_EQ(readers, 0) << "round " << round;
       communicator.barrier();
     }
-    // Without a barrier in between, a rank is back before others have noticed that all have ended.
+    // Without a barrier, a rank shares again before others notice that all had ended.
     for (int round = 0; round < 200; ++round) {
       communicator.peers().share(std::span(&region, 1));
       communicator.peers().stop_sharing(false);
@@ -112,8 +112,8 @@ TEST(ThreadsCommunicator, SumsOfDifferentLengthsAreAnError) {
   EXPECT_GE(refused, 1);
 }
 
-// Ranks fail at different points of a call while others still copy from their buffers: under asan and tsan, memory that
-// is given back too early shows.
+// Ranks fail at different points of a call while others still copy from their buffers. asan and tsan detect memory that
+// is freed too early.
 TEST(ThreadsCommunicator, MemoryOfARankThatFailsIsNotReadAfterItHasLeft) {
   for (int repeat = 0; repeat < 30; ++repeat) {
     Group group(5);
@@ -164,7 +164,7 @@ TEST(RunRanksDeathTest, RunsNobodyWhereNotAllThreadsCanBeStarted) {
   EXPECT_EXIT(
       {
         std::atomic<int> runs = 0;
-        test::forbid_more_address_space();  // there is no room for a stack
+        test::forbid_more_address_space();  // leaves no room for a stack
         try {
           run_ranks(64, [&](RankId) { ++runs; });
         } catch (const std::system_error& error) {
