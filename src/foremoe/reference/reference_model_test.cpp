@@ -13,16 +13,16 @@ constexpr int kMicroSteps = 2, kRanks = 2;
 
 using Values = std::vector<double>;
 
-constexpr double kSlopeTolerance = 1e-7;  // of central differences
+constexpr double kSlopeTolerance = 1e-7;  // error of central differences
 
-// [token·k + j]: tokens with two experts, with one, with none; a source without tokens.
+// [token·k + j]: tokens with two experts, one expert and none; one source has no tokens.
 std::vector<ExpertId> tiny_routes(MicroStepId m, RankId r, LayerId l) {
   if (m.value == 1 && r.value == 1) return {};
   const auto e = [&](int i) { return ExpertId{(i + l.value + m.value) % 3}; };
   return {e(0), e(1), e(2), e(0), kUnassigned, e(1), kUnassigned, kUnassigned};
 }
 
-// The model written once more, a token at a time and without any matrix.
+// Independent implementation of the model, one token at a time and without matrices.
 struct PlainModel {
   std::vector<std::vector<Values>> gate_up, down;  // [layer][expert]
   std::vector<Values> router;                      // [layer]
@@ -100,7 +100,7 @@ struct PlainModel {
     return sum / tokens;
   }
 
-  // Central differences of the loss by every element of `values`, a member of this.
+  // Central differences of the loss with respect to each element of `values`, a member of this object.
   Values differences(Values& values) const {
     constexpr double kStep = 1e-5;
     Values result;
@@ -116,7 +116,7 @@ struct PlainModel {
   }
 };
 
-// Within `tolerance` of the greatest element.
+// Expects errors within `tolerance`, relative to the largest element.
 void expect_near(const Values& x, const Values& expected, double tolerance) {
   ASSERT_EQ(x.size(), expected.size());
   double norm = 0;
@@ -183,7 +183,7 @@ TEST(ReferenceModelThread, ResultsDoNotDependOnTheNumberOfThreads) {
   EXPECT_EQ(one.router_gradient, three.router_gradient);
 }
 
-// One token, one expert, hidden 1: y = x + silu(g·x)·(u·x)·d, by hand.
+// One token, one expert, hidden 1: y = x + silu(g·x)·(u·x)·d, computed by hand.
 TEST(ReferenceModel, AgreesWithAModelOfOneNumberWorkedByHand) {
   constexpr ModelSize kOne{.layers = 1, .experts = 1, .top_k = 1, .shape = {.hidden = 1, .intermediate = 1}, .seed = 3};
   const auto number = [&](Tensor tensor, std::size_t i = 0) {
@@ -206,7 +206,7 @@ TEST(ReferenceModel, AgreesWithAModelOfOneNumberWorkedByHand) {
   expect_near(result.expert_gradient(0, 0),
               {dy * d * u * x * slope * x, dy * d * g * x * s * x, dy * g * x * s * u * x}, 1e-14);
   expect_near(result.input_gradient(0, 0), {dy * (1 + d * u * x * slope * g + d * g * x * s * u)}, 1e-14);
-  expect_near(result.router_gradient[0], {0}, 1e-15);  // a softmax over one expert is 1
+  expect_near(result.router_gradient[0], {0}, 1e-15);  // the softmax over one expert is 1
 }
 
 TEST(ReferenceModel, GradientDescentGoesDownhillByTheSlopeSquared) {
@@ -224,7 +224,7 @@ TEST(ReferenceModel, GradientDescentGoesDownhillByTheSlopeSquared) {
   EXPECT_NEAR((before.loss - run_tiny(model, true).loss) / (kRate * slope_squared), 1, 1e-3);
 }
 
-// Adam's first step is rate·sign(gradient); further steps with the same gradient are, too.
+// Adam's first step is rate·sign(gradient), and so are further steps with the same gradient.
 TEST(ReferenceModel, AdamStepsByTheRateWhereTheGradientStays) {
   ReferenceModel model = model_of(kTiny), by_hand = model_of(kTiny);
   ReferenceResult gradients = run_tiny(model, true);
