@@ -16,7 +16,7 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// [micro_step * ranks + rank], tokens.
+// Tokens per [micro_step * ranks + rank].
 std::vector<std::int64_t> tokens_of(const Batching& batching, const std::vector<std::int64_t>& lengths) {
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(batching.num_micro_steps * batching.num_ranks), 0);
   for (std::size_t s = 0; s < lengths.size(); ++s) {
@@ -75,7 +75,7 @@ TEST(Batching, NeverGivesARankMoreThanItsTokens) {
     const Batching batching = balanced_batching(lengths, {.num_ranks = ranks, .tokens_per_rank = limit}, "random");
     EXPECT_LE(std::ranges::max(tokens_of(batching, lengths)), limit);
     EXPECT_EQ(batching.num_ranks, ranks);
-    // No micro-step without a sequence, and they come in the order of their first.
+    // Every micro-step has a sequence, and micro-steps are ordered by their first sequence.
     int known = 0;
     for (const MicroStepId m : batching.micro_step) {
       EXPECT_LE(m.value, known);
@@ -89,7 +89,7 @@ TEST(Batching, TakesNoMoreMicroStepsThanTheTokensNeed) {
   EXPECT_EQ(balanced_batching(std::vector<std::int64_t>(64, 128), {.num_ranks = 8, .tokens_per_rank = 256}, "")
                 .num_micro_steps,
             4);
-  // Two of 129 do not fit in 256: half the tokens of each rank stay unused, and no attempt is made to use them.
+  // Two sequences of 129 do not fit in 256: half of each rank's capacity remains unused.
   EXPECT_EQ(balanced_batching(std::vector<std::int64_t>(64, 129), {.num_ranks = 8, .tokens_per_rank = 256}, "")
                 .num_micro_steps,
             8);

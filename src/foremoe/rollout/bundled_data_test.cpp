@@ -1,4 +1,4 @@
-// The bundled load tables and recorded rollouts: they load, and count as numpy counts them.
+// Checks that bundled load tables and rollouts can be read, and that counts agree with numpy.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -81,12 +81,12 @@ TEST_F(BundledData, TheMixedRolloutIsBatchedByTokens) {
   EXPECT_FALSE(trace.has_batching());
   check_routes(trace);
   const Batching batching = make_batching(trace, {.num_ranks = 8, .tokens_per_rank = 1'024});
-  EXPECT_LE(batching.num_micro_steps, 14);  // 96,247 tokens ÷ 8,192 is 11.7; sequences do not split
+  EXPECT_LE(batching.num_micro_steps, 14);  // 96,247 tokens ÷ 8,192 is 11.7; sequences are not split
   ThreadPool pool(2);
   const LoadTable table = collect(trace, batching, pool);
   std::int64_t assignments = 0;
   for (const Tokens t : table.load.flat()) assignments += t.value;
-  EXPECT_EQ(assignments, (trace.num_tokens - trace.num_sequences()) * 8 * 8);  // the last token of each has no route
+  EXPECT_EQ(assignments, (trace.num_tokens - trace.num_sequences()) * 8 * 8);  // last tokens of sequences have no route
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// One at a time, by route(): [layer][expert].
+// Counts one row at a time with route(): [layer][expert].
 std::vector<std::int64_t> counted_slowly(const RoutingTrace& trace) {
   std::vector<std::int64_t> counts(static_cast<std::size_t>(trace.num_layers * trace.num_experts), 0);
   std::vector<ExpertId> row(static_cast<std::size_t>(trace.top_k));
@@ -98,20 +98,20 @@ TEST(CountRoutes, AddsToWhatIsThereWithTheStrideOfTheCaller) {
 }
 
 TEST(CountRoutes, CountsPastTheRangeOfItsNarrowCounters) {
-  constexpr std::int64_t kTokens = 200'000;  // one expert gets them all
+  constexpr std::int64_t kTokens = 200'000;  // one expert gets all of them
   const std::vector<std::byte> routes(kTokens, std::byte{3});
   std::vector<std::int64_t> counts(4, 0);
   EXPECT_TRUE(RouteCounter({.num_experts = 4}).count(routes.data(), kTokens, counts.data(), 4));
   EXPECT_THAT(counts, testing::ElementsAre(0, 0, 0, kTokens));
 }
 
-// A small trace of which one entry at a time is damaged.
+// A small trace with one damaged entry at a time.
 class DamagedRoutes : public testing::TestWithParam<RouteType> {
  protected:
   static constexpr int kLayers = 11;
   static constexpr int kTokens = 60;
 
-  // Entry i becomes `value`; every kernel must reject the trace, and the fault must be this entry of the same row.
+  // Sets entry i to `value`. Every kernel must reject the trace, and the fault must be at `entry` of the same row.
   void expect_fault(std::size_t i, std::int32_t value, std::size_t entry) {
     const std::size_t bytes_each = size_of(GetParam());
     const std::vector<std::byte> saved = *bytes_;
@@ -127,8 +127,8 @@ class DamagedRoutes : public testing::TestWithParam<RouteType> {
     std::ranges::copy(saved, bytes_->begin());
   }
 
-  // Calls f with the number of every entry of the first two tokens. The one missing token is so far behind that it
-  // does not share their fate of being looked at row by row.
+  // Calls f with the index of every entry of the first two tokens. The only missing token is so far behind that its
+  // row-by-row check does not include them.
   void for_each_entry(int top_k, const std::function<void(std::size_t)>& f) {
     std::tie(trace_, bytes_) = make_random_trace(
         {.type = GetParam(), .lengths = {kTokens}, .num_layers = kLayers, .top_k = top_k, .num_experts = 20});

@@ -111,7 +111,7 @@ TEST(LoadReader, RefusesMetadataThatIsMissingOrOutOfRange) {
               HasSubstr("__metadata__.ranks_per_node: must be an integer from 1 to 65536 (is '0')"));
   EXPECT_THAT(with("num_experts", "99999999999999999999"), HasSubstr("__metadata__.num_experts"));
   EXPECT_EQ(with("format", "foremoe.load/2"), "l: __metadata__.format: 'foremoe.load/2', expected foremoe.load/1");
-  EXPECT_EQ(with("ranks_per_node", "8"), "");  // one node, not full
+  EXPECT_EQ(with("ranks_per_node", "8"), "");  // a single, partly filled node
 }
 
 TEST(LoadReader, RefusesEveryTruncation) {

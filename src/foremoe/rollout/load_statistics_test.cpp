@@ -27,7 +27,7 @@ TEST(ImbalanceRatio, IsMaxOverMeanAndOneWithoutLoad) {
   EXPECT_DOUBLE_EQ(imbalance_ratio(std::vector<std::int64_t>{0, 0}), 1);
 }
 
-// Two experts on two ranks; they take turns, so that the step hides what every micro-step suffers.
+// Two experts on two ranks are chosen in alternating micro-steps, so the step's total hides the imbalance.
 LoadTable taking_turns() {
   LoadTable table{.load = Array<Tokens, 4>({4, 1, 2, 2}), .name = "turns"};
   for (std::size_t m = 0; m < 4; ++m) {

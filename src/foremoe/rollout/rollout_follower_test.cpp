@@ -48,7 +48,7 @@ RoutingTrace piece(std::vector<std::int64_t> lengths, std::uint64_t seed, RouteT
   return make_random_trace({.type = type, .lengths = std::move(lengths), .seed = seed}).first;
 }
 
-// The traces one after the other, as one file would hold them.
+// Concatenates traces, as a single file would contain them.
 RoutingTrace joined(const std::vector<RoutingTrace>& parts) {
   RoutingTrace all = parts.front();
   const auto bytes = std::make_shared<std::vector<std::byte>>();
@@ -84,7 +84,7 @@ TEST_F(RolloutFollowerTest, CountsWhatOneFileOfAllSequencesWouldHaveInWhateverOr
     for (const std::size_t i : order) {
       write(parts[i], names[i]);
       EXPECT_FALSE(follower.poll(pool_));
-      if (i == 1) std::filesystem::remove(path(names[i]));  // counted: it may go
+      if (i == 1) std::filesystem::remove(path(names[i]));  // already counted, so it may be deleted
     }
     touch("done");
     EXPECT_TRUE(follower.poll(pool_));
@@ -109,7 +109,7 @@ TEST_F(RolloutFollowerTest, TakesTheBatchingThatEveryFileRecorded) {
   EXPECT_TRUE(batching.recorded);
   EXPECT_EQ(follower.to_load_table(batching).load, collect(whole, make_batching(whole, {}), pool_).load);
 
-  write(piece({3}, 3), "2.safetensors");  // has none
+  write(piece({3}, 3), "2.safetensors");  // has no batching
   RolloutFollower other(folder_, 6);
   EXPECT_TRUE(other.poll(pool_));
   EXPECT_FALSE(other.sequences().has_batching());
@@ -143,7 +143,7 @@ TEST_F(RolloutFollowerTest, RefusesOtherShapesByFileAndField) {
 
 TEST_F(RolloutFollowerTest, NamesTheFileOfAMalformedRow) {
   auto [trace, bytes] = make_random_trace({.lengths = {4, 4}});
-  (*bytes)[4 * 6] = std::byte{100};  // the second sequence's first expert
+  (*bytes)[4 * 6] = std::byte{100};  // first expert of the second sequence
   write(trace, "a.safetensors");
   RolloutFollower follower(folder_);
   EXPECT_THAT(complaint_of_poll(follower), AllOf(HasSubstr("a.safetensors"), HasSubstr("[4, 0, 0]")));

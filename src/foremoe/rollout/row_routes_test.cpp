@@ -18,7 +18,7 @@ namespace {
 
 constexpr RowShape kShape{.num_tokens = 700, .num_layers = 3, .top_k = 8, .num_experts = 64};
 
-// Distinct experts in every row; every fifth token has no route in any layer.
+// Draws distinct experts for every row; every fifth token has no route in any layer.
 std::vector<std::int64_t> random_routes(const RowShape& shape) {
   std::mt19937 random(7);
   std::vector<std::int64_t> experts(static_cast<std::size_t>(shape.num_experts));
@@ -94,7 +94,7 @@ std::string refusal_of(std::vector<std::int64_t> routes, std::size_t place, std:
 
 TEST(RowRoutesTest, TheFirstRowThatIsNoRouteIsRefusedByPlaceAndValue) {
   const std::vector<std::int64_t> routes = random_routes(kShape);
-  // Beyond the first block of tokens.
+  // Tests an entry beyond the first block of tokens.
   const std::size_t place = (691 * 3 + 2) * 8 + 5;
   const std::string where = "routes[691, 2, 5]: ";
   EXPECT_EQ(refusal_of(routes, place, 64), where + "expert 64 of 64");

@@ -58,7 +58,7 @@ TEST(TraceFile, SurvivesTheRoundTripInEveryType) {
   std::filesystem::remove(path);
 }
 
-// The parts of a good file, for a test to damage.
+// Parts of a valid file, which tests modify.
 struct Parts {
   std::vector<std::uint8_t> routes = std::vector<std::uint8_t>(4 * 2 * 2);
   std::vector<std::size_t> routes_shape{4, 2, 2};
