@@ -65,7 +65,7 @@ LoadTable fold_ranks(const LoadTable& table, int num_ranks) {
         {.file = table.name, .field = "load"},
         fmt::format("{} ranks cannot be folded to {}, which does not divide them", table.num_ranks(), num_ranks));
   }
-  const std::size_t sources = table.load.extent(2) / static_cast<std::size_t>(num_ranks);  // per rank of the result
+  const std::size_t sources = table.load.extent(2) / static_cast<std::size_t>(num_ranks);  // sources merged per rank
   auto shape = table.load.shape();
   shape[2] = static_cast<std::size_t>(num_ranks);
   LoadTable folded{.load = Array<Tokens, 4>(shape),

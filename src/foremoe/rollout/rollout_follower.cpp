@@ -27,7 +27,7 @@ struct Listing {
 Listing list(const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code error;
-  Listing found{.traces = {}, .ended = fs::exists(fs::path(folder) / kEnd)};  // before the files: they came before it
+  Listing found{.traces = {}, .ended = fs::exists(fs::path(folder) / kEnd)};  // checked first: writers create it last
   for (fs::directory_iterator it(folder, error); !error && it != fs::directory_iterator(); it.increment(error)) {
     std::string name = it->path().filename().string();
     if (name.ends_with(kEnding) && !name.starts_with('.')) found.traces.insert(std::move(name));

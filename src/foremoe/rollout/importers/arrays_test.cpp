@@ -1,4 +1,4 @@
-// .npy files, and arrays that Python decoded.
+// Tests of .npy files and of arrays decoded by Python.
 
 #include <span>
 

@@ -1,4 +1,4 @@
-// What every importer does alike: which rows are missing, which ids are wrong, how sequences line up.
+// Behaviour shared by all importers: missing rows, invalid ids and the order of sequences.
 
 #include <fstream>
 
@@ -80,7 +80,7 @@ TEST(Importer, OurOwnFilesAreRefusedAsSuch) {
   write_trace(*import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1))).trace(), path);
   const std::vector<std::string> paths{path};
   try {
-    import_files(paths, {.num_layers = 1, .top_k = 2});  // with which any bytes could be SGLang's
+    import_files(paths, {.num_layers = 1, .top_k = 2});  // with these options, any bytes could be SGLang's
     FAIL();
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), HasSubstr(path + ": is a foremoe.trace/1 file already"));
@@ -168,7 +168,7 @@ TEST(Importer, FilesAreReadByPath) {
   EXPECT_THROW(import_files(absent), InputError);
 }
 
-// No prefix of a good file, and no file with one byte changed, does more than import or name what is wrong.
+// Every prefix of a valid file, and every file with one changed byte, is imported or rejected with its location.
 TEST(Importer, CutAndAlteredFilesNeverCrash) {
   const std::string array = npy("<u2", "(2, 2, 2)", raw({1, 2, 3, 4, 5, 6, 7, 8}, 2));
   const std::vector<std::string> good{

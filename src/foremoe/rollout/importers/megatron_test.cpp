@@ -58,7 +58,7 @@ TEST(MegatronTraceImport, RecomputedCallsAreNotedAndDroppedOnRequest) {
 }
 
 TEST(MegatronTraceImport, PipelineStagesFollowOneAnother) {
-  // Ranks 4 and 5 hold the first stage, 6 and 7 the second; each counts its layers from 0.
+  // Ranks 4 and 5 are the first stage, 6 and 7 the second; each stage counts its layers from 0.
   std::vector<NamedText> files;
   for (int rank = 4; rank < 8; ++rank) {
     files.push_back({fmt::format("router_trace_rank{}.jsonl", rank),
@@ -146,7 +146,7 @@ TEST(MegatronCountsImport, IterationsFollowOneAnother) {
 }
 
 TEST(MegatronCountsImport, ReceivedCountsBecomeLoadsWithEvenSources) {
-  // Two ranks of two experts each; totals agree between layers, a rank's sums do not.
+  // Two ranks of two experts each: totals are equal between layers, the sums of a rank are not.
   const std::vector<NamedText> files{{"rank0.jsonl", counts(0, "[[5, 1]]") + counts(1, "[[2, 0]]")},
                                      {"rank1.jsonl", counts(0, "[[2, 0]]") + counts(1, "[[3, 3]]")}};
   for (const ImportOptions& options :
