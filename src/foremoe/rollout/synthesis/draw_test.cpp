@@ -15,7 +15,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::Le;
 
-// Mean and variance within five of their standard errors: seeds are fixed, so these cannot flicker.
+// Expects mean and variance within five standard errors. Seeds are fixed, so the test is deterministic.
 void expect_binomial(std::int64_t n, double p) {
   Random random(11);
   constexpr int kDraws = 40000;
@@ -135,7 +135,7 @@ TEST(Draw, DistinctSamplingMeetsEveryProbabilityAndNeverRepeats) {
     for (const std::int64_t e : row) ++chosen[static_cast<std::size_t>(e)];
   }
   for (std::size_t e = 0; e < p.size(); ++e) EXPECT_NEAR(chosen[e] / kRows, 3 * p[e], 0.02) << e;
-  EXPECT_EQ(chosen[0], kRows);  // at the limit: in every row
+  EXPECT_EQ(chosen[0], kRows);  // at the limit: chosen in every row
   EXPECT_EQ(chosen[7], 0);
 }
 
@@ -164,7 +164,7 @@ TEST(Draw, OneOfAGroupIsDrawnAsOftenAsItsProbabilitySays) {
   for (std::size_t e = 0; e < p.size(); ++e) EXPECT_NEAR(chosen[e] / kRows, p[e], 0.01) << e;
 }
 
-// Three of nine experts in three groups of which two are kept: the groups whose two best scores have the largest sums.
+// Chooses three of nine experts from two of three groups: those with the largest sums of their two best scores.
 std::set<std::size_t> scored_by_the_letter(const std::vector<double>& p, Random& random) {
   std::vector<double> score;
   for (const double x : p) score.push_back(std::log(x) - std::log(-std::log(1 - random.uniform())));

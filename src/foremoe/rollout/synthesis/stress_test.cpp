@@ -12,7 +12,7 @@ namespace foremoe::testing {
 using ::testing::Each;
 using ::testing::Le;
 
-// 64 ranks of 4 experts: large enough that an expert may exceed a rank's fair share at top-8.
+// 64 ranks with 4 experts each, so that at top-8 an expert can exceed a rank's fair share.
 const SynthesisOptions kOptions{.num_layers = 2,
                                 .num_experts = 256,
                                 .top_k = 8,
@@ -36,7 +36,7 @@ std::vector<std::int64_t> sorted(std::vector<std::int64_t> values) {
   return values;
 }
 
-// [rank], assignments sent.
+// Assignments sent per [rank].
 std::vector<std::int64_t> sent(const LoadTable& table, int m) {
   std::vector<std::int64_t> out;
   for (int r = 0; r < table.num_ranks(); ++r) {
@@ -105,7 +105,7 @@ TEST(StressWorkload, W4HasRaggedSourcesAndEvenExperts) {
     const auto out = sent(table, m);
     EXPECT_GT(ratio(out), 1.9);
     EXPECT_LT(*std::min_element(out.begin(), out.end()) * 20, largest(out));
-    EXPECT_EQ(std::set(out.begin(), out.end()).size(), 64);  // no two alike
+    EXPECT_EQ(std::set(out.begin(), out.end()).size(), 64);  // all are different
     EXPECT_NEAR(static_cast<double>(sum(out)), 64.0 * 512 * 8, 64 * 8);
     EXPECT_LT(ratio(home_loads(table, m, 0)), 1.01);
   }
@@ -142,7 +142,7 @@ TEST(StressWorkload, W7IsCalmButInEveryFourthMicroStep) {
       bursts.insert(loads);
     }
   }
-  EXPECT_EQ(bursts.size(), 16);  // each elsewhere
+  EXPECT_EQ(bursts.size(), 16);  // each burst is at different experts
 }
 
 TEST(StressWorkload, ATraceHasExactlyTheLoad) {

@@ -101,7 +101,7 @@ TEST(Synthesis, ATraceRecordsItsBatchingAndGroups) {
   EXPECT_EQ(synthesize_trace(wide, GrpoRouting{}).type, RouteType::kU16);
 }
 
-// The two draw differently from the same probabilities: per expert, sums over the step agree within 10 %.
+// Trace and load draw differently from equal probabilities: per expert, sums over the step agree within 10 %.
 TEST(Synthesis, TraceAndLoadAgreeInExpectation) {
   SynthesisOptions options = kSmall;
   options.tokens_per_rank = 4096;
@@ -126,7 +126,7 @@ SynthesisOptions with_groups(SynthesisOptions options, const ExpertGroups& group
   return options;
 }
 
-// By group, how many of a trace's tokens have an expert of it, and how many tokens have experts of n groups.
+// Number of tokens of a trace with an expert in each group, and number of tokens with experts in n groups.
 struct GroupsOfTokens {
   std::vector<int> with_group;
   std::map<std::size_t, int> of_groups;
@@ -236,7 +236,7 @@ TEST(ZipfRouting, PopularityIsCutAtOneOverTopK) {
   SynthesisOptions options = kSmall;
   options.tokens_per_rank = 4096;
   const LoadTable table = synthesize_load(options, ZipfRouting{.skew = 3});
-  EXPECT_LE(largest(expert_loads(table, 0, 0)), 4 * 4096);  // no source chooses an expert more than once per token
+  EXPECT_LE(largest(expert_loads(table, 0, 0)), 4 * 4096);  // an expert is chosen at most once per token
   EXPECT_GE(largest(expert_loads(table, 0, 0)), 4 * 4096 * 98 / 100);
 }
 
@@ -267,7 +267,7 @@ TEST(DirichletRouting, WithoutASequencePartMicroStepsAreAlike) {
   EXPECT_GT(change(5), 0.1);
 }
 
-// The same parameters as the mild and the bursty table of 8 ranks, whose imbalance ratio is 1.42 and 1.65 on the mean.
+// Parameters of the mild and the bursty table of 8 ranks, with mean imbalance ratios of 1.42 and 1.65.
 TEST(GrpoRouting, ImbalanceIsThatOfTheReferenceTables) {
   const SynthesisOptions mild{.num_layers = 8, .seed = 1};
   SynthesisOptions bursty = mild;
