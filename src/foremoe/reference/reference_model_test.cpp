@@ -139,7 +139,7 @@ ReferenceResult run_tiny(const ReferenceModel& model, bool backward, std::size_t
   return model.run({.micro_steps = kMicroSteps, .ranks = kRanks, .routes = tiny_routes, .backward = backward}, pool);
 }
 
-TEST(ReferenceModel, OutputsAndLossAreThoseOfAModelWithoutMatrices) {
+TEST(ReferenceModel, OutputsAndLossMatchAModelWithoutMatrices) {
   const PlainModel plain;
   const ReferenceResult result = run_tiny(model_of(kTiny), true);
   for (int m = 0; m < kMicroSteps; ++m) {
@@ -166,7 +166,7 @@ TEST(ReferenceModel, GradientsAreTheSlopesOfTheLoss) {
   }
 }
 
-TEST(ReferenceModel, ForwardAloneHasTheSameOutputsAndNoGradients) {
+TEST(ReferenceModel, ForwardOnlyHasTheSameOutputsAndNoGradients) {
   const ReferenceModel model = model_of(kTiny);
   const ReferenceResult forward = run_tiny(model, false);
   EXPECT_EQ(forward.output, run_tiny(model, true).output);
@@ -184,7 +184,7 @@ TEST(ReferenceModelThread, ResultsDoNotDependOnTheNumberOfThreads) {
 }
 
 // One token, one expert, hidden 1: y = x + silu(g·x)·(u·x)·d, computed by hand.
-TEST(ReferenceModel, AgreesWithAModelOfOneNumberWorkedByHand) {
+TEST(ReferenceModel, MatchesAScalarModelComputedByHand) {
   constexpr ModelSize kOne{.layers = 1, .experts = 1, .top_k = 1, .shape = {.hidden = 1, .intermediate = 1}, .seed = 3};
   const auto number = [&](Tensor tensor, std::size_t i = 0) {
     std::vector<float> values(i + 1);
@@ -209,7 +209,7 @@ TEST(ReferenceModel, AgreesWithAModelOfOneNumberWorkedByHand) {
   expect_near(result.router_gradient[0], {0}, 1e-15);  // the softmax over one expert is 1
 }
 
-TEST(ReferenceModel, GradientDescentGoesDownhillByTheSlopeSquared) {
+TEST(ReferenceModel, GradientDescentReducesTheLossByRateTimesSquaredGradient) {
   ReferenceModel model = model_of(kTiny);
   const ReferenceResult before = run_tiny(model, true);
   double slope_squared = 0;
@@ -225,7 +225,7 @@ TEST(ReferenceModel, GradientDescentGoesDownhillByTheSlopeSquared) {
 }
 
 // Adam's first step is rate·sign(gradient), and so are further steps with the same gradient.
-TEST(ReferenceModel, AdamStepsByTheRateWhereTheGradientStays) {
+TEST(ReferenceModel, AdamStepsByTheRateForAConstantGradient) {
   ReferenceModel model = model_of(kTiny), by_hand = model_of(kTiny);
   ReferenceResult gradients = run_tiny(model, true);
   for (auto& gradient : gradients.expert_gradient.flat()) gradient.assign(gradient.size(), 0.25);

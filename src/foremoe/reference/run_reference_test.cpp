@@ -78,7 +78,7 @@ Agreement compare(const PhaseOutcome& outcome, const Optimizer& optimizer = {}) 
   return ReferenceRuns(kTiny, optimizer, true).compare(outcome, TinyRoutes(), pool);
 }
 
-TEST(RunReference, AFaultlessRunIsEqualToItsReference) {
+TEST(RunReference, ACorrectRunMatchesItsReference) {
   const Agreement agreement = compare(faultless({}, 3));
   EXPECT_TRUE(agreement.equal(Optimizer::Kind::kSgd));
   EXPECT_LT(agreement.max_relative_error, 1e-7);
@@ -108,7 +108,7 @@ TEST(RunReference, ADifferenceInAnyTensorIsFoundAndNamed) {
       "router gradient of layer 0", [](StepResult & r) -> auto& { return r.router_gradient(0, 1); });
 }
 
-TEST(RunReference, ARecordedRouteThatWasNotReplayedIsNotEqual) {
+TEST(RunReference, ARouteThatWasNotReplayedIsAMismatch) {
   PhaseOutcome outcome = faultless({}, 1);
   outcome.routes[0](0, 1, 1)[0] = ExpertId{0};
   EXPECT_FALSE(compare(outcome).routes_replayed);
@@ -117,7 +117,7 @@ TEST(RunReference, ARecordedRouteThatWasNotReplayedIsNotEqual) {
   EXPECT_FALSE(compare(outcome).routes_replayed);
 }
 
-TEST(RunReference, LaterLossesAreJudgedAfterSgdAndToldAfterAdam) {
+TEST(RunReference, LaterLossesAreCheckedForSgdAndReportedForAdam) {
   for (const Optimizer::Kind kind : {Optimizer::Kind::kSgd, Optimizer::Kind::kAdam}) {
     const Optimizer optimizer{.kind = kind, .rate = 0.01F};
     PhaseOutcome outcome = faultless(optimizer, 3);
@@ -128,7 +128,7 @@ TEST(RunReference, LaterLossesAreJudgedAfterSgdAndToldAfterAdam) {
   }
 }
 
-TEST(RunReference, ARememberedReferenceServesOtherPoliciesAndForwardOnlyPhases) {
+TEST(RunReference, ACachedReferenceServesOtherPoliciesAndForwardOnlyPhases) {
   ThreadPool pool(1);
   ReferenceRuns reference(kTiny, {}, true);
   PhaseOutcome outcome = faultless({}, 1);
@@ -173,7 +173,7 @@ std::unique_ptr<NarrowRun> run_narrow(ExpertShape shape, std::uint64_t seed) {
 }
 
 // In small tensors, every element may be a sum that nearly cancels, which leaves fewer than five correct digits.
-TEST(RunReferenceThread, RightResultsAreEqualHoweverNarrowTheModelAndWrongOnesAreNot) {
+TEST(RunReferenceThread, NarrowModelsAcceptCorrectAndRejectWrongResults) {
   ThreadPool pool(1);
   int beyond_five_digits = 0;
   for (const ExpertShape shape : {ExpertShape{1, 1}, ExpertShape{1, 2}, ExpertShape{2, 1}, ExpertShape{2, 2}}) {

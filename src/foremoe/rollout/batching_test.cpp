@@ -44,7 +44,7 @@ RoutingTrace recorded_trace() {
   return trace;
 }
 
-TEST(Batching, IsTheRecordedOneWhenNoOrTheSameRankCountIsAskedFor) {
+TEST(Batching, UsesTheRecordedBatchingForNoOrTheSameRankCount) {
   for (const int ranks : {0, 4}) {
     const Batching batching = make_batching(recorded_trace(), {.num_ranks = ranks, .tokens_per_rank = 1});
     EXPECT_TRUE(batching.recorded);
@@ -57,14 +57,14 @@ TEST(Batching, IsTheRecordedOneWhenNoOrTheSameRankCountIsAskedFor) {
   EXPECT_EQ(make_batching(recorded_trace(), {.ranks_per_node = 1}).ranks_per_node, 1);
 }
 
-TEST(Batching, IsMadeAnewForAnotherRankCount) {
+TEST(Batching, IsRecomputedForAnotherRankCount) {
   const Batching batching = make_batching(recorded_trace(), {.num_ranks = 2, .tokens_per_rank = 20});
   EXPECT_FALSE(batching.recorded);
   EXPECT_EQ(batching.num_micro_steps, 1);
   EXPECT_EQ(batching.ranks_per_node, 2);
 }
 
-TEST(Batching, NeverGivesARankMoreThanItsTokens) {
+TEST(Batching, NeverExceedsTheTokensOfARank) {
   Random random(5);
   for (int round = 0; round < 300; ++round) {
     const std::int64_t limit = 1 + static_cast<std::int64_t>(random.below(100));
@@ -85,7 +85,7 @@ TEST(Batching, NeverGivesARankMoreThanItsTokens) {
   }
 }
 
-TEST(Batching, TakesNoMoreMicroStepsThanTheTokensNeed) {
+TEST(Batching, UsesNoMoreMicroStepsThanNecessary) {
   EXPECT_EQ(balanced_batching(std::vector<std::int64_t>(64, 128), {.num_ranks = 8, .tokens_per_rank = 256}, "")
                 .num_micro_steps,
             4);
@@ -104,14 +104,14 @@ TEST(Batching, SpreadsTokensEvenly) {
   EXPECT_LE(static_cast<double>(most - least), 0.05 * static_cast<double>(most));
 }
 
-TEST(Batching, GivesEverySequenceOnARankOfItsOwnWhenNothingElseFits) {
+TEST(Batching, UsesOneSequencePerMicroStepIfNoTwoFit) {
   const Batching batching =
       balanced_batching(std::vector<std::int64_t>(5, 10), {.num_ranks = 1, .tokens_per_rank = 10}, "");
   EXPECT_EQ(batching.num_micro_steps, 5);
   EXPECT_THAT(batching.rank, Each(RankId{0}));
 }
 
-TEST(Batching, RefusesASequenceLongerThanARankTakes) {
+TEST(Batching, RejectsASequenceAboveTokensPerRank) {
   const RoutingTrace trace = make_random_trace({.lengths = {5, 60, 7}}).first;
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 59}),
             "random: cu_seqlens[1]: a sequence of 60 tokens is longer than the 59 that a rank takes in a micro-step "
@@ -119,7 +119,7 @@ TEST(Batching, RefusesASequenceLongerThanARankTakes) {
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 60}), "");
 }
 
-TEST(Batching, RefusesOptionsThatMeanNothing) {
+TEST(Batching, RejectsInvalidOptions) {
   const RoutingTrace trace = make_random_trace({.lengths = {5}}).first;
   EXPECT_THAT(complaint_of(trace, {}), HasSubstr("give the number of `ranks`"));
   EXPECT_THAT(complaint_of(trace, {.num_ranks = -1}), HasSubstr("ranks: must be an integer from 0 to 65536 (is -1)"));

@@ -39,14 +39,14 @@ TEST_F(BundledData, EveryLoadTableHasItsShape) {
   }
 }
 
-TEST_F(BundledData, LoadTablesHaveTheDigestsThatHashlibGives) {
+TEST_F(BundledData, LoadTableDigestsMatchHashlib) {
   EXPECT_EQ(load_digest(read_load(path("load-q30-ep8"))),
             "12d66f8fef38c41901e38b00318756224805be2c61a3958895af38d1191bcf56");
   EXPECT_EQ(load_digest(read_load(path("load-v3-ep64-bursty"))),
             "029d04ae2f46da6f3124f0213e16e6bbeb07c5773091fdcf4459658339251b10");
 }
 
-TEST_F(BundledData, TheMathRolloutCountsAsNumpyBincountCountsIt) {
+TEST_F(BundledData, TheMathRolloutMatchesNumpyBincount) {
   const RoutingTrace trace = read_trace(path("rollout-math-full"));
   const Batching batching = make_batching(trace, {});
   EXPECT_TRUE(batching.recorded);
@@ -58,7 +58,7 @@ TEST_F(BundledData, TheMathRolloutCountsAsNumpyBincountCountsIt) {
   }
 }
 
-TEST_F(BundledData, TheSmallMathRolloutIsTwoLayersOfTheWhole) {
+TEST_F(BundledData, TheSmallMathRolloutIsTwoLayersOfTheFullOne) {
   const RoutingTrace small = read_trace(path("rollout-math"));
   const RoutingTrace whole = read_trace(path("rollout-math-full"));
   EXPECT_THAT(small.layer_ids, testing::ElementsAre(0, 7));

@@ -74,11 +74,11 @@ void expect_every_kernel_right(const RandomTrace& shape) {
   EXPECT_EQ(find_fault(shape_of(trace), trace.routes, trace.num_tokens), std::nullopt);
 }
 
-TEST(CountRoutes, AgreesWithCountingOneByOneForEveryTypeAndShape) {
+TEST(CountRoutes, MatchesCountingOneByOneForEveryTypeAndShape) {
   for (const RandomTrace& shape : shapes()) expect_every_kernel_right(shape);
 }
 
-TEST(CountRoutes, AgreesWithCountingOneByOneOverManyBlocksOfTokens) {
+TEST(CountRoutes, MatchesCountingOneByOneOverManyBlocks) {
   for (const int experts : {9, 64, 65, 128}) {
     for (const int layers : {8, 13, 16}) {
       expect_every_kernel_right(
@@ -87,7 +87,7 @@ TEST(CountRoutes, AgreesWithCountingOneByOneOverManyBlocksOfTokens) {
   }
 }
 
-TEST(CountRoutes, AddsToWhatIsThereWithTheStrideOfTheCaller) {
+TEST(CountRoutes, AddsToExistingCountsWithTheCallersStride) {
   const auto trace = make_random_trace({.lengths = {9}, .num_layers = 2}).first;
   std::vector<std::int64_t> counts(2 * 20, 100);
   EXPECT_TRUE(RouteCounter(shape_of(trace)).count(trace.routes, trace.num_tokens, counts.data(), 20));
@@ -97,7 +97,7 @@ TEST(CountRoutes, AddsToWhatIsThereWithTheStrideOfTheCaller) {
   }
 }
 
-TEST(CountRoutes, CountsPastTheRangeOfItsNarrowCounters) {
+TEST(CountRoutes, CountsBeyondTheRangeOf16BitCounters) {
   constexpr std::int64_t kTokens = 200'000;  // one expert gets all of them
   const std::vector<std::byte> routes(kTokens, std::byte{3});
   std::vector<std::int64_t> counts(4, 0);
@@ -140,7 +140,7 @@ class DamagedRoutes : public testing::TestWithParam<RouteType> {
   std::shared_ptr<std::vector<std::byte>> bytes_;
 };
 
-TEST_P(DamagedRoutes, AreRejectedForAnIdOutOfRangeWhereverItIs) {
+TEST_P(DamagedRoutes, AreRejectedForAnIdOutOfRangeAtAnyEntry) {
   for (const int top_k : {2, 6, 8}) {
     for_each_entry(top_k, [&](std::size_t i) {
       for (const std::int32_t value : {20, -1, -2}) expect_fault(i, value, i % static_cast<std::size_t>(top_k));
@@ -148,7 +148,7 @@ TEST_P(DamagedRoutes, AreRejectedForAnIdOutOfRangeWhereverItIs) {
   }
 }
 
-TEST_P(DamagedRoutes, AreRejectedForAnyTwoEntriesThatAreTheSame) {
+TEST_P(DamagedRoutes, AreRejectedForAnyTwoEqualEntries) {
   for (const std::size_t top_k : {2U, 4U, 6U, 8U}) {
     for_each_entry(static_cast<int>(top_k), [&](std::size_t i) {
       const std::size_t k = i % top_k;
@@ -170,7 +170,7 @@ std::string name_of(const testing::TestParamInfo<RouteType>& type) {
 INSTANTIATE_TEST_SUITE_P(EveryType, DamagedRoutes,
                          testing::Values(RouteType::kU8, RouteType::kU16, RouteType::kI16, RouteType::kI32), name_of);
 
-TEST(CountRoutes, SaysWhatIsWrongWithARow) {
+TEST(CountRoutes, DescribesTheFaultOfARow) {
   auto [trace, bytes] = make_random_trace({.lengths = {4}, .num_layers = 2, .num_experts = 8});
   const auto complaint = [&, &trace = trace, &bytes = bytes](std::size_t at, int value) -> std::string {
     const std::byte saved = (*bytes)[at];
@@ -200,7 +200,7 @@ TEST(Route, ThrowsOnAnIdOutOfRangeAndMarksMissingRows) {
   EXPECT_THROW(trace.route(0, LayerId{0}, row), InputError);
 }
 
-TEST(RouteType, IsTheNarrowestWhoseSentinelIsNoExpert) {
+TEST(RouteType, IsTheNarrowestTypeWhoseSentinelIsNotAnExpert) {
   EXPECT_EQ(narrowest_route_type(255), RouteType::kU8);
   EXPECT_EQ(narrowest_route_type(256), RouteType::kU16);
   EXPECT_EQ(narrowest_route_type(65'535), RouteType::kU16);

@@ -59,7 +59,7 @@ TEST(KarmarkarKarp, NumbersPartsByTheirLowestItem) {
   EXPECT_THAT(karmarkar_karp(std::vector<std::int64_t>{4, 4, 4, 4}, 1), ElementsAre(0, 0, 0, 0));
 }
 
-TEST(KarmarkarKarp, LeavesNoPartEmptyWhenThereAreItemsEnough) {
+TEST(KarmarkarKarp, LeavesNoPartEmptyIfThereAreEnoughItems) {
   const std::vector<std::int64_t> zeros(7, 0);
   std::vector<int> part = karmarkar_karp(zeros, 5);
   std::ranges::sort(part);
@@ -67,7 +67,7 @@ TEST(KarmarkarKarp, LeavesNoPartEmptyWhenThereAreItemsEnough) {
   EXPECT_THAT(part, ElementsAre(0, 1, 2, 3, 4));
 }
 
-TEST(KarmarkarKarp, TakesNoItems) { EXPECT_TRUE(karmarkar_karp({}, 3).empty()); }
+TEST(KarmarkarKarp, AcceptsNoItems) { EXPECT_TRUE(karmarkar_karp({}, 3).empty()); }
 
 }  // namespace
 }  // namespace foremoe

@@ -59,7 +59,7 @@ TEST_F(LoadFile, SurvivesTheRoundTripInTheNarrowestType) {
   }
 }
 
-TEST_F(LoadFile, IsTheSameBytesEveryTime) {
+TEST_F(LoadFile, IsDeterministic) {
   const LoadTable table{.load = Array<Tokens, 4>({1, 1, 2, 4}, Tokens{3}), .name = "x"};
   write_load(table, path_);
   const auto first = Safetensors::open(path_);
@@ -70,14 +70,14 @@ TEST_F(LoadFile, IsTheSameBytesEveryTime) {
   std::filesystem::remove(path_ + "2");
 }
 
-TEST(LoadReader, TakesEveryTypeOfTheFormat) {
+TEST(LoadReader, ReadsEveryTypeOfTheFormat) {
   EXPECT_EQ(complaint(std::vector<std::uint16_t>(8, 1), {1, 1, 2, 4}), "");
   EXPECT_EQ(complaint(std::vector<std::uint32_t>(8, 1), {1, 1, 2, 4}), "");
   EXPECT_EQ(complaint(std::vector<std::int32_t>(8, 1), {1, 1, 2, 4}), "");
   EXPECT_EQ(complaint(std::vector<std::int64_t>(8, 1), {1, 1, 2, 4}), "");
 }
 
-TEST(LoadReader, NamesFieldAndIndexOfWhatIsWrong) {
+TEST(LoadReader, NamesFieldAndIndexOfAFault) {
   std::vector<std::int32_t> values(2 * 3 * 2 * 4, 1);
   EXPECT_EQ(complaint(values, {2, 3, 2, 4}), "");
   values[1 * 24 + 2 * 8 + 1 * 4 + 3] = -5;
@@ -121,7 +121,7 @@ TEST(LoadReader, RefusesEveryTruncation) {
   }
 }
 
-TEST(FileKind, IsWhatTheFormatSays) {
+TEST(FileKind, MatchesTheFormat) {
   const auto kind = [](const char* format) {
     return file_kind(Safetensors::parse(to_safetensors({}, {{"format", format}}), "f"));
   };

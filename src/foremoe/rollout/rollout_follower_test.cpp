@@ -69,7 +69,7 @@ RoutingTrace joined(const std::vector<RoutingTrace>& parts) {
   return all;
 }
 
-TEST_F(RolloutFollowerTest, CountsWhatOneFileOfAllSequencesWouldHaveInWhateverOrderFilesAppear) {
+TEST_F(RolloutFollowerTest, MatchesASingleFileForAnyOrderOfArrival) {
   const std::vector<RoutingTrace> parts{piece({30, 1, 12}, 1), piece({300}, 2), piece({7, 0, 44, 21}, 3)};
   const std::vector<std::string> names{"a.safetensors", "b.safetensors", "c.safetensors"};
   const RoutingTrace whole = joined(parts);
@@ -95,7 +95,7 @@ TEST_F(RolloutFollowerTest, CountsWhatOneFileOfAllSequencesWouldHaveInWhateverOr
   }
 }
 
-TEST_F(RolloutFollowerTest, TakesTheBatchingThatEveryFileRecorded) {
+TEST_F(RolloutFollowerTest, UsesTheBatchingThatEveryFileRecorded) {
   std::vector<RoutingTrace> parts{piece({5, 6}, 1), piece({7, 8, 9}, 2)};
   parts[0].micro_step = {1, 0}, parts[0].rank = {0, 1};
   parts[1].micro_step = {0, 1, 1}, parts[1].rank = {0, 1, 0};
@@ -122,7 +122,7 @@ TEST_F(RolloutFollowerTest, TakesTheBatchingThatEveryFileRecorded) {
   EXPECT_THROW(third.sequences(), InputError);
 }
 
-TEST_F(RolloutFollowerTest, LooksAtWholeTracesAlone) {
+TEST_F(RolloutFollowerTest, IgnoresHiddenAndOtherFiles) {
   touch(".part.safetensors");
   touch("notes.txt");
   RolloutFollower follower(folder_, 2);
@@ -133,7 +133,7 @@ TEST_F(RolloutFollowerTest, LooksAtWholeTracesAlone) {
   EXPECT_TRUE(follower.poll(pool_));
 }
 
-TEST_F(RolloutFollowerTest, RefusesOtherShapesByFileAndField) {
+TEST_F(RolloutFollowerTest, NamesFileAndFieldOfAnotherShape) {
   write(piece({4}, 1), "a.safetensors");
   write(make_random_trace({.lengths = {4}, .num_experts = 9}).first, "b.safetensors");
   RolloutFollower follower(folder_);

@@ -69,7 +69,7 @@ double largest_least(const TurnTable& turns) {
   return path;
 }
 
-TEST(FittedCriticalPath, GivesTheGainWithinFivePercentWhereTheLargestOfNoisyTimesDoesNot) {
+TEST(FittedCriticalPath, EstimatesTheGainWithinFivePercentUnlikeTheMaximumOfNoisyTimes) {
   for (const double noise : {0.1, 0.3, 0.6}) {
     double bias = 0;
     constexpr int kSeeds = 20;
@@ -89,7 +89,7 @@ TEST(FittedCriticalPath, GivesTheGainWithinFivePercentWhereTheLargestOfNoisyTime
   }
 }
 
-TEST(FittedCriticalPath, IsTheTruePathWithoutNoise) {
+TEST(FittedCriticalPath, EqualsTheTruePathWithoutNoise) {
   Random random(1);
   const Timed run = timed(0.3, 0, random);
   const CriticalPath path = fitted_critical_path(run.turns);
@@ -97,7 +97,7 @@ TEST(FittedCriticalPath, IsTheTruePathWithoutNoise) {
   EXPECT_NEAR(path.spread, 0, 1e-6);
 }
 
-TEST(FittedCriticalPath, IgnoresTimingsThatAreFarOffInEveryRepeat) {
+TEST(FittedCriticalPath, IgnoresOutliersThatOccurInEveryRepeat) {
   Random random(2);
   Timed run = timed(0.3, 0.02, random);
   for (std::size_t t = 0; t < kTurns; t += 7) {
@@ -106,14 +106,14 @@ TEST(FittedCriticalPath, IgnoresTimingsThatAreFarOffInEveryRepeat) {
   EXPECT_NEAR(fitted_critical_path(run.turns).seconds / run.path, 1, 0.02);
 }
 
-TEST(FittedCriticalPath, TellsHowFarRepeatsAreApart) {
+TEST(FittedCriticalPath, ReportsTheSpreadOfRepeats) {
   Random random(3);
   Timed run = timed(0.3, 0, random);
   for (double& seconds : run.turns.compute_seconds[1].flat()) seconds *= 1.2;
   EXPECT_NEAR(fitted_critical_path(run.turns).spread, 0.1, 1e-4);
 }
 
-TEST(FittedCriticalPath, IsZeroWhereNothingRan) {
+TEST(FittedCriticalPath, IsZeroIfNothingRan) {
   const TurnTable turns{.pass = {Pass::kForward},
                         .compute_seconds = Array<double, 3>({2, 1, 3}),
                         .calls = Array<std::int64_t, 2>({1, 3}),
@@ -122,7 +122,7 @@ TEST(FittedCriticalPath, IsZeroWhereNothingRan) {
   EXPECT_EQ(fitted_critical_path(turns).spread, 0);
 }
 
-TEST(FittedExpertCost, CountsRowsAloneWhereCallsSayTheSame) {
+TEST(FittedExpertCost, UsesOnlyRowsIfCallsAreCollinear) {
   const std::vector<ExpertTiming> timings{{.seconds = 2, .calls = 1, .rows = 10},
                                           {.seconds = 4, .calls = 2, .rows = 20}};
   const ExpertCost cost = fit_expert_cost(timings);

@@ -64,7 +64,7 @@ std::string refusal(const Home& home, int num_ranks) {
   return "accepted";
 }
 
-TEST(HomeSlots, OfHomesThatAreNotEqualOrNoRankAreRefused) {
+TEST(HomeSlots, RejectsUnevenHomesAndInvalidRanks) {
   Home home = contiguous();
   EXPECT_THAT(refusal(home, 5), testing::HasSubstr("12 experts cannot be spread equally over 5 ranks"));
   home(1, 4) = RankId{0};
@@ -151,7 +151,7 @@ TEST(HomeMovesThread, AMovedExpertTrainsIdentically) {
   }
 }
 
-TEST(HomeMovesThread, OnlyExpertsWhoseHomeChangesAreSent) {
+TEST(HomeMovesThread, SendsOnlyExpertsWhoseHomeChanges) {
   Home swapped = contiguous();
   std::swap(swapped(1, 0), swapped(1, 11));
   Training sgd(false);

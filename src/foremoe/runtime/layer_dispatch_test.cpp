@@ -112,7 +112,7 @@ Delivery deliver(const RandomLayer& layer, const std::vector<LayerDispatch>& dis
   return delivery;
 }
 
-TEST(LayerDispatch, DeliversEveryPlannedRowOnceInBlocksOfOneExpert) {
+TEST(LayerDispatch, DeliversEveryPlannedRowOnceInBlocksPerExpert) {
   for (int seed = 0; seed < 200; ++seed) {
     const RandomLayer layer(seed);
     std::vector<LayerDispatch> dispatch;
@@ -143,7 +143,7 @@ TEST(LayerDispatch, DeliversEveryPlannedRowOnceInBlocksOfOneExpert) {
   }
 }
 
-TEST(LayerDispatch, ComputesRowsOfAnExpertBySourceWhateverThePlacement) {
+TEST(LayerDispatch, OrdersRowsOfAnExpertBySourceForAnyPlacement) {
   const RandomLayer layer(3);
   for (int r = 0; r < RandomLayer::kRanks; ++r) {
     std::vector<LayerDispatch> dispatch;
@@ -172,7 +172,7 @@ TEST(LayerDispatch, RefusesRoutesThatTheLoadDoesNotCount) {
   }
 }
 
-TEST(LayerDispatch, OfNoTokensIsEmpty) {
+TEST(LayerDispatch, IsEmptyWithoutTokens) {
   DispatchWorkspace workspace;
   LayerDispatch dispatch;
   const Array<Tokens, 2> load({2, 2});

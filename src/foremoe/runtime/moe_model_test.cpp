@@ -215,7 +215,7 @@ INSTANTIATE_TEST_SUITE_P(Plans, MoeModelThread,
                                          PlanKind{"resident_recompute", {.guest_slots = 2}, Phase::kRecompute}),
                          name_of);
 
-TEST_P(MoeModelThread, DealtLoadsGiveTheReferencesResults) {
+TEST_P(MoeModelThread, DealtLoadsMatchTheReference) {
   LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 11, 12);
   load.top_k = 2;
   const auto routes = dealt_routes(load);
@@ -225,7 +225,7 @@ TEST_P(MoeModelThread, DealtLoadsGiveTheReferencesResults) {
   expect_equal_to_reference(training, train(training, {&plan}));
 }
 
-TEST_P(MoeModelThread, RecordedRoutesWithRowsThatHaveNoneGiveTheReferencesResults) {
+TEST_P(MoeModelThread, RecordedRoutesWithMissingRowsMatchTheReference) {
   const test::BatchedTrace batched = test::random_trace(4, 40);
   const auto routes = recorded_routes(batched.trace, batched.batching);
   const Training training{.load = batched.load,
@@ -293,7 +293,7 @@ TEST_P(TrainedModelThread, LossesFollowTheReferenceForAHundredSteps) {
   EXPECT_LT(trained.loss.back(), 0.9 * trained.loss.front());
 }
 
-TEST(MoeModelThreads, ExpertsThatLeaveTheirHomesInARecomputeGiveTheReferencesResultsAndComeBack) {
+TEST(MoeModelThreads, FreeResidencyInRecomputeMatchesTheReferenceAndRestoresHomes) {
   LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 12, 12);
   load.top_k = 2;
   const auto routes = dealt_routes(load);
@@ -314,7 +314,7 @@ TEST(MoeModelThreads, ExpertsThatLeaveTheirHomesInARecomputeGiveTheReferencesRes
   }
 }
 
-TEST(MoeModelThreads, WhatDoesNotFitIsRefused) {
+TEST(MoeModelThreads, RefusesInconsistentArguments) {
   LoadTable load = test::random_load({.micro_steps = 2}, 1, 8);
   load.top_k = 2;
   const auto routes = dealt_routes(load);

@@ -19,7 +19,7 @@ TEST(Importer, RowsWithRepeatedIdsBecomeMissingAndAreCounted) {
   EXPECT_EQ(in.report.rows_recorded_missing, 0);
 }
 
-TEST(Importer, RowsOfMinusOneStayMissingAndAreNotCalledRepeating) {
+TEST(Importer, RowsOfMinusOneAreMissingAndNotRepeating) {
   const Imported in = import_text(npy("<i2", "(2, 1, 2)", raw({-1, -1, 3, 0}, 2)));
   EXPECT_THAT(routes_of(in), ElementsAre(-1, -1, 3, 0));
   EXPECT_EQ(in.report.rows_recorded_missing, 1);
@@ -38,13 +38,13 @@ TEST(Importer, TheResultUsesTheNarrowestUnsignedType) {
   EXPECT_EQ(import_text(npy("<i8", "(1, 1, 2)", raw({1, 0}, 8)), {.num_experts = 256}).trace()->type, RouteType::kU16);
 }
 
-TEST(Importer, AnIdThatNeedsTwoBytesWidensWhatWasReadBefore) {
+TEST(Importer, ATwoByteIdWidensEarlierRows) {
   const Imported in = import_text(npy("<u2", "(3, 1, 2)", raw({254, 3, 65535, 65535, 300, 1}, 2)));
   EXPECT_THAT(routes_of(in), ElementsAre(254, 3, -1, -1, 300, 1));
   EXPECT_EQ(in.trace()->num_experts, 301);
 }
 
-TEST(Importer, TheNumberOfExpertsIsInferredAndSaidSo) {
+TEST(Importer, InfersAndReportsTheNumberOfExperts) {
   const Imported in = import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)));
   EXPECT_EQ(in.trace()->num_experts, 5);
   EXPECT_TRUE(in.report.num_experts_inferred);
@@ -52,7 +52,7 @@ TEST(Importer, TheNumberOfExpertsIsInferredAndSaidSo) {
   EXPECT_FALSE(import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)), {.num_experts = 8}).report.num_experts_inferred);
 }
 
-TEST(Importer, AKnownModelTellsTheNumberOfExperts) {
+TEST(Importer, AKnownModelSetsTheNumberOfExperts) {
   const std::string array = npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
   const Imported in = import_text(array, {.model = "qwen3-30b-a3b"});
   EXPECT_EQ(in.trace()->num_experts, 128);
@@ -75,7 +75,7 @@ TEST(Importer, LastTokensWithoutARouteAreCounted) {
   EXPECT_EQ(import_text(ends_in_one_layer).report.last_tokens_without_route, 0);
 }
 
-TEST(Importer, OurOwnFilesAreRefusedAsSuch) {
+TEST(Importer, RefusesForemoesOwnFiles) {
   const std::string path = ::testing::TempDir() + "foremoe_importer_test.trace.safetensors";
   write_trace(*import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1))).trace(), path);
   const std::vector<std::string> paths{path};
@@ -148,7 +148,7 @@ TEST(Importer, MegatronFilesDoNotMixWithOthers) {
               HasSubstr("a: is a megatron-trace file"));
 }
 
-TEST(Importer, EveryFormatHasANameThatLeadsBack) {
+TEST(Importer, EveryFormatCanBeFoundByItsName) {
   for (const auto format :
        {ImportFormat::kNpy, ImportFormat::kNpz, ImportFormat::kNpyBase64, ImportFormat::kJson, ImportFormat::kSglang,
         ImportFormat::kNrlre1, ImportFormat::kMegatronTrace, ImportFormat::kMegatronCounts}) {

@@ -54,7 +54,7 @@ TEST(Draw, BinomialByRejectionHasTheProbabilitiesOfTheBinomial) {
   }
 }
 
-TEST(Draw, BinomialOfCertainEventsIsCertain) {
+TEST(Draw, BinomialIsExactForProbabilitiesZeroAndOne) {
   Random random(1);
   EXPECT_EQ(binomial(random, 0, 0.5), 0);
   EXPECT_EQ(binomial(random, 9, 0), 0);
@@ -108,7 +108,7 @@ TEST(Draw, ApportioningDiffersFromTheSharesByLessThanOne) {
   EXPECT_THAT(counts, ElementsAre(0, 2, 1));
 }
 
-TEST(Draw, NormalizingCutsAtTheLimitAndKeepsTheOrderOfTheRest) {
+TEST(Draw, NormalizingClampsToTheLimitAndKeepsTheOrderOfTheRest) {
   std::vector<double> p{100, 50, 2, 1, 1};
   normalize(p, 0.3);
   EXPECT_NEAR(std::accumulate(p.begin(), p.end(), 0.0), 1, 1e-12);
@@ -121,7 +121,7 @@ TEST(Draw, NormalizingCutsAtTheLimitAndKeepsTheOrderOfTheRest) {
   EXPECT_THAT(single, ElementsAre(0.5, 0.25, 0.25));
 }
 
-TEST(Draw, DistinctSamplingMeetsEveryProbabilityAndNeverRepeats) {
+TEST(Draw, DistinctSamplingMatchesProbabilitiesWithoutRepeats) {
   std::vector<double> p{40, 20, 10, 5, 5, 1, 1, 0};
   normalize(p, 1.0 / 3);
   Random random(9);
@@ -150,7 +150,7 @@ TEST(Draw, DistinctSamplingOfAllCategoriesTakesAll) {
   }
 }
 
-TEST(Draw, OneOfAGroupIsDrawnAsOftenAsItsProbabilitySays) {
+TEST(Draw, GroupedSamplingOfOneMatchesProbabilities) {
   const std::vector<double> p{0.4, 0, 0.25, 0.05, 0.2, 0.1};
   Random random(5);
   GroupedSampler sampler(p, 1, {.count = 3, .per_token = 1}, random);
@@ -181,7 +181,7 @@ std::set<std::size_t> scored_by_the_letter(const std::vector<double>& p, Random&
   return {experts.begin(), experts.begin() + 3};
 }
 
-TEST(Draw, GroupsAreKeptByTheirBestScores) {
+TEST(Draw, GroupsAreSelectedByTheirBestScores) {
   const std::vector<double> p{0.3, 0.05, 0.01, 0.1, 0.1, 0.1, 0.02, 0.02, 0.3};
   Random random(7), other(8);
   GroupedSampler sampler(p, 3, {.count = 3, .per_token = 2}, random);
@@ -199,7 +199,7 @@ TEST(Draw, GroupsAreKeptByTheirBestScores) {
   EXPECT_LT(distance, 0.05);
 }
 
-TEST(Draw, StreamsOfDifferentNamesDiffer) {
+TEST(Draw, StreamsWithDifferentNamesDiffer) {
   std::set<std::uint64_t> first;
   for (std::uint64_t a = 0; a < 10; ++a) {
     for (std::uint64_t b = 0; b < 10; ++b) first.insert(stream_of(1, Purpose::kTopic, a, b).bits());

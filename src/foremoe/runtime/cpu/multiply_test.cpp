@@ -89,7 +89,7 @@ TEST(Multiply, EqualsSumsInHigherPrecisionOnEveryInstructionSet) {
   }
 }
 
-TEST(Multiply, ItsBitsDoNotDependOnWhereInMemoryTheOperandsAre) {
+TEST(Multiply, BitsDoNotDependOnOperandAddresses) {
   constexpr std::int64_t kPlaces = 17;
   Random random(1);
   for (const InstructionSet& set : supported_instruction_sets()) {
@@ -145,7 +145,7 @@ TEST(Multiply, StartsNoThreads) {
   EXPECT_EQ(threads_of_this_process(), before);
 }
 
-TEST(Multiply, ManyThreadsAtTheSameTime) {
+TEST(Multiply, SupportsManyConcurrentThreads) {
   std::vector<int> wrong(300);
   {
     std::vector<std::jthread> threads;
@@ -158,7 +158,7 @@ TEST(Multiply, ManyThreadsAtTheSameTime) {
   EXPECT_EQ(wrong, std::vector<int>(300));
 }
 
-TEST(Multiply, ADepthOfNothingLeavesTheSumAndNoRowsAreLegal) {
+TEST(Multiply, ZeroDepthLeavesTheSumAndZeroRowsAreAccepted) {
   std::vector<double> c{5};
   multiply({.rows = 1, .columns = 1, .depth = 0}, c.data(), c.data(), c.data());
   EXPECT_EQ(c[0], 5);

@@ -52,7 +52,7 @@ class Router : public Arithmetic {
   }
 };
 
-TEST_F(Router, WeightsAreTheSoftmaxOverTheChosen) {
+TEST_F(Router, WeightsAreTheSoftmaxOverChosenExperts) {
   for (const std::size_t hidden : {1, 5, 64, 200}) {
     for (const std::size_t k : {1, 2, 8}) {
       for (const std::size_t tokens : {0, 1, 70}) {
@@ -75,7 +75,7 @@ TEST_F(Router, WeightsAreTheSoftmaxOverTheChosen) {
   }
 }
 
-TEST_F(Router, GreatLogitsDoNotOverflow) {
+TEST_F(Router, LargeLogitsDoNotOverflow) {
   const std::vector<float> x{1000}, router{1, -1, 0.999F};
   float* weight = put(3, 0);
   const std::vector<std::int32_t> expert{0, 1, 2};
@@ -84,7 +84,7 @@ TEST_F(Router, GreatLogitsDoNotOverflow) {
   EXPECT_LE(relative_error(get(weight, 3), expected), kTolerance * 10);  // a logit of 1000 has few fractional digits
 }
 
-TEST_F(Router, BackwardAgreesWithDifferencesAndIsAdded) {
+TEST_F(Router, BackwardMatchesFiniteDifferencesAndAccumulates) {
   for (const std::size_t k : {1, 3}) {
     constexpr std::size_t kHidden = 4, kTokens = 6;
     const std::vector<float> x = random_values(kTokens * kHidden), router = random_values(kExperts * kHidden);
@@ -109,7 +109,7 @@ TEST_F(Router, BackwardAgreesWithDifferencesAndIsAdded) {
   }
 }
 
-TEST_F(Router, GradientsOfManyTokensKeepTheirDigits) {
+TEST_F(Router, GradientsOfManyTokensKeepTheirPrecision) {
   constexpr std::size_t kTokens = 20'000, kHidden = 8;
   const std::vector<float> x = random_values(kTokens * kHidden, 0), router = random_values(kExperts * kHidden);
   std::vector<std::int32_t> expert;
@@ -131,7 +131,7 @@ TEST_F(Router, GradientsOfManyTokensKeepTheirDigits) {
   EXPECT_LE(relative_error(get(d_router, router.size()), expected), kTolerance);
 }
 
-TEST_F(Router, PicksTheGreatestLogitsBestFirst) {
+TEST_F(Router, PicksTheLargestLogitsBestFirst) {
   constexpr std::size_t kHidden = 20, kTokens = 40;
   const std::vector<float> x = random_values(kTokens * kHidden), router = random_values(kExperts * kHidden);
   const std::vector<std::int32_t> token{3, 39, 0, 17, 17};
@@ -170,7 +170,7 @@ TEST_F(Router, TiesGoToTheLowestExpert) {
   EXPECT_EQ(picked, (std::vector<std::int32_t>{1, 3, 4, 0}));
 }
 
-TEST_F(Router, WhatIsNotANumberStillPicksDistinctExperts) {
+TEST_F(Router, NanLogitsStillPickDistinctExperts) {
   const float nan = std::nanf("");
   const std::vector<float> x{1}, router{nan, 1, nan, 2};
   std::vector<std::int32_t> picked(4);

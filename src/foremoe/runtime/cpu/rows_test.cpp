@@ -33,7 +33,7 @@ Indices shuffled_rows(const RowsCase& c, Random& random) {
   return row;
 }
 
-TEST_F(Arithmetic, GatherTakesRowsAndLeavesThoseWithout) {
+TEST_F(Arithmetic, GatherCopiesRowsAndSkipsNegativeIndices) {
   for (const int width : {1, 3, 4, 64, 130}) {
     const auto w = static_cast<std::size_t>(width);
     const std::vector<float> from = random_values(5 * w);
@@ -50,7 +50,7 @@ TEST_F(Arithmetic, GatherTakesRowsAndLeavesThoseWithout) {
   }
 }
 
-TEST_F(Arithmetic, ScatterPutsRowsAndLeavesOutThoseWithout) {
+TEST_F(Arithmetic, ScatterCopiesRowsAndSkipsNegativeIndices) {
   for (const int width : {1, 3, 4, 64, 130}) {
     const auto w = static_cast<std::size_t>(width);
     const std::vector<float> from = random_values(4 * w);
@@ -90,7 +90,7 @@ TEST_F(Arithmetic, CombineAddsWeightedRows) {
   }
 }
 
-TEST_F(Arithmetic, CombineBackwardIsTheSlopeOfCombine) {
+TEST_F(Arithmetic, CombineBackwardIsTheGradientOfCombine) {
   for (const RowsCase& c : kRowsCases) {
     const Indices row = shuffled_rows(c, random());
     const auto hidden = static_cast<std::size_t>(c.hidden), k = static_cast<std::size_t>(c.k);
@@ -117,7 +117,7 @@ TEST_F(Arithmetic, CombineBackwardIsTheSlopeOfCombine) {
 }
 
 // Compares with finite differences of the sum: the test above could repeat an error of the code.
-TEST_F(Arithmetic, CombineBackwardAgreesWithDifferences) {
+TEST_F(Arithmetic, CombineBackwardMatchesFiniteDifferences) {
   const Indices row{2, 0, 3, -1, 1, 4};  // [token][k] = [3][2], hidden 2
   const std::vector<float> rows = random_values(10), weight = random_values(6), dy = random_values(6);
   const auto loss = [&](const std::vector<double>& r, const std::vector<double>& w) {

@@ -38,7 +38,7 @@ TEST(Swiglu, IsWithinAFewUnitsOfTheLastPlace) {
   }
 }
 
-TEST(Swiglu, ItsSlopesAreWithinAFewUnitsOfTheLastPlace) {
+TEST(Swiglu, SlopesAreWithinAFewUnitsOfTheLastPlace) {
   const std::vector<float> g = sweep(), row = gate_up(g, 3), dh(g.size(), 1);
   std::vector<float> h(g.size()), d(row.size());
   swiglu_backward(row.data(), dh.data(), 1, static_cast<int>(g.size()), {.h = h.data(), .d_gate_up = d.data()});
@@ -53,7 +53,7 @@ TEST(Swiglu, ItsSlopesAreWithinAFewUnitsOfTheLastPlace) {
   }
 }
 
-TEST(Swiglu, BeyondTheRangeOfTheExponentialItIsZeroOrTheIdentity) {
+TEST(Swiglu, IsZeroOrTheIdentityBeyondTheRangeOfTheExponential) {
   const std::vector<float> g{-1e30F, -1000, -89, 89, 1000, 1e30F}, row = gate_up(g, 1);
   std::vector<float> h(g.size()), d(row.size());
   swiglu_backward(row.data(), std::vector<float>(g.size(), 1).data(), 1, 6, {.h = h.data(), .d_gate_up = d.data()});
@@ -63,7 +63,7 @@ TEST(Swiglu, BeyondTheRangeOfTheExponentialItIsZeroOrTheIdentity) {
   }
 }
 
-TEST(Swiglu, WhatIsNotANumberStaysSo) {
+TEST(Swiglu, PropagatesNan) {
   const std::vector<float> row{std::nanf(""), 1, 1, std::nanf("")};
   std::vector<float> h(2);
   swiglu(row.data(), 1, 2, h.data());
@@ -71,7 +71,7 @@ TEST(Swiglu, WhatIsNotANumberStaysSo) {
   EXPECT_TRUE(std::isnan(h[1]));
 }
 
-TEST(Swiglu, AnElementsBitsDoNotDependOnItsPlaceInTheRow) {
+TEST(Swiglu, BitsOfAnElementDoNotDependOnItsPosition) {
   for (int width = 1; width < 12; ++width) {
     for (int place = 0; place < width; ++place) {
       std::vector<float> row(static_cast<std::size_t>(2 * width), 0.25F), h(static_cast<std::size_t>(width));

@@ -22,11 +22,11 @@ INSTANTIATE_TEST_SUITE_P(Mpi, CommunicatorConformance,
                          testing::Values(processes("whole_blocks", std::int64_t{1} << 30), processes("in_pieces", 100)),
                          [](const auto& parameter) { return parameter.param.name; });
 
-TEST(Mpi, RefusesATopologyOfAnotherSize) {
+TEST(Mpi, RejectsATopologyOfAnotherSize) {
   EXPECT_THROW(MpiCommunicator(world(), {.num_ranks = world().num_ranks() + 1}, {}), InputError);
 }
 
-TEST(Mpi, MapsNothingOfAnotherNodeEvenOnTheSameHost) {
+TEST(Mpi, DoesNotMapMemoryOfAnotherNodeOnTheSameHost) {
   MpiCommunicator communicator(world(), {.num_ranks = world().num_ranks(), .ranks_per_node = 1}, {});
   const SharedMemory memory = SharedMemory::create("conformance", Bytes{64});
   const SharedRegion region{.bytes = memory.bytes(), .name = memory.name()};
@@ -41,7 +41,7 @@ TEST(Mpi, MapsNothingOfAnotherNodeEvenOnTheSameHost) {
   communicator.peers().share({});
 }
 
-TEST(Mpi, IsJoinedOnceByAProcess) {
+TEST(Mpi, AProcessCanJoinOnlyOnce) {
   EXPECT_TRUE(mpi_is_built());
   world();
   EXPECT_THROW(join_process_group(), InputError);

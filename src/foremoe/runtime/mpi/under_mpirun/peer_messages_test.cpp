@@ -159,7 +159,7 @@ void with_peers(const std::function<void(Communicator&, Peers&, CopyLink&)>& bod
   body(communicator, peers, *link);
 }
 
-TEST(PeerMessages, BringEveryExpertIntact) {
+TEST(PeerMessages, DeliverEveryExpertIntact) {
   with_peers([](Communicator& communicator, Peers& peers, CopyLink& link) {
     for (const Asked& asked : ask_for_all(link, peers, communicator.rank())) {
       const ScheduledCopy& copy = peers.schedule().copies[asked.message];
@@ -170,7 +170,7 @@ TEST(PeerMessages, BringEveryExpertIntact) {
   });
 }
 
-TEST(PeerMessages, OfAnotherVersionAreRefused) {
+TEST(PeerMessages, RefuseAnotherVersion) {
   with_peers([](Communicator& communicator, Peers& peers, CopyLink& link) {
     if (communicator.rank() == RankId{0}) peers.version = 2;
     for (const Asked& asked : ask_for_all(link, peers, communicator.rank())) {
@@ -183,7 +183,7 @@ TEST(PeerMessages, OfAnotherVersionAreRefused) {
   });
 }
 
-TEST(PeerMessages, OfACancelledCopyDoNotTouchItsBufferAndItMayBeAskedForAgain) {
+TEST(PeerMessages, LeaveTheBufferOfACancelledCopyUntouchedAndAllowARetry) {
   with_peers([](Communicator& communicator, Peers& peers, CopyLink& link) {
     const std::vector<Asked> first = ask_for_all(link, peers, communicator.rank());
     for (const Asked& asked : first) link.cancel(asked.id);
