@@ -236,7 +236,7 @@ Rounded ReferencePass::backward(std::size_t l, const Rounded& dy, std::span<cons
       dx.variance[at] += terms * (squared(dy.value[at]) + squared(dx.value[at]));
     }
   });
-  pool_.for_each_index(layer.entries.size(), [&](std::size_t e, std::size_t) {  // entries of an expert ascend
+  pool_.for_each_index(layer.entries.size(), [&](std::size_t e, std::size_t) {  // adds entries in ascending order
     double* sum = &sums.router_gradient[l][e * hidden_];
     for (const std::size_t entry : layer.entries[e]) {
       const std::size_t token = entry / k_ * hidden_;

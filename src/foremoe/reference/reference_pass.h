@@ -24,7 +24,7 @@ struct ReferenceTensors {
   Array<std::vector<double>, 2> output;              // [micro_step][rank] → [tokens][hidden]
   Array<std::vector<double>, 2> input_gradient;      // likewise; empty without backward
   Array<std::vector<double>, 2> expert_gradient;     // [layer][expert] → gate_up, then down
-  std::vector<std::vector<double>> router_gradient;  // [layer] → [experts][hidden], of all tokens
+  std::vector<std::vector<double>> router_gradient;  // [layer] → [experts][hidden], summed over all tokens
 };
 
 struct RoundedTensors : ReferenceTensors {

@@ -1,7 +1,7 @@
 #pragma once
 
 // Rollout Collector: converts routes to loads. Counts each sequence as it finishes. Once the micro-step and rank of
-// every sequence are known, the counts are summed to the load that the planner uses.
+// every sequence are known, sums the counts into the load that the planner uses.
 
 #include <cstddef>
 #include <cstdint>

@@ -34,8 +34,8 @@ class RolloutFollower {
   struct File {
     RoutingTrace header;  // without routes
     int first = 0;        // index of its first sequence in the collector
-    double seen = 0;      // seconds since the follower was made
-    double counted = 0;   // seconds since the follower was made
+    double seen = 0;      // seconds since construction
+    double counted = 0;   // seconds since construction
   };
   const std::map<std::string, File>& files() const { return files_; }  // by name
   double seconds() const;                                              // since construction

@@ -40,15 +40,15 @@ struct RoutingTrace {
   int num_experts = 0;
 
   std::vector<std::int64_t> cu_seqlens;      // [sequences + 1], first token of each sequence; ends with num_tokens
-  std::vector<std::int32_t> prompt_lengths;  // [sequences], tokens; empty when not recorded
-  std::vector<std::int32_t> group_ids;       // [sequences], GRPO group; empty when not recorded
-  std::vector<std::int32_t> micro_step;      // [sequences]; empty when no batching was recorded
-  std::vector<std::int32_t> rank;            // [sequences]; empty when no batching was recorded
+  std::vector<std::int32_t> prompt_lengths;  // [sequences], tokens; empty if not recorded
+  std::vector<std::int32_t> group_ids;       // [sequences], GRPO group; empty if not recorded
+  std::vector<std::int32_t> micro_step;      // [sequences]; empty if no batching was recorded
+  std::vector<std::int32_t> rank;            // [sequences]; empty if no batching was recorded
   std::vector<std::int32_t> layer_ids;       // [layers], layer numbers of the model
   std::string model;
   std::string origin;
-  int ranks = 0;           // of the recorded batching; 0 when none
-  int ranks_per_node = 0;  // of the recorded batching; 0 when none
+  int ranks = 0;           // of the recorded batching; 0 if none
+  int ranks_per_node = 0;  // of the recorded batching; 0 if none
 
   int num_sequences() const { return static_cast<int>(cu_seqlens.size()) - 1; }
   bool has_batching() const { return !micro_step.empty(); }

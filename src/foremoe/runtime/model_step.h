@@ -3,8 +3,8 @@
 // One step of a model on one rank: the loop over a phase's turns, and the activations kept from forward to backward.
 //
 // Memory. Micro-steps in flight share a ring buffer. Each entry stores the input of every layer, the router's weights
-// and the routes. Forward-only phases store none of these and alternate between two inputs. The constructor allocates
-// everything for the largest micro-step of this rank.
+// and the routes. Forward-only phases reuse the memory of one layer and alternate between two inputs. The constructor
+// allocates everything for the largest micro-step of this rank.
 
 #include <vector>
 
@@ -63,7 +63,7 @@ class ModelStep {
 
   At at(const Turn& turn);
   float* x(const MicroStep& micro_step, int layer) const;
-  std::size_t values(const MicroStep& micro_step) const;  // in [tokens][hidden]
+  std::size_t values(const MicroStep& micro_step) const;  // number of values in [tokens][hidden]
   void begin_micro_step(const At& at);
   void pick_missing(const At& at);
   void forward(PhaseExecutor& phase, TurnId turn, const At& at);

@@ -34,7 +34,7 @@ class PeerHomes {
   std::span<const std::byte* const> slot(RankId owner, int buffer) const;        // likewise; staged schedules only
   bool reachable(RankId owner) const;
 
-  // Calls PeerAccess::stop_sharing(). Afterwards this rank must not read its peers' memory either.
+  // Stops sharing, see PeerAccess::stop_sharing(). Afterwards this rank must not read its peers' memory either.
   void stop_sharing() { sharing_.reset(); }
 
   // Publishes the version of this rank's homes (release: pairs with published()).

@@ -3,9 +3,9 @@
 // The micro-batches of an iteration become micro-steps; iterations are concatenated.
 //
 // Megatron counts at the experts' first projection, after dispatch: rank N counts the tokens that its own experts
-// *received* (E/R numbers). The source ranks are lost and assumed to be uniform, which gives exact loads per rank but
-// only approximate traffic. Others log counts at the *source*, over all E experts, under the same keys. num_experts
-// distinguishes the two. Without it, the sums do: at the source, a rank's sum is the same in every layer of a
+// *received* (E/R numbers). Source ranks are not recorded. The importer assumes uniform sources, which makes loads per
+// rank exact but traffic approximate. Others log counts at the *source*, over all E experts, under the same keys.
+// num_experts distinguishes the two. Without it, the sums do: at the source, a rank's sum is equal in every layer of a
 // micro-step; if received, the sums of a rank differ between layers but their total does not.
 
 #include <fmt/format.h>

@@ -133,7 +133,7 @@ void multinomial(Random& random, std::int64_t n, std::span<const double> p, std:
 void apportion(std::int64_t n, std::span<const double> shares, std::int64_t limit, std::span<std::int64_t> counts) {
   const std::size_t size = shares.size();
   assert(static_cast<std::int64_t>(size) * limit >= n);
-  constexpr double kRounding = 1e-6;                         // shares closer than this are equal, or integers
+  constexpr double kRounding = 1e-6;                         // tolerance for equal shares and for integer shares
   std::vector<std::pair<double, std::size_t>> by_remainder;  // largest first
   std::int64_t left = n;
   for (std::size_t e = 0; e < size; ++e) {

@@ -27,8 +27,8 @@ constexpr std::array<Entry, kNumStressWorkloads> kEntries{{{"w0", "balanced"},
                                                            {"w6", "rotating hot spot"},
                                                            {"w7", "bursts"}}};
 
-constexpr double kExpertHeat = 1.5;  // of a rank's fair share
-constexpr double kRankHeat = 3.0;    // of a rank's fair share
+constexpr double kExpertHeat = 1.5;  // relative to a rank's fair share
+constexpr double kRankHeat = 3.0;    // relative to a rank's fair share
 constexpr int kBurstPeriod = 4;
 constexpr int kBurstPhase = 1;
 

@@ -64,7 +64,7 @@ struct ZipfRouting {
 // Popularity of a layer ~ Dirichlet(concentration, …): small values are skewed, 1 is uniform over the simplex.
 struct DirichletRouting {
   double concentration = 0.5;
-  double sequence_concentration = 0.0;  // > 0: per sequence, ~ Dirichlet(this · layer's); 0: the layer's
+  double sequence_concentration = 0.0;  // > 0: popularity per sequence ~ Dirichlet(this · layer's); 0: the layer's
 };
 
 // Popularity ∝ exp(step_spread·N per layer and expert + group_spread·N per group + 0.3·group_spread·N per sequence):

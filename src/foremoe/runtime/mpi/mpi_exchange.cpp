@@ -94,7 +94,7 @@ void MpiExchange::take_back() {
     late.insert(piece.peer);
     if (piece.received() && !piece.cancelled) MPI_Cancel(&piece.request);
   }
-  // A receive in progress cannot be cancelled: it completes, or its peer is dead and the launcher ends the job.
+  // A receive in progress cannot be cancelled: it completes, or the peer is dead and the launcher ends the job.
   constexpr std::chrono::milliseconds kLongest{500};
   Patience patience(kLongest);
   do {

@@ -1,7 +1,7 @@
 #pragma once
 
 // MPI from MPI_Init_thread to MPI_Finalize, and the primitives that the layers above use: private communicators that
-// return errors by value, and waits that sleep and time out. After initialization, only the end of the session waits
+// return errors by value, and waits that sleep and time out. After MPI has started, only the end of the session waits
 // for other processes without a limit.
 
 #include <mpi.h>

@@ -90,7 +90,7 @@ class ThreadGroup {
   int num_reading_ = 0;
   std::uint64_t meetings_ = 0;      // meetings completed
   std::vector<char> sharing_;       // [rank]
-  std::uint64_t shares_ended_ = 0;  // times that the last sharing rank ended
+  std::uint64_t shares_ended_ = 0;  // number of times that all ranks had ended sharing
   bool failed_ = false;
   std::string why_;
   struct Handed {
