@@ -13,7 +13,7 @@ std::vector<double> squares(std::span<const double> values) {
   return result;
 }
 
-// The activation and its slopes at one g.
+// The activation and its derivatives at one g.
 struct Silu {
   explicit Silu(double g)
       : sigmoid(1 / (1 + std::exp(-g))),
@@ -24,7 +24,7 @@ struct Silu {
   double sigmoid, value, slope, curvature, slope_parts;
 };
 
-// Relative errors in units of 2⁻²⁴, half a unit of the last place.
+// Relative errors in units of 2⁻²⁴, half a float32 ULP.
 constexpr double kActivationError = 2 * cpu::kSwigluUnits;
 constexpr double kSlopeError = 2 * cpu::kSwigluSlopeUnits;
 
@@ -110,7 +110,7 @@ Rounded ReferenceExpert::backward(const Rounded& dy, const RoundedSum& gradient)
     }
   }
 
-  // Σ over rows of a[row][·]·b[row][·], and its variance but for the part of the sum itself.
+  // Adds Σ over rows of a[row][·]·b[row][·], and its variance except for the rounding of the sum itself.
   const std::size_t down = gate_up_weights_.size();
   const auto add_outer = [&](const Rounded& a, const Rounded& b, std::size_t first, std::size_t columns) {
     const Product product{.rows = size(rows() == 0 ? 0 : a.value.size() / rows()),

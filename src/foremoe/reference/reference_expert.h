@@ -1,12 +1,11 @@
 #pragma once
 
-// One SwiGLU expert in float64 over gathered rows, as reference_model.h needs it, and what float32 may make of it.
+// One SwiGLU expert in float64 over gathered rows, for reference_model.h, and an estimate of float32 rounding errors.
 //
-// Errors. A variance estimates the mean square of the error that a right computation in float32 has, in units of
-//   (2⁻²⁴)², to first order: every rounding contributes the square of its greatest relative error, and independent
-//   errors add in squares (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019). A sum of n
-//   terms has n roundings, each at most of the size of the sum or of the terms' root sum of squares: n·(sum² + Σ
-//   terms²).
+// Errors. A variance estimates the mean squared error of a correct float32 computation, in units of (2⁻²⁴)², to first
+//   order. Every rounding contributes the square of its maximum relative error, and squares of independent errors add
+//   (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019). A sum of n terms has n roundings,
+//   each bounded by the magnitude of the sum or by the root sum of squares of its terms: n·(sum² + Σ terms²).
 
 #include <span>
 #include <vector>
@@ -19,31 +18,31 @@ inline double squared(double x) { return x * x; }
 
 struct Rounded {
   std::vector<double> value;
-  std::vector<double> variance;  // [of each value]; empty where it is not asked for
+  std::vector<double> variance;  // [value]; empty unless requested
 };
 
-// Where a gradient is added, and its variance if that is asked for.
+// Destination of a gradient, and of its variance if requested.
 struct RoundedSum {
   std::span<double> value;
   std::span<double> variance;
-  double terms = 0;  // of each sum, in all that is added
+  double terms = 0;  // number of terms per sum, over all calls that add to it
 };
 
 class ReferenceExpert {
  public:
-  // `weights`: gate_up, then down; exact in float32 where variances are asked for.
+  // `weights`: gate_up, then down. Variances require weights that are exact in float32.
   ReferenceExpert(ExpertShape shape, std::span<const double> weights);
 
-  // y [rows][hidden] of x [rows][hidden], with variance where x has one; the activations are kept for backward().
+  // Returns y [rows][hidden] from x [rows][hidden], with variances if x has them. Saves activations for backward().
   Rounded forward(Rounded x);
-  // Adds the weights' gradient; returns dx [rows][hidden].
+  // Adds the gradient of the weights. Returns dx [rows][hidden].
   Rounded backward(const Rounded& dy, const RoundedSum& gradient) const;
 
  private:
   struct Weights {
     const double* values = nullptr;
     std::size_t size = 0;
-    std::size_t columns = 0;  // of the product
+    std::size_t columns = 0;  // columns of the product
     std::size_t depth = 0;
     bool transposed = false;
   };

@@ -98,7 +98,7 @@ ReferenceResult ReferenceModel::run(const ReferenceStep& step, ThreadPool& pool)
         const double difference = y.value[i] - dy.value[i];
         result.loss += 0.5 * difference * difference * scale;
         dy.value[i] = difference * scale;
-        // Roundings: of the difference, of the scale, of their product.
+        // Three roundings: of the difference, of the scale and of their product.
         if (step.variances) dy.variance[i] = squared(scale) * y.variance[i] + 3 * squared(dy.value[i]);
       }
       Rounded dx = pass.backward(std::move(dy), rows, result);
@@ -108,7 +108,7 @@ ReferenceResult ReferenceModel::run(const ReferenceStep& step, ThreadPool& pool)
     result.output(m, r) = std::move(y.value);
     if (step.variances) result.variance.output(m, r) = std::move(y.variance);
   });
-  if (step.variances && step.backward) {  // of every sum over rows, the part of the sum itself
+  if (step.variances && step.backward) {  // add the rounding of each sum over rows
     const auto experts = static_cast<std::size_t>(size_.experts);
     for (std::size_t i = 0; i < weights_.expert.size(); ++i) {
       const std::size_t l = i / experts, e = i % experts;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The same model in float64 on one rank without any plan, kernels or communication of ours: what every run is held
-// against. Shares with the runtime only what the seed says (draw) and the routes that were used.
+// Reference for all runs: the same model in float64 on one rank, without plans, ForeMoE's kernels or communication.
+// Shares with the runtime only the drawn tensors (draw) and the routes that were used.
 
 #include <functional>
 #include <span>
@@ -16,10 +16,10 @@ namespace foremoe {
 struct ReferenceStep {
   int micro_steps = 0;
   int ranks = 0;
-  // [token·k + j] of (micro-step, source, layer), kUnassigned (or any negative) where there is none.
+  // Returns [token·k + j] of (micro-step, source, layer); kUnassigned (or any negative id) marks missing experts.
   std::function<std::vector<ExpertId>(MicroStepId, RankId, LayerId)> routes;
   bool backward = false;
-  bool variances = false;  // too; of the first step alone, whose weights are exact
+  bool variances = false;  // compute variances; valid only for the first step, whose weights are exact
 };
 
 struct ReferenceResult : RoundedTensors {
@@ -28,11 +28,11 @@ struct ReferenceResult : RoundedTensors {
 
 class ReferenceModel {
  public:
-  ReferenceModel(const ModelSize& size, ThreadPool& pool);  // weights as drawn, rounded to float32
-  // Micro-step by micro-step and source by source: activations of one of them are alive at a time. The same bits
-  // whatever the number of threads.
+  ReferenceModel(const ModelSize& size, ThreadPool& pool);  // drawn weights, rounded to float32
+  // Runs one source of one micro-step at a time, which limits the memory for activations. Results are bitwise
+  // independent of the number of threads.
   ReferenceResult run(const ReferenceStep& step, ThreadPool& pool) const;
-  // In float64, as cpu/optimizers.h defines it.
+  // Applies the update of cpu/optimizers.h in float64.
   void optimize(const ReferenceResult& gradients, const Optimizer& optimizer, ThreadPool& pool);
 
  private:
@@ -42,8 +42,8 @@ class ReferenceModel {
 
   ModelSize size_;
   ReferenceWeights weights_;
-  std::vector<std::vector<double>> mean_,
-      square_;  // Adam's, [layer·(experts + 1) + expert], routers last; none before its first step
+  // Adam's moments, [layer·(experts + 1) + expert], routers last; empty before the first step.
+  std::vector<std::vector<double>> mean_, square_;
   int steps_ = 0;
 };
 

@@ -13,16 +13,16 @@ constexpr int kMicroSteps = 2, kRanks = 2;
 
 using Values = std::vector<double>;
 
-constexpr double kSlopeTolerance = 1e-7;  // of central differences
+constexpr double kSlopeTolerance = 1e-7;  // error of central differences
 
-// [token·k + j]: tokens with two experts, with one, with none; a source without tokens.
+// [token·k + j]: tokens with two experts, one expert and none; one source has no tokens.
 std::vector<ExpertId> tiny_routes(MicroStepId m, RankId r, LayerId l) {
   if (m.value == 1 && r.value == 1) return {};
   const auto e = [&](int i) { return ExpertId{(i + l.value + m.value) % 3}; };
   return {e(0), e(1), e(2), e(0), kUnassigned, e(1), kUnassigned, kUnassigned};
 }
 
-// The model written once more, a token at a time and without any matrix.
+// Independent implementation of the model, one token at a time and without matrices.
 struct PlainModel {
   std::vector<std::vector<Values>> gate_up, down;  // [layer][expert]
   std::vector<Values> router;                      // [layer]
@@ -100,7 +100,7 @@ struct PlainModel {
     return sum / tokens;
   }
 
-  // Central differences of the loss by every element of `values`, a member of this.
+  // Central differences of the loss with respect to each element of `values`, a member of this object.
   Values differences(Values& values) const {
     constexpr double kStep = 1e-5;
     Values result;
@@ -116,7 +116,7 @@ struct PlainModel {
   }
 };
 
-// Within `tolerance` of the greatest element.
+// Expects errors within `tolerance`, relative to the largest element.
 void expect_near(const Values& x, const Values& expected, double tolerance) {
   ASSERT_EQ(x.size(), expected.size());
   double norm = 0;
@@ -139,7 +139,7 @@ ReferenceResult run_tiny(const ReferenceModel& model, bool backward, std::size_t
   return model.run({.micro_steps = kMicroSteps, .ranks = kRanks, .routes = tiny_routes, .backward = backward}, pool);
 }
 
-TEST(ReferenceModel, OutputsAndLossAreThoseOfAModelWithoutMatrices) {
+TEST(ReferenceModel, OutputsAndLossMatchAModelWithoutMatrices) {
   const PlainModel plain;
   const ReferenceResult result = run_tiny(model_of(kTiny), true);
   for (int m = 0; m < kMicroSteps; ++m) {
@@ -166,7 +166,7 @@ TEST(ReferenceModel, GradientsAreTheSlopesOfTheLoss) {
   }
 }
 
-TEST(ReferenceModel, ForwardAloneHasTheSameOutputsAndNoGradients) {
+TEST(ReferenceModel, ForwardOnlyHasTheSameOutputsAndNoGradients) {
   const ReferenceModel model = model_of(kTiny);
   const ReferenceResult forward = run_tiny(model, false);
   EXPECT_EQ(forward.output, run_tiny(model, true).output);
@@ -183,8 +183,8 @@ TEST(ReferenceModelThread, ResultsDoNotDependOnTheNumberOfThreads) {
   EXPECT_EQ(one.router_gradient, three.router_gradient);
 }
 
-// One token, one expert, hidden 1: y = x + silu(g·x)·(u·x)·d, by hand.
-TEST(ReferenceModel, AgreesWithAModelOfOneNumberWorkedByHand) {
+// One token, one expert, hidden 1: y = x + silu(g·x)·(u·x)·d, computed by hand.
+TEST(ReferenceModel, MatchesAScalarModelComputedByHand) {
   constexpr ModelSize kOne{.layers = 1, .experts = 1, .top_k = 1, .shape = {.hidden = 1, .intermediate = 1}, .seed = 3};
   const auto number = [&](Tensor tensor, std::size_t i = 0) {
     std::vector<float> values(i + 1);
@@ -206,10 +206,10 @@ TEST(ReferenceModel, AgreesWithAModelOfOneNumberWorkedByHand) {
   expect_near(result.expert_gradient(0, 0),
               {dy * d * u * x * slope * x, dy * d * g * x * s * x, dy * g * x * s * u * x}, 1e-14);
   expect_near(result.input_gradient(0, 0), {dy * (1 + d * u * x * slope * g + d * g * x * s * u)}, 1e-14);
-  expect_near(result.router_gradient[0], {0}, 1e-15);  // a softmax over one expert is 1
+  expect_near(result.router_gradient[0], {0}, 1e-15);  // the softmax over one expert is 1
 }
 
-TEST(ReferenceModel, GradientDescentGoesDownhillByTheSlopeSquared) {
+TEST(ReferenceModel, GradientDescentReducesTheLossByRateTimesSquaredGradient) {
   ReferenceModel model = model_of(kTiny);
   const ReferenceResult before = run_tiny(model, true);
   double slope_squared = 0;
@@ -224,8 +224,8 @@ TEST(ReferenceModel, GradientDescentGoesDownhillByTheSlopeSquared) {
   EXPECT_NEAR((before.loss - run_tiny(model, true).loss) / (kRate * slope_squared), 1, 1e-3);
 }
 
-// Adam's first step is rate·sign(gradient); further steps with the same gradient are, too.
-TEST(ReferenceModel, AdamStepsByTheRateWhereTheGradientStays) {
+// Adam's first step is rate·sign(gradient), and so are further steps with the same gradient.
+TEST(ReferenceModel, AdamStepsByTheRateForAConstantGradient) {
   ReferenceModel model = model_of(kTiny), by_hand = model_of(kTiny);
   ReferenceResult gradients = run_tiny(model, true);
   for (auto& gradient : gradients.expert_gradient.flat()) gradient.assign(gradient.size(), 0.25);

@@ -39,10 +39,10 @@ const double* ReferencePass::router_row(std::size_t l, std::size_t entry) const 
   return &weights_.router[l][routes_[l][entry].index() * hidden_];
 }
 
-// Calls f(first entry of a token) for all tokens.
+// Calls f(first entry of the token) for all tokens.
 template <class F>
 void ReferencePass::for_each_token(std::size_t l, const F& f) const {
-  constexpr std::size_t kTokens = 16;  // at a time
+  constexpr std::size_t kTokens = 16;  // tokens per task
   const std::size_t tokens = routes_[l].size() / k_;
   pool_.for_each_index((tokens + kTokens - 1) / kTokens, [&](std::size_t part, std::size_t) {
     for (std::size_t t = part * kTokens; t < std::min(tokens, (part + 1) * kTokens); ++t) f(t * k_);
@@ -57,7 +57,7 @@ void ReferencePass::for_each_chosen(std::size_t l, std::size_t first, const F& f
   }
 }
 
-// Rows of [token][hidden] that an expert's entries name.
+// Gathers the rows of [token][hidden] of an expert's entries.
 Rounded ReferencePass::gather(const Rounded& from, const std::vector<std::size_t>& entries) const {
   const auto gathered = [&](const std::vector<double>& values) {
     std::vector<double> rows;
@@ -72,7 +72,7 @@ Rounded ReferencePass::gather(const Rounded& from, const std::vector<std::size_t
   return {.value = gathered(from.value), .variance = gathered(from.variance)};
 }
 
-// Where the rows of an expert's entries lie among those of all entries.
+// Copies the rows of an expert's entries to their places among all entries.
 void ReferencePass::scatter(const Rounded& rows, const std::vector<std::size_t>& entries, Rounded& of_entry) const {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     std::copy_n(&rows.value[i * hidden_], hidden_, &of_entry.value[entries[i] * hidden_]);
@@ -99,7 +99,7 @@ void ReferencePass::weigh(std::size_t l) {
   });
 }
 
-// d weight_j = weight_j·(d logit_j − Σ weight·d logit); logits are taken in double.
+// d weight_j = weight_j·(d logit_j − Σ weight·d logit); logits are computed in double.
 void ReferencePass::bound_weights(std::size_t l, std::size_t first) {
   Layer& layer = layers_[l];
   const std::vector<double>& weight = layer.weight.value;
@@ -153,7 +153,7 @@ Rounded ReferencePass::forward(std::size_t l, Rounded x) {
   return out;
 }
 
-// Through the experts: dx and d_weight, and the experts' gradients.
+// Backpropagates through the experts: dx, d_weight and the experts' gradients.
 void ReferencePass::backward_experts(std::size_t l, const Rounded& dy, std::span<const double> rows,
                                      EntryGradients& of_entry, RoundedTensors& sums) const {
   const Layer& layer = layers_[l];
@@ -185,7 +185,7 @@ void ReferencePass::backward_experts(std::size_t l, const Rounded& dy, std::span
   });
 }
 
-// Through the softmax of one token: d_logit_j = weight_j·(d_weight_j − Σ weight·d_weight), in double.
+// Backpropagates through the softmax of one token: d_logit_j = weight_j·(d_weight_j − Σ weight·d_weight), in double.
 void ReferencePass::backward_weights(std::size_t l, std::size_t first, EntryGradients& of_entry) const {
   const Rounded &weight = layers_[l].weight, &d_weight = of_entry.d_weight;
   const bool bounded = !weight.variance.empty();
@@ -216,7 +216,7 @@ Rounded ReferencePass::backward(std::size_t l, const Rounded& dy, std::span<cons
       .dx = zeros(entries * hidden_, bounded), .d_weight = zeros(entries, bounded), .d_logit = zeros(entries, bounded)};
   backward_experts(l, dy, rows, of_entry, sums);
 
-  Rounded dx = dy;  // of the residual connection
+  Rounded dx = dy;  // residual connection
   for_each_token(l, [&](std::size_t first) {
     backward_weights(l, first, of_entry);
     const std::size_t token = first / k_ * hidden_;
@@ -236,7 +236,7 @@ Rounded ReferencePass::backward(std::size_t l, const Rounded& dy, std::span<cons
       dx.variance[at] += terms * (squared(dy.value[at]) + squared(dx.value[at]));
     }
   });
-  pool_.for_each_index(layer.entries.size(), [&](std::size_t e, std::size_t) {  // an expert's entries are ascending
+  pool_.for_each_index(layer.entries.size(), [&](std::size_t e, std::size_t) {  // adds entries in ascending order
     double* sum = &sums.router_gradient[l][e * hidden_];
     for (const std::size_t entry : layer.entries[e]) {
       const std::size_t token = entry / k_ * hidden_;

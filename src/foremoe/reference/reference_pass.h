@@ -1,10 +1,10 @@
 #pragma once
 
-// Forward and backward of one source in one micro-step of the reference, over all layers: what reference_model.h adds
-// up. Each value has the variance of its rounding where that is asked for (reference_expert.h).
+// Forward and backward of one source in one micro-step of the reference, over all layers; reference_model.h sums the
+// results. Values carry rounding variances if requested (reference_expert.h).
 //
-// Entries are [token·k + j]; the rows of an expert are its entries, ascending. Threads share the tokens, or the
-// experts: each writes what belongs to its own.
+// Entries are [token·k + j]. The rows of an expert are its entries, in ascending order. Threads split the tokens or the
+// experts, and each thread writes only results of its own part.
 
 #include <span>
 #include <vector>
@@ -24,34 +24,34 @@ struct ReferenceTensors {
   Array<std::vector<double>, 2> output;              // [micro_step][rank] → [tokens][hidden]
   Array<std::vector<double>, 2> input_gradient;      // likewise; empty without backward
   Array<std::vector<double>, 2> expert_gradient;     // [layer][expert] → gate_up, then down
-  std::vector<std::vector<double>> router_gradient;  // [layer] → [experts][hidden], of all tokens
+  std::vector<std::vector<double>> router_gradient;  // [layer] → [experts][hidden], summed over all tokens
 };
 
 struct RoundedTensors : ReferenceTensors {
-  ReferenceTensors variance;  // of rounding in float32, see reference_expert.h; empty unless asked for
+  ReferenceTensors variance;  // float32 rounding, see reference_expert.h; empty unless requested
 };
 
 class ReferencePass {
  public:
-  // `routes` [layer][entry].
+  // `routes`: [layer][entry].
   ReferencePass(const ModelSize& size, const ReferenceWeights& weights, ThreadPool& pool,
                 std::vector<std::vector<ExpertId>> routes);
 
-  // Exact x.
+  // Runs all layers on an exact input.
   Rounded forward(std::vector<double> input, bool variances);
 
-  // From the gradient of the output to that of the input; adds to the gradients of experts and routers, and to their
-  // variances if dy has one. `rows` [layer][expert]: of the step.
+  // Computes the gradient of the input from that of the output. Adds to the gradients of experts and routers, and to
+  // their variances if dy has one. `rows` [layer][expert]: rows of the whole step.
   Rounded backward(Rounded dy, const Array<double, 2>& rows, RoundedTensors& sums);
 
  private:
   struct Layer {
-    Rounded x;                                      // [token][hidden], what came in
+    Rounded x;                                      // [token][hidden], input of the layer
     Rounded weight;                                 // [entry]
     std::vector<std::vector<std::size_t>> entries;  // [expert]
   };
 
-  // What a layer's backward has of every entry.
+  // Gradients of all entries of a layer.
   struct EntryGradients {
     Rounded dx;        // [entry][hidden], through the expert
     Rounded d_weight;  // [entry]

@@ -25,7 +25,7 @@ std::string key_of(const std::vector<RoutesUsed>& steps) {
   return hash.hex();
 }
 
-// Where a route was recorded the run used it.
+// Whether the run used every recorded route.
 bool replayed(const RoutesUsed& used, const ReplayRoutes& recorded) {
   std::vector<ExpertId> routes;
   for (std::size_t m = 0; m < used.extent(0); ++m) {
@@ -43,11 +43,11 @@ bool replayed(const RoutesUsed& used, const ReplayRoutes& recorded) {
   return true;
 }
 
-// A tensor of the run beside that of the reference.
+// A tensor of the run and the corresponding tensor of the reference.
 struct Compared {
   std::span<const float> x;
   std::span<const double> reference;
-  std::span<const double> variance;  // empty where the reference has none
+  std::span<const double> variance;  // empty if the reference has no variances
   std::string name;
 };
 
@@ -108,7 +108,7 @@ class Comparison {
     }
   }
 
-  // Every rank has the part of its own tokens.
+  // Sums the ranks' gradients, each of which covers the rank's own tokens.
   void routers(const Visit& visit) const {
     const Array<std::vector<float>, 2>& x = result_.router_gradient;
     for (std::size_t l = 0; l < x.extent(0); ++l) {
@@ -163,12 +163,12 @@ void ReferenceRuns::compute(const PhaseOutcome& outcome, int steps, ThreadPool& 
   }
 }
 
-// Variances cost more than the reference itself, and are rarely needed.
+// Computes variances only on demand: they cost more than the reference itself and are rarely needed.
 void ReferenceRuns::judge_rounding(const PhaseOutcome& outcome, Agreement& agreement, ThreadPool& pool) {
   if (first_.variance.output.empty()) {
     ReferenceStep with_variances = step(outcome.routes.front());
     with_variances.variances = true;
-    first_ = {};  // its memory is needed
+    first_ = {};  // free its memory first
     first_ = ReferenceModel(model_, pool).run(with_variances, pool);
   }
   std::size_t values = 0;
@@ -192,7 +192,7 @@ Agreement ReferenceRuns::compare(const PhaseOutcome& outcome, const ReplayRoutes
   const auto steps = std::max<std::size_t>(outcome.losses.size(), 1);
   const std::string key = key_of(outcome.routes);
   if (key != key_ || losses_.size() < steps) {
-    key_.clear();  // until it is done
+    key_.clear();  // invalid until compute() succeeds
     compute(outcome, static_cast<int>(steps), pool);
     key_ = key;
   }

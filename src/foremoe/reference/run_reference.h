@@ -1,6 +1,6 @@
 #pragma once
 
-// A run held against the reference: every tensor that it computed, and the loss of every step.
+// Comparison of a run with the reference: every tensor of the first step, and the loss of every step.
 
 #include <cstdint>
 #include <optional>
@@ -12,28 +12,28 @@
 
 namespace foremoe {
 
-// A tensor is right when it is within kMaxRelativeError of the reference, relative to the reference's greatest element.
-// Where terms nearly cancel in every element, as they do in tensors of a few elements, float32 cannot keep so many
-// digits; then each element must be within what rounding explains (reference_expert.h, tensor_error.h).
+// A tensor is correct if its error is within kMaxRelativeError of the reference's largest element. If terms nearly
+// cancel in every element, which happens in tensors of a few elements, float32 does not have enough digits. Then every
+// element must be within its rounding error (reference_expert.h, tensor_error.h).
 inline constexpr double kMaxRelativeError = 1e-5;
-inline constexpr double kMaxLossError = 1e-4;  // of the loss of a step, relative; after SGD steps
+inline constexpr double kMaxLossError = 1e-4;  // relative error of a step's loss; checked for SGD
 
 struct Agreement {
-  double max_relative_error = 0;  // of all tensors of the first step; see relative_error()
-  bool within_rounding = true;    // rounding explains every tensor that is off by more than kMaxRelativeError
-  std::string worst;              // the tensor that is off most, of those that rounding does not explain if there are
-                                  // any: "output of micro-step 3, rank 1"
-  double max_loss_error = 0;      // of all steps, relative
-  bool routes_replayed = true;    // every recorded route was used as it was recorded
+  double max_relative_error = 0;  // maximum over tensors of the first step; see relative_error()
+  bool within_rounding = true;    // rounding explains all tensors beyond kMaxRelativeError
+  std::string worst;              // tensor with the largest error, preferably one that rounding does not explain:
+                                  // "output of micro-step 3, rank 1"
+  double max_loss_error = 0;      // maximum relative error over steps
+  bool routes_replayed = true;    // the run used every recorded route
 
   bool tensors_equal() const { return max_relative_error <= kMaxRelativeError || within_rounding; }
-  bool equal(Optimizer::Kind optimizer) const;  // Adam's later losses are reported, not judged
+  bool equal(Optimizer::Kind optimizer) const;  // Adam's later losses are reported but not checked
 };
 
-// Remembers the last reference: runs of several policies mostly use the same routes. At rank 0, after the run.
+// Compares runs with the reference, at rank 0. Caches the last reference: most policies use the same routes.
 class ReferenceRuns {
  public:
-  // Of phases without backward too when `backward`: one reference then serves both.
+  // `backward`: also compute gradients for phases without backward, so that one reference serves both kinds.
   ReferenceRuns(const ModelSize& model, const Optimizer& optimizer, bool backward)
       : model_(model), optimizer_(optimizer), backward_(backward) {}
 
@@ -47,8 +47,8 @@ class ReferenceRuns {
   ModelSize model_;
   Optimizer optimizer_;
   bool backward_ = false;
-  std::string key_;             // of the routes that `first_` and `losses_` are for
-  ReferenceResult first_;       // of the first step; with variances once they were asked for
+  std::string key_;             // hash of the routes of `first_` and `losses_`
+  ReferenceResult first_;       // first step; includes variances after the first request
   std::vector<double> losses_;  // [step]
 };
 

@@ -19,7 +19,7 @@ using testing::HasSubstr;
 constexpr ModelSize kTiny{.layers = 2, .experts = 3, .top_k = 2, .shape = {.hidden = 3, .intermediate = 2}, .seed = 7};
 constexpr std::size_t kMicroSteps = 2, kRanks = 2, kLayers = 2;
 
-// Three tokens: with two experts, without a route, with one.
+// Three tokens: one with two experts, one without a route, one with one expert.
 class TinyRoutes final : public ReplayRoutes {
  public:
   int top_k() const override { return kTiny.top_k; }
@@ -30,7 +30,7 @@ class TinyRoutes final : public ReplayRoutes {
   }
 };
 
-// What a run without any fault comes to: the reference itself, in float32.
+// Outcome of a correct run: the reference itself, rounded to float32.
 PhaseOutcome faultless(const Optimizer& optimizer, int steps) {
   PhaseOutcome outcome;
   RoutesUsed used({kMicroSteps, kRanks, kLayers});
@@ -38,7 +38,7 @@ PhaseOutcome faultless(const Optimizer& optimizer, int steps) {
     for (std::size_t r = 0; r < kRanks; ++r) {
       for (std::size_t l = 0; l < kLayers; ++l) {
         TinyRoutes().gather(MicroStepId{m}, RankId{r}, LayerId{l}, used(m, r, l));
-        used(m, r, l)[2] = ExpertId{1};  // what the router picked
+        used(m, r, l)[2] = ExpertId{1};  // the router's choice
         used(m, r, l)[3] = ExpertId{2};
       }
     }
@@ -64,7 +64,7 @@ PhaseOutcome faultless(const Optimizer& optimizer, int steps) {
       in_floats(result.input_gradient, outcome.result.input_gradient);
       in_floats(result.expert_gradient, outcome.result.expert_gradient);
       outcome.result.router_gradient = Array<std::vector<float>, 2>({kLayers, kRanks});
-      for (std::size_t l = 0; l < kLayers; ++l) {  // all of it from one rank
+      for (std::size_t l = 0; l < kLayers; ++l) {  // one rank holds the whole gradient
         outcome.result.router_gradient(l, 1) = {result.router_gradient[l].begin(), result.router_gradient[l].end()};
       }
     }
@@ -78,7 +78,7 @@ Agreement compare(const PhaseOutcome& outcome, const Optimizer& optimizer = {}) 
   return ReferenceRuns(kTiny, optimizer, true).compare(outcome, TinyRoutes(), pool);
 }
 
-TEST(RunReference, AFaultlessRunIsEqualToItsReference) {
+TEST(RunReference, ACorrectRunMatchesItsReference) {
   const Agreement agreement = compare(faultless({}, 3));
   EXPECT_TRUE(agreement.equal(Optimizer::Kind::kSgd));
   EXPECT_LT(agreement.max_relative_error, 1e-7);
@@ -108,16 +108,16 @@ TEST(RunReference, ADifferenceInAnyTensorIsFoundAndNamed) {
       "router gradient of layer 0", [](StepResult & r) -> auto& { return r.router_gradient(0, 1); });
 }
 
-TEST(RunReference, ARecordedRouteThatWasNotReplayedIsNotEqual) {
+TEST(RunReference, ARouteThatWasNotReplayedIsAMismatch) {
   PhaseOutcome outcome = faultless({}, 1);
   outcome.routes[0](0, 1, 1)[0] = ExpertId{0};
   EXPECT_FALSE(compare(outcome).routes_replayed);
   outcome = faultless({}, 1);
-  outcome.routes[0](0, 1, 1)[2] = kNoExpert;  // the router picked nothing
+  outcome.routes[0](0, 1, 1)[2] = kNoExpert;  // the router chose no expert
   EXPECT_FALSE(compare(outcome).routes_replayed);
 }
 
-TEST(RunReference, LaterLossesAreJudgedAfterSgdAndToldAfterAdam) {
+TEST(RunReference, LaterLossesAreCheckedForSgdAndReportedForAdam) {
   for (const Optimizer::Kind kind : {Optimizer::Kind::kSgd, Optimizer::Kind::kAdam}) {
     const Optimizer optimizer{.kind = kind, .rate = 0.01F};
     PhaseOutcome outcome = faultless(optimizer, 3);
@@ -128,7 +128,7 @@ TEST(RunReference, LaterLossesAreJudgedAfterSgdAndToldAfterAdam) {
   }
 }
 
-TEST(RunReference, ARememberedReferenceServesOtherPoliciesAndForwardOnlyPhases) {
+TEST(RunReference, ACachedReferenceServesOtherPoliciesAndForwardOnlyPhases) {
   ThreadPool pool(1);
   ReferenceRuns reference(kTiny, {}, true);
   PhaseOutcome outcome = faultless({}, 1);
@@ -136,11 +136,11 @@ TEST(RunReference, ARememberedReferenceServesOtherPoliciesAndForwardOnlyPhases) 
   outcome.losses.clear();
   outcome.result.expert_gradient = {};
   EXPECT_TRUE(reference.compare(outcome, TinyRoutes(), pool).equal(Optimizer::Kind::kSgd));
-  for (auto& routes : outcome.routes[0].flat()) routes[2] = ExpertId{0};  // another pick: another reference
+  for (auto& routes : outcome.routes[0].flat()) routes[2] = ExpertId{0};  // a different choice changes the reference
   EXPECT_FALSE(reference.compare(outcome, TinyRoutes(), pool).equal(Optimizer::Kind::kSgd));
 }
 
-// What a run of this width comes to on two ranks, and the routes that it replays.
+// A run of a narrow model on two ranks: its outcome, and the routes that it replays.
 struct NarrowRun {
   LoadTable load;
   std::unique_ptr<ReplayRoutes> routes;
@@ -172,8 +172,8 @@ std::unique_ptr<NarrowRun> run_narrow(ExpertShape shape, std::uint64_t seed) {
   return narrow;
 }
 
-// In tensors of a few elements all may be sums that nearly cancel: five digits are then more than float32 has.
-TEST(RunReferenceThread, RightResultsAreEqualHoweverNarrowTheModelAndWrongOnesAreNot) {
+// In small tensors, every element may be a sum that nearly cancels, which leaves fewer than five correct digits.
+TEST(RunReferenceThread, NarrowModelsAcceptCorrectAndRejectWrongResults) {
   ThreadPool pool(1);
   int beyond_five_digits = 0;
   for (const ExpertShape shape : {ExpertShape{1, 1}, ExpertShape{1, 2}, ExpertShape{2, 1}, ExpertShape{2, 2}}) {

@@ -8,7 +8,7 @@ namespace foremoe {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kUnit = 0x1.0p-24;  // of variances: the greatest relative error of a rounding to float32
+constexpr double kUnit = 0x1.0p-24;  // unit of variances: maximum relative error of rounding to float32
 
 }  // namespace
 

@@ -1,22 +1,22 @@
 #pragma once
 
-// How far a tensor that was computed in float32 is from its reference in float64.
+// Error of a float32 tensor relative to its float64 reference.
 
 #include <cstddef>
 #include <span>
 
 namespace foremoe {
 
-// ‖x − reference‖∞ ÷ ‖reference‖∞; where the reference is 0 everywhere: 0 if x is, else infinity. Infinity also when
-// the sizes differ or x holds what is not a number.
+// ‖x − reference‖∞ ÷ ‖reference‖∞. If the reference is all zeros: 0 if x is too, otherwise infinity. Also infinity if
+// sizes differ or x contains NaN.
 double relative_error(std::span<const float> x, std::span<const double> reference);
 
-// The greatest |x − reference| ÷ standard deviation of its rounding. Where nothing can have been rounded: 0 if x is the
-// reference, else infinity. Infinity also as above.
+// Maximum of |x − reference| ÷ standard deviation of its rounding. If the deviation is 0: 0 if x equals the reference,
+// otherwise infinity. Also infinity in the cases of relative_error().
 double deviations(std::span<const float> x, std::span<const double> reference, std::span<const double> variance);
 
-// What deviations() is below for n right values: a Gaussian exceeds it anywhere among them with a probability below
-// 1 ÷ n, and no rounding is as wild as that, its greatest error counting as the standard deviation.
+// Upper bound of deviations() for n correct values. The probability that any of n Gaussian values exceeds it is below 1
+// ÷ n. Rounding errors vary less: the standard deviation assumes the maximum error of each rounding.
 double most_deviations(std::size_t n);
 
 }  // namespace foremoe

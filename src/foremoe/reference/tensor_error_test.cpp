@@ -9,7 +9,7 @@
 namespace foremoe {
 namespace {
 
-TEST(RelativeError, IsTheGreatestDifferenceOverTheGreatestReference) {
+TEST(RelativeError, IsTheLargestDifferenceOverTheLargestReference) {
   EXPECT_DOUBLE_EQ(relative_error(std::vector{1.5F, -4.0F}, std::vector{1.0, -4.0}), 0.125);
   EXPECT_EQ(relative_error(std::vector{0.0F, 0.0F}, std::vector{0.0, 0.0}), 0);
   EXPECT_EQ(relative_error({}, {}), 0);

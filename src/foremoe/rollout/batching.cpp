@@ -23,7 +23,7 @@ struct Part {
   std::int64_t size = 0;
   int first = kNone;
   int last = kNone;
-  int lowest = kNone;  // item, for ties
+  int lowest = kNone;  // lowest item, for ties
 
   friend bool operator<(const Part& a, const Part& b) {  // larger parts first
     return a.size != b.size ? a.size > b.size : a.lowest < b.lowest;
@@ -31,9 +31,9 @@ struct Part {
 };
 
 struct Tuple {
-  std::vector<Part> parts;  // larger first; the other num_parts − parts.size() are empty
+  std::vector<Part> parts;  // larger first; the remaining num_parts − parts.size() are empty
   std::int64_t spread = 0;
-  int lowest = kNone;  // item
+  int lowest = kNone;  // lowest item
 };
 
 struct LessUrgent {
@@ -42,7 +42,7 @@ struct LessUrgent {
   }
 };
 
-// Part i of a, counted from the largest, meets part i of b, counted from the smallest.
+// Merges the i-th largest part of a with the i-th smallest part of b.
 Tuple merge_tuples(Tuple a, Tuple b, std::size_t num_parts, std::vector<int>& next) {
   if (a.parts.size() < b.parts.size()) std::swap(a.parts, b.parts);
   for (std::size_t j = 0; j < b.parts.size(); ++j) {
@@ -65,12 +65,12 @@ Tuple merge_tuples(Tuple a, Tuple b, std::size_t num_parts, std::vector<int>& ne
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Bins of this capacity that any packing needs (Martello and Toth's bound L2): for each threshold t, the items above
-// half the capacity need a bin each, those above capacity − t a whole one, and what the others leave free must hold
-// the items of at least t. Items do not exceed the capacity.
+// Lower bound on the number of bins of this capacity (Martello and Toth's bound L2). For each threshold t: every item
+// above half the capacity needs its own bin, items above capacity − t leave no room for items of at least t, and the
+// other items of at least t fill the free space, then new bins. Items must not exceed the capacity.
 std::int64_t least_bins(std::vector<std::int64_t> sizes, std::int64_t capacity) {
   std::ranges::sort(sizes, std::greater<>{});
-  std::vector<std::int64_t> sum(sizes.size() + 1, 0);  // of the largest so many
+  std::vector<std::int64_t> sum(sizes.size() + 1, 0);  // [n]: sum of the n largest
   std::partial_sum(sizes.begin(), sizes.end(), sum.begin() + 1);
   const auto num_such = [&](auto&& large_enough) {
     return std::ranges::partition_point(sizes, large_enough) - sizes.begin();
@@ -79,7 +79,7 @@ std::int64_t least_bins(std::vector<std::int64_t> sizes, std::int64_t capacity) 
   std::int64_t bins = std::max(large, ceil_div(sum.back(), capacity));
   for (std::size_t i = static_cast<std::size_t>(large); i < sizes.size(); ++i) {
     const std::int64_t t = sizes[i];
-    if (i + 1 < sizes.size() && sizes[i + 1] == t) continue;  // the last of equals stands for all
+    if (i + 1 < sizes.size() && sizes[i + 1] == t) continue;  // visit only the last of equal sizes
     const std::int64_t whole = num_such([&](std::int64_t s) { return s > capacity - t; });
     const std::int64_t free =
         (large - whole) * capacity - (sum[static_cast<std::size_t>(large)] - sum[static_cast<std::size_t>(whole)]);
@@ -89,7 +89,7 @@ std::int64_t least_bins(std::vector<std::int64_t> sizes, std::int64_t capacity) 
   return bins;
 }
 
-// Over so many micro-steps and the ranks of each; nothing when some rank would get too much.
+// Distributes over num_micro_steps micro-steps and their ranks; nullopt if a rank exceeds tokens_per_rank.
 std::optional<Batching> try_micro_steps(std::span<const std::int64_t> lengths, int num_micro_steps, int num_ranks,
                                         std::int64_t tokens_per_rank) {
   const std::vector<int> micro_step = karmarkar_karp(lengths, num_micro_steps);
@@ -197,7 +197,7 @@ Batching balanced_batching(std::span<const std::int64_t> lengths, const Batching
   }
   const std::int64_t bins = least_bins({lengths.begin(), lengths.end()}, options.tokens_per_rank);
   int micro_steps = static_cast<int>(std::max<std::int64_t>(1, ceil_div(bins, options.num_ranks)));
-  // Ends at the latest with a micro-step for each sequence, which always fits.
+  // Terminates at the latest with one micro-step per sequence, which always fits.
   auto batching = try_micro_steps(lengths, micro_steps, options.num_ranks, options.tokens_per_rank);
   while (!batching) {
     batching = try_micro_steps(lengths, ++micro_steps, options.num_ranks, options.tokens_per_rank);

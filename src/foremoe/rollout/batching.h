@@ -1,6 +1,6 @@
 #pragma once
 
-// Which sequence runs on which rank in which micro-step: as the trainer recorded it, or balanced by tokens.
+// Assignment of sequences to micro-steps and ranks: recorded by the trainer, or balanced by tokens.
 
 #include <cstdint>
 #include <span>
@@ -16,7 +16,7 @@ struct Batching {
   int num_micro_steps = 0;
   int num_ranks = 0;
   int ranks_per_node = 0;
-  bool recorded = false;                // taken from the trace
+  bool recorded = false;                // from the trace
   std::vector<MicroStepId> micro_step;  // [sequences]
   std::vector<RankId> rank;             // [sequences]
 };
@@ -28,34 +28,34 @@ struct BatchedTrace {
 };
 
 struct BatchingOptions {
-  int num_ranks = 0;                    // 0: as recorded; it is an error when nothing was recorded
-  int ranks_per_node = 0;               // 0: as recorded, else min(8, ranks)
-  std::int64_t tokens_per_rank = 8192;  // bound on each rank's tokens in one micro-step
+  int num_ranks = 0;                    // 0: as recorded; an error if no batching was recorded
+  int ranks_per_node = 0;               // 0: as recorded, otherwise min(8, ranks)
+  std::int64_t tokens_per_rank = 8192;  // maximum tokens per rank and micro-step
 };
 
-// Recorded batching when the options ask for no rank count or the same one; otherwise balanced by tokens. Throws
-// InputError as balanced_batching, and when neither trace nor options tell the rank count.
+// Returns the recorded batching if the options specify no rank count or the recorded one; otherwise balances by tokens.
+// Throws InputError as balanced_batching(), and if neither trace nor options give a rank count.
 Batching make_batching(const RoutingTrace& trace, const BatchingOptions& options);
 
-// The sequences are spread over as few micro-steps as fit, by Karmarkar–Karp on tokens, first over micro-steps, then
-// over ranks. No rank gets more than tokens_per_rank: where Karmarkar–Karp does not manage, one more micro-step is
-// tried. Micro-steps, and ranks within, come in the order of their first sequence. num_ranks must be given. A
-// sequence longer than tokens_per_rank is an InputError; `name` is where lengths come from, for messages.
+// Distributes sequences over as few micro-steps as possible, by Karmarkar–Karp on tokens: first over micro-steps, then
+// over ranks. No rank gets more than tokens_per_rank: if Karmarkar–Karp exceeds it, tries one more micro-step.
+// Micro-steps, and ranks within them, are numbered by their first sequence. num_ranks is required. A sequence longer
+// than tokens_per_rank is an InputError. `name`: source of the lengths, for messages.
 Batching balanced_batching(std::span<const std::int64_t> lengths, const BatchingOptions& options,
                            const std::string& name);
 
-// Splitting numbers into k parts of nearly equal sums.
+// Partitions numbers into k parts with nearly equal sums.
 //
-// Method: the largest differencing method for k parts (Karmarkar and Karp 1982). Every number starts as a tuple of
-// k parts, all empty but one. The two tuples of largest spread (largest minus smallest part) are merged, the largest
-// part of one with the smallest of the other, until one tuple is left. A heuristic: no bound on the largest part is
-// promised; in practice the spread shrinks like n^(−c·log n), far below that of greedy placement.
+// Method: the largest differencing method for k parts (Karmarkar and Karp 1982). Every number starts as a tuple of k
+// parts, all empty except one. Repeatedly merges the two tuples with the largest spread (largest minus smallest part),
+// combining the largest part of one with the smallest of the other, until one tuple remains. A heuristic without a
+// bound on the largest part; in practice, the spread shrinks like n^(−c·log n), far faster than with greedy placement.
 //
-// Empty parts are not stored, so n numbers need memory for n parts; time is O(n · (log n + k log k)).
-// Ties go to the tuple, or part, with the lowest item, so the result is a function of the sizes alone.
+// Empty parts are not stored, so memory is O(n); time is O(n · (log n + k log k)). Ties go to the tuple, or part, with
+// the lowest item, so the result depends only on the sizes.
 //
-// Returns the part of each item. Parts are numbered by their lowest item; with fewer items than parts the last are
-// empty.
+// Returns the part of each item. Parts are numbered by their lowest item; with fewer items than parts, the last parts
+// are empty.
 std::vector<int> karmarkar_karp(std::span<const std::int64_t> sizes, int num_parts);
 
 }  // namespace foremoe

@@ -16,7 +16,7 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// [micro_step * ranks + rank], tokens.
+// Tokens per [micro_step * ranks + rank].
 std::vector<std::int64_t> tokens_of(const Batching& batching, const std::vector<std::int64_t>& lengths) {
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(batching.num_micro_steps * batching.num_ranks), 0);
   for (std::size_t s = 0; s < lengths.size(); ++s) {
@@ -44,7 +44,7 @@ RoutingTrace recorded_trace() {
   return trace;
 }
 
-TEST(Batching, IsTheRecordedOneWhenNoOrTheSameRankCountIsAskedFor) {
+TEST(Batching, UsesTheRecordedBatchingForNoOrTheSameRankCount) {
   for (const int ranks : {0, 4}) {
     const Batching batching = make_batching(recorded_trace(), {.num_ranks = ranks, .tokens_per_rank = 1});
     EXPECT_TRUE(batching.recorded);
@@ -57,14 +57,14 @@ TEST(Batching, IsTheRecordedOneWhenNoOrTheSameRankCountIsAskedFor) {
   EXPECT_EQ(make_batching(recorded_trace(), {.ranks_per_node = 1}).ranks_per_node, 1);
 }
 
-TEST(Batching, IsMadeAnewForAnotherRankCount) {
+TEST(Batching, IsRecomputedForAnotherRankCount) {
   const Batching batching = make_batching(recorded_trace(), {.num_ranks = 2, .tokens_per_rank = 20});
   EXPECT_FALSE(batching.recorded);
   EXPECT_EQ(batching.num_micro_steps, 1);
   EXPECT_EQ(batching.ranks_per_node, 2);
 }
 
-TEST(Batching, NeverGivesARankMoreThanItsTokens) {
+TEST(Batching, NeverExceedsTheTokensOfARank) {
   Random random(5);
   for (int round = 0; round < 300; ++round) {
     const std::int64_t limit = 1 + static_cast<std::int64_t>(random.below(100));
@@ -75,7 +75,7 @@ TEST(Batching, NeverGivesARankMoreThanItsTokens) {
     const Batching batching = balanced_batching(lengths, {.num_ranks = ranks, .tokens_per_rank = limit}, "random");
     EXPECT_LE(std::ranges::max(tokens_of(batching, lengths)), limit);
     EXPECT_EQ(batching.num_ranks, ranks);
-    // No micro-step without a sequence, and they come in the order of their first.
+    // Every micro-step has a sequence, and micro-steps are ordered by their first sequence.
     int known = 0;
     for (const MicroStepId m : batching.micro_step) {
       EXPECT_LE(m.value, known);
@@ -85,11 +85,11 @@ TEST(Batching, NeverGivesARankMoreThanItsTokens) {
   }
 }
 
-TEST(Batching, TakesNoMoreMicroStepsThanTheTokensNeed) {
+TEST(Batching, UsesNoMoreMicroStepsThanNecessary) {
   EXPECT_EQ(balanced_batching(std::vector<std::int64_t>(64, 128), {.num_ranks = 8, .tokens_per_rank = 256}, "")
                 .num_micro_steps,
             4);
-  // Two of 129 do not fit in 256: half the tokens of each rank stay unused, and no attempt is made to use them.
+  // Two sequences of 129 do not fit in 256: half of each rank's capacity remains unused.
   EXPECT_EQ(balanced_batching(std::vector<std::int64_t>(64, 129), {.num_ranks = 8, .tokens_per_rank = 256}, "")
                 .num_micro_steps,
             8);
@@ -104,14 +104,14 @@ TEST(Batching, SpreadsTokensEvenly) {
   EXPECT_LE(static_cast<double>(most - least), 0.05 * static_cast<double>(most));
 }
 
-TEST(Batching, GivesEverySequenceOnARankOfItsOwnWhenNothingElseFits) {
+TEST(Batching, UsesOneSequencePerMicroStepIfNoTwoFit) {
   const Batching batching =
       balanced_batching(std::vector<std::int64_t>(5, 10), {.num_ranks = 1, .tokens_per_rank = 10}, "");
   EXPECT_EQ(batching.num_micro_steps, 5);
   EXPECT_THAT(batching.rank, Each(RankId{0}));
 }
 
-TEST(Batching, RefusesASequenceLongerThanARankTakes) {
+TEST(Batching, RejectsASequenceAboveTokensPerRank) {
   const RoutingTrace trace = make_random_trace({.lengths = {5, 60, 7}}).first;
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 59}),
             "random: cu_seqlens[1]: a sequence of 60 tokens is longer than the 59 that a rank takes in a micro-step "
@@ -119,7 +119,7 @@ TEST(Batching, RefusesASequenceLongerThanARankTakes) {
   EXPECT_EQ(complaint_of(trace, {.num_ranks = 2, .tokens_per_rank = 60}), "");
 }
 
-TEST(Batching, RefusesOptionsThatMeanNothing) {
+TEST(Batching, RejectsInvalidOptions) {
   const RoutingTrace trace = make_random_trace({.lengths = {5}}).first;
   EXPECT_THAT(complaint_of(trace, {}), HasSubstr("give the number of `ranks`"));
   EXPECT_THAT(complaint_of(trace, {.num_ranks = -1}), HasSubstr("ranks: must be an integer from 0 to 65536 (is -1)"));

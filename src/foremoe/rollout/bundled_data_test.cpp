@@ -1,4 +1,4 @@
-// The bundled load tables and recorded rollouts: they load, and count as numpy counts them.
+// Checks that bundled load tables and rollouts can be read, and that counts agree with numpy.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,14 +39,14 @@ TEST_F(BundledData, EveryLoadTableHasItsShape) {
   }
 }
 
-TEST_F(BundledData, LoadTablesHaveTheDigestsThatHashlibGives) {
+TEST_F(BundledData, LoadTableDigestsMatchHashlib) {
   EXPECT_EQ(load_digest(read_load(path("load-q30-ep8"))),
             "12d66f8fef38c41901e38b00318756224805be2c61a3958895af38d1191bcf56");
   EXPECT_EQ(load_digest(read_load(path("load-v3-ep64-bursty"))),
             "029d04ae2f46da6f3124f0213e16e6bbeb07c5773091fdcf4459658339251b10");
 }
 
-TEST_F(BundledData, TheMathRolloutCountsAsNumpyBincountCountsIt) {
+TEST_F(BundledData, TheMathRolloutMatchesNumpyBincount) {
   const RoutingTrace trace = read_trace(path("rollout-math-full"));
   const Batching batching = make_batching(trace, {});
   EXPECT_TRUE(batching.recorded);
@@ -58,7 +58,7 @@ TEST_F(BundledData, TheMathRolloutCountsAsNumpyBincountCountsIt) {
   }
 }
 
-TEST_F(BundledData, TheSmallMathRolloutIsTwoLayersOfTheWhole) {
+TEST_F(BundledData, TheSmallMathRolloutIsTwoLayersOfTheFullOne) {
   const RoutingTrace small = read_trace(path("rollout-math"));
   const RoutingTrace whole = read_trace(path("rollout-math-full"));
   EXPECT_THAT(small.layer_ids, testing::ElementsAre(0, 7));
@@ -81,12 +81,12 @@ TEST_F(BundledData, TheMixedRolloutIsBatchedByTokens) {
   EXPECT_FALSE(trace.has_batching());
   check_routes(trace);
   const Batching batching = make_batching(trace, {.num_ranks = 8, .tokens_per_rank = 1'024});
-  EXPECT_LE(batching.num_micro_steps, 14);  // 96,247 tokens ÷ 8,192 is 11.7; sequences do not split
+  EXPECT_LE(batching.num_micro_steps, 14);  // 96,247 tokens ÷ 8,192 is 11.7; sequences are not split
   ThreadPool pool(2);
   const LoadTable table = collect(trace, batching, pool);
   std::int64_t assignments = 0;
   for (const Tokens t : table.load.flat()) assignments += t.value;
-  EXPECT_EQ(assignments, (trace.num_tokens - trace.num_sequences()) * 8 * 8);  // the last token of each has no route
+  EXPECT_EQ(assignments, (trace.num_tokens - trace.num_sequences()) * 8 * 8);  // last tokens of sequences have no route
 }
 
 }  // namespace

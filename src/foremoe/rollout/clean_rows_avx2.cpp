@@ -14,8 +14,8 @@ namespace {
 constexpr std::size_t kVector = sizeof(__m256i);
 using Vector = std::array<std::byte, kVector>;
 
-// Byte shuffle that rotates every row of RowBytes bytes by so many entries. Rows do not cross 16 bytes, the reach
-// of the instruction.
+// Byte shuffle that rotates every row by `entries` entries. Rows do not cross 16-byte lanes, as the instruction
+// requires.
 template <std::size_t EntryBytes, std::size_t TopK>
 constexpr Vector rotation(std::size_t entries) {
   constexpr std::size_t kRow = EntryBytes * TopK;
@@ -53,8 +53,8 @@ __attribute__((target("avx2"))) inline __m256i broadcast(int value) {
   if constexpr (EntryBytes == 4) return _mm256_set1_epi32(value);
 }
 
-// Two entries of a row are some rotation apart, and rotation by i entries sees the same pairs as by TopK − i: the
-// first half of them tells all.
+// Every pair of entries coincides under some rotation, and rotations by i and TopK − i compare the same pairs. Half of
+// the rotations are therefore sufficient.
 template <std::size_t EntryBytes, std::size_t TopK>
 __attribute__((target("avx2"))) bool clean_rows(const std::byte* rows, std::size_t bytes, int num_experts) {
   static constexpr std::array<Vector, 4> kRotations{rotation<EntryBytes, TopK>(1), rotation<EntryBytes, TopK>(2 % TopK),
@@ -66,7 +66,7 @@ __attribute__((target("avx2"))) bool clean_rows(const std::byte* rows, std::size
   Vector tail;
   for (std::size_t i = 0; i < bytes; i += kVector) {
     const std::byte* at = rows + i;
-    if (bytes - i < kVector) {  // the last rows, the very last one repeated
+    if (bytes - i < kVector) {  // the last rows, padded with copies of the last one
       constexpr std::size_t kRow = EntryBytes * TopK;
       for (std::size_t j = 0; j < kVector; j += kRow) {
         std::memcpy(tail.data() + j, j < bytes - i ? at + j : rows + bytes - kRow, kRow);

@@ -133,7 +133,7 @@ LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPoo
   const RouteShape shape = shape_of(trace);
   const auto num_ranks = static_cast<std::size_t>(batching.num_ranks);
 
-  // A task owns the cells of one (micro-step, rank), so tasks never write to the same place.
+  // Each task owns the cells of one (micro-step, rank), so tasks never write to the same cell.
   std::vector<std::vector<int>> sequences_of(static_cast<std::size_t>(batching.num_micro_steps) * num_ranks);
   for (int s = 0; s < trace.num_sequences(); ++s) {
     const auto i = static_cast<std::size_t>(s);
@@ -152,7 +152,7 @@ LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPoo
       if (!counters[worker]->count(routes, trace.sequence_length(s), counts, layer_stride)) malformed = true;
     }
   });
-  if (malformed) check_routes(trace);  // throws for the first in file order
+  if (malformed) check_routes(trace);  // throws for the first malformed row in file order
   return table;
 }
 

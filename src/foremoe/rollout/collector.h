@@ -1,7 +1,7 @@
 #pragma once
 
-// The Rollout Collector: from routes to loads. Sequences are counted as they finish; once it is known which
-// micro-step and rank runs each, their counts become the load that the planner works on.
+// Rollout Collector: converts routes to loads. Counts each sequence as it finishes. Once the micro-step and rank of
+// every sequence are known, sums the counts into the load that the planner uses.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +20,8 @@
 
 namespace foremoe {
 
-// Takes sequences in any order, from any thread. Routes may be forgotten after add(): what stays is one counter per
-// (sequence, layer, expert), each sequence's in the narrowest unsigned type that holds its largest count.
+// Accepts sequences in any order, from any thread. Routes are not needed after add(): the collector stores one counter
+// per (sequence, layer, expert), in the narrowest unsigned type that fits the sequence's largest count.
 class RolloutCollector {
  public:
   struct Shape {
@@ -32,17 +32,17 @@ class RolloutCollector {
   // `name` is for messages and display.
   explicit RolloutCollector(const Shape& shape, std::string name = {});
 
-  // One finished sequence, routes [token][layer][top_k]. Throws InputError when the number was used before, the
-  // bytes are no whole number of tokens, or a row is malformed; then nothing is kept.
+  // Adds one finished sequence, routes [token][layer][top_k]. Throws InputError and stores nothing if the number was
+  // already used, the bytes are not a whole number of tokens, or a row is malformed.
   void add(int sequence, RouteType type, std::span<const std::byte> routes);
 
   std::size_t num_sequences() const;
   std::size_t bytes_of_counts() const;
 
-  // Tokens of sequences 0, 1, …: what batching by tokens needs. Throws InputError when a number is missing.
+  // Lengths in tokens of sequences 0, 1, …, as needed for batching. Throws InputError if a number is missing.
   std::vector<std::int64_t> sequence_lengths() const;
 
-  // Throws InputError unless the batching speaks of exactly the sequences that finished.
+  // Throws InputError unless the batching covers exactly the finished sequences.
   LoadTable to_load_table(const Batching& batching) const;
 
  private:
@@ -58,11 +58,11 @@ class RolloutCollector {
   Shape shape_;
   std::string name_;
   mutable std::mutex mutex_;
-  std::map<int, Sequence> sequences_;  // guarded by mutex_; entries do not change once there
+  std::map<int, Sequence> sequences_;  // guarded by mutex_; entries never change after insertion
 };
 
-// Straight from a trace, which is swept once, in parallel over (micro-step, rank). Throws InputError for the first
-// malformed row of the trace, whatever the number of threads.
+// Counts a whole trace in one sweep, in parallel over (micro-step, rank). Throws InputError for the first malformed row
+// of the trace, independent of the number of threads.
 LoadTable collect(const RoutingTrace& trace, const Batching& batching, ThreadPool& pool);
 
 }  // namespace foremoe

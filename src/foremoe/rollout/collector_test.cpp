@@ -79,7 +79,7 @@ TEST(Collect, DoesNotDependOnTheNumberOfThreads) {
   }
 }
 
-TEST(Collect, NamesTheFirstMalformedRowWhateverTheNumberOfThreads) {
+TEST(Collect, NamesTheFirstMalformedRowForAnyNumberOfThreads) {
   auto [trace, bytes] = make_random_trace({.lengths = {10, 10, 10, 10}, .num_layers = 2, .top_k = 2});
   const Batching batching = make_batching(trace, {.num_ranks = 4, .tokens_per_rank = 10});
   for (const std::size_t token : {15, 23, 35}) (*bytes)[token * 4 + 3] = std::byte{200};
@@ -90,7 +90,7 @@ TEST(Collect, NamesTheFirstMalformedRowWhateverTheNumberOfThreads) {
   }
 }
 
-TEST(Collect, RefusesATableBeyondAllMemory) {
+TEST(Collect, RejectsATableAboveTheLimits) {
   const RoutingTrace trace = make_random_trace({.lengths = {1, 1}}).first;
   ThreadPool pool(1);
   Batching batching = make_batching(trace, {.num_ranks = 1});
@@ -99,7 +99,7 @@ TEST(Collect, RefusesATableBeyondAllMemory) {
   EXPECT_THAT(complaint_of([&] { collect(trace, batching, pool); }), HasSubstr("beyond all limits"));
 }
 
-TEST(RolloutCollector, AgreesWithTheTraceWhateverTheOrderOfArrival) {
+TEST(RolloutCollector, MatchesTheTraceForAnyOrderOfArrival) {
   const RoutingTrace trace = some_trace();
   const Batching batching = some_batching(trace);
   ThreadPool pool(1);
@@ -115,7 +115,7 @@ TEST(RolloutCollector, AgreesWithTheTraceWhateverTheOrderOfArrival) {
   }
 }
 
-TEST(RolloutCollector, TakesSequencesFromSeveralThreads) {
+TEST(RolloutCollector, AcceptsSequencesFromSeveralThreads) {
   const RoutingTrace trace = some_trace();
   const Batching batching = some_batching(trace);
   RolloutCollector collector = collector_for(trace);
@@ -142,7 +142,7 @@ TEST(RolloutCollector, KeepsCountsInTheNarrowestType) {
   EXPECT_EQ(collector.bytes_of_counts(), 4U + 8U + 16U);
 }
 
-TEST(RolloutCollector, BatchesWhatItCollectedByTokens) {
+TEST(RolloutCollector, BatchesCollectedSequencesByTokens) {
   const RoutingTrace trace = some_trace();
   RolloutCollector collector = collector_for(trace);
   for (int s = 0; s < trace.num_sequences(); ++s) collector.add(s, trace.type, routes_of(trace, s));
@@ -152,7 +152,7 @@ TEST(RolloutCollector, BatchesWhatItCollectedByTokens) {
   EXPECT_EQ(streamed.micro_step, some_batching(trace).micro_step);
 }
 
-TEST(RolloutCollector, RefusesWhatItCannotCount) {
+TEST(RolloutCollector, RejectsInvalidSequences) {
   RolloutCollector collector({.num_layers = 2, .top_k = 2, .num_experts = 300}, "rollout");
   const std::vector<std::uint16_t> good{0, 299, 5, 6};
   const std::vector<std::uint16_t> twice{0, 299, 6, 6};
@@ -168,7 +168,7 @@ TEST(RolloutCollector, RefusesWhatItCannotCount) {
   EXPECT_EQ(collector.num_sequences(), 1U);
 }
 
-TEST(RolloutCollector, SaysWhichSequenceTheBatchingLacks) {
+TEST(RolloutCollector, NamesTheSequenceThatDoesNotMatchTheBatching) {
   RolloutCollector collector({.num_layers = 1, .top_k = 1, .num_experts = 4}, "rollout");
   const std::vector<std::byte> routes(3, std::byte{1});
   collector.add(0, RouteType::kU8, routes);

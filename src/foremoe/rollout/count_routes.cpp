@@ -14,11 +14,11 @@ namespace foremoe {
 
 namespace {
 
-constexpr std::size_t kTokensPerFlush = std::numeric_limits<std::uint16_t>::max();  // no counter can overflow before
-constexpr std::size_t kBytesPerCheck = 512;  // validated at once: enough to amortise a call, few enough to stay hot
+constexpr std::size_t kTokensPerFlush = std::numeric_limits<std::uint16_t>::max();  // 16-bit counters do not overflow
+constexpr std::size_t kBytesPerCheck = 512;  // per check: amortises the call, and stays in cache
 
-// Adds one valid row. Entries of eight bytes are loaded together and taken apart by shifts: a quarter faster than
-// a load for each.
+// Adds one valid row. Loads entries eight bytes at a time and extracts them by shifts: a quarter faster than one load
+// per entry.
 template <class Id>
 void scatter(const std::byte* row, std::size_t top_k, std::uint16_t* counts) {
   using Unsigned = std::make_unsigned_t<Id>;
@@ -61,7 +61,7 @@ bool RouteCounter::count(const std::byte* routes, std::int64_t num_tokens, std::
   while (left > 0) {
     const std::size_t tokens = std::min(left, kTokensPerFlush);
     const bool valid = count_some(routes, tokens);
-    flush(counts, layer_stride);  // also leaves the histogram empty when a row was malformed
+    flush(counts, layer_stride);  // also clears the histogram if a row was malformed
     if (!valid) return false;
     routes += tokens * shape_.token_bytes();
     left -= tokens;
@@ -117,7 +117,7 @@ bool RouteCounter::count_row_by_row(const std::byte* rows, std::size_t num_token
       if (is_missing<Id>(rows, top_k)) continue;
       ++row_;
       for (std::size_t k = 0; k < top_k; ++k) {
-        const std::size_t e = load_entry<std::make_unsigned_t<Id>>(rows, k);  // a negative id is too large as well
+        const std::size_t e = load_entry<std::make_unsigned_t<Id>>(rows, k);  // negative ids become too large
         if (e >= seen_.size() || seen_[e] == row_) return false;
         seen_[e] = row_;
         ++counts[e];

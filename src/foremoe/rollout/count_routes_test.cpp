@@ -20,7 +20,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// One at a time, by route(): [layer][expert].
+// Counts one row at a time with route(): [layer][expert].
 std::vector<std::int64_t> counted_slowly(const RoutingTrace& trace) {
   std::vector<std::int64_t> counts(static_cast<std::size_t>(trace.num_layers * trace.num_experts), 0);
   std::vector<ExpertId> row(static_cast<std::size_t>(trace.top_k));
@@ -74,11 +74,11 @@ void expect_every_kernel_right(const RandomTrace& shape) {
   EXPECT_EQ(find_fault(shape_of(trace), trace.routes, trace.num_tokens), std::nullopt);
 }
 
-TEST(CountRoutes, AgreesWithCountingOneByOneForEveryTypeAndShape) {
+TEST(CountRoutes, MatchesCountingOneByOneForEveryTypeAndShape) {
   for (const RandomTrace& shape : shapes()) expect_every_kernel_right(shape);
 }
 
-TEST(CountRoutes, AgreesWithCountingOneByOneOverManyBlocksOfTokens) {
+TEST(CountRoutes, MatchesCountingOneByOneOverManyBlocks) {
   for (const int experts : {9, 64, 65, 128}) {
     for (const int layers : {8, 13, 16}) {
       expect_every_kernel_right(
@@ -87,7 +87,7 @@ TEST(CountRoutes, AgreesWithCountingOneByOneOverManyBlocksOfTokens) {
   }
 }
 
-TEST(CountRoutes, AddsToWhatIsThereWithTheStrideOfTheCaller) {
+TEST(CountRoutes, AddsToExistingCountsWithTheCallersStride) {
   const auto trace = make_random_trace({.lengths = {9}, .num_layers = 2}).first;
   std::vector<std::int64_t> counts(2 * 20, 100);
   EXPECT_TRUE(RouteCounter(shape_of(trace)).count(trace.routes, trace.num_tokens, counts.data(), 20));
@@ -97,21 +97,21 @@ TEST(CountRoutes, AddsToWhatIsThereWithTheStrideOfTheCaller) {
   }
 }
 
-TEST(CountRoutes, CountsPastTheRangeOfItsNarrowCounters) {
-  constexpr std::int64_t kTokens = 200'000;  // one expert gets them all
+TEST(CountRoutes, CountsBeyondTheRangeOf16BitCounters) {
+  constexpr std::int64_t kTokens = 200'000;  // one expert gets all of them
   const std::vector<std::byte> routes(kTokens, std::byte{3});
   std::vector<std::int64_t> counts(4, 0);
   EXPECT_TRUE(RouteCounter({.num_experts = 4}).count(routes.data(), kTokens, counts.data(), 4));
   EXPECT_THAT(counts, testing::ElementsAre(0, 0, 0, kTokens));
 }
 
-// A small trace of which one entry at a time is damaged.
+// A small trace with one damaged entry at a time.
 class DamagedRoutes : public testing::TestWithParam<RouteType> {
  protected:
   static constexpr int kLayers = 11;
   static constexpr int kTokens = 60;
 
-  // Entry i becomes `value`; every kernel must reject the trace, and the fault must be this entry of the same row.
+  // Sets entry i to `value`. Every kernel must reject the trace, and the fault must be at `entry` of the same row.
   void expect_fault(std::size_t i, std::int32_t value, std::size_t entry) {
     const std::size_t bytes_each = size_of(GetParam());
     const std::vector<std::byte> saved = *bytes_;
@@ -127,8 +127,8 @@ class DamagedRoutes : public testing::TestWithParam<RouteType> {
     std::ranges::copy(saved, bytes_->begin());
   }
 
-  // Calls f with the number of every entry of the first two tokens. The one missing token is so far behind that it
-  // does not share their fate of being looked at row by row.
+  // Calls f with the index of every entry of the first two tokens. The only missing token is far behind, so that its
+  // row-by-row check excludes them.
   void for_each_entry(int top_k, const std::function<void(std::size_t)>& f) {
     std::tie(trace_, bytes_) = make_random_trace(
         {.type = GetParam(), .lengths = {kTokens}, .num_layers = kLayers, .top_k = top_k, .num_experts = 20});
@@ -140,7 +140,7 @@ class DamagedRoutes : public testing::TestWithParam<RouteType> {
   std::shared_ptr<std::vector<std::byte>> bytes_;
 };
 
-TEST_P(DamagedRoutes, AreRejectedForAnIdOutOfRangeWhereverItIs) {
+TEST_P(DamagedRoutes, AreRejectedForAnIdOutOfRangeAtAnyEntry) {
   for (const int top_k : {2, 6, 8}) {
     for_each_entry(top_k, [&](std::size_t i) {
       for (const std::int32_t value : {20, -1, -2}) expect_fault(i, value, i % static_cast<std::size_t>(top_k));
@@ -148,7 +148,7 @@ TEST_P(DamagedRoutes, AreRejectedForAnIdOutOfRangeWhereverItIs) {
   }
 }
 
-TEST_P(DamagedRoutes, AreRejectedForAnyTwoEntriesThatAreTheSame) {
+TEST_P(DamagedRoutes, AreRejectedForAnyTwoEqualEntries) {
   for (const std::size_t top_k : {2U, 4U, 6U, 8U}) {
     for_each_entry(static_cast<int>(top_k), [&](std::size_t i) {
       const std::size_t k = i % top_k;
@@ -170,7 +170,7 @@ std::string name_of(const testing::TestParamInfo<RouteType>& type) {
 INSTANTIATE_TEST_SUITE_P(EveryType, DamagedRoutes,
                          testing::Values(RouteType::kU8, RouteType::kU16, RouteType::kI16, RouteType::kI32), name_of);
 
-TEST(CountRoutes, SaysWhatIsWrongWithARow) {
+TEST(CountRoutes, DescribesTheFaultOfARow) {
   auto [trace, bytes] = make_random_trace({.lengths = {4}, .num_layers = 2, .num_experts = 8});
   const auto complaint = [&, &trace = trace, &bytes = bytes](std::size_t at, int value) -> std::string {
     const std::byte saved = (*bytes)[at];
@@ -200,7 +200,7 @@ TEST(Route, ThrowsOnAnIdOutOfRangeAndMarksMissingRows) {
   EXPECT_THROW(trace.route(0, LayerId{0}, row), InputError);
 }
 
-TEST(RouteType, IsTheNarrowestWhoseSentinelIsNoExpert) {
+TEST(RouteType, IsTheNarrowestTypeWhoseSentinelIsNotAnExpert) {
   EXPECT_EQ(narrowest_route_type(255), RouteType::kU8);
   EXPECT_EQ(narrowest_route_type(256), RouteType::kU16);
   EXPECT_EQ(narrowest_route_type(65'535), RouteType::kU16);

@@ -1,15 +1,15 @@
 #include "foremoe/rollout/route_kernels.h"
 
-// Counting without scattering, for the commonest shape: one byte per entry, top-8, at most 128 experts.
+// Counting without a scatter, for the most common shape: one byte per entry, top-8, at most 128 experts.
 //
-// Eight rows, one per 64-bit lane, become two words of bits each: bit e is set when the row has expert e (a shift
-// by 64 or more gives nothing, so ids beyond a word, and the sentinel, vanish). Counting is then the addition of
-// single bits, done for 64 experts of eight layers at once: counter number e keeps its bit b in bit e of plane b, and
-// four tokens enter through three full adders each. Eight planes count to 255; then they are taken apart.
+// Eight rows, one per 64-bit lane, become two words of bits each: bit e is set if the row contains expert e. Shifts by
+// 64 or more produce 0, which drops the sentinel and ids outside the word. Counting then adds single bits, for 64
+// experts of eight layers at once: bit b of counter e is bit e of plane b, and three full adders add four tokens. Eight
+// planes count to 255, and are then unpacked.
 
 #if defined(__x86_64__)
 
-#if !defined(__clang__)  // the intrinsics of g++ 12 warn of their own undefined values (gcc bug 105593)
+#if !defined(__clang__)  // g++ 12 warns about undefined values in its own intrinsics (gcc bug 105593)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
@@ -25,17 +25,17 @@ namespace foremoe {
 
 namespace {
 
-constexpr std::size_t kRows = 8;      // layers counted together: 8 rows of 8 bytes are one vector
-constexpr std::size_t kWords = 2;     // of 64 experts
-constexpr std::size_t kPlanes = 8;    // bits of a counter
-constexpr std::size_t kTogether = 4;  // tokens
+constexpr std::size_t kRows = 8;      // layers counted together: 8 rows of 8 bytes fill a vector
+constexpr std::size_t kWords = 2;     // words of 64 experts
+constexpr std::size_t kPlanes = 8;    // bits per counter
+constexpr std::size_t kTogether = 4;  // tokens added together
 constexpr std::size_t kTokensPerBlock = 255 / kTogether * kTogether;
 
 struct Bits {
   __m512i word[kWords];
 };
 
-// Bits of eight rows. Clears `valid` unless each is all sentinel, or distinct and in range.
+// Converts eight rows to bits. Clears `valid` unless each row is all sentinel, or distinct and in range.
 FOREMOE_AVX512 inline __attribute__((always_inline)) Bits bits_of(const std::byte* rows, __m512i num_experts,
                                                                   bool& valid) {
   const __m512i v = _mm512_loadu_si512(rows);
@@ -47,7 +47,7 @@ FOREMOE_AVX512 inline __attribute__((always_inline)) Bits bits_of(const std::byt
     bits.word[0] = _mm512_or_si512(bits.word[0], _mm512_sllv_epi64(one, id));
     bits.word[1] = _mm512_or_si512(bits.word[1], _mm512_sllv_epi64(one, _mm512_sub_epi64(id, _mm512_set1_epi64(64))));
   }
-  // Two entries of a row are 1, 2, 3 or 4 places apart, around the row.
+  // Any two entries of a row are 1, 2, 3 or 4 places apart, cyclically.
   const __mmask64 repeated =
       _mm512_cmpeq_epi8_mask(v, _mm512_ror_epi64(v, 8)) | _mm512_cmpeq_epi8_mask(v, _mm512_ror_epi64(v, 16)) |
       _mm512_cmpeq_epi8_mask(v, _mm512_ror_epi64(v, 24)) | _mm512_cmpeq_epi8_mask(v, _mm512_ror_epi64(v, 32));
@@ -57,7 +57,7 @@ FOREMOE_AVX512 inline __attribute__((always_inline)) Bits bits_of(const std::byt
   return bits;
 }
 
-// The counters of eight layers and 64 experts.
+// Counters of eight layers and 64 experts.
 struct Counters {
   __m512i plane[kPlanes];
 };
@@ -80,9 +80,9 @@ FOREMOE_AVX512 inline __attribute__((always_inline)) void add(Counters& c, __m51
   }
 }
 
-// Adds the counters of one layer to its histogram of so many experts, at most 64.
+// Adds the counters of one layer to its histogram of `experts` experts, at most 64.
 FOREMOE_AVX512 void flush(const Counters& c, std::size_t row, std::uint16_t* histogram, std::size_t experts) {
-  __m512i count = _mm512_setzero_si512();  // a byte per expert, from the highest bit down
+  __m512i count = _mm512_setzero_si512();  // one byte per expert, built from the highest bit down
   for (std::size_t b = kPlanes; b-- > 0;) {
     alignas(64) std::array<std::uint64_t, kRows> bits;
     _mm512_store_si512(bits.data(), c.plane[b]);
@@ -94,9 +94,9 @@ FOREMOE_AVX512 void flush(const Counters& c, std::size_t row, std::uint16_t* his
   for (std::size_t e = 0; e < experts; ++e) histogram[e] = static_cast<std::uint16_t>(histogram[e] + counts[e]);
 }
 
-// At most kTokensPerBlock tokens; with a group of eight layers after the other, the counters stay in registers. The
-// last group ends with the last layer and repeats what the one before it has counted: those rows are not flushed.
-// Groups stride over the block, which memory does not foresee: meanwhile the next block is fetched line by line.
+// Counts at most kTokensPerBlock tokens. Processes eight layers at a time, so that counters stay in registers. The last
+// group of eight ends with the last layer and may overlap the previous group; repeated rows are not flushed. The
+// strided access defeats the hardware prefetcher, so the next block is prefetched line by line.
 FOREMOE_AVX512 bool count_block(const RouteShape& shape, const std::byte* rows, std::size_t num_tokens,
                                 std::uint16_t* histogram) {
   static constexpr auto kMissing = [] {
@@ -118,7 +118,7 @@ FOREMOE_AVX512 bool count_block(const RouteShape& shape, const std::byte* rows, 
     for (std::size_t t = 0; t < num_tokens; t += kTogether) {
       Bits bits[kTogether];
       for (std::size_t i = 0; i < kTogether; ++i, ahead += sizeof(__m512i)) _mm_prefetch(ahead, _MM_HINT_T1);
-      for (std::size_t i = 0; i < kTogether; ++i) {  // what is past the end has no route
+      for (std::size_t i = 0; i < kTogether; ++i) {  // rows past the end are missing
         bits[i] = bits_of(t + i < num_tokens ? group + (t + i) * token_bytes : kMissing.data(), num_experts, valid);
       }
       for (std::size_t w = 0; w < kWords; ++w) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a file says it is, by the `format` of its metadata, and how much it may claim.
+// Kind of a file, from the `format` in its metadata, and limits on the sizes that it may claim.
 
 #include <cstdint>
 #include <string>
@@ -10,11 +10,11 @@
 
 namespace foremoe {
 
-// Far above any model or cluster, and low enough that a damaged file is refused before memory is asked for in its name.
+// Far above any model or cluster, yet low enough to reject a damaged file before memory is allocated for it.
 inline constexpr std::int64_t kMaxExperts = std::int64_t{1} << 16;
 inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 16;
-inline constexpr std::int64_t kMaxLoadCells = std::int64_t{1} << 32;       // of a load table: 32 GiB
-inline constexpr std::int64_t kMaxTokensPerLayer = std::int64_t{1} << 53;  // of a micro-step: exact as double too
+inline constexpr std::int64_t kMaxLoadCells = std::int64_t{1} << 32;       // per load table: 32 GiB
+inline constexpr std::int64_t kMaxTokensPerLayer = std::int64_t{1} << 53;  // per micro-step; exact as double
 inline constexpr int kDefaultRanksPerNode = 8;
 
 enum class FileKind : std::uint8_t { kTrace, kLoad, kPlan };
@@ -23,7 +23,7 @@ inline constexpr std::string_view kTraceFormat = "foremoe.trace/1";
 inline constexpr std::string_view kLoadFormat = "foremoe.load/1";
 inline constexpr std::string_view kPlanFormat = "foremoe.plan/1";
 
-// Throw InputError when the file is none of these, or of a version that this build does not read.
+// Throw InputError if the file has no known format, or a version that this build does not read.
 FileKind file_kind(const Safetensors& file);
 FileKind file_kind(const std::string& path);
 void expect_format(const Safetensors& file, std::string_view format);

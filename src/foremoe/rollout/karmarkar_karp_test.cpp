@@ -18,7 +18,7 @@ std::vector<std::int64_t> sums(const std::vector<std::int64_t>& sizes, const std
   return sum;
 }
 
-// The smallest largest part, over all assignments.
+// Minimum of the largest part over all assignments.
 std::int64_t best(const std::vector<std::int64_t>& sizes, int num_parts) {
   std::vector<int> part(sizes.size(), 0);
   std::int64_t result = std::numeric_limits<std::int64_t>::max();
@@ -47,7 +47,7 @@ TEST(KarmarkarKarp, IsNearTheOptimumOnSmallInstances) {
     const std::int64_t largest = std::ranges::max(sums(sizes, karmarkar_karp(sizes, num_parts), num_parts));
     const std::int64_t least = best(sizes, num_parts);
     EXPECT_GE(largest, least);
-    EXPECT_LE(3 * largest, 4 * least + 3);  // 4/3 of the optimum, as greedy placement promises
+    EXPECT_LE(3 * largest, 4 * least + 3);  // 4/3 of the optimum, the guarantee of greedy placement
     ours += static_cast<double>(largest);
     optimum += static_cast<double>(least);
   }
@@ -59,7 +59,7 @@ TEST(KarmarkarKarp, NumbersPartsByTheirLowestItem) {
   EXPECT_THAT(karmarkar_karp(std::vector<std::int64_t>{4, 4, 4, 4}, 1), ElementsAre(0, 0, 0, 0));
 }
 
-TEST(KarmarkarKarp, LeavesNoPartEmptyWhenThereAreItemsEnough) {
+TEST(KarmarkarKarp, LeavesNoPartEmptyIfThereAreEnoughItems) {
   const std::vector<std::int64_t> zeros(7, 0);
   std::vector<int> part = karmarkar_karp(zeros, 5);
   std::ranges::sort(part);
@@ -67,7 +67,7 @@ TEST(KarmarkarKarp, LeavesNoPartEmptyWhenThereAreItemsEnough) {
   EXPECT_THAT(part, ElementsAre(0, 1, 2, 3, 4));
 }
 
-TEST(KarmarkarKarp, TakesNoItems) { EXPECT_TRUE(karmarkar_karp({}, 3).empty()); }
+TEST(KarmarkarKarp, AcceptsNoItems) { EXPECT_TRUE(karmarkar_karp({}, 3).empty()); }
 
 }  // namespace
 }  // namespace foremoe

@@ -3,7 +3,7 @@
 // foremoe.load/1: the counts of a load table as a safetensors file (docs/users/formats.md).
 //
 //   load  [micro_steps, layers, ranks, experts]  U16, U32, I32 or I64; tokens, never negative
-//   metadata: num_experts, top_k, ranks_per_node; name and whatever else the writer wants to tell
+//   metadata: num_experts, top_k, ranks_per_node; optional name and other entries
 
 #include <string>
 
@@ -12,12 +12,12 @@
 
 namespace foremoe {
 
-// Throws InputError naming file, field and index. The table's name is the metadata's, else the file's stem.
+// Throws InputError with file, field and index. The table's name comes from the metadata, or else is the file's stem.
 LoadTable read_load(const Safetensors& file);
 LoadTable read_load(const std::string& path);
 
-// In the narrowest of U16, U32 and I64 that holds the largest load. `extra` metadata (origin, parameters, …) may
-// not replace what the format defines.
+// Uses the narrowest of U16, U32 and I64 that fits the largest load. `extra` metadata (origin, parameters, …) cannot
+// override entries of the format.
 void write_load(const LoadTable& table, const std::string& path, const Metadata& extra = {});
 
 }  // namespace foremoe

@@ -59,7 +59,7 @@ TEST_F(LoadFile, SurvivesTheRoundTripInTheNarrowestType) {
   }
 }
 
-TEST_F(LoadFile, IsTheSameBytesEveryTime) {
+TEST_F(LoadFile, IsDeterministic) {
   const LoadTable table{.load = Array<Tokens, 4>({1, 1, 2, 4}, Tokens{3}), .name = "x"};
   write_load(table, path_);
   const auto first = Safetensors::open(path_);
@@ -70,14 +70,14 @@ TEST_F(LoadFile, IsTheSameBytesEveryTime) {
   std::filesystem::remove(path_ + "2");
 }
 
-TEST(LoadReader, TakesEveryTypeOfTheFormat) {
+TEST(LoadReader, ReadsEveryTypeOfTheFormat) {
   EXPECT_EQ(complaint(std::vector<std::uint16_t>(8, 1), {1, 1, 2, 4}), "");
   EXPECT_EQ(complaint(std::vector<std::uint32_t>(8, 1), {1, 1, 2, 4}), "");
   EXPECT_EQ(complaint(std::vector<std::int32_t>(8, 1), {1, 1, 2, 4}), "");
   EXPECT_EQ(complaint(std::vector<std::int64_t>(8, 1), {1, 1, 2, 4}), "");
 }
 
-TEST(LoadReader, NamesFieldAndIndexOfWhatIsWrong) {
+TEST(LoadReader, NamesFieldAndIndexOfAFault) {
   std::vector<std::int32_t> values(2 * 3 * 2 * 4, 1);
   EXPECT_EQ(complaint(values, {2, 3, 2, 4}), "");
   values[1 * 24 + 2 * 8 + 1 * 4 + 3] = -5;
@@ -111,7 +111,7 @@ TEST(LoadReader, RefusesMetadataThatIsMissingOrOutOfRange) {
               HasSubstr("__metadata__.ranks_per_node: must be an integer from 1 to 65536 (is '0')"));
   EXPECT_THAT(with("num_experts", "99999999999999999999"), HasSubstr("__metadata__.num_experts"));
   EXPECT_EQ(with("format", "foremoe.load/2"), "l: __metadata__.format: 'foremoe.load/2', expected foremoe.load/1");
-  EXPECT_EQ(with("ranks_per_node", "8"), "");  // one node, not full
+  EXPECT_EQ(with("ranks_per_node", "8"), "");  // a single, partly filled node
 }
 
 TEST(LoadReader, RefusesEveryTruncation) {
@@ -121,7 +121,7 @@ TEST(LoadReader, RefusesEveryTruncation) {
   }
 }
 
-TEST(FileKind, IsWhatTheFormatSays) {
+TEST(FileKind, MatchesTheFormat) {
   const auto kind = [](const char* format) {
     return file_kind(Safetensors::parse(to_safetensors({}, {{"format", format}}), "f"));
   };

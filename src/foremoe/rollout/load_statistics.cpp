@@ -17,7 +17,7 @@ double mean(std::span<const std::int64_t> values) {
   return static_cast<double>(sum(values)) / static_cast<double>(values.size());
 }
 
-// Experts at home: [rank].
+// Rank loads with all experts at home: [rank].
 std::vector<std::int64_t> rank_loads(std::span<const std::int64_t> expert_loads, std::span<const RankId> home,
                                      int num_ranks) {
   std::vector<std::int64_t> loads(static_cast<std::size_t>(num_ranks), 0);
@@ -25,7 +25,7 @@ std::vector<std::int64_t> rank_loads(std::span<const std::int64_t> expert_loads,
   return loads;
 }
 
-// Expert loads of every micro-step of a layer. [micro_step][expert].
+// Expert loads of every micro-step of a layer: [micro_step][expert].
 Array<std::int64_t, 2> expert_loads_of(const LoadTable& table, LayerId layer) {
   Array<std::int64_t, 2> loads({table.load.extent(0), table.load.extent(3)});
   for (std::size_t m = 0; m < loads.extent(0); ++m) table.expert_loads(MicroStepId{m}, layer, loads.row(m));
@@ -35,7 +35,7 @@ Array<std::int64_t, 2> expert_loads_of(const LoadTable& table, LayerId layer) {
 double fluctuation(const Array<std::int64_t, 2>& loads) {
   const std::size_t experts = loads.extent(1);
   std::vector<double> first(experts, 0);   // sums of shares
-  std::vector<double> second(experts, 0);  // and of their squares
+  std::vector<double> second(experts, 0);  // sums of squared shares
   double micro_steps = 0;
   for (std::size_t m = 0; m < loads.extent(0); ++m) {
     const auto total = static_cast<double>(sum(loads.row(m)));
@@ -48,7 +48,7 @@ double fluctuation(const Array<std::int64_t, 2>& loads) {
     }
   }
   double result = 0;
-  double chosen = 0;  // experts
+  double chosen = 0;  // number of chosen experts
   for (std::size_t e = 0; e < experts; ++e) {
     if (first[e] == 0) continue;
     ++chosen;
@@ -63,7 +63,7 @@ LayerStatistics statistics(const LoadTable& table, LayerId layer, std::span<cons
   const Array<std::int64_t, 2> loads = expert_loads_of(table, layer);
   std::vector<std::int64_t> step(loads.extent(1), 0);
   LayerStatistics result;
-  double loaded = 0;  // micro-steps
+  double loaded = 0;  // number of micro-steps with load
   double ratio_sum = 0;
   for (std::size_t m = 0; m < loads.extent(0); ++m) {
     const std::span<const std::int64_t> row = loads.row(m);

@@ -13,7 +13,7 @@ TEST(LoadViolation, IsTheDistanceFromTheMean) {
   EXPECT_DOUBLE_EQ(v.avg_vio, 0.5);
 }
 
-TEST(LoadViolation, IsZeroForEqualLoadsAndForNone) {
+TEST(LoadViolation, IsZeroForEqualLoadsAndWithoutLoad) {
   for (const std::int64_t load : {0, 5}) {
     const LoadViolation v = load_violation(std::vector<std::int64_t>(6, load));
     EXPECT_EQ(v.max_vio, 0);
@@ -27,7 +27,7 @@ TEST(ImbalanceRatio, IsMaxOverMeanAndOneWithoutLoad) {
   EXPECT_DOUBLE_EQ(imbalance_ratio(std::vector<std::int64_t>{0, 0}), 1);
 }
 
-// Two experts on two ranks; they take turns, so that the step hides what every micro-step suffers.
+// Two experts on two ranks are chosen in alternating micro-steps, so the step's total hides the imbalance.
 LoadTable taking_turns() {
   LoadTable table{.load = Array<Tokens, 4>({4, 1, 2, 2}), .name = "turns"};
   for (std::size_t m = 0; m < 4; ++m) {
@@ -44,7 +44,7 @@ Array<RankId, 2> one_expert_per_rank() {
   return home;
 }
 
-TEST(LayerStatistics, ShowTheMicroStepsThatTheStepHides) {
+TEST(LayerStatistics, ShowImbalanceThatTheStepHides) {
   const LayerStatistics s = layer_statistics(taking_turns(), one_expert_per_rank().view()).at(0);
   EXPECT_DOUBLE_EQ(s.step.max_vio, 0);
   EXPECT_DOUBLE_EQ(s.step_ratio, 1);
@@ -63,7 +63,7 @@ TEST(LayerStatistics, DoNotCountMicroStepsWithoutLoad) {
   EXPECT_DOUBLE_EQ(s.step_ratio, 4.0 / 3);
 }
 
-TEST(LayerStatistics, FluctuationIsOfSharesNotOfSizes) {
+TEST(LayerStatistics, FluctuationDoesNotDependOnSizes) {
   LoadTable table{.load = Array<Tokens, 4>({2, 1, 1, 2}), .name = "sizes"};
   table.load(0, 0, 0, 0) = Tokens{1};
   table.load(0, 0, 0, 1) = Tokens{3};
@@ -75,7 +75,7 @@ TEST(LayerStatistics, FluctuationIsOfSharesNotOfSizes) {
   EXPECT_DOUBLE_EQ(s.step.max_vio, 0.5);
 }
 
-TEST(LayerStatistics, AreThoseOfAnEmptyLayerWithoutLoad) {
+TEST(LayerStatistics, AreDefinedWithoutLoad) {
   const LoadTable table{.load = Array<Tokens, 4>({2, 1, 2, 2}), .name = "none"};
   const LayerStatistics s = layer_statistics(table, one_expert_per_rank().view()).at(0);
   EXPECT_EQ(s.step_ratio, 1);
@@ -83,7 +83,7 @@ TEST(LayerStatistics, AreThoseOfAnEmptyLayerWithoutLoad) {
   EXPECT_EQ(s.fluctuation, 0);
 }
 
-TEST(ImbalanceRatios, AreGivenForEveryMicroStepAndLayer) {
+TEST(ImbalanceRatios, CoverEveryMicroStepAndLayer) {
   const Array<double, 2> ratios = imbalance_ratios(taking_turns(), one_expert_per_rank().view());
   EXPECT_EQ(ratios.shape(), (std::array<std::size_t, 2>{4, 1}));
   EXPECT_THAT(ratios.flat(), testing::Each(2.0));

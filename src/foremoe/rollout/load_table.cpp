@@ -25,7 +25,7 @@ void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::strin
     throw InputError({.file = file, .field = "load"}, fmt::format("shape [{}] is {}", fmt::join(shape, ", "), what));
   };
   if (std::ranges::find(shape, std::size_t{0}) != shape.end()) refuse("empty");
-  std::size_t room = kMaxLoadCells;  // for cells
+  std::size_t room = kMaxLoadCells;  // cells left under the limit
   for (const std::size_t extent : shape) room /= extent;
   if (room == 0 || shape[2] > kMaxRanks || shape[3] > kMaxExperts) refuse("beyond all limits");
 }
@@ -65,7 +65,7 @@ LoadTable fold_ranks(const LoadTable& table, int num_ranks) {
         {.file = table.name, .field = "load"},
         fmt::format("{} ranks cannot be folded to {}, which does not divide them", table.num_ranks(), num_ranks));
   }
-  const std::size_t sources = table.load.extent(2) / static_cast<std::size_t>(num_ranks);  // per rank of the result
+  const std::size_t sources = table.load.extent(2) / static_cast<std::size_t>(num_ranks);  // sources merged per rank
   auto shape = table.load.shape();
   shape[2] = static_cast<std::size_t>(num_ranks);
   LoadTable folded{.load = Array<Tokens, 4>(shape),

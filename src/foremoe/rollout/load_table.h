@@ -1,7 +1,7 @@
 #pragma once
 
-// The counts that the planner works on: how many tokens of each source rank chose each expert, in every
-// layer of every micro-step. All of it is known before the micro-steps run.
+// The planner's input: how many tokens of each source rank chose each expert, in every layer of every micro-step. Known
+// in full before the micro-steps run.
 
 #include <array>
 #include <cstddef>
@@ -27,23 +27,23 @@ struct LoadTable {
   int num_experts() const { return static_cast<int>(load.extent(3)); }
   Topology topology() const { return {.num_ranks = num_ranks(), .ranks_per_node = ranks_per_node}; }
 
-  // Sums over source ranks. [expert], tokens, of one (micro-step, layer).
+  // Sums one (micro-step, layer) over source ranks: [expert], tokens.
   void expert_loads(MicroStepId m, LayerId l, std::span<std::int64_t> out) const;
 };
 
-// Throw InputError in that file, with field and index. A shape is refused where an axis is empty or above the limits of
-// file_kind.h; a table also for tokens below 0 or beyond counting, and for top_k or ranks_per_node out of range.
+// Throw InputError with file, field and index. Both check that no axis is empty or exceeds the limits of file_kind.h.
+// expect_valid() also rejects negative or overflowing tokens, and top_k or ranks_per_node out of range.
 void expect_load_shape(const std::array<std::size_t, 4>& shape, const std::string& file);
 void expect_valid(const LoadTable& table, const std::string& file);
 
-// The same load on `num_ranks` sources: consecutive sources are added together. `num_ranks` must divide the
-// table's ranks; throws InputError otherwise. ranks_per_node becomes min(ranks_per_node, num_ranks).
+// Merges consecutive source ranks so that `num_ranks` remain. `num_ranks` must divide the table's ranks; throws
+// InputError otherwise. ranks_per_node becomes min(ranks_per_node, num_ranks).
 LoadTable fold_ranks(const LoadTable& table, int num_ranks);
 
-// The first so many micro-steps and layers.
+// Returns the first num_micro_steps micro-steps and num_layers layers.
 LoadTable take_first(const LoadTable& table, int num_micro_steps, int num_layers);
 
-// Hex SHA-256 of the whole load as little-endian I64 [micro_steps, layers, ranks, experts].
+// Hex SHA-256 of the load as little-endian I64 [micro_steps, layers, ranks, experts].
 std::string load_digest(const LoadTable& table);
 
 }  // namespace foremoe

@@ -27,7 +27,7 @@ struct Listing {
 Listing list(const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code error;
-  Listing found{.traces = {}, .ended = fs::exists(fs::path(folder) / kEnd)};  // before the files: they came before it
+  Listing found{.traces = {}, .ended = fs::exists(fs::path(folder) / kEnd)};  // checked first: writers create it last
   for (fs::directory_iterator it(folder, error); !error && it != fs::directory_iterator(); it.increment(error)) {
     std::string name = it->path().filename().string();
     if (name.ends_with(kEnding) && !name.starts_with('.')) found.traces.insert(std::move(name));
@@ -91,7 +91,7 @@ void RolloutFollower::count(const std::string& name, ThreadPool& pool) {
       collector_->add(first + static_cast<int>(s), trace.type, routes);
     });
   } catch (const InputError&) {
-    check_routes(trace);  // throws for the first malformed row, and names the file
+    check_routes(trace);  // names the file and its first malformed row
     throw;
   }
   files_.emplace(name, File{.header = without_routes(trace), .first = first, .seen = seen, .counted = seconds()});
@@ -143,7 +143,7 @@ RoutingTrace RolloutFollower::sequences() const {
 }
 
 LoadTable RolloutFollower::to_load_table(const Batching& batching) const {
-  Batching as_counted = batching;  // in the order in which sequences were counted
+  Batching as_counted = batching;  // in the order of counting
   std::size_t s = 0;
   for (const auto& [name, file] : files_) {
     const std::size_t end = s + static_cast<std::size_t>(file.header.num_sequences());

@@ -1,9 +1,9 @@
 #pragma once
 
-// A rollout that still runs: its trace files are counted as they appear in a folder, so that planning can begin when
-// its last sequence ends. Whoever writes them makes each appear whole, by a rename, as write_trace and `foremoe import`
-// do. A name counts once; a file may go away after that. What is known at the end does not depend on the order in which
-// files appeared, only on their names.
+// Follows a running rollout: counts trace files as they appear in a folder, so that planning can begin when the last
+// sequence ends. Writers must create each file atomically, by a rename, as write_trace and `foremoe import` do. Each
+// name is counted once; its file may be deleted afterwards. The result depends on the names of files, not on their
+// order of appearance.
 
 #include <chrono>
 #include <cstdint>
@@ -22,30 +22,29 @@ namespace foremoe {
 
 class RolloutFollower {
  public:
-  // num_sequences: so many end the rollout; 0: a file named `done` in the folder does. Throws InputError where the
-  // folder cannot be read.
+  // `num_sequences`: number of sequences that ends the rollout; 0: a file named `done` ends it. Throws InputError if
+  // the folder cannot be read.
   explicit RolloutFollower(std::string folder, std::int64_t num_sequences = 0);
 
-  // Counts every file *.safetensors that appeared since, but not those whose name begins with a dot. Returns whether
-  // the rollout has ended. Throws InputError for a file that is no trace, whose layers or experts are not those of the
-  // others, or with a malformed row; for more sequences than asked for; and where `done` comes before them. Then the
-  // follower is of no more use.
+  // Counts every new file *.safetensors whose name does not begin with a dot. Returns whether the rollout has ended.
+  // Throws InputError if a file is not a trace, has other layers or experts than the first, or has a malformed row; if
+  // there are more sequences than expected; or if `done` appears too early. The follower is then unusable.
   bool poll(ThreadPool& pool);
 
   struct File {
     RoutingTrace header;  // without routes
-    int first = 0;        // number of its first sequence in the collector
-    double seen = 0;      // seconds since the follower was made
-    double counted = 0;   // seconds since the follower was made
+    int first = 0;        // index of its first sequence in the collector
+    double seen = 0;      // seconds since construction
+    double counted = 0;   // seconds since construction
   };
   const std::map<std::string, File>& files() const { return files_; }  // by name
-  double seconds() const;                                              // since it was made
+  double seconds() const;                                              // since construction
 
-  // All sequences so far in the order of files' names: lengths, and the batching where every file recorded one. It has
-  // no routes. Throws InputError where there is none, or where files recorded other ranks.
+  // All sequences so far, without routes, in the order of file names: lengths, and the batching if every file recorded
+  // one. Throws InputError if there is no file, or if files recorded different ranks.
   RoutingTrace sequences() const;
 
-  // Of a batching of sequences().
+  // `batching` must be for sequences().
   LoadTable to_load_table(const Batching& batching) const;
 
  private:
@@ -56,7 +55,7 @@ class RolloutFollower {
   std::string folder_;
   std::int64_t num_sequences_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  std::optional<RolloutCollector> collector_;  // once the first file has told the shape
+  std::optional<RolloutCollector> collector_;  // created by the first file, which sets the shape
   std::map<std::string, File> files_;          // by name
 };
 

@@ -48,7 +48,7 @@ RoutingTrace piece(std::vector<std::int64_t> lengths, std::uint64_t seed, RouteT
   return make_random_trace({.type = type, .lengths = std::move(lengths), .seed = seed}).first;
 }
 
-// The traces one after the other, as one file would hold them.
+// Concatenates traces, as a single file would contain them.
 RoutingTrace joined(const std::vector<RoutingTrace>& parts) {
   RoutingTrace all = parts.front();
   const auto bytes = std::make_shared<std::vector<std::byte>>();
@@ -69,7 +69,7 @@ RoutingTrace joined(const std::vector<RoutingTrace>& parts) {
   return all;
 }
 
-TEST_F(RolloutFollowerTest, CountsWhatOneFileOfAllSequencesWouldHaveInWhateverOrderFilesAppear) {
+TEST_F(RolloutFollowerTest, MatchesASingleFileForAnyOrderOfArrival) {
   const std::vector<RoutingTrace> parts{piece({30, 1, 12}, 1), piece({300}, 2), piece({7, 0, 44, 21}, 3)};
   const std::vector<std::string> names{"a.safetensors", "b.safetensors", "c.safetensors"};
   const RoutingTrace whole = joined(parts);
@@ -84,7 +84,7 @@ TEST_F(RolloutFollowerTest, CountsWhatOneFileOfAllSequencesWouldHaveInWhateverOr
     for (const std::size_t i : order) {
       write(parts[i], names[i]);
       EXPECT_FALSE(follower.poll(pool_));
-      if (i == 1) std::filesystem::remove(path(names[i]));  // counted: it may go
+      if (i == 1) std::filesystem::remove(path(names[i]));  // already counted, so it may be deleted
     }
     touch("done");
     EXPECT_TRUE(follower.poll(pool_));
@@ -95,7 +95,7 @@ TEST_F(RolloutFollowerTest, CountsWhatOneFileOfAllSequencesWouldHaveInWhateverOr
   }
 }
 
-TEST_F(RolloutFollowerTest, TakesTheBatchingThatEveryFileRecorded) {
+TEST_F(RolloutFollowerTest, UsesTheBatchingThatEveryFileRecorded) {
   std::vector<RoutingTrace> parts{piece({5, 6}, 1), piece({7, 8, 9}, 2)};
   parts[0].micro_step = {1, 0}, parts[0].rank = {0, 1};
   parts[1].micro_step = {0, 1, 1}, parts[1].rank = {0, 1, 0};
@@ -109,7 +109,7 @@ TEST_F(RolloutFollowerTest, TakesTheBatchingThatEveryFileRecorded) {
   EXPECT_TRUE(batching.recorded);
   EXPECT_EQ(follower.to_load_table(batching).load, collect(whole, make_batching(whole, {}), pool_).load);
 
-  write(piece({3}, 3), "2.safetensors");  // has none
+  write(piece({3}, 3), "2.safetensors");  // has no batching
   RolloutFollower other(folder_, 6);
   EXPECT_TRUE(other.poll(pool_));
   EXPECT_FALSE(other.sequences().has_batching());
@@ -122,7 +122,7 @@ TEST_F(RolloutFollowerTest, TakesTheBatchingThatEveryFileRecorded) {
   EXPECT_THROW(third.sequences(), InputError);
 }
 
-TEST_F(RolloutFollowerTest, LooksAtWholeTracesAlone) {
+TEST_F(RolloutFollowerTest, IgnoresHiddenAndOtherFiles) {
   touch(".part.safetensors");
   touch("notes.txt");
   RolloutFollower follower(folder_, 2);
@@ -133,7 +133,7 @@ TEST_F(RolloutFollowerTest, LooksAtWholeTracesAlone) {
   EXPECT_TRUE(follower.poll(pool_));
 }
 
-TEST_F(RolloutFollowerTest, RefusesOtherShapesByFileAndField) {
+TEST_F(RolloutFollowerTest, NamesFileAndFieldOfAnotherShape) {
   write(piece({4}, 1), "a.safetensors");
   write(make_random_trace({.lengths = {4}, .num_experts = 9}).first, "b.safetensors");
   RolloutFollower follower(folder_);
@@ -143,7 +143,7 @@ TEST_F(RolloutFollowerTest, RefusesOtherShapesByFileAndField) {
 
 TEST_F(RolloutFollowerTest, NamesTheFileOfAMalformedRow) {
   auto [trace, bytes] = make_random_trace({.lengths = {4, 4}});
-  (*bytes)[4 * 6] = std::byte{100};  // the second sequence's first expert
+  (*bytes)[4 * 6] = std::byte{100};  // first expert of the second sequence
   write(trace, "a.safetensors");
   RolloutFollower follower(folder_);
   EXPECT_THAT(complaint_of_poll(follower), AllOf(HasSubstr("a.safetensors"), HasSubstr("[4, 0, 0]")));

@@ -1,6 +1,6 @@
 #pragma once
 
-// The entries of recorded routes as they lie in memory: little-endian, not necessarily aligned.
+// Entries of recorded routes in memory: little-endian, not necessarily aligned.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace foremoe {
 
-// The entry of a missing row: −1, or the largest value of an unsigned type.
+// Entry of a missing row: −1, or the largest value of an unsigned type.
 template <class Id>
 inline constexpr Id kSentinel = static_cast<Id>(-1);
 

@@ -37,7 +37,7 @@ void expect_sequences(const RoutingTrace& trace) {
   }
 }
 
-// Entry s must lie in [0, limit(s)).
+// Requires entry s to be in [0, limit(s)).
 template <class Limit>
 void expect_per_sequence(const RoutingTrace& trace, const char* field, const std::vector<std::int32_t>& values,
                          Limit&& limit) {
@@ -102,7 +102,7 @@ void expect_valid(const RoutingTrace& trace) {
   if (trace.micro_step.empty() != trace.rank.empty()) {
     fail(trace, trace.rank.empty() ? "rank" : "micro_step", "", "is missing: micro_step and rank go together");
   }
-  // A micro-step has at least one sequence, so there are no more of them than sequences.
+  // Each micro-step has at least one sequence, so there are at most as many micro-steps as sequences.
   expect_per_sequence(trace, "micro_step", trace.micro_step, [&](int) { return trace.num_sequences(); });
   expect_per_sequence(trace, "rank", trace.rank, [&](int) { return trace.ranks > 0 ? trace.ranks : kMaxRanks; });
 }

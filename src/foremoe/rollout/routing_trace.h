@@ -1,10 +1,10 @@
 #pragma once
 
-// What a rollout recorded: the experts of every token in every layer, sequence after sequence.
+// Recorded rollout: the experts of every token in every layer, sequence after sequence.
 //
-// A row (one token in one layer) is *missing* when the token was padding, the last of its sequence or
-// prefix-cached: then all top_k entries are the sentinel, −1 or the largest value of an unsigned type. Missing
-// rows are no load; the runtime routes them to homes as the router picks then.
+// A row (one token in one layer) is *missing* if the token was padding, the last of its sequence or prefix-cached. All
+// its top_k entries are then the sentinel: −1, or the largest value of an unsigned type. Missing rows do not count as
+// load; at runtime they go to homes, with the router's current choice of experts.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,15 +21,15 @@ enum class RouteType : std::uint8_t { kU8, kU16, kI16, kI32 };
 
 std::size_t size_of(RouteType type);
 std::int64_t sentinel_of(RouteType type);         // entry of a missing row
-RouteType narrowest_route_type(int num_experts);  // smallest unsigned type whose sentinel is not an expert
+RouteType narrowest_route_type(int num_experts);  // narrowest type whose sentinel is not an expert
 
-std::int64_t num_ids(RouteType type);  // ids that the type can tell from its sentinel
+std::int64_t num_ids(RouteType type);  // number of ids besides the sentinel
 
 struct RoutingTrace {
-  std::string name;  // the file it came from, for messages and display
+  std::string name;  // source file, for messages and display
 
-  // [tokens][layers][top_k] logical expert ids in the type in which they were recorded, little-endian,
-  // memory-mapped from the file or owned; `storage` keeps them alive.
+  // [tokens][layers][top_k] logical expert ids in the recorded type, little-endian. Memory-mapped from the file, or
+  // owned; `storage` keeps them alive.
   RouteType type = RouteType::kU8;
   const std::byte* routes = nullptr;
   std::shared_ptr<const void> storage;
@@ -40,31 +40,31 @@ struct RoutingTrace {
   int num_experts = 0;
 
   std::vector<std::int64_t> cu_seqlens;      // [sequences + 1], first token of each sequence; ends with num_tokens
-  std::vector<std::int32_t> prompt_lengths;  // [sequences], tokens; empty when not recorded
-  std::vector<std::int32_t> group_ids;       // [sequences], GRPO group; empty when not recorded
-  std::vector<std::int32_t> micro_step;      // [sequences]; empty when no batching was recorded
-  std::vector<std::int32_t> rank;            // [sequences]; empty when no batching was recorded
-  std::vector<std::int32_t> layer_ids;       // [layers], the model's own numbers
+  std::vector<std::int32_t> prompt_lengths;  // [sequences], tokens; empty if not recorded
+  std::vector<std::int32_t> group_ids;       // [sequences], GRPO group; empty if not recorded
+  std::vector<std::int32_t> micro_step;      // [sequences]; empty if no batching was recorded
+  std::vector<std::int32_t> rank;            // [sequences]; empty if no batching was recorded
+  std::vector<std::int32_t> layer_ids;       // [layers], layer numbers of the model
   std::string model;
   std::string origin;
-  int ranks = 0;           // of the recorded batching; 0 when none
-  int ranks_per_node = 0;  // of the recorded batching; 0 when none
+  int ranks = 0;           // of the recorded batching; 0 if none
+  int ranks_per_node = 0;  // of the recorded batching; 0 if none
 
   int num_sequences() const { return static_cast<int>(cu_seqlens.size()) - 1; }
   bool has_batching() const { return !micro_step.empty(); }
   std::int64_t sequence_length(int s) const { return cu_seqlens[s + 1] - cu_seqlens[s]; }
 
-  // One row widened: out[0 … top_k) are expert ids, or all kNoExpert when the row is missing. Throws InputError when
-  // an entry is out of range. Only check_routes and collect check that a row's experts are distinct.
+  // Converts one row: out[0 … top_k) are expert ids, or all kNoExpert if the row is missing. Throws InputError if an
+  // entry is out of range. Only check_routes and collect check that experts are distinct.
   void route(std::int64_t token, LayerId layer, std::span<ExpertId> out) const;
 };
 
-// Everything but the routes themselves, which are checked when they are counted: sequences that follow one another and
-// end with the tokens, entries per sequence in range, a known shape. Throws InputError in the file of the trace's name,
-// with field and index.
+// Checks everything except routes, which are checked when they are counted: sequences are contiguous and cover all
+// tokens, entries per sequence are in range, the shape is known. Throws InputError with the trace's name as file, field
+// and index.
 void expect_valid(const RoutingTrace& trace);
 
-// Of a valid trace with batching: ranks and ranks_per_node, where they are 0, follow from the ranks that it names.
+// Infers ranks and ranks_per_node, if 0, from the ranks of a valid trace with batching.
 void infer_ranks(RoutingTrace& trace);
 
 }  // namespace foremoe

@@ -14,7 +14,7 @@
 namespace foremoe {
 namespace {
 
-constexpr std::size_t kBlockEntries = 16384;  // 64 KiB of int32: converted and counted within the second-level cache
+constexpr std::size_t kBlockEntries = 16384;  // 64 KiB of int32: a block stays in the L2 cache
 
 std::size_t entries_per_token(const RowShape& shape) {
   return static_cast<std::size_t>(shape.num_layers) * static_cast<std::size_t>(shape.top_k);
@@ -29,7 +29,7 @@ RouteShape int32_shape(const RowShape& shape) {
   throw InputError({.field = "routes", .index = fmt::format("[{}, {}, {}]", token, layer, entry)}, what);
 }
 
-// `value(i)` is the entry as it was given.
+// `value(i)`: original entry i of the block.
 template <class Value>
 [[noreturn]] void refuse_first_fault(std::span<const std::int32_t> block, std::int64_t first_token,
                                      const RowShape& shape, Value value) {
@@ -51,8 +51,8 @@ bool count_block(RouteCounter& counter, std::span<const std::int32_t> block, con
                        static_cast<std::size_t>(shape.num_experts));
 }
 
-// The sentinel of an unsigned type is an expert where there are so many. Ids beyond int32 become its least value, which
-// is out of range too.
+// The largest value of an unsigned type is an expert if num_experts includes it. Ids beyond int32 become its smallest
+// value, which is also out of range.
 template <class Id>
 std::int32_t as_int32(Id id, int num_experts) {
   if constexpr (std::is_unsigned_v<Id>) {
@@ -65,7 +65,7 @@ std::int32_t as_int32(Id id, int num_experts) {
 template <class Id>
 void to_int32(std::span<const Id> routes, int num_experts, std::span<std::int32_t> int32_routes) {
   if constexpr (std::is_same_v<Id, std::int64_t>) {
-    // Without branches, so that the loop is vectorised: the upper halves of biased ids are 0 where all fit.
+    // Branch-free, so that the loop vectorises: the upper halves of biased ids are 0 if all fit.
     std::uint64_t upper = 0;
     for (std::size_t i = 0; i < routes.size(); ++i) {
       upper |= (static_cast<std::uint64_t>(routes[i]) + 0x8000'0000U) >> 32U;
@@ -112,7 +112,7 @@ void count_rows(std::span<const std::int32_t> routes, const RowShape& shape, std
 
 template <class Id>
 void count_distinct(std::span<const Id> routes, const RowShape& shape, std::span<std::int64_t> counts) {
-  std::vector<std::size_t> last_row(static_cast<std::size_t>(shape.num_experts));  // that named the expert; from 1
+  std::vector<std::size_t> last_row(static_cast<std::size_t>(shape.num_experts));  // last row with this expert, from 1
   const auto top_k = static_cast<std::size_t>(shape.top_k);
   const auto layers = static_cast<std::size_t>(shape.num_layers);
   std::size_t row = 0;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr RowShape kShape{.num_tokens = 700, .num_layers = 3, .top_k = 8, .num_experts = 64};
 
-// Distinct experts in every row; every fifth token has no route in any layer.
+// Draws distinct experts for every row; every fifth token has no route in any layer.
 std::vector<std::int64_t> random_routes(const RowShape& shape) {
   std::mt19937 random(7);
   std::vector<std::int64_t> experts(static_cast<std::size_t>(shape.num_experts));
@@ -67,7 +67,7 @@ class RowRoutes : public testing::Test {};
 using Ids = testing::Types<std::uint8_t, std::uint16_t, std::int16_t, std::int64_t>;
 TYPED_TEST_SUITE(RowRoutes, Ids);
 
-TYPED_TEST(RowRoutes, AreTheSameInt32AndCountsForEveryType) {
+TYPED_TEST(RowRoutes, HaveTheSameInt32RoutesAndCountsForEveryType) {
   const std::vector<std::int64_t> routes = random_routes(kShape);
   const Counted found = count<TypeParam>(routes, kShape);
   EXPECT_TRUE(std::ranges::equal(found.routes, routes));
@@ -77,7 +77,7 @@ TYPED_TEST(RowRoutes, AreTheSameInt32AndCountsForEveryType) {
   EXPECT_EQ(again, found.counts);
 }
 
-TEST(RowRoutesTest, TheLargestUnsignedValueIsAnExpertWhereThereAreSoMany) {
+TEST(RowRoutesTest, TheLargestUnsignedValueMayBeAnExpert) {
   const RowShape shape{.num_tokens = 1, .num_layers = 1, .top_k = 2, .num_experts = 256};
   EXPECT_EQ(count<std::uint8_t>({255, 3}, shape).routes, (std::vector<std::int32_t>{255, 3}));
 }
@@ -92,9 +92,9 @@ std::string refusal_of(std::vector<std::int64_t> routes, std::size_t place, std:
   return "";
 }
 
-TEST(RowRoutesTest, TheFirstRowThatIsNoRouteIsRefusedByPlaceAndValue) {
+TEST(RowRoutesTest, NamesPlaceAndValueOfTheFirstInvalidRow) {
   const std::vector<std::int64_t> routes = random_routes(kShape);
-  // Beyond the first block of tokens.
+  // Tests an entry beyond the first block of tokens.
   const std::size_t place = (691 * 3 + 2) * 8 + 5;
   const std::string where = "routes[691, 2, 5]: ";
   EXPECT_EQ(refusal_of(routes, place, 64), where + "expert 64 of 64");
@@ -104,7 +104,7 @@ TEST(RowRoutesTest, TheFirstRowThatIsNoRouteIsRefusedByPlaceAndValue) {
   EXPECT_THAT(refusal_of(routes, place, routes[place - 1]), testing::HasSubstr("appears twice in a row"));
 }
 
-TEST(RowRoutesTest, ARowThatNamesAnExpertTwiceIsOneRowOfIt) {
+TEST(RowRoutesTest, CountsARepeatedExpertOnce) {
   const RowShape shape{.num_tokens = 3, .num_layers = 2, .top_k = 3, .num_experts = 4};
   const std::vector<std::int32_t> routes{0, 0, 0, 1, 2, 1, 3, 0, 3, 1, 1, 2, 0, 1, 2, 3, 3, 3};
   std::vector<std::int64_t> counts(8);
@@ -113,7 +113,7 @@ TEST(RowRoutesTest, ARowThatNamesAnExpertTwiceIsOneRowOfIt) {
   EXPECT_EQ(counts, (std::vector<std::int64_t>{3, 1, 1, 1, 0, 2, 2, 1}));
 }
 
-TEST(RowRoutesTest, WhereEveryRowNeedsARouteNoneIsRefused) {
+TEST(RowRoutesTest, RejectsMissingRowsIfEveryRowNeedsARoute) {
   const RowShape shape{.num_tokens = 1, .num_layers = 2, .top_k = 1, .num_experts = 4};
   const std::vector<std::int32_t> routes{3, -1};
   std::vector<std::int64_t> counts(8);

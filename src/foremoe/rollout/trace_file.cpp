@@ -16,7 +16,7 @@ namespace foremoe {
 namespace {
 
 constexpr std::size_t kMaxInt = std::numeric_limits<int>::max();
-constexpr std::size_t kMaxLayerIdText = 16;  // characters of one layer id in JSON
+constexpr std::size_t kMaxLayerIdText = 16;  // characters per layer id in JSON
 
 constexpr std::array<std::pair<DType, RouteType>, 4> kRouteTypes{{{DType::kU8, RouteType::kU8},
                                                                   {DType::kU16, RouteType::kU16},
@@ -40,7 +40,7 @@ void read_routes(const Safetensors& file, RoutingTrace& trace) {
   trace.num_experts = static_cast<int>(file.integer("num_experts", trace.top_k, most));
 }
 
-// An optional I32 tensor [sequences].
+// Reads an optional I32 tensor [sequences].
 std::vector<std::int32_t> read_per_sequence(const Safetensors& file, const RoutingTrace& trace, const char* name) {
   if (!file.has(name)) return {};
   const auto sequences = static_cast<std::size_t>(trace.num_sequences());

@@ -14,12 +14,12 @@
 
 namespace foremoe {
 
-// Checks everything but the routes themselves, which stay untouched in the mapped file: they are checked when they are
-// counted (count_routes.h). Throws InputError naming file, field and index.
+// Checks everything except routes, which remain in the mapped file and are checked when they are counted
+// (count_routes.h). Throws InputError with file, field and index.
 RoutingTrace read_trace(const Safetensors& file);
 RoutingTrace read_trace(const std::string& path);
 
-// Entries keep the type they have. `extra` metadata may not replace what the format defines.
+// Writes entries in their current type. `extra` metadata cannot override entries of the format.
 void write_trace(const RoutingTrace& trace, const std::string& path, const Metadata& extra = {});
 
 }  // namespace foremoe

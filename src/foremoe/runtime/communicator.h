@@ -1,8 +1,8 @@
 #pragma once
 
-// Collective calls between ranks, in host memory. Each rank has one communicator, and all ranks make the same calls in
-// the same order. Sums are taken in rank order, so every backend gives the same bits. Each wait ends after a timeout
-// that is given at creation. When a rank gives up, the waits of the others throw PeerFailed.
+// Collective calls between ranks, on buffers in host memory. Each rank owns one communicator, and all ranks make the
+// same calls in the same order. Sums are taken in rank order, so every backend produces the same bits. Every wait has a
+// timeout, set at creation. When a rank gives up, waits on the other ranks throw PeerFailed.
 
 #include <cstdint>
 #include <memory>
@@ -32,7 +32,7 @@ struct ReceiveBlock {
   std::int64_t bytes = 0;
 };
 
-// Blocks lie one after the other in rank order. Both sides know the sizes beforehand: only data is exchanged.
+// Blocks are contiguous and in rank order. Both sides know the sizes in advance, so only data is exchanged.
 struct AllToAll {
   const std::byte* send = nullptr;
   std::span<const std::int64_t> send_bytes;  // [rank]
@@ -40,34 +40,34 @@ struct AllToAll {
   std::span<const std::int64_t> receive_bytes;  // [rank]
 };
 
-// Memory of this rank that ranks of its node may read. `name` is that of the shared memory whose beginning it is; empty
-// where there is none (threads need none).
+// Memory of this rank that other ranks of its node may read. `name`: shared-memory object that begins at `bytes`; empty
+// for private memory, which suffices for threads.
 struct SharedRegion {
   std::span<std::byte> bytes;
   std::string name;
 };
 
-// How a rank reads the memory of others, and agrees with them, while copies travel. Ballots and links are used by the
-// engine's thread, everything else by the rank's.
+// Access to other ranks' memory, and votes on the outcome of copies. The engine's thread uses ballots and links; the
+// rank's thread uses everything else.
 class PeerAccess {
  public:
   virtual ~PeerAccess() = default;
 
-  virtual void share(std::span<const SharedRegion> regions) = 0;  // collective; replaces what was shared before
-  // Stops sharing this rank's regions. Not collective. Where peers map this memory directly, blocks until they have
-  // stopped reading, or the timeout expires. `early`: after a failure; the others' waits then throw PeerFailed.
+  virtual void share(std::span<const SharedRegion> regions) = 0;  // collective; replaces earlier regions
+  // Stops sharing this rank's regions. Not collective. If peers map this memory directly, blocks until they have
+  // stopped reading or the timeout expires. `early`: after a failure; the other ranks' waits then throw PeerFailed.
   virtual void stop_sharing(bool early) noexcept = 0;
-  // Another rank's pointer into a region that it shared, as seen from here; null when it is not mapped here.
+  // Translates another rank's pointer into a shared region to this process; null if it is not mapped here.
   virtual const std::byte* local(RankId owner, const std::byte* pointer) const = 0;
 
   virtual std::unique_ptr<Ballot> make_ballot() = 0;  // collective
-  // Collective. The peer path: reads mapped memory by copying it, and where the schedule's source is not mapped, takes
-  // what its owner sends. `directory` says where this rank's homes are.
+  // Collective. Creates the link of the peer path. It copies from mapped memory. If the source of a scheduled copy is
+  // not mapped, its owner sends the data. `directory`: addresses of this rank's homes.
   virtual std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule& schedule, const ExpertLayout& layout,
                                                    const ExpertDirectory& directory) = 0;
 };
 
-// Every collective call is an exchange of blocks, which is all that a backend implements.
+// Base class of all backends. Every collective call is built on exchange_blocks().
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -76,8 +76,8 @@ class Communicator {
   int num_ranks() const { return topology().num_ranks; }
 
   void exchange(const AllToAll& blocks);
-  void all_reduce_sum(std::span<float> values);                                // slice by slice, in rank order
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all);  // equal sizes, rank order
+  void all_reduce_sum(std::span<float> values);                                // in place; each rank sums one slice
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all);  // equal sizes, in rank order
   void broadcast(std::span<std::byte> bytes, RankId root);
   void barrier();
   virtual void give_up(const std::string& why) noexcept = 0;
@@ -85,24 +85,24 @@ class Communicator {
   virtual PeerAccess& peers() = 0;
 
  protected:
-  // [rank] each. A block may be received where it was sent from. Throws PhaseFailed, naming both ranks, where a block
-  // is not of the expected size.
+  // Both arrays are [rank]. A block may be received into the buffer that it is sent from. Throws PhaseFailed, naming
+  // both ranks, if a block has an unexpected size.
   virtual void exchange_blocks(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive) = 0;
 
  private:
   void prepare_blocks();
-  void run(const char* call);  // names the call in a PhaseFailed
+  void run(const char* call);  // adds the name of the call to a PhaseFailed
 
-  std::vector<SendBlock> send_;        // [rank], of the call under way
+  std::vector<SendBlock> send_;        // [rank], of the current call
   std::vector<ReceiveBlock> receive_;  // [rank]
-  std::vector<float> slices_;          // [rank] of a sum, this rank's part of each; grows to the largest
+  std::vector<float> slices_;          // [rank] → this rank's slice of a sum; grows to the largest sum
 };
 
-// The sums of a value of every rank, in rank order, for figures.
+// Sums one value per rank, in rank order, for metrics.
 double sum(Communicator& communicator, double value);
 std::int64_t sum(Communicator& communicator, std::int64_t value);
 
-// Every rank's bytes at rank 0, of whatever length: [rank]; empty elsewhere.
+// Gathers byte strings of any length at rank 0: [rank]; empty on other ranks.
 std::vector<std::vector<std::byte>> gather(Communicator& communicator, std::span<const std::byte> mine);
 
 }  // namespace foremoe

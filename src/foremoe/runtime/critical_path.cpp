@@ -8,9 +8,9 @@
 namespace foremoe {
 namespace {
 
-constexpr int kRounds = 50;               // of reweighting; the costs change by less than 1e-4 after 20
-constexpr double kLeastDeviation = 1e-4;  // of the mean time: bounds the weight of a timing that fits exactly
-constexpr double kCollinear = 1e-9;       // of the product of the squares: below it, calls and rows say the same
+constexpr int kRounds = 50;               // rounds of reweighting; after 20, costs change by less than 1e-4
+constexpr double kLeastDeviation = 1e-4;  // relative to the mean time; limits the weight of a timing that fits exactly
+constexpr double kCollinear = 1e-9;       // of the product of the squares; below it, calls and rows are collinear
 
 struct Deviations {
   std::span<const ExpertTiming> timings;
@@ -21,7 +21,7 @@ struct Deviations {
   }
 };
 
-// Least squares under the weights that `before` gives, with neither cost below 0.
+// Solves weighted least squares with both costs ≥ 0. `before` determines the weights.
 ExpertCost refit(const Deviations& deviations, const ExpertCost& before, bool equal_weights) {
   double cc = 0, cr = 0, rr = 0, ct = 0, rt = 0;
   for (const ExpertTiming& t : deviations.timings) {

@@ -1,18 +1,18 @@
 #pragma once
 
-// The critical path of a run: Σ over turns of the time that the slowest rank's experts take, since all others wait.
+// Critical path of a run: Σ over turns of the slowest rank's time in its experts, since all other ranks wait for it.
 //
-// Problem. Timings are noisy, and noise only adds. Where all ranks have the same work, the largest of R noisy times is
-// the one that was disturbed most; where one rank has most work, it is always that rank. So the largest time is too
-// long in a balanced turn and not in an unbalanced one, and a ratio of the two shows too little gain.
+// Problem. Timings are noisy, and noise only adds time. If all ranks have the same work, the largest of R noisy timings
+// is the most disturbed one; if one rank has the most work, that rank is always the largest. Maxima are thus biased
+// upwards in balanced turns but not in unbalanced turns, and a ratio of the two understates the gain.
 //
-// Method. Of every (turn, rank) take the least time of all repeats. For each pass fit
+// Method. For every (turn, rank), take the least time over all repeats. For each pass, fit
 //   seconds = per_call·calls + per_row·rows
-// over all turns and ranks, by least absolute deviations (iteratively reweighted least squares), with both ≥ 0. The
-// path is the sum over turns of the largest fitted time. The fit sees hundreds of timings where a maximum sees one.
+// over all turns and ranks by least absolute deviations (iteratively reweighted least squares), with both costs ≥ 0.
+// The path is the sum over turns of the largest fitted time. The fit uses hundreds of timings, a maximum only one.
 //
-// What it assumes: that calls and rows determine the time. A rank that is slower than others throughout is averaged
-// away. The spread tells how far single repeats disagree.
+// Assumption. Calls and rows determine the time. A rank that is consistently slower than others is averaged away. The
+// spread measures the disagreement between single repeats.
 
 #include <cstdint>
 #include <span>
@@ -36,12 +36,12 @@ struct ExpertCost {  // seconds
   }
 };
 
-// Zero when no timing has calls or rows.
+// Zero if no timing has calls or rows.
 ExpertCost fit_expert_cost(std::span<const ExpertTiming> timings);
 
 struct CriticalPath {
   double seconds = 0;
-  // (Longest − shortest) ÷ 2 of the paths fitted to one repeat each, ÷ seconds; 0 with one repeat.
+  // Half the range of the paths fitted to single repeats, relative to `seconds`; 0 with one repeat.
   double spread = 0;
 };
 CriticalPath fitted_critical_path(const TurnTable& turns);

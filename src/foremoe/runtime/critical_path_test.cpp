@@ -12,11 +12,11 @@
 namespace foremoe {
 namespace {
 
-constexpr std::size_t kRepeats = 5;  // what `foremoe run` takes by default
+constexpr std::size_t kRepeats = 5;  // default of `foremoe run`
 constexpr std::size_t kTurns = 56;
 constexpr std::size_t kRanks = 8;
 
-// Seconds of a forward turn and of a backward one; no code of the product has them.
+// Time of a forward or backward turn, in seconds. Independent of the product's code.
 double true_seconds(bool backward, std::int64_t calls, std::int64_t rows) {
   const auto c = static_cast<double>(calls), r = static_cast<double>(rows);
   return backward ? 4e-6 * c + 3.1e-7 * r : 1e-6 * c + 1.7e-7 * r;
@@ -24,11 +24,11 @@ double true_seconds(bool backward, std::int64_t calls, std::int64_t rows) {
 
 struct Timed {
   TurnTable turns;
-  double path = 0;  // without noise
+  double path = 0;  // true path, without noise
 };
 
-// `excess` is what the busiest rank has above the mean; 0: all ranks are within 0.4 % of each other. Every timing is
-// longer than true by an exponential part of `noise` in the mean.
+// Draws timings. `excess`: relative excess of the busiest rank over the mean; 0: all ranks within 0.4 % of each other.
+// Noise adds an exponential delay with mean `noise`, relative to the true time.
 Timed timed(double excess, double noise, Random& random) {
   Timed result{.turns = {.compute_seconds = Array<double, 3>({kRepeats, kTurns, kRanks}),
                          .calls = Array<std::int64_t, 2>({kTurns, kRanks}),
@@ -54,7 +54,7 @@ Timed timed(double excess, double noise, Random& random) {
   return result;
 }
 
-// The figure that this estimator replaces: the largest rank's least time of all repeats.
+// Baseline that the estimator replaces: per turn, the largest rank's least time over all repeats.
 double largest_least(const TurnTable& turns) {
   double path = 0;
   for (std::size_t t = 0; t < kTurns; ++t) {
@@ -69,7 +69,7 @@ double largest_least(const TurnTable& turns) {
   return path;
 }
 
-TEST(FittedCriticalPath, GivesTheGainWithinFivePercentWhereTheLargestOfNoisyTimesDoesNot) {
+TEST(FittedCriticalPath, EstimatesTheGainWithinFivePercentUnlikeTheMaximumOfNoisyTimes) {
   for (const double noise : {0.1, 0.3, 0.6}) {
     double bias = 0;
     constexpr int kSeeds = 20;
@@ -89,7 +89,7 @@ TEST(FittedCriticalPath, GivesTheGainWithinFivePercentWhereTheLargestOfNoisyTime
   }
 }
 
-TEST(FittedCriticalPath, IsTheTruePathWithoutNoise) {
+TEST(FittedCriticalPath, EqualsTheTruePathWithoutNoise) {
   Random random(1);
   const Timed run = timed(0.3, 0, random);
   const CriticalPath path = fitted_critical_path(run.turns);
@@ -97,7 +97,7 @@ TEST(FittedCriticalPath, IsTheTruePathWithoutNoise) {
   EXPECT_NEAR(path.spread, 0, 1e-6);
 }
 
-TEST(FittedCriticalPath, IgnoresTimingsThatAreFarOffInEveryRepeat) {
+TEST(FittedCriticalPath, IgnoresOutliersThatOccurInEveryRepeat) {
   Random random(2);
   Timed run = timed(0.3, 0.02, random);
   for (std::size_t t = 0; t < kTurns; t += 7) {
@@ -106,14 +106,14 @@ TEST(FittedCriticalPath, IgnoresTimingsThatAreFarOffInEveryRepeat) {
   EXPECT_NEAR(fitted_critical_path(run.turns).seconds / run.path, 1, 0.02);
 }
 
-TEST(FittedCriticalPath, TellsHowFarRepeatsAreApart) {
+TEST(FittedCriticalPath, ReportsTheSpreadOfRepeats) {
   Random random(3);
   Timed run = timed(0.3, 0, random);
   for (double& seconds : run.turns.compute_seconds[1].flat()) seconds *= 1.2;
   EXPECT_NEAR(fitted_critical_path(run.turns).spread, 0.1, 1e-4);
 }
 
-TEST(FittedCriticalPath, IsZeroWhereNothingRan) {
+TEST(FittedCriticalPath, IsZeroIfNothingRan) {
   const TurnTable turns{.pass = {Pass::kForward},
                         .compute_seconds = Array<double, 3>({2, 1, 3}),
                         .calls = Array<std::int64_t, 2>({1, 3}),
@@ -122,7 +122,7 @@ TEST(FittedCriticalPath, IsZeroWhereNothingRan) {
   EXPECT_EQ(fitted_critical_path(turns).spread, 0);
 }
 
-TEST(FittedExpertCost, CountsRowsAloneWhereCallsSayTheSame) {
+TEST(FittedExpertCost, UsesOnlyRowsIfCallsAreCollinear) {
   const std::vector<ExpertTiming> timings{{.seconds = 2, .calls = 1, .rows = 10},
                                           {.seconds = 4, .calls = 2, .rows = 20}};
   const ExpertCost cost = fit_expert_cost(timings);
@@ -131,7 +131,7 @@ TEST(FittedExpertCost, CountsRowsAloneWhereCallsSayTheSame) {
 }
 
 TEST(FittedExpertCost, IsNeverNegative) {
-  // More calls, less time: least squares would charge a call less than nothing.
+  // More calls take less time here: unconstrained least squares would give a negative cost per call.
   const std::vector<ExpertTiming> timings{{.seconds = 3, .calls = 1, .rows = 10},
                                           {.seconds = 2.5, .calls = 5, .rows = 10},
                                           {.seconds = 2, .calls = 9, .rows = 10}};

@@ -9,7 +9,7 @@ namespace foremoe {
 
 namespace {
 
-// Finaliser of SplitMix64 (Steele, Lea, Flood 2014): neighbouring keys give unrelated seeds.
+// Finaliser of SplitMix64 (Steele, Lea, Flood 2014): similar keys produce unrelated seeds.
 std::uint64_t mix(std::uint64_t seed, std::uint64_t value) {
   std::uint64_t z = seed ^ (value + 0x9e3779b97f4a7c15U + (seed << 6) + (seed >> 2));
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -22,7 +22,7 @@ void draw_uniform(Random& random, double variance, std::span<float> values) {
   for (float& v : values) v = static_cast<float>(bound * (2 * random.uniform() - 1));
 }
 
-// Box–Muller, both of each pair.
+// Box–Muller transform; uses both values of each pair.
 void draw_normal(Random& random, std::span<float> values) {
   for (std::size_t i = 0; i < values.size(); i += 2) {
     const double radius = std::sqrt(-2 * std::log(1 - random.uniform()));

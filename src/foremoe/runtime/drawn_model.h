@@ -1,7 +1,7 @@
 #pragma once
 
-// What the seed says of a model: everything is drawn by (what, layer, expert, micro-step, source), so that any rank,
-// and the reference, draws the same.
+// Weights and data of a model, drawn from a seed. Every tensor depends only on the seed and its key (tensor, layer,
+// expert, micro-step, source), so all ranks and the reference draw the same values.
 
 #include <cstdint>
 #include <span>
@@ -18,14 +18,14 @@ struct ModelSize {
   std::uint64_t seed = 0;
 };
 
-// What the seed says, row-major float32, on the host.
+// Tensors that are drawn: row-major float32, in host memory.
 enum class Tensor : std::uint8_t { kGateUp, kDown, kRouter, kInput, kTarget };
 struct TensorKey {
   Tensor tensor{};
   int a = 0;  // layer; micro-step for inputs and targets
   int b = 0;  // expert; source rank for inputs and targets; 0 for routers
 };
-// gate_up and router uniform with variance 1/hidden, down 1/intermediate, inputs and targets standard normal.
+// gate_up, router: uniform, variance 1/hidden. down: uniform, variance 1/intermediate. Others: standard normal.
 void draw(const ModelSize& size, const TensorKey& key, std::span<float> values);
 
 }  // namespace foremoe

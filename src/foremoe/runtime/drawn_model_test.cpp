@@ -21,11 +21,11 @@ std::vector<float> drawn(const TensorKey& key, std::size_t n, std::uint64_t seed
   return values;
 }
 
-TEST(Draw, SameKeySameBits) {
+TEST(Draw, EqualKeysProduceEqualBits) {
   for (const Tensor tensor : kAll) EXPECT_EQ(drawn({tensor, 1, 2}, 99), drawn({tensor, 1, 2}, 99));
 }
 
-TEST(Draw, EveryKeyAndSeedHasItsOwnValues) {
+TEST(Draw, DifferentKeysAndSeedsProduceDifferentValues) {
   std::set<std::vector<float>> seen;
   int keys = 0;
   for (const Tensor tensor : kAll) {
@@ -41,7 +41,7 @@ TEST(Draw, EveryKeyAndSeedHasItsOwnValues) {
   EXPECT_EQ(static_cast<int>(seen.size()), keys);
 }
 
-TEST(Draw, MeanAndVarianceAreWhatTheSeedPromises) {
+TEST(Draw, HasTheDocumentedMeanAndVariance) {
   const double variance[] = {1.0 / 16, 1.0 / 64, 1.0 / 16, 1, 1};
   for (const Tensor tensor : kAll) {
     constexpr std::size_t kValues = 100'000;
@@ -59,7 +59,7 @@ TEST(Draw, MeanAndVarianceAreWhatTheSeedPromises) {
   }
 }
 
-TEST(Draw, AShorterTensorIsTheBeginningOfALonger) {
+TEST(Draw, AShorterTensorIsAPrefixOfALongerOne) {
   for (const Tensor tensor : kAll) {
     std::vector<float> longer = drawn({tensor, 0, 0}, 8);
     longer.resize(7);

@@ -52,7 +52,7 @@ void ExpertStore::zero_gradients(LayerId layer) {
   std::memset(gradients_.data() + begin, 0, slot_offset(layer, size_.slots) - begin);
 }
 
-// Padding has gradient 0 and stays 0 under both rules.
+// Padding has gradient 0 and stays 0 under SGD and Adam.
 void ExpertStore::sgd(float rate) {
   cpu::sgd({reinterpret_cast<float*>(weights_.data()), floats()}, gradients_.floats(), rate);
 }
@@ -126,9 +126,9 @@ void ExpertStore::load_state(LayerId layer, int slot, std::span<const std::byte>
 
 namespace {
 
-using States = std::vector<std::byte>;  // of several experts, one after the other
+using States = std::vector<std::byte>;  // states of several experts, concatenated
 
-// One layer's move as one rank sees it.
+// Moves the homes of one layer, from the perspective of one rank.
 class LayerMove {
  public:
   LayerMove(ExpertStore& store, Communicator& communicator, LayerId layer)
@@ -155,7 +155,7 @@ class LayerMove {
       send.insert(send.end(), states.begin(), states.end());
       send_bytes.push_back(static_cast<std::int64_t>(states.size()));
     }
-    std::vector<std::size_t> next(num_ranks);  // of each sender, into what is received
+    std::vector<std::size_t> next(num_ranks);  // [source] → offset of its next state in `receive`
     std::size_t received = 0;
     for (std::size_t r = 0; r < num_ranks; ++r) {
       next[r] = received;
@@ -186,7 +186,7 @@ class LayerMove {
   ExpertStore& store_;
   Communicator& communicator_;
   LayerId layer_;
-  std::size_t bytes_;  // of an expert's state; the same on all ranks, which take the same steps
+  std::size_t bytes_;  // size of one expert's state; equal on all ranks, since all have run the same steps
 };
 
 }  // namespace
@@ -225,7 +225,7 @@ Bytes move_homes(const HomeMove& move, ExpertStore& store, Communicator& communi
   assert(move.from.shape() == move.to.shape());
   Bytes sent;
   for (std::size_t l = 0; l < move.from.extent(0); ++l) {
-    if (std::ranges::equal(move.from.row(l), move.to.row(l))) continue;  // on all ranks alike
+    if (std::ranges::equal(move.from.row(l), move.to.row(l))) continue;  // all ranks skip the same layers
     sent += LayerMove(store, communicator, LayerId{l}).run(move.from.row(l), move.to.row(l));
     store.zero_gradients(LayerId{l});
   }

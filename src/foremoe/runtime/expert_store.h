@@ -1,12 +1,11 @@
 #pragma once
 
-// The home experts of one rank, and how they travel when their homes change between two steps.
+// Home experts of one rank, and their transfer to other ranks when homes change between two steps.
 //
-// Memory. Weights, gradients and the optimizer's moments all lie in slots of one layout, so that a step is one call
-// over
-//   each. Weights lie in shared memory where peers in other processes are to read them.
-// Homes. A rank's home slots of a layer hold its experts in ascending order, so a move may shift those that stay. An
-//   expert travels as its whole state: weights and moments. What is left behind is overwritten.
+// Memory. Weights, gradients and optimizer moments are separate arrays with the same slot layout, so an optimizer step
+//   is one call over each array. Weights are in shared memory if peers in other processes read them.
+// Homes. The home slots of a layer contain a rank's experts in ascending order, so a move may shift the remaining
+//   experts. An expert moves with its full state: weights and moments. Its old slot is overwritten.
 
 #include <cstdint>
 #include <span>
@@ -22,8 +21,8 @@
 namespace foremoe {
 
 enum class HomeMemory : std::uint8_t {
-  kShared,   // named, so that ranks in other processes can read it
-  kPrivate,  // enough where all ranks are threads of one process
+  kShared,   // named; ranks in other processes can read it
+  kPrivate,  // sufficient if all ranks are threads of one process
 };
 
 class ExpertStore {
@@ -33,7 +32,7 @@ class ExpertStore {
     int slots = 0;        // homes per layer
     ExpertLayout layout;  // float32
   };
-  // Zeroed. Throws InputError naming how much when there is too little memory.
+  // Zeroes all memory. Throws InputError with the required size if memory is insufficient.
   ExpertStore(Size size, HomeMemory memory);
 
   const Size& size() const { return size_; }
@@ -42,46 +41,46 @@ class ExpertStore {
   void zero_gradients();
   void zero_gradients(LayerId layer);
   void sgd(float rate);
-  void adam(const cpu::Adam& options);  // the moments are allocated at the first call
+  void adam(const cpu::Adam& options);  // the first call allocates the moments
 
-  // [segment after segment], without padding.
+  // All segments concatenated, without padding.
   std::vector<float> weights(LayerId layer, int slot) const;
   std::vector<float> gradient(LayerId layer, int slot) const;
   void set_weights(LayerId layer, int slot, std::span<const float> weights);
 
-  // An expert's state is its weights and, once there are any, its moments; gradients are no part of it.
+  // The state of an expert is its weights and, after the first adam(), its moments. Gradients are not part of it.
   Bytes state_bytes() const;
   void save_state(LayerId layer, int slot, std::span<std::byte> state) const;
   void load_state(LayerId layer, int slot, std::span<const std::byte> state);
 
  private:
   std::size_t slot_offset(LayerId layer, int slot) const;
-  std::size_t floats() const;  // of all slots, padding included
+  std::size_t floats() const;  // of all slots, including padding
   std::vector<std::byte*> state_parts() const;
   void read(std::span<std::byte> to, const std::byte* memory, LayerId layer, int slot) const;
   void write(std::byte* memory, LayerId layer, int slot, std::span<const std::byte> from);
 
   Size size_;
-  std::int64_t elements_ = 0;  // of an expert, without padding
+  std::int64_t elements_ = 0;  // of one expert, without padding
   SharedMemory shared_;
   Memory own_;
-  std::span<std::byte> weights_;  // in one of the two; [layer][slot]
-  Memory gradients_;              // likewise
-  Memory mean_, square_;          // likewise, empty before the first adam()
+  std::span<std::byte> weights_;  // in shared_ or own_; [layer][slot]
+  Memory gradients_;              // [layer][slot]
+  Memory mean_, square_;          // [layer][slot]; empty before the first adam()
   HomeExperts homes_;
 };
 
-// [layer][home slot], ascending, of one rank. Throws InputError unless every rank is home to E/R experts of each layer
-// and all homes are ranks.
+// Home experts of `rank`: [layer][home slot], ascending. Throws InputError unless every rank is home to E/R experts of
+// each layer and every home is a valid rank.
 Array<ExpertId, 2> homes_on(ArrayView<const RankId, 2> home, int num_ranks, RankId rank);
 
 struct HomeMove {
-  ArrayView<const RankId, 2> from;  // [layer][expert], where they are
-  ArrayView<const RankId, 2> to;    // likewise, where they are to be
+  ArrayView<const RankId, 2> from;  // [layer][expert], current homes
+  ArrayView<const RankId, 2> to;    // [layer][expert], new homes
 };
 
-// Collective, between steps: gradients of layers in which an expert moves are zeroed. One layer at a time bounds the
-// memory to one layer's homes, twice. Returns the bytes that this rank sent.
+// Collective, between steps. Zeroes the gradients of layers in which an expert moves. Moves one layer at a time, which
+// limits extra memory to twice the homes of one layer. Returns the number of bytes that this rank sent.
 Bytes move_homes(const HomeMove& move, ExpertStore& store, Communicator& communicator);
 
 }  // namespace foremoe

@@ -23,7 +23,7 @@ std::vector<float> values(float first) {
   return result;
 }
 
-// Through the pointers that a phase gets: gate_up, then down.
+// Writes through the pointers that a phase receives: gate_up, then down.
 void set_gradient(const ExpertStore& store, int l, int slot, const std::vector<float>& gradient) {
   const HomeExpert& expert = store.homes().experts(l, slot);
   std::memcpy(expert.gradients[0], gradient.data(), 2 * kHidden * kIntermediate * sizeof(float));
@@ -51,7 +51,7 @@ TEST_P(ExpertStoreIn, EachSlotKeepsItsOwnWeightsAndGradients) {
   }
 }
 
-TEST_P(ExpertStoreIn, PointersThatAreLentReachTheWeights) {
+TEST_P(ExpertStoreIn, LentPointersReferToTheWeights) {
   ExpertStore store(size_of(1, 2), GetParam());
   store.set_weights(LayerId{0}, 1, values(7));
   const HomeExpert& expert = store.homes().experts(0, 1);
@@ -66,7 +66,7 @@ TEST_P(ExpertStoreIn, PointersThatAreLentReachTheWeights) {
   }
 }
 
-TEST_P(ExpertStoreIn, GradientsOfOneLayerCanBeZeroedAlone) {
+TEST_P(ExpertStoreIn, ZeroesTheGradientsOfOneLayer) {
   ExpertStore store(size_of(3, 2), GetParam());
   for (int l = 0; l < 3; ++l) set_gradient(store, l, 1, values(1));
   store.zero_gradients(LayerId{1});
@@ -104,7 +104,7 @@ TEST_P(ExpertStoreIn, AdamKeepsMomentsFromStepToStep) {
   }
 }
 
-TEST_P(ExpertStoreIn, AStateIsTheWeightsAndAfterAdamTheMomentsToo) {
+TEST_P(ExpertStoreIn, StateContainsWeightsAndAfterAdamMoments) {
   ExpertStore store(size_of(1, 2), GetParam());
   EXPECT_EQ(store.state_bytes(), Bytes{kElements * 4});
   store.set_weights(LayerId{0}, 0, values(1));
@@ -120,7 +120,7 @@ TEST_P(ExpertStoreIn, AStateIsTheWeightsAndAfterAdamTheMomentsToo) {
   EXPECT_EQ(store.weights(LayerId{0}, 0), store.weights(LayerId{0}, 1));
 }
 
-TEST(ExpertStore, SharedWeightsCanBeReadUnderTheirName) {
+TEST(ExpertStore, SharedWeightsCanBeOpenedByName) {
   ExpertStore store(size_of(1, 1), HomeMemory::kShared);
   store.set_weights(LayerId{0}, 0, values(9));
   const SharedRegion& region = store.homes().regions.at(0);

@@ -15,8 +15,8 @@ GradientReturns::GradientReturns(const PhaseParts& parts, const SlotPool& pool, 
       communicator_(communicator),
       expert_elements_(parts.layout.elements()),
       begun_(static_cast<std::size_t>(parts.plan().num_layers() * parts.plan().guest_slots)) {
-  // The most that one exchange can bring: each rank's guests of a layer whose home is here, at most E/R different
-  // experts on each of the other ranks.
+  // Upper bound of one exchange: for each other rank, its guests of a layer whose home is on this rank, at most E/R
+  // different experts.
   const std::int64_t guests = parts.plan().guest_slots;
   const std::int64_t homes = pool.homes_per_rank();
   const std::int64_t incoming = (communicator.num_ranks() - 1) * std::min(guests, homes);
@@ -44,7 +44,7 @@ Bytes GradientReturns::send_home(LayerId layer, std::span<const GradientReturn> 
     for (const GradientReturn& guest : guests) {
       if (guest.guest != self || guest.home != RankId{to}) continue;
       if (std::exchange(begun(layer, guest.slot), 0) != 0) {
-        const auto gradients = pool_.gradients(layer, guest.slot);  // segments lie one after the other
+        const auto gradients = pool_.gradients(layer, guest.slot);  // segments are contiguous
         std::memcpy(next, gradients.front(), static_cast<std::size_t>(expert_bytes));
       } else {
         std::memset(next, 0, static_cast<std::size_t>(expert_bytes));
@@ -62,10 +62,10 @@ Bytes GradientReturns::send_home(LayerId layer, std::span<const GradientReturn> 
 }
 
 void GradientReturns::add_to_homes(LayerId layer, std::span<const GradientReturn> guests) {
-  std::vector<std::int64_t> at(bytes_from_.size());  // next byte of each source
+  std::vector<std::int64_t> at(bytes_from_.size());  // [source] → offset of its next gradient
   std::exclusive_scan(bytes_from_.begin(), bytes_from_.end(), at.begin(), std::int64_t{0});
   const std::vector<SlotId> slots = home_slots(parts_.plan().home.row(layer));
-  for (const GradientReturn& guest : guests) {  // ascending (expert, rank)
+  for (const GradientReturn& guest : guests) {  // in ascending (expert, rank) order
     if (guest.home != communicator_.rank()) continue;
     const auto gradients = pool_.gradients(layer, slots[guest.expert.index()]);
     std::int64_t& from = at[guest.guest.index()];

@@ -1,10 +1,10 @@
 #pragma once
 
-// Guests' gradients on their way home. A guest's gradient accumulates in its slot while it stays; when RankTurns says,
-// it is sent to its home and added there. What a rank sends follows from the plan alone, so nobody asks: a guest whose
-// turns all ran at homes sends zeros.
+// Return of guests' gradients to their homes. A guest's gradient accumulates in its slot. When RankTurns schedules the
+// return, the guest's rank sends the gradient home, where it is added. The plan alone determines what each rank sends,
+// so ranks exchange no requests: a guest whose turns all ran at homes sends zeros.
 //
-// Order. One exchange at a time per layer; a home adds what comes by ascending (expert, rank).
+// Order. Each layer uses one exchange at a time; a home adds the received gradients in ascending (expert, rank) order.
 
 #include <span>
 #include <vector>
@@ -18,12 +18,12 @@ class GradientReturns {
  public:
   GradientReturns(const PhaseParts& parts, const SlotPool& pool, Communicator& communicator);
 
-  // A backward is about to add to the guest's gradient. True for the first since the slot's last gradient went home: it
-  // overwrites what the slot holds.
+  // Called before a backward adds to the guest's gradient. Returns true for the first backward since the slot's
+  // gradient last went home; that backward overwrites the slot's gradient.
   bool begins(LayerId layer, SlotId slot);
 
-  // Collective: the gradients of `guests`, all ranks' by (expert, guest), are added to their homes'. Returns what this
-  // rank sent.
+  // Collective. Adds the gradients of `guests`, those of all ranks in (expert, guest) order, to the gradients of their
+  // homes. Returns the number of bytes that this rank sent.
   Bytes send_home(LayerId layer, std::span<const GradientReturn> guests);
 
  private:
@@ -34,7 +34,7 @@ class GradientReturns {
   const SlotPool& pool_;
   Communicator& communicator_;
   const std::int64_t expert_elements_;
-  std::vector<char> begun_;  // [layer·G + guest slot]: a backward has added to it
+  std::vector<char> begun_;  // [layer·G + guest slot]: 1 after a backward added to it
   Memory sent_, received_;
   std::vector<std::int64_t> bytes_to_, bytes_from_;
 };

@@ -64,7 +64,7 @@ std::string refusal(const Home& home, int num_ranks) {
   return "accepted";
 }
 
-TEST(HomeSlots, OfHomesThatAreNotEqualOrNoRankAreRefused) {
+TEST(HomeSlots, RejectsUnevenHomesAndInvalidRanks) {
   Home home = contiguous();
   EXPECT_THAT(refusal(home, 5), testing::HasSubstr("12 experts cannot be spread equally over 5 ranks"));
   home(1, 4) = RankId{0};
@@ -73,13 +73,13 @@ TEST(HomeSlots, OfHomesThatAreNotEqualOrNoRankAreRefused) {
   EXPECT_THAT(refusal(home, kRanks), testing::HasSubstr("home[1, 4]: 4 is none of 4 ranks"));
 }
 
-// Steps with gradients that depend on (step, layer, expert) alone, with the homes of each step.
+// Runs one step per placement of homes, with gradients that depend only on (step, layer, expert).
 class Training {
  public:
   explicit Training(bool adam) : adam_(adam) {}
 
   std::map<std::pair<int, int>, std::vector<float>> weights;  // by (layer, expert), after the last step
-  std::int64_t bytes = 0;                                     // sent by all ranks
+  std::int64_t bytes = 0;                                     // bytes sent by all ranks
 
   void run(const std::vector<Home>& home_of_step) {
     const auto communicators =
@@ -151,7 +151,7 @@ TEST(HomeMovesThread, AMovedExpertTrainsIdentically) {
   }
 }
 
-TEST(HomeMovesThread, OnlyExpertsWhoseHomeChangesAreSent) {
+TEST(HomeMovesThread, SendsOnlyExpertsWhoseHomeChanges) {
   Home swapped = contiguous();
   std::swap(swapped(1, 0), swapped(1, 11));
   Training sgd(false);
@@ -159,7 +159,7 @@ TEST(HomeMovesThread, OnlyExpertsWhoseHomeChangesAreSent) {
   EXPECT_EQ(sgd.bytes, 2 * kElements * 4);
   Training adam(true);
   adam.run({contiguous(), swapped});
-  EXPECT_EQ(adam.bytes, 3 * 2 * kElements * 4);  // with both moments
+  EXPECT_EQ(adam.bytes, 3 * 2 * kElements * 4);  // weights and both moments
 }
 
 }  // namespace

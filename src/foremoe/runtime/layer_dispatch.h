@@ -1,10 +1,10 @@
 #pragma once
 
-// Where the rows of one rank go in one layer of one micro-step, and from where it receives rows: everything that the
-// two all-to-alls and the grouped GEMM need. Rows lie as plan/rank_dispatch.h says.
+// Row dispatch of one rank in one layer of one micro-step: all that the two all-to-alls and the grouped GEMM need to
+// know about its sent and received rows. plan/rank_dispatch.h defines the order of rows.
 //
-// Planned rows need no word between ranks: RankTurns knows them. Rows without a route are known to their source alone,
-// so their counts are exchanged; they go to homes.
+// Planned rows require no communication: RankTurns determines their counts. Only the source rank knows its rows without
+// a route, so ranks exchange their counts. These rows go to homes.
 
 #include <cstdint>
 #include <span>
@@ -19,7 +19,7 @@ namespace foremoe {
 struct LayerDispatch {
   RankDispatch rows;
   std::vector<std::int32_t> token_of_sent_row;  // [sent row]
-  std::vector<std::int32_t> sent_row;           // [token·k + j]; −1 where the entry sends no row
+  std::vector<std::int32_t> sent_row;           // −1 if the entry sends no row
 
   std::int64_t rows_sent() const { return rows.sent; }
   std::int64_t rows_computed() const { return rows.slot_offsets.back(); }
@@ -29,21 +29,21 @@ struct LayerDispatch {
 struct DispatchWorkspace {
   RankDispatchWorkspace rows;
   std::vector<std::int32_t> slots;  // [token·k + j]
-  std::vector<std::int32_t> order;  // [sent row], the entry of routes
+  std::vector<std::int32_t> order;  // [sent row] → index into routes
 };
 
-// Finds the sent row of each of these routes, [token·k + j], in dispatch.rows. Throws InputError as row_slots().
+// Maps each route, [token·k + j], to its sent row in dispatch.rows. Throws InputError as row_slots() does.
 void find_sent_rows(std::span<const ExpertId> routes, int top_k, DispatchWorkspace& workspace, LayerDispatch& dispatch);
 
-// Rows without a recorded route (padding, last tokens, prefix-cached ones): the router picks their experts when the
-// layer runs. They travel in an all-to-all of their own, whose counts are exchanged first, to the homes of those
-// experts (under `free`, where a home's slot may hold another, to the lowest rank that holds the expert at that event).
+// Rows without a recorded route: padding, last tokens, prefix-cached tokens. The router selects their experts when the
+// layer runs. They use a separate all-to-all, after an exchange of counts, to the homes of those experts. Under `free`,
+// where a home's slot may contain another expert, they go to the lowest rank that has the expert at that event.
 class UnroutedRows {
  public:
   UnroutedRows(Communicator& communicator, const StepPlan& plan) : communicator_(communicator), plan_(plan) {}
 
-  // Collective. [token·k + j]: rows where `routes` has kNoExpert go to the homes of the experts in `picked`, which may
-  // be empty when this rank has no such row.
+  // Collective. Dispatches rows whose `routes` entry is kNoExpert to the homes of the experts in `picked`. Both are
+  // [token·k + j]. `picked` may be empty if this rank has no such row.
   struct Rows {
     std::span<const ExpertId> routes;
     std::span<const ExpertId> picked;
@@ -64,7 +64,7 @@ class UnroutedRows {
     SlotId slot;
   };
   std::vector<Holder> holders_;         // [expert]
-  std::vector<ExpertId> rows_;          // [token·k + j], kNoExpert: not one of these rows
+  std::vector<ExpertId> rows_;          // [token·k + j]; kNoExpert: the row has a planned route
   std::vector<std::int64_t> sent_;      // [destination][expert]
   std::vector<std::int64_t> received_;  // [source][expert]
   std::vector<std::int64_t> bytes_;

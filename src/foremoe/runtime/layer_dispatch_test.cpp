@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A layer of random routes with a random placement and random quotas that serve it.
+// Random routes of one layer, with a random placement and random quotas that serve all of them.
 struct RandomLayer {
   static constexpr int kRanks = 4;
   static constexpr int kExperts = 8;
@@ -49,7 +49,7 @@ struct RandomLayer {
     }
   }
 
-  // Every replica gets a random part of the expert's tokens.
+  // Gives every replica a random share of the expert's tokens.
   void split(ExpertId e) {
     std::vector<Tokens*> quotas;
     for (int r = 0; r < kRanks; ++r) {
@@ -80,7 +80,7 @@ struct RandomLayer {
 
 using Row = std::tuple<int, int, int>;  // source, token, expert
 
-// Carries (source, token, expert) of every row through the all-to-all by hand.
+// Sends (source, token, expert) of every row through a hand-written all-to-all.
 struct Delivery {
   std::vector<std::vector<Row>> computed;  // [rank][computed row]
 };
@@ -112,7 +112,7 @@ Delivery deliver(const RandomLayer& layer, const std::vector<LayerDispatch>& dis
   return delivery;
 }
 
-TEST(LayerDispatch, DeliversEveryPlannedRowOnceInBlocksOfOneExpert) {
+TEST(LayerDispatch, DeliversEveryPlannedRowOnceInBlocksPerExpert) {
   for (int seed = 0; seed < 200; ++seed) {
     const RandomLayer layer(seed);
     std::vector<LayerDispatch> dispatch;
@@ -143,7 +143,7 @@ TEST(LayerDispatch, DeliversEveryPlannedRowOnceInBlocksOfOneExpert) {
   }
 }
 
-TEST(LayerDispatch, ComputesRowsOfAnExpertBySourceWhateverThePlacement) {
+TEST(LayerDispatch, OrdersRowsOfAnExpertBySourceForAnyPlacement) {
   const RandomLayer layer(3);
   for (int r = 0; r < RandomLayer::kRanks; ++r) {
     std::vector<LayerDispatch> dispatch;
@@ -172,7 +172,7 @@ TEST(LayerDispatch, RefusesRoutesThatTheLoadDoesNotCount) {
   }
 }
 
-TEST(LayerDispatch, OfNoTokensIsEmpty) {
+TEST(LayerDispatch, IsEmptyWithoutTokens) {
   DispatchWorkspace workspace;
   LayerDispatch dispatch;
   const Array<Tokens, 2> load({2, 2});

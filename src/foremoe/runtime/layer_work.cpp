@@ -10,7 +10,7 @@ namespace foremoe {
 LayerWork::LayerWork(const WorkOptions& options, int num_ranks)
     : options_(options), matrices_(static_cast<std::size_t>(num_ranks)) {}
 
-// c = a·b, row by row and round again, until the operations are done.
+// Computes c = a·b row by row, repeatedly, until the required number of operations is reached.
 void LayerWork::multiply(Matrices& of_rank) const {
   if (of_rank.a.empty()) {
     of_rank.a.assign(kWidth * kWidth, 1.0F / static_cast<float>(kWidth));

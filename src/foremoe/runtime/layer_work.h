@@ -1,7 +1,7 @@
 #pragma once
 
-// What stands for the caller's own work between MoE layers (in the product: attention): a dense matrix product of so
-// many floating point operations on the rank's thread, or a wait for so long, as for a device that computes.
+// Simulates the caller's work between MoE layers (in production: attention). Either multiplies dense matrices on the
+// rank's thread, with a given number of floating point operations, or sleeps for a given time, as if a device computed.
 
 #include <cstdint>
 #include <vector>
@@ -12,10 +12,10 @@ namespace foremoe {
 
 struct WorkOptions {
   double flops = 1e6;  // before each layer of each pass
-  double wait_ms = 0;  // above 0: a wait instead
+  double wait_ms = 0;  // above 0: sleep instead
 };
 
-// Ranks may work at the same time, each on a thread of its own.
+// Thread-safe for distinct ranks.
 class LayerWork {
  public:
   LayerWork(const WorkOptions& options, int num_ranks);

@@ -13,7 +13,7 @@ namespace foremoe {
 namespace {
 
 constexpr std::align_val_t kAlignment{64};
-constexpr std::int64_t kAskedAbout = std::int64_t{16} << 20;  // less is not worth reading files for
+constexpr std::int64_t kAskedAbout = std::int64_t{16} << 20;  // smaller requests skip the check, which reads files
 
 std::optional<std::int64_t> number_in(const char* path) {
   std::ifstream file(path);
@@ -32,7 +32,7 @@ std::optional<std::int64_t> free_on_the_machine() {
 }
 
 std::optional<std::int64_t> free_in_the_control_group() {
-  const auto most = number_in("/sys/fs/cgroup/memory.max");  // "max" when there is no bound
+  const auto most = number_in("/sys/fs/cgroup/memory.max");  // contains "max" if unlimited
   const auto taken = number_in("/sys/fs/cgroup/memory.current");
   if (!most || !taken) return {};
   return std::max<std::int64_t>(0, *most - *taken);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Memory of a rank's tensors.
+// Allocation of memory for tensors.
 
 #include <cstddef>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace foremoe {
 
-// Owned, 64-byte aligned, zeroed when it is allocated.
+// Owned memory: 64-byte aligned, zeroed at allocation.
 class Memory {
  public:
   Memory() = default;
@@ -27,11 +27,11 @@ class Memory {
   Bytes bytes_;
 };
 
-// Throws InputError naming the bytes when there is too little. What is given is really there, not promised.
+// Throws InputError with the number of bytes if memory is insufficient. Touches all pages, so the memory is committed.
 Memory allocate_memory(Bytes bytes);
 
-// What this process may still take: the least of the machine's available memory and of what the control group (version
-// 2) still allows. None where the system does not say.
+// Memory that this process can still allocate: the minimum of the machine's available memory and the remaining budget
+// of the control group (version 2). None if the system reports neither.
 std::optional<Bytes> available_memory();
 
 }  // namespace foremoe

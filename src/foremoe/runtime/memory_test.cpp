@@ -19,7 +19,7 @@ TEST(Memory, IsZeroedAndAligned) {
   }
 }
 
-TEST(Memory, ThatNobodyHasIsRefusedNamingHowMuch) {
+TEST(Memory, ReportsTheSizeOfAnImpossibleAllocation) {
   const std::int64_t bytes = std::int64_t{1} << 50;
   try {
     allocate_memory(Bytes{bytes});
@@ -30,7 +30,7 @@ TEST(Memory, ThatNobodyHasIsRefusedNamingHowMuch) {
   EXPECT_NE(allocate_memory(Bytes{64}).data(), nullptr);
 }
 
-TEST(Memory, BeyondWhatIsAvailableIsRefusedBeforeItIsTouched) {
+TEST(Memory, RefusesMoreThanIsAvailableBeforeTouchingIt) {
   const auto available = available_memory();
   if (!available) GTEST_SKIP() << "the system does not say how much there is";
   EXPECT_GT(*available, Bytes{1 << 20});

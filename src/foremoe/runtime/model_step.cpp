@@ -11,7 +11,7 @@
 namespace foremoe {
 namespace {
 
-// The arithmetic takes ids as plain integers.
+// cpu:: functions take ids as plain integers.
 std::span<const std::int32_t> plain(std::span<const ExpertId> experts) {
   return {reinterpret_cast<const std::int32_t*>(experts.data()), experts.size()};
 }
@@ -47,7 +47,7 @@ ModelStep::ModelStep(const Parts& parts, const TurnOrder& order)
                                                      parts_.tokens.routes.top_k(), size.top_k));
   }
 
-  std::int64_t most = 0;  // tokens here in one micro-step
+  std::int64_t most = 0;  // maximum tokens of this rank per micro-step
   for (int m = 0; m < micro_steps; ++m) {
     for (int r = 0; r < parts_.communicator.num_ranks(); ++r) {
       const std::int64_t tokens = parts_.tokens.routes.num_tokens(MicroStepId{m}, RankId{r});
@@ -135,7 +135,7 @@ void ModelStep::begin_micro_step(const At& at) {
        {x(micro_step, 0), values(micro_step)});
 }
 
-// Rows without a route go where the router would send them now.
+// Routes rows that have no recorded route by the current router.
 void ModelStep::pick_missing(const At& at) {
   const auto k = static_cast<std::size_t>(parts_.size.top_k);
   const std::vector<ExpertId>& routes = at.layer.routes;
@@ -177,7 +177,7 @@ void ModelStep::forward(PhaseExecutor& phase, TurnId turn, const At& at) {
   }
 }
 
-// The loss and its gradient. Only now, not after the forward: one gradient does then for all micro-steps in flight.
+// Computes the loss and its gradient, here so that all micro-steps in flight share one gradient buffer.
 double ModelStep::begin_backward(const At& at) {
   const MicroStep& micro_step = at.micro_step;
   const std::span target(target_.floats(), values(micro_step));

@@ -1,10 +1,10 @@
 #pragma once
 
-// One step of a model on one rank: the loop over a phase's turns, and what layers keep from forward to backward.
+// One step of a model on one rank: the loop over a phase's turns, and the activations kept from forward to backward.
 //
-// Memory. Micro-steps in flight take turns in a ring. Each keeps the input of every layer, the router's weights and the
-// routes; forward-only phases keep none and alternate between two inputs. All is allocated at construction, for the
-// largest micro-step of this rank.
+// Memory. Micro-steps in flight share a ring buffer. Each entry stores the input of every layer, the router's weights
+// and the routes. Forward-only phases reuse the memory of one layer and alternate between two inputs. The constructor
+// allocates everything for the largest micro-step of this rank.
 
 #include <vector>
 
@@ -14,10 +14,10 @@
 
 namespace foremoe {
 
-// Of all micro-steps.
+// Results of all micro-steps.
 struct StepResults {
   std::vector<std::vector<float>> output;          // [micro_step] → [tokens][hidden]
-  std::vector<std::vector<float>> input_gradient;  // likewise; empty without backward
+  std::vector<std::vector<float>> input_gradient;  // [micro_step] → [tokens][hidden]; empty without backward
   Array<std::vector<ExpertId>, 2> routes_used;     // [micro_step][layer] → [token·k + j]
 };
 
@@ -34,27 +34,27 @@ class ModelStep {
     RouterMemory router;
     const Communicator& communicator;
   };
-  // Throws InputError when the order is of another number of layers or micro-steps.
+  // Throws InputError if the order has a different number of layers or micro-steps, or the routes a different top_k.
   ModelStep(const Parts& parts, const TurnOrder& order);
 
-  // Takes all turns; this rank's part of the loss.
+  // Runs all turns. Returns this rank's part of the loss.
   double run(PhaseExecutor& phase, const MoeModel::Work& work);
   StepResults take_results() { return std::move(results_); }
 
  private:
   struct Layer {
-    std::vector<ExpertId> routes;  // [token·k + j], as replayed
-    std::vector<ExpertId> picked;  // likewise with the router's choice; empty where every row has a route
+    std::vector<ExpertId> routes;  // [token·k + j], as recorded or dealt
+    std::vector<ExpertId> picked;  // [token·k + j], completed by the router; empty if all rows have routes
     Memory weight;                 // [token·k + j]
 
     const std::vector<ExpertId>& used() const { return picked.empty() ? routes : picked; }
   };
   struct MicroStep {
     std::int64_t tokens = 0;
-    std::vector<Memory> x;      // [layer + 1], or two in turns; [token][hidden]
+    std::vector<Memory> x;      // [layer + 1], or two that alternate; [token][hidden]
     std::vector<Layer> layers;  // [layer], or one for all
   };
-  struct At {  // where a turn works
+  struct At {  // state used by one turn
     const Turn& turn;
     MicroStep& micro_step;
     Layer& layer;
@@ -63,7 +63,7 @@ class ModelStep {
 
   At at(const Turn& turn);
   float* x(const MicroStep& micro_step, int layer) const;
-  std::size_t values(const MicroStep& micro_step) const;  // in [tokens][hidden]
+  std::size_t values(const MicroStep& micro_step) const;  // number of values in [tokens][hidden]
   void begin_micro_step(const At& at);
   void pick_missing(const At& at);
   void forward(PhaseExecutor& phase, TurnId turn, const At& at);
@@ -79,7 +79,7 @@ class ModelStep {
   std::vector<MicroStep> ring_;  // [micro_step mod its size]
   std::vector<std::int32_t> missing_, picks_;
   cpu::RouterWorkspace router_workspace_;
-  Memory target_, dy_, dx_, d_weight_;  // with backward alone
+  Memory target_, dy_, dx_, d_weight_;  // only with backward
   StepResults results_;
 };
 

@@ -19,7 +19,7 @@ Array<RankId, 2> copy_of(ArrayView<const RankId, 2> home) {
   return result;
 }
 
-// [layers][experts], or an InputError.
+// Returns `home` if its shape is [layers][experts]; throws InputError otherwise.
 ArrayView<const RankId, 2> fitting(ArrayView<const RankId, 2> home, const ModelSize& size) {
   const auto layers = static_cast<std::size_t>(size.layers);
   const auto experts = static_cast<std::size_t>(size.experts);
@@ -47,7 +47,7 @@ struct MoeModel::State {
         router_gradient(allocate_memory(router_bytes())),
         router_sum(allocate_memory(router_bytes())) {}
 
-  std::int64_t router_values() const { return std::int64_t{size.experts} * size.shape.hidden; }  // of one layer
+  std::int64_t router_values() const { return std::int64_t{size.experts} * size.shape.hidden; }  // per layer
   Bytes router_bytes() const { return Bytes{size.layers * router_values() * static_cast<std::int64_t>(sizeof(float))}; }
   int slot_of(LayerId l, ExpertId e) const {
     const auto row = slots.row(l);
@@ -67,9 +67,9 @@ struct MoeModel::State {
   Array<RankId, 2> home;     // [layer][expert]
   Array<ExpertId, 2> slots;  // [layer][home slot], ascending
   ExpertStore store;
-  Memory router, router_gradient, router_sum;  // [layer][experts][hidden]; the sum is that of all ranks
-  Memory router_mean, router_square;           // likewise, empty before Adam's first step
-  int adam_steps = 0;                          // the same for every parameter: state that need not travel
+  Memory router, router_gradient, router_sum;  // [layer][experts][hidden]; router_sum: over all ranks
+  Memory router_mean, router_square;           // [layer][experts][hidden]; empty before Adam's first step
+  int adam_steps = 0;                          // equal for all parameters, so it does not move with experts
   StepResults results;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The caller's side of a run, on one rank: a stack of MoE layers with residual connections, x ← x + MoE(x), a
-// replicated router per layer, and the regression loss Σ ½(x_L − target)²/(tokens of the step).
+// The caller's model in a run, on one rank: a stack of MoE layers with residual connections, x ← x + MoE(x), a
+// replicated router per layer, and the regression loss Σ ½(x_L − target)²/(number of tokens in the step).
 
 #include <cstdint>
 #include <functional>
@@ -25,18 +25,18 @@ struct Optimizer {
 
 class MoeModel {
  public:
-  // Homes as `home` [layer][expert] says, in `memory`. Throws InputError when the homes are not E/R on each rank, and
-  // when there is too little memory, naming how much.
+  // Places experts at `home`, [layer][expert], in memory of kind `memory`. Throws InputError if a rank is not home to
+  // E/R experts per layer, or with the required size if memory is insufficient.
   MoeModel(const ModelSize& size, ArrayView<const RankId, 2> home, Communicator& communicator,
            HomeMemory memory = HomeMemory::kShared);
   ~MoeModel();
 
   const HomeExperts& homes() const;
   void zero_gradients();
-  // Collective: reduces router gradients, then steps experts and routers. On return the weights are final.
+  // Collective. Reduces router gradients, then updates experts and routers. Weights are final on return.
   void optimize(const Optimizer& optimizer);
-  // Collective, while no phase is bound. Experts whose home changed travel with weights and optimizer state; the bytes
-  // sent by all ranks. Gradients of the layers that change are zeroed.
+  // Collective, only while no phase is bound. Moves experts whose home changed, with weights and optimizer state, and
+  // zeroes the gradients of affected layers. Returns the number of bytes sent by all ranks.
   Bytes move_homes(ArrayView<const RankId, 2> home);
 
   struct StepTokens {
@@ -44,20 +44,20 @@ class MoeModel {
     int micro_steps = 0;
     bool keep_results = false;  // outputs, input gradients and routes used, of all micro-steps
   };
-  // Runs all turns of the bound phase with `work` before each layer, and ends the phase; the loss of the step, of all
-  // ranks (0 when forward only). Throws InputError when the phase is of another number of layers or micro-steps.
+  // Runs all turns of the bound phase, with `work` before each layer, then finishes it. Returns the loss of the step
+  // over all ranks (0 if forward only). Throws InputError if the number of layers or micro-steps differs.
   using Work = std::function<void(const Turn&)>;
   double run(PhaseExecutor& phase, const StepTokens& tokens, const Work& work);
 
-  // Gradients add up until zero_gradients(); the first two and routes_used() are of the last run, if it
-  // was to keep them.
+  // Gradients accumulate until zero_gradients(). output(), input_gradient() and routes_used() describe the last run and
+  // require keep_results.
   std::vector<float> output(MicroStepId m) const;                   // [tokens][hidden], after the last layer
   std::vector<float> input_gradient(MicroStepId m) const;           // [tokens][hidden]
-  std::vector<float> expert_gradient(LayerId l, ExpertId e) const;  // gate_up, then down; of a home here
-  std::vector<float> expert_weights(LayerId l, ExpertId e) const;   // likewise
-  std::vector<float> router_gradient(LayerId l) const;              // [experts][hidden], of this rank's tokens
+  std::vector<float> expert_gradient(LayerId l, ExpertId e) const;  // gate_up, then down; homes on this rank only
+  std::vector<float> expert_weights(LayerId l, ExpertId e) const;   // gate_up, then down
+  std::vector<float> router_gradient(LayerId l) const;              // [experts][hidden], from this rank's tokens
   std::vector<float> router_weights(LayerId l) const;
-  std::vector<ExpertId> routes_used(MicroStepId m, LayerId l) const;  // [token·k + j], router's picks included
+  std::vector<ExpertId> routes_used(MicroStepId m, LayerId l) const;  // [token·k + j], including the router's choices
   const Array<RankId, 2>& home() const;
 
  private:

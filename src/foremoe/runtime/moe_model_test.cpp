@@ -16,7 +16,7 @@
 namespace foremoe {
 namespace {
 
-// What all ranks are given.
+// Input of all ranks.
 struct Training {
   const LoadTable& load;
   const ReplayRoutes& routes;
@@ -26,7 +26,7 @@ struct Training {
   PathChoice path = PathChoice::kAuto;
 };
 
-// What all ranks have after a training: tensors of the last step, weights after it.
+// Result of a training on all ranks: tensors of the last step, and final weights.
 struct Trained {
   Array<std::vector<float>, 2> output;             // [micro_step][rank]
   Array<std::vector<float>, 2> input_gradient;     // likewise
@@ -47,7 +47,7 @@ ModelSize small_size(const LoadTable& load, int top_k, std::uint64_t seed) {
           .seed = seed};
 }
 
-// One rank's steps, one for each plan; every rank writes its own places of `result`.
+// Runs one step per plan on this rank. Every rank writes its own entries of `result`.
 void train_rank(const Training& training, const std::vector<const StepPlan*>& plans, Communicator& communicator,
                 Trained& result) {
   const RankId rank = communicator.rank();
@@ -165,7 +165,7 @@ void expect_equal_to_reference(const Training& training, const Trained& trained)
   EXPECT_NEAR(trained.loss.back(), reference.loss, 1e-5 * reference.loss);
 }
 
-// Every expert at its home alone, wherever that is.
+// Plan that serves every expert at its home only, for any placement of homes.
 StepPlan plan_at_homes(const LoadTable& load, const Array<RankId, 2>& home) {
   StepPlan plan = test::random_plan(load, {.guest_slots = 0}, 0);
   plan.home = home;
@@ -185,7 +185,7 @@ StepPlan plan_at_homes(const LoadTable& load, const Array<RankId, 2>& home) {
   return plan;
 }
 
-// The homes turned around: the first expert's home is now the last rank, in every layer but the first.
+// Reverses the homes in every layer except the first: the first expert's home becomes the last rank.
 Array<RankId, 2> reversed_homes(const StepPlan& plan) {
   Array<RankId, 2> home = plan.home;
   for (std::size_t l = 1; l < home.extent(0); ++l) std::ranges::reverse(home.row(l));
@@ -215,7 +215,7 @@ INSTANTIATE_TEST_SUITE_P(Plans, MoeModelThread,
                                          PlanKind{"resident_recompute", {.guest_slots = 2}, Phase::kRecompute}),
                          name_of);
 
-TEST_P(MoeModelThread, DealtLoadsGiveTheReferencesResults) {
+TEST_P(MoeModelThread, DealtLoadsMatchTheReference) {
   LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 11, 12);
   load.top_k = 2;
   const auto routes = dealt_routes(load);
@@ -225,7 +225,7 @@ TEST_P(MoeModelThread, DealtLoadsGiveTheReferencesResults) {
   expect_equal_to_reference(training, train(training, {&plan}));
 }
 
-TEST_P(MoeModelThread, RecordedRoutesWithRowsThatHaveNoneGiveTheReferencesResults) {
+TEST_P(MoeModelThread, RecordedRoutesWithMissingRowsMatchTheReference) {
   const test::CountedTrace batched = test::random_trace(4, 40);
   const auto routes = recorded_routes(batched.trace, batched.batching);
   const Training training{.load = batched.load,
@@ -236,7 +236,7 @@ TEST_P(MoeModelThread, RecordedRoutesWithRowsThatHaveNoneGiveTheReferencesResult
   const StepPlan plan = test::random_plan(batched.load, GetParam().shape, 4);
   const Trained trained = train(training, {&plan});
   for (const std::vector<ExpertId>& used : trained.routes.flat()) {
-    EXPECT_THAT(used, testing::Each(testing::Ge(ExpertId{0})));  // the router picked for every row without a route
+    EXPECT_THAT(used, testing::Each(testing::Ge(ExpertId{0})));  // the router chose experts for rows without a route
   }
   expect_equal_to_reference(training, trained);
 }
@@ -269,7 +269,7 @@ TEST_P(TrainedModelThread, AMovedExpertTrainsIdentically) {
   EXPECT_EQ(stayed.router_weights, moved.router_weights);
   EXPECT_EQ(stayed.output, moved.output);
 
-  // Of two layers one changes, twice, and every expert of it.
+  // One of two layers changes, twice, and all of its experts move.
   const std::int64_t weights = 3 * with.size.shape.hidden * with.size.shape.intermediate * std::int64_t{sizeof(float)};
   EXPECT_EQ(stayed.moved, Bytes{0});
   EXPECT_EQ(moved.moved, Bytes{2 * load_.num_experts() * weights * (GetParam() == Optimizer::Kind::kAdam ? 3 : 1)});
@@ -284,8 +284,8 @@ TEST_P(TrainedModelThread, LossesFollowTheReferenceForAHundredSteps) {
   ThreadPool pool(1);
   ReferenceModel reference(with.size, pool);
   for (int step = 0; step < kSteps; ++step) {
-    const ReferenceResult result = reference.run(reference_step(trained, true), pool);  // the routes never change
-    // Adam divides by the root of a gradient's square: where that is next to nothing, rounding decides.
+    const ReferenceResult result = reference.run(reference_step(trained, true), pool);  // routes are constant
+    // Adam divides by the root of the squared gradient: if that is close to 0, rounding dominates.
     const double bound = GetParam() == Optimizer::Kind::kSgd ? 1e-4 : 1e-2;
     EXPECT_NEAR(trained.loss[static_cast<std::size_t>(step)], result.loss, bound) << "step " << step;
     reference.optimize(result, with.optimizer, pool);
@@ -293,7 +293,7 @@ TEST_P(TrainedModelThread, LossesFollowTheReferenceForAHundredSteps) {
   EXPECT_LT(trained.loss.back(), 0.9 * trained.loss.front());
 }
 
-TEST(MoeModelThreads, ExpertsThatLeaveTheirHomesInARecomputeGiveTheReferencesResultsAndComeBack) {
+TEST(MoeModelThreads, FreeResidencyInRecomputeMatchesTheReferenceAndRestoresHomes) {
   LoadTable load = test::random_load({.micro_steps = 4, .layers = 3}, 12, 12);
   load.top_k = 2;
   const auto routes = dealt_routes(load);
@@ -314,7 +314,7 @@ TEST(MoeModelThreads, ExpertsThatLeaveTheirHomesInARecomputeGiveTheReferencesRes
   }
 }
 
-TEST(MoeModelThreads, WhatDoesNotFitIsRefused) {
+TEST(MoeModelThreads, RefusesInconsistentArguments) {
   LoadTable load = test::random_load({.micro_steps = 2}, 1, 8);
   load.top_k = 2;
   const auto routes = dealt_routes(load);

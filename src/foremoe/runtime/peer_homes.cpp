@@ -11,11 +11,11 @@ namespace foremoe {
 namespace {
 
 std::atomic_ref<std::uint64_t> version_at(const std::byte* memory) {
-  // atomic_ref takes no const in C++20; readers only load.
+  // C++20's atomic_ref does not accept const. Readers only load.
   return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(const_cast<std::byte*>(memory)));
 }
 
-constexpr std::size_t kInPlace = sizeof(std::uint64_t);  // in the memory of a rank's version, behind it
+constexpr std::size_t kInPlace = sizeof(std::uint64_t);  // offset of the put_in_place() counter, after the version
 
 bool any_staged(const TransferSchedule& schedule) {
   return std::ranges::any_of(schedule.copies, &ScheduledCopy::staged);
@@ -23,14 +23,14 @@ bool any_staged(const TransferSchedule& schedule) {
 
 using Name = std::array<char, 128>;
 
-// Who writes the i-th expert of a node's arena.
+// Returns the rank that writes the i-th expert of a node's arena.
 RankId writer_of(std::size_t i, NodeId node, RankId owner, const Topology& topology) {
   if (topology.node_of(owner) == node) return owner;
   const RankRange ranks = topology.ranks_of(node);
   return RankId{ranks.first + static_cast<int>(i) % ranks.size()};
 }
 
-// What ranks must send because whoever writes it cannot read it. One layer at a time bounds the memory.
+// Messages to arena writers that cannot read the owner's memory. Exchanges one layer at a time to limit memory.
 class Messages {
  public:
   Messages(const PhaseParts& parts, const PeerHomes& homes, Communicator& communicator)
@@ -39,7 +39,7 @@ class Messages {
   void exchange_layer(LayerId layer, HostArena* arena, std::uint64_t version);
 
  private:
-  // Calls f(index in the arena, expert, writer, owner) for each that goes by message, nodes ascending.
+  // Calls f(index in the arena, expert, writer, owner) for each expert whose writer is not its owner, in node order.
   template <class F>
   void for_each(LayerId layer, F f) const {
     const Topology& topology = communicator_.topology();
@@ -64,9 +64,9 @@ void Messages::exchange_layer(LayerId layer, HostArena* arena, std::uint64_t ver
   const auto bytes = static_cast<std::size_t>(parts_.layout.bytes().value);
   const auto num_ranks = static_cast<std::size_t>(communicator_.num_ranks());
   std::vector<std::vector<std::byte>> to(num_ranks);
-  std::vector<std::vector<int>> from(num_ranks);  // indices in this node's arena, in the order in which they come
+  std::vector<std::vector<int>> from(num_ranks);  // indices in this node's arena, in order of arrival
   for_each(layer, [&](int index, ArenaExpert expert, RankId writer, RankId owner) {
-    // Mapping is mutual: who cannot read my homes is who cannot be read by me.
+    // Mapping is mutual: a rank that cannot read this rank's homes cannot be read by this rank.
     if (owner == self && !homes_.reachable(writer)) {
       std::vector<std::byte>& out = to[writer.index()];
       const std::size_t at = out.size();
@@ -120,7 +120,7 @@ PeerHomes::PeerHomes(const PhaseParts& parts, const HomeExperts& homes, const Sl
   }
   communicator.peers().share(regions);
 
-  // Mine: the version's address, then [layer][home slot][segment], then [buffer][segment].
+  // Layout of `mine`: address of the version, then [layer][home slot][segment], then [buffer][segment].
   std::vector<std::uintptr_t> mine = {std::bit_cast<std::uintptr_t>(version_.bytes().data())};
   for (const HomeExpert& expert : homes.experts.flat()) {
     for (const std::byte* segment : expert.weights) mine.push_back(std::bit_cast<std::uintptr_t>(segment));
@@ -181,7 +181,7 @@ void PeerHomes::publish(std::uint64_t version) {
 
 std::uint64_t PeerHomes::published(RankId owner) const {
   const std::byte* version = reachable(owner) ? version_of_[owner.index()] : version_.bytes().data();
-  return version_at(version).load(std::memory_order_acquire);  // pairs with publish()
+  return version_at(version).load(std::memory_order_acquire);  // pairs with release in publish()
 }
 
 void PeerHomes::put_in_place(TurnId before) {
@@ -190,7 +190,7 @@ void PeerHomes::put_in_place(TurnId before) {
 
 bool PeerHomes::in_place(RankId owner, TurnId before) const {
   if (!reachable(owner)) return true;
-  // pairs with put_in_place()
+  // acquire: pairs with release in put_in_place()
   return version_at(version_of_[owner.index()] + kInPlace).load(std::memory_order_acquire) >= before.index();
 }
 
@@ -230,7 +230,7 @@ void refresh_arena(const PhaseParts& parts, const PeerHomes& homes, HostArena* a
     }
   }
 
-  bool all_reachable = true;  // the same on all ranks: threads reach all, processes those of their node
+  bool all_reachable = true;  // equal on all ranks: threads reach all ranks, processes those of their node
   for (int r = 0; r < communicator.num_ranks(); ++r) all_reachable &= homes.reachable(RankId{r});
   if (all_reachable) return;
   Messages messages(parts, homes, communicator);

@@ -80,8 +80,8 @@ void expect_homes(const PhaseParts& parts, const HomeExperts& homes) {
   }
 }
 
-// Everybody must hold the same load, placement, schedule and version: what one rank waits for, another must have sent.
-// (Quotas may still be on their way.)
+// Compares load, placement, schedule and version across ranks: every copy that one rank waits for must be sent by
+// another. Excludes quotas, which may not be planned yet.
 void expect_same_phase(const PhaseParts& parts, std::uint64_t version, Communicator& communicator) {
   const StepPlan& plan = parts.plan();
   const TransferSchedule& schedule = parts.schedule();

@@ -80,24 +80,24 @@ struct PhaseExecutor::State {
   const PhaseOptions options;
   const RankId rank;
 
-  // Where experts are.
+  // Location of experts.
   SlotPool pool;
   PeerHomes peer_homes;
   Directory directory;
   std::optional<HostArena> arena;
 
-  // How rows reach them, and gradients their homes.
+  // Exchange of rows and gradients.
   RowExchange rows;
   UnroutedRows unrouted;
   DispatchWorkspace workspace;
   KeptLayers kept_layers;
-  std::optional<GradientReturns> returns;  // policy update alone
-  std::vector<int> backwards_left;         // [layer], turns
+  std::optional<GradientReturns> returns;  // policy_update only
+  std::vector<int> backwards_left;         // [layer], remaining backward turns
   std::vector<char> drained;               // [layer]
 
   PhaseFigures figures;
-  bool finished = false;                       // else nothing of the step may be left
-  std::optional<ExpertTransferEngine> engine;  // last: it writes to what is above
+  bool finished = false;                       // if false at destruction, undo the step
+  std::optional<ExpertTransferEngine> engine;  // declared last: it writes to members above
 };
 
 PhaseExecutor::State::State(PhaseParts phase_parts, const HomeExperts& lent, Communicator& phase_communicator,
@@ -146,7 +146,7 @@ void PhaseExecutor::State::fill_arena() {
   refresh_arena(parts, peer_homes, arena ? &*arena : nullptr, options.engine.version, communicator);
   figures.arena_refresh_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   peer_homes.publish(options.engine.version);
-  communicator.barrier();  // under `free` copies may overwrite homes from now on: every arena has been written
+  communicator.barrier();  // every arena is complete, so under `free` copies may overwrite homes from now on
 }
 
 void PhaseExecutor::State::start_engine() {
@@ -173,9 +173,9 @@ void PhaseExecutor::State::start_engine() {
 }
 
 PhaseExecutor::State::~State() {
-  engine.reset();  // nothing writes to buffers any more, before they go
+  engine.reset();  // stop writes to buffers before freeing them
   if (finished) return;
-  peer_homes.stop_sharing();  // before homes change
+  peer_homes.stop_sharing();  // before modifying homes
   zero_home_gradients();
   restore_homes();
   spoil_lent_homes();
@@ -190,7 +190,7 @@ void PhaseExecutor::State::zero_home_gradients() {
   }
 }
 
-// Under `free` homes are lent to other experts: without finish() they come back here.
+// Under `free`, home slots may contain other experts. Restores them from the arena if finish() was not reached.
 void PhaseExecutor::State::restore_homes() {
   if (!arena) return;
   for (const ScheduledCopy& copy : parts.schedule().arriving(TurnId{parts.schedule().order.size()})) {
@@ -203,8 +203,8 @@ void PhaseExecutor::State::restore_homes() {
   }
 }
 
-// From peers there is nothing left to bring them back. Every home that was lent becomes NaN, of whatever type of
-// floating point, so that nothing can go on with the weights of another expert.
+// Copies from peers leave no source to restore homes from. Overwrites every lent home with NaN, in any floating point
+// type, so that training cannot continue with the weights of another expert.
 void PhaseExecutor::State::spoil_lent_homes() {
   for (const ScheduledCopy& copy : parts.schedule().copies) {
     if (copy.rank != rank || !copy.staged() || copy.slot.value >= pool.homes_per_rank()) continue;
@@ -227,7 +227,7 @@ bool PhaseExecutor::State::wait(TurnId turn) {
   return engine->wait(turn);
 }
 
-// Weights and gradients, in this turn, of the expert whose rows lie where the slot's do.
+// Maps a slot of the forward to the weights and gradients, in this turn, of the expert that it had then.
 ExpertsOf PhaseExecutor::State::experts_of(TurnId turn) {
   return [this, turn, &at = parts.turns.order()[turn]](SlotId of_rows) {
     const SlotId slot = parts.turns.slot_of_forward(turn, of_rows);
@@ -330,12 +330,12 @@ void PhaseExecutor::drain(std::span<const LayerId> layers) {
 }
 
 void PhaseExecutor::finish() {
-  for (int l = 0; l < state_->parts.plan().num_layers(); ++l) {  // what the caller has not drained
+  for (int l = 0; l < state_->parts.plan().num_layers(); ++l) {  // drain the remaining layers
     const LayerId layer{l};
     drain({&layer, 1});
   }
   state_->engine->finish();
-  state_->communicator.barrier();  // nobody reads homes any more: the caller may change them
+  state_->communicator.barrier();  // no rank reads homes from here on; the caller may change them
   state_->finished = true;
 }
 

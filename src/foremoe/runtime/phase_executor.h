@@ -1,21 +1,21 @@
 #pragma once
 
-// A phase bound on one rank: its plan, its guest memory, its engine and its communicator, between bind and unbind.
-// The caller runs its own work (attention, router) and calls forward and backward for every turn in order; in
-// between, experts travel. What it does in a turn, RankTurns says. No address, thread or registration outlives the
-// object.
+// Execution of one phase on one rank, from bind to unbind: plan, guest memory, transfer engine and communicator. The
+// caller runs its own work (attention, router) and calls forward and backward for every turn in order. In between, the
+// executor transfers experts. RankTurns determines the actions of each turn. No address, thread or registration
+// outlives the object.
 //
 //   PhaseExecutor phase(parts, homes, communicator, options);
 //   for each turn t:  phase.begin(t);  … attention …;  phase.forward(t, …) or phase.backward(t, …);
 //   phase.drain(layers);  … the framework's own gradient reduction …
 //   phase.finish();
 //
-// A turn whose copies failed on any rank falls back: both passes of that micro-step and layer run at homes. Guests'
-// gradients accumulate in their slots, go home when the guest leaves or at drain(), zeros where all its turns fell
-// back, and are added there in (layer, expert, rank) order, exactly once. The caller's gradients are zero at bind; a
-// phase that goes before finish() was done leaves them zero, and homes as they were: nothing is half applied. Under
-// residency `free` with copies from peers, which keeps no other copy of a home that it lends, such homes are NaN then,
-// and the weights must be loaded again.
+// If a copy of a turn fails on any rank, the turn falls back: both passes of that micro-step and layer run at homes.
+// Guests' gradients accumulate in their slots. They return when the guest leaves or at drain(), as zeros if all its
+// turns fell back, and are added at home in (layer, expert, rank) order, exactly once. The caller's gradients are zero
+// at bind. Destruction before finish() zeroes them and leaves homes unchanged: nothing is half applied. Exception:
+// residency `free` with copies from peers has no other copy of a home that it lends. Such homes become NaN, and the
+// caller must reload the weights.
 
 #include <functional>
 #include <memory>
@@ -30,34 +30,34 @@
 
 namespace foremoe {
 
-// One rank's home experts, lent by the caller for the time of the phase. [layer][home slot], homes ascending.
+// Home experts of one rank, which the caller lends for the phase: [layer][home slot], homes ascending.
 struct HomeExpert {
   std::vector<std::byte*> weights;  // [segment]
   std::vector<float*> gradients;    // [segment]; empty in a phase without backward
 };
 struct HomeExperts {
   Array<HomeExpert, 2> experts;
-  std::vector<SharedRegion> regions;  // that the weights lie in, for peers
+  std::vector<SharedRegion> regions;  // memory of the weights, shared with peers
 };
 
-// A link around another, for tests and measurements: throttles, delays, fails.
+// Wraps a link for tests and measurements: throttles it, delays it or makes it fail.
 using LinkDecorator = std::function<std::unique_ptr<CopyLink>(std::unique_ptr<CopyLink> link, RankId rank, Path path)>;
 
 struct PhaseOptions {
   EngineOptions engine;
-  LinkDecorator decorate;  // none: links as they are
+  LinkDecorator decorate;  // empty: no wrapper
   Timeline* timeline = nullptr;
-  bool overlap = true;                // false: copies start when the layer waits for them
-  std::int64_t most_tokens = 0;       // that any source has in one micro-step
-  bool position_independent = false;  // a row's forward bits do not depend on where the row stands (row_tiles.h)
+  bool overlap = true;                // false: a copy starts when its layer waits for it
+  std::int64_t most_tokens = 0;       // maximum over sources, per micro-step
+  bool position_independent = false;  // forward bits of a row do not depend on its position (row_tiles.h)
 };
 
-// The same on every rank, but for whose turns they are.
+// Identical on every rank except for the rank of `turns`.
 struct PhaseParts {
-  const RankTurns& turns;  // the plan's placement is final; quotas of a micro-step when its forward begins
+  const RankTurns& turns;  // placement is final; quotas of a micro-step at its forward
   ExpertLayout layout;
   ExpertShape shape;
-  // [micro_step·layers + layer]: not 0 where any source has rows without a route; empty: nowhere.
+  // [micro_step·layers + layer]: nonzero if any source has rows without a route; empty: all rows have one.
   std::vector<std::uint8_t> without_route = {};
 
   const StepPlan& plan() const { return turns.plan(); }
@@ -66,23 +66,23 @@ struct PhaseParts {
 };
 
 struct LayerForward {
-  std::span<const ExpertId> routes;  // [token·k + j]: kNoExpert: no route, see `picked`; kUnassigned adds nothing
-  std::span<const ExpertId> picked;  // as routes, and the router's choice where there was none; empty: no such rows
+  std::span<const ExpertId> routes;  // [token·k + j]; kNoExpert: no route, see `picked`; kUnassigned adds nothing
+  std::span<const ExpertId> picked;  // routes completed by the router; empty if every row has a route
   const float* x = nullptr;          // [tokens][hidden]
-  const float* weight = nullptr;     // [token·k + j]; stays as it is until the backward
-  float* y = nullptr;                // [tokens][hidden]: the layer's result is added
+  const float* weight = nullptr;     // [token·k + j]; must not change until the backward
+  float* y = nullptr;                // [tokens][hidden]; the layer's result is added to it
 };
 
 struct LayerBackward {
   const float* dy = nullptr;  // [tokens][hidden]
-  float* dx = nullptr;        // [tokens][hidden]: added; not through the router
-  float* d_weight = nullptr;  // [token·k + j]: set
+  float* dx = nullptr;        // [tokens][hidden]; added to, without the gradient through the router
+  float* d_weight = nullptr;  // [token·k + j]; overwritten
 };
 
 struct TurnFigures {
-  double compute_cpu_seconds = 0;  // of the rank's thread, expert computation alone
+  double compute_cpu_seconds = 0;  // of the rank's thread, in expert computation only
   std::int64_t calls = 0;          // experts that had rows
-  std::int64_t rows = 0;           // that its experts ran
+  std::int64_t rows = 0;           // rows that its experts computed
 };
 
 struct PhaseFigures {
@@ -93,13 +93,13 @@ struct PhaseFigures {
   Bytes guest_weights;
   Bytes guest_gradients;
   Bytes gradient_returns;      // sent home by this rank
-  std::int64_t fallbacks = 0;  // (micro-step, layer) pairs run at homes; the same on all ranks
+  std::int64_t fallbacks = 0;  // (micro-step, layer) pairs that ran at homes; equal on all ranks
 };
 
 class PhaseExecutor {
  public:
-  // Collective. Refuses, before anything starts, what does not fit: InputError. Refreshes the arena and publishes the
-  // homes' weights as `options.engine.version`.
+  // Collective. Throws InputError for inconsistent arguments before anything starts. Refreshes the arena and publishes
+  // the homes' weights as `options.engine.version`.
   PhaseExecutor(const PhaseParts& parts, const HomeExperts& homes, Communicator& communicator,
                 const PhaseOptions& options);
   ~PhaseExecutor();
@@ -108,9 +108,9 @@ class PhaseExecutor {
   void begin(TurnId turn);
   void forward(TurnId turn, const LayerForward& layer);
   void backward(TurnId turn, const LayerBackward& layer);
-  // Collective, after the last backward of these layers, once: their guests' gradients go home.
+  // Collective, once per layer, after its last backward. Sends the gradients of its guests home.
   void drain(std::span<const LayerId> layers);
-  void finish();  // collective, after the last turn; drains what was not
+  void finish();  // collective, after the last turn; drains the remaining layers
   PhaseFigures figures() const;
 
  private:

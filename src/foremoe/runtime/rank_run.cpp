@@ -12,10 +12,10 @@ namespace {
 struct Repeat {
   PhaseFigures figures;
   double loss = 0;
-  double seconds = 0;  // of the slowest rank
+  double seconds = 0;  // slowest rank
 };
 
-// A model on this rank, and the phase run on it again and again.
+// Runs a phase repeatedly on this rank's part of a model.
 class RankRun {
  public:
   RankRun(const PhaseRun& run, Communicator& communicator)
@@ -63,7 +63,7 @@ double RankRun::most(double value) {
   return std::ranges::max(all);
 }
 
-// The caller's, seen on the timeline.
+// Wraps the caller's work to record it on the timeline.
 MoeModel::Work RankRun::work(Timeline* timeline) {
   if (timeline == nullptr || !run_.work) return run_.work;
   return [this, timeline](const Turn& turn) {
@@ -167,7 +167,7 @@ void RankRun::repeat_first_step(PhaseOutcome& outcome) {
 PhaseOutcome RankRun::run() {
   PhaseOutcome outcome;
   outcome.home_moves = model_.move_homes(run_.plan.home);
-  if (run_.bitwise) {  // first, so that what is measured, gathered and optimized comes last
+  if (run_.bitwise) {  // first, because later repeats provide the gathered and optimized state
     std::vector<PhaseFigures> plain;
     for (int r = 0; r < run_.repeats; ++r) plain.push_back(repeat(r % 2 == 0, false, nullptr).figures);
     outcome.plain_critical_path_seconds = fitted_critical_path(gather_turns(plain)).seconds;

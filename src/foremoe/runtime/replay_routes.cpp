@@ -48,8 +48,8 @@ class DealtRoutes final : public ReplayRoutes {
   int top_k() const override { return load_.top_k; }
   std::int64_t num_tokens(MicroStepId m, RankId source) const override { return num_tokens_(m, source); }
 
-  // The i-th assignment of the layer goes to token i mod T as its (i div T)-th. An expert's own are consecutive and at
-  // most T, hence on different tokens; all are at most k·T, hence at most k on each.
+  // The layer's i-th assignment goes to token i mod T, in place i div T. An expert's assignments are consecutive and at
+  // most T, so their tokens differ. A layer has at most k·T assignments, so each token receives at most k.
   void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const override {
     const std::int64_t tokens = num_tokens_(m, source);
     const std::int64_t k = load_.top_k;

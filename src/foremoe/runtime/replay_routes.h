@@ -1,10 +1,10 @@
 #pragma once
 
-// The routes that a step replays: for each token of a source rank in a micro-step, the experts that it visits in a
-// layer. From a trace they are what was recorded; from a load alone they are dealt (docs/users/formats.md): a source
-// has T = max over layers of max(⌈Σ load/k⌉, largest load) tokens in that micro-step, and in each layer the experts,
-// ascending, are dealt one assignment at a time to tokens 0, 1, …, T−1, 0, …, each going on where the one before
-// stopped. No token then has an expert twice or more than k; one with fewer is legal and adds nothing for the rest.
+// Routes that a step replays: the experts of each token of a source rank, per micro-step and layer. A trace provides
+// recorded routes. With only a load, routes are dealt (docs/users/formats.md): a source has T = max over layers of
+// max(⌈Σ load/k⌉, largest load) tokens in that micro-step. In each layer, experts in ascending order are dealt one
+// assignment at a time to tokens 0, 1, …, T−1, 0, …, each continuing after the previous one. No token receives an
+// expert twice or more than k experts. Missing assignments of tokens with fewer experts contribute nothing.
 
 #include <memory>
 #include <vector>
@@ -16,7 +16,7 @@
 
 namespace foremoe {
 
-// An assignment that a token of a dealt load does not have: it adds nothing. (kNoExpert marks rows without a route.)
+// Missing assignment of a token in a dealt load; contributes nothing. (kNoExpert marks rows without a route.)
 inline constexpr ExpertId kUnassigned{-2};
 
 class ReplayRoutes {
@@ -24,16 +24,16 @@ class ReplayRoutes {
   virtual ~ReplayRoutes() = default;
   virtual int top_k() const = 0;
   virtual std::int64_t num_tokens(MicroStepId m, RankId source) const = 0;
-  // [token][k]; kNoExpert in all k entries of a row without a route, kUnassigned where a token has fewer than k. The
-  // counts of the experts are the load's. Any thread may call.
+  // Fills routes [token][k]. A row without a route has kNoExpert in all k entries; kUnassigned marks missing
+  // assignments. The counts per expert equal the load. Thread-safe.
   virtual void gather(MicroStepId m, RankId source, LayerId l, std::vector<ExpertId>& routes) const = 0;
 };
 
-// Keep references to what they are given.
+// The results keep references to the arguments.
 std::unique_ptr<ReplayRoutes> recorded_routes(const RoutingTrace& trace, const Batching& batching);
 std::unique_ptr<ReplayRoutes> dealt_routes(const LoadTable& load);
 
-// [micro_step·layers + layer]: 1 where any source has rows without a route; empty where there is none at all.
+// [micro_step·layers + layer]: 1 if any source has rows without a route; empty if no source has any.
 std::vector<std::uint8_t> rows_without_route(const ReplayRoutes& routes, const LoadTable& load);
 
 }  // namespace foremoe

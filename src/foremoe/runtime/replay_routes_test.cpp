@@ -14,12 +14,12 @@ namespace foremoe {
 namespace {
 
 std::vector<ExpertId> routes_of(const ReplayRoutes& replay, int m, int source, int l) {
-  std::vector<ExpertId> routes(3, ExpertId{99});  // what was there before is replaced
+  std::vector<ExpertId> routes(3, ExpertId{99});  // gather() must replace old contents
   replay.gather(MicroStepId{m}, RankId{source}, LayerId{l}, routes);
   return routes;
 }
 
-// How often each expert occurs in every (micro-step, layer, source), and that no row is one that cannot be.
+// Checks that each expert's count equals the load in every (micro-step, layer, source) and that every row is valid.
 void expect_rows_of(const ReplayRoutes& replay, const LoadTable& load) {
   const auto k = static_cast<std::size_t>(replay.top_k());
   for (int m = 0; m < load.num_micro_steps(); ++m) {
@@ -45,14 +45,14 @@ void expect_rows_of(const ReplayRoutes& replay, const LoadTable& load) {
   }
 }
 
-TEST(ReplayRoutes, RecordedOnesCountAsTheLoadAndNoTokenHasAnExpertTwice) {
+TEST(ReplayRoutes, RecordedRoutesMatchTheLoadWithoutRepeatedExperts) {
   const test::CountedTrace batched = test::random_trace(5);
   const auto replay = recorded_routes(batched.trace, batched.batching);
   EXPECT_EQ(replay->top_k(), batched.trace.top_k);
   expect_rows_of(*replay, batched.load);
 }
 
-TEST(ReplayRoutes, RecordedOnesKeepEveryTokenAlsoThoseWithoutARoute) {
+TEST(ReplayRoutes, RecordedRoutesIncludeTokensWithoutARoute) {
   const test::CountedTrace batched = test::random_trace(6);
   const auto replay = recorded_routes(batched.trace, batched.batching);
   std::int64_t tokens = 0;
@@ -64,10 +64,10 @@ TEST(ReplayRoutes, RecordedOnesKeepEveryTokenAlsoThoseWithoutARoute) {
     }
   }
   EXPECT_EQ(tokens, batched.trace.num_tokens);
-  EXPECT_EQ(missing, std::int64_t{batched.trace.num_sequences()} * batched.trace.top_k);  // the last of each sequence
+  EXPECT_EQ(missing, std::int64_t{batched.trace.num_sequences()} * batched.trace.top_k);  // last token of each sequence
 }
 
-TEST(ReplayRoutes, DealtOnesCountAsTheLoadForManyLoads) {
+TEST(ReplayRoutes, DealtRoutesMatchTheLoad) {
   for (int seed = 0; seed < 20; ++seed) {
     LoadTable load = test::random_load({.micro_steps = 2, .layers = 3, .ranks = 3, .experts = 6}, seed, 30);
     load.top_k = 1 + seed % 4;
@@ -75,7 +75,7 @@ TEST(ReplayRoutes, DealtOnesCountAsTheLoadForManyLoads) {
   }
 }
 
-TEST(ReplayRoutes, DealtSourcesHaveAsFewTokensAsTheirHeaviestLayerAllows) {
+TEST(ReplayRoutes, DealtRoutesUseTheFewestTokensThatFitTheLargestLayer) {
   LoadTable load{.load = Array<Tokens, 4>({1, 2, 2, 3}), .top_k = 2};
   const auto set = [&](int l, int s, std::vector<int> tokens) {
     for (int e = 0; e < 3; ++e) load.load(0, l, s, e) = Tokens{tokens[e]};
@@ -88,10 +88,10 @@ TEST(ReplayRoutes, DealtSourcesHaveAsFewTokensAsTheirHeaviestLayerAllows) {
   EXPECT_EQ(replay->num_tokens(MicroStepId{0}, RankId{1}), 5);
 }
 
-TEST(ReplayRoutes, DealtAssignmentsGoOnWhereTheExpertBeforeStopped) {
+TEST(ReplayRoutes, DealtAssignmentsContinueAfterThePreviousExpert) {
   LoadTable load{.load = Array<Tokens, 4>({1, 1, 1, 3}), .top_k = 2};
   for (const int e : {0, 1, 2}) load.load(0, 0, 0, e) = Tokens{std::vector{3, 3, 1}[e]};
-  // Expert 0 on tokens 0 1 2, expert 1 on 3 0 1, expert 2 on 2; token 3 has one only.
+  // Expert 0 on tokens 0 1 2, expert 1 on 3 0 1, expert 2 on 2. Token 3 has only one expert.
   const ExpertId none = kUnassigned;
   EXPECT_EQ(routes_of(*dealt_routes(load), 0, 0, 0),
             (std::vector<ExpertId>{ExpertId{0}, ExpertId{1}, ExpertId{0}, ExpertId{1}, ExpertId{0}, ExpertId{2},
@@ -104,7 +104,7 @@ TEST(ReplayRoutes, ASourceWithoutLoadHasNoTokens) {
   EXPECT_TRUE(routes_of(*dealt_routes(load), 0, 1, 0).empty());
 }
 
-TEST(ReplayRoutes, ThreadsMayGatherAtOnce) {
+TEST(ReplayRoutes, ThreadsCanGatherConcurrently) {
   const test::CountedTrace batched = test::random_trace(7);
   LoadTable load = test::random_load({}, 8);
   load.top_k = 2;

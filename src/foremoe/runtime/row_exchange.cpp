@@ -19,7 +19,7 @@ void row_bytes(std::span<const std::int64_t> rows, int width, std::vector<std::i
 float* RowMatrix::reserve(std::int64_t rows, int width) {
   const Bytes need{rows * width * static_cast<std::int64_t>(sizeof(float))};
   if (memory_.bytes() < need) {
-    memory_ = {};  // the old one first: both need not fit
+    memory_ = {};  // free the old memory first: both may not fit
     memory_ = allocate_memory(need);
   }
   return memory_.floats();

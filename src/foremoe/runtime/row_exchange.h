@@ -1,11 +1,11 @@
 #pragma once
 
-// One dispatch carried out: rows travel to the ranks that compute them, through their experts, and back.
+// Execution of one dispatch: sends rows to the ranks that compute them, runs their experts, and returns the results.
 //
 //   forward    gather ▸ all-to-all ▸ by expert ▸ experts ▸ by source ▸ all-to-all ▸ combine
 //   backward   combine's gradient ▸ all-to-all ▸ by expert ▸ experts' gradient ▸ by source ▸ all-to-all ▸ add
 //
-// Both all-to-alls of both passes have the split sizes of the dispatch.
+// Both all-to-alls use the split sizes of the dispatch in both passes.
 
 #include <algorithm>
 #include <functional>
@@ -20,7 +20,7 @@
 
 namespace foremoe {
 
-// A matrix that grows when it must: sized at bind so that it need not.
+// Matrix that grows on demand. Reserved at bind for the largest micro-step, so that later calls do not allocate.
 class RowMatrix {
  public:
   float* reserve(std::int64_t rows, int width);
@@ -30,24 +30,24 @@ class RowMatrix {
   Memory memory_;
 };
 
-// What a forward leaves for its backward.
+// State that a forward saves for its backward.
 struct ForwardRows {
   LayerDispatch dispatch;
-  const float* weight = nullptr;  // [token·k + j], the caller's
+  const float* weight = nullptr;  // [token·k + j], owned by the caller
   RowMatrix x;                    // [computed row][hidden]
   RowMatrix gate_up;              // [computed row][2·intermediate]
-  RowMatrix returned;             // [sent row][hidden], results as they came back
+  RowMatrix returned;             // [sent row][hidden], returned results
 };
 
-// What one layer of a micro-step keeps from forward to backward.
+// State that one layer of a micro-step saves from forward to backward.
 struct KeptLayer {
   ForwardRows planned;
   ForwardRows unrouted;
-  bool at_homes = false;  // fallen back
+  bool at_homes = false;  // the turn fell back
   bool any_unrouted = false;
 };
 
-// The layers of the micro-steps in flight; a phase without backward keeps one for all.
+// Saved layers of all micro-steps in flight. A phase without backward uses one entry for all layers.
 class KeptLayers {
  public:
   explicit KeptLayers(const PhaseParts& parts) {
@@ -67,7 +67,7 @@ class KeptLayers {
   std::vector<KeptLayer> kept_ = std::vector<KeptLayer>(1);  // [micro-step mod in flight · layers + layer]
 };
 
-// The weights (and gradients) of the expert in a slot of the rank, while a dispatch runs; asked for slots with rows.
+// Returns the weights (and gradients) of the expert in a slot, during a dispatch. Called only for slots with rows.
 using ExpertsOf = std::function<cpu::ExpertRows(SlotId)>;
 
 class RowExchange {
@@ -82,9 +82,9 @@ class RowExchange {
 
   void reserve(std::int64_t rows_sent, std::int64_t rows_computed);
 
-  // layer.y += what the experts make of layer.x, for the rows of rows.dispatch. Adds to `figures`.
+  // Adds the experts' results for the rows of rows.dispatch to layer.y. Adds to `figures`.
   void forward(const ExpertsOf& experts, const LayerForward& layer, ForwardRows& rows, TurnFigures& figures);
-  // layer.dx += its gradient, layer.d_weight = that of the weights.
+  // Adds the input gradient to layer.dx and sets layer.d_weight to the gradient of the routing weights.
   void backward(const ExpertsOf& experts, const LayerBackward& layer, const ForwardRows& rows, TurnFigures& figures);
 
  private:

@@ -19,7 +19,7 @@ double as_bytes(double floats) { return floats * static_cast<double>(sizeof(floa
 
 struct TokenCounts {
   double all = 0;
-  double most_of_source = 0;  // in one micro-step
+  double most_of_source = 0;  // maximum over sources, per micro-step
 };
 
 TokenCounts count_tokens(const MemoryNeed& need) {
@@ -57,16 +57,16 @@ Bytes estimate_memory(const MemoryNeed& need) {
   const double intermediate = need.model.shape.intermediate;
   const double layers = need.model.layers;
   const double k = need.model.top_k;
-  const double expert = 3 * hidden * intermediate;  // floats
+  const double expert = 3 * hidden * intermediate;  // floats per expert
   const double experts = layers * need.model.experts * expert;
   const double part_here = static_cast<double>(need.ranks_here) / load.num_ranks();
 
-  // Weights; gradients; Adam's moments.
+  // Weights, gradients and Adam's moments.
   const double homes = as_bytes(experts) * (1.0 + (need.backward ? 1 : 0) + (need.backward && need.adam ? 2 : 0));
   const double guests = as_bytes(layers * load.num_ranks() * need.guest_slots * expert) * (need.backward ? 2 : 1);
   const double arena = need.arena && need.guest_slots > 0 ? as_bytes(experts) : 0;
 
-  // Of each row of an expert, and of each token, for all layers of the micro-steps in flight.
+  // Activations: floats per row of an expert and per token, for all layers of the micro-steps in flight.
   const double kept_layers = need.backward ? layers * std::min(need.in_flight, load.num_micro_steps()) : 1;
   const double row = 2 * hidden + 2 * intermediate;
   const std::vector<std::int64_t> most_rows = most_rows_at_homes(load, need.home);
@@ -75,14 +75,14 @@ Bytes estimate_memory(const MemoryNeed& need) {
   const double activations =
       as_bytes(kept_layers * (rows * row + micro_step_tokens * hidden) + 2 * rows * (2 * hidden + intermediate));
 
-  // Outputs, input gradients and the routes used: at the ranks and, where they are gathered, twice more at the first.
+  // Outputs, input gradients and routes used. Rank 0 stores them twice more if they are gathered.
   const double results = as_bytes(tokens.all * (hidden * (need.backward ? 2 : 1) + layers * k));
   double reference = 0;
-  if (need.reference) {  // in float64
+  if (need.reference) {  // the reference computes in float64
     reference = 2 * results + (need.backward ? 2 * as_bytes(experts) : 0);
     reference += 2 * as_bytes(2 * tokens.all * hidden + experts * (need.adam ? 4 : 2));
     reference += 2 * as_bytes(layers * tokens.most_of_source * (k * row + hidden));
-    reference *= 2;  // variances, where a tensor must be judged by rounding
+    reference *= 2;  // variances, for tensors judged by rounding
   }
   return Bytes{static_cast<std::int64_t>((homes + guests + activations + results) * part_here + arena + reference)};
 }

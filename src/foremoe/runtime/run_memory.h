@@ -1,13 +1,13 @@
 #pragma once
 
-// Is there room for a run? Estimated before anything starts, so that it is refused with numbers and not killed.
+// Memory estimate before a run starts, so that an oversized run fails with numbers instead of being killed.
 
 #include "foremoe/runtime/moe_model.h"
 #include "foremoe/transfer/transfer_schedule.h"
 
 namespace foremoe {
 
-// [rank], the most rows that it computes in any layer of any micro-step when homes serve all.
+// Maximum rows that each rank computes in any layer of any micro-step if homes serve all rows: [rank].
 std::vector<std::int64_t> most_rows_at_homes(const LoadTable& load, ArrayView<const RankId, 2> home);
 
 struct MemoryNeed {
@@ -17,17 +17,17 @@ struct MemoryNeed {
   ModelSize model;
   int guest_slots = 0;
   int in_flight = 1;
-  int ranks_here = 1;  // that share this memory
+  int ranks_here = 1;  // ranks that share this memory
   bool backward = true;
   bool adam = false;
-  bool arena = true;      // copies may come from the host
-  bool reference = true;  // results are gathered and held against it here
+  bool arena = true;      // copies may use the host path
+  bool reference = true;  // results are gathered and compared with a reference here
 };
 
-// What the largest buffers can come to, all ranks here together; small ones are left out.
+// Upper estimate of the large buffers of all ranks that share this memory. Omits small buffers.
 Bytes estimate_memory(const MemoryNeed& need);
 
-// Throws InputError that tells both.
+// Throws InputError with the estimated and the available memory if the estimate is larger.
 void expect_enough_memory(const MemoryNeed& need);
 
 }  // namespace foremoe

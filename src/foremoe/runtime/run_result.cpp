@@ -12,12 +12,12 @@
 namespace foremoe {
 namespace {
 
-// Tensors of one kind by their place [a][b]. Each belongs to one rank, which `owner` names alike on all of them.
+// Tensors of one kind, indexed [a][b]. One rank owns each tensor; `owner` returns the same rank on all ranks.
 struct Kind {
   std::size_t rows = 0;
   std::size_t columns = 0;
   std::function<RankId(std::size_t a, std::size_t b)> owner;
-  std::function<std::vector<float>(std::size_t a, std::size_t b)> tensor;  // of a place that is this rank's
+  std::function<std::vector<float>(std::size_t a, std::size_t b)> tensor;  // only for tensors that this rank owns
 };
 
 struct Kinds {
@@ -64,7 +64,7 @@ void append(std::vector<std::byte>& bytes, std::span<const T> values) {
   bytes.insert(bytes.end(), more.begin(), more.end());
 }
 
-// Takes what append() put there, from the front.
+// Reads values that append() wrote and removes them from the front.
 template <class T>
 void take(std::span<const std::byte>& bytes, std::span<T> values) {
   std::memcpy(values.data(), bytes.data(), values.size_bytes());
@@ -102,7 +102,7 @@ Array<std::vector<float>, 2> gather_kind(const Kind& kind, Communicator& communi
 
 using Digest = std::array<char, 64>;  // hex
 
-// Of the tensors of a kind, in order, at rank 0.
+// Digest of all tensors of one kind, in order; at rank 0.
 std::string digest_kind(const Kind& kind, Communicator& communicator) {
   std::vector<std::byte> mine;
   for_each_of(kind, communicator.rank(), [&](std::size_t a, std::size_t b) {

@@ -1,10 +1,10 @@
 #pragma once
 
-// What a step came to, gathered from the ranks: its tensors, to be held against a reference; its digest, by which runs
-// are compared bit for bit wherever and however they ran; and what its turns cost.
+// Results of a step, gathered from the ranks: tensors, for comparison with a reference; a digest, which compares runs
+// bit for bit across hosts, backends and placements; and the cost of its turns.
 //
-// Digest. SHA-256 over the SHA-256 of every tensor in an order that does not depend on who holds what: outputs, then
-// input gradients by (micro-step, source), expert gradients by (layer, expert), router gradients by (layer, source).
+// Digest. SHA-256 over the SHA-256 of every tensor, in an order independent of ownership: outputs, then input gradients
+// by (micro-step, source), expert gradients by (layer, expert), router gradients by (layer, source).
 
 #include <string>
 #include <vector>
@@ -25,18 +25,18 @@ struct ResultShape {
   bool backward = false;
 };
 
-// At rank 0; elsewhere empty.
+// Filled at rank 0; empty on other ranks.
 struct StepResult {
   Array<std::vector<float>, 2> output;           // [micro_step][rank] → [tokens][hidden]
-  Array<std::vector<float>, 2> input_gradient;   // likewise; without backward its tensors are empty
+  Array<std::vector<float>, 2> input_gradient;   // likewise; empty tensors without backward
   Array<std::vector<float>, 2> expert_gradient;  // [layer][expert] → gate_up, then down
   Array<std::vector<float>, 2> router_gradient;  // [layer][rank] → [experts][hidden]
 };
 
-// [micro_step][rank][layer] → [token·k + j]; at rank 0, elsewhere empty.
+// [micro_step][rank][layer] → [token·k + j]. Filled at rank 0; empty on other ranks.
 using RoutesUsed = Array<std::vector<ExpertId>, 3>;
 
-// Collective calls, after a run of the model and before its gradients are zeroed.
+// Collective. Call after a run of the model and before its gradients are zeroed.
 StepResult gather_result(const MoeModel& model, const ResultShape& shape, Communicator& communicator);
 RoutesUsed gather_routes(const MoeModel& model, const ResultShape& shape, Communicator& communicator);
 
@@ -51,20 +51,20 @@ std::string digest_weights(const MoeModel& model, const ResultShape& shape, Comm
 
 struct TurnTable {
   std::vector<Pass> pass;            // [turn]
-  Array<double, 3> compute_seconds;  // [repeat][turn][rank], CPU time of the rank's thread in its experts
+  Array<double, 3> compute_seconds;  // [repeat][turn][rank]; CPU time of the rank's thread in its experts
   Array<std::int64_t, 2> calls;      // [turn][rank], experts that had rows
-  Array<std::int64_t, 2> rows;       // [turn][rank], that its experts ran
+  Array<std::int64_t, 2> rows;       // [turn][rank], rows that the experts computed
 };
 
-// Largest rank ÷ mean rank, over the turns that have any; 1 where there is none.
+// Imbalance ratio (largest rank ÷ mean rank) over the turns with rows; 1 if no turn has rows.
 Spread imbalance(ArrayView<const std::int64_t, 2> rows);  // [turn][rank]
 
-// [turn][rank]: the quotas of the rank's slots.
+// Sum of the quotas of each rank's slots: [turn][rank].
 Array<std::int64_t, 2> planned_rows(const StepPlan& plan, const TurnOrder& order);
 
-Array<double, 2> least_compute_seconds(const TurnTable& turns);  // [turn][rank], of all repeats
-double compute_seconds_total(const TurnTable& turns);            // of these
-// Σ over turns of the largest rank's rows: what the critical path (critical_path.h) is if every row takes as long.
+Array<double, 2> least_compute_seconds(const TurnTable& turns);  // [turn][rank]; least over all repeats
+double compute_seconds_total(const TurnTable& turns);            // sum of these
+// Σ over turns of the largest rank's rows: the critical path (critical_path.h) if every row takes equally long.
 std::int64_t critical_path_rows(const TurnTable& turns);
 
 }  // namespace foremoe

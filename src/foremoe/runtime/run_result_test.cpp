@@ -19,17 +19,17 @@ Array<T, 2> table(std::initializer_list<std::initializer_list<T>> rows) {
 TEST(RunFigures, ImbalanceIsTheLargestRankOverTheMeanOverTurnsThatHaveRows) {
   const Spread rho = imbalance(table<std::int64_t>({{4, 4}, {6, 2}, {0, 0}, {8, 0}}));
   EXPECT_DOUBLE_EQ(rho.mean, (1.0 + 1.5 + 2.0) / 3);
-  EXPECT_DOUBLE_EQ(rho.p99, 1.5 + 0.98 * 0.5);  // between the second and the third of three
+  EXPECT_DOUBLE_EQ(rho.p99, 1.5 + 0.98 * 0.5);  // interpolates between the second and third of three
   EXPECT_DOUBLE_EQ(rho.max, 2);
 }
 
-TEST(RunFigures, WithoutRowsNothingIsOutOfBalance) {
+TEST(RunFigures, ImbalanceIsOneWithoutRows) {
   const Spread rho = imbalance(table<std::int64_t>({{0, 0}}));
   EXPECT_EQ(rho.mean, 1);
   EXPECT_EQ(rho.max, 1);
 }
 
-TEST(RunFigures, TakeTheLargestRankOfEachTurnAndTheLeastOfAllRepeats) {
+TEST(RunFigures, UseTheLargestRankPerTurnAndTheLeastRepeat) {
   TurnTable turns{.compute_seconds = Array<double, 3>({2, 2, 2}), .rows = table<std::int64_t>({{5, 1}, {2, 7}})};
   std::ranges::copy(table<double>({{1, 2, 4, 9}, {3, 1, 5, 3}}).flat(), turns.compute_seconds.flat().begin());
   EXPECT_EQ(critical_path_rows(turns), 12);

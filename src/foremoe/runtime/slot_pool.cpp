@@ -18,7 +18,7 @@ void SlotPool::lay_out_buffers(const HomeExperts& homes) {
   const Bytes bytes{owned * parts_.layout.bytes().value};
   const bool peers_map_homes =
       std::ranges::any_of(homes.regions, [](const auto& region) { return !region.name.empty(); });
-  const bool peers_read = parts_.schedule().buffers_per_rank > num_buffers(plan, parts_.schedule().depth);  // staged
+  const bool peers_read = parts_.schedule().buffers_per_rank > num_buffers(plan, parts_.schedule().depth);  // staging
   if (peers_read && peers_map_homes) {
     shared_guests_ = SharedMemory::create("guests", bytes);
   } else {

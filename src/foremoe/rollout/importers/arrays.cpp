@@ -1,6 +1,6 @@
-// Arrays of integer ids, [tokens, layers, top_k]: as .npy files, which are "\x93NUMPY", version, header length, a
-// Python dict literal and the raw array (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html), and
-// as Python decoded them.
+// Integer arrays [tokens, layers, top_k], either decoded by Python or from .npy files. These contain "\x93NUMPY", a
+// version, the header length, a Python dict literal and the raw array
+// (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
 
 #include <fmt/format.h>
 
@@ -40,7 +40,7 @@ void add_rows(TraceAssembler& assembler, const IntegerArray& array) {
   }
 }
 
-// The whole size in bytes, or false when it does not fit in 64 bits.
+// Computes the size in bytes. Returns false if it exceeds 64 bits.
 bool size_in_bytes(const IntegerArray& array, std::uint64_t& size) {
   size = static_cast<std::uint64_t>(array.type_bytes);
   bool fits = true;
@@ -57,7 +57,7 @@ void expect_size(const Where& where, const IntegerArray& array, std::uint64_t nu
                                       shape[1], shape[2], array.type_bytes, num_bytes));
 }
 
-// One sequence. Throws InputError when the bytes are not what the shape claims.
+// Adds one sequence. Throws InputError if the number of bytes does not match the shape.
 void add_array(TraceAssembler& assembler, const Where& where, const IntegerArray& array, std::int32_t prompt_length) {
   expect_size(where, array, array.bytes.size());
   const auto& shape = array.shape;
@@ -90,7 +90,7 @@ void add_array(TraceAssembler& assembler, const Where& where, const IntegerArray
 }
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::size_t kMaxHeader = std::size_t{1} << 16;  // numpy itself writes some 100 bytes
+constexpr std::size_t kMaxHeader = std::size_t{1} << 16;  // numpy writes about 100 bytes
 
 struct NpyParts {
   std::string_view header;  // the dict literal
@@ -114,7 +114,7 @@ NpyParts split_npy(std::span<const std::byte> bytes, const Where& where) {
   return {text.substr(begin, length), bytes.subspan(begin + length)};
 }
 
-// What follows 'key': in the dict literal.
+// Returns the text after 'key': in the dict literal.
 std::string_view value_of(std::string_view header, std::string_view key, const Where& where) {
   for (const char quote : {'\'', '"'}) {
     const auto quoted = fmt::format("{0}{1}{0}", quote, key);
@@ -126,7 +126,7 @@ std::string_view value_of(std::string_view header, std::string_view key, const W
   throw InputError(with_field(where, key), "is not in the header");
 }
 
-// Size in bytes, and whether the type is signed.
+// Returns the size in bytes, and whether the type is signed.
 std::pair<int, bool> npy_type(std::string_view value, const Where& where) {
   const auto end = value.size() > 1 ? value.find(value[0], 1) : std::string_view::npos;
   const bool quoted = (value.starts_with('\'') || value.starts_with('"')) && end != std::string_view::npos;

@@ -1,4 +1,4 @@
-// .npy files, and arrays that Python decoded.
+// Tests of .npy files and of arrays decoded by Python.
 
 #include <span>
 
@@ -44,7 +44,7 @@ TEST(NpyImport, MalformedHeadersNameTheirField) {
               HasSubstr("header: claims 4294967295 bytes of 0"));
 }
 
-TEST(NpyImport, AShapeThatTheBytesDoNotFillIsRefusedWithoutAskingForMemory) {
+TEST(NpyImport, RejectsAShapeLargerThanTheFileWithoutAllocating) {
   EXPECT_THAT(error_of(npy("|u1", "(1000000000, 1000, 1000)", raw(kIds, 1))), HasSubstr("there are 12 bytes"));
   EXPECT_THAT(error_of(npy("<i8", "(4294967296, 4294967296, 8)", raw(kIds, 1))), HasSubstr("there are 12 bytes"));
   EXPECT_THAT(error_of(npy("|u1", "(2, 2, 2)", raw(kIds, 1))), HasSubstr("there are 12 bytes"));
@@ -52,7 +52,7 @@ TEST(NpyImport, AShapeThatTheBytesDoNotFillIsRefusedWithoutAskingForMemory) {
   EXPECT_THAT(error_of(npy("|u1", "(9000000000, 0, 3)", "")), HasSubstr("0 layers"));
 }
 
-TEST(DecodedImport, ArraysAndNpyFilesOfADecoderAreSequencesOfItsSource) {
+TEST(DecodedImport, DecodedArraysAndNpyFilesBecomeSequences) {
   const Ids ids{1, 2, 0, 0, 3, 4, 5, 6};
   const std::string integers = raw(ids, 4);
   const std::string file = npy("|u1", "(1, 2, 2)", raw({7, 1, 2, 3}, 1));
@@ -74,7 +74,7 @@ TEST(DecodedImport, ArraysAndNpyFilesOfADecoderAreSequencesOfItsSource) {
   EXPECT_EQ(in.report.format, ImportFormat::kJson);
 }
 
-TEST(DecodedImport, AnArrayOfAnotherSizeThanItsShapeIsRefusedByItsPlace) {
+TEST(DecodedImport, NamesTheLocationOfAnArrayThatDoesNotMatchItsShape) {
   const std::string bytes = raw({1, 2, 3}, 4);
   const DecodedSequence wrong{.where = {.file = "in", .field = "line 3"},
                               .content = IntegerArray{.bytes = std::as_bytes(std::span(bytes)), .shape = {2, 1, 2}}};

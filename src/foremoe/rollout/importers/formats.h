@@ -1,7 +1,7 @@
 #pragma once
 
-// The importers behind import_rollout. All take bytes in memory and throw InputError with
-// source, field and index. Those that read sequences append them to an assembler.
+// Importers used by import_rollout. They read bytes in memory and throw InputError with source, field and index.
+// Importers of sequences append to an assembler.
 
 #include <string_view>
 
@@ -13,7 +13,7 @@ namespace foremoe {
 void import_npy(const ImportSource& source, TraceAssembler& assembler);
 void add_sequence(TraceAssembler& assembler, const DecodedSequence& sequence);
 
-// All rank files at once: their calls interleave into micro-steps.
+// Imports all rank files together, since their calls interleave into micro-steps.
 void import_megatron_trace(std::span<const ImportSource> sources, const ImportOptions& options,
                            TraceAssembler& assembler);
 Imported import_megatron_counts(std::span<const ImportSource> sources, const ImportOptions& options);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What an import tells of itself, as JSON.
+// Converts an import report to JSON.
 
 #include <nlohmann/json_fwd.hpp>
 

@@ -52,7 +52,7 @@ std::optional<ImportFormat> import_format_named(std::string_view name) {
   return found == kNames.end() ? std::nullopt : std::optional(found->first);
 }
 
-// Nothing unless the file says by its metadata that it is one of ours.
+// Returns the format if the metadata identifies the file as one of ForeMoE's, otherwise an empty string.
 static std::string format_of_ours(const ImportSource& source) {
   constexpr std::size_t kLengthBytes = 8;
   if (source.bytes.size() <= kLengthBytes || source.bytes[kLengthBytes] != std::byte{'{'}) return {};
@@ -98,7 +98,7 @@ bool needs_decoder(const std::string& path, const ImportOptions& options) {
   return is_decoded(detect_format({path, file.bytes()}, options));
 }
 
-// The options, with what is known of the model.
+// Completes the options with the shape of a known model.
 static ImportOptions complete(ImportOptions options, bool counts, std::vector<std::string>& notes) {
   const auto shape = find_model_shape(options.model);
   if (!shape) return options;
@@ -113,7 +113,7 @@ static ImportOptions complete(ImportOptions options, bool counts, std::vector<st
   return options;
 }
 
-// Reads a source of any format but Megatron-LM's.
+// Reads a source in any format except Megatron-LM's.
 static void read_source(ImportFormat format, const ImportSource& source, const Decode& decode,
                         TraceAssembler& assembler) {
   if (format == ImportFormat::kNpy) return import_npy(source, assembler);
@@ -136,7 +136,7 @@ Imported import_rollout(std::span<const ImportSource> sources, const ImportOptio
   };
   const ImportFormat first = format_of(sources.front());
   const bool together = first == ImportFormat::kMegatronTrace || first == ImportFormat::kMegatronCounts;
-  std::vector<ImportFormat> formats;  // those that occur
+  std::vector<ImportFormat> formats;  // formats of the sources
   for (const ImportSource& source : sources) {
     const ImportFormat format = format_of(source);
     if (together && format != first) {

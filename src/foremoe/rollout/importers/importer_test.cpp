@@ -1,4 +1,4 @@
-// What every importer does alike: which rows are missing, which ids are wrong, how sequences line up.
+// Behaviour shared by all importers: missing rows, invalid ids and the order of sequences.
 
 #include <fstream>
 
@@ -19,7 +19,7 @@ TEST(Importer, RowsWithRepeatedIdsBecomeMissingAndAreCounted) {
   EXPECT_EQ(in.report.rows_recorded_missing, 0);
 }
 
-TEST(Importer, RowsOfMinusOneStayMissingAndAreNotCalledRepeating) {
+TEST(Importer, RowsOfMinusOneAreMissingAndNotRepeating) {
   const Imported in = import_text(npy("<i2", "(2, 1, 2)", raw({-1, -1, 3, 0}, 2)));
   EXPECT_THAT(routes_of(in), ElementsAre(-1, -1, 3, 0));
   EXPECT_EQ(in.report.rows_recorded_missing, 1);
@@ -38,13 +38,13 @@ TEST(Importer, TheResultUsesTheNarrowestUnsignedType) {
   EXPECT_EQ(import_text(npy("<i8", "(1, 1, 2)", raw({1, 0}, 8)), {.num_experts = 256}).trace()->type, RouteType::kU16);
 }
 
-TEST(Importer, AnIdThatNeedsTwoBytesWidensWhatWasReadBefore) {
+TEST(Importer, ATwoByteIdWidensEarlierRows) {
   const Imported in = import_text(npy("<u2", "(3, 1, 2)", raw({254, 3, 65535, 65535, 300, 1}, 2)));
   EXPECT_THAT(routes_of(in), ElementsAre(254, 3, -1, -1, 300, 1));
   EXPECT_EQ(in.trace()->num_experts, 301);
 }
 
-TEST(Importer, TheNumberOfExpertsIsInferredAndSaidSo) {
+TEST(Importer, InfersAndReportsTheNumberOfExperts) {
   const Imported in = import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)));
   EXPECT_EQ(in.trace()->num_experts, 5);
   EXPECT_TRUE(in.report.num_experts_inferred);
@@ -52,7 +52,7 @@ TEST(Importer, TheNumberOfExpertsIsInferredAndSaidSo) {
   EXPECT_FALSE(import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1)), {.num_experts = 8}).report.num_experts_inferred);
 }
 
-TEST(Importer, AKnownModelTellsTheNumberOfExperts) {
+TEST(Importer, AKnownModelSetsTheNumberOfExperts) {
   const std::string array = npy("|u1", "(1, 1, 2)", raw({4, 1}, 1));
   const Imported in = import_text(array, {.model = "qwen3-30b-a3b"});
   EXPECT_EQ(in.trace()->num_experts, 128);
@@ -75,12 +75,12 @@ TEST(Importer, LastTokensWithoutARouteAreCounted) {
   EXPECT_EQ(import_text(ends_in_one_layer).report.last_tokens_without_route, 0);
 }
 
-TEST(Importer, OurOwnFilesAreRefusedAsSuch) {
+TEST(Importer, RefusesForemoesOwnFiles) {
   const std::string path = ::testing::TempDir() + "foremoe_importer_test.trace.safetensors";
   write_trace(*import_text(npy("|u1", "(1, 1, 2)", raw({4, 1}, 1))).trace(), path);
   const std::vector<std::string> paths{path};
   try {
-    import_files(paths, {.num_layers = 1, .top_k = 2});  // with which any bytes could be SGLang's
+    import_files(paths, {.num_layers = 1, .top_k = 2});  // with these options, any bytes could be SGLang's
     FAIL();
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), HasSubstr(path + ": is a foremoe.trace/1 file already"));
@@ -148,7 +148,7 @@ TEST(Importer, MegatronFilesDoNotMixWithOthers) {
               HasSubstr("a: is a megatron-trace file"));
 }
 
-TEST(Importer, EveryFormatHasANameThatLeadsBack) {
+TEST(Importer, EveryFormatCanBeFoundByItsName) {
   for (const auto format :
        {ImportFormat::kNpy, ImportFormat::kNpz, ImportFormat::kNpyBase64, ImportFormat::kJson, ImportFormat::kSglang,
         ImportFormat::kNrlre1, ImportFormat::kMegatronTrace, ImportFormat::kMegatronCounts}) {
@@ -168,7 +168,7 @@ TEST(Importer, FilesAreReadByPath) {
   EXPECT_THROW(import_files(absent), InputError);
 }
 
-// No prefix of a good file, and no file with one byte changed, does more than import or name what is wrong.
+// Every prefix of a valid file, and every file with one changed byte, is imported or rejected with its location.
 TEST(Importer, CutAndAlteredFilesNeverCrash) {
   const std::string array = npy("<u2", "(2, 2, 2)", raw({1, 2, 3, 4, 5, 6, 7, 8}, 2));
   const std::vector<std::string> good{

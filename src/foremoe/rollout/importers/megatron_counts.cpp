@@ -1,13 +1,12 @@
-// Megatron-LM's tokens per expert: per rank a file tokens_per_expert/rank{N}.jsonl of
+// Megatron-LM's tokens per expert: each rank has a file tokens_per_expert/rank{N}.jsonl of
 //   {"iter", "block", "layer", "tpe": [[count per expert] per micro-batch]}.
-// The micro-batches of an iteration are micro-steps; iterations follow one another.
+// The micro-batches of an iteration become micro-steps; iterations are concatenated.
 //
-// Megatron counts at the experts' first projection, after dispatch: rank N's counts are what its own experts
-// *received* (E/R numbers). Where the tokens came from is lost; they are taken to come evenly from all ranks,
-// which is exact for every rank's load and only assumed for traffic. Others log counts at the *source*, over all
-// E experts, with the same keys. num_experts tells the two apart; without it the sums do: at the source every
-// layer of a micro-step sends the same number, while received numbers differ from layer to layer on a rank but
-// not in total.
+// Megatron counts at the experts' first projection, after dispatch: rank N counts the tokens that its own experts
+// *received* (E/R numbers). Source ranks are not recorded. The importer assumes uniform sources, which makes loads per
+// rank exact but traffic approximate. Others log counts at the *source*, over all E experts, under the same keys.
+// num_experts distinguishes the two. Without it, the sums do: at the source, a rank's sum is equal in every layer of a
+// micro-step; if received, the sums of a rank differ between layers but their total does not.
 
 #include <fmt/format.h>
 
@@ -33,11 +32,11 @@ struct Log {
   std::set<std::int64_t> iterations;
   std::set<std::int32_t> ranks;
   std::map<std::tuple<std::int64_t, std::int32_t, MegatronRouter>, std::pair<Counts, Where>>
-      counts;             // by iteration, rank, router
+      counts;             // by (iteration, rank, router)
   std::size_t width = 0;  // counts per micro-batch
 };
 
-// N of the last "rank{N}" in a file's name.
+// Returns N of the last "rank{N}" in a file name.
 std::optional<std::int32_t> rank_in_name(std::string_view name) {
   const auto at = name.rfind("rank");
   if (at == std::string_view::npos) return std::nullopt;
@@ -97,7 +96,7 @@ Log read_log(std::span<const ImportSource> sources) {
   return log;
 }
 
-// The log as a dense array: every router of every iteration on every rank of its stage.
+// The log as a dense array: every router of every iteration, on every rank of its stage.
 struct DenseLog {
   Array<std::int64_t, 4> count;  // [micro_step][layer][rank][expert as logged]
   std::vector<std::int32_t> layer_ids;
@@ -105,7 +104,7 @@ struct DenseLog {
 
 DenseLog densify(const Log& log, const MegatronRanks& ranks, const std::string& file) {
   std::set<MegatronRouter> routers;
-  std::map<std::int64_t, std::size_t> micro_batches;  // of an iteration
+  std::map<std::int64_t, std::size_t> micro_batches;  // [iteration]
   std::map<std::tuple<std::int64_t, std::int32_t, MegatronRouter>, const Counts*> staged;
   for (const auto& [key, value] : log.counts) {
     auto [iteration, rank, router] = key;
@@ -120,7 +119,7 @@ DenseLog densify(const Log& log, const MegatronRanks& ranks, const std::string& 
                                                              counts.size(), iteration, at->second));
     }
   }
-  // Everything must be there before the array is made: then it is as large as what was read.
+  // Check completeness before allocating the array: its size is then the size of the input.
   for (const auto& [iteration, batches] : micro_batches) {
     for (const MegatronRouter& router : routers) {
       for (std::int32_t rank = 0; rank < ranks.per_stage(); ++rank) {
@@ -197,7 +196,7 @@ bool decide_received(const Array<std::int64_t, 4>& count, const ImportOptions& o
                                                                width, ranks, options.num_experts));
 }
 
-// An expert's tokens evenly over the sources; remainders start at the next source for each expert.
+// Distributes each expert's tokens evenly over the sources; the remainder starts at the next source for each expert.
 void spread_received(const Array<std::int64_t, 4>& count, LoadTable& table) {
   const std::size_t ranks = count.extent(2);
   const std::size_t width = count.extent(3);

@@ -1,8 +1,8 @@
 #pragma once
 
-// What Megatron-LM's two logs share: one JSON object per line, routers named by block and layer, one file per
-// rank. Its numbers are local: a layer counts from the start of its pipeline stage, a rank from the start of the
-// world. The ranks, ascending, are read as `pipeline_stages` equal runs, whose layers follow one another.
+// Shared by the importers of Megatron-LM's two logs: one JSON object per line, routers identified by block and layer,
+// one file per rank. Numbers are local: layers count from the start of their pipeline stage, ranks from the start of
+// the world. Ascending ranks are split into `pipeline_stages` equal runs with consecutive layers.
 
 #include <compare>
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace foremoe {
 
-// A router, in the order in which a token meets them.
+// A router. Routers are ordered as a token passes them.
 struct MegatronRouter {
   bool mtp = false;  // multi-token prediction comes after the decoder
   std::int32_t stage = 0;
@@ -28,21 +28,21 @@ struct MegatronRouter {
   friend auto operator<=>(const MegatronRouter&, const MegatronRouter&) = default;
 };
 
-// From "block", "layer" and "mtp_idx"; the stage is not in a record.
+// Reads "block", "layer" and "mtp_idx"; records do not contain the stage.
 MegatronRouter router_of(const nlohmann::json& record, const Where& where);
 
-// The model's own layer numbers, as far as they can be told: a stage's decoder layers go on after the largest
-// number of the stage before; multi-token prediction goes on after the decoder.
+// Infers the model's layer numbers: decoder layers of a stage continue after the largest number of the previous stage,
+// and multi-token prediction continues after the decoder.
 std::vector<std::int32_t> layer_ids_of(const std::set<MegatronRouter>& routers);
 
 struct RankPlace {
   std::int32_t stage = 0;
-  std::int32_t rank = 0;  // in its stage
+  std::int32_t rank = 0;  // rank within its stage
 };
 
 class MegatronRanks {
  public:
-  // `recorded`, not empty: all ranks seen. Throws InputError in `file` when stages do not divide them.
+  // `recorded`: all ranks found, not empty. Throws InputError for `file` if the number of stages does not divide them.
   MegatronRanks(const std::set<std::int32_t>& recorded, int pipeline_stages, const std::string& file);
 
   RankPlace place_of(std::int32_t rank) const { return {(rank - first_) / per_stage_, (rank - first_) % per_stage_}; }
@@ -57,7 +57,7 @@ class MegatronRanks {
 inline constexpr std::int64_t kMaxMegatronRank = 1 << 20;
 inline constexpr std::int64_t kMaxMegatronLayer = 65534;
 
-// visit(record, where) for each line; records are objects.
+// Calls visit(record, where) for each line. Throws InputError unless each line is a JSON object.
 void for_each_record(const ImportSource& source,
                      const std::function<void(const nlohmann::json& record, const Where& where)>& visit);
 

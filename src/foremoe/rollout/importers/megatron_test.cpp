@@ -57,8 +57,8 @@ TEST(MegatronTraceImport, RecomputedCallsAreNotedAndDroppedOnRequest) {
   EXPECT_THAT(routes_of(dropped), ElementsAre(0, 1, 2, 3, 0, 1));
 }
 
-TEST(MegatronTraceImport, PipelineStagesFollowOneAnother) {
-  // Ranks 4 and 5 hold the first stage, 6 and 7 the second; each counts its layers from 0.
+TEST(MegatronTraceImport, PipelineStagesAreConcatenated) {
+  // Ranks 4 and 5 are the first stage, 6 and 7 the second; each stage counts its layers from 0.
   std::vector<NamedText> files;
   for (int rank = 4; rank < 8; ++rank) {
     files.push_back({fmt::format("router_trace_rank{}.jsonl", rank),
@@ -102,7 +102,7 @@ TEST(MegatronTraceImport, MalformedRecordsNameLineAndIndex) {
               HasSubstr("in: line 2: top_indices: has 2 tokens and top-2, but micro-step 0 of rank 0 began with 1"));
 }
 
-TEST(MegatronTraceImport, FilesThatLackMoreThanTheyHoldAreRefused) {
+TEST(MegatronTraceImport, RejectsFilesWithMoreMissingThanRecordedRows) {
   EXPECT_THAT(error_of({{"a", call(0, 0, "[[0, 1], [2, 3]]")}, {"b", call(1, 1, "[[0, 1]]") + call(1, 2, "[[0, 1]]")}}),
               HasSubstr("a: layer: 5 rows of 9 were never recorded"));
 }
@@ -112,7 +112,7 @@ TEST(MegatronTraceImport, ARankGivenTwiceIsNamed) {
               HasSubstr("b: line 1: rank: rank 3 is in a already"));
 }
 
-TEST(MegatronTraceImport, FilesOfAnotherFormatAreRefusedAsSuch) {
+TEST(MegatronTraceImport, RejectsFilesOfAnotherFormat) {
   const NamedText trace{"a", call(0, 0, "[[0, 1]]")};
   const NamedText other{"b", R"({"iter": 0, "layer": 0, "tpe": [[1, 2]]})"};
   EXPECT_THAT(error_of({trace, other}), HasSubstr("b: is a megatron-counts file, but a is a megatron-trace file"));
@@ -139,14 +139,14 @@ TEST(MegatronCountsImport, MicroBatchesOfSourceCountsAreMicroSteps) {
   EXPECT_EQ(in.load()->ranks_per_node, 2);
 }
 
-TEST(MegatronCountsImport, IterationsFollowOneAnother) {
+TEST(MegatronCountsImport, IterationsAreConcatenated) {
   const Imported in = import_text(counts(0, "[[7, 1]]", 200) + counts(1, "[[5, 3]]", 200) + counts(0, "[[1, 2]]", 100) +
                                   counts(1, "[[3, 0]]", 100));
   EXPECT_THAT(flat(in), ElementsAre(1, 2, 3, 0, 7, 1, 5, 3));
 }
 
 TEST(MegatronCountsImport, ReceivedCountsBecomeLoadsWithEvenSources) {
-  // Two ranks of two experts each; totals agree between layers, a rank's sums do not.
+  // Two ranks of two experts each: totals are equal between layers, the sums of a rank are not.
   const std::vector<NamedText> files{{"rank0.jsonl", counts(0, "[[5, 1]]") + counts(1, "[[2, 0]]")},
                                      {"rank1.jsonl", counts(0, "[[2, 0]]") + counts(1, "[[3, 3]]")}};
   for (const ImportOptions& options :
@@ -161,7 +161,7 @@ TEST(MegatronCountsImport, ReceivedCountsBecomeLoadsWithEvenSources) {
   EXPECT_THAT(error_of(files, {.num_experts = 6}), HasSubstr("2 counts on each of 2 ranks do not make 6 experts"));
 }
 
-TEST(MegatronCountsImport, CountsWhoseTotalsDifferBetweenLayersAreNotTakenAsReceived) {
+TEST(MegatronCountsImport, CountsWithDifferentTotalsPerLayerAreNotReceivedCounts) {
   const Imported in = import_texts({{"rank0.jsonl", counts(0, "[[5, 1]]") + counts(1, "[[2, 0]]")},
                                     {"rank1.jsonl", counts(0, "[[2, 0]]") + counts(1, "[[3, 4]]")}});
   EXPECT_THAT(flat(in), ElementsAre(5, 1, 2, 0, 2, 0, 3, 4));
@@ -173,7 +173,7 @@ TEST(MegatronCountsImport, ATokenCannotChooseMoreExpertsThanThereAre) {
   EXPECT_THAT(error_of(counts(0, "[[1, 2]]"), {.top_k = 3}), HasSubstr("in: tpe: 2 experts, too few"));
 }
 
-TEST(MegatronCountsImport, WhatIsMissingIsNamed) {
+TEST(MegatronCountsImport, MissingCountsAreNamed) {
   EXPECT_THAT(error_of({{"rank0.jsonl", counts(0, "[[1, 2]]") + counts(1, "[[1, 2]]")},
                         {"rank1.jsonl", counts(0, "[[1, 2]]")}}),
               HasSubstr("decoder layer 1 has no counts in iteration 100 on rank 1"));

@@ -1,9 +1,9 @@
-// Megatron-LM's router trace: per rank a file of router calls,
+// Megatron-LM's router trace: each rank has a file of router calls,
 //   {"step", "stage": "pre_dispatch", "block", "layer", "rank", "num_tokens", "topk", "top_indices": [[…], …]}.
-// Records have no micro-batch number: the n-th call of a router on a rank is micro-step n, one sequence. Several
-// recorded steps follow one another. A router with fewer calls than its rank's others lost the last ones; what
-// is lost may not exceed what is there (that is rather another pipeline stage's file). Recomputation calls a router
-// again with the same tokens: such repeats are reported, and dropped when asked for.
+// Records have no micro-batch number: the n-th call of a router on a rank is micro-step n, one sequence. Recorded steps
+// are concatenated. If a router has fewer calls than others of its rank, its last calls are missing. More missing than
+// recorded rows are an error, since they indicate files of another pipeline stage. Recomputation repeats a router call
+// with the same tokens: repeats are reported, and dropped on request.
 
 #include <fmt/format.h>
 
@@ -27,7 +27,7 @@ struct Call {
   bool same_routes(const Call& other) const { return num_tokens == other.num_tokens && ids == other.ids; }
 };
 
-using Calls = std::vector<Call>;  // of one router on one rank, as in the file
+using Calls = std::vector<Call>;  // calls of one router on one rank, in file order
 using CallsByRank = std::map<std::int32_t, std::map<MegatronRouter, Calls>>;
 
 Call read_call(const nlohmann::json& record, const Where& where, std::int64_t num_experts) {
@@ -88,7 +88,7 @@ CallsByRank read_calls(std::span<const ImportSource> sources, const ImportOption
   return calls;
 }
 
-// Keeps each call that repeats no earlier call still without its repeat. Returns how many repeat.
+// Keeps each call except repeats: a call that equals an earlier, not yet repeated call. Returns the number of repeats.
 std::size_t split_recomputed(const Calls& calls, Calls& kept) {
   std::vector<std::size_t> unrepeated;  // indices into kept
   for (const Call& call : calls) {
@@ -161,7 +161,7 @@ class MicroSteps {
     return found == by_router.end() || n >= found->second->size() ? nullptr : &(*found->second)[n];
   }
 
-  // Any recorded call of the micro-step; all must speak of the same tokens.
+  // Returns any recorded call of the micro-step; throws InputError if its calls differ in tokens or top-k.
   const Call* leader(std::size_t n, std::int32_t rank) const {
     const Call* first = nullptr;
     for (const MegatronRouter& router : routers_) {
@@ -179,7 +179,7 @@ class MicroSteps {
     return first;
   }
 
-  // Bounds memory by what was recorded, and catches files of different pipeline stages.
+  // Limits memory by the recorded rows, and detects files of different pipeline stages.
   void check_skipped() const {
     std::size_t recorded = 0;
     std::size_t skipped = 0;
@@ -230,7 +230,7 @@ class MicroSteps {
   MegatronRanks ranks_;
   std::string file_;
   std::set<MegatronRouter> routers_;
-  std::map<std::int32_t, std::map<MegatronRouter, const Calls*>> calls_;  // by rank in its stage
+  std::map<std::int32_t, std::map<MegatronRouter, const Calls*>> calls_;  // by rank within its stage
   std::size_t num_micro_steps_ = 0;
 };
 

@@ -11,7 +11,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int kMaxDepth = 64;  // of JSON
+constexpr int kMaxDepth = 64;  // nesting of JSON
 constexpr std::size_t kLongestMessage = 200;
 
 }  // namespace
@@ -44,7 +44,7 @@ json parse_json(std::string_view text, const Where& where) {
     std::string_view what = e.what();  // "[json.exception.parse_error.101] parse error at …; last read: '…'"
     const auto begin = what.find("] ");
     if (begin != std::string_view::npos) what.remove_prefix(begin + 2);
-    // What was read last may be megabytes of base64 that were cut off.
+    // The last token read may be megabytes of truncated base64.
     if (what.size() > kLongestMessage) what = what.substr(0, what.find("; last read: "));
     throw InputError(where, fmt::format("is not JSON: {}", what));
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Text from strangers: lines and JSON, looked up with errors that name the place.
+// Parsing of untrusted text: lines and JSON. Errors name the location.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -11,9 +11,9 @@
 
 namespace foremoe {
 
-std::string_view trimmed(std::string_view text);  // without blanks, tabs and ends of lines around it
+std::string_view trimmed(std::string_view text);  // strips spaces, tabs and line ends on both sides
 
-// visit(line, "line 3") for each line that is not blank; numbers count from 1, blank lines included.
+// Calls visit(line, "line 3") for each nonblank line. Lines count from 1, including blank lines.
 template <class Visit>
 void for_each_line(std::string_view text, Visit&& visit) {
   for (std::size_t number = 1; !text.empty(); ++number) {
@@ -25,14 +25,14 @@ void for_each_line(std::string_view text, Visit&& visit) {
   }
 }
 
-// One document, nested at most 64 deep. Throws InputError at `where` with the parser's own position.
+// Parses one document, nested at most 64 deep. Throws InputError at `where` with the parser's position.
 nlohmann::json parse_json(std::string_view text, const Where& where);
 
-// A member that must be there and be an integer in [low, high]. `where` names file and line; the key becomes its field.
+// Returns a required integer member in [low, high]. `where` names file and line; the key is added as its field.
 std::int64_t integer_member(const nlohmann::json& object, const char* key, std::int64_t low, std::int64_t high,
                             const Where& where);
 
-// An entry as id or count: any 64-bit integer. Throws InputError at `where` otherwise.
+// Returns an id or count as a 64-bit integer. Throws InputError at `where` otherwise.
 std::int64_t integer_entry(const nlohmann::json& value, const Where& where);
 
 Where with_field(Where where, std::string_view key);    // "line 3: key"

@@ -15,7 +15,7 @@ namespace {
 std::int64_t sentinel_of_width(std::size_t width) { return width == 1 ? 0xFF : 0xFFFF; }
 
 std::int64_t read_entry(const std::byte* at, std::size_t width) {
-  std::uint16_t value = 0;  // little-endian hosts only, as everywhere in the project's files
+  std::uint16_t value = 0;  // little-endian hosts only, as in all of the project's files
   std::memcpy(&value, at, width);
   return value;
 }
@@ -114,7 +114,7 @@ bool TraceAssembler::is_missing(std::span<const std::int64_t> ids) const {
   const auto all = [&](std::int64_t value) {
     return std::all_of(ids.begin(), ids.end(), [=](auto id) { return id == value; });
   };
-  // At top-1 the largest value of an unsigned type may be an expert: then num_experts says so.
+  // At top-1, the largest value of an unsigned type may be an expert, if num_experts includes it.
   return all(-1) || (sequence_.sentinel >= options_.num_experts && all(sequence_.sentinel));
 }
 
@@ -201,7 +201,7 @@ Imported TraceAssembler::finish() && {
   return {std::move(trace), std::move(report_)};
 }
 
-// Closes the gaps in place: what remains of a token moves towards the front, never over what is still to be read.
+// Compacts rows in place. Rows move only towards the front, so unread rows are never overwritten.
 void TraceAssembler::drop_empty_layers(RoutingTrace& trace, std::vector<std::byte>& entries) const {
   const std::size_t row_bytes = static_cast<std::size_t>(top_k_) * width_;
   std::byte* to = entries.data();

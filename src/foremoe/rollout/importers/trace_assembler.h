@@ -1,8 +1,8 @@
 #pragma once
 
-// Builds a RoutingTrace from rows, sequence after sequence, in the narrowest unsigned type that holds the ids:
-// starts with U8 and widens once if an id needs it. Every rule about rows is here, so that all importers
-// agree: recorded gaps stay missing, rows with repeated ids become missing, ids out of range are errors.
+// Builds a RoutingTrace from rows, sequence after sequence, in the narrowest unsigned type that fits the ids: starts
+// with U8 and widens once if necessary. Implements all rules for rows, so that importers agree: recorded gaps remain
+// missing, rows with repeated ids become missing, ids out of range are errors.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,14 +17,14 @@
 
 namespace foremoe {
 
-inline constexpr std::int64_t kMaxImportedExperts = 65535;  // so that U16 and its sentinel hold them
+inline constexpr std::int64_t kMaxImportedExperts = 65535;  // fits U16 with its sentinel
 inline constexpr std::int64_t kMaxImportedLayers = 65535;
 
 struct SequenceInfo {
   std::int64_t num_tokens = 0;
   std::int64_t num_layers = 0;
   std::int64_t top_k = 0;
-  std::int64_t sentinel = -1;       // entry of a missing row besides −1: the largest value of an unsigned type
+  std::int64_t sentinel = -1;       // additional entry of missing rows: largest value of an unsigned type
   std::int32_t prompt_length = -1;  // tokens; −1 unknown
   std::int32_t micro_step = -1;     // −1: no batching recorded
   std::int32_t rank = -1;
@@ -34,22 +34,22 @@ class TraceAssembler {
  public:
   explicit TraceAssembler(const ImportOptions& options);
 
-  // The caller has seen num_tokens · num_layers · top_k entries, so that memory follows what exists.
-  // `where` names the sequence's file and field; rows add their index.
+  // Requires that the input contains num_tokens · num_layers · top_k entries, which limits memory to the input's size.
+  // `where`: file and field of the sequence; rows add their index.
   void begin_sequence(Where where, const SequenceInfo& info);
 
-  // The next row of the sequence, tokens outside, layers inside. ids: top_k entries.
+  // Adds the next row of the sequence, in [token][layer] order. `ids`: top_k entries.
   void add_row(std::span<const std::int64_t> ids);
   void add_skipped_row();
-  // The sequence that was just completed had so many tokens, if that is known; its last may have had no row.
+  // Reports the token count of the completed sequence, if known; its last token may have no row.
   void sequence_had_tokens(std::optional<std::int64_t> num_tokens);
 
   ImportReport& report() { return report_; }
   void set_layer_ids(std::vector<std::int32_t> ids) { layer_ids_ = std::move(ids); }
 
-  std::size_t num_sequences() const { return cu_seqlens_.size() - 1; }  // begun so far
+  std::size_t num_sequences() const { return cu_seqlens_.size() - 1; }  // including the current one
 
-  // All sequences must be complete, and there must be one.
+  // Requires at least one sequence; all must be complete.
   Imported finish() &&;
 
  private:
@@ -65,20 +65,20 @@ class TraceAssembler {
   ImportReport report_;
   std::vector<std::byte> entries_;  // [tokens][layers][top_k], `width_` bytes each
   std::size_t width_ = 1;           // 1 or 2
-  std::size_t written_ = 0;         // entries
+  std::size_t written_ = 0;         // entries written
   std::int64_t max_id_ = -1;
 
   Where where_;  // of the current sequence
   SequenceInfo sequence_;
-  std::int64_t row_ = 0;          // in the current sequence
-  bool token_is_routed_ = false;  // in a layer so far
-  Where first_where_;             // of the first sequence, which sets the shape
+  std::int64_t row_ = 0;          // row index in the current sequence
+  bool token_is_routed_ = false;  // in any layer so far
+  Where first_where_;             // first sequence, which sets the shape
   std::int64_t num_layers_ = 0;
   std::int64_t top_k_ = 0;
 
-  std::vector<std::uint64_t> seen_in_row_;  // [expert] stamp of the last row that had it
+  std::vector<std::uint64_t> seen_in_row_;  // [expert], stamp of the last row that contained it
   std::uint64_t stamp_ = 0;
-  std::vector<std::int64_t> routed_in_layer_;  // [layer] rows with a route
+  std::vector<std::int64_t> routed_in_layer_;  // [layer], rows with a route
 
   std::vector<std::int64_t> cu_seqlens_{0};
   std::vector<std::int32_t> prompt_lengths_, micro_step_, rank_, layer_ids_;

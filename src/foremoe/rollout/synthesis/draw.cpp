@@ -12,7 +12,7 @@ namespace foremoe {
 namespace {
 
 constexpr int kRowsPerOrder = 16;
-constexpr double kFewExpected = 10.0;  // below it BTRS is not valid
+constexpr double kFewExpected = 10.0;  // BTRS is not valid below this
 
 // SplitMix64's finaliser (Steele, Lea, Flood 2014).
 std::uint64_t mixed(std::uint64_t x) {
@@ -22,7 +22,7 @@ std::uint64_t mixed(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// ln k! minus Stirling's main terms.
+// Returns ln k! minus the main terms of Stirling's formula.
 double stirling_tail(double k) {
   static constexpr std::array<double, 10> kTail{
       0.0810614667953272, 0.0413406959554092, 0.0276779256849983, 0.0207906721037650,  0.0166446911898211,
@@ -33,7 +33,7 @@ double stirling_tail(double k) {
   return (1.0 / 12 - (1.0 / 360 - 1.0 / 1260 / squared) / squared) / k1;
 }
 
-// p ≤ 1/2.
+// Requires p ≤ 1/2.
 std::int64_t binomial_by_inversion(Random& random, std::int64_t n, double p) {
   const double odds = p / (1 - p);
   double probability = std::exp(static_cast<double>(n) * std::log1p(-p));
@@ -47,7 +47,7 @@ std::int64_t binomial_by_inversion(Random& random, std::int64_t n, double p) {
   return k;
 }
 
-// p ≤ 1/2, n·p ≥ 10. Names of the constants as in Hörmann's paper.
+// Requires p ≤ 1/2 and n·p ≥ 10. Constants are named as in Hörmann's paper.
 std::int64_t binomial_by_rejection(Random& random, std::int64_t trials, double p) {
   const auto n = static_cast<double>(trials);
   const double deviation = std::sqrt(n * p * (1 - p));
@@ -120,7 +120,7 @@ std::int64_t binomial(Random& random, std::int64_t n, double p) {
 void multinomial(Random& random, std::int64_t n, std::span<const double> p, std::int64_t limit,
                  std::span<std::int64_t> counts) {
   assert(static_cast<std::int64_t>(p.size()) * limit >= n);
-  double mass = 1;  // of the categories still to come
+  double mass = 1;  // probability of the remaining categories
   for (std::size_t e = 0; e < p.size(); ++e) {
     const auto room_after = static_cast<std::int64_t>(p.size() - e - 1) * limit;
     const std::int64_t drawn = binomial(random, n, mass > 0 ? std::min(1.0, p[e] / mass) : 1.0);
@@ -133,7 +133,7 @@ void multinomial(Random& random, std::int64_t n, std::span<const double> p, std:
 void apportion(std::int64_t n, std::span<const double> shares, std::int64_t limit, std::span<std::int64_t> counts) {
   const std::size_t size = shares.size();
   assert(static_cast<std::int64_t>(size) * limit >= n);
-  constexpr double kRounding = 1e-6;  // shares nearer than this are alike, and whole when this near to an integer
+  constexpr double kRounding = 1e-6;                         // tolerance for equal shares and for integer shares
   std::vector<std::pair<double, std::size_t>> by_remainder;  // largest first
   std::int64_t left = n;
   for (std::size_t e = 0; e < size; ++e) {
@@ -149,7 +149,7 @@ void apportion(std::int64_t n, std::span<const double> shares, std::int64_t limi
     ++count;
     --left;
   }
-  // Negative shares, counted as nothing, may have left too few for the others.
+  // Negative shares are counted as 0, so too many may have been assigned. Remove from the smallest remainders.
   for (std::size_t i = size - 1; left < 0; i = (i + size - 1) % size) {
     std::int64_t& count = counts[by_remainder[i].second];
     if (count == 0) continue;
@@ -166,7 +166,7 @@ void normalize(std::span<double> p, double limit) {
     sum = static_cast<double>(p.size());
   }
   for (double& x : p) x /= sum;
-  // Each round fixes at least one more category at the limit, so there are at most p.size() rounds.
+  // Each round sets at least one more category to the limit, so there are at most p.size() rounds.
   for (std::size_t round = 0; round < p.size(); ++round) {
     double excess = 0;
     double free_mass = 0;
@@ -210,7 +210,7 @@ void DistinctSampler::draw(std::span<std::int64_t> chosen) {
   const double u = random_.uniform();
   std::size_t at = 0;
   for (std::size_t i = 0; i < chosen.size(); ++i) {
-    // What is still to be chosen must remain behind; a step is at most one long, so only rounding needs this.
+    // Leaves enough categories for the remaining choices; necessary only because of rounding, as steps are at most 1.
     const std::size_t last = order_.size() - (chosen.size() - i);
     while (at < last && bound_[at] <= u + static_cast<double>(i)) ++at;
     chosen[i] = order_[at++];

@@ -15,7 +15,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::Le;
 
-// Mean and variance within five of their standard errors: seeds are fixed, so these cannot flicker.
+// Expects mean and variance within five standard errors. Seeds are fixed, so the test is deterministic.
 void expect_binomial(std::int64_t n, double p) {
   Random random(11);
   constexpr int kDraws = 40000;
@@ -54,7 +54,7 @@ TEST(Draw, BinomialByRejectionHasTheProbabilitiesOfTheBinomial) {
   }
 }
 
-TEST(Draw, BinomialOfCertainEventsIsCertain) {
+TEST(Draw, BinomialIsExactForProbabilitiesZeroAndOne) {
   Random random(1);
   EXPECT_EQ(binomial(random, 0, 0.5), 0);
   EXPECT_EQ(binomial(random, 9, 0), 0);
@@ -108,7 +108,7 @@ TEST(Draw, ApportioningDiffersFromTheSharesByLessThanOne) {
   EXPECT_THAT(counts, ElementsAre(0, 2, 1));
 }
 
-TEST(Draw, NormalizingCutsAtTheLimitAndKeepsTheOrderOfTheRest) {
+TEST(Draw, NormalizingClampsToTheLimitAndKeepsTheOrderOfTheRest) {
   std::vector<double> p{100, 50, 2, 1, 1};
   normalize(p, 0.3);
   EXPECT_NEAR(std::accumulate(p.begin(), p.end(), 0.0), 1, 1e-12);
@@ -121,7 +121,7 @@ TEST(Draw, NormalizingCutsAtTheLimitAndKeepsTheOrderOfTheRest) {
   EXPECT_THAT(single, ElementsAre(0.5, 0.25, 0.25));
 }
 
-TEST(Draw, DistinctSamplingMeetsEveryProbabilityAndNeverRepeats) {
+TEST(Draw, DistinctSamplingMatchesProbabilitiesWithoutRepeats) {
   std::vector<double> p{40, 20, 10, 5, 5, 1, 1, 0};
   normalize(p, 1.0 / 3);
   Random random(9);
@@ -135,7 +135,7 @@ TEST(Draw, DistinctSamplingMeetsEveryProbabilityAndNeverRepeats) {
     for (const std::int64_t e : row) ++chosen[static_cast<std::size_t>(e)];
   }
   for (std::size_t e = 0; e < p.size(); ++e) EXPECT_NEAR(chosen[e] / kRows, 3 * p[e], 0.02) << e;
-  EXPECT_EQ(chosen[0], kRows);  // at the limit: in every row
+  EXPECT_EQ(chosen[0], kRows);  // at the limit: chosen in every row
   EXPECT_EQ(chosen[7], 0);
 }
 
@@ -150,7 +150,7 @@ TEST(Draw, DistinctSamplingOfAllCategoriesTakesAll) {
   }
 }
 
-TEST(Draw, OneOfAGroupIsDrawnAsOftenAsItsProbabilitySays) {
+TEST(Draw, GroupedSamplingOfOneMatchesProbabilities) {
   const std::vector<double> p{0.4, 0, 0.25, 0.05, 0.2, 0.1};
   Random random(5);
   GroupedSampler sampler(p, 1, {.count = 3, .per_token = 1}, random);
@@ -164,7 +164,7 @@ TEST(Draw, OneOfAGroupIsDrawnAsOftenAsItsProbabilitySays) {
   for (std::size_t e = 0; e < p.size(); ++e) EXPECT_NEAR(chosen[e] / kRows, p[e], 0.01) << e;
 }
 
-// Three of nine experts in three groups of which two are kept: the groups whose two best scores have the largest sums.
+// Chooses three of nine experts from two of three groups: those with the largest sums of their two best scores.
 std::set<std::size_t> scored_by_the_letter(const std::vector<double>& p, Random& random) {
   std::vector<double> score;
   for (const double x : p) score.push_back(std::log(x) - std::log(-std::log(1 - random.uniform())));
@@ -181,7 +181,7 @@ std::set<std::size_t> scored_by_the_letter(const std::vector<double>& p, Random&
   return {experts.begin(), experts.begin() + 3};
 }
 
-TEST(Draw, GroupsAreKeptByTheirBestScores) {
+TEST(Draw, GroupsAreSelectedByTheirBestScores) {
   const std::vector<double> p{0.3, 0.05, 0.01, 0.1, 0.1, 0.1, 0.02, 0.02, 0.3};
   Random random(7), other(8);
   GroupedSampler sampler(p, 3, {.count = 3, .per_token = 2}, random);
@@ -199,7 +199,7 @@ TEST(Draw, GroupsAreKeptByTheirBestScores) {
   EXPECT_LT(distance, 0.05);
 }
 
-TEST(Draw, StreamsOfDifferentNamesDiffer) {
+TEST(Draw, StreamsWithDifferentNamesDiffer) {
   std::set<std::uint64_t> first;
   for (std::uint64_t a = 0; a < 10; ++a) {
     for (std::uint64_t b = 0; b < 10; ++b) first.insert(stream_of(1, Purpose::kTopic, a, b).bits());

@@ -1,4 +1,4 @@
-// The routing models that draw popularities: Zipf, Dirichlet and GRPO (synthesis.h has their formulas).
+// Routing models with random popularities: Zipf, Dirichlet and GRPO. synthesis.h has their formulas.
 
 #include <algorithm>
 #include <cmath>
@@ -32,8 +32,8 @@ class ZipfRouter : public TokenRouter {
 
  private:
   const SynthesisOptions& options_;
-  std::vector<double> by_place_;         // [place in the order of popularity]
-  std::vector<std::uint64_t> order_of_;  // [micro_step] which of the drawn orders holds
+  std::vector<double> by_place_;         // [rank by popularity]
+  std::vector<std::uint64_t> order_of_;  // [micro_step], index of the order used
 };
 
 class DirichletRouter : public TokenRouter {
@@ -64,7 +64,7 @@ class DirichletRouter : public TokenRouter {
   Array<double, 2> base_;  // [layer][expert], probabilities
 };
 
-constexpr double kSequencePart = 0.3;  // of the group's spread: samples of one prompt are much alike
+constexpr double kSequencePart = 0.3;  // relative to the group's spread: samples of one prompt are similar
 
 class GrpoRouter : public TokenRouter {
  public:

@@ -1,4 +1,4 @@
-// The stress workloads w0 to w7 (synthesis.h tells what each is).
+// Stress workloads w0 to w7, described in synthesis.h.
 
 #include <fmt/format.h>
 
@@ -27,8 +27,8 @@ constexpr std::array<Entry, kNumStressWorkloads> kEntries{{{"w0", "balanced"},
                                                            {"w6", "rotating hot spot"},
                                                            {"w7", "bursts"}}};
 
-constexpr double kExpertHeat = 1.5;  // of a rank's fair share
-constexpr double kRankHeat = 3.0;    // of a rank's fair share
+constexpr double kExpertHeat = 1.5;  // relative to a rank's fair share
+constexpr double kRankHeat = 3.0;    // relative to a rank's fair share
 constexpr int kBurstPeriod = 4;
 constexpr int kBurstPhase = 1;
 
@@ -72,7 +72,7 @@ class StressRouter : public TokenRouter {
   }
 
  private:
-  // p for each hot expert, the rest alike for the others; where the hot would take all, the others keep a little.
+  // Gives each hot expert p and spreads the rest evenly: at least kLeastRest, even if hot experts would take all.
   static void heat(std::span<double> weight, const std::vector<int>& hot, double p) {
     constexpr double kLeastRest = 0.05;
     const double together = p * static_cast<double>(hot.size());
@@ -82,7 +82,7 @@ class StressRouter : public TokenRouter {
     for (const int e : hot) weight[static_cast<std::size_t>(e)] = p;
   }
 
-  // A rank's share of all tokens in w2; on few ranks less than kRankHeat, so that others have work too.
+  // The hot rank's share of all tokens in w2. Below kRankHeat on few ranks, so that the others have work too.
   double rank_heat() const { return std::min(kRankHeat, (ranks_ + 1) / 2.0) / ranks_; }
 
   int num_hot_experts() const { return std::max(1, ranks_ / 8); }
@@ -99,7 +99,7 @@ class StressRouter : public TokenRouter {
     return experts;
   }
 
-  // As many as a rank has, no two on one rank before all ranks have one.
+  // Returns as many experts as a rank has, one on each rank before any rank has two.
   std::vector<int> experts_spread() const {
     const int stride = std::max(1, ranks_ / homes_);
     std::vector<int> experts;
@@ -122,7 +122,7 @@ class StressRouter : public TokenRouter {
   const SynthesisOptions& options_;
   StressWorkload workload_;
   int ranks_;
-  int homes_;  // experts at home on each rank
+  int homes_;  // home experts per rank
 };
 
 }  // namespace

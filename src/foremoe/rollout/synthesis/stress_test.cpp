@@ -12,7 +12,7 @@ namespace foremoe::testing {
 using ::testing::Each;
 using ::testing::Le;
 
-// 64 ranks of 4 experts: large enough that an expert may exceed a rank's fair share at top-8.
+// 64 ranks with 4 experts each, so that at top-8 an expert can exceed a rank's fair share.
 const SynthesisOptions kOptions{.num_layers = 2,
                                 .num_experts = 256,
                                 .top_k = 8,
@@ -36,7 +36,7 @@ std::vector<std::int64_t> sorted(std::vector<std::int64_t> values) {
   return values;
 }
 
-// [rank], assignments sent.
+// Assignments sent per [rank].
 std::vector<std::int64_t> sent(const LoadTable& table, int m) {
   std::vector<std::int64_t> out;
   for (int r = 0; r < table.num_ranks(); ++r) {
@@ -46,7 +46,7 @@ std::vector<std::int64_t> sent(const LoadTable& table, int m) {
   return out;
 }
 
-TEST(StressWorkload, NamesLeadBack) {
+TEST(StressWorkload, CanBeFoundByName) {
   for (int i = 0; i < kNumStressWorkloads; ++i) {
     const auto workload = static_cast<StressWorkload>(i);
     EXPECT_EQ(stress_workload_named(name_of(workload)), workload);
@@ -62,14 +62,14 @@ TEST(StressWorkload, AllEightDiffer) {
   }
 }
 
-TEST(StressWorkload, W0GivesEveryExpertTheSameToOneToken) {
+TEST(StressWorkload, W0GivesAllExpertsEqualLoadsWithinOneToken) {
   for (int m = 0; m < 64; ++m) {
     const auto loads = expert_loads(load_of(StressWorkload::kBalanced), m, 0);
     EXPECT_LE(largest(loads) - *std::min_element(loads.begin(), loads.end()), 1);
   }
 }
 
-TEST(StressWorkload, W1HasExpertsThatAloneExceedAFairShareOnRanksApart) {
+TEST(StressWorkload, W1HasExpertsAboveAFairShareOnSeparateRanks) {
   const auto loads = expert_loads(load_of(StressWorkload::kHotExperts), 0, 0);
   const std::int64_t fair = sum(loads) / 64;
   std::set<std::size_t> ranks;
@@ -79,7 +79,7 @@ TEST(StressWorkload, W1HasExpertsThatAloneExceedAFairShareOnRanksApart) {
   EXPECT_EQ(ranks, (std::set<std::size_t>{0, 8, 16, 24, 32, 40, 48, 56}));
 }
 
-TEST(StressWorkload, W2HasOneHotRankWhoseExpertsAreEachSmall) {
+TEST(StressWorkload, W2HasOneHotRankWithSmallExperts) {
   const LoadTable& table = load_of(StressWorkload::kHotRank);
   const auto ranks = home_loads(table, 0, 0);
   const std::int64_t fair = sum(ranks) / 64;
@@ -105,7 +105,7 @@ TEST(StressWorkload, W4HasRaggedSourcesAndEvenExperts) {
     const auto out = sent(table, m);
     EXPECT_GT(ratio(out), 1.9);
     EXPECT_LT(*std::min_element(out.begin(), out.end()) * 20, largest(out));
-    EXPECT_EQ(std::set(out.begin(), out.end()).size(), 64);  // no two alike
+    EXPECT_EQ(std::set(out.begin(), out.end()).size(), 64);  // all are different
     EXPECT_NEAR(static_cast<double>(sum(out)), 64.0 * 512 * 8, 64 * 8);
     EXPECT_LT(ratio(home_loads(table, m, 0)), 1.01);
   }
@@ -120,7 +120,7 @@ TEST(StressWorkload, W5LeavesAQuarterOfTheRanksWithoutLoad) {
   EXPECT_NEAR(ratio(ranks), 64.0 / 48, 0.01);
 }
 
-TEST(StressWorkload, W6IsEvenOnTheMeanAndNeverAtOnce) {
+TEST(StressWorkload, W6IsBalancedOnAverageButInNoMicroStep) {
   const LoadTable& table = load_of(StressWorkload::kRotatingHotSpot);
   for (int m = 0; m < 64; ++m) {
     const auto ranks = home_loads(table, m, 0);
@@ -130,7 +130,7 @@ TEST(StressWorkload, W6IsEvenOnTheMeanAndNeverAtOnce) {
   EXPECT_LT(ratio(step_home_loads(table, 0)), 1.001);
 }
 
-TEST(StressWorkload, W7IsCalmButInEveryFourthMicroStep) {
+TEST(StressWorkload, W7IsBalancedExceptInEveryFourthMicroStep) {
   const LoadTable& table = load_of(StressWorkload::kBursts);
   std::set<std::vector<std::int64_t>> bursts;
   for (int m = 0; m < 64; ++m) {
@@ -142,7 +142,7 @@ TEST(StressWorkload, W7IsCalmButInEveryFourthMicroStep) {
       bursts.insert(loads);
     }
   }
-  EXPECT_EQ(bursts.size(), 16);  // each elsewhere
+  EXPECT_EQ(bursts.size(), 16);  // each burst is at different experts
 }
 
 TEST(StressWorkload, ATraceHasExactlyTheLoad) {
@@ -157,7 +157,7 @@ TEST(StressWorkload, ATraceHasExactlyTheLoad) {
   }
 }
 
-TEST(StressWorkload, SmallClustersHaveThemToo) {
+TEST(StressWorkload, DifferOnSmallClustersToo) {
   for (const int ranks : {2, 4, 8}) {
     SynthesisOptions options = kOptions;
     options.num_micro_steps = 8;

@@ -56,7 +56,7 @@ int ranks_per_node_of(const SynthesisOptions& options) {
   return options.ranks_per_node > 0 ? options.ranks_per_node : std::min(kDefaultRanksPerNode, options.num_ranks);
 }
 
-// Lognormal, scaled to fill `tokens`: ends of sequences are rounded, so that the sum is exact.
+// Draws lognormal lengths, scaled to fill `tokens`. Rounds the ends of sequences, so that the sum is exact.
 std::vector<std::int64_t> draw_lengths(Random& random, const SynthesisOptions& options, std::int64_t tokens) {
   std::vector<double> end;
   double sum = 0;
@@ -87,7 +87,7 @@ void assign_groups(const SynthesisOptions& options, std::vector<SyntheticSequenc
   }
 }
 
-// Micro-step after micro-step, rank after rank. The lengths of a rank fill its tokens exactly; a sequence may be empty.
+// Draws sequences by micro-step and rank. The lengths of a rank sum to exactly its tokens; a sequence may be empty.
 std::vector<SyntheticSequence> draw_sequences(const SynthesisOptions& options, const TokenRouter& router) {
   std::vector<SyntheticSequence> sequences;
   for (int m = 0; m < options.num_micro_steps; ++m) {
@@ -107,7 +107,7 @@ std::vector<SyntheticSequence> draw_sequences(const SynthesisOptions& options, c
   return sequences;
 }
 
-// Draws one sequence in one layer, over and over with the same memory; sequences come in the order of the step.
+// Draws one sequence in one layer, reusing its memory. Sequences must be in the order of the step.
 class SequenceDraw {
  public:
   SequenceDraw(const SynthesisOptions& options, const TokenRouter& router)
@@ -118,7 +118,7 @@ class SequenceDraw {
         shares_(p_.size()),
         owed_({static_cast<std::size_t>(options.num_layers), p_.size()}) {}
 
-  // [expert], tokens.
+  // Returns tokens per [expert].
   std::span<const std::int64_t> counts(const SyntheticSequence& sequence, LayerId layer) {
     weigh(sequence, layer);
     if (router_.without_chance()) {
@@ -134,7 +134,7 @@ class SequenceDraw {
     return counts_;
   }
 
-  // [token][top_k], experts.
+  // Returns experts, [token][top_k].
   std::span<const std::int64_t> rows(const SyntheticSequence& sequence, LayerId layer) {
     const auto top_k = static_cast<std::size_t>(options_.top_k);
     rows_.resize(static_cast<std::size_t>(sequence.tokens) * top_k);
@@ -162,8 +162,8 @@ class SequenceDraw {
     normalize(p_, 1.0 / options_.top_k);
   }
 
-  // What rounding owes an expert is carried to the next sequence of the micro-step, so that also the micro-step's
-  // counts are its rounded shares.
+  // Carries rounding errors to the next sequence of the micro-step, so that the counts of the whole micro-step are
+  // rounded shares too.
   void round_shares(const SyntheticSequence& sequence, LayerId layer) {
     if (owed_in_ != sequence.micro_step) {
       std::fill(owed_.flat().begin(), owed_.flat().end(), 0.0);
@@ -176,7 +176,7 @@ class SequenceDraw {
     for (std::size_t e = 0; e < p_.size(); ++e) owed[e] = shares_[e] - static_cast<double>(counts_[e]);
   }
 
-  // Experts, ascending, to tokens 0, 1, …, 0, 1, …: as no count exceeds the tokens, no token has an expert twice.
+  // Deals experts, ascending, to tokens 0, 1, …, 0, 1, …. Counts are at most the tokens, so no token repeats an expert.
   void deal(std::span<const std::int64_t> counts, std::size_t tokens) {
     std::size_t dealt = 0;
     for (std::size_t e = 0; e < counts.size(); ++e) {
@@ -197,7 +197,7 @@ class SequenceDraw {
   std::vector<std::int64_t> rows_;
 };
 
-// The trace without its routes.
+// Returns the trace without its routes.
 RoutingTrace outline(const SynthesisOptions& options, const std::vector<SyntheticSequence>& sequences) {
   RoutingTrace trace;
   trace.num_layers = options.num_layers;
@@ -276,7 +276,7 @@ RoutingTrace synthesize_trace(const SynthesisOptions& options, const RoutingMode
       const auto rows = draw.rows(sequence, LayerId{l});
       std::byte* const layer = storage->data() + (first + static_cast<std::size_t>(l) * top_k) * width;
       for (std::size_t i = 0; i < rows.size(); ++i) {
-        const auto expert = static_cast<std::uint16_t>(rows[i]);  // little-endian: its first bytes are the narrow value
+        const auto expert = static_cast<std::uint16_t>(rows[i]);  // little-endian: the first bytes are the narrow value
         std::memcpy(layer + (i / top_k * token_entries + i % top_k) * width, &expert, width);
       }
     }

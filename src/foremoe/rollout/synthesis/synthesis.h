@@ -1,14 +1,14 @@
 #pragma once
 
-// Traces and loads drawn from a model of routing, for experiments of any size.
+// Synthetic traces and loads, drawn from a routing model, for experiments of any size.
 //
 //   LoadTable load = synthesize_load({.num_layers = 8, .num_ranks = 8, .seed = 1}, GrpoRouting{});
 //
-// A step's sequences fill every rank's tokens; a routing model says with which probability a token of a sequence
-// chooses each expert (never above 1/top_k, since a token takes an expert once). A load draws counts, a trace draws
-// every token; expectations are equal. Where a token is limited to some groups of experts, a load counts the tokens
-// that a trace would have, and popularities become those of a router's scores (GroupedSampler in draw.h). Same options
-// → same bytes.
+// The sequences of a step fill the tokens of every rank. A routing model gives the probability that a token of a
+// sequence chooses each expert (at most 1/top_k, since a token chooses an expert at most once). A load draws counts, a
+// trace draws every token; their expectations are equal. If tokens are limited to some groups of experts, a load counts
+// drawn tokens as a trace does, and popularities become those of a router's scores (GroupedSampler in draw.h). The same
+// options produce the same bytes.
 
 #include <cstdint>
 #include <optional>
@@ -24,14 +24,14 @@
 namespace foremoe {
 
 enum class Layout : std::uint8_t {
-  kGrouped,  // a group's sequences share a micro-step, on neighbouring ranks
-  kShuffled  // they are anywhere in the step
+  kGrouped,  // sequences of a group share a micro-step, on neighbouring ranks
+  kShuffled  // sequences of a group are anywhere in the step
 };
 
-// The largest that the options may be; the least of each is 1.
+// Upper limits of the options. The lower limit of each is 1.
 struct SynthesisLimits {
   static constexpr std::int64_t kLayers = 1 << 20;
-  static constexpr std::int64_t kExperts = kMaxExperts - 1;  // U16 keeps one value for missing rows
+  static constexpr std::int64_t kExperts = kMaxExperts - 1;  // U16 reserves one value for missing rows
   static constexpr std::int64_t kMicroSteps = 1 << 20;
   static constexpr std::int64_t kRanks = kMaxRanks;
   static constexpr std::int64_t kTokensPerRank = std::int64_t{1} << 31;
@@ -43,51 +43,51 @@ struct SynthesisOptions {
   int num_layers = 4;
   int num_experts = 128;
   int top_k = 8;
-  ExpertGroups groups = {};  // of a layer; not for stress workloads
+  ExpertGroups groups = {};  // expert groups per layer; not for stress workloads
   int num_micro_steps = 32;
   int num_ranks = 8;
   int ranks_per_node = 0;               // 0: min(8, ranks)
   std::int64_t tokens_per_rank = 8192;  // per micro-step
   int sequences_per_rank = 2;           // per micro-step
-  double length_spread = 0.5;           // lengths ∝ exp(length_spread · N), scaled to fill the rank's tokens
-  int group_size = 16;                  // sequences per GRPO group (fewer where a micro-step's do not divide)
+  double length_spread = 0.5;           // lengths ∝ exp(length_spread · N), scaled to the rank's tokens
+  int group_size = 16;                  // sequences per GRPO group; the last group of a micro-step may be smaller
   Layout layout = Layout::kGrouped;
   std::uint64_t seed = 1;
 };
 
-// The i-th most popular expert of a layer has p ∝ i^−skew (FineMoE, figure 8); which expert that is, is drawn.
+// The i-th most popular expert of a layer has p ∝ i^−skew (FineMoE, figure 8). The order of experts is random.
 struct ZipfRouting {
   double skew = 1.0;
-  double permute_probability = 0.0;  // that a micro-step draws the order anew, for all layers
+  double permute_probability = 0.0;  // probability that a micro-step redraws the order, for all layers
 };
 
-// Popularity of a layer ~ Dirichlet(concentration, …): small is skewed, 1 is uniform over the simplex.
+// Popularity of a layer ~ Dirichlet(concentration, …): small values are skewed, 1 is uniform over the simplex.
 struct DirichletRouting {
   double concentration = 0.5;
-  double sequence_concentration = 0.0;  // > 0: a sequence's own popularity ~ Dirichlet(this · layer's); 0: the layer's
+  double sequence_concentration = 0.0;  // > 0: popularity per sequence ~ Dirichlet(this · layer's); 0: the layer's
 };
 
 // Popularity ∝ exp(step_spread·N per layer and expert + group_spread·N per group + 0.3·group_spread·N per sequence):
-// skewed and stable over the step, wild from micro-step to micro-step where a group meets in one.
+// skewed and stable over the step, with strong variation between micro-steps if a group runs in one micro-step.
 struct GrpoRouting {
   double step_spread = 0.7;
   double group_spread = 0.5;
 };
 
-// Eight workloads, each with one difficulty and nothing else, so that a planner's answer to each can be read
-// separately. Nothing is drawn: counts are rounded shares. With R ranks and E experts at home in equal runs, all loads
-// below are relative to the mean; p is an expert's share of the tokens.
+// Eight stress workloads, each with a single difficulty, so that a planner's response to each can be measured
+// separately. Deterministic except where noted: counts are rounded shares. With R ranks and E experts at home in equal
+// runs, loads below are relative to the mean; p is an expert's share of the tokens.
 enum class StressWorkload : std::uint8_t {
-  kBalanced,    // w0: every expert alike; any two differ by at most one token
-  kHotExperts,  // w1: max(1, R/8) experts at home eight ranks apart, each with p = 1.5/R: alone more than a rank's
-                //     fair share, so only replicas help
-  kHotRank,     // w2: all experts of rank 0 alike, together p = min(3, (R+1)/2)/R: each is small, so moving some helps
-  kSpreadHeat,  // w3: the loads of w2, but the hot experts are at home on different ranks
-  kRaggedSources,  // w4: experts as in w0; rank r sends w/mean(w) times tokens_per_rank, w a shuffle of 1 … R, anew in
-                   // each micro-step
-  kZeroLoadRanks,    // w5: nobody chooses the experts of the last max(1, R/4) ranks, the others are alike
-  kRotatingHotSpot,  // w6: w2 with the hot rank m mod R in micro-step m: even on the mean, never at once
-  kBursts  // w7: w0, but in every fourth micro-step (1, 5, …) max(1, R/8) experts drawn anew are as hot as w1's
+  kBalanced,       // w0: all experts equal; loads differ by at most one token
+  kHotExperts,     // w1: max(1, R/8) experts at home eight ranks apart, each with p = 1.5/R: each exceeds a rank's
+                   //     fair share, so only replicas help
+  kHotRank,        // w2: rank 0's experts, equal, sum to p = min(3, (R+1)/2)/R: each is small, so moving some helps
+  kSpreadHeat,     // w3: loads of w2, but the hot experts have homes on different ranks
+  kRaggedSources,  // w4: experts as in w0; rank r sends w/mean(w) times tokens_per_rank; w is a permutation of 1 … R,
+                   // redrawn in each micro-step
+  kZeroLoadRanks,  // w5: experts of the last max(1, R/4) ranks get no tokens; all others are equal
+  kRotatingHotSpot,  // w6: w2 with hot rank m mod R in micro-step m: even on average, but in no micro-step
+  kBursts            // w7: w0, but in micro-steps 1, 5, … max(1, R/8) random experts are as hot as in w1
 };
 
 inline constexpr int kNumStressWorkloads = 8;
@@ -98,14 +98,14 @@ std::optional<StressWorkload> stress_workload_named(std::string_view name);
 
 using RoutingModel = std::variant<ZipfRouting, DirichletRouting, GrpoRouting, StressWorkload>;
 
-// The same options with layers, experts and top_k of the shape, not its groups.
+// Returns the options with layers, experts and top_k of the shape; does not take its groups.
 SynthesisOptions with_shape(SynthesisOptions options, const ModelShape& shape);
 
-// Throw InputError naming the option that is out of range: "ranks", "tokens_per_rank".
+// Throw InputError with the name of an option that is out of range: "ranks", "tokens_per_rank".
 LoadTable synthesize_load(const SynthesisOptions& options, const RoutingModel& model);
-RoutingTrace synthesize_trace(const SynthesisOptions& options, const RoutingModel& model);  // with its batching
+RoutingTrace synthesize_trace(const SynthesisOptions& options, const RoutingModel& model);  // includes its batching
 
-// "grpo step_spread=0.7 …": model, layout and seed, for a file's metadata.
+// Describes model, layout and seed, for a file's metadata: "grpo step_spread=0.7 …".
 std::string describe(const SynthesisOptions& options, const RoutingModel& model);
 
 }  // namespace foremoe

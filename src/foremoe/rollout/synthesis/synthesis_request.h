@@ -1,7 +1,7 @@
 #pragma once
 
-// What is to be drawn, as a user says it: a model's shape by name, numbers that replace the shape's, and a routing
-// model by name with its parameters.
+// A synthesis as specified by a user: a model's shape by name, numbers that override the shape, and a routing model by
+// name with its parameters.
 
 #include <functional>
 #include <optional>
@@ -15,9 +15,9 @@ namespace foremoe {
 
 struct SynthesisRequest {
   SynthesisOptions options;
-  std::optional<int> layers, experts, top_k;           // none: the shape's, or the options'
+  std::optional<int> layers, experts, top_k;           // none: from the shape, otherwise from the options
   std::optional<int> expert_groups, groups_per_token;  // both or none
-  std::string shape;                                   // a model; empty: none
+  std::string shape;                                   // name of a model; empty: none
   std::string routing = "grpo";                        // or zipf, dirichlet, w0 … w7
   GrpoRouting grpo;
   ZipfRouting zipf;
@@ -26,8 +26,8 @@ struct SynthesisRequest {
 
 std::vector<Option> options_of(SynthesisRequest& request);
 
-// Throw InputError, field `shape` or `routing`, for a name that is not known, and field `groups_per_token` or
-// `expert_groups` where only the other is given.
+// Throw InputError, field `shape` or `routing`, for an unknown name. synthesis_options() also throws, field
+// `groups_per_token` or `expert_groups`, if only the other one is given.
 SynthesisOptions synthesis_options(const SynthesisRequest& request);
 RoutingModel routing_model(const SynthesisRequest& request);
 

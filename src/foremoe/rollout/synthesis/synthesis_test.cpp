@@ -38,7 +38,7 @@ std::vector<std::byte> bytes_of(const RoutingTrace& trace) {
   return {trace.routes, trace.routes + entries * size_of(trace.type)};
 }
 
-TEST(Synthesis, TheSameSeedGivesTheSameBytesAndAnotherSeedOthers) {
+TEST(Synthesis, TheSameSeedProducesTheSameBytes) {
   SynthesisOptions other = kSmall;
   other.seed = 4;
   for (const RoutingModel& model : kModels) {
@@ -50,7 +50,7 @@ TEST(Synthesis, TheSameSeedGivesTheSameBytesAndAnotherSeedOthers) {
   }
 }
 
-TEST(Synthesis, EveryTokenCountsTopKTimesAndNoExpertTwice) {
+TEST(Synthesis, EveryTokenCountsTopKTimesWithoutRepeats) {
   for (const RoutingModel& model : kModels) {
     const LoadTable load = synthesize_load(kSmall, model);
     for (int m = 0; m < 4; ++m) {
@@ -101,7 +101,7 @@ TEST(Synthesis, ATraceRecordsItsBatchingAndGroups) {
   EXPECT_EQ(synthesize_trace(wide, GrpoRouting{}).type, RouteType::kU16);
 }
 
-// The two draw differently from the same probabilities: per expert, sums over the step agree within 10 %.
+// Trace and load draw differently from equal probabilities: per expert, sums over the step agree within 10 %.
 TEST(Synthesis, TraceAndLoadAgreeInExpectation) {
   SynthesisOptions options = kSmall;
   options.tokens_per_rank = 4096;
@@ -126,7 +126,7 @@ SynthesisOptions with_groups(SynthesisOptions options, const ExpertGroups& group
   return options;
 }
 
-// By group, how many of a trace's tokens have an expert of it, and how many tokens have experts of n groups.
+// Number of tokens of a trace with an expert in each group, and number of tokens with experts in n groups.
 struct GroupsOfTokens {
   std::vector<int> with_group;
   std::map<std::size_t, int> of_groups;
@@ -147,7 +147,7 @@ GroupsOfTokens groups_of_tokens(const RoutingTrace& trace, const ExpertGroups& g
   return result;
 }
 
-TEST(GroupsOfExperts, NoTokenHasExpertsOfMoreGroupsThanItMay) {
+TEST(GroupsOfExperts, TokensRespectTheGroupLimit) {
   for (const RoutingModel& model : kModels) {
     if (std::holds_alternative<StressWorkload>(model)) continue;
     const GroupsOfTokens limited =
@@ -167,7 +167,7 @@ TEST(GroupsOfExperts, ALoadIsTheSumOfItsTrace) {
   }
 }
 
-TEST(GroupsOfExperts, NeitherNumberIsGivenAlone) {
+TEST(GroupsOfExperts, RequiresBothGroupOptions) {
   const auto field_of = [](const SynthesisRequest& request) -> std::string {
     try {
       synthesis_options(request);
@@ -187,14 +187,14 @@ TEST(GroupsOfExperts, NeitherNumberIsGivenAlone) {
   EXPECT_EQ(field_of(request), "expert_groups");
 }
 
-TEST(GroupsOfExperts, AsManyGroupsAsATokenHasExpertsAreNoLimit) {
+TEST(GroupsOfExperts, TopKGroupsPerTokenAreNoLimit) {
   for (const ExpertGroups& groups : {ExpertGroups{.count = 8, .per_token = 4}, {.count = 2, .per_token = 2}}) {
     EXPECT_EQ(bytes_of(synthesize_trace(with_groups(kSmall, groups), GrpoRouting{})),
               bytes_of(synthesize_trace(kSmall, GrpoRouting{})));
   }
 }
 
-TEST(ZipfRouting, LoadsFallAsThePowerOfThePlace) {
+TEST(ZipfRouting, LoadsFollowThePowerLaw) {
   const SynthesisOptions options{
       .num_layers = 1, .num_experts = 32, .top_k = 1, .num_micro_steps = 2, .num_ranks = 8, .tokens_per_rank = 65536};
   const LoadTable table = synthesize_load(options, ZipfRouting{.skew = 0.8});
@@ -206,7 +206,7 @@ TEST(ZipfRouting, LoadsFallAsThePowerOfThePlace) {
   }
 }
 
-TEST(ZipfRouting, NoSkewIsUniform) {
+TEST(ZipfRouting, ZeroSkewIsUniform) {
   const SynthesisOptions options{
       .num_layers = 1, .num_experts = 32, .top_k = 2, .num_micro_steps = 1, .num_ranks = 8, .tokens_per_rank = 65536};
   EXPECT_LT(ratio(expert_loads(synthesize_load(options, ZipfRouting{.skew = 0}), 0, 0)), 1.03);
@@ -232,11 +232,11 @@ TEST(ZipfRouting, TheHottestExpertMovesOnlyWhenPermuted) {
   EXPECT_GT(hottest(1), 30);
 }
 
-TEST(ZipfRouting, PopularityIsCutAtOneOverTopK) {
+TEST(ZipfRouting, PopularityIsLimitedToOneOverTopK) {
   SynthesisOptions options = kSmall;
   options.tokens_per_rank = 4096;
   const LoadTable table = synthesize_load(options, ZipfRouting{.skew = 3});
-  EXPECT_LE(largest(expert_loads(table, 0, 0)), 4 * 4096);  // no source chooses an expert more than once per token
+  EXPECT_LE(largest(expert_loads(table, 0, 0)), 4 * 4096);  // an expert is chosen at most once per token
   EXPECT_GE(largest(expert_loads(table, 0, 0)), 4 * 4096 * 98 / 100);
 }
 
@@ -251,7 +251,7 @@ TEST(DirichletRouting, SmallConcentrationIsSkewedAndLargeIsFlat) {
   EXPECT_GT(skew(0.1), 6);
 }
 
-TEST(DirichletRouting, WithoutASequencePartMicroStepsAreAlike) {
+TEST(DirichletRouting, MicroStepsAreAlikeWithoutSequenceConcentration) {
   SynthesisOptions options = kSmall;
   options.tokens_per_rank = 16384;
   const auto change = [&](double sequence_concentration) {
@@ -267,8 +267,8 @@ TEST(DirichletRouting, WithoutASequencePartMicroStepsAreAlike) {
   EXPECT_GT(change(5), 0.1);
 }
 
-// The same parameters as the mild and the bursty table of 8 ranks, whose imbalance ratio is 1.42 and 1.65 on the mean.
-TEST(GrpoRouting, ImbalanceIsThatOfTheReferenceTables) {
+// Parameters of the mild and the bursty table of 8 ranks, with mean imbalance ratios of 1.42 and 1.65.
+TEST(GrpoRouting, ImbalanceMatchesTheReferenceTables) {
   const SynthesisOptions mild{.num_layers = 8, .seed = 1};
   SynthesisOptions bursty = mild;
   bursty.tokens_per_rank = 4096;
@@ -280,7 +280,7 @@ TEST(GrpoRouting, ImbalanceIsThatOfTheReferenceTables) {
   EXPECT_NEAR(bursty_rho, 1.65, 0.2);
 }
 
-TEST(GrpoRouting, AStepIsStableWhereItsMicroStepsAreWild) {
+TEST(GrpoRouting, MicroStepsAreLessBalancedThanTheStep) {
   SynthesisOptions options{
       .num_layers = 4, .num_ranks = 16, .tokens_per_rank = 4096, .sequences_per_rank = 1, .seed = 5};
   const LoadTable table = synthesize_load(options, GrpoRouting{.group_spread = 1.0});
@@ -289,7 +289,7 @@ TEST(GrpoRouting, AStepIsStableWhereItsMicroStepsAreWild) {
   EXPECT_GT(mean_rho(table), 1.25 * step);
 }
 
-TEST(GrpoRouting, ShufflingGroupsCalmsTheMicroSteps) {
+TEST(GrpoRouting, ShufflingGroupsReducesTheImbalanceOfMicroSteps) {
   SynthesisOptions options{
       .num_layers = 4, .num_ranks = 16, .tokens_per_rank = 4096, .sequences_per_rank = 1, .seed = 5};
   const double grouped = mean_rho(synthesize_load(options, GrpoRouting{.group_spread = 1.0}));
@@ -326,7 +326,7 @@ TEST(Synthesis, ShapesSetLayersExpertsAndTopK) {
   EXPECT_EQ(options.num_ranks, 16);
 }
 
-TEST(Synthesis, OptionsThatCannotBeAreNamed) {
+TEST(Synthesis, InvalidOptionsAreNamed) {
   const auto error_of = [](SynthesisOptions options, const RoutingModel& model) -> std::string {
     try {
       synthesize_load(options, model);

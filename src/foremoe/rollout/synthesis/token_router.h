@@ -1,6 +1,6 @@
 #pragma once
 
-// How the tokens of one sequence choose experts: what the routing models have in common.
+// Interface of routing models: how the tokens of one sequence choose experts.
 
 #include <cstdint>
 #include <memory>
@@ -14,7 +14,7 @@ namespace foremoe {
 struct SyntheticSequence {
   MicroStepId micro_step;
   RankId rank;
-  std::int32_t index = 0;  // in the step
+  std::int32_t index = 0;  // index in the step
   std::int32_t group = 0;
   std::int64_t tokens = 0;
 };
@@ -23,17 +23,17 @@ class TokenRouter {
  public:
   virtual ~TokenRouter() = default;
 
-  // Weights of the experts for the sequence's tokens in a layer, not normalised. [expert]. A pure function.
+  // Sets the unnormalised weights, [expert], for the tokens of a sequence in a layer. Pure function.
   virtual void weigh(const SyntheticSequence& sequence, LayerId layer, std::span<double> weight) const = 0;
 
-  // Tokens of a rank in a micro-step.
+  // Number of tokens of a rank in a micro-step.
   virtual std::int64_t tokens_of(MicroStepId, RankId, std::int64_t tokens_per_rank) const { return tokens_per_rank; }
 
-  // Counts are the rounded shares instead of draws. Weights are then those of the micro-step, for all its sequences.
+  // If true, counts are rounded shares, not draws, and weights are equal for all sequences of a micro-step.
   virtual bool without_chance() const { return false; }
 };
 
-// They keep a reference to the options (routing_models.cpp, stress.cpp).
+// Routers keep a reference to the options (routing_models.cpp, stress.cpp).
 std::unique_ptr<TokenRouter> make_router(const SynthesisOptions& options, const ZipfRouting& zipf);
 std::unique_ptr<TokenRouter> make_router(const SynthesisOptions& options, const DirichletRouting& dirichlet);
 std::unique_ptr<TokenRouter> make_router(const SynthesisOptions& options, const GrpoRouting& grpo);

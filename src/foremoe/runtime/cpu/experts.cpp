@@ -8,10 +8,10 @@ namespace foremoe::cpu {
 
 namespace {
 
-// Blocks keep scratch memory small, and the sums of weight gradients over very many rows short.
+// Blocks limit scratch memory and the number of rows in one float sum of a weight gradient.
 constexpr std::int64_t kRowsPerBlock = 512;
 
-// Calls step(row, rows) for each block of an expert's rows; row counts within the call's matrices.
+// Calls step(row, rows) for each block of an expert's rows; `row` indexes the matrices of the call.
 template <class Step>
 void for_each_block(const ExpertRows& expert, const Step& step) {
   const std::int64_t end = expert.first_row + expert.rows;
@@ -32,16 +32,16 @@ Floats load(const float* from, int lanes) {
 
 void store(float* to, Floats v, int lanes) { std::memcpy(to, &v, static_cast<std::size_t>(lanes) * sizeof(float)); }
 
-// eˣ for |x| ≤ 87, where neither it nor its inverse leaves the normal numbers; beyond, e^±87. Reduced to
-// |r| ≤ ½ ln 2 by powers of two, then a polynomial of degree 7 (coefficients of Cephes' expf).
+// Computes eˣ for |x| ≤ 87, the range in which eˣ and e⁻ˣ are normal numbers; clamps larger |x| to 87. Reduces to |r| ≤
+// ½ ln 2 by powers of two, then evaluates a polynomial of degree 7 (coefficients of Cephes' expf).
 Floats exponential(Floats x) {
   constexpr float kBound = 87.0F;
   x = x > kBound ? Floats{} + kBound : x;
   x = x < -kBound ? Floats{} - kBound : x;
-  constexpr float kToInteger = 0x1.8p23F;  // added, it rounds to an integer in the low bits
+  constexpr float kToInteger = 0x1.8p23F;  // adding this rounds to an integer in the low bits
   const Floats shifted = x * 1.44269504F + kToInteger;
   const Floats n = shifted - kToInteger;
-  const Floats r = (x - n * 0.693359375F) + n * 2.12194440e-4F;  // ln 2 in two parts: the first product is exact
+  const Floats r = (x - n * 0.693359375F) + n * 2.12194440e-4F;  // split ln 2: the first product is exact
   Floats p = r * 1.9875691500e-4F + 1.3981999507e-3F;
   p = p * r + 8.3334519073e-3F;
   p = p * r + 4.1665795894e-2F;
@@ -132,7 +132,7 @@ void swiglu_backward(const float* gate_up, const float* dh, std::int64_t rows, i
       const Floats e = exponential(-g);
       const Floats sigmoid = 1.0F / (1.0F + e);
       const Floats silu = g * sigmoid;
-      // silu' = s·(1 + g·(1 − s)), and 1 − s = e·s without cancellation
+      // silu' = s·(1 + g·(1 − s)); 1 − s = e·s avoids cancellation
       const Floats slope = sigmoid * (1.0F + g * (e * sigmoid));
       store(out.h + i, silu * u, lanes);
       store(out.d_gate_up + i, d * u * slope, lanes);

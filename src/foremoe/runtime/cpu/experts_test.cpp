@@ -16,7 +16,7 @@ namespace {
 
 using namespace foremoe::test;
 
-// Blocks of rows, one after the other: how many, and whose. They are run and what comes out is held against float64.
+// Consecutive blocks of rows and their experts. Tests run them and compare the results with float64.
 struct ExpertsCase {
   ExpertShape shape;
   std::vector<std::int64_t> rows;  // [block]
@@ -141,7 +141,7 @@ class Experts : public Arithmetic {
   std::vector<float> x_, dy_;
 };
 
-TEST_F(Experts, ForwardAndBackwardAreThoseOfFloat64) {
+TEST_F(Experts, ForwardAndBackwardMatchFloat64) {
   const ExpertShape shapes[] = {{1, 1}, {5, 3}, {16, 16}, {20, 36}, {64, 32}, {96, 130}};
   for (const ExpertShape& shape : shapes) {
     draw({.shape = shape, .rows = {3, 0, 1, 64, 17, 0, 130}, .expert = {0, 1, 2, 3, 4, 5, 6}});
@@ -149,26 +149,26 @@ TEST_F(Experts, ForwardAndBackwardAreThoseOfFloat64) {
   }
 }
 
-TEST_F(Experts, NoBlocksAndNoRowsAreLegal) {
+TEST_F(Experts, AcceptsNoBlocksAndNoRows) {
   draw({.shape = {8, 8}, .rows = {}, .expert = {}});
   expect_float64(run(), "no blocks");
   draw({.shape = {8, 8}, .rows = {0, 0}, .expert = {0, 1}});
   expect_float64(run(), "no rows");
 }
 
-TEST_F(Experts, AnExpertMayHaveRowsInTwoPlaces) {
+TEST_F(Experts, AnExpertMayHaveSeveralBlocks) {
   draw({.shape = {32, 16}, .rows = {5, 40, 7, 0, 9, 33}, .expert = {1, 0, 1, 1, 0, 2}});
   expect_float64(run(), "two places");
 }
 
-TEST_F(Experts, GradientsOfManyRowsKeepTheirDigits) {
+TEST_F(Experts, GradientsOfManyRowsKeepTheirPrecision) {
   draw({.shape = {32, 16}, .rows = {20'000}, .expert = {0}});
   expect_float64(run(), "both signs");
-  draw({.shape = {32, 16}, .rows = {20'000}, .expert = {1}, .low = 0});  // sums that only grow
+  draw({.shape = {32, 16}, .rows = {20'000}, .expert = {1}, .low = 0});  // all terms are positive
   expect_float64(run(), "one sign");
 }
 
-TEST_F(Experts, GreatActivationsNeitherOverflowNorVanish) {
+TEST_F(Experts, LargeActivationsNeitherOverflowNorVanish) {
   draw({.shape = {16, 8}, .rows = {50}, .expert = {0}});
   for (std::size_t i = 0; i < x_.size(); ++i) x_[i] *= std::pow(10.0F, static_cast<float>(i / 16 % 5));  // up to 10⁴
   expect_float64(run(), "great");
@@ -180,7 +180,7 @@ TEST_F(Experts, RunsRepeatBitForBit) {
   EXPECT_EQ(first, run());
 }
 
-TEST_F(Experts, BackwardAgreesWithDifferences) {
+TEST_F(Experts, BackwardMatchesFiniteDifferences) {
   draw({.shape = {3, 2}, .rows = {4}, .expert = {1}});
   const Result result = run();
   const auto loss = [&](const std::vector<double>& weights, const std::vector<double>& x) {
@@ -193,8 +193,8 @@ TEST_F(Experts, BackwardAgreesWithDifferences) {
   EXPECT_LE(relative_error(result.gradient[1], by_weight), kTolerance);
 }
 
-// The same rows cut into other blocks at other places, as another plan would: bits of y stay.
-TEST_F(Experts, PositionIndependentRowsKeepTheirBitsAnywhere) {
+// Splits the same rows into other blocks at other positions, as another plan would: y keeps its bits.
+TEST_F(Experts, PositionIndependentRowsKeepTheirBitsAtAnyPosition) {
   for (const ExpertShape shape : {ExpertShape{5, 3}, ExpertShape{16, 16}, ExpertShape{64, 48}}) {
     position_independent_ = true;
     draw({.shape = shape, .rows = {150}, .expert = {0}});
@@ -203,7 +203,7 @@ TEST_F(Experts, PositionIndependentRowsKeepTheirBitsAnywhere) {
     expect_float64(whole, "position-independent");
     const auto width = static_cast<std::ptrdiff_t>(case_.hidden());
     for (int trial = 0; trial < 6; ++trial) {
-      std::vector<std::ptrdiff_t> from(150);  // row of the whole at each place
+      std::vector<std::ptrdiff_t> from(150);  // [position] → row of `whole`
       for (std::size_t i = 0; i < from.size(); ++i) {
         from[i] = static_cast<std::ptrdiff_t>(i);
         std::swap(from[i], from[random().below(i + 1)]);
@@ -241,7 +241,7 @@ std::vector<float> values(std::size_t n, std::uint64_t seed) {
   return result;
 }
 
-// Forward and backward of two experts, every operand `shift` floats behind an aligned address: y, dx, gradients.
+// Runs two experts with all operands `shift` floats after an aligned address. Returns y, dx and gradients.
 std::vector<float> run_experts(std::size_t shift) {
   std::vector<Memory> memory;
   const auto place = [&](std::size_t n, std::uint64_t seed) {
@@ -266,12 +266,12 @@ std::vector<float> run_experts(std::size_t shift) {
   return result;
 }
 
-TEST(ExpertsBits, BitsDoNotDependOnWhereTheOperandsLie) {
+TEST(ExpertsBits, BitsDoNotDependOnOperandAddresses) {
   const std::vector<float> aligned = run_experts(0);
   for (const std::size_t shift : {1, 2, 3, 5, 8, 15}) EXPECT_EQ(run_experts(shift), aligned) << shift;
 }
 
-TEST(ExpertsBitsThread, RanksThatComputeAtOnceGetTheSameBits) {
+TEST(ExpertsBitsThread, ConcurrentRanksProduceTheSameBits) {
   const std::vector<float> alone = run_experts(0);
   std::vector<std::vector<float>> results(16);
   {
@@ -281,7 +281,7 @@ TEST(ExpertsBitsThread, RanksThatComputeAtOnceGetTheSameBits) {
   for (const auto& result : results) EXPECT_EQ(result, alone);
 }
 
-TEST(RowTiles, TheHeightOfAShapeStaysWhatItWas) {
+TEST(RowTiles, HeightOfAShapeIsStable) {
   const int height = cpu::tile_height(48, 40);
   EXPECT_TRUE(std::ranges::find(cpu::kTileHeights, height) != std::end(cpu::kTileHeights));
   EXPECT_EQ(cpu::tile_height(48, 40), height);

@@ -1,14 +1,14 @@
 #pragma once
 
-// Dense matrix products by Eigen, each on its caller's thread.
+// Dense matrix products, computed by Eigen on the calling thread.
 
 #include <cstdint>
 #include <vector>
 
 namespace foremoe::cpu {
 
-// C = A·B, or C += A·B. Row-major and dense: C [rows][columns]; A [rows][depth], transposed [depth][rows];
-// B [depth][columns], transposed [columns][depth]. Rows and depth may be 0; a depth of 0 leaves C as it is.
+// C = A·B, or C += A·B. Row-major and dense: C [rows][columns]; A [rows][depth], transposed [depth][rows]; B
+// [depth][columns], transposed [columns][depth]. Rows and depth may be 0; a depth of 0 leaves C unchanged.
 struct Product {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -20,8 +20,8 @@ struct Product {
 void multiply(const Product& product, const float* a, const float* b, float* c);
 void multiply(const Product& product, const double* a, const double* b, double* c);
 
-// Eigen chooses its instructions at compile time, so the product is compiled once per instruction set. multiply() uses
-// the last one that this processor supports. Results differ between instruction sets by rounding.
+// Eigen selects instructions at compile time, so the product is compiled once per instruction set. multiply() uses the
+// last set in this list, the widest that the processor supports. Results of different sets differ by rounding.
 struct InstructionSet {
   const char* name = nullptr;
   void (*multiply_floats)(const Product&, const float*, const float*, float*) = nullptr;

@@ -35,7 +35,7 @@ void multiply_by(const InstructionSet& set, const Product& p, const double* a, c
   set.multiply_doubles(p, a, b, c);
 }
 
-// The greatest error of an element ÷ the rounding that its sum permits. At most 1 is right.
+// Largest error of an element, relative to the rounding error that its sum permits. Correct results are ≤ 1.
 template <class T>
 double relative_error(const InstructionSet& set, const Product& p, Random& random) {
   const std::vector<T> a = random_values<T>(p.rows * p.depth, random),
@@ -89,7 +89,7 @@ TEST(Multiply, EqualsSumsInHigherPrecisionOnEveryInstructionSet) {
   }
 }
 
-TEST(Multiply, ItsBitsDoNotDependOnWhereInMemoryTheOperandsAre) {
+TEST(Multiply, BitsDoNotDependOnOperandAddresses) {
   constexpr std::int64_t kPlaces = 17;
   Random random(1);
   for (const InstructionSet& set : supported_instruction_sets()) {
@@ -130,7 +130,7 @@ TEST(Multiply, UsesTheWidestInstructionsOfThisProcessor) {
   EXPECT_EQ(c, expected);
 }
 
-// n·n products of matrices of one value each: every element is n·a·b.
+// Multiplies constant n·n matrices: every element of the product is n·a·b.
 bool product_is_right(std::int64_t n, float a_value) {
   const auto size = static_cast<std::size_t>(n * n);
   const std::vector<float> a(size, a_value), b(size, 2);
@@ -145,7 +145,7 @@ TEST(Multiply, StartsNoThreads) {
   EXPECT_EQ(threads_of_this_process(), before);
 }
 
-TEST(Multiply, ManyThreadsAtTheSameTime) {
+TEST(Multiply, SupportsManyConcurrentThreads) {
   std::vector<int> wrong(300);
   {
     std::vector<std::jthread> threads;
@@ -158,7 +158,7 @@ TEST(Multiply, ManyThreadsAtTheSameTime) {
   EXPECT_EQ(wrong, std::vector<int>(300));
 }
 
-TEST(Multiply, ADepthOfNothingLeavesTheSumAndNoRowsAreLegal) {
+TEST(Multiply, ZeroDepthLeavesTheSumAndZeroRowsAreAccepted) {
   std::vector<double> c{5};
   multiply({.rows = 1, .columns = 1, .depth = 0}, c.data(), c.data(), c.data());
   EXPECT_EQ(c[0], 5);

@@ -13,7 +13,7 @@ void sgd(std::span<float> weights, const float* gradient, float rate) {
 }
 
 void adam(std::span<float> weights, const float* gradient, AdamMoments moments, const Adam& options) {
-  // The corrections 1 ÷ (1 − βᵗ) lose all digits in float when t is small.
+  // Computed in double: the corrections 1 ÷ (1 − βᵗ) lose all digits in float for small t.
   const auto mean_scale = static_cast<float>(1 / (1 - std::pow(double{options.beta1}, options.step)));
   const auto square_scale = static_cast<float>(1 / (1 - std::pow(double{options.beta2}, options.step)));
   const float beta1 = options.beta1, beta2 = options.beta2, rest1 = 1 - beta1, rest2 = 1 - beta2;

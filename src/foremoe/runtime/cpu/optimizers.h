@@ -1,6 +1,6 @@
 #pragma once
 
-// Elementwise steps of training: sums, gradient descent, Adam and the squared error.
+// Elementwise operations of training: sums, gradient descent, Adam and the squared error.
 
 #include <cstdint>
 #include <span>
@@ -22,7 +22,7 @@ struct AdamMoments {
 // weights −= rate · mean/(1 − β₁^step) ÷ (√(square/(1 − β₂^step)) + ε).
 void adam(std::span<float> weights, const float* gradient, AdamMoments moments, const Adam& options);
 
-// gradient = (x − target)·scale; Σ ½(x − target)²·scale, in double.
+// Sets gradient = (x − target)·scale. Returns Σ ½(x − target)²·scale, summed in double.
 double squared_error(std::span<const float> x, const float* target, float scale, float* gradient);
 
 }  // namespace foremoe::cpu

@@ -48,7 +48,7 @@ void router_backward(const RoutedTokens& tokens, const RouterGradients& gradient
   const float* x = tokens.x;
   float* dx = gradients.dx;
   for (std::size_t first = 0; first < tokens.expert.size(); first += k, x += hidden, dx += hidden) {
-    double mean = 0;  // of the weights' gradients under the weights
+    double mean = 0;  // mean gradient of the weights, weighted by the weights
     for (std::size_t j = 0; j < k; ++j) {
       if (tokens.expert[first + j] >= 0) mean += double{gradients.weight[first + j]} * gradients.d_weight[first + j];
     }
@@ -77,8 +77,8 @@ void router_pick(const RoutedTokens& tokens, const RouterPicks& picks, RouterWor
     std::size_t found = 0;
     for (std::int32_t e = 0; e < picks.experts; ++e) {
       double logit = dot(x, tokens.router + static_cast<std::ptrdiff_t>(e) * tokens.hidden, tokens.hidden);
-      if (std::isnan(logit)) logit = kLeast;  // last, and still no expert twice
-      // Behind all that are at least as great: they have lower ids.
+      if (std::isnan(logit)) logit = kLeast;  // ranks last; experts remain distinct
+      // Insert after all logits that are at least as large: their experts have lower ids.
       std::size_t place = found;
       while (place > 0 && ws.logit[place - 1] < logit) --place;
       if (place == k) continue;

@@ -1,8 +1,8 @@
 #pragma once
 
-// The router: logits = x·Rᵀ, and a token's weights are the softmax over its chosen experts' logits. Logits are dot
-// products in double and in one fixed order: what a token gets does not depend on the tokens beside it. Gradients of
-// one call are summed in double before they are added.
+// The router: logits = x·Rᵀ. The weights of a token are the softmax over the logits of its chosen experts. Logits are
+// dot products in double with a fixed summation order, so a token's weights do not depend on neighbouring tokens.
+// Gradients of one call are summed in double before they are added.
 
 #include <cstdint>
 #include <span>
@@ -13,7 +13,7 @@ namespace foremoe::cpu {
 struct RoutedTokens {
   const float* x = nullptr;              // [token][hidden]
   const float* router = nullptr;         // [expert][hidden]
-  std::span<const std::int32_t> expert;  // [token·k + j], negative: not chosen
+  std::span<const std::int32_t> expert;  // [token·k + j]; negative: no expert
   int k = 1;
   int hidden = 0;
 };
@@ -23,19 +23,19 @@ struct RouterWorkspace {
   std::vector<double> d_router;  // [expert][hidden]
 };
 
-// weight [token·k + j]; 0 where no expert is chosen.
+// Sets weight [token·k + j]; 0 for entries without an expert.
 void router_forward(const RoutedTokens& tokens, float* weight, RouterWorkspace& workspace);
 
 struct RouterGradients {
-  const float* weight = nullptr;    // [token·k + j], of router_forward()
+  const float* weight = nullptr;    // [token·k + j], from router_forward()
   const float* d_weight = nullptr;  // likewise
-  float* dx = nullptr;              // [token][hidden], added
-  float* d_router = nullptr;        // [expert][hidden], added
+  float* dx = nullptr;              // [token][hidden], added to
+  float* d_router = nullptr;        // [expert][hidden], added to
 };
 void router_backward(const RoutedTokens& tokens, const RouterGradients& gradients, RouterWorkspace& workspace);
 
-// The k experts of greatest logit for each listed token, best first, ties to the lowest id. `tokens.expert` is not
-// read.
+// Selects the k experts with the largest logits for each listed token, best first; ties go to the lowest id. Does not
+// read `tokens.expert`.
 struct RouterPicks {
   int experts = 0;
   std::span<const std::int32_t> token;

@@ -19,7 +19,7 @@ class Router : public Arithmetic {
   RouterWorkspace workspace_;
   static constexpr std::size_t kExperts = 9;
 
-  // k distinct experts per token; where `left_out`, every third entry has none, and the last token none at all.
+  // Draws k distinct experts per token. `left_out`: removes every third entry, and all entries of the last token.
   std::vector<std::int32_t> choices(std::size_t tokens, std::size_t k, bool left_out) {
     std::vector<std::int32_t> all(kExperts), chosen;
     std::iota(all.begin(), all.end(), 0);
@@ -52,7 +52,7 @@ class Router : public Arithmetic {
   }
 };
 
-TEST_F(Router, WeightsAreTheSoftmaxOverTheChosen) {
+TEST_F(Router, WeightsAreTheSoftmaxOverChosenExperts) {
   for (const std::size_t hidden : {1, 5, 64, 200}) {
     for (const std::size_t k : {1, 2, 8}) {
       for (const std::size_t tokens : {0, 1, 70}) {
@@ -75,16 +75,16 @@ TEST_F(Router, WeightsAreTheSoftmaxOverTheChosen) {
   }
 }
 
-TEST_F(Router, GreatLogitsDoNotOverflow) {
+TEST_F(Router, LargeLogitsDoNotOverflow) {
   const std::vector<float> x{1000}, router{1, -1, 0.999F};
   float* weight = put(3, 0);
   const std::vector<std::int32_t> expert{0, 1, 2};
   router_forward({.x = put(x), .router = put(router), .expert = expert, .k = 3, .hidden = 1}, weight, workspace_);
   const auto expected = weights(to_double(x), to_double(router), {0, 1, 2}, 3, 1);
-  EXPECT_LE(relative_error(get(weight, 3), expected), kTolerance * 10);  // a logit of 1000 has but so many digits
+  EXPECT_LE(relative_error(get(weight, 3), expected), kTolerance * 10);  // a logit of 1000 has few fractional digits
 }
 
-TEST_F(Router, BackwardAgreesWithDifferencesAndIsAdded) {
+TEST_F(Router, BackwardMatchesFiniteDifferencesAndAccumulates) {
   for (const std::size_t k : {1, 3}) {
     constexpr std::size_t kHidden = 4, kTokens = 6;
     const std::vector<float> x = random_values(kTokens * kHidden), router = random_values(kExperts * kHidden);
@@ -109,13 +109,13 @@ TEST_F(Router, BackwardAgreesWithDifferencesAndIsAdded) {
   }
 }
 
-TEST_F(Router, GradientsOfManyTokensKeepTheirDigits) {
+TEST_F(Router, GradientsOfManyTokensKeepTheirPrecision) {
   constexpr std::size_t kTokens = 20'000, kHidden = 8;
   const std::vector<float> x = random_values(kTokens * kHidden, 0), router = random_values(kExperts * kHidden);
   std::vector<std::int32_t> expert;
   for (std::size_t t = 0; t < kTokens; ++t) expert.insert(expert.end(), {0, static_cast<std::int32_t>(1 + t % 8)});
   std::vector<float> d_weight;
-  for (std::size_t t = 0; t < kTokens; ++t) d_weight.insert(d_weight.end(), {1, 0});  // sums that only grow
+  for (std::size_t t = 0; t < kTokens; ++t) d_weight.insert(d_weight.end(), {1, 0});  // all terms are positive
   float *weight = put(expert.size(), 0), *dx = put(x.size(), 0), *d_router = put(router.size(), 0);
   const RoutedTokens tokens{.x = put(x), .router = put(router), .expert = expert, .k = 2, .hidden = kHidden};
   router_forward(tokens, weight, workspace_);
@@ -124,14 +124,14 @@ TEST_F(Router, GradientsOfManyTokensKeepTheirDigits) {
   const auto w = weights(to_double(x), to_double(router), expert, 2, kHidden);
   std::vector<double> expected(router.size());
   for (std::size_t i = 0; i < expert.size(); ++i) {
-    const double d_logit = w[i] * (d_weight[i] - w[i / 2 * 2]);  // the weights' mean gradient is the first's weight
+    const double d_logit = w[i] * (d_weight[i] - w[i / 2 * 2]);  // the mean gradient is the first expert's weight
     for (std::size_t h = 0; h < kHidden; ++h)
       expected[static_cast<std::size_t>(expert[i]) * kHidden + h] += d_logit * x[i / 2 * kHidden + h];
   }
   EXPECT_LE(relative_error(get(d_router, router.size()), expected), kTolerance);
 }
 
-TEST_F(Router, PicksTheGreatestLogitsBestFirst) {
+TEST_F(Router, PicksTheLargestLogitsBestFirst) {
   constexpr std::size_t kHidden = 20, kTokens = 40;
   const std::vector<float> x = random_values(kTokens * kHidden), router = random_values(kExperts * kHidden);
   const std::vector<std::int32_t> token{3, 39, 0, 17, 17};
@@ -152,7 +152,7 @@ TEST_F(Router, PicksTheGreatestLogitsBestFirst) {
       };
       std::stable_sort(all.begin(), all.end(), [&](auto a, auto b) { return logit(a) > logit(b); });
       expected.insert(expected.end(), all.begin(), all.begin() + static_cast<std::ptrdiff_t>(k));
-      std::vector<std::int32_t> alone(k);  // what a token gets does not depend on the others
+      std::vector<std::int32_t> alone(k);  // a token's result does not depend on others
       pick(k, std::span(&t, 1), alone);
       EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin()));
     }
@@ -170,7 +170,7 @@ TEST_F(Router, TiesGoToTheLowestExpert) {
   EXPECT_EQ(picked, (std::vector<std::int32_t>{1, 3, 4, 0}));
 }
 
-TEST_F(Router, WhatIsNotANumberStillPicksDistinctExperts) {
+TEST_F(Router, NanLogitsStillPickDistinctExperts) {
   const float nan = std::nanf("");
   const std::vector<float> x{1}, router{nan, 1, nan, 2};
   std::vector<std::int32_t> picked(4);

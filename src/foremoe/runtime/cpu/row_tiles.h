@@ -1,13 +1,12 @@
 #pragma once
 
-// Products whose rows do not know where they stand. A matrix product rounds a row's sums differently at the edge of a
-// matrix than inside it, so that the same token gives other bits when its neighbours change.
+// Matrix products in which the result of a row does not depend on its position. A matrix product rounds the sums of a
+// row differently at the edge of a matrix than inside, so the bits of a token change with its neighbours.
 //
-// Method. Rows are multiplied in tiles of a fixed height, the last one filled up with zeros: every call then has the
-//   same shape. What remains is whether rows differ inside a tile; that depends on the kernel for the shape and
-//   is tried out once per shape and process: one row at all places of a tile, among equal and among other rows, must
-//   give the same bits everywhere.
-// Guarantee. The greatest of the heights below that passes is taken; 1 always does.
+// Method. Multiply rows in tiles of a fixed height and pad the last tile with zeros, so that every call has the same
+//   shape. Rows may still differ within a tile. That depends on the kernel for the shape, and is tested once per shape
+//   and process: one row, at every position of a tile, among equal and among other rows, must produce equal bits.
+// Guarantee. Uses the largest height below that passes; height 1 always passes.
 
 #include <cstdint>
 #include <vector>
@@ -18,7 +17,7 @@ namespace foremoe::cpu {
 
 inline constexpr int kTileHeights[] = {64, 32, 16, 8, 4, 2, 1};
 
-// Height of tiles for [·][columns] = [·][depth]·[columns][depth]ᵀ. Any thread may call.
+// Tile height for [·][columns] = [·][depth]·[columns][depth]ᵀ. Thread-safe.
 int tile_height(int columns, int depth);
 
 struct TileWorkspace {

@@ -7,7 +7,7 @@ namespace foremoe::cpu {
 
 namespace {
 
-// Calls step(token, entry, row) for every entry that has a row, in order.
+// Calls step(token offset, entry, row offset) for every entry that has a row, in order.
 template <class Step>
 void for_each_row(const TokenRows& from, const Step& step) {
   std::size_t entry = 0;

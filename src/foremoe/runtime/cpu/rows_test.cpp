@@ -17,12 +17,12 @@ using namespace foremoe::test;
 using Indices = std::vector<std::int32_t>;
 
 struct RowsCase {
-  int tokens, k, hidden, left_out;  // of every `left_out` entries one has no row
+  int tokens, k, hidden, left_out;  // one of every `left_out` entries has no row
 };
 constexpr RowsCase kRowsCases[] = {{0, 2, 8, 9},  {1, 1, 1, 9},    {7, 1, 5, 9},   {9, 3, 20, 4},
                                    {5, 2, 64, 1}, {300, 8, 64, 5}, {33, 4, 257, 7}};
 
-// Every entry's row, shuffled; −1 for those left out.
+// Returns a shuffled row for every entry; −1 for entries without a row.
 Indices shuffled_rows(const RowsCase& c, Random& random) {
   Indices row(static_cast<std::size_t>(c.tokens) * static_cast<std::size_t>(c.k));
   for (std::size_t i = 0; i < row.size(); ++i) {
@@ -33,11 +33,11 @@ Indices shuffled_rows(const RowsCase& c, Random& random) {
   return row;
 }
 
-TEST_F(Arithmetic, GatherTakesRowsAndLeavesThoseWithout) {
+TEST_F(Arithmetic, GatherCopiesRowsAndSkipsNegativeIndices) {
   for (const int width : {1, 3, 4, 64, 130}) {
     const auto w = static_cast<std::size_t>(width);
     const std::vector<float> from = random_values(5 * w);
-    const Indices row{4, -1, 0, 4, 2};  // a row may be taken twice
+    const Indices row{4, -1, 0, 4, 2};  // a row may be gathered twice
     float* to = put(5 * w, 9);
     gather_rows(to, put(from), row, width);
     std::vector<float> expected(5 * w, 9);
@@ -50,7 +50,7 @@ TEST_F(Arithmetic, GatherTakesRowsAndLeavesThoseWithout) {
   }
 }
 
-TEST_F(Arithmetic, ScatterPutsRowsAndLeavesOutThoseWithout) {
+TEST_F(Arithmetic, ScatterCopiesRowsAndSkipsNegativeIndices) {
   for (const int width : {1, 3, 4, 64, 130}) {
     const auto w = static_cast<std::size_t>(width);
     const std::vector<float> from = random_values(4 * w);
@@ -90,7 +90,7 @@ TEST_F(Arithmetic, CombineAddsWeightedRows) {
   }
 }
 
-TEST_F(Arithmetic, CombineBackwardIsTheSlopeOfCombine) {
+TEST_F(Arithmetic, CombineBackwardIsTheGradientOfCombine) {
   for (const RowsCase& c : kRowsCases) {
     const Indices row = shuffled_rows(c, random());
     const auto hidden = static_cast<std::size_t>(c.hidden), k = static_cast<std::size_t>(c.k);
@@ -100,7 +100,7 @@ TEST_F(Arithmetic, CombineBackwardIsTheSlopeOfCombine) {
     combine_backward({.rows = put(rows), .row = row, .k = c.k, .hidden = c.hidden}, put(weight), put(dy),
                      {.d_rows = d_rows, .d_weight = d_weight});
 
-    // ⟨y, dy⟩ is linear in rows and in weights: its slope by one of them is the other's share.
+    // ⟨y, dy⟩ is bilinear in rows and weights: the slope with respect to one is the coefficient from the other.
     std::vector<double> expected_rows(rows.size(), 3), expected_weight(weight.size(), 3);
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (row[i] < 0) continue;
@@ -116,8 +116,8 @@ TEST_F(Arithmetic, CombineBackwardIsTheSlopeOfCombine) {
   }
 }
 
-// Against differences of the sum itself: the test above could be wrong in the same way as the code.
-TEST_F(Arithmetic, CombineBackwardAgreesWithDifferences) {
+// Compares with finite differences of the sum: the test above could repeat an error of the code.
+TEST_F(Arithmetic, CombineBackwardMatchesFiniteDifferences) {
   const Indices row{2, 0, 3, -1, 1, 4};  // [token][k] = [3][2], hidden 2
   const std::vector<float> rows = random_values(10), weight = random_values(6), dy = random_values(6);
   const auto loss = [&](const std::vector<double>& r, const std::vector<double>& w) {

@@ -9,7 +9,7 @@
 namespace foremoe::cpu {
 namespace {
 
-constexpr double kUnit = 0x1.0p-24;  // half a unit of the last place, relative
+constexpr double kUnit = 0x1.0p-24;  // half a float32 ULP, relative
 
 std::vector<float> sweep() {
   std::vector<float> g;
@@ -19,7 +19,7 @@ std::vector<float> sweep() {
   return g;
 }
 
-// As one row: g, then u.
+// Returns one row: g, then u.
 std::vector<float> gate_up(const std::vector<float>& g, float u) {
   std::vector<float> row = g;
   row.resize(2 * g.size(), u);
@@ -38,14 +38,14 @@ TEST(Swiglu, IsWithinAFewUnitsOfTheLastPlace) {
   }
 }
 
-TEST(Swiglu, ItsSlopesAreWithinAFewUnitsOfTheLastPlace) {
+TEST(Swiglu, SlopesAreWithinAFewUnitsOfTheLastPlace) {
   const std::vector<float> g = sweep(), row = gate_up(g, 3), dh(g.size(), 1);
   std::vector<float> h(g.size()), d(row.size());
   swiglu_backward(row.data(), dh.data(), 1, static_cast<int>(g.size()), {.h = h.data(), .d_gate_up = d.data()});
   for (std::size_t i = 0; i < g.size(); ++i) {
     const double s = sigmoid(g[i]), silu = g[i] * s;
     EXPECT_LE(std::abs(d[g.size() + i] - silu), 2 * kSwigluUnits * kUnit * std::abs(silu)) << g[i];
-    // 1 + g·(1 − s) has a zero near −1.28: there the units are those of its parts.
+    // 1 + g·(1 − s) has a zero near −1.28, so the error bound uses the magnitude of its terms.
     EXPECT_LE(std::abs(d[i] - 3 * s * (1 + g[i] * sigmoid(-g[i]))),
               2 * kSwigluSlopeUnits * kUnit * 3 * s * (1 + std::abs(g[i] * sigmoid(-g[i]))))
         << g[i];
@@ -53,7 +53,7 @@ TEST(Swiglu, ItsSlopesAreWithinAFewUnitsOfTheLastPlace) {
   }
 }
 
-TEST(Swiglu, BeyondTheRangeOfTheExponentialItIsZeroOrTheIdentity) {
+TEST(Swiglu, IsZeroOrTheIdentityBeyondTheRangeOfTheExponential) {
   const std::vector<float> g{-1e30F, -1000, -89, 89, 1000, 1e30F}, row = gate_up(g, 1);
   std::vector<float> h(g.size()), d(row.size());
   swiglu_backward(row.data(), std::vector<float>(g.size(), 1).data(), 1, 6, {.h = h.data(), .d_gate_up = d.data()});
@@ -63,7 +63,7 @@ TEST(Swiglu, BeyondTheRangeOfTheExponentialItIsZeroOrTheIdentity) {
   }
 }
 
-TEST(Swiglu, WhatIsNotANumberStaysSo) {
+TEST(Swiglu, PropagatesNan) {
   const std::vector<float> row{std::nanf(""), 1, 1, std::nanf("")};
   std::vector<float> h(2);
   swiglu(row.data(), 1, 2, h.data());
@@ -71,7 +71,7 @@ TEST(Swiglu, WhatIsNotANumberStaysSo) {
   EXPECT_TRUE(std::isnan(h[1]));
 }
 
-TEST(Swiglu, AnElementsBitsDoNotDependOnItsPlaceInTheRow) {
+TEST(Swiglu, BitsOfAnElementDoNotDependOnItsPosition) {
   for (int width = 1; width < 12; ++width) {
     for (int place = 0; place < width; ++place) {
       std::vector<float> row(static_cast<std::size_t>(2 * width), 0.25F), h(static_cast<std::size_t>(width));

@@ -58,9 +58,9 @@ MpiBallot::~MpiBallot() {
     do {
       forget_delivered();
     } while (!sent_.empty() && patience.pause());
-  } catch (const PeerFailed&) {  // and so has the job
+  } catch (const PeerFailed&) {  // the job has failed too
   }
-  // What MPI may still read is never freed: a peer does not hear, and the job is about to end.
+  // Leak memory that MPI may still read: a peer does not receive, and the job is about to end.
   // NOLINTBEGIN(clang-analyzer-cplusplus.NewDeleteLeaks)
   if (!sent_.empty()) static_cast<void>(std::make_unique<std::deque<Sent>>(std::move(sent_)).release());
 }
@@ -126,7 +126,7 @@ MpiCommunicator::MpiCommunicator(MpiSession& session, const Topology& topology, 
 }
 
 void MpiCommunicator::share(std::span<const SharedRegion> regions) {
-  // A region as told: address, bytes, length of the name, the name.
+  // Encoding of a region: address, bytes, length of the name, the name.
   std::vector<std::byte> told;
   const auto tell = [&](std::uint64_t word) {
     const auto bytes = std::as_bytes(std::span(&word, 1));
@@ -156,11 +156,11 @@ void MpiCommunicator::share(std::span<const SharedRegion> regions) {
     mapped_[r].clear();
     sees[r] = RankId{r} == rank() || (can_map(RankId{r}) && map(RankId{r}, heard[r])) ? 1 : 0;
   }
-  // All know who sees whom. From here on nobody opens by name, nor sees what was shared before.
+  // All ranks learn which rank mapped which. Afterwards no rank opens a region by name or reads earlier regions.
   all_gather(std::as_bytes(std::span(sees)), std::as_writable_bytes(std::span(sees_)));
 }
 
-// Each process maps memory for itself: what an owner unmaps stays readable here until then.
+// Each process has its own mapping: memory that an owner unmaps remains readable here until this call.
 void MpiCommunicator::stop_sharing(bool) noexcept {
   for (auto& regions : mapped_) regions.clear();
 }
@@ -175,8 +175,7 @@ bool MpiCommunicator::map(RankId owner, std::span<const std::byte> told) {
     try {
       Mapping mapping{.owners_address = words[0], .bytes = words[1], .memory = SharedMemory::open(name)};
       mapped_[owner.index()].push_back(std::move(mapping));
-    } catch (
-        const InputError&) {  // has no name; or another container of the same host, whose memory is not ours to see
+    } catch (const InputError&) {  // no name, or memory of another container on the same host
       all = false;
     }
   }

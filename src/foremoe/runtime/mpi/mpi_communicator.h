@@ -1,11 +1,11 @@
 #pragma once
 
-// Ranks as processes, over MPI. Blocks go by messages (mpi_exchange.h).
+// Ranks as processes, over MPI. Blocks travel as messages (mpi_exchange.h).
 //
-// Threads. Collective calls are the rank's thread's, ballots and the peer link the engine's: each has an MPI
-//   communicator of its own.
-// Memory of others. Regions in named shared memory are opened by the ranks of the same node of the topology that are on
-//   the same host; what cannot be opened is not mapped, and asked for by message.
+// Threads. The rank's thread makes collective calls; the engine's thread uses ballots and the peer link. Each has its
+//   own MPI communicator.
+// Remote memory. Ranks on the same topology node and the same host open each other's regions in named shared memory.
+//   Regions that cannot be opened are not mapped, and their contents are requested by message.
 
 #include <deque>
 #include <mutex>
@@ -19,11 +19,11 @@
 
 namespace foremoe {
 
-// Votes among processes: each rank tells every other its vote, in messages that need no answer, and counts what it
-// hears. At most as many votes are under way as the ranks have cast ahead of the slowest.
+// Votes among processes. Each rank sends its vote to every other rank, without acknowledgement, and counts the votes
+// that it receives. The number of votes in flight is at most the number that ranks have cast ahead of the slowest rank.
 class MpiBallot final : public Ballot {
  public:
-  // `number` of the ballot among those of this group: the same on all ranks.
+  // `number`: index of the ballot in this group, equal on all ranks.
   MpiBallot(const MpiSession& session, MPI_Comm group, std::uint64_t number);
   ~MpiBallot() override;
 
@@ -47,12 +47,12 @@ class MpiBallot final : public Ballot {
   int tag_;
   std::mutex mutex_;
   BallotBox box_;
-  std::deque<Sent> sent_;  // stays where it is while a request reads it
+  std::deque<Sent> sent_;  // elements must not move while a request reads them
 };
 
 class MpiCommunicator final : public Communicator, private PeerAccess {
  public:
-  // Collective. The session outlives it. Throws InputError as ProcessGroup::make_communicator does.
+  // Collective. The session must outlive this object. Throws InputError as ProcessGroup::make_communicator does.
   MpiCommunicator(MpiSession& session, const Topology& topology, const MpiExchange::Options& options);
 
   RankId rank() const override { return session_.rank(); }
@@ -67,7 +67,7 @@ class MpiCommunicator final : public Communicator, private PeerAccess {
   std::unique_ptr<CopyLink> make_peer_link(const TransferSchedule& schedule, const ExpertLayout& layout,
                                            const ExpertDirectory& directory) override;
 
-  // Aborts the job with kGaveUpExitStatus; does not return.
+  // Aborts the job with kGaveUpExitStatus. Does not return.
   void give_up(const std::string& why) noexcept override;
 
  private:
@@ -82,7 +82,7 @@ class MpiCommunicator final : public Communicator, private PeerAccess {
   void exchange_blocks(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive) override {
     exchange_.run(send, receive);
   }
-  bool map(RankId owner, std::span<const std::byte> told);  // all of what it told, and that was something
+  bool map(RankId owner, std::span<const std::byte> told);  // true if the owner announced regions and all are mapped
 
   MpiSession& session_;
   const Topology topology_;
@@ -91,8 +91,8 @@ class MpiCommunicator final : public Communicator, private PeerAccess {
   MpiGroup ballot_group_;
   MpiGroup peer_group_;
   std::vector<std::vector<Mapping>> mapped_;  // [owner]
-  std::vector<char> same_host_;               // [rank]: shares a memory with this one
-  std::vector<char> sees_;                    // [reader][owner]: has mapped all that the owner shares
+  std::vector<char> same_host_;               // [rank]; runs on the same host as this one
+  std::vector<char> sees_;                    // [reader][owner]: reader has mapped all of the owner's regions
   std::uint64_t ballots_ = 0;
   std::uint64_t links_ = 0;
 };

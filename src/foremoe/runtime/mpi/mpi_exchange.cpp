@@ -81,7 +81,7 @@ void MpiExchange::mismatch(const Piece& piece, const std::string& sizes) {
   const int peer = piece.peer;
   if (mismatch_.empty())
     mismatch_ = fmt::format("rank {} sends {}, which rank {} expects", peer, sizes, session_.rank().value);
-  for (Piece& other : pieces_) {  // of the same block: may never come
+  for (Piece& other : pieces_) {  // pieces of the same block may never arrive
     if (other.peer != peer || !other.received() || other.request == MPI_REQUEST_NULL || other.cancelled) continue;
     MPI_Cancel(&other.request);
     other.cancelled = true;
@@ -94,7 +94,7 @@ void MpiExchange::take_back() {
     late.insert(piece.peer);
     if (piece.received() && !piece.cancelled) MPI_Cancel(&piece.request);
   }
-  // One that a peer has begun to fill cannot be cancelled: it ends, or the peer is dead and the launcher ends the job.
+  // A receive in progress cannot be cancelled: it completes, or the peer is dead and the launcher ends the job.
   constexpr std::chrono::milliseconds kLongest{500};
   Patience patience(kLongest);
   do {

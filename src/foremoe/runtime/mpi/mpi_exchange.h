@@ -1,11 +1,11 @@
 #pragma once
 
-// Blocks between all processes: the one thing that every collective call is made of.
+// Exchange of blocks between all processes, on which every collective call is built.
 //
-// Method. Receives are posted, then sends; a block travels in pieces, of which the last is never full. An empty block
-//   is an empty message: so each side hears what the other meant, and sizes that do not match are found, whatever they
-//   are. Calls are told apart by tag. One round costs ranks − 1 messages of each rank when blocks are below a piece.
-// Failure. A wait is bounded; then receives are taken back, so that nothing is written any more, and PeerFailed.
+// Method. Posts receives, then sends. Blocks are split into pieces, the last of which is never full. An empty block is
+//   an empty message, so both sides learn each other's sizes and detect any mismatch. Tags separate calls. One call
+//   sends ranks − 1 messages per rank if all blocks are smaller than a piece.
+// Failure. Waits are bounded. On timeout, cancels receives, so that nothing is written later, and throws PeerFailed.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,15 +26,15 @@ class MpiExchange {
   };
   MpiExchange(MpiSession& session, const Options& options);  // collective
 
-  // [rank] each. Throws PhaseFailed, naming both ranks, where a block is not of the expected size.
+  // Both arrays are [rank]. Throws PhaseFailed, naming both ranks, if a block has an unexpected size.
   void run(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive);
 
  private:
   struct Piece {
     MPI_Request request = MPI_REQUEST_NULL;
     int peer = 0;
-    std::int64_t bytes = -1;  // expected; −1: sent
-    bool cancelled = false;   // nothing is expected any more
+    std::int64_t bytes = -1;  // expected size; −1: this piece is sent
+    bool cancelled = false;   // no longer expected
     bool settled = false;
 
     bool received() const { return bytes >= 0; }
@@ -48,8 +48,8 @@ class MpiExchange {
   Options options_;
   MpiGroup group_;
   int tag_ = 0;
-  std::vector<Piece> pieces_;  // of the call that is under way
-  std::string mismatch_;       // the first that was found
+  std::vector<Piece> pieces_;  // pieces of the current call
+  std::string mismatch_;       // first mismatch found
 };
 
 }  // namespace foremoe

@@ -23,7 +23,7 @@ std::size_t max_answer_bytes(const ExpertLayout& layout) {
 
 PeerServer::~PeerServer() {
   for (Answer& answer : answers_) {
-    // What MPI may still read is never freed: a peer does not listen, and the job is about to end.
+    // Leak memory that MPI may still read: a peer does not receive, and the job is about to end.
     if (answer.request != MPI_REQUEST_NULL) answer.memory.release();
   }
 }
@@ -108,7 +108,7 @@ MpiPeerLink::MpiPeerLink(Parts parts)
 }
 
 MpiPeerLink::~MpiPeerLink() {
-  // After a phase that went well nothing is under way. After a failure, what is gets a moment to arrive.
+  // After a successful phase, nothing is in flight. After a failure, give messages in flight a moment to arrive.
   try {
     Patience patience(std::min(timeout_, std::chrono::milliseconds{1'000}));
     while (!idle() && patience.pause()) server_.progress();
@@ -117,10 +117,10 @@ MpiPeerLink::~MpiPeerLink() {
     }
     while (!idle() && patience.pause()) {
     }
-  } catch (const PeerFailed&) {  // and so has the job
+  } catch (const PeerFailed&) {  // the job has failed too
   }
   for (Slot& slot : slots_) {
-    if (slot.answer != MPI_REQUEST_NULL) slot.memory.release();  // MPI may still write it
+    if (slot.answer != MPI_REQUEST_NULL) slot.memory.release();  // leak: MPI may still write to it
   }
 }
 
@@ -179,7 +179,7 @@ void MpiPeerLink::ask() {
     slot.asked.number = asked_++;
     slot.copy = copy;
     slot.used = slot.wanted = true;
-    // Room first, then the request: requests to one owner are answered in order, and answers match in order.
+    // Post the receive before the request. Owners answer requests in order, so answers match receives in order.
     check_mpi(MPI_Irecv(slot.memory.get(), static_cast<int>(max_answer_bytes(parts_.layout)), MPI_BYTE,
                         copy.source.value, parts_.tags.answer, parts_.group, &slot.answer),
               "MPI_Irecv");
@@ -193,7 +193,7 @@ bool MpiPeerLink::fill(const CopyRequest& copy, PeerRequest& asked) const {
   const auto message = static_cast<std::size_t>(copy.message);
   if (message >= parts_.schedule.copies.size() || copy.chunks.size() > kMaxPieces) return false;
   asked = {.message = message, .version = parts_.directory.published(copy.source), .num_pieces = copy.chunks.size()};
-  // The owner knows segments, not this rank's addresses.
+  // Translate this rank's addresses to segments and offsets, which the owner understands.
   const std::span buffer = parts_.directory.buffer(parts_.schedule.copies[message].arrives_in());
   const std::span segments = parts_.layout.segments();
   for (std::size_t i = 0; i < copy.chunks.size(); ++i) {

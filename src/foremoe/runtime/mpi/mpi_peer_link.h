@@ -1,12 +1,12 @@
 #pragma once
 
-// The peer path among processes. Mapped memory is copied by a link of its own. For memory that is not mapped, the
-// reader asks the owner by message, and the expert comes with the owner's version and a checksum for each piece.
+// Peer path between processes. A separate link copies mapped memory. If memory is not mapped, the reader requests it
+// from the owner by message; the answer contains the expert, the owner's version and a checksum per piece.
 //
-// Method. At most kMaxMessagesUnderWay requests of a rank are with owners, the rest wait in order. An answer arrives in
-//   memory of the link and is copied from there, checked on the way. So giving a copy up needs no word to the owner:
-//   its answer arrives and is dropped.
-// Memory. 2 · kMaxMessagesUnderWay experts at most; none where the schedule has no copy that is not mapped.
+// Method. Each rank has at most kMaxMessagesUnderWay outstanding requests; further requests queue in order. Answers
+//   arrive in memory of the link and are verified while being copied to their destination. Cancelling a copy thus needs
+//   no message to the owner: the answer is dropped on arrival.
+// Memory. At most 2 · kMaxMessagesUnderWay experts; none if the schedule has no unmapped copy.
 
 #include <array>
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace foremoe {
 
-inline constexpr std::size_t kMaxPieces = 16;   // of one copy: chunks, at least as many as an expert has segments
-inline constexpr int kMaxMessagesUnderWay = 4;  // asked and not answered, and answers not delivered: each, per rank
+inline constexpr std::size_t kMaxPieces = 16;   // per copy: chunks, at least one per segment of an expert
+inline constexpr int kMaxMessagesUnderWay = 4;  // per rank, for open requests and undelivered answers each
 
 struct PeerPiece {
   std::uint64_t segment = 0;
@@ -30,23 +30,23 @@ struct PeerPiece {
 };
 
 struct PeerRequest {
-  std::uint64_t number = 0;   // of the reader's requests
-  std::uint64_t message = 0;  // of the schedule's copies
-  std::uint64_t version = 0;  // that the reader needs
+  std::uint64_t number = 0;   // index among the reader's requests
+  std::uint64_t message = 0;  // index into the schedule's copies
+  std::uint64_t version = 0;  // version that the reader requires
   std::uint64_t num_pieces = 0;
   std::array<PeerPiece, kMaxPieces> pieces;
 };
 
-// Followed by the pieces, one after the other.
+// Header of an answer. The pieces follow contiguously.
 struct alignas(64) PeerAnswer {
   std::uint64_t number = 0;
-  std::uint64_t bytes =
-      0;  // that follow; 0: refused: the owner has another version, not yet the expert, or no such one
+  // Bytes that follow; 0 if refused: the owner has another version, does not have the expert yet, or does not own it.
+  std::uint64_t bytes = 0;
   std::array<std::uint64_t, kMaxPieces> checksums{};
 };
 
-// The owner's side: answers requests for experts of this rank, in order of arrival, at most kMaxMessagesUnderWay at a
-// time. Whoever asks has already made room for the answer, so every answer is delivered.
+// Owner's side: answers requests for experts of this rank in order of arrival, at most kMaxMessagesUnderWay at a time.
+// Readers post the receive before the request, so every answer can be delivered.
 class PeerServer {
  public:
   struct Tags {
@@ -64,16 +64,16 @@ class PeerServer {
   explicit PeerServer(const Parts& parts) : parts_(parts) {}
   ~PeerServer();
 
-  void reserve();   // memory for answers, now instead of at the first request
-  void progress();  // never waits
-  bool idle();      // every answer has been delivered
+  void reserve();   // allocates memory for answers now instead of at the first request
+  void progress();  // never blocks
+  bool idle();      // all answers have been delivered
 
  private:
   struct Answer {
-    std::unique_ptr<std::byte[]> memory;  // a PeerAnswer and what follows it
+    std::unique_ptr<std::byte[]> memory;  // a PeerAnswer and its pieces
     MPI_Request request = MPI_REQUEST_NULL;
   };
-  // Bytes to send from `memory`.
+  // Writes the answer to `memory` and returns its size in bytes.
   std::size_t write(const PeerRequest& request, std::byte* memory) const;
   bool holds(const PeerRequest& request) const;
 
@@ -81,17 +81,17 @@ class PeerServer {
   std::vector<Answer> answers_;
 };
 
-// The reader's side.
+// Reader's side.
 class MpiPeerLink final : public CopyLink {
  public:
   struct Parts {
     PeerServer::Parts server;
     std::unique_ptr<CopyLink> mapped;
-    bool reads_messages = false;  // this rank is the reader of a planned copy that is not mapped: memory is taken now
-    bool sends_messages = false;  // … the owner
+    bool reads_messages = false;  // this rank reads a planned unmapped copy: allocate memory at construction
+    bool sends_messages = false;  // this rank owns the source of a planned unmapped copy: likewise
     std::chrono::milliseconds timeout{10'000};
   };
-  // Throws InputError when an expert is larger than a message may be.
+  // Throws InputError if an expert exceeds the maximum message size.
   explicit MpiPeerLink(Parts parts);
   ~MpiPeerLink() override;
 
@@ -102,14 +102,14 @@ class MpiPeerLink final : public CopyLink {
   bool serves_others() const override { return sends_messages_; }
 
  private:
-  struct Slot {  // of one request that is with its owner
+  struct Slot {  // an outstanding request
     std::unique_ptr<std::byte[]> memory;
     PeerRequest asked;
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_Request answer = MPI_REQUEST_NULL;
     CopyRequest copy;
     bool used = false;
-    bool wanted = false;  // false once given up
+    bool wanted = false;  // false after cancel()
   };
   void reserve();
   void ask();
@@ -124,7 +124,7 @@ class MpiPeerLink final : public CopyLink {
   PeerServer server_;
   std::vector<Slot> slots_;
   std::deque<CopyRequest> waiting_;
-  std::vector<CopyId> malformed_;  // submitted, and nothing that an owner could answer
+  std::vector<CopyId> malformed_;  // submitted requests that no owner can answer
   std::uint64_t asked_ = 0;
 };
 

@@ -20,7 +20,7 @@ namespace {
 }  // namespace
 
 MpiSession::MpiSession() {
-  // MPI would make a group of this process alone, which nobody means who asks for several.
+  // Without a launcher, MPI would create a group of this process alone, which is never intended.
   if (!launch().joins) refuse("has no launcher here: start one process for each rank, as mpirun -np RANKS does");
   int started = 0;
   MPI_Initialized(&started);
@@ -40,7 +40,7 @@ MpiSession::~MpiSession() { MPI_Finalize(); }
 
 void MpiSession::end_job() noexcept {
   MPI_Abort(MPI_COMM_WORLD, kGaveUpExitStatus);
-  std::_Exit(kGaveUpExitStatus);  // the launcher has not heard
+  std::_Exit(kGaveUpExitStatus);  // if MPI_Abort() returns
 }
 
 Patience::Patience(std::chrono::milliseconds timeout) : end_(std::chrono::steady_clock::now() + timeout) {}

@@ -1,8 +1,8 @@
 #pragma once
 
-// MPI from MPI_Init_thread to MPI_Finalize, and the few things that everything above it does with it: own
-// communicators whose errors are told by value, and waits that sleep and end. Once MPI has started, only the end of the
-// session waits for other processes without a limit.
+// MPI from MPI_Init_thread to MPI_Finalize, and the primitives that the layers above use: private communicators that
+// return errors by value, and waits that sleep and time out. After MPI has started, only the end of the session waits
+// for other processes without a limit.
 
 #include <mpi.h>
 
@@ -14,7 +14,7 @@ namespace foremoe {
 
 class MpiSession {
  public:
-  MpiSession();   // throws InputError when MPI was started before, or has no MPI_THREAD_MULTIPLE
+  MpiSession();   // throws InputError if MPI was already started or lacks MPI_THREAD_MULTIPLE
   ~MpiSession();  // collective
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -30,7 +30,7 @@ class MpiSession {
   int num_ranks_ = 1;
 };
 
-// Ranks may outnumber cores: a wait yields a few times, then sleeps.
+// Wait loop with a timeout. Ranks may outnumber cores, so it yields a few times, then sleeps.
 class Patience {
  public:
   explicit Patience(std::chrono::milliseconds timeout);
@@ -41,7 +41,7 @@ class Patience {
   int pauses_ = 0;
 };
 
-// A communicator of our own among all processes.
+// Private communicator over all processes.
 class MpiGroup {
  public:
   explicit MpiGroup(std::chrono::milliseconds timeout);  // collective; throws PeerFailed
@@ -55,9 +55,9 @@ class MpiGroup {
   MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
-inline constexpr int kMaxTag = 32'767;  // what every MPI has
+inline constexpr int kMaxTag = 32'767;  // every MPI supports this
 
 void check_mpi(int code, const char* what);  // throws PeerFailed
-bool finished(MPI_Request& request);         // likewise; true for MPI_REQUEST_NULL, which it then is
+bool finished(MPI_Request& request);         // likewise; a finished request becomes MPI_REQUEST_NULL, which is finished
 
 }  // namespace foremoe

@@ -39,7 +39,7 @@ ThreadGroup::ThreadGroup(const Topology& topology, std::chrono::milliseconds tim
 
 void ThreadGroup::open(RankId rank, const Post& post) {
   Lock lock(mutex_);
-  // A post is replaced only here: nobody reads one now, for all have left the reading of the call before.
+  // Posts are replaced only here. No rank reads one now: all have finished reading in the previous call.
   if (!failed_) posts_[rank.index()] = post;
   meet(lock, rank, true);
 }
@@ -72,7 +72,7 @@ void ThreadGroup::meet(Lock& lock, RankId rank, bool to_read) {
   }
   const std::uint64_t before = meetings_;
   changed_.wait_for(lock, timeout_, [&] { return meetings_ != before || failed_; });
-  if (meetings_ != before) return;  // even if a rank has failed since: the others count on everybody who was here
+  if (meetings_ != before) return;  // even after a later failure: others rely on all ranks of this meeting
   if (!failed_) fail(lock, fmt::format("rank {} waited {} ms for {}", rank.value, timeout_.count(), missing(lock)));
   throw PeerFailed(why_);
 }
@@ -100,7 +100,7 @@ void ThreadGroup::end_sharing(RankId rank) {
   if (sharing_[rank.index()] == 0) return;
   const std::uint64_t before = shares_ended_;
   stop_sharing(lock, rank);
-  // Not "nobody shares": a rank that was told so first may share again before this one looks.
+  // Do not test whether any rank shares: a rank that was notified first may share again before this test.
   changed_.wait_for(lock, timeout_, [&] { return shares_ended_ != before; });
 }
 

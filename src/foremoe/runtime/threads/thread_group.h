@@ -1,12 +1,12 @@
 #pragma once
 
-// What the ranks of one process share: a place to meet, and what each lays open to the others while they are together.
+// State shared by the ranks of one process: meetings, and memory that ranks expose to each other between them.
 //
-// Method. A collective call is open(), reading, end_reading(), close(). open() returns when every rank has posted;
-//   between it and end_reading() a rank may read all posts and the memory they point to; close() returns when every
-//   rank has read. Ranks may outnumber cores: they sleep on a condition variable.
-// Failure. Once a rank has failed, whoever meets or waits gets PeerFailed. Memory that others may still be reading is
-//   never given back: settle() holds the owner until the last reader has left, which a copy in memory always does.
+// Method. A collective call is open(), reading, end_reading(), close(). open() returns when every rank has posted.
+//   Until end_reading(), a rank may read all posts and the memory that they point to. close() returns when every rank
+//   has read. Waiting ranks sleep on a condition variable, since ranks may outnumber cores.
+// Failure. After a rank has failed, meetings and waits throw PeerFailed. Memory is never freed while others may read
+//   it: settle() blocks its owner until the last reader has finished, which an in-memory copy always does.
 
 #include <atomic>
 #include <chrono>
@@ -24,9 +24,9 @@
 
 namespace foremoe {
 
-// The votes of ranks that are threads of one process. Each rank counts what it has cast; a refusal is written down
-// before it is counted, so whoever sees a count sees the refusals in it. Refusals are rare: without one nothing is
-// locked.
+// Votes of ranks that are threads of one process. Each rank counts its votes. A refusal is recorded before it is
+// counted, so a reader of the counts also sees all refusals they include. Refusals are rare; without one, no lock is
+// taken.
 class BallotBox {
  public:
   explicit BallotBox(int num_ranks);
@@ -35,7 +35,7 @@ class BallotBox {
   std::optional<bool> outcome(std::uint64_t number) const;
 
  private:
-  struct alignas(64) Count {  // a cache line each: ranks count at the same time
+  struct alignas(64) Count {  // one cache line each: ranks count concurrently
     std::atomic<std::uint64_t> cast{0};
   };
 
@@ -57,20 +57,20 @@ class ThreadGroup {
 
   const Topology& topology() const { return topology_; }
 
-  void open(RankId rank, const Post& post);  // throws PeerFailed; then nobody reads what was posted
+  void open(RankId rank, const Post& post);  // throws PeerFailed; the post is then not read
   const Post& post(RankId r) const { return posts_[r.index()]; }
-  void end_reading();       // this rank reads no memory of others any more
-  void close(RankId rank);  // throws PeerFailed; then settle() is due
-  void settle();            // after a failure: returns when no rank reads this rank's memory
+  void end_reading();       // this rank has finished reading
+  void close(RankId rank);  // throws PeerFailed; then call settle()
+  void settle();            // after a failure: waits until no rank reads
 
-  void begin_sharing(RankId rank);     // memory outside of collective calls
-  void end_sharing(RankId rank);       // returns when every rank has ended, or after the timeout
-  void withdraw_sharing(RankId rank);  // returns at once: nobody has begun to read
+  void begin_sharing(RankId rank);     // share memory outside collective calls
+  void end_sharing(RankId rank);       // returns when all ranks have ended, or on timeout
+  void withdraw_sharing(RankId rank);  // returns at once; no rank has begun to read
 
-  void fail(const std::string& why) noexcept;  // the first reason stays
+  void fail(const std::string& why) noexcept;  // keeps the first reason
   void check() const;                          // throws PeerFailed after a failure
 
-  std::shared_ptr<BallotBox> ballot_box(std::uint64_t number);  // the same for the number-th call of every rank
+  std::shared_ptr<BallotBox> ballot_box(std::uint64_t number);  // shared by the number-th call of every rank
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -82,22 +82,22 @@ class ThreadGroup {
   const Topology topology_;
   const std::chrono::milliseconds timeout_;
 
-  mutable std::mutex mutex_;  // guards all below, save posts_ between meetings
+  mutable std::mutex mutex_;  // guards all members below, except posts_ between meetings
   std::condition_variable changed_;
   std::vector<Post> posts_;  // [rank]
-  std::vector<char> here_;   // [rank], at the meeting that is being held
+  std::vector<char> here_;   // [rank], has arrived at the current meeting
   int num_here_ = 0;
   int num_reading_ = 0;
-  std::uint64_t meetings_ = 0;      // held so far
+  std::uint64_t meetings_ = 0;      // meetings completed
   std::vector<char> sharing_;       // [rank]
-  std::uint64_t shares_ended_ = 0;  // how often the last rank has ended
+  std::uint64_t shares_ended_ = 0;  // number of times that all ranks had ended sharing
   bool failed_ = false;
   std::string why_;
   struct Handed {
     std::shared_ptr<BallotBox> box;
-    int ranks = 0;  // that have it
+    int ranks = 0;  // number of ranks that have it
   };
-  std::map<std::uint64_t, Handed> ballots_;  // those that some ranks do not have yet
+  std::map<std::uint64_t, Handed> ballots_;  // boxes that some ranks have not fetched
 };
 
 }  // namespace foremoe

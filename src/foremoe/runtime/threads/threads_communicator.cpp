@@ -21,7 +21,7 @@ class ThreadsBallot final : public Ballot {
   void cast(std::uint64_t number, bool ok) override { box_->cast(rank_, number, ok); }
   std::optional<bool> outcome(std::uint64_t number) override {
     const std::optional<bool> outcome = box_->outcome(number);
-    if (!outcome) group_->check();  // nobody waits for a vote that will not come
+    if (!outcome) group_->check();  // throws, so that no rank waits for a missing vote
     return outcome;
   }
 
@@ -39,7 +39,7 @@ class ThreadsCommunicator final : public Communicator, private PeerAccess {
   const Topology& topology() const override { return group_->topology(); }
   PeerAccess& peers() override { return *this; }
 
-  // One process: everything is mapped.
+  // All memory is mapped, since ranks share one process.
   void share(std::span<const SharedRegion> regions) override {
     if (!regions.empty()) group_->begin_sharing(rank_);
     try {
@@ -69,7 +69,7 @@ class ThreadsCommunicator final : public Communicator, private PeerAccess {
   }
 
  private:
-  // Posts, reads, and returns when this rank's memory has been read too.
+  // Posts, reads, and returns once all ranks have read this rank's memory.
   void exchange_blocks(std::span<const SendBlock> send, std::span<const ReceiveBlock> receive) override {
     group_->open(rank_, {.send = send, .receive = receive});
     bool reading = true;
@@ -93,7 +93,7 @@ class ThreadsCommunicator final : public Communicator, private PeerAccess {
       check_block(RankId{r}, rank_);
       check_block(rank_, RankId{r});
     }
-    for (int i = 0; i < num_ranks(); ++i) {  // from this rank on, so that not all read the same one at a time
+    for (int i = 0; i < num_ranks(); ++i) {  // starts at this rank, so that ranks do not all read the same source
       const RankId source{(rank_.value + i) % num_ranks()};
       const SendBlock& block = group_->post(source).send[rank_.index()];
       std::byte* const to = receive[source.index()].data;

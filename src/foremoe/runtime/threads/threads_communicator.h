@@ -1,10 +1,10 @@
 #pragma once
 
-// Ranks as threads of one process: the embedded default. A block is copied once, from the sender's memory into the
-// receiver's, by the receiver; the sender returns when its blocks were read. All memory is mapped.
+// Ranks as threads of one process: the embedded default. The receiver copies each block once, from the sender's memory
+// into its own; the sender returns when all its blocks have been read. All memory is mapped.
 //
-// An all-to-all costs two meetings of the ranks, a sum four. A sum is taken slice by slice: rank r adds the r-th part
-// of everybody's values, in rank order, and all copy it.
+// An all-to-all needs two meetings of the ranks, a sum four. In a sum, rank r adds the r-th slice of all ranks' values
+// in rank order, and all ranks copy the result.
 
 #include <chrono>
 #include <functional>
@@ -15,14 +15,14 @@
 
 namespace foremoe {
 
-// One per rank, to be used by one thread each (ballots and links: by one more).
+// Creates one communicator per rank, each for use by one thread (ballots and links: one additional thread).
 std::vector<std::unique_ptr<Communicator>> make_threads_communicators(const Topology& topology,
                                                                       std::chrono::milliseconds timeout);
 
-// Runs f(rank) on n threads of its own and returns when all have ended. Of the exceptions that ended them it throws the
-// lowest rank's, one that is not PeerFailed before one that is: the cause, not what followed from it. It is up to `f`
-// to make the other ranks' waits end (Communicator::give_up). When not all threads can be started, none runs f:
-// std::system_error.
+// Runs f(rank) on n new threads and returns when all have ended. Rethrows one of their exceptions: the lowest rank's
+// that is not PeerFailed, since that is the cause, otherwise the lowest rank's PeerFailed. A failing `f` must end the
+// waits of other ranks (Communicator::give_up). Throws std::system_error, and runs no f, if not all threads can be
+// started.
 void run_ranks(int n, const std::function<void(RankId)>& f);
 
 }  // namespace foremoe

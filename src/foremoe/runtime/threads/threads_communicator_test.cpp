@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(Threads, CommunicatorConformance,
                          testing::Values(threads(1), threads(2), threads(3), threads(5), threads(8)),
                          [](const auto& parameter) { return parameter.param.name; });
 
-TEST(ThreadsCommunicator, ARankThatGivesUpEndsEverybodysWaitAndTellsThemWhy) {
+TEST(ThreadsCommunicator, GivingUpEndsAllWaitsAndReportsTheReason) {
   Group group(4);
   group.run([](Communicator& communicator) {
     if (communicator.rank() == RankId{2}) return communicator.give_up("out of memory");
@@ -48,7 +48,7 @@ TEST(ThreadsCommunicator, ARankThatGivesUpEndsEverybodysWaitAndTellsThemWhy) {
   });
 }
 
-TEST(ThreadsCommunicator, ABallotThatCanNoLongerBeDecidedSaysSo) {
+TEST(ThreadsCommunicator, AnUndecidableBallotThrows) {
   Group group(3);
   group.run([](Communicator& communicator) {
     const std::unique_ptr<Ballot> ballot = communicator.peers().make_ballot();
@@ -62,7 +62,7 @@ TEST(ThreadsCommunicator, ABallotThatCanNoLongerBeDecidedSaysSo) {
   });
 }
 
-TEST(ThreadsCommunicator, ATimeoutNamesTheRanksThatWereAwaited) {
+TEST(ThreadsCommunicator, ATimeoutNamesTheMissingRanks) {
   Group group(4, {.timeout = std::chrono::milliseconds{100}});
   group.run([](Communicator& communicator) {
     if (communicator.rank().value % 2 == 1) return;
@@ -74,7 +74,7 @@ TEST(ThreadsCommunicator, ATimeoutNamesTheRanksThatWereAwaited) {
   });
 }
 
-TEST(ThreadsCommunicator, ARankThatEndsSharingStaysUntilAllHaveEndedAndMayShareAgainAtOnce) {
+TEST(ThreadsCommunicator, EndingSharingWaitsForAllRanksAndAllowsSharingAgain) {
   Group group(5, {.timeout = std::chrono::seconds{60}});
   std::atomic<int> readers = 0;
   group.run([&](Communicator& communicator) {
@@ -89,7 +89,7 @@ TEST(ThreadsCommunicator, ARankThatEndsSharingStaysUntilAllHaveEndedAndMayShareA
       EXPECT_EQ(readers, 0) << "round " << round;
       communicator.barrier();
     }
-    // Without a barrier in between, a rank is back before others have noticed that all have ended.
+    // Without a barrier, a rank shares again before others notice that all had ended.
     for (int round = 0; round < 200; ++round) {
       communicator.peers().share(std::span(&region, 1));
       communicator.peers().stop_sharing(false);
@@ -97,7 +97,7 @@ TEST(ThreadsCommunicator, ARankThatEndsSharingStaysUntilAllHaveEndedAndMayShareA
   });
 }
 
-TEST(ThreadsCommunicator, SumsOfDifferentLengthsAreAnError) {
+TEST(ThreadsCommunicator, RejectsSumsOfDifferentLengths) {
   Group group(3);
   std::atomic<int> refused = 0;
   group.run([&](Communicator& communicator) {
@@ -112,9 +112,9 @@ TEST(ThreadsCommunicator, SumsOfDifferentLengthsAreAnError) {
   EXPECT_GE(refused, 1);
 }
 
-// Ranks fail at different points of a call while others still copy from their buffers: under asan and tsan, memory that
-// is given back too early shows.
-TEST(ThreadsCommunicator, MemoryOfARankThatFailsIsNotReadAfterItHasLeft) {
+// Ranks fail at different points of a call while others still copy from their buffers. asan and tsan detect memory that
+// is freed too early.
+TEST(ThreadsCommunicator, MemoryOfAFailedRankIsNotReadAfterItLeaves) {
   for (int repeat = 0; repeat < 30; ++repeat) {
     Group group(5);
     group.run([&](Communicator& communicator) {
@@ -132,7 +132,7 @@ TEST(ThreadsCommunicator, MemoryOfARankThatFailsIsNotReadAfterItHasLeft) {
   }
 }
 
-TEST(RunRanksThread, TellsTheCauseRatherThanWhatFollowedFromIt) {
+TEST(RunRanksThread, RethrowsTheCauseInsteadOfItsConsequences) {
   const auto run = [](auto f) {
     try {
       run_ranks(4, f);
@@ -159,12 +159,12 @@ TEST(RunRanksThread, EveryRankRunsOnce) {
   EXPECT_THAT(runs, testing::Each(1));
 }
 
-TEST(RunRanksDeathTest, RunsNobodyWhereNotAllThreadsCanBeStarted) {
+TEST(RunRanksDeathTest, RunsNoRankIfNotAllThreadsStart) {
   if (test::kSanitized) GTEST_SKIP() << "a sanitizer cannot live in little address space";
   EXPECT_EXIT(
       {
         std::atomic<int> runs = 0;
-        test::forbid_more_address_space();  // there is no room for a stack
+        test::forbid_more_address_space();  // leaves no room for a stack
         try {
           run_ranks(64, [&](RankId) { ++runs; });
         } catch (const std::system_error& error) {

@@ -1,5 +1,5 @@
-// A job in which the last rank stops before it meets the others, or is killed or gives up while they wait for it. It
-// must end by itself.
+// A job in which the last rank stops before the first collective call, or is killed or gives up while the others wait
+// for it. The job must end by itself.
 
 #include <csignal>
 #include <string_view>
@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
     try {
       group->make_communicator({.num_ranks = group->num_ranks(), .ranks_per_node = 8}, std::chrono::seconds{1});
     } catch (const PeerFailed&) {
-      return 0;  // the end of the group gives up
+      return 0;  // the destructor of the group gives up
     }
   }
   const std::unique_ptr<Communicator> communicator =

@@ -13,20 +13,20 @@ Backend processes(const std::string& name, std::int64_t piece_bytes) {
                                          {.num_ranks = world().num_ranks(), .ranks_per_node = start.ranks_per_node},
                                          {.timeout = start.timeout, .piece_bytes = piece_bytes});
             body(communicator);
-            MPI_Barrier(MPI_COMM_WORLD);  // a rank that failed, or stayed away, is back for the next test
+            MPI_Barrier(MPI_COMM_WORLD);  // ranks that failed or did not take part rejoin for the next test
           }};
 }
 
-// Blocks above 2 GiB are moved in pieces; small pieces show that this works.
+// Large blocks are sent in pieces, since MPI counts in int. Small pieces test this path.
 INSTANTIATE_TEST_SUITE_P(Mpi, CommunicatorConformance,
                          testing::Values(processes("whole_blocks", std::int64_t{1} << 30), processes("in_pieces", 100)),
                          [](const auto& parameter) { return parameter.param.name; });
 
-TEST(Mpi, RefusesATopologyOfAnotherSize) {
+TEST(Mpi, RejectsATopologyOfAnotherSize) {
   EXPECT_THROW(MpiCommunicator(world(), {.num_ranks = world().num_ranks() + 1}, {}), InputError);
 }
 
-TEST(Mpi, MapsNothingOfAnotherNodeEvenOnTheSameHost) {
+TEST(Mpi, DoesNotMapMemoryOfAnotherNodeOnTheSameHost) {
   MpiCommunicator communicator(world(), {.num_ranks = world().num_ranks(), .ranks_per_node = 1}, {});
   const SharedMemory memory = SharedMemory::create("conformance", Bytes{64});
   const SharedRegion region{.bytes = memory.bytes(), .name = memory.name()};
@@ -41,7 +41,7 @@ TEST(Mpi, MapsNothingOfAnotherNodeEvenOnTheSameHost) {
   communicator.peers().share({});
 }
 
-TEST(Mpi, IsJoinedOnceByAProcess) {
+TEST(Mpi, AProcessCanJoinOnlyOnce) {
   EXPECT_TRUE(mpi_is_built());
   world();
   EXPECT_THROW(join_process_group(), InputError);

@@ -1,4 +1,4 @@
-// Every rank runs every test, in the same order; rank 0 tells of the run, the others of their failures alone.
+// Every rank runs every test, in the same order. Rank 0 reports progress; other ranks report only failures.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
   if (foremoe::world().rank() != foremoe::RankId{0}) {
     testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
     const std::unique_ptr<testing::TestEventListener> printer(listeners.Release(listeners.default_result_printer()));
-    listeners.Append(new Failures);  // they own it
+    listeners.Append(new Failures);  // `listeners` owns it
   }
   const int failed = RUN_ALL_TESTS();
   foremoe::leave_world();

@@ -1,4 +1,4 @@
-// The peer path among processes, with and without memory in common.
+// Peer path between processes, with and without shared memory.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ std::byte weight(int layer, int expert, std::size_t segment, std::size_t i) {
   return std::byte((static_cast<std::size_t>(layer * 31 + expert * 7) + segment * 101 + i * 13 + i / 251) % 251);
 }
 
-// Every rank reads every expert of every other rank, into a buffer for each.
+// Every rank reads every expert of every other rank, each into its own buffer.
 class Peers : public ExpertDirectory {
  public:
   explicit Peers(const Communicator& communicator) : rank_(communicator.rank()), layout_(swiglu_layout(24, 40)) {
@@ -58,7 +58,7 @@ class Peers : public ExpertDirectory {
     std::vector<Chunk> chunks;
     for (std::size_t s = 0; s < layout_.num_segments(); ++s) {
       const auto bytes = static_cast<std::size_t>(layout_.segments()[s].bytes().value);
-      const std::size_t half = bytes / 2;  // a segment may come in several chunks
+      const std::size_t half = bytes / 2;  // tests several chunks per segment
       chunks.push_back({.to = buffer(copy.buffer)[s], .bytes = half});
       chunks.push_back({.to = buffer(copy.buffer)[s] + half, .bytes = bytes - half});
     }
@@ -122,7 +122,7 @@ struct Asked {
   std::vector<Chunk> chunks;
 };
 
-// Asks for all that this rank is to read. The chunks stay where they are.
+// Requests all experts that this rank reads. The addresses of chunks remain valid.
 std::vector<Asked> ask_for_all(CopyLink& link, const Peers& peers, RankId rank) {
   std::vector<Asked> asked;
   const std::vector<ScheduledCopy>& copies = peers.schedule().copies;
@@ -144,7 +144,7 @@ CopyState settled(CopyLink& link, CopyId id) {
   return state;
 }
 
-// Serves until every rank has said that it is through.
+// Serves requests until every rank has finished.
 void serve_until_all_are_through(Communicator& communicator, CopyLink& link) {
   const std::unique_ptr<Ballot> ballot = communicator.peers().make_ballot();
   ballot->cast(0, true);
@@ -159,7 +159,7 @@ void with_peers(const std::function<void(Communicator&, Peers&, CopyLink&)>& bod
   body(communicator, peers, *link);
 }
 
-TEST(PeerMessages, BringEveryExpertIntact) {
+TEST(PeerMessages, DeliverEveryExpertIntact) {
   with_peers([](Communicator& communicator, Peers& peers, CopyLink& link) {
     for (const Asked& asked : ask_for_all(link, peers, communicator.rank())) {
       const ScheduledCopy& copy = peers.schedule().copies[asked.message];
@@ -170,7 +170,7 @@ TEST(PeerMessages, BringEveryExpertIntact) {
   });
 }
 
-TEST(PeerMessages, OfAnotherVersionAreRefused) {
+TEST(PeerMessages, RefuseAnotherVersion) {
   with_peers([](Communicator& communicator, Peers& peers, CopyLink& link) {
     if (communicator.rank() == RankId{0}) peers.version = 2;
     for (const Asked& asked : ask_for_all(link, peers, communicator.rank())) {
@@ -183,7 +183,7 @@ TEST(PeerMessages, OfAnotherVersionAreRefused) {
   });
 }
 
-TEST(PeerMessages, OfACancelledCopyDoNotTouchItsBufferAndItMayBeAskedForAgain) {
+TEST(PeerMessages, LeaveTheBufferOfACancelledCopyUntouchedAndAllowARetry) {
   with_peers([](Communicator& communicator, Peers& peers, CopyLink& link) {
     const std::vector<Asked> first = ask_for_all(link, peers, communicator.rank());
     for (const Asked& asked : first) link.cancel(asked.id);

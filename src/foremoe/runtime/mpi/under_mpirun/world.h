@@ -1,6 +1,6 @@
 #pragma once
 
-// The session of this test program: MPI is started once per process.
+// MPI session of this test program, since MPI can be started only once per process.
 
 #include <optional>
 
