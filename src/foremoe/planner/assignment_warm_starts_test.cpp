@@ -1,5 +1,5 @@
-// Where an assignment starts from, and that the optimum does not depend on it: cold starts, a former assignment after
-// a placement that changed, and workspaces that have seen other instances.
+// Starting points of token assignment. The optimum does not depend on them: cold starts, the previous assignment after
+// a change of the placement, and workspaces used for other instances.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 TEST(WaterFill, RaisesTheLowestHoldersToOneLevel) {
   Assignment a;
-  // Rank loads 9, 2, 4, 4 at first; eight tokens for whoever is lowest.
+  // Initial rank loads 9, 2, 4, 4; eight more tokens go to the lowest ranks.
   const Instance i{graph_of(4, {{0}, {1}, {2}, {3}, {0, 1, 2, 3}}), {9, 2, 4, 4, 8}};
   water_fill(i.graph, i.load, a);
   test::expect_complete(i.graph, i.load, a);
@@ -36,7 +36,7 @@ TEST(ServeAtHomes, GivesEveryTokenToTheHolderPutFirst) {
   EXPECT_EQ(a.rank_load, (Loads{7, 6, 5}));
 }
 
-// As the planner does it: a guest goes, its tokens fall back to another holder, another guest comes.
+// As in the planner: a guest is removed, its tokens return to another holder, and another guest is added.
 TEST(AssignTokens, FindsTheSameOptimumFromThePreviousAssignmentAsCold) {
   Random random(9);
   for (int n = 0; n < 200; ++n) {

@@ -10,7 +10,7 @@
 namespace foremoe::planner {
 namespace {
 
-// Mean over micro-steps of the best imbalance ratio that these guests permit.
+// Mean over micro-steps of the best imbalance ratio with these guests.
 double rho_on(const LayerProblem& p, const ReplicaGraph& graph) {
   double sum = 0;
   for (int m = 0; m < p.num_micro_steps; ++m) {
@@ -54,8 +54,8 @@ void put_random_guests(const LayerProblem& p, Random& random, ReplicaGraph& grap
 
 constexpr BaseGoal kGoals[] = {BaseGoal::kFinal, BaseGoal::kBeginning};
 
-// A load of `ranks` ranks with so many rows on each in the mean: more in the first micro-step, fewer in the second, and
-// nothing in the third.
+// A load with a mean of `rows` rows per rank: twice as many in the first micro-step, `rows` in the second, and none in
+// the third.
 LayerProblem problem_with(int ranks, std::int64_t rows, int guest_slots) {
   std::vector<std::vector<std::int64_t>> of_experts(3, std::vector<std::int64_t>(ranks, 0));
   std::ranges::fill(of_experts[0], 2 * rows);
@@ -105,7 +105,7 @@ TEST(BaseGuests, CopyNobodyWithoutLoadOrWithoutSlots) {
   }
 }
 
-// Expert 0 is hot in every micro-step, expert 2 in one: with one slot each, only a copy of expert 0 helps all.
+// Expert 0 is hot in all micro-steps but one, where expert 2 is. With one slot per rank, rank 1 must copy expert 0.
 TEST(BaseGuests, ServeTheWholeStepAndNotOneMicroStep) {
   test::ExpertLoads loads(8, {300, 0, 50, 50});
   loads[3] = {0, 0, 300, 100};
@@ -161,7 +161,7 @@ TEST(BaseGuests, AreFewerAsABeginningThanAsTheFinalWord) {
   EXPECT_LT(beginning, final);
 }
 
-// All choices of one guest per rank, for two and three micro-steps at once.
+// Enumerates one guest per rank, for two and three micro-steps.
 TEST(BaseGuests, AreNearTheBestOfAllForTinySteps) {
   Random random(2);
   double found = 0;

@@ -1,4 +1,4 @@
-// The oracle of other tests, held to brute force.
+// Compares the oracle of other tests with brute force.
 
 #include "foremoe/testing/density_bound.h"
 
@@ -12,7 +12,7 @@
 namespace foremoe::test {
 namespace {
 
-// The least largest rank load over every way of dividing every load.
+// Minimum largest rank load over all ways to split all loads.
 std::int64_t best_by_trying_all(std::span<const Tokens> load, std::span<const std::uint32_t> holders,
                                 std::vector<std::int64_t>& rank_load, std::size_t e = 0) {
   if (e == load.size()) return *std::ranges::max_element(rank_load);

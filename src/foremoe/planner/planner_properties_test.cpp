@@ -1,5 +1,5 @@
-// What holds between plans: budgets and preferences cost what they may, more slots and other names change nothing for
-// the worse, threads change nothing at all, and what was streamed is final.
+// Relations between plans: the cost of budgets and preferences, more slots, renamed ranks and experts, the number of
+// threads, and streamed micro-steps, which are final.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using test::bursty_load;
 using test::plan_checked;
 using test::Planned;
 
-// Mean of ρ − 1 over seeds.
+// Mean of ρ − 1 over all seeds.
 double mean_imbalance(const PlannerOptions& options, const test::StepShape& shape, int seeds = 8) {
   double sum = 0;
   for (int seed = 1; seed <= seeds; ++seed) {
@@ -36,7 +36,7 @@ class ForEachResidency : public testing::TestWithParam<Residency> {
 INSTANTIATE_TEST_SUITE_P(Of, ForEachResidency, testing::ValuesIn(test::kAllResidencies),
                          [](const auto& param) { return std::string(to_string(param.param)); });
 
-// check_plan holds every plan to the budgets in its options; here, what they leave.
+// check_plan checks each plan's budgets; this test checks the balance that they allow.
 TEST_P(ForEachResidency, DoesWhatItsBudgetsPermit) {
   const double at_homes = mean_imbalance({.guest_slots = 0}, kEightRanks, 4);
   const double unlimited = mean_imbalance(options(3), kEightRanks, 4);
@@ -74,7 +74,7 @@ TEST_P(ForEachResidency, ObeysAllBudgetsAtOnceWithAnyStagesOff) {
     o.max_copies_per_rank = 1;
     o.max_copies_per_source = 2;
     o.stages = {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
-    // Under `free`, L makes experts that serve alone away from home: such guests have what they have.
+    // Under `free`, L may leave an expert with one replica away from home, which may have fewer tokens.
     if (GetParam() != Residency::kFree || !o.stages.relocation) o.min_tokens_per_guest = 30;
     plan_checked(load, o);
   }
@@ -105,7 +105,7 @@ TEST_P(ForEachResidency, LosesNothingByAGuestSlotMore) {
   }
 }
 
-// Ranks with all that is theirs change places, and so do the experts of a rank.
+// Permutes the ranks together with their homes, and the experts of each rank.
 LoadTable renamed(const LoadTable& load, std::uint64_t seed) {
   const int ranks = load.num_ranks();
   const int homes = load.num_experts() / ranks;
@@ -206,7 +206,7 @@ TEST_P(ForEachResidency, BeginsWithWhatAFormerStepHadWhateverItsSlots) {
   }
 }
 
-// Two steps whose popularity drifts. Measured as plans of `resident` are against those of `static`.
+// Two steps with drifting popularity, compared in the same way as `resident` with `static`.
 TEST_P(ForEachResidency, IsNeverWorseWithAFormerPlanThanWithout) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     const test::StepShape shape{.micro_steps = 5, .layers = 2, .ranks = seed % 2 == 0 ? 4 : 8, .experts = 24};
@@ -235,7 +235,7 @@ TEST_P(ForEachResidency, IsNeverWorseWithAFormerPlanThanWithout) {
   }
 }
 
-// 1 thread, fewer than layers, more than layers.
+// One thread, fewer threads than layers, and more threads than layers.
 class PlanningOnThreads : public testing::TestWithParam<Residency> {};
 
 INSTANTIATE_TEST_SUITE_P(Of, PlanningOnThreads, testing::ValuesIn(test::kAllResidencies),
@@ -255,7 +255,7 @@ TEST_P(PlanningOnThreads, GivesTheSamePlanWhateverTheirNumber) {
   }
 }
 
-// What a plan says of one micro-step.
+// The part of a plan that concerns one micro-step.
 struct Part {
   std::vector<ExpertId> experts;
   std::vector<Tokens> tokens;

@@ -1,4 +1,4 @@
-// What plan_step refuses, and by which name.
+// Input errors of plan_step and the fields that they name.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 using test::bursty_load;
 using test::plan_checked;
 
-// The field that a refusal names; "" when nothing was refused.
+// The field of the InputError; "" if none was thrown.
 std::string refused(const LoadTable& load, const Array<RankId, 2>& home, const PlannerOptions& options,
                     const StepPlan* previous = nullptr) {
   ThreadPool pool(1);

@@ -1,4 +1,4 @@
-// What holds for every instance of stage T, and instances worked by hand.
+// Properties of stage T on random instances, and instances solved by hand.
 
 #include "foremoe/planner/token_assignment.h"
 
@@ -29,7 +29,7 @@ TEST(AssignTokens, SpreadsOneExpertOverMoreRanksThanExperts) {
   EXPECT_EQ(solve({graph_of(5, {{0, 1, 2, 3, 4}}), {11}}), 3);
 }
 
-// Token 0 can only leave rank 0 when every rank of the chain passes one on.
+// A token can leave rank 0 only if every rank of the chain passes one on.
 TEST(AssignTokens, MovesTokensAlongAChainOfRanks) {
   constexpr int kRanks = 40;
   Holders holders{{0}};
@@ -41,7 +41,7 @@ TEST(AssignTokens, MovesTokensAlongAChainOfRanks) {
   EXPECT_EQ(solve_from(i, a), 1);
 }
 
-// Ranks 0 and 64 share a bit of the shadow; visiting one must not hide the other.
+// Ranks 0 and 64 share a shadow bit; visiting one must not hide the other.
 TEST(AssignTokens, TellsRanksApartThatShareAShadow) {
   for (const Holders& holders : {Holders{{1, 0}, {1, 64}, {0}, {64}}, Holders{{1, 64}, {1, 0}, {64}, {0}}}) {
     const Instance i{graph_of(65, holders), {200, 200, 300, 0}};
