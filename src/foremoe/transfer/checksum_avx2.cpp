@@ -8,9 +8,8 @@ namespace foremoe {
 
 namespace {
 
-constexpr std::size_t kStreamedBytes = std::size_t{1}
-                                       << 20;  // from here on, a copy would only push others out of the caches
-constexpr std::size_t kAhead = 2048;           // bytes; the prefetchers of the processor stop at pages
+constexpr std::size_t kStreamedBytes = std::size_t{1} << 20;  // larger copies would evict other data from the caches
+constexpr std::size_t kAhead = 2048;                          // bytes; hardware prefetchers stop at page boundaries
 
 enum class Store { kNone, kCached, kStreamed };
 
