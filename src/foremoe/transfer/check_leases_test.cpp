@@ -1,4 +1,4 @@
-// Each way to spoil a schedule is found. That sound ones pass is in transfer_schedule_properties_test.cpp.
+// Errors that check_leases must find. transfer_schedule_properties_test.cpp tests that it accepts correct schedules.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using testing::IsEmpty;
 
 class SpoiledSchedule : public testing::Test {
  protected:
-  // Two layers whose passes share events: guest 2, then 3, of rank 0 in layer 0, guest 3 throughout in layer 1.
+  // Two layers whose passes share events. Guests of rank 0: expert 2, then 3, in layer 0; always 3 in layer 1.
   StepPlan plan_ = test::plan_with_guests(Residency::kResident, 1, {{2, 3}, {3, 3}});
   StepPlan shared_ = test::plan_with_guests(Residency::kShared, 1, {{2, 3}, {3, 3}});
   StepPlan free_ = test::free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}, {2, 1, 0, 3}});
@@ -87,7 +87,7 @@ TEST_F(SpoiledSchedule, CopyOfAnotherExpert) {
 
 TEST_F(SpoiledSchedule, CopyThatNobodyNeeds) {
   finds(plan_, "the rank has it already", [](TransferSchedule& s) {
-    ScheduledCopy again = s.copies[1];  // of layer 1, which keeps its guest: refetched for the second event
+    ScheduledCopy again = s.copies[1];  // refetches the guest of layer 1, which stays, for the second event
     s.copies[1].closes = TurnId{2};
     again.opens = TurnId{3};
     again.arrives = TurnId{5};
@@ -152,7 +152,7 @@ TEST_F(SpoiledSchedule, SourceThatIsNotTheHome) {
   finds(plan_, "is not its home", [](TransferSchedule& s) { s.copies[0].source = RankId{0}; });
 }
 
-// Copies 0 and 1 exchange experts 0 and 2 of ranks 0 and 1 at turn 1, copies 2 and 3 exchange them back after turn 2.
+// Copies 0 and 1 exchange experts 0 and 2 of ranks 0 and 1 at turn 1; copies 2 and 3 exchange them back after turn 2.
 class SpoiledStaging : public SpoiledSchedule {
  protected:
   void finds(const std::string& what, const std::function<void(TransferSchedule&)>& spoil) {
@@ -169,12 +169,12 @@ TEST_F(SpoiledStaging, SourceThatDoesNotHoldTheExpert) {
   finds(what, [](TransferSchedule& s) { s.copies[0].source = RankId{2}; });
   finds(what, [](TransferSchedule& s) { s.copies[0].source_buffer = 1; });
   finds(what, [](TransferSchedule& s) { s.copies[0].source_buffer = -1; });
-  finds(what, [](TransferSchedule& s) { s.copies[2].opens = TurnId{1}; });  // the other has it at the end of turn 1
+  finds(what, [](TransferSchedule& s) { s.copies[2].opens = TurnId{1}; });  // received there at the end of turn 1
 }
 
 TEST_F(SpoiledStaging, SourceThatIsOverwrittenBeforeItHasBeenRead) {
   finds("buffer 0 of rank 1 does not hold it", [](TransferSchedule& s) {
-    s.copies[1].path = Path::kHost;  // in place, so into what rank 0 reads
+    s.copies[1].path = Path::kHost;  // writes the slot directly while rank 0 reads it
     s.copies[1].staging = -1;
     s.arena = {{{LayerId{0}, ExpertId{0}}}};
   });

@@ -65,7 +65,7 @@ TEST(Checksum, SeesMissingAndZeroedEnds) {
 
 TEST(Checksum, IsTheSameOnEveryProcessorAndWhetherOrNotBytesAreCopied) {
   for (const std::size_t n : {0U, 1U, 31U, 64U, 65U, 4096U, (1U << 20) - 1, (1U << 20) + 64 * 3 + 17}) {
-    for (const std::size_t shift : {0U, 4U, 32U}) {  // the vector kernel stores otherwise where memory is not aligned
+    for (const std::size_t shift : {0U, 4U, 32U}) {  // the vector kernel uses other stores for unaligned memory
       const std::vector<std::byte> bytes = random_bytes(n + shift, n);
       const std::span<const std::byte> from = std::span(bytes).subspan(shift);
       const std::uint64_t expected = checksum_with(checksum_blocks_portable, nullptr, from);
@@ -91,8 +91,8 @@ TEST(Checksum, IsTheSameOnEveryProcessorAndWhetherOrNotBytesAreCopied) {
   }
 }
 
-// As computed apart from this code, by the description in the header: another value would refuse what another build has
-// published.
+// Values computed independently from the header's description. With other values, a build would reject data published
+// by another build.
 TEST(Checksum, HasKnownValues) {
   EXPECT_EQ(checksum({}), 10748934342431810960U);
   std::vector<std::byte> bytes(100);

@@ -1,4 +1,4 @@
-// When a copy starts, what it may write over, and how much of it and of its like is under way.
+// When copies start, which buffers they may write, which segments they contain and how many are in progress.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -71,7 +71,7 @@ TEST(TransferEngineThread, DoesNotEvenAskForABufferThatHasNotBeenReleased) {
   ASSERT_TRUE(rank.engine().wait(TurnId{0}));
   rank.engine().release(TurnId{0});
   rank.engine().submit(TurnId{1});
-  rank.engine().submit(TurnId{2});  // begun before turn 1 was released
+  rank.engine().submit(TurnId{2});  // begins before turn 1 is released
   std::this_thread::sleep_for(5ms);
   EXPECT_EQ(log.num_requests(), 1U);
   rank.engine().release(TurnId{1});

@@ -1,4 +1,4 @@
-// A copy that fails, is late or is of another version: asked for again, by which path, how often, and what then.
+// Copies that fail, are late or have another version: retries, their path and number, and the final outcome.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -149,7 +149,7 @@ TEST(TransferEngineThread, ALinkThatThrowsEndsThePhaseWithItsException) {
 TEST(TransferEngineThread, NeverUsesAStaleVersion) {
   for (const Path path : {Path::kHost, Path::kPeer}) {
     Cluster cluster = pair_with({one_copy(path)});
-    cluster.write_homes(2);  // the owners' optimizer step is done; nobody has published it
+    cluster.write_homes(2);  // the owners have run the optimizer step, but published nothing
     agree(cluster);
     ClusterRank rank(cluster, RankId{0}, {.version = 2, .attempts = 2, .timeout = 3ms});
     rank.engine().submit(TurnId{0});

@@ -63,7 +63,7 @@ TEST(ExpertLayout, AnExpertWithoutAnythingIsRefused) {
 
 TEST(ExpertLayout, SizesThatAreNotPositiveAreRefusedByName) {
   try {
-    swiglu_layout(-8, -8);  // whose product is positive
+    swiglu_layout(-8, -8);  // their product is positive
     FAIL() << "accepted";
   } catch (const InputError& error) {
     EXPECT_EQ(error.where().field, "hidden");

@@ -1,4 +1,4 @@
-// The links that copy within host memory, and those that wrap another link.
+// Links that copy within host memory, and decorators of other links.
 
 #include <gtest/gtest.h>
 
@@ -60,7 +60,7 @@ TEST(ThrottledLink, BytesTakeTheirTimeOneCopyAfterTheOther) {
   Pair second(1);
   link.submit(first.request());
   time.now += 50ms;
-  link.submit(second.request());  // begins when the first is through
+  link.submit(second.request());  // begins when the first copy is complete
   time.now += 49ms;
   EXPECT_EQ(link.poll(first.id), CopyState::kUnderWay);
   time.now += 1ms;
@@ -105,7 +105,7 @@ TEST(ThrottledLink, TellsOfAFailureAtOnceAndCancelsWhatIsWithTheLink) {
   link.submit(copy.request());
   EXPECT_EQ(link.poll(copy.id), CopyState::kFailed);
 
-  // A link that holds its copy back: one that is cancelled never begins.
+  // The inner link delays the copy; after cancel() it never begins.
   ThrottledLink held(std::make_unique<FaultyLink>(std::make_unique<MemcpyLink>(), Faults{.delay = 1}, 0), 1000,
                      time.clock());
   Pair cancelled;
@@ -118,7 +118,7 @@ TEST(ThrottledLink, TellsOfAFailureAtOnceAndCancelsWhatIsWithTheLink) {
 
 constexpr int kPolls = 100;
 
-// What a poll says in the end; kUnderWay when it never ends.
+// The final state of a copy, or kUnderWay if it never ends.
 CopyState end_of(CopyLink& link, CopyId id) {
   CopyState state = CopyState::kUnderWay;
   for (int i = 0; i < kPolls && state == CopyState::kUnderWay; ++i) state = link.poll(id);

@@ -96,7 +96,7 @@ TEST(SharedMemory, ARefusedOneLeavesNoName) {
   EXPECT_FALSE(exists(fmt::format("{}-{}-petabyte", prefix.substr(0, prefix.rfind('-')), counter + 1)));
 }
 
-// A child that creates memory, tells its name and waits to be killed.
+// A child that creates memory, reports its name and waits to be killed.
 struct Child {
   pid_t pid = 0;
   std::string name;
@@ -142,21 +142,21 @@ TEST(SharedMemory, AProcessThatIsDeadAndNotWaitedForIsDead) {
   waitpid(child.pid, nullptr, 0);
 }
 
-// An empty segment of that name.
+// Creates an empty segment with this name.
 void leave(const std::string& name) {
   const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
   ASSERT_GE(fd, 0);
   close(fd);
 }
 
-// "…-<namespace>-": what the name of a process's memory begins with.
+// The prefix "…-<namespace>-" of this process's names.
 std::string name_begins() {
   const std::string name = SharedMemory::create("test", Bytes{64}).name();
   return name.substr(0, name.find(fmt::format("-{}-", getpid()), name.find('-') + 1) + 1);
 }
 
 TEST(SharedMemory, AProcessIdUsedAgainDoesNotKeepTheMemoryOfTheFormer) {
-  const std::string name = fmt::format("{}{}-1-0-test", name_begins(), getpid());  // started at another time
+  const std::string name = fmt::format("{}{}-1-0-test", name_begins(), getpid());  // with another start time
   leave(name);
   remove_stale_shared_memory();
   EXPECT_FALSE(exists(name));

@@ -1,4 +1,4 @@
-// Engines of several ranks at once: experts arrive in time, and ranks agree on what did.
+// Engines of several ranks at once: experts arrive in time, and ranks agree on which ones did.
 
 #include "foremoe/transfer/transfer_engine.h"
 

@@ -43,7 +43,7 @@ TEST(TransferSchedule, AGuestThatStaysIsCopiedOnceAndItsSlotIsFreeAfterItsLastRe
 
 TEST(TransferSchedule, WhereBothPassesShareAnEventTheLeaseEndsWithTheBackward) {
   const StepPlan plan = test::plan_with_guests(Residency::kResident, 1, {{2, 3}, {3, 3}});
-  // F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 B1.1 B1.0
+  // Turns: F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 B1.1 B1.0
   EXPECT_THAT(leases(schedule_of(plan, Phase::kPolicyUpdate)),
               ElementsAre(Lease{0, 0, 2, 0, 0, 0, 3}, Lease{0, 1, 3, 1, 0, 1, 6}, Lease{0, 0, 3, 0, 4, 4, 7}));
 }
@@ -83,7 +83,7 @@ TEST(TransferSchedule, UnderFreeDisplacedHomesComeBackAfterTheLastTurn) {
   EXPECT_EQ(schedule.buffers_per_rank, 2);
 }
 
-// Buffers 0 and 1 are a rank's slots, 2, 3 and 4 its staging buffers, which turns take one after the other.
+// Buffers 0 and 1 are a rank's slots; 2, 3 and 4 are its staging buffers, which successive turns use in rotation.
 TEST(TransferSchedule, UnderFreeRanksExchangeExpertsThroughStagingBuffers) {
   const StepPlan plan = test::free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}, {2, 1, 0, 3}});
   const TransferSchedule schedule = schedule_of(plan, Phase::kRecompute, PathChoice::kPeer);
@@ -107,7 +107,7 @@ TEST(TransferSchedule, UnderFreeAPeerIsReadOnceItHasTheExpert) {
 }
 
 TEST(TransferSchedule, UnderFreeThePeerOnTheSameNodeIsReadThenTheOneThatSendsLess) {
-  // Expert e is at home on rank e. Rank 0 has a replica of rank 2's, and later the ranks `later` need it too.
+  // Expert e is at home on rank e. Rank 0 has a replica of expert 2, which the ranks `later` need at the next event.
   const auto sources = [](const std::vector<int>& later, int ranks_per_node) {
     const LoadTable load = test::random_load({.micro_steps = 2, .layers = 1, .ranks = 4, .experts = 4}, 1);
     StepPlan plan = test::random_plan(load, {.residency = Residency::kFree, .guest_slots = 1}, 1);
@@ -142,7 +142,7 @@ TEST(TransferSchedule, AHomeThatNobodyOverwroteNeedNotComeBack) {
   const TransferSchedule schedule = schedule_of(plan, Phase::kRecompute);
   const auto back = schedule.arriving(TurnId{3});
   ASSERT_EQ(back.size(), 1U);
-  EXPECT_EQ(back[0].expert, ExpertId{2});  // whose slot expert 0 has; slot 0 of rank 0 was never written
+  EXPECT_EQ(back[0].expert, ExpertId{2});  // expert 0 is in its slot; slot 0 of rank 0 was never overwritten
 }
 
 TEST(GuestMemory, IsWhatEachResidencyKeeps) {
@@ -166,7 +166,7 @@ TEST(GuestMemory, IsWhatEachResidencyKeeps) {
 }
 
 TEST(GuestMemory, UnderFreeFromPeersHasStagingForTheMostCopiesOfARankAtOnce) {
-  // Rank 0 gets two experts at once, at any other time at most one.
+  // Rank 0 receives two experts at once at first, and at most one later.
   const StepPlan plan = test::free_plan({{2, 3, 0, 1}, {2, 1, 0, 3}});
   const ScheduleOptions options{.path = PathChoice::kPeer, .depth = 3};
   const GuestMemory m = guest_memory(plan, kLayout, make_transfer_schedule(plan, kLayout, options));

@@ -16,7 +16,7 @@ StepPlan plan_of(int micro_steps, int layers, int in_flight, Residency residency
   return test::random_plan(load, {.residency = residency, .in_flight = in_flight}, 1);
 }
 
-// "F0.1" is the forward of micro-step 0, layer 1.
+// "F0.1" is the forward pass of micro-step 0, layer 1.
 std::vector<std::string> words(const TurnOrder& order) {
   std::vector<std::string> result;
   for (const Turn& turn : order.turns) {
