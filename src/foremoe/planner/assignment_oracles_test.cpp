@@ -23,7 +23,7 @@ std::int64_t bound_to(const Instance& i, std::uint64_t ranks) {
   return tokens;
 }
 
-// ⌈largest density of a set of ranks⌉, over all sets.
+// Maximum density over all sets of ranks, rounded up.
 std::int64_t densest(const Instance& i) {
   std::int64_t most = 0;
   for (std::uint64_t ranks = 1; ranks < std::uint64_t{1} << i.graph.num_ranks(); ++ranks) {

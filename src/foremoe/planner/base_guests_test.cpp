@@ -1,4 +1,4 @@
-// Stage B, guests: one set for all micro-steps of a step.
+// Stage B, guests: one set of guests for all micro-steps of a step.
 
 #include "foremoe/planner/base_guests.h"
 

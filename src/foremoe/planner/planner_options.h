@@ -17,7 +17,7 @@ struct PlannerStages {
   bool base = true;         // B: homes (with rehome) and the step's initial guests
   bool relocation = true;   // L: whole experts
   bool replication = true;  // P: guests at the bottleneck
-  bool tokens = true;       // T: exact quotas; off: equal split over the replicas that serve
+  bool tokens = true;       // T: exact quotas; off: equal split over the serving replicas
   bool sweeps = false;      // S: B revises its guests even if copies are expected to hide (planner/base_guests.h)
 };
 

@@ -40,7 +40,7 @@ class StaticRival {
   const ReplicaGraph& graph() const { return graph_; }
   std::int64_t level(int m) const { return chosen_.level(m); }
 
-  double cpu_seconds() const { return cpu_seconds_; }  // spent on choosing guests
+  double cpu_seconds() const { return cpu_seconds_; }  // time spent on choosing guests
 
  private:
   void begin();

@@ -30,7 +30,7 @@
 //   ReplicaGraph graph(num_ranks, slots_per_rank, num_experts);
 //   graph.put(graph.first_slot(rank), expert);  // … for every replica
 //   Assignment assignment;
-//   water_fill(graph, load, assignment);        // load is [expert], tokens; any other start will do
+//   water_fill(graph, load, assignment);        // load is [expert], tokens; any start is valid
 //   AssignmentSearch search;                    // reuse it between calls
 //   std::vector<int> tight;
 //   assign_tokens(graph, mean, assignment, search, &tight);

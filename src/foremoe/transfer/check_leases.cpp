@@ -52,7 +52,7 @@ class LeaseCheck {
 
   bool free() const { return plan_.residency == Residency::kFree; }
   bool shared() const { return plan_.residency == Residency::kShared; }
-  bool comes_back(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // a home, after the last turn
+  bool comes_back(const ScheduledCopy& c) const { return c.arrives.value >= turns_; }  // a returning home
   // Arrives in a staging buffer, and moves to its slot when all copies of that turn have arrived.
   bool staged(const ScheduledCopy& c) const { return free() && c.path == Path::kPeer; }
   // First turn at which readers may no longer find the previous contents of the slot.

@@ -43,7 +43,7 @@ __attribute__((target("avx2"))) void run(ChecksumSums& sums, std::byte* to, cons
     take<kStore>(a, at, from + i);
     take<kStore>(b, kStore == Store::kNone ? nullptr : at + kHalf, from + i + kHalf);
   }
-  if constexpr (kStore == Store::kStreamed) _mm_sfence();  // streaming stores are ordered by nothing else
+  if constexpr (kStore == Store::kStreamed) _mm_sfence();  // nothing else orders streaming stores
   const auto save = [](std::uint64_t * word, __m256i value) __attribute__((target("avx2"))) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(word), value);
   };

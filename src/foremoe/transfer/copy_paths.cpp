@@ -154,7 +154,7 @@ ArenaLoad load_arenas(const std::vector<std::vector<ArenaExpert>>& arena, const 
     const Bytes part{from_others.value / ranks.size()};
     for (int r = ranks.first; r < ranks.last; ++r) {
       carry(links.of_rank(LinkKind::kNetwork, LinkSide::kIn, RankId{r}), part);
-      carry(links.of_switch(LinkSide::kOut, RankId{r}), part);  // from the card towards the host
+      carry(links.of_switch(LinkSide::kOut, RankId{r}), part);  // from network card to host
     }
     load.largest = std::max(load.largest, Bytes{expert.value * static_cast<std::int64_t>(arena[n].size())});
   }

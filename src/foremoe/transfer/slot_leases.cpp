@@ -63,7 +63,7 @@ class Slots {
  private:
   struct Slot {
     ExpertId home = kNoExpert;
-    ExpertId holds = kNoExpert;                  // at the last event
+    ExpertId holds = kNoExpert;                  // at the previous event
     ExpertId contents = kNoExpert;               // turn after its last reader
     TurnId free_from;                            // the turn after its last reader
     std::vector<ScheduledCopy>* list = nullptr;  // contains its lease; null: never leased
