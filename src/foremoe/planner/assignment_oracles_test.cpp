@@ -81,7 +81,7 @@ void for_all_instances(int num_ranks, int num_experts, std::int64_t most, F&& f)
 
 class EverySmallInstance : public testing::TestWithParam<std::tuple<int, int, int>> {};
 
-TEST_P(EverySmallInstance, HasTheOptimumOfBruteForce) {
+TEST_P(EverySmallInstance, ReachesTheBruteForceOptimum) {
   const auto [ranks, experts, most] = GetParam();
   for_all_instances(ranks, experts, most, [](const Instance& i) {
     Loads rank_load(i.graph.num_ranks(), 0);

@@ -28,7 +28,7 @@ TEST(WaterFill, SplitsARemainderOneTokenEach) {
   EXPECT_EQ(a.rank_load, (Loads{2, 2, 3, 3}));
 }
 
-TEST(ServeAtHomes, GivesEveryTokenToTheHolderPutFirst) {
+TEST(ServeAtHomes, GivesAllTokensToTheFirstHolder) {
   Assignment a;
   const Instance i{graph_of(3, {{2, 0}, {1}, {0, 1, 2}}), {5, 6, 7}};
   serve_at_homes(i.graph, i.load, a);
@@ -37,7 +37,7 @@ TEST(ServeAtHomes, GivesEveryTokenToTheHolderPutFirst) {
 }
 
 // As in the planner: a guest is removed, its tokens return to another holder, and another guest is added.
-TEST(AssignTokens, FindsTheSameOptimumFromThePreviousAssignmentAsCold) {
+TEST(AssignTokens, FindsTheSameOptimumFromWarmAndColdStarts) {
   Random random(9);
   for (int n = 0; n < 200; ++n) {
     Instance i = random_instance(random, {.ranks = 12, .experts = 24, .load = 500});
@@ -63,7 +63,7 @@ TEST(AssignTokens, FindsTheSameOptimumFromThePreviousAssignmentAsCold) {
   }
 }
 
-TEST(AssignTokens, RepeatsItselfWhateverTheWorkspaceDidBefore) {
+TEST(AssignTokens, DoesNotDependOnEarlierUseOfTheWorkspace) {
   Random random(8);
   AssignmentSearch used;
   for (int n = 0; n < 200; ++n) {
@@ -79,7 +79,7 @@ TEST(AssignTokens, RepeatsItselfWhateverTheWorkspaceDidBefore) {
   }
 }
 
-TEST(Relieve, LeavesAnAssignmentWithinTheTargetAsItIs) {
+TEST(Relieve, LeavesAnAssignmentWithinTheTargetUnchanged) {
   Random random(12);
   AssignmentSearch search;
   for (int n = 0; n < 100; ++n) {

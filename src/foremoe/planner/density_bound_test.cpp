@@ -33,13 +33,13 @@ std::int64_t best_by_trying_all(std::span<const Tokens> load, std::span<const st
   return best;
 }
 
-TEST(DensityBound, AnExpertHeldByOneRankMustBeServedThere) {
+TEST(DensityBound, AnExpertWithOneReplicaIsServedThere) {
   const std::vector<Tokens> load{Tokens{10}, Tokens{2}};
   EXPECT_EQ(density_lower_bound(load, std::vector<std::uint32_t>{0b01, 0b10}, 2), Tokens{10});
   EXPECT_EQ(density_lower_bound(load, std::vector<std::uint32_t>{0b11, 0b10}, 2), Tokens{6});
 }
 
-TEST(DensityBound, DensityIsTheOptimumOverAllDivisions) {
+TEST(DensityBound, EqualsTheOptimumOverAllSplits) {
   Random random(7);
   for (int trial = 0; trial < 300; ++trial) {
     const int num_ranks = 1 + static_cast<int>(random.below(4));

@@ -25,7 +25,7 @@ TEST(EqualSplit, GivesTheRemainderToTheLowestRanks) {
 }
 
 // Expert 0 has 0 + 3 + 1 parts of 11 ÷ 4 = 2 tokens. The three parts in slot 2 get the whole remainder of 3.
-TEST(EqualSplit, CountsPartsAndLetsAReplicaOfNoneRest) {
+TEST(EqualSplit, WeighsReplicasByPartsAndSkipsReplicasWithoutParts) {
   Assignment assignment;
   const auto parts = [](int slot) { return slot == 0 ? 0 : slot == 2 ? 3 : 1; };
   split_equally(example(), std::vector<std::int64_t>{11, 0, 0}, parts, assignment);

@@ -31,7 +31,7 @@ std::int64_t above(const Assignment& a, std::int64_t target) {
   return tokens;
 }
 
-TEST(ExcessFlow, SendsTokensAlongRanksThatHaveNoRoom) {
+TEST(ExcessFlow, MovesTokensThroughFullRanks) {
   const Instance i{graph_of(3, {{0, 1}, {1, 2}}), {8, 6}};
   Assignment a;
   serve_at_homes(i.graph, i.load, a);
@@ -40,14 +40,14 @@ TEST(ExcessFlow, SendsTokensAlongRanksThatHaveNoRoom) {
   EXPECT_LE(*std::ranges::max_element(a.rank_load), 5);
 }
 
-TEST(ExcessFlow, LeavesWhatNobodyElseCanServe) {
+TEST(ExcessFlow, LeavesTokensThatNoOtherRankCanServe) {
   const Instance i{graph_of(3, {{0}, {0, 1}, {2}}), {9, 5, 0}};
   Assignment a;
   serve_at_homes(i.graph, i.load, a);
   EXPECT_EQ(ExcessFlow().relieve(i.graph, 6, a), 3);  // rank 2 has room, but no replica of the experts in excess
 }
 
-TEST(ExcessFlow, LeavesAsLittleAsTheWorstSetOfRanksMust) {
+TEST(ExcessFlow, LeavesTheLargestExcessOverAllSetsOfRanks) {
   Random random(3);
   ExcessFlow flow;
   for (int n = 0; n < 4000; ++n) {
@@ -61,7 +61,7 @@ TEST(ExcessFlow, LeavesAsLittleAsTheWorstSetOfRanksMust) {
   }
 }
 
-TEST(ExcessFlow, LeavesAsLittleAsSearchesDoFromAnyStart) {
+TEST(ExcessFlow, AgreesWithAssignmentSearchFromAnyStart) {
   Random random(4);
   ExcessFlow flow;
   AssignmentSearch search;

@@ -113,7 +113,7 @@ std::string name_of(const testing::TestParamInfo<Parameters>& info) {
 
 class EverySmallPlacement : public testing::TestWithParam<Parameters> {};
 
-TEST_P(EverySmallPlacement, IsNearTheBestOfAllAndNeverBetter) {
+TEST_P(EverySmallPlacement, IsNearTheOptimumAndNeverBelowIt) {
   const auto& [sizes, residency] = GetParam();
   Tally tally;
   for (const auto& load : all_loads(sizes)) {
@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(Of, EverySmallPlacement,
 
 class RandomPlacement : public testing::TestWithParam<Parameters> {};
 
-TEST_P(RandomPlacement, IsNearTheBestOfAllAndNeverBetter) {
+TEST_P(RandomPlacement, IsNearTheOptimumAndNeverBelowIt) {
   const auto& [sizes, residency] = GetParam();
   Tally tally;
   Random random(1);

@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Of, ForEachResidency, testing::ValuesIn(test::kAllResid
                          [](const auto& param) { return std::string(to_string(param.param)); });
 
 // check_plan checks each plan's budgets; this test checks the balance that they allow.
-TEST_P(ForEachResidency, DoesWhatItsBudgetsPermit) {
+TEST_P(ForEachResidency, BalancesWithinItsBudgets) {
   const double at_homes = mean_imbalance({.guest_slots = 0}, kEightRanks, 4);
   const double unlimited = mean_imbalance(options(3), kEightRanks, 4);
   for (const int in_flight : {1, 2, 4}) {
@@ -58,7 +58,7 @@ TEST_P(ForEachResidency, DoesWhatItsBudgetsPermit) {
   }
 }
 
-TEST_P(ForEachResidency, CopiesNothingOnABudgetOfZero) {
+TEST_P(ForEachResidency, CopiesNothingWithABudgetOfZero) {
   const LoadTable load = bursty_load(kEightRanks, 1);
   for (const bool per_rank : {true, false}) {
     PlannerOptions o = options(2);
@@ -67,7 +67,7 @@ TEST_P(ForEachResidency, CopiesNothingOnABudgetOfZero) {
   }
 }
 
-TEST_P(ForEachResidency, ObeysAllBudgetsAtOnceWithAnyStagesOff) {
+TEST_P(ForEachResidency, RespectsAllBudgetsWithAnyStagesOff) {
   const LoadTable load = bursty_load(kEightRanks, 2);
   for (int bits = 0; bits < 16; ++bits) {
     PlannerOptions o = options(2);
@@ -80,7 +80,7 @@ TEST_P(ForEachResidency, ObeysAllBudgetsAtOnceWithAnyStagesOff) {
   }
 }
 
-TEST_P(ForEachResidency, GivesNoGuestFewerTokensThanAsked) {
+TEST_P(ForEachResidency, GivesNoGuestFewerTokensThanTheMinimum) {
   PlannerOptions o = options(2);
   o.stages.relocation = GetParam() != Residency::kFree;
   double before = mean_imbalance(o, kEightRanks, 4);
@@ -93,7 +93,7 @@ TEST_P(ForEachResidency, GivesNoGuestFewerTokensThanAsked) {
   EXPECT_DOUBLE_EQ(before, mean_imbalance({.guest_slots = 0}, kEightRanks, 4)) << "no guest can have a million";
 }
 
-TEST_P(ForEachResidency, LosesNothingByAGuestSlotMore) {
+TEST_P(ForEachResidency, IsNoWorseWithAnAdditionalGuestSlot) {
   for (const test::StepShape& shape : {kEightRanks, test::StepShape{.ranks = 6, .experts = 6, .ranks_per_node = 6},
                                        test::StepShape{.ranks = 3, .experts = 24, .ranks_per_node = 3}}) {
     double before = mean_imbalance(options(0), shape);
@@ -133,7 +133,7 @@ LoadTable renamed(const LoadTable& load, std::uint64_t seed) {
   return other;
 }
 
-TEST_P(ForEachResidency, IsOnTheMeanNeitherBetterNorWorseUnderOtherNames) {
+TEST_P(ForEachResidency, IsEquallyGoodOnAverageAfterRenaming) {
   for (const int guest_slots : {1, 2}) {
     double rho = 0;
     double other = 0;
@@ -171,7 +171,7 @@ TEST_P(ForEachResidency, PreferringLinksCostsAtMostTheToleranceAndSavesTraffic) 
   EXPECT_LT(links, balance);
 }
 
-TEST_P(ForEachResidency, MovesAtMostAsManyHomesAsPermitted) {
+TEST_P(ForEachResidency, MovesAtMostTheAllowedNumberOfHomes) {
   const LoadTable load = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 3);
   double before = plan_checked(load, {.guest_slots = 0}).figures.rho.mean;
   for (const int moves : {0, 1, 2, 5, 8, kNoLimit}) {
@@ -190,7 +190,7 @@ TEST_P(ForEachResidency, MovesAtMostAsManyHomesAsPermitted) {
   }
 }
 
-TEST_P(ForEachResidency, BeginsWithWhatAFormerStepHadWhateverItsSlots) {
+TEST_P(ForEachResidency, AcceptsAPreviousPlanWithAnyNumberOfSlots) {
   const LoadTable load = bursty_load({.layers = 2, .ranks = 8, .experts = 32}, 4);
   const LoadTable former_load = bursty_load({.micro_steps = 9, .layers = 2, .ranks = 8, .experts = 32}, 5);
   const double cold = plan_checked(load, options(2)).figures.rho.mean;
@@ -241,7 +241,7 @@ class PlanningOnThreads : public testing::TestWithParam<Residency> {};
 INSTANTIATE_TEST_SUITE_P(Of, PlanningOnThreads, testing::ValuesIn(test::kAllResidencies),
                          [](const auto& param) { return std::string(to_string(param.param)); });
 
-TEST_P(PlanningOnThreads, GivesTheSamePlanWhateverTheirNumber) {
+TEST_P(PlanningOnThreads, ReturnsTheSamePlanForAnyNumberOfThreads) {
   const LoadTable load = bursty_load({.micro_steps = 4, .layers = 5, .ranks = 8, .experts = 32}, 6);
   for (const int in_flight : {1, 2}) {
     if (GetParam() == Residency::kFree && in_flight > 1) continue;
@@ -278,7 +278,7 @@ Part part_of(const StepPlan& plan, int m) {
   return part;
 }
 
-TEST_P(PlanningOnThreads, StreamsMicroStepsInOrderAndNeverChangesWhatItStreamed) {
+TEST_P(PlanningOnThreads, StreamsFinalMicroStepsInOrder) {
   const LoadTable load = bursty_load({.micro_steps = 6, .layers = 3, .ranks = 4, .experts = 16}, 7);
   const Array<RankId, 2> home = contiguous_homes(3, 16, 4);
   for (const int in_flight : {1, 3, 9}) {
@@ -302,7 +302,7 @@ TEST_P(PlanningOnThreads, StreamsMicroStepsInOrderAndNeverChangesWhatItStreamed)
   }
 }
 
-TEST_P(PlanningOnThreads, HandsOnWhatTheReceiverOfAMicroStepThrows) {
+TEST_P(PlanningOnThreads, RethrowsExceptionsOfTheMicroStepCallback) {
   const LoadTable load = bursty_load({.layers = 3}, 8);
   const Array<RankId, 2> home = contiguous_homes(3, 16, 4);
   ThreadPool pool(2);

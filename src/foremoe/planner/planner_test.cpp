@@ -172,7 +172,7 @@ TEST_P(EachResidency, IsExactForLoadsNearTwoToThe31) {
   EXPECT_LT(planned.figures.rho.mean, 1.1);
 }
 
-TEST_P(EachResidency, HasNoUseForMoreGuestSlotsThanExperts) {
+TEST_P(EachResidency, AcceptsMoreGuestSlotsThanExperts) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 8}, 5);
   for (const int guest_slots : {6, 8, 13}) {  // all experts without a home on the rank; as many as experts; more
     const Planned planned = plan_checked(load, options(guest_slots));
@@ -195,7 +195,7 @@ TEST_P(EachResidency, PlansAnyNumberOfNodes) {
   }
 }
 
-TEST_P(EachResidency, KeepsHomesThatAreAnywhere) {
+TEST_P(EachResidency, KeepsArbitraryHomes) {
   const LoadTable load = bursty_load({.layers = 2, .ranks = 4, .experts = 12}, 5);
   Array<RankId, 2> home({2, 12});
   for (int l = 0; l < 2; ++l) {
@@ -206,7 +206,7 @@ TEST_P(EachResidency, KeepsHomesThatAreAnywhere) {
   EXPECT_EQ(planned.figures.home_moves, 0);
 }
 
-TEST(PlannerStages, WithoutTokenAssignmentSplitEveryExpertEquallyOverWhoeverServesIt) {
+TEST(PlannerStages, WithoutTokenAssignmentSplitEveryExpertEqually) {
   const LoadTable load = bursty_load({.ranks = 4, .experts = 12}, 9);
   for (const Residency residency : test::kAllResidencies) {
     PlannerOptions options{.guest_slots = 2, .residency = residency};
@@ -249,7 +249,7 @@ TEST(PlannerStages, RelocationAloneMovesWholeExperts) {
   }
 }
 
-TEST(PlannerStages, ReplicationOffLeavesTheGuestsThatTheStepBeganWith) {
+TEST(PlannerStages, WithoutReplicationKeepTheInitialGuests) {
   const LoadTable load = bursty_load({.ranks = 8, .experts = 32}, 9);
   PlannerOptions options{.guest_slots = 2};
   options.stages.relocation = options.stages.replication = false;
@@ -300,7 +300,7 @@ TEST(SplitAnew, KeepsTheSlotsAndServesAnotherLoadExactly) {
   }
 }
 
-TEST(SplitAnew, RefusesALoadOfAnotherSize) {
+TEST(SplitAnew, RejectsALoadOfAnotherShape) {
   const StepPlan plan = plan_checked(bursty_load({.micro_steps = 2}, 3), {}).plan;
   try {
     split_anew(plan, bursty_load({.micro_steps = 3}, 3));

@@ -44,7 +44,7 @@ Instance random_instance(Random& random, const PlannerOptions& options, int rank
 
 int random_ranks(Random& random) { return 1 + static_cast<int>(random.below(9)); }
 
-TEST(ExactQuotas, ReachTheOptimumWhateverTheNodes) {
+TEST(ExactQuotas, ReachTheOptimumForAnyNumberOfNodes) {
   Random random(1);
   for (int n = 0; n < 1500; ++n) {
     const PlannerOptions options{.guest_slots = static_cast<int>(random.below(4))};
@@ -58,7 +58,7 @@ TEST(ExactQuotas, ReachTheOptimumWhateverTheNodes) {
   }
 }
 
-TEST(ExactQuotas, ThatPreferLinksStayWithinTheTarget) {
+TEST(ExactQuotas, StayWithinTheTargetIfLinksArePreferred) {
   Random random(2);
   for (int n = 0; n < 500; ++n) {
     const PlannerOptions options{.guest_slots = 2, .prefer = Prefer::kLinks, .tolerance = 0.2};
@@ -86,7 +86,7 @@ std::int64_t tokens_away(const Instance& i, const Assignment& a) {
 }
 
 // Every expert has a replica on both nodes and all ranks have equal loads, so balance and locality agree.
-TEST(ExactQuotas, SendNothingAwayWhereEveryNodeCanServeItself) {
+TEST(ExactQuotas, SendNothingAwayIfEveryNodeCanServeItself) {
   const PlannerOptions options{.guest_slots = 2};
   Instance i{.table = test::load_of(4, {std::vector<std::int64_t>(8, 40)}, 2)};
   i.problem = test::problem_of(i.table, options);
@@ -99,7 +99,7 @@ TEST(ExactQuotas, SendNothingAwayWhereEveryNodeCanServeItself) {
   EXPECT_EQ(tokens_away(i, a), 0);
 }
 
-TEST(ExactQuotas, SaveTrafficAgainstTheFirstOptimumFound) {
+TEST(ExactQuotas, SaveTrafficComparedWithTheFirstOptimum) {
   Random random(3);
   std::int64_t saved = 0;
   std::int64_t before = 0;
@@ -118,7 +118,7 @@ TEST(ExactQuotas, SaveTrafficAgainstTheFirstOptimumFound) {
   EXPECT_GT(saved, before / 10);
 }
 
-TEST(ExactQuotas, ThatPreferLinksSendFewerTokensAwayThanThoseThatPreferBalance) {
+TEST(ExactQuotas, SendFewerTokensAwayIfLinksArePreferred) {
   Random random(4);
   std::int64_t balance = 0;
   std::int64_t links = 0;
@@ -156,7 +156,7 @@ TEST(ExactQuotas, LeaveNoGuestWithTooFewTokens) {
   }
 }
 
-TEST(EqualQuotas, DifferByAtMostOneTokenAndTheLowestRanksServeTheRemainder) {
+TEST(EqualQuotas, DifferByAtMostOneTokenInFavourOfTheLowestRanks) {
   Random random(6);
   for (int n = 0; n < 500; ++n) {
     const PlannerOptions options{.guest_slots = static_cast<int>(random.below(4))};

@@ -165,7 +165,7 @@ TEST_P(ReferenceFiguresOfStatic, GuestsAreNoWorseThanTheReference) {
   }
 }
 
-TEST_P(ReferenceFiguresOf, SharedGuestsAreFewerThanTheQuotaSearchUses) {
+TEST_P(ReferenceFiguresOf, SharedGuestsNeedFewerCopiesThanTheQuotaSearch) {
   const PlanFigures figures = plan({.guest_slots = 2, .residency = Residency::kShared});
   expect_at_most("ρ mean", figures.rho.mean, 1.01, 3);
   expect_at_most("copies per layer and event", figures.copies_per_layer_event, 0.9 * GetParam().two.quota_copies, 1);
@@ -219,7 +219,7 @@ TEST_F(ReferenceFiguresOfLinks, OneGuestSlotTakesAThirdOffTheBusiestLink) {
   expect_at_most("busiest link ÷ vanilla", plan({.guest_slots = 1}).node_link_tokens.max / vanilla(), 0.655, 3);
 }
 
-TEST_F(ReferenceFiguresOfLinks, TwoGuestSlotsThatPreferLinksNearlyHalveIt) {
+TEST_F(ReferenceFiguresOfLinks, TwoGuestSlotsNearlyHalveTheBusiestLinkIfLinksArePreferred) {
   const PlanFigures figures = plan({.guest_slots = 2, .prefer = Prefer::kLinks});
   expect_at_most("ρ mean", figures.rho.mean, 1.01, 3);
   expect_at_most("busiest link ÷ vanilla", figures.node_link_tokens.max / vanilla(), 0.55, 2);

@@ -38,7 +38,7 @@ void expect_equal_shares(const LayerProblem& p, const std::vector<int>& home) {
   for (int r = 0; r < p.num_ranks(); ++r) ASSERT_EQ(std::ranges::count(home, r), p.homes_per_rank());
 }
 
-TEST(Rehome, MovesAtMostWhatIsPermittedAndKeepsEveryRanksShare) {
+TEST(Rehome, RespectsTheMoveLimitAndHomesPerRank) {
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     const LayerProblem p = test::problem_of(test::bursty_load({.ranks = 4, .experts = 24}, seed), {});
     for (const int permitted : {0, 1, 2, 3, 4, 7, 24, kNoLimit}) {
@@ -81,7 +81,7 @@ double best_rho(const LayerProblem& p) {
   return best;
 }
 
-TEST(Rehome, IsNearTheBestOfAllHomes) {
+TEST(Rehome, IsNearTheOptimum) {
   Random random(1);
   double found = 0;
   double best = 0;

@@ -67,14 +67,14 @@ TEST(Replication, SpreadsACollapsedRouterOverAllRanks) {
 }
 
 // One rank is 60 above the mean, another 60 below, so one copy suffices.
-TEST(Replication, MendsOneBottleneckWithOneCopy) {
+TEST(Replication, RemovesOneBottleneckWithOneCopy) {
   const Balanced b = balance(test::load_of(4, {{100, 60, 50, 50, 50, 50, 20, 20}}), {.guest_slots = 2});
   EXPECT_EQ(b.level(), 100);
   EXPECT_EQ(b.copies, 1);
 }
 
 // Rank 0 can move tokens to rank 1 through the existing guest; rank 1 moves its own to rank 2 through a new guest.
-TEST(Replication, LooksThroughOtherRanksForRoom) {
+TEST(Replication, FindsRoomThroughOtherRanks) {
   const PlannerOptions options{.guest_slots = 1, .max_copies_per_source = 1};
   const LayerProblem p = test::problem_of(test::load_of(3, {{200, 100, 0}}), options);
   ReplicaGraph graph = homes_only(p);
@@ -84,7 +84,7 @@ TEST(Replication, LooksThroughOtherRanksForRoom) {
   EXPECT_EQ(b.copies, 1);
 }
 
-TEST(Replication, ReachesTheOptimumOfThePlacementThatItLeaves) {
+TEST(Replication, ReachesTheOptimumOfItsPlacement) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     const LoadTable load = test::bursty_load({.micro_steps = 2, .ranks = 8, .experts = 16}, seed);
     const PlannerOptions options{.guest_slots = static_cast<int>(1 + seed % 2)};
@@ -98,7 +98,7 @@ TEST(Replication, ReachesTheOptimumOfThePlacementThatItLeaves) {
   }
 }
 
-TEST(Replication, ObeysItsBudgetsAndDoesWhatTheyPermit) {
+TEST(Replication, RespectsAndUsesItsBudgets) {
   double vanilla = 0;
   double budgeted = 0;
   double unlimited = 0;
@@ -134,7 +134,7 @@ TEST(Replication, ObeysItsBudgetsAndDoesWhatTheyPermit) {
 }
 
 // The load repeats: the guests copied for it suffice.
-TEST(Replication, KeepsItsGuestsWhenTheLoadComesAgain) {
+TEST(Replication, CopiesNothingWhenTheLoadRepeats) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const LoadTable load = test::bursty_load({.micro_steps = 1, .ranks = 8, .experts = 32}, seed);
     const PlannerOptions options{.guest_slots = 2};

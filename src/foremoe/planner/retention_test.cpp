@@ -167,7 +167,7 @@ void for_all_wishes(int micro_steps, int guest_slots, const Visit& visit) {
 
 class EverySmallCache : public testing::TestWithParam<std::tuple<int, int, int>> {};
 
-TEST_P(EverySmallCache, IsServedWithAsFewCopiesAsAnyScheduleHas) {
+TEST_P(EverySmallCache, NeedsNoMoreCopiesThanTheBestSchedule) {
   const auto [in_flight, guest_slots, micro_steps] = GetParam();
   for_all_wishes(micro_steps, guest_slots, [&](const auto& wishes) {
     SCOPED_TRACE(testing::PrintToString(wishes));
@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(InFlightGuestSlotsMicroSteps, EverySmallCache,
 // One copy per event, two guest slots: an earlier event can often make a copy for which the current one lacks budget.
 class EverySmallCacheOnABudget : public testing::TestWithParam<int> {};
 
-TEST_P(EverySmallCacheOnABudget, SeldomMissesAGuestThatCouldBeThere) {
+TEST_P(EverySmallCacheOnABudget, RarelyMissesMoreGuestsThanTheBestSchedule) {
   int instances = 0;
   int least = 0;
   int missing = 0;
@@ -224,7 +224,7 @@ Caches random_caches(Random& random, const PlannerOptions& options, int ranks, i
   return caches_of(wishes, options);
 }
 
-TEST(RetainGuests, ObeysBothBudgetsAndWithoutThemMissesNobody) {
+TEST(RetainGuests, RespectsBothBudgetsAndMissesNoGuestWithoutThem) {
   Random random(1);
   for (int n = 0; n < 600; ++n) {
     PlannerOptions options{.guest_slots = 1 + static_cast<int>(random.below(4)), .in_flight = 1 << random.below(4)};
@@ -251,7 +251,7 @@ TEST(RetainGuests, CopiesNothingWhereABudgetIsZero) {
 }
 
 // Micro-step 2 needs two guests, with one copy per event. An earlier event makes one, since the slot was free.
-TEST(RetainGuests, CopiesEarlyWhenTheBudgetOfTheDayIsSpent) {
+TEST(RetainGuests, CopiesEarlierIfTheRanksBudgetIsSpent) {
   const Caches c = caches_of({{0, 0}, {0, 0}, {0b11, 0}}, {.guest_slots = 2, .max_copies_per_rank = 1});
   const GuestSlots guests = retain(c);
   EXPECT_EQ(num_missing(c, guests), 0);
@@ -259,14 +259,14 @@ TEST(RetainGuests, CopiesEarlyWhenTheBudgetOfTheDayIsSpent) {
 }
 
 // The same for a source: ranks 1 and 2 need an expert of rank 0 in the same micro-step.
-TEST(RetainGuests, CopiesEarlyWhenTheSourceIsBusy) {
+TEST(RetainGuests, CopiesEarlierIfTheSourcesBudgetIsSpent) {
   const Caches c = caches_of({{0, 0, 0}, {0, 0b1, 0b1}}, {.guest_slots = 1, .max_copies_per_source = 1});
   const GuestSlots guests = retain(c);
   EXPECT_EQ(num_missing(c, guests), 0);
   expect_within_budgets(c, guests);
 }
 
-TEST(RetainGuests, KeepsAGuestThatNobodyWantsUntilItsSlotIsNeeded) {
+TEST(RetainGuests, KeepsAnUnneededGuestUntilItsSlotIsNeeded) {
   const Caches c = caches_of({{0b1, 0}, {0, 0}, {0b10, 0}, {0b1, 0}}, {.guest_slots = 2});
   const GuestSlots guests = retain(c);
   EXPECT_TRUE(holds(guests, 1, 0, kHomes));

@@ -19,7 +19,7 @@ TEST(AssignTokens, StaysAtTheLowerBoundWithoutLoad) {
   }
 }
 
-TEST(AssignTokens, PermitsAnExpertWithoutLoadThatNobodyHolds) {
+TEST(AssignTokens, AcceptsAnExpertWithoutLoadAndReplicas) {
   EXPECT_EQ(solve({graph_of(2, {{0}, {}, {0, 1}}), {3, 0, 4}}), 4);
 }
 
@@ -42,7 +42,7 @@ TEST(AssignTokens, MovesTokensAlongAChainOfRanks) {
 }
 
 // Ranks 0 and 64 share a shadow bit; visiting one must not hide the other.
-TEST(AssignTokens, TellsRanksApartThatShareAShadow) {
+TEST(AssignTokens, DistinguishesRanksThatShareAShadowBit) {
   for (const Holders& holders : {Holders{{1, 0}, {1, 64}, {0}, {64}}, Holders{{1, 64}, {1, 0}, {64}, {0}}}) {
     const Instance i{graph_of(65, holders), {200, 200, 300, 0}};
     Assignment a;
@@ -70,7 +70,7 @@ TEST(AssignTokens, DoesNotDependOnTheNamesOfRanksAndExperts) {
   }
 }
 
-TEST(AssignTokens, NeverGetsWorseByOneMoreReplica) {
+TEST(AssignTokens, IsNeverWorseWithAnAdditionalReplica) {
   Random random(6);
   for (int n = 0; n < 500; ++n) {
     Instance i = random_instance(random, {.ranks = 12, .experts = 24, .load = 500});
@@ -96,7 +96,7 @@ TEST(AssignTokens, ScalesWithTheLoadsUpToRounding) {
   }
 }
 
-TEST(Relieve, ReportsTheSetThatNoTokenCanLeave) {
+TEST(Relieve, ReportsAClosedSet) {
   Random random(11);
   AssignmentSearch search;
   int closed = 0;

@@ -18,7 +18,7 @@ std::vector<std::byte> random_bytes(std::size_t n, std::uint64_t seed) {
   return bytes;
 }
 
-TEST(Checksum, SeesEveryFlippedBit) {
+TEST(Checksum, DetectsEveryFlippedBit) {
   for (const std::size_t n : {1U, 63U, 64U, 200U}) {
     std::vector<std::byte> bytes = random_bytes(n, n);
     const std::uint64_t whole = checksum(bytes);
@@ -30,7 +30,7 @@ TEST(Checksum, SeesEveryFlippedBit) {
   }
 }
 
-TEST(Checksum, SeesBlocksThatChangedPlaces) {
+TEST(Checksum, DetectsExchangedBlocks) {
   std::vector<std::byte> bytes = random_bytes(64 * 40, 1);
   const std::uint64_t whole = checksum(bytes);
   for (std::size_t i = 0; i < 40; ++i) {
@@ -43,7 +43,7 @@ TEST(Checksum, SeesBlocksThatChangedPlaces) {
   }
 }
 
-TEST(Checksum, SeesBlocksThatChangedPlacesEvenIfTheyDifferInOneSignOnly) {
+TEST(Checksum, DetectsExchangedBlocksThatDifferInOneSignBit) {
   std::vector<std::byte> bytes(64 * 4, std::byte{0});
   bytes[63] = std::byte{0x80};
   std::vector<std::byte> swapped(64 * 4, std::byte{0});
@@ -51,7 +51,7 @@ TEST(Checksum, SeesBlocksThatChangedPlacesEvenIfTheyDifferInOneSignOnly) {
   EXPECT_NE(checksum(bytes), checksum(swapped));
 }
 
-TEST(Checksum, SeesMissingAndZeroedEnds) {
+TEST(Checksum, DetectsMissingAndZeroedEnds) {
   const std::vector<std::byte> bytes = random_bytes(1000, 2);
   const std::uint64_t whole = checksum(bytes);
   for (std::size_t n = 0; n < bytes.size(); ++n) {
@@ -63,7 +63,7 @@ TEST(Checksum, SeesMissingAndZeroedEnds) {
   EXPECT_NE(checksum(std::vector<std::byte>(64)), checksum(std::vector<std::byte>(128)));
 }
 
-TEST(Checksum, IsTheSameOnEveryProcessorAndWhetherOrNotBytesAreCopied) {
+TEST(Checksum, IsTheSameForAllKernelsWithAndWithoutCopying) {
   for (const std::size_t n : {0U, 1U, 31U, 64U, 65U, 4096U, (1U << 20) - 1, (1U << 20) + 64 * 3 + 17}) {
     for (const std::size_t shift : {0U, 4U, 32U}) {  // the vector kernel uses other stores for unaligned memory
       const std::vector<std::byte> bytes = random_bytes(n + shift, n);

@@ -51,14 +51,14 @@ std::map<Path, int> number_by_path(const TransferSchedule& schedule) {
   return number;
 }
 
-TEST(CopyPaths, AnExpertThatItsNodeFetchesOnceComesFromItsPeer) {
+TEST(CopyPaths, AnExpertFetchedOnceByItsNodeComesFromAPeer) {
   // Expert 0 is fetched twice, but by two nodes.
   const TransferSchedule schedule = make_transfer_schedule(plan_with({{0, 2, 0}, {0, 4, 0}}, 6, 2), kLayout, {});
   EXPECT_EQ(number_by_path(schedule), (std::map<Path, int>{{Path::kPeer, 2}}));
   EXPECT_THAT(schedule.arena, testing::Each(IsEmpty()));
 }
 
-TEST(CopyPaths, TheArenaRelievesARankWhoseExpertEverybodyWants) {
+TEST(CopyPaths, TheArenaRelievesARankWhoseExpertAllRanksFetch) {
   std::vector<Guest> guests;
   for (int r = 1; r < 8; ++r) guests.push_back({0, r, 0});
   const TransferSchedule schedule = make_transfer_schedule(plan_with(guests, 8, 8), kLayout, {});
@@ -67,7 +67,7 @@ TEST(CopyPaths, TheArenaRelievesARankWhoseExpertEverybodyWants) {
   EXPECT_EQ(schedule.arena[0], (std::vector<ArenaExpert>{{LayerId{0}, ExpertId{0}}}));
 }
 
-TEST(CopyPaths, ABusyNetworkCardIsRelievedByTheArena) {
+TEST(CopyPaths, TheArenaRelievesABusyNetworkCard) {
   // All ranks of the second node fetch an expert of rank 0. Its card sends four copies, or with an arena one plus two.
   std::vector<Guest> guests;
   for (int r = 4; r < 8; ++r) guests.push_back({0, r, 0});
@@ -75,7 +75,7 @@ TEST(CopyPaths, ABusyNetworkCardIsRelievedByTheArena) {
   EXPECT_EQ(number_by_path(schedule), (std::map<Path, int>{{Path::kPeer, 2}, {Path::kHost, 2}}));
 }
 
-TEST(CopyPaths, AQuickLinkTakesAllThatASlowOneWouldDelay) {
+TEST(CopyPaths, AFastPeerLinkServesAllCopies) {
   std::vector<Guest> guests;
   for (int r = 1; r < 8; ++r) guests.push_back({0, r, 0});
   const StepPlan plan = plan_with(guests, 8, 8);
@@ -165,7 +165,7 @@ TEST(CopyPaths, ArenasAndBusiestLinkTakeNoLongerThanWithPeersAlone) {
   EXPECT_GT(less, 5) << "the cases show nothing";
 }
 
-TEST(CopyPaths, AnArenaHoldsOnlyWhatItsNodeFetchesTwice) {
+TEST(CopyPaths, AnArenaContainsOnlyExpertsFetchedAtLeastTwice) {
   for (const test::ScheduleCase& c : test::random_cases(16)) {
     if (c.options.path != PathChoice::kAuto || c.plan.residency == Residency::kFree) continue;
     SCOPED_TRACE(c.name);
@@ -181,7 +181,7 @@ TEST(CopyPaths, AnArenaHoldsOnlyWhatItsNodeFetchesTwice) {
   }
 }
 
-TEST(CopyPaths, BytesAreThoseOfThePassThatReads) {
+TEST(CopyPaths, BytesDependOnThePassThatReads) {
   // Seven ranks fetch expert 0 in both passes of a micro-step. Forward copies are small and not worth an arena entry,
   // which contains all segments. Backward copies alternate between both paths.
   const ExpertLayout backward_heavy(

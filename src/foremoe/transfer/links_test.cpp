@@ -35,7 +35,7 @@ struct Pair {
   std::array<Chunk, 2> chunks;
 };
 
-TEST(MemcpyLink, CopiesAndSumsOnTheWayWhatIsAskedFor) {
+TEST(MemcpyLink, CopiesAndComputesRequestedChecksums) {
   MemcpyLink link;
   Pair copy;
   std::uint64_t sum = 0;
@@ -53,7 +53,7 @@ struct Time {
   }
 };
 
-TEST(ThrottledLink, BytesTakeTheirTimeOneCopyAfterTheOther) {
+TEST(ThrottledLink, CopiesTakeTheirTimeOneAfterTheOther) {
   Time time;
   ThrottledLink link(std::make_unique<MemcpyLink>(), 1000, time.clock());  // a pair takes 100 ms
   Pair first(0);
@@ -72,7 +72,7 @@ TEST(ThrottledLink, BytesTakeTheirTimeOneCopyAfterTheOther) {
   EXPECT_TRUE(first.there() && second.there());
 }
 
-TEST(ThrottledLink, AnIdleLinkSavesNothingUp) {
+TEST(ThrottledLink, AnIdleLinkAccumulatesNoCredit) {
   Time time;
   ThrottledLink link(std::make_unique<MemcpyLink>(), 1000, time.clock());
   time.now += 10s;
@@ -97,7 +97,7 @@ TEST(ThrottledLink, LinksDoNotSlowEachOther) {
   EXPECT_EQ(other.poll(second.id), CopyState::kDone);
 }
 
-TEST(ThrottledLink, TellsOfAFailureAtOnceAndCancelsWhatIsWithTheLink) {
+TEST(ThrottledLink, ReportsAFailureAtOnceAndForwardsCancel) {
   Time time;
   ThrottledLink link(std::make_unique<FaultyLink>(std::make_unique<MemcpyLink>(), Faults{.fail = 1}, 0), 1000,
                      time.clock());
@@ -125,7 +125,7 @@ CopyState end_of(CopyLink& link, CopyId id) {
   return state;
 }
 
-TEST(FaultyLink, WithoutFaultsIsTheLinkItself) {
+TEST(FaultyLink, WithoutFaultsBehavesLikeTheInnerLink) {
   FaultyLink link(std::make_unique<MemcpyLink>(), {}, 0);
   Pair copy;
   link.submit(copy.request());
@@ -133,7 +133,7 @@ TEST(FaultyLink, WithoutFaultsIsTheLinkItself) {
   EXPECT_TRUE(copy.there());
 }
 
-TEST(FaultyLink, DelaysButDeliversByItsSeed) {
+TEST(FaultyLink, DelaysDependOnTheSeed) {
   const auto polls = [](std::uint64_t seed) {
     FaultyLink link(std::make_unique<MemcpyLink>(), {.delay = 1}, seed);
     Pair copy;
@@ -165,7 +165,7 @@ TEST(FaultyLink, LetsTheNextCopyOvertake) {
   EXPECT_TRUE(second.there());
 }
 
-TEST(FaultyLink, DroppedCopiesNeverEndWhetherTheyCopyOrNot) {
+TEST(FaultyLink, DroppedCopiesNeverEndWithOrWithoutTheBytes) {
   int copied = 0;
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     FaultyLink link(std::make_unique<MemcpyLink>(), {.drop = 1}, seed);
@@ -179,7 +179,7 @@ TEST(FaultyLink, DroppedCopiesNeverEndWhetherTheyCopyOrNot) {
   EXPECT_LT(copied, 45);
 }
 
-TEST(FaultyLink, FailsBeforeOrAfterTheBytesAreThere) {
+TEST(FaultyLink, FailsBeforeOrAfterTheBytesArrive) {
   int copied = 0;
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     FaultyLink link(std::make_unique<MemcpyLink>(), {.fail = 1}, seed);
@@ -192,7 +192,7 @@ TEST(FaultyLink, FailsBeforeOrAfterTheBytesAreThere) {
   EXPECT_LT(copied, 45);
 }
 
-TEST(FaultyLink, CorruptsBehindTheBackOfAChecksumComputedOnTheWay) {
+TEST(FaultyLink, CorruptedChunksHaveNoChecksumFromTheLink) {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     FaultyLink link(std::make_unique<MemcpyLink>(), {.corrupt = 1}, seed);
     Pair copy;

@@ -75,7 +75,7 @@ TEST_P(RankTurnsOfRandomPlans, BothEndsOfACopyStartItAtTheSameTurnAndInTheSameOr
   }
 }
 
-TEST_P(RankTurnsOfRandomPlans, ArrivingCopiesAreThoseOfTheScheduleIntoTheRank) {
+TEST_P(RankTurnsOfRandomPlans, ArrivingCopiesAreTheRanksPartOfTheSchedule) {
   const LoadTable table = load(3);
   const StepPlan step = plan(table, 3);
   std::size_t copies = 0;
@@ -93,7 +93,7 @@ TEST_P(RankTurnsOfRandomPlans, ArrivingCopiesAreThoseOfTheScheduleIntoTheRank) {
   EXPECT_GT(copies, 0U);
 }
 
-TEST_P(RankTurnsOfRandomPlans, ATurnFindsTheExpertsOfItsForwardWhereverTheyAreThen) {
+TEST_P(RankTurnsOfRandomPlans, ATurnFindsTheExpertsOfItsForwardInTheirCurrentSlots) {
   for (int seed = 1; seed <= 5; ++seed) {
     const LoadTable table = load(seed);
     const StepPlan step = plan(table, seed);
@@ -114,7 +114,7 @@ TEST_P(RankTurnsOfRandomPlans, ATurnFindsTheExpertsOfItsForwardWhereverTheyAreTh
 }
 
 // Counts by hand the backward turns that a guest served since it was copied.
-TEST_P(RankTurnsOfRandomPlans, EveryGradientGoesHomeOnceAfterItsLastBackwardAndBeforeItsSlotIsReused) {
+TEST_P(RankTurnsOfRandomPlans, EveryGradientGoesHomeOnceBeforeItsSlotIsReused) {
   for (int seed = 1; seed <= 10; ++seed) {
     const LoadTable table = load(seed);
     const StepPlan step = plan(table, seed);
@@ -183,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(Of, RankTurnsOfRandomPlans,
                            return std::string(to_string(c.param.residency)) + std::to_string(c.param.in_flight);
                          });
 
-TEST(RankTurns, OfRecomputeReturnNoGradients) {
+TEST(RankTurns, ReturnNoGradientsInRecompute) {
   const LoadTable load = test::random_load(kShape, 1);
   const StepPlan plan = test::random_plan(load, {.guest_slots = 2}, 1);
   const RankTurns turns = turns_of_rank(plan, load, 1, Phase::kRecompute);
@@ -210,7 +210,7 @@ TEST(RankTurns, RowsAtHomesServeEveryExpertThere) {
   }
 }
 
-TEST(RankTurns, RefuseByNameWhatTheyCannotBe) {
+TEST(RankTurns, RejectInvalidArgumentsByName) {
   const LoadTable load = test::random_load(kShape, 1);
   const StepPlan plan = test::random_plan(load, {}, 1);
   const auto refusal = [](const std::function<void()>& call) -> std::string {
@@ -251,7 +251,7 @@ void arrive(const StepPlan& whole, MicroStepId m, StepPlan& plan) {
   }
 }
 
-TEST(LentTurns, ThatFollowThePlanMicroStepByMicroStepAreThoseOfTheWholePlan) {
+TEST(LentTurns, EqualTheTurnsOfTheWholePlanAfterAllMicroSteps) {
   const LoadTable load = test::random_load(kShape, 7);
   std::size_t copies = 0;
   for (const int in_flight : {1, 2, 3}) {
@@ -288,7 +288,7 @@ TEST(LentTurns, ThatFollowThePlanMicroStepByMicroStepAreThoseOfTheWholePlan) {
 }
 
 // The first call may be for any turn and returns all of its copies.
-TEST(LentTurns, AreThereForAnyTurnThatIsAskedForFirst) {
+TEST(LentTurns, AreCompleteForAnyFirstTurn) {
   const LoadTable load = test::random_load(kShape, 7);
   const StepPlan whole = test::random_plan(load, {Residency::kShared, 2, 3}, 7);
   RankTurnsOptions options{.rank = RankId{1}, .schedule = {.phase = Phase::kPolicyUpdate, .path = PathChoice::kPeer}};
@@ -309,7 +309,7 @@ TEST(LentTurns, AreThereForAnyTurnThatIsAskedForFirst) {
   }
 }
 
-TEST(LentTurns, NeedNoMoreThanTheMicroStepsWhoseCopiesBegin) {
+TEST(LentTurns, NeedOnlyMicroStepsWhoseCopiesStart) {
   const LoadTable load = test::random_load(kShape, 7);
   const StepPlan plan = test::random_plan(load, {Residency::kShared, 2, 1}, 7);
   const RankTurns turns = turns_of_rank(plan, load, 0, Phase::kRecompute, 2);

@@ -117,7 +117,7 @@ class LateLink final : public CopyLink {
   std::map<CopyId, std::pair<CopyRequest, int>> waiting_;
 };
 
-TEST(StagedCopiesThread, PutEveryExpertWhereThePlanHasItAndHomesBack) {
+TEST(StagedCopiesThread, PutEveryExpertIntoItsSlotAndRestoreHomes) {
   std::size_t copies = 0;
   for (std::uint64_t seed = 0; seed < 24; ++seed) {
     const int depth = 1 + static_cast<int>(seed % 3);
@@ -132,7 +132,7 @@ TEST(StagedCopiesThread, PutEveryExpertWhereThePlanHasItAndHomesBack) {
   EXPECT_GT(copies, 500U) << "the plans show nothing";
 }
 
-TEST(StagedCopies, BeginWithWhatAFormerPhaseHasLeft) {
+TEST(StagedCopies, StartFromThePlacementOfAPreviousPhase) {
   // Experts 0 and 2 are exchanged at the last event but not at the first, which therefore copies both back.
   const StepPlan plan = free_plan({{0, 1, 2, 3}, {2, 1, 0, 3}});
   ScheduleOptions options{.phase = Phase::kPolicyUpdate, .path = PathChoice::kPeer, .leaves_last_placement = true};
@@ -151,7 +151,7 @@ TEST(StagedCopies, BeginWithWhatAFormerPhaseHasLeft) {
   EXPECT_EQ(copies[2].arrives, TurnId{2});
 }
 
-TEST(StagedCopies, AnExpertThatNoRankHoldsIsRefusedWithThePlace) {
+TEST(StagedCopies, RejectAnExpertWithoutSourceWithItsIndex) {
   StepPlan plan = free_plan({{1, 1, 2, 3}, {1, 1, 2, 3}, {0, 1, 2, 3}});  // expert 0 leaves and returns
   plan.slot_expert(0, 0, 0, 0) = plan.slot_expert(1, 0, 0, 0) = ExpertId{3};
   try {

@@ -86,7 +86,7 @@ void run_seed(std::uint64_t seed, Totals& totals) {
   }
 }
 
-TEST(TransferFaultsThread, NoFaultMakesAWholeTurnWrongOrRanksDisagreeOrHang) {
+TEST(TransferFaultsThread, FaultsNeverCauseWrongTurnsDisagreementOrHangs) {
   Totals totals;
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) run_seed(seed, totals);
   // Otherwise the test would be vacuous.
@@ -96,7 +96,7 @@ TEST(TransferFaultsThread, NoFaultMakesAWholeTurnWrongOrRanksDisagreeOrHang) {
   EXPECT_EQ(totals.phases_failed, 0) << "every missing copy has a home to fall back to";
 }
 
-TEST(TransferFaultsThread, ADamagedCopyFromTheArenaIsFetchedAgain) {
+TEST(TransferFaultsThread, RefetchesADamagedCopyFromTheArena) {
   const ClusterShape shape{.ranks = 2, .ranks_per_node = 2, .experts = 4};
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     Cluster cluster(

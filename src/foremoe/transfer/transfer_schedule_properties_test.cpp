@@ -115,20 +115,20 @@ class EveryPlan : public testing::Test {
   }
 };
 
-TEST_F(EveryPlan, HasItsExpertsWhereTheyAreReadHoweverEarlyOrLateCopiesRun) {
+TEST_F(EveryPlan, HasItsExpertsInPlaceWithTheEarliestAndLatestCopies) {
   for_each([](const StepPlan& plan, const TransferSchedule& schedule, const auto&) {
     EXPECT_THAT(Replay(plan, schedule, true).wrong(), IsEmpty());
     EXPECT_THAT(Replay(plan, schedule, false).wrong(), IsEmpty());
   });
 }
 
-TEST_F(EveryPlan, HasSoundLeases) {
+TEST_F(EveryPlan, PassesCheckLeases) {
   for_each([](const StepPlan& plan, const TransferSchedule& schedule, const auto&) {
     EXPECT_THAT(check_leases(schedule, plan), IsEmpty());
   });
 }
 
-TEST_F(EveryPlan, IsCopiedExactlyAsItSays) {
+TEST_F(EveryPlan, HasExactlyThePlannedCopies) {
   for_each([](const StepPlan& plan, const TransferSchedule& schedule, const test::ScheduleCase& c) {
     Array<std::int64_t, 2> copies({std::size_t(plan.num_events()), std::size_t(plan.num_layers())});
     for (const ScheduledCopy& copy : schedule.copies) {
@@ -147,7 +147,7 @@ TEST_F(EveryPlan, IsCopiedExactlyAsItSays) {
   });
 }
 
-TEST_F(EveryPlan, HasCopiesByTurnRankAndSlot) {
+TEST_F(EveryPlan, HasCopiesSortedByTurnRankAndSlot) {
   for_each([](const StepPlan&, const TransferSchedule& schedule, const auto&) {
     std::size_t seen = 0;
     for (int t = 0; t < schedule.num_turns(); ++t) {
@@ -165,7 +165,7 @@ TEST_F(EveryPlan, HasCopiesByTurnRankAndSlot) {
   });
 }
 
-TEST_F(EveryPlan, HasInItsArenasWhatTheHostPathFetchesAndNoMore) {
+TEST_F(EveryPlan, HasArenasWithExactlyTheExpertsOfTheHostPath) {
   for_each([](const StepPlan& plan, const TransferSchedule& schedule, const test::ScheduleCase& c) {
     const Topology topology{.num_ranks = plan.num_ranks(), .ranks_per_node = plan.ranks_per_node};
     std::vector<std::set<std::pair<int, int>>> fetched(topology.num_nodes());
