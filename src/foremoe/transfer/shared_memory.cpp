@@ -222,7 +222,7 @@ SharedMemory::~SharedMemory() {
 }
 
 void SharedMemory::remove_name() {
-  if (owner_pid_ != 0 && owner_pid_ == getpid()) shm_unlink(name_.c_str());  // not in a child forked since
+  if (owner_pid_ != 0 && owner_pid_ == getpid()) shm_unlink(name_.c_str());  // skipped in a child forked since
   owner_pid_ = 0;
 }
 

@@ -51,7 +51,7 @@ class ExpertDirectory {
   // [segment]: addresses that a peer copy reads; empty if that memory is not mapped here, so that the copy needs a
   // message. For a host-path copy: its expert's home.
   virtual std::span<const std::byte* const> source(const ScheduledCopy& copy) const = 0;
-  virtual std::uint64_t published(RankId owner) const = 0;  // version of this rank's homes (acquire)
+  virtual std::uint64_t published(RankId owner) const = 0;  // version of the owner's homes (acquire)
   // Staged copies. Announces that all copies arriving before this turn are in place (release), and queries this of a
   // rank (acquire). Always true if that rank's memory is not mapped here: it refuses what is not in place.
   virtual void put_in_place(TurnId before) = 0;
