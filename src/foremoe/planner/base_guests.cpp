@@ -51,7 +51,7 @@ float BaseGuests::cost_at(int m, std::int64_t level) const {
   return over + kSquareWeight * over * over;
 }
 
-// Solves from an assignment of all tokens. `bound` is a lower bound on the level.
+// Solves micro-step m from an assignment of all tokens. `bound` is a lower bound on the level.
 void BaseGuests::solve(const ReplicaGraph& graph, int m, std::int64_t bound, MicroStep& s) {
   s.in_tight.assign(problem_.num_ranks(), 0);
   if (goal_ == BaseGoal::kFinal) {

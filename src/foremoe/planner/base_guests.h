@@ -42,7 +42,7 @@ class BaseGuests {
   // Fills the guest slots of `graph`, starting from the guests already there. With `sweeps` off, only adds guests.
   void choose(ReplicaGraph& graph, bool sweeps = true);
 
-  // choose() in parts: add guests, then revise all slots while may_change(), which is at most kMostSweeps times.
+  // Parts of choose(): grow_all() adds guests; sweep() revises all slots, while may_change() (at most kMostSweeps).
   static constexpr int kMostSweeps = 3;
   void grow_all(ReplicaGraph& graph);
   void sweep(ReplicaGraph& graph);

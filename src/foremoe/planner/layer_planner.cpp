@@ -350,7 +350,7 @@ ReplicaGraph LayerPlanner::replicas_of(int m, const StepPlan& plan) const {
   return graph;
 }
 
-// [expert], slot where its tokens start: its home, or any of its replicas if it has none there (under `free`).
+// [expert], slot where its tokens start: its home or, if it has no replica there (under `free`), its lowest slot.
 std::vector<int> LayerPlanner::anchors_in(const ReplicaGraph& graph, const StepPlan& plan) const {
   if (options_.residency != Residency::kFree) return problem_.home_slot;
   std::vector<int> anchor(problem_.num_experts, -1);

@@ -6,12 +6,12 @@
 // and may get stuck where guests chosen from all of them do not. Choosing these takes longer than the whole search.
 //
 // Method. Static guests are chosen in parts: growth, then up to three sweeps, each of which lowers the loads by less
-// than the part before. After each part, a micro-step is skipped if the rival's load is so high that later parts are
-// not expected to bring it below the search's. This is a heuristic (it lost on no random step) in groups of more than
-// kCertainRanks; smaller groups are swept until all targets are met, or to the end. No sweep runs if the search meets
-// its targets with fewer copies than there are static guests, nor, in large groups, to save less than a tenth of the
-// copies. Stage B has weighed guests against copies, so fewer static guests than the search's initial ones are not
-// expected to meet all targets. Large groups skip even growth to save less than a tenth of these.
+// than the part before. After each part, a micro-step is skipped if the rival's load is too high for later parts to
+// bring it below the search's. In groups of more than kCertainRanks this is an estimate (no random step refuted it);
+// smaller groups are swept until all targets are met, or to the end. balances_with() does not sweep if the search makes
+// fewer copies than there are static guests, nor, in large groups, to save less than a tenth of the copies. Stage B has
+// weighed guests against copies, so fewer static guests than the search's initial ones are not expected to meet all
+// targets: large groups skip even growth to save less than a tenth of these.
 
 #include <cstdint>
 

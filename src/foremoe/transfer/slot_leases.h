@@ -5,8 +5,8 @@
 //
 // An expert is copied if its slot did not contain it at the previous event. Its lease covers the first to the last turn
 // that reads it there. The slot is free from the turn after the last reader of the previous lease. Under `free`,
-// overwritten homes are restored after the last turn, unless the last placement is to stay. If it stayed from a
-// previous phase, experts that are on the rank already need no copy.
+// overwritten homes are restored after the last turn, unless the last placement is to stay. If a placement stayed from
+// a previous phase, experts that the rank still has need no copy.
 
 #include <vector>
 

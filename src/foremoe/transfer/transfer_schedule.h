@@ -128,8 +128,8 @@ struct GuestMemory {
 };
 GuestMemory guest_memory(const StepPlan& plan, const ExpertLayout& layout, const TransferSchedule& schedule);
 
-// The turns of each layer, to determine what reads a lease. A buffer leased for [arrives, closes] is read at every turn
-// of its layer in this range.
+// The turns of each layer, to determine which turns read a lease. A buffer leased for [arrives, closes] is read at
+// every turn of its layer in this range.
 class LayerTurns {
  public:
   explicit LayerTurns(const TurnOrder& order);
